@@ -1,0 +1,52 @@
+# Everything runs from a fresh checkout with Python 3.11 or newer (venv and pip included).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export HF_HUB_OFFLINE := 1
+
+.PHONY: demo test test-all lint fix types docs bench clean
+
+demo: $(VENV)/.installed
+	$(BIN)/quantkit demo
+
+test: lint types
+	$(BIN)/pytest -q
+
+# The slow tier too; add `-m gpu` by hand on a machine with a GPU.
+test-all: lint types
+	$(BIN)/pytest -q -m 'not gpu and not network'
+
+lint: $(VENV)/.developed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.developed
+	$(BIN)/mypy
+
+fix: $(VENV)/.developed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.developed
+	$(BIN)/python scripts/write_help_page.py
+
+bench: $(VENV)/.developed
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/data_free.py --blocks 4 --hidden 1024 --intermediate 2816
+
+# A stamp newer than pyproject.toml means that there is nothing to install.
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "quantkit needs Python 3.11 or newer; call make PYTHON=python3.12 or the like"; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
+		{ echo "cannot make a virtual environment; on Debian: apt install python3-venv"; exit 1; }
+	$(BIN)/pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.developed: pyproject.toml | $(VENV)/.installed
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

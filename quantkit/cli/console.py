@@ -1,0 +1,132 @@
+"""What people see: progress and notes on stderr, tables and results on stdout."""
+
+import json
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+
+class Console:
+    """Draws progress bars on a terminal, and one line a stage elsewhere."""
+
+    def __init__(self, verbose: bool = False) -> None:
+        from rich.console import Console as Screen
+
+        # Fixed now: libraries that are silenced later must not silence us.
+        self._screen = Screen(file=sys.stderr, highlight=False)
+        self._bars: Bars | None = None
+        self._task: TaskID | None = None
+        self._lock = threading.Lock()
+        self._verbose = verbose
+
+    def start(self, label: str, total: int, unit: str = "bytes") -> None:
+        self.finish()
+        if not self._screen.is_terminal:
+            return
+        self._bars = _bars(self._screen, unit)
+        self._bars.start()
+        self._task = self._bars.add_task(label, total=total)
+
+    def advance(self, amount: int) -> None:
+        with self._lock:
+            if self._bars is not None and self._task is not None:
+                self._bars.advance(self._task, amount)
+
+    def finish(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = self._task = None
+
+    def note(self, text: str) -> None:
+        self._screen.print(text, markup=False, soft_wrap=True)
+
+    def detail(self, text: str) -> None:
+        if self._verbose:
+            self.note(text)
+
+
+@contextmanager
+def progress(quiet: bool = False, verbose: bool = False) -> Iterator[Any]:
+    """A listener for long work, put away properly however the work ends."""
+    from quantkit.progress import Silent
+
+    listener = Silent() if quiet else Console(verbose)
+    try:
+        yield listener
+    finally:
+        listener.finish()
+
+
+def print_json(data: Any) -> None:
+    """A result for programs."""
+    typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def print_table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)
+) -> None:
+    """A table on stdout; columns in `words` hold text, the others numbers.
+
+    Only text after the first column may wrap. Where the output is no terminal, nothing does.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console as Screen
+    from rich.table import Table
+    from rich.text import Text
+
+    screen = Screen(highlight=False)
+    if not screen.is_terminal:
+        screen.width = 400
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for index, heading in enumerate(headings):
+        table.add_column(
+            heading,
+            justify="left" if index in words else "right",
+            no_wrap=index == 0 or index not in words,
+            vertical="bottom",
+        )
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    with screen.capture() as capture:
+        screen.print(table)
+    typer.echo("\n".join(line.rstrip() for line in capture.get().strip("\n").split("\n")))
+
+
+def _bars(screen: Any, unit: str) -> "Bars":
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        ProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text(f"{speed:,.0f} {unit}/s" if speed else "")
+
+    amounts = (
+        (DownloadColumn(binary_units=True), TransferSpeedColumn())
+        if unit == "bytes"
+        else (TextColumn(f"{{task.completed:,.0f}}/{{task.total:,.0f}} {unit}"), Rate())
+    )
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        *amounts,
+        TimeRemainingColumn(),
+        console=screen,
+        transient=True,
+    )

@@ -1,0 +1,87 @@
+"""The app, and the one place where an error becomes an exit code."""
+
+import os
+import signal
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from quantkit import __version__
+from quantkit.cli import demo, doctor, quantize, recipes, report, run, score, verify
+from quantkit.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, QuantkitError
+
+app = typer.Typer(
+    name="quantkit",
+    help="Quantise language models, and know what it cost.",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # rich help costs more time than everything else together
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"quantkit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("demo")(demo.command)
+app.command("run")(run.command)
+app.command("quantize")(quantize.command)
+app.command("verify")(verify.command)
+app.command("score")(score.command)
+app.command("report")(report.command)
+app.add_typer(recipes.app, name="recipes")
+app.command("doctor")(doctor.command)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command line and return its exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        result = app(arguments, standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except QuantkitError as error:
+        return _fail(str(error), EXIT_ERROR)
+    except KeyboardInterrupt as error:
+        kept = str(error) or "nothing half-written is left behind; run the same command again"
+        return _fail(f"interrupted: {kept}", EXIT_INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        # Typer keeps its own copy of click, whose errors know how to show themselves.
+        if hasattr(error, "format_message"):
+            show = getattr(error, "show", None)
+            if callable(show):
+                show()
+            return EXIT_USAGE
+        if type(error).__name__ == "Abort":
+            return _fail("interrupted", EXIT_INTERRUPTED)
+        raise
+
+
+def _fail(message: str, code: int) -> int:
+    typer.echo(f"quantkit: {message}", err=True)
+    return code
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    """Unwind as on an error, so that scratch folders are removed."""
+    raise SystemExit(128 + number)
+
+
+def entry() -> NoReturn:
+    """The console script."""
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""Options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a hub id, or `demo`.")]
+Recipes = Annotated[
+    list[str],
+    typer.Option("-r", "--recipe", metavar="NAME", help="A recipe or its file; repeat for more."),
+]
+Out = Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where results go.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace results that exist.")]
+Revision = Annotated[
+    str | None, typer.Option(metavar="REV", help="Branch, tag or commit of a hub model.")
+]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run modelling code that the model brings.")
+]
+Tasks = Annotated[str, typer.Option(metavar="A,B", help="lm-eval tasks, or ours: python_docs.")]
+Limit = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Only the first N documents of each task.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress and no notes.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="More notes on what happens.")]
+
+
+def split(names: str) -> list[str]:
+    """The parts of a comma-separated option."""
+    parts = [name.strip() for name in names.split(",") if name.strip()]
+    if not parts:
+        raise typer.BadParameter("name at least one, for example: wikitext,mmlu")
+    return parts

@@ -1,0 +1,59 @@
+"""`quantkit quantize`."""
+
+from pathlib import Path
+
+from quantkit.cli.options import (
+    AsJson,
+    Device,
+    Force,
+    Model,
+    Out,
+    Quiet,
+    Recipes,
+    Revision,
+    TrustRemoteCode,
+    Verbose,
+)
+
+
+def command(
+    model: Model,
+    recipe: Recipes,
+    out: Out = Path("out"),
+    device: Device = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    force: Force = False,
+    json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write DIR/RECIPE/ for every recipe, from one read of the model."""
+    from quantkit.cli import console, start
+
+    source, loaded = start.model_and_recipes(model, recipe, revision, trust_remote_code)
+
+    from quantkit.quantize.run import quantize
+
+    with console.progress(quiet, verbose) as progress:
+        checkpoints = quantize(source, loaded, out, device, force, progress)
+    if json:
+        console.print_json(
+            [{"path": str(c.folder), "manifest": c.manifest.to_json()} for c in checkpoints]
+        )
+        return
+    from quantkit.storage import gib
+
+    console.print_table(
+        ["checkpoint", "size", "bits/weight", "worst layer's error", "seconds"],
+        [
+            [
+                str(c.folder),
+                gib(c.manifest.size_bytes),
+                f"{c.manifest.bits_per_weight:.2f}",
+                f"{max(layer.relative_error for layer in c.manifest.layers.values()):.4f}",
+                f"{c.manifest.seconds:.1f}",
+            ]
+            for c in checkpoints
+        ],
+    )

@@ -1,0 +1,70 @@
+"""`quantkit recipes`, `recipes show` and `recipes validate`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quantkit.cli.options import AsJson
+from quantkit.errors import EXIT_OK, QuantkitError, RecipeError
+
+app = typer.Typer(
+    help="List, explain and check recipes.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def list_recipes(context: typer.Context, json: AsJson = False) -> None:
+    """List the recipes that ship with quantkit."""
+    if context.invoked_subcommand:
+        return
+    from quantkit import resources
+    from quantkit.cli import console
+    from quantkit.recipe import Recipe
+
+    recipes = [Recipe.load(name) for name in resources.names("recipes")]
+    if json:
+        console.print_json([recipe.public() for recipe in recipes])
+        return
+    console.print_table(
+        ["recipe", "what it is for"], [[r.name, r.summary] for r in recipes], words=(0, 1)
+    )
+
+
+@app.command("show")
+def show(
+    name: Annotated[str, typer.Argument(help="A recipe or its file.")], json: AsJson = False
+) -> None:
+    """Explain one recipe."""
+    from quantkit import resources
+    from quantkit.cli import console
+    from quantkit.recipe import Recipe
+
+    recipe = Recipe.load(name)
+    if json:
+        console.print_json({**recipe.public(), "digest": recipe.digest})
+        return
+    typer.echo(resources.find("recipes", name).read_text().rstrip())
+    typer.echo(f"\n{recipe.explain()}\ndigest {recipe.digest[:16]}")
+
+
+@app.command("validate")
+def validate(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Recipe files.")],
+) -> int:
+    """Check recipe files and list everything that is wrong."""
+    from quantkit.recipe import Recipe
+
+    faults = []
+    for file in files:
+        try:
+            recipe = Recipe.read(file)
+            typer.echo(f"ok  {file}  ({recipe.method}, digest {recipe.digest[:16]})")
+        except QuantkitError as error:
+            faults.append(str(error))
+    if faults:
+        raise RecipeError("\n".join(faults))
+    return EXIT_OK

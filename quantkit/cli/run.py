@@ -1,0 +1,47 @@
+"""`quantkit run`."""
+
+from pathlib import Path
+
+from quantkit.cli.options import (
+    AsJson,
+    Device,
+    Force,
+    Limit,
+    Model,
+    Out,
+    Quiet,
+    Recipes,
+    Revision,
+    Tasks,
+    TrustRemoteCode,
+    Verbose,
+    split,
+)
+
+
+def command(
+    model: Model,
+    recipe: Recipes,
+    out: Out = Path("out"),
+    tasks: Tasks = "wikitext,mmlu",
+    limit: Limit = None,
+    device: Device = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    force: Force = False,
+    json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """The whole line: quantize, verify, score, report. Takes up what an earlier run finished."""
+    from quantkit.cli import console, start
+
+    names = split(tasks)
+    start.stay_offline_if(start.is_local(model) and all(start.is_own(t) for t in names))
+    source, loaded = start.model_and_recipes(model, recipe, revision, trust_remote_code)
+
+    from quantkit import pipeline
+
+    with console.progress(quiet, verbose) as progress:
+        outcome = pipeline.run(source, loaded, names, out, device, limit, force, progress)
+    start.show(outcome, json)

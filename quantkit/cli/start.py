@@ -1,0 +1,66 @@
+"""What commands share: staying offline where possible, opening what was named, showing a run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quantkit.resources import PACKAGE
+
+if TYPE_CHECKING:
+    from quantkit.export.checkpoint import Checkpoint
+    from quantkit.model.source import ModelSource
+    from quantkit.pipeline import Outcome
+    from quantkit.recipe import Recipe
+
+
+def stay_offline_if(local: bool) -> None:
+    """Set the offline switches before any Hugging Face library is imported."""
+    if local:
+        from quantkit.offline import without_hub
+
+        without_hub()
+
+
+def model_and_recipes(
+    model: str, recipes: Sequence[str], revision: str | None, trust_remote_code: bool
+) -> "tuple[ModelSource, list[Recipe]]":
+    """Open recipes first: they are quick to read and often wrong."""
+    from quantkit.recipe import Recipe
+
+    loaded = [Recipe.load(name) for name in recipes]
+    stay_offline_if(is_local(model))
+    from quantkit.model.source import ModelSource
+
+    return ModelSource.open(model, revision, trust_remote_code), loaded
+
+
+def scorable(target: str, trust_remote_code: bool) -> "ModelSource | Checkpoint":
+    """A checkpoint of ours, or a source model."""
+    from quantkit.export.checkpoint import Checkpoint
+    from quantkit.export.manifest import is_checkpoint
+    from quantkit.model.source import ModelSource
+
+    if is_checkpoint(Path(target)):
+        return Checkpoint.open(Path(target))
+    return ModelSource.open(target, trust_remote_code=trust_remote_code)
+
+
+def is_local(model: str) -> bool:
+    """Whether a model needs no hub."""
+    return model == "demo" or Path(model).exists()
+
+
+def is_own(task: str) -> bool:
+    """Whether a task ships with quantkit, and takes its data from this machine."""
+    return (PACKAGE / "score" / "tasks" / task).is_dir()
+
+
+def show(outcome: "Outcome", as_json: bool) -> None:
+    """The result of a whole run."""
+    from quantkit.cli import console
+    from quantkit.report import table
+
+    if as_json:
+        console.print_json(outcome.report.to_json())
+    else:
+        console.print_table(table.titles(outcome.report, narrow=True), table.rows(outcome.report))

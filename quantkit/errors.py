@@ -1,0 +1,86 @@
+"""Every error that a user can cause, and the exit code of each outcome.
+
+    QuantkitError
+      RecipeError         the file is wrong; lists all problems at once
+      UnknownName         a recipe, task, set or device that does not exist; shows near matches
+      SourceError         the source model is missing, damaged or of an unsupported kind
+      ShardError          a safetensors file is truncated or corrupt
+      CheckpointError     a quantised folder is not what its manifest and recipe say
+      StorageError        the disk is full, not writable, or the output exists already
+      MissingDependency   an optional package; names the extra that brings it
+      HardwareError       no such device, or too little memory, with the numbers
+      DataError           text for calibration or scoring is missing or too short
+      MethodError         a method could not do its work on a tensor
+      ScoreError          an evaluation could not be run or read
+
+A message says what happened, to which thing, and what to do next.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_OK = 0
+EXIT_GATE = 1
+EXIT_USAGE = 2
+EXIT_ERROR = 3
+EXIT_INTERRUPTED = 130
+
+
+class QuantkitError(Exception):
+    """Base of everything that is reported without a traceback."""
+
+
+class RecipeError(QuantkitError):
+    """A recipe file is wrong."""
+
+
+class UnknownName(QuantkitError):
+    """A name that stands for nothing here."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        parts = [f"unknown {kind} '{name}'."]
+        if near:
+            parts.append(f"Did you mean {' or '.join(near)}?")
+        elif known:
+            parts.append(f"There are: {', '.join(known)}.")
+        if hint:
+            parts.append(hint)
+        super().__init__(" ".join(parts))
+
+
+class SourceError(QuantkitError):
+    """A source model cannot be read or is of an unsupported kind."""
+
+
+class ShardError(QuantkitError):
+    """A safetensors file is truncated or corrupt."""
+
+
+class CheckpointError(QuantkitError):
+    """A quantised folder is not what it should be."""
+
+
+class StorageError(QuantkitError):
+    """Files cannot be written where they were asked for."""
+
+
+class MissingDependency(QuantkitError):
+    """An optional package is not installed."""
+
+
+class HardwareError(QuantkitError):
+    """A device is missing or too small."""
+
+
+class DataError(QuantkitError):
+    """Calibration or evaluation text is missing or unusable."""
+
+
+class MethodError(QuantkitError):
+    """A quantisation method failed on a tensor."""
+
+
+class ScoreError(QuantkitError):
+    """An evaluation could not be run or read."""

@@ -1,0 +1,1 @@
+"""Quantised tensors in the forms that serving engines read."""

@@ -1,0 +1,68 @@
+"""A finished checkpoint: its folder, its manifest, and its weights read back as numbers."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from quantkit import grid
+from quantkit.export import compressed_tensors
+from quantkit.export.manifest import Manifest
+from quantkit.model.shards import StoredTensor, TensorSpec
+from quantkit.model.source import read_tensors
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run wrote for one recipe."""
+
+    folder: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, folder: Path) -> "Checkpoint":
+        """Read the manifest of a folder; the weights stay where they are."""
+        return cls(folder, Manifest.read(folder))
+
+    @property
+    def label(self) -> str:
+        """A short name for tables."""
+        return self.manifest.name
+
+    @property
+    def digest(self) -> str:
+        """A hash of what was written."""
+        return self.manifest.digest
+
+    @cached_property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """Every stored tensor, each file's header checked."""
+        return read_tensors(self.folder)
+
+    def parts(self, module: str) -> list[str]:
+        """Names of the tensors that stand for one quantised layer."""
+        # Only names are taken, so the shape does not matter.
+        any_weight = TensorSpec(f"{module}.weight", self.manifest.source.dtype, (128, 128))
+        recipe = self.manifest.recipe
+        return [s.name for s in compressed_tensors.specs(module, any_weight, recipe)]
+
+    def quantized_weight(self, module: str) -> grid.QuantizedWeight:
+        """One layer's numbers as they are stored."""
+        stored = {name: self.tensors[name].read() for name in self.parts(module)}
+        return compressed_tensors.read(module, stored, self.manifest.recipe)
+
+    def weight(self, module: str) -> torch.Tensor:
+        """One layer's weight, dequantised to float32."""
+        return grid.dequantize(self.quantized_weight(module), self.manifest.recipe.weights)
+
+    def state(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter of the model by its own name, dequantised where need be."""
+        quantized = set()
+        for module in self.manifest.layers:
+            quantized.update(self.parts(module))
+            yield f"{module}.weight", self.weight(module).to(dtype)
+        for name, tensor in self.tensors.items():
+            if name not in quantized:
+                yield name, tensor.read().to(dtype)

@@ -1,0 +1,130 @@
+"""vLLM's own format: which tensors a quantised layer has, how they are packed, what config says.
+
+Weight-only integers are packed into int32 along the columns (`weight_packed`, with the shape
+beside it); 8-bit weights for 8-bit activations stay one value a byte (`weight`). Scales are
+[rows, tiles of a row], or [1] for one scale a tensor.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from quantkit.grid import QuantizedWeight
+from quantkit.model.shards import TensorSpec
+from quantkit.recipe import Recipe, WeightScheme
+
+NAME = "compressed-tensors"
+
+
+def layout(recipe: Recipe) -> str:
+    """The name that compressed-tensors has for this way of storing weights."""
+    if recipe.weights.type == "float":
+        return "float-quantized"
+    return "pack-quantized" if recipe.input_activations is None else "int-quantized"
+
+
+def specs(module: str, weight: TensorSpec, recipe: Recipe) -> list[TensorSpec]:
+    """The tensors that stand for one layer's weight: exactly these, in this order."""
+    rows, columns = weight.shape
+    scheme = recipe.weights
+    if scheme.strategy == "tensor":
+        scale_shape: tuple[int, ...] = (1,)
+    else:
+        size = scheme.group_size if scheme.strategy == "group" else columns
+        assert isinstance(size, int)
+        scale_shape = (rows, columns // size)
+    scale = TensorSpec(f"{module}.weight_scale", weight.dtype, scale_shape)
+    if layout(recipe) != "pack-quantized":
+        dtype = "F8_E4M3" if scheme.type == "float" else "I8"
+        return [TensorSpec(f"{module}.weight", dtype, (rows, columns)), scale]
+    per_word = 32 // scheme.num_bits
+    result = [
+        TensorSpec(f"{module}.weight_packed", "I32", (rows, -(-columns // per_word))),
+        scale,
+        TensorSpec(f"{module}.weight_shape", "I64", (2,)),
+    ]
+    if not scheme.symmetric:
+        packed = (-(-rows // per_word), scale_shape[1])
+        result.append(TensorSpec(f"{module}.weight_zero_point", "I32", packed))
+    return result
+
+
+def tensors(module: str, weight: QuantizedWeight, recipe: Recipe) -> dict[str, torch.Tensor]:
+    """One layer's quantised weight in the form of `specs`."""
+    scheme = recipe.weights
+    result = {f"{module}.weight_scale": weight.scale}
+    if layout(recipe) != "pack-quantized":
+        result[f"{module}.weight"] = weight.values
+        return result
+    result[f"{module}.weight_packed"] = pack(weight.values, scheme.num_bits)
+    result[f"{module}.weight_shape"] = torch.tensor(weight.values.shape)
+    if weight.zero_point is not None:
+        packed = pack(weight.zero_point.t(), scheme.num_bits).t().contiguous()
+        result[f"{module}.weight_zero_point"] = packed
+    return result
+
+
+def read(module: str, stored: Mapping[str, torch.Tensor], recipe: Recipe) -> QuantizedWeight:
+    """The inverse of `tensors`."""
+    scheme = recipe.weights
+    scale = stored[f"{module}.weight_scale"]
+    if layout(recipe) != "pack-quantized":
+        return QuantizedWeight(stored[f"{module}.weight"], scale, None)
+    rows, columns = (int(n) for n in stored[f"{module}.weight_shape"])
+    values = unpack(stored[f"{module}.weight_packed"], scheme.num_bits, columns)
+    zero_point = None
+    if not scheme.symmetric:
+        packed = stored[f"{module}.weight_zero_point"]
+        zero_point = unpack(packed.t(), scheme.num_bits, rows).t().contiguous()
+    return QuantizedWeight(values, scale, zero_point)
+
+
+def pack(values: torch.Tensor, num_bits: int) -> torch.Tensor:
+    """Signed integers as unsigned fields of int32 words, the first column in the lowest bits."""
+    per_word = 32 // num_bits
+    offset = 1 << (num_bits - 1)
+    fields = (values.to(torch.int16) + offset).to(torch.uint8)
+    if missing := -fields.shape[1] % per_word:
+        fields = torch.nn.functional.pad(fields, (0, missing))
+    if num_bits == 4:
+        # Two fields a byte; the bytes of a little-endian word are already in order.
+        fields = fields[:, 0::2] | (fields[:, 1::2] << 4)
+    return fields.contiguous().view(torch.int32)
+
+
+def unpack(packed: torch.Tensor, num_bits: int, columns: int) -> torch.Tensor:
+    """The inverse of `pack`."""
+    fields = packed.contiguous().view(torch.uint8)
+    if num_bits == 4:
+        fields = torch.stack((fields & 15, fields >> 4), dim=-1).flatten(-2)
+    offset = 1 << (num_bits - 1)
+    return (fields[:, :columns].to(torch.int16) - offset).to(torch.int8)
+
+
+def quantization_config(recipe: Recipe, ignore: list[str]) -> dict[str, Any]:
+    """What `config.json` tells a serving engine. `ignore` lists every Linear left alone."""
+    activations = recipe.input_activations
+    return {
+        "quant_method": NAME,
+        "format": layout(recipe),
+        "quantization_status": "compressed",
+        "global_compression_ratio": None,
+        "kv_cache_scheme": None,
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": _weight_arguments(recipe.weights),
+                "input_activations": None
+                if activations is None
+                else {**activations.model_dump(), "group_size": None},
+                "output_activations": None,
+                "format": layout(recipe),
+            }
+        },
+        "ignore": ignore,
+    }
+
+
+def _weight_arguments(scheme: WeightScheme) -> dict[str, Any]:
+    return {**scheme.model_dump(), "dynamic": False}

@@ -1,0 +1,93 @@
+"""A checkpoint as a complete Hugging Face folder: config, tokenizer, shards, index, manifest."""
+
+import shutil
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from quantkit.export import compressed_tensors, manifest
+from quantkit.export.manifest import Manifest, StoredFile
+from quantkit.model.shards import ShardWriter, TensorSpec, assign_to_shards, index_of
+from quantkit.model.source import INDEX, SIDE_FILES, ModelSource
+from quantkit.recipe import Recipe
+from quantkit.storage import sha256_of, write_json
+
+MAX_SHARD_BYTES = 5 * 10**9
+OWN_FILES = ("config.json", INDEX, manifest.FILE)
+
+
+class FolderWriter:
+    """The weights of one checkpoint on their way to disk."""
+
+    def __init__(self, folder: Path, specs: Iterable[TensorSpec]) -> None:
+        self.folder = folder
+        self._shards = assign_to_shards(specs, MAX_SHARD_BYTES)
+        self._writers: dict[str, ShardWriter] = {}
+        self._place: dict[str, ShardWriter] = {}
+        for file, part in self._shards.items():
+            writer = ShardWriter(folder / file, part)
+            self._writers[file] = writer
+            self._place.update((spec.name, writer) for spec in part)
+
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        """Put a tensor into its place. May be called from any thread."""
+        self._place[name].write(name, tensor)
+
+    def write_bytes(self, name: str, buffer: memoryview, offset: int = 0) -> None:
+        """Put part of a tensor into its place."""
+        self._place[name].write_bytes(name, buffer, offset)
+
+    def close(self) -> None:
+        """Flush all shards and write the index."""
+        for writer in self._writers.values():
+            writer.close()
+        if len(self._shards) > 1:
+            write_json(self.folder / INDEX, index_of(self._shards))
+
+    def abandon(self) -> None:
+        """Let go of all files after a failure."""
+        for writer in self._writers.values():
+            writer.abandon()
+
+
+@contextmanager
+def open_folder(folder: Path, specs: Iterable[TensorSpec]) -> Iterator[FolderWriter]:
+    """A writer that is closed properly when the work succeeded."""
+    writer = FolderWriter(folder, specs)
+    try:
+        yield writer
+    except BaseException:
+        writer.abandon()
+        raise
+    writer.close()
+
+
+def write_side_files(folder: Path, source: ModelSource, recipe: Recipe, ignored: list[str]) -> None:
+    """Config with the quantisation told, and everything else as the source has it."""
+    config = dict(source.config)
+    config["quantization_config"] = compressed_tensors.quantization_config(recipe, ignored)
+    write_json(folder / "config.json", config)
+    for pattern in SIDE_FILES:
+        for path in sorted(source.folder.glob(pattern)):
+            target = folder / path.name
+            if path.is_file() and path.name not in OWN_FILES and not target.exists():
+                shutil.copyfile(path, target)
+
+
+def hash_files(folder: Path) -> dict[str, StoredFile]:
+    """Hash and size of every file below a folder, the manifest apart."""
+    paths = [p for p in sorted(folder.iterdir()) if p.is_file() and p.name != manifest.FILE]
+    with ThreadPoolExecutor() as pool:
+        hashes = list(pool.map(sha256_of, paths))
+    return {
+        path.name: StoredFile(sha256=digest, size_bytes=path.stat().st_size)
+        for path, digest in zip(paths, hashes, strict=True)
+    }
+
+
+def write_manifest(folder: Path, record: Manifest) -> None:
+    """The last file of a checkpoint."""
+    write_json(folder / manifest.FILE, record.to_json())

@@ -1,0 +1,152 @@
+"""The manifest of a checkpoint: where it came from, how, and a hash of every file.
+
+It is written last, so that its presence means the checkpoint is whole.
+"""
+
+import hashlib
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from quantkit.errors import CheckpointError
+from quantkit.model.shards import TensorSpec
+from quantkit.recipe import Recipe
+
+FILE = "quantkit.json"
+
+
+class Record(BaseModel):
+    """Part of a manifest. Keys of later versions are kept out of the way, not refused."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+
+class StoredFile(Record):
+    sha256: str
+    size_bytes: int
+
+
+class Source(Record):
+    """The model that was quantised."""
+
+    name: str
+    revision: str | None
+    fingerprint: str
+    """`ModelSource.fingerprint`."""
+    size_bytes: int
+    dtype: str
+    """The type of all tensors but those in `other_dtypes`."""
+    other_dtypes: dict[str, str] = {}
+    extra_tensors: dict[str, tuple[str, list[int]]] = {}
+    """Tensors that the config does not know, copied as they are: type and shape."""
+
+
+class Layer(Record):
+    """What happened to one linear layer."""
+
+    relative_error: float
+    """Norm of the weight's change over the norm of the weight."""
+
+
+class Manifest(Record):
+    """Everything that is known about a checkpoint without opening its weights."""
+
+    schema_version: Literal[1] = 1
+    name: str
+    format: str
+    source: Source
+    recipe: Recipe
+    recipe_digest: str
+    n_parameters: int
+    size_bytes: int
+    """Bytes of all tensors."""
+    bits_per_weight: float
+    quantized_bits_per_weight: float
+    layers: dict[str, Layer]
+    files: dict[str, StoredFile]
+    versions: dict[str, str]
+    device: str
+    seconds: float
+    peak_host_bytes: int
+    peak_device_bytes: int | None
+    created: str
+    notes: list[str] = []
+
+    @property
+    def digest(self) -> str:
+        """A hash of the model's own files: the same for two runs that wrote the same bytes."""
+        lines = [f"{name} {file.sha256}" for name, file in sorted(self.files.items())]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        """The manifest of a checkpoint folder."""
+        path = folder / FILE
+        if not path.is_file():
+            raise CheckpointError(
+                f"{folder} is no quantkit checkpoint: it has no {FILE}"
+                if folder.is_dir()
+                else f"there is no folder {folder}"
+            )
+        try:
+            data = json.loads(path.read_bytes())
+            version = data["schema_version"]
+            if version != 1:
+                raise CheckpointError(
+                    f"{path} has schema {version}, written by a newer quantkit; upgrade quantkit"
+                )
+            return cls.model_validate(data)
+        except (ValueError, KeyError, TypeError, ValidationError) as error:
+            first = str(error).splitlines()[0]
+            raise CheckpointError(f"{path} is damaged: {first}") from error
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder was written by quantkit."""
+    return (path / FILE).is_file()
+
+
+def source_record(
+    name: str,
+    revision: str | None,
+    fingerprint: str,
+    stored: list[TensorSpec],
+    unknown: list[str],
+    usual_dtype: str,
+) -> Source:
+    """What the manifest keeps of a source: enough to know every tensor without it."""
+    return Source(
+        name=name,
+        revision=revision,
+        fingerprint=fingerprint,
+        size_bytes=sum(spec.size_bytes for spec in stored),
+        dtype=usual_dtype,
+        other_dtypes={s.name: s.dtype for s in stored if s.dtype != usual_dtype},
+        extra_tensors={s.name: (s.dtype, list(s.shape)) for s in stored if s.name in unknown},
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the result."""
+    import platform
+    from importlib.metadata import version
+
+    import quantkit
+
+    packages = ("torch", "transformers", "safetensors", "compressed-tensors")
+    return {
+        "quantkit": quantkit.__version__,
+        "python": platform.python_version(),
+        **{package: version(package) for package in packages},
+    }
+
+
+def now() -> str:
+    """The present time, as manifests write it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

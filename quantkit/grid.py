@@ -1,0 +1,87 @@
+"""The numbers that a scheme can represent, and the arithmetic between them and weights.
+
+A weight of shape [rows, columns] is seen as tiles [rows, tiles of a row, weights of a tile] (one
+single tile for strategy `tensor`), and each tile has one scale and, unless symmetric, one zero
+point: weight = (value - zero_point) * scale.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from quantkit.recipe import WeightScheme
+
+FP8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A layer's weight as numbers of a grid."""
+
+    values: torch.Tensor
+    """int8 or float8, in the shape of the weight."""
+    scale: torch.Tensor
+    """[rows, tiles of a row] in the weight's type; [1] for strategy `tensor`."""
+    zero_point: torch.Tensor | None
+    """int8 in the shape of `scale`; None when symmetric."""
+
+
+def limits(scheme: WeightScheme) -> tuple[float, float]:
+    """The smallest and largest number of the grid."""
+    if scheme.type == "float":
+        return -448.0, 448.0
+    half = 2 ** (scheme.num_bits - 1)
+    return float(-half), float(half - 1)
+
+
+def tiles(weight: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
+    """A view of a weight in which the last dimension shares a scale."""
+    if scheme.strategy == "tensor":
+        return weight.reshape(1, -1)
+    size = scheme.group_size if scheme.strategy == "group" else weight.shape[1]
+    assert isinstance(size, int)
+    return weight.reshape(weight.shape[0], -1, size)
+
+
+def parameters(
+    low: torch.Tensor, high: torch.Tensor, scheme: WeightScheme
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Scales and zero points for tiles with these extremes, in the type of the extremes.
+
+    Zero is always representable. A tile of zeros gets the smallest harmless scale.
+    """
+    bottom, top = limits(scheme)
+    low, high = low.clamp(max=0), high.clamp(min=0)
+    if scheme.symmetric:
+        scale = torch.maximum(low.abs(), high) / ((top - bottom) / 2)
+    else:
+        scale = (high - low) / (top - bottom)
+    scale = torch.where(scale == 0, torch.finfo(scale.dtype).eps, scale)
+    if scheme.symmetric:
+        return scale, None
+    zero_point = (bottom - low / scale).clamp(bottom, top).round().to(torch.int8)
+    return scale, zero_point
+
+
+def quantize(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    scheme: WeightScheme,
+) -> QuantizedWeight:
+    """Round every weight to the nearest number of its tile's grid."""
+    bottom, top = limits(scheme)
+    scaled = tiles(weight, scheme).float() / scale.float().unsqueeze(-1)
+    if zero_point is not None:
+        scaled += zero_point.float().unsqueeze(-1)
+    scaled.clamp_(bottom, top)
+    values = scaled.to(FP8) if scheme.type == "float" else scaled.round_().to(torch.int8)
+    return QuantizedWeight(values.reshape(weight.shape), scale, zero_point)
+
+
+def dequantize(weight: QuantizedWeight, scheme: WeightScheme) -> torch.Tensor:
+    """The weights that the numbers stand for, in float32."""
+    values = tiles(weight.values, scheme).float()
+    if weight.zero_point is not None:
+        values -= weight.zero_point.float().unsqueeze(-1)
+    return (values * weight.scale.float().unsqueeze(-1)).reshape(weight.values.shape)

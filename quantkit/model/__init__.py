@@ -1,0 +1,1 @@
+"""Source models, read without being loaded whole."""

@@ -1,0 +1,119 @@
+"""What a config says the model is made of, found by building it without weights."""
+
+import fnmatch
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantkit.errors import SourceError
+from quantkit.model.shards import TensorSpec
+from quantkit.model.source import WEIGHT_TYPES, ModelSource
+
+# Written by old checkpoints, computed by every present loader.
+IGNORABLE = ("*.rotary_emb.inv_freq", "*.attn.bias", "*.attn.masked_bias")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Parameters and linear layers of a model, by name."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    """Every parameter and persistent buffer."""
+    linears: Mapping[str, tuple[int, int]]
+    """Modules of class Linear: rows and columns of their weight."""
+    tied: Mapping[str, str]
+    """Parameters that are another one by a second name."""
+
+    @classmethod
+    def of(cls, folder: Path, trust_remote_code: bool = False) -> "Architecture":
+        """Build the skeleton of the model in `folder` and look at it."""
+        import torch
+
+        model = skeleton(folder, trust_remote_code)
+        state = model.state_dict()
+        tied = {
+            name: owner
+            for name, owner in (getattr(model, "all_tied_weights_keys", None) or {}).items()
+            if name in state
+        }
+        linears = {
+            name: (module.out_features, module.in_features)
+            for name, module in model.named_modules()
+            if isinstance(module, torch.nn.Linear)
+        }
+        if not linears:
+            raise SourceError(
+                f"{folder}: {type(model).__name__} has no Linear layers, "
+                "so there is nothing that quantkit could quantise"
+            )
+        return cls({name: tuple(t.shape) for name, t in state.items()}, linears, tied)
+
+    def matching(self, targets: list[str], ignore: list[str]) -> list[str]:
+        """Linear layers that a recipe means, in the model's order."""
+        return [n for n in self.linears if _matches(n, targets) and not _matches(n, ignore)]
+
+    def check(self, source: ModelSource) -> list[str]:
+        """Compare the config with the tensors; returns names that the config does not know."""
+        problems, unknown = [], []
+        for name, shape in self.shapes.items():
+            stored = source.tensors.get(name)
+            if stored is None:
+                if name not in self.tied or self.tied[name] not in source.tensors:
+                    problems.append(f"{name} is missing")
+            elif stored.shape != shape:
+                problems.append(f"{name} is {list(stored.shape)} where config.json says {shape}")
+            elif stored.dtype not in WEIGHT_TYPES:
+                problems.append(f"{name} is {stored.dtype}, not one of {', '.join(WEIGHT_TYPES)}")
+        if problems:
+            rest = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+            raise SourceError(
+                f"the weights in {source.folder} do not fit its config: "
+                f"{'; '.join(problems[:3])}{rest}"
+            )
+        for name in source.tensors:
+            if name not in self.shapes and not _matches_any(name, IGNORABLE):
+                unknown.append(name)
+        return unknown
+
+    def stored(self, source: ModelSource) -> list[TensorSpec]:
+        """Tensors that a checkpoint of this model carries: tied ones once, leftovers not at all."""
+        return [
+            TensorSpec(t.name, t.dtype, t.shape)
+            for t in source.tensors.values()
+            if not (t.name in self.tied and self.tied[t.name] in source.tensors)
+            and not (t.name not in self.shapes and _matches_any(t.name, IGNORABLE))
+        ]
+
+
+def skeleton(folder: Path, trust_remote_code: bool = False) -> Any:
+    """The model in `folder` with parameters on the meta device and real buffers."""
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config  # else transformers builds quantised layers
+        with init_empty_weights(include_buffers=False):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except (ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SourceError(
+            f"transformers cannot build the model that {folder / 'config.json'} describes: {first}"
+        ) from error
+    model.tie_weights()
+    return model.eval()
+
+
+def _matches(name: str, patterns: list[str]) -> bool:
+    """The rule of compressed-tensors: a class name, a module's name, or `re:` and a pattern."""
+    return any(
+        re.match(pattern[3:], name) if pattern.startswith("re:") else pattern in ("Linear", name)
+        for pattern in patterns
+    )
+
+
+def _matches_any(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

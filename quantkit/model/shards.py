@@ -1,0 +1,224 @@
+"""Safetensors files: headers checked strictly, tensors read one by one, files written in a stream.
+
+The library's own reader maps files into memory and its writer wants all tensors of a file at
+once. Here a tensor is read into memory we own (so it can be pinned and freed), and a file's
+layout is fixed before the first tensor exists: the header goes first, then every tensor to its
+place in any order and from any thread.
+"""
+
+import json
+import math
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantkit.errors import ShardError
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, type and shape of a tensor in a file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def n_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.n_elements * DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True)
+class StoredTensor(TensorSpec):
+    """A tensor and the place where its bytes lie."""
+
+    file: Path
+    start: int
+
+    def read_into(self, buffer: memoryview, offset: int = 0) -> None:
+        """Fill `buffer` with the bytes from `offset` of this tensor on."""
+        descriptor = os.open(self.file, os.O_RDONLY)
+        try:
+            done = 0
+            while done < len(buffer):
+                got = os.preadv(descriptor, [buffer[done:]], self.start + offset + done)
+                if got == 0:
+                    raise ShardError(f"{self.file} ends inside tensor {self.name}: truncated")
+                done += got
+        except OSError as error:
+            raise ShardError(f"cannot read {self.name} from {self.file}: {error}") from error
+        finally:
+            os.close(descriptor)
+
+    def read(self, pinned: bool = False) -> torch.Tensor:
+        """The whole tensor, in memory of its own."""
+        raw = torch.empty(self.size_bytes, dtype=torch.uint8, pin_memory=pinned)
+        if raw.numel():
+            self.read_into(as_bytes(raw))
+        return raw.view(DTYPES[self.dtype]).reshape(self.shape)
+
+
+def as_bytes(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor."""
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of a file, after checking that its header describes exactly its bytes."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            prefix = stream.read(8)
+            length = int.from_bytes(prefix, "little")
+            if len(prefix) < 8 or length > min(MAX_HEADER_BYTES, size - 8):
+                raise ShardError(
+                    f"{path} is no safetensors file or is truncated: it has {size} bytes; "
+                    "copy or download it again"
+                )
+            raw = stream.read(length)
+    except OSError as error:
+        raise ShardError(f"cannot read {path}: {error.strerror or error}") from error
+    try:
+        header = json.loads(raw)
+        if not isinstance(header, dict):
+            raise ValueError("it is not a JSON object")
+        header.pop("__metadata__", None)
+        tensors = {name: _entry(path, name, 8 + length, value) for name, value in header.items()}
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ShardError(f"{path} has a corrupt header ({error}); copy it again") from error
+    end = 8 + length
+    for tensor in sorted(tensors.values(), key=lambda t: (t.start, t.size_bytes)):
+        if tensor.start != end:
+            raise ShardError(f"{path} has a corrupt header: a gap or overlap at {tensor.name}")
+        end += tensor.size_bytes
+    if end != size:
+        raise ShardError(
+            f"{path} is truncated or corrupt: its header describes {end} bytes, it has {size}; "
+            "copy or download it again"
+        )
+    return tensors
+
+
+def _entry(path: Path, name: str, base: int, value: Any) -> StoredTensor:
+    dtype, shape, (start, stop) = value["dtype"], value["shape"], value["data_offsets"]
+    if dtype not in DTYPES:
+        raise ValueError(f"{name} has the unknown type {dtype}")
+    numbers = [*shape, start, stop]
+    if not all(type(n) is int and 0 <= n < 1 << 62 for n in numbers):
+        raise ValueError(f"{name} has an impossible shape or offset")
+    tensor = StoredTensor(name, dtype, tuple(shape), path, base + start)
+    if tensor.size_bytes != stop - start:
+        raise ValueError(f"{name} has {stop - start} bytes where its shape needs another number")
+    return tensor
+
+
+class ShardWriter:
+    """One safetensors file whose tensors arrive in any order."""
+
+    def __init__(self, path: Path, specs: Iterable[TensorSpec]) -> None:
+        self.path = path
+        self._specs = {spec.name: spec for spec in specs}
+        self._written = dict.fromkeys(self._specs, 0)
+        self._lock = threading.Lock()
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        offset = 0
+        for spec in self._specs.values():
+            end = offset + spec.size_bytes
+            header[spec.name] = {
+                "dtype": spec.dtype,
+                "shape": list(spec.shape),
+                "data_offsets": [offset, end],
+            }
+            offset = end
+        raw = json.dumps(header, separators=(",", ":")).encode()
+        raw += b" " * (-len(raw) % 8)
+        self._starts = {
+            name: 8 + len(raw) + entry["data_offsets"][0]
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        # Claims the space, so that a disk that is too small says so before the work.
+        os.posix_fallocate(self._file, 0, 8 + len(raw) + offset)
+        self._put(len(raw).to_bytes(8, "little") + raw, 0)
+
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        """Put a whole tensor into its place."""
+        spec = self._specs[name]
+        assert tensor.dtype == DTYPES[spec.dtype], f"{name}: {tensor.dtype} is not {spec.dtype}"
+        assert tuple(tensor.shape) == spec.shape, f"{name}: {tensor.shape} is not {spec.shape}"
+        self.write_bytes(name, as_bytes(tensor.contiguous().cpu()))
+
+    def write_bytes(self, name: str, buffer: memoryview, offset: int = 0) -> None:
+        """Put a part of a tensor into its place."""
+        self._put(buffer, self._starts[name] + offset)
+        with self._lock:
+            self._written[name] += len(buffer)
+
+    def close(self) -> None:
+        """Flush to disk, after checking that every tensor arrived in full."""
+        missing = [n for n, size in self._written.items() if size != self._specs[n].size_bytes]
+        os.fsync(self._file)
+        os.close(self._file)
+        assert not missing, f"{self.path}: not written in full: {missing[:5]}"
+
+    def abandon(self) -> None:
+        """Close without checking, when the work failed."""
+        os.close(self._file)
+
+    def _put(self, data: bytes | memoryview, offset: int) -> None:
+        view, done = memoryview(data), 0
+        while done < len(view):
+            done += os.pwrite(self._file, view[done:], offset + done)
+
+
+def assign_to_shards(
+    specs: Iterable[TensorSpec], max_shard_bytes: int
+) -> dict[str, list[TensorSpec]]:
+    """Divide tensors, in order, over files named the way Hugging Face names them."""
+    shards: list[list[TensorSpec]] = [[]]
+    filled = 0
+    for spec in specs:
+        if shards[-1] and filled + spec.size_bytes > max_shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(spec)
+        filled += spec.size_bytes
+    if len(shards) == 1:
+        return {"model.safetensors": shards[0]}
+    n = len(shards)
+    return {f"model-{i:05d}-of-{n:05d}.safetensors": part for i, part in enumerate(shards, 1)}
+
+
+def index_of(shards: Mapping[str, list[TensorSpec]]) -> dict[str, Any]:
+    """The contents of `model.safetensors.index.json`."""
+    return {
+        "metadata": {"total_size": sum(s.size_bytes for part in shards.values() for s in part)},
+        "weight_map": {s.name: file for file, part in shards.items() for s in part},
+    }

@@ -1,0 +1,227 @@
+"""A source model: where it lies, what it is and which tensors it has, without loading weights.
+
+`demo` is the model that ships with quantkit, a path is a folder in Hugging Face form, anything
+else is a hub id, fetched through huggingface_hub with its cache and its offline switches.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from quantkit import resources
+from quantkit.errors import SourceError
+from quantkit.model.shards import StoredTensor, read_header
+
+WEIGHT_TYPES = ("BF16", "F16", "F32")
+INDEX = "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+FINGERPRINT_BYTES = 64 << 10
+# All that a model folder needs besides its weights.
+SIDE_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "tokenizer*", "LICENSE*", "*.py")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model as it lies on disk."""
+
+    name: str
+    """What the user called it."""
+    folder: Path
+    revision: str | None
+    """The commit of a hub model; None for a folder."""
+    config: Mapping[str, Any]
+    tensors: Mapping[str, StoredTensor]
+    trust_remote_code: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.size_bytes for tensor in self.tensors.values())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of config, tensor table and the first 64 KiB of every tensor.
+
+        Small tensors count in full, and training changes every tensor, so that two models with
+        one fingerprint are one model; reading all of a large one would take minutes.
+        """
+        digest = hashlib.sha256((self.folder / "config.json").read_bytes())
+        for tensor in sorted(self.tensors.values(), key=lambda t: t.name):
+            digest.update(f"{tensor.name} {tensor.dtype} {tensor.shape}".encode())
+            head = bytearray(min(tensor.size_bytes, FINGERPRINT_BYTES))
+            tensor.read_into(memoryview(head))
+            digest.update(head)
+        return digest.hexdigest()
+
+    @property
+    def digest(self) -> str:
+        """What identifies the model."""
+        return self.fingerprint
+
+    @property
+    def label(self) -> str:
+        """A short name for tables: the last part of a path or hub id."""
+        return self.name if self.name == "demo" else Path(self.name).resolve().name or self.name
+
+    @classmethod
+    def open(
+        cls, name: str, revision: str | None = None, trust_remote_code: bool = False
+    ) -> "ModelSource":
+        """Find a model and read its config and tensor index, checking both."""
+        folder, commit = _locate(name, revision)
+        config = read_config(folder)
+        check_kind(config, folder, trust_remote_code)
+        return cls(name, folder, commit, config, read_tensors(folder), trust_remote_code)
+
+
+def is_local(name: str) -> bool:
+    """Whether a model needs no hub."""
+    return name == "demo" or Path(name).exists()
+
+
+def _locate(name: str, revision: str | None) -> tuple[Path, str | None]:
+    if name == "demo":
+        return resources.DEMO_MODEL, None
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path, None
+    if path.exists():
+        raise SourceError(f"{name} is a file; MODEL is a folder, a hub id or `demo`")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise SourceError(f"there is no folder {name}; MODEL is a folder, a hub id or `demo`")
+    return _download(name, revision)
+
+
+def _download(name: str, revision: str | None) -> tuple[Path, str | None]:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(
+            snapshot_download(
+                name, revision=revision, allow_patterns=[*SIDE_FILES, "*.safetensors"]
+            )
+        )
+    except LocalEntryNotFoundError as error:
+        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
+        why = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
+        raise SourceError(
+            f"{name} is no folder here and not in the hub cache, and {why}; "
+            "give a folder, or connect and try again"
+        ) from error
+    except (HfHubHTTPError, HFValidationError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise SourceError(
+            f"cannot get {name} from the hub: {first}; "
+            "check the name, and `hf auth login` for gated models"
+        ) from error
+    # Snapshots lie in the cache under the commit they belong to.
+    return folder, folder.name
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The model's `config.json`."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise SourceError(f"{folder} is no model folder: it has no config.json")
+    try:
+        config = json.loads(path.read_bytes())
+        if not isinstance(config, dict):
+            raise ValueError("it is not a JSON object")
+    except ValueError as error:
+        raise SourceError(f"{path} is not valid JSON: {error}") from error
+    return config
+
+
+def check_kind(config: Mapping[str, Any], folder: Path, trust_remote_code: bool = False) -> None:
+    """Refuse what is no plain decoder, or is quantised already."""
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "some method")
+        raise SourceError(
+            f"{folder} is quantised already ({method}); give the original model, "
+            "a second rounding would only add to the error"
+        )
+    architectures = config.get("architectures") or []
+    kind = ", ".join(architectures) or config.get("model_type", "unnamed")
+    if config.get("is_encoder_decoder") or not any(
+        a.endswith(("ForCausalLM", "LMHeadModel")) for a in architectures
+    ):
+        raise SourceError(
+            f"{folder} is of an unsupported kind ({kind}); "
+            "quantkit takes decoder-only text models (…ForCausalLM)"
+        )
+    if "vision_config" in config or "audio_config" in config:
+        raise SourceError(
+            f"{folder} is of an unsupported kind ({kind} with images or sound); "
+            "quantkit takes text-only decoders"
+        )
+    if experts := next((k for k in ("num_experts", "num_local_experts") if config.get(k)), None):
+        raise SourceError(
+            f"{folder} is a mixture of experts ({experts} in its config), which is not "
+            "supported yet: its experts would be left unquantised"
+        )
+    if config.get("auto_map") and not trust_remote_code and not _is_native(config):
+        raise SourceError(
+            f"{folder} brings its own modelling code; "
+            "read it, then allow it with --trust-remote-code"
+        )
+
+
+def _is_native(config: Mapping[str, Any]) -> bool:
+    """Whether transformers has this architecture itself, so that shipped code can be ignored."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return config.get("model_type") in CONFIG_MAPPING_NAMES
+
+
+def read_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """All tensors of a folder, from one file or from an index, each header checked."""
+    tensors: dict[str, StoredTensor] = {}
+    for file, names in _shard_files(folder).items():
+        header = read_header(folder / file)
+        if names is not None and (gone := [n for n in names if n not in header]):
+            raise SourceError(f"{folder / file} lacks {gone[0]}, which {INDEX} places there")
+        for name, tensor in header.items():
+            if name in tensors:
+                raise SourceError(f"{name} stands in {tensors[name].file.name} and in {file}")
+            tensors[name] = tensor
+    return tensors
+
+
+def _shard_files(folder: Path) -> dict[str, list[str] | None]:
+    index = folder / INDEX
+    if index.is_file():
+        try:
+            weight_map = json.loads(index.read_bytes())["weight_map"]
+            files: dict[str, list[str] | None] = {}
+            for name, file in weight_map.items():
+                if Path(file).name != file:
+                    raise ValueError(f"{file!r} is not a plain file name")
+                names = files.setdefault(file, [])
+                assert names is not None
+                names.append(name)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SourceError(f"{index} is no valid index: {error}") from error
+        for file in files:
+            if not (folder / file).is_file():
+                raise SourceError(f"{index} names {file}, which is missing; download it again")
+        return files
+    if (folder / "model.safetensors").is_file():
+        return {"model.safetensors": None}
+    if single := sorted(p.name for p in folder.glob("*.safetensors")):
+        raise SourceError(
+            f"{folder} has {single[0]} but neither model.safetensors nor {INDEX}; "
+            "a shard or the index is missing"
+        )
+    if pickles := sorted(p.name for pattern in PICKLES for p in folder.glob(pattern)):
+        raise SourceError(
+            f"{folder} has pickled weights only ({pickles[0]}), which can run code when loaded; "
+            "convert them where you trust them: AutoModelForCausalLM.from_pretrained(DIR)"
+            ".save_pretrained(NEW)"
+        )
+    raise SourceError(f"{folder} is no model folder: it has no safetensors weights")

@@ -1,0 +1,113 @@
+"""The whole line: quantize, verify, score, report, in one folder.
+
+What is finished stays: after an interruption the same call takes up checkpoints and scores that
+are there and belong to the same source, recipe and settings.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantkit.errors import CheckpointError
+from quantkit.export import manifest
+from quantkit.export.checkpoint import Checkpoint
+from quantkit.model.architecture import Architecture
+from quantkit.model.source import ModelSource
+from quantkit.progress import Progress, Silent
+from quantkit.quantize import plan as planning
+from quantkit.quantize.run import quantize
+from quantkit.recipe import Recipe
+from quantkit.report import files
+from quantkit.report.comparison import Report
+from quantkit.score.harness import score
+from quantkit.score.scorecard import SOURCE_NAME, Scorecard
+from quantkit.storage import guarded, write_json
+from quantkit.verify.checkpoint import verify
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left in its folder."""
+
+    checkpoints: list[Checkpoint]
+    report: Report
+    folder: Path
+
+
+def run(
+    source: ModelSource,
+    recipes: Sequence[Recipe],
+    tasks: Sequence[str],
+    out: Path,
+    device: str = "auto",
+    limit: int | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Quantise with every recipe, check the results, score them and compare."""
+    progress = progress or Silent()
+    finished = [] if force else _finished(source, recipes, out)
+    for checkpoint in finished:
+        progress.note(f"{checkpoint.manifest.name}: taken up as it was finished before")
+    have = {checkpoint.manifest.name for checkpoint in finished}
+    missing = [recipe for recipe in recipes if recipe.name not in have]
+    made = quantize(source, missing, out, device, force, progress) if missing else []
+    by_name = {checkpoint.manifest.name: checkpoint for checkpoint in (*finished, *made)}
+    checkpoints = [by_name[recipe.name] for recipe in recipes]
+    for checkpoint in checkpoints:
+        verification = verify(checkpoint.folder, source.name, progress)
+        if not verification.ok:
+            faults = "\n  ".join(verification.faults)
+            raise CheckpointError(f"{checkpoint.folder} failed verification:\n  {faults}")
+    with guarded(out):
+        (out / "scores").mkdir(parents=True, exist_ok=True)
+    targets: list[ModelSource | Checkpoint] = [source, *checkpoints]
+    cards = [
+        _score(target, tasks, out / "scores", device, limit, force, progress) for target in targets
+    ]
+    report = Report.compare(cards)
+    files.write(report, out)
+    return Outcome(checkpoints, report, out)
+
+
+def _finished(source: ModelSource, recipes: Sequence[Recipe], out: Path) -> list[Checkpoint]:
+    """Checkpoints of these recipes and this source that an earlier run completed."""
+    candidates = [recipe for recipe in recipes if manifest.is_checkpoint(out / recipe.name)]
+    if not candidates:
+        return []
+    architecture = Architecture.of(source.folder, source.trust_remote_code)
+    stored = architecture.stored(source)
+    found = []
+    for recipe in candidates:
+        checkpoint = Checkpoint.open(out / recipe.name)
+        digest = planning.make(architecture, stored, recipe).recipe.digest
+        if (
+            checkpoint.manifest.source.fingerprint == source.fingerprint
+            and checkpoint.manifest.recipe_digest == digest
+        ):
+            found.append(checkpoint)
+    return found
+
+
+def _score(
+    target: ModelSource | Checkpoint,
+    tasks: Sequence[str],
+    folder: Path,
+    device: str,
+    limit: int | None,
+    force: bool,
+    progress: Progress,
+) -> Scorecard:
+    path = folder / f"{SOURCE_NAME if isinstance(target, ModelSource) else target.label}.json"
+    if path.is_file() and not force:
+        card = Scorecard.read(path)
+        if (
+            card.digest == target.digest
+            and set(card.settings.tasks) == set(tasks)
+            and card.settings.limit == limit
+        ):
+            progress.note(f"{card.name}: scored before")
+            return card
+    card = score(target, tasks, limit=limit, device=device, progress=progress)
+    write_json(path, card.to_json())
+    return card

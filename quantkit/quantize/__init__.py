@@ -1,0 +1,1 @@
+"""From a source model and recipes to quantised tensors."""

@@ -1,0 +1,136 @@
+"""Quantisation without data: every tensor is read once and serves all recipes.
+
+Tensors stream through a few worker threads, so that reading, computing and writing overlap.
+Memory is bounded by the largest tensors in flight, whatever the model's size.
+"""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+
+import torch
+
+from quantkit import grid, registry
+from quantkit.errors import MethodError, SourceError
+from quantkit.export import compressed_tensors
+from quantkit.export.folder import FolderWriter
+from quantkit.model.shards import DTYPES, StoredTensor, as_bytes
+from quantkit.model.source import ModelSource
+from quantkit.progress import Progress
+from quantkit.quantize.plan import Plan
+
+COPY_CHUNK_BYTES = 64 << 20
+GPU_WORKERS = 8
+
+Errors = dict[str, float]
+
+
+def quantize_tensors(
+    source: ModelSource,
+    plans: Sequence[Plan],
+    writers: Sequence[FolderWriter],
+    device: torch.device,
+    progress: Progress,
+) -> list[Errors]:
+    """Fill every writer from one read of the source; returns relative errors by layer."""
+    worker = _Worker(source, plans, writers, device, progress)
+    names = {spec.name for plan in plans for spec in plan.specs} | {
+        weight.name for plan in plans for weight in plan.quantized.values()
+    }
+    wanted = [t for t in source.tensors.values() if t.name in names]
+    wanted.sort(key=lambda t: (t.file, t.start))
+    progress.start("quantize", sum(t.size_bytes for t in wanted))
+    n_workers = GPU_WORKERS if device.type == "cuda" else min(2, os.cpu_count() or 1)
+    with ThreadPoolExecutor(n_workers) as pool:
+        futures: list[Future[None]] = [pool.submit(worker.process, t) for t in wanted]
+        try:
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    progress.finish()
+    return worker.errors
+
+
+class _Worker:
+    """Handles one tensor at a time; many threads share it."""
+
+    def __init__(
+        self,
+        source: ModelSource,
+        plans: Sequence[Plan],
+        writers: Sequence[FolderWriter],
+        device: torch.device,
+        progress: Progress,
+    ) -> None:
+        self.folder = source.folder
+        self.device = device
+        self.progress = progress
+        self.errors: list[Errors] = [{} for _ in plans]
+        self._jobs = [
+            (
+                plan,
+                writer,
+                {weight.name: module for module, weight in plan.quantized.items()},
+                registry.load(plan.recipe.method, plan.recipe.options),
+            )
+            for plan, writer in zip(plans, writers, strict=True)
+        ]
+
+    @torch.no_grad()
+    def process(self, tensor: StoredTensor) -> None:
+        if any(tensor.name in modules for _, _, modules, _ in self._jobs):
+            self._quantize(tensor)
+        else:
+            self._copy(tensor)
+
+    def _quantize(self, tensor: StoredTensor) -> None:
+        stored = tensor.read(pinned=self.device.type == "cuda")
+        weight = stored.to(self.device, non_blocking=True)
+        self._require_finite(tensor, weight)
+        norm = torch.linalg.vector_norm(weight, dtype=torch.float32)
+        for errors, (plan, writer, modules, method) in zip(self.errors, self._jobs, strict=True):
+            module = modules.get(tensor.name)
+            if module is None:
+                writer.write_bytes(tensor.name, as_bytes(stored))
+                continue
+            quantized = method.quantize(weight, plan.recipe.weights)
+            error = relative_error(weight, quantized, plan, norm)
+            if not error < float("inf"):
+                raise MethodError(f"{plan.recipe.method} gave non-finite values for {module}")
+            errors[module] = error
+            self.progress.detail(f"{plan.recipe.name}: {module} off by {error:.5f}")
+            for name, part in compressed_tensors.tensors(module, quantized, plan.recipe).items():
+                writer.write(name, part)
+        self.progress.advance(tensor.size_bytes)
+
+    def _copy(self, tensor: StoredTensor) -> None:
+        step = DTYPES[tensor.dtype].itemsize
+        for offset in range(0, tensor.size_bytes, COPY_CHUNK_BYTES):
+            size = min(COPY_CHUNK_BYTES, tensor.size_bytes - offset)
+            assert size % step == 0
+            chunk = torch.empty(size, dtype=torch.uint8)
+            tensor.read_into(as_bytes(chunk), offset)
+            self._require_finite(tensor, chunk.view(DTYPES[tensor.dtype]))
+            for _, writer, _, _ in self._jobs:
+                writer.write_bytes(tensor.name, as_bytes(chunk), offset)
+            self.progress.advance(size)
+
+    def _require_finite(self, tensor: StoredTensor, values: torch.Tensor) -> None:
+        # One pass that keeps NaN and infinity, without a mask as large as the tensor.
+        if values.is_floating_point() and values.numel():
+            extremes = torch.stack(values.aminmax())
+            if not extremes.isfinite().all():
+                raise SourceError(
+                    f"{tensor.name} in {tensor.file} holds NaN or infinity; "
+                    "the source is damaged, get it again"
+                )
+
+
+def relative_error(
+    weight: torch.Tensor, quantized: grid.QuantizedWeight, plan: Plan, norm: torch.Tensor
+) -> float:
+    """Norm of the change over the norm of the weight; 0 for a weight of zeros."""
+    change = grid.dequantize(quantized, plan.recipe.weights).sub_(weight)
+    return (torch.linalg.vector_norm(change) / norm.clamp(min=1e-30)).item()

@@ -1,0 +1,121 @@
+"""What a run will write, worked out before any weight is read."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from quantkit.errors import RecipeError
+from quantkit.export import compressed_tensors
+from quantkit.model.architecture import Architecture
+from quantkit.model.shards import TensorSpec
+from quantkit.model.source import ModelSource
+from quantkit.recipe import Recipe
+
+# vLLM loads each of these as one layer, so its parts must be quantised alike.
+FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One checkpoint to be: its recipe with every choice made, and its exact tensors."""
+
+    recipe: Recipe
+    quantized: dict[str, TensorSpec]
+    """Modules to quantise, with the weight that each has in the source."""
+    ignored: list[str]
+    """Linear layers left alone."""
+    specs: list[TensorSpec]
+    """Every tensor of the result, in order."""
+    n_parameters: int
+    """Weights of the model, tied ones counted once."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(spec.size_bytes for spec in self.specs)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Stored bits over the model's weights, whatever stayed in 16 bits included."""
+        return 8 * self.size_bytes / self.n_parameters
+
+    @property
+    def quantized_bits_per_weight(self) -> float:
+        """The same for the quantised layers alone: what the recipe promises."""
+        stored = {spec.name: spec for spec in self.specs}
+        size = sum(
+            stored[part.name].size_bytes
+            for module, weight in self.quantized.items()
+            for part in compressed_tensors.specs(module, weight, self.recipe)
+        )
+        return 8 * size / sum(weight.n_elements for weight in self.quantized.values())
+
+
+def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -> Plan:
+    """Match a recipe with a model's tensors."""
+    by_name = {spec.name: spec for spec in stored}
+    modules = [
+        name
+        for name in architecture.matching(recipe.targets, recipe.ignore)
+        if f"{name}.weight" in by_name
+    ]
+    if not modules:
+        raise RecipeError(
+            f"recipe {recipe.name}: targets {recipe.targets} match no layer of this model"
+        )
+    _check_fused(recipe, architecture, set(modules))
+    resolved, word = recipe.resolved({name: architecture.linears[name][1] for name in modules})
+    quantized = {name: by_name[f"{name}.weight"] for name in modules}
+    replaced = {weight.name: name for name, weight in quantized.items()}
+    specs: list[TensorSpec] = []
+    for spec in stored:
+        if spec.name in replaced:
+            specs += compressed_tensors.specs(replaced[spec.name], spec, resolved)
+        else:
+            specs.append(spec)
+    return Plan(
+        recipe=resolved,
+        quantized=quantized,
+        ignored=[name for name in architecture.linears if name not in quantized],
+        specs=specs,
+        n_parameters=sum(spec.n_elements for spec in stored),
+        notes=[word] if word else [],
+    )
+
+
+def _check_fused(recipe: Recipe, architecture: Architecture, chosen: set[str]) -> None:
+    for name in architecture.linears:
+        parent, _, last = name.rpartition(".")
+        for parts in FUSED:
+            siblings = [f"{parent}.{part}" for part in parts if last in parts]
+            present = [s for s in siblings if s in architecture.linears]
+            if 0 < sum(s in chosen for s in present) < len(present):
+                left = next(s for s in present if s not in chosen)
+                raise RecipeError(
+                    f"recipe {recipe.name}: {left} is left alone but its siblings are not; vLLM "
+                    f"fuses {', '.join(parts)} into one layer, so quantise all of them or none"
+                )
+
+
+def usual_dtype(stored: list[TensorSpec]) -> str:
+    """The type that most weights of a model have."""
+    sizes: Counter[str] = Counter()
+    for spec in stored:
+        sizes[spec.dtype] += spec.n_elements
+    return sizes.most_common(1)[0][0]
+
+
+def check_tied(source: ModelSource, architecture: Architecture) -> None:
+    """A tied tensor that was stored twice must be the same twice, or it cannot be written once."""
+    import torch
+
+    from quantkit.errors import SourceError
+
+    for name, owner in architecture.tied.items():
+        if name in source.tensors and owner in source.tensors:
+            same = torch.equal(source.tensors[name].read(), source.tensors[owner].read())
+            if not same:
+                raise SourceError(
+                    f"{source.folder}: config.json ties {name} to {owner} but the file holds two "
+                    "different tensors; set tie_word_embeddings to false, or remove one"
+                )

@@ -1,0 +1,226 @@
+"""A recipe: what to do to weights and activations, in the words of compressed-tensors.
+
+Which calibration set a run uses is the run's business. Unknown keys are refused, and all problems
+of a file are listed at once.
+"""
+
+import difflib
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from quantkit import resources
+from quantkit.errors import RecipeError
+from quantkit.registry import METHODS, check_options
+
+AUTO_GROUP_SIZES = (128, 64, 32)
+
+
+class Strict(BaseModel):
+    """Frozen, and without room for misspelt keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class WeightScheme(Strict):
+    """The numbers that weights are rounded to."""
+
+    num_bits: int
+    """Bits a stored weight takes: 4 or 8."""
+    type: Literal["int", "float"] = "int"
+    """Evenly spaced integers, or FP8 (E4M3)."""
+    symmetric: bool = True
+    """Without zero points. FP8 is always symmetric."""
+    strategy: Literal["tensor", "channel", "group"] = "group"
+    """What shares one scale: the tensor, a row, or `group_size` weights of a row."""
+    group_size: int | Literal["auto"] | None = None
+    """Weights that share a scale; `auto` is 128, 64 or 32, the first that divides every layer."""
+
+    @field_validator("num_bits")
+    @classmethod
+    def _served(cls, bits: int) -> int:
+        if bits == 3:
+            raise ValueError("3 bits: vLLM has no fast kernel for it; use 4, or a GGUF type")
+        if bits not in (4, 8):
+            raise ValueError(f"{bits} bits: choose 4 or 8")
+        return bits
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "WeightScheme":
+        if self.type == "float" and (self.num_bits != 8 or not self.symmetric):
+            raise ValueError("type float means FP8: num_bits 8 and symmetric true")
+        if self.type == "float" and self.strategy == "group":
+            raise ValueError("vLLM has no FP8 kernel with groups; use strategy channel or tensor")
+        if self.type == "int" and self.strategy == "tensor":
+            raise ValueError("integers with one scale a tensor lose too much; use channel or group")
+        if (self.strategy == "group") != (self.group_size is not None):
+            raise ValueError("group_size goes with strategy group, and only with it")
+        if isinstance(self.group_size, int) and self.group_size not in (32, 64, 128):
+            raise ValueError(f"group_size {self.group_size}: vLLM takes 32, 64 or 128 (or auto)")
+        return self
+
+
+class ActivationScheme(Strict):
+    """The numbers that a layer's inputs are rounded to at run time."""
+
+    num_bits: Literal[8] = 8
+    type: Literal["int", "float"]
+    symmetric: Literal[True] = True
+    strategy: Literal["token", "tensor"]
+    """One scale for each token, or one for all."""
+    dynamic: bool
+    """Scales measured at run time; otherwise they come from calibration."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ActivationScheme":
+        if self.dynamic != (self.strategy == "token"):
+            raise ValueError("use strategy token with dynamic true, or tensor with dynamic false")
+        return self
+
+
+class Recipe(Strict):
+    """One YAML file of `recipes/`."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=80)
+    """The file's name without its ending."""
+    summary: str
+    """One line: what it is for."""
+    method: str
+    """How weights are chosen: see `quantkit.registry`."""
+    weights: WeightScheme
+    input_activations: ActivationScheme | None = None
+    """None leaves activations in 16 bits."""
+    targets: list[str] = ["Linear"]
+    """Class name, module name, or `re:` and a pattern."""
+    ignore: list[str] = ["lm_head"]
+    """Modules left alone, in the same notation."""
+    options: dict[str, Any] = {}
+    """Settings of the method."""
+    demo: bool = False
+    """Takes part in `quantkit demo`."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Recipe":
+        problems = []
+        if self.method not in METHODS:
+            near = difflib.get_close_matches(self.method, METHODS, n=1)
+            meant = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(METHODS)}"
+            problems.append(f"method '{self.method}' is unknown{meant}")
+        else:
+            problems += check_options(self.method, self.options)
+        activations = self.input_activations
+        if activations and (activations.type != self.weights.type or self.weights.num_bits != 8):
+            problems.append("input_activations need 8-bit weights of the same type")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @classmethod
+    def load(cls, name: str) -> "Recipe":
+        """A recipe by name, or from the user's own file."""
+        return cls.read(resources.find("recipes", name))
+
+    @classmethod
+    def read(cls, path: Path) -> "Recipe":
+        """A recipe from a file; every problem is listed."""
+        try:
+            data = yaml.safe_load(path.read_bytes())
+        except OSError as error:
+            raise RecipeError(f"cannot read {path}: {error.strerror}") from error
+        except (yaml.YAMLError, ValueError) as error:
+            mark = getattr(error, "problem_mark", None)
+            where = f" at line {mark.line + 1}" if mark else ""
+            raise RecipeError(f"{path} is not valid YAML{where}") from error
+        if not isinstance(data, dict):
+            raise RecipeError(f"{path} is no recipe: it must be a list of `key: value` lines")
+        try:
+            return cls.model_validate({"name": path.stem, **data})
+        except ValidationError as error:
+            problems = "\n".join(f"  {line}" for line in _problems(error))
+            raise RecipeError(f"{path} is not a valid recipe:\n{problems}") from error
+
+    def resolved(self, columns: dict[str, int]) -> tuple["Recipe", str]:
+        """This recipe with a concrete group size, and a word on the choice.
+
+        `columns` holds the width of every layer that the recipe means.
+        """
+        if self.weights.strategy != "group":
+            return self, ""
+        asked = self.weights.group_size
+        sizes = (asked,) if isinstance(asked, int) else AUTO_GROUP_SIZES
+        for size in sizes:
+            if all(width % size == 0 for width in columns.values()):
+                weights = self.weights.model_copy(update={"group_size": size})
+                word = f"group size {size} (auto)" if asked == "auto" else ""
+                return self.model_copy(update={"weights": weights}), word
+        bad = {name: width for name, width in columns.items() if width % sizes[-1]}
+        name, width = next(iter(bad.items()))
+        raise RecipeError(
+            f"recipe {self.name}: group size {asked} does not divide the width {width} of {name} "
+            f"({len(bad)} such layers); put them into `ignore`, or use strategy channel"
+        )
+
+    def explain(self) -> str:
+        """What the recipe does, in words."""
+        weights = self.weights
+        grid = "FP8 (E4M3)" if weights.type == "float" else f"{weights.num_bits}-bit integers"
+        share = {
+            "tensor": "one scale a tensor",
+            "channel": "one scale a row",
+            "group": f"one scale for {weights.group_size} weights of a row"
+            if weights.group_size != "auto"
+            else "one scale for 128, 64 or 32 weights of a row, the first that divides every layer",
+        }[weights.strategy]
+        zero = "" if weights.symmetric else ", with zero points"
+        inputs = self.input_activations
+        if inputs is None:
+            activations = "Activations stay in 16 bits."
+        else:
+            kind = "FP8 (E4M3)" if inputs.type == "float" else "8-bit integers"
+            when = "measured at run time" if inputs.dynamic else "from calibration"
+            activations = f"Activations: {kind}, one scale a {inputs.strategy}, {when}."
+        data = "needs calibration" if METHODS[self.method].calibrated else "needs no data"
+        return (
+            f"Weights: {grid}, {share}{zero}. {activations}\n"
+            f"Method: {self.method} ({METHODS[self.method].summary}); {data}. "
+            f"Layers: {', '.join(self.targets)} but {', '.join(self.ignore) or 'none'}."
+        )
+
+    def public(self) -> dict[str, Any]:
+        """What the recipe says, as plain data."""
+        return self.model_dump(mode="json")
+
+    @property
+    def digest(self) -> str:
+        """A hash of everything that decides the result."""
+        content = self.model_dump(mode="json", exclude={"name", "summary", "demo"})
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _problems(error: ValidationError) -> list[str]:
+    lines = []
+    for item in error.errors():
+        path = ".".join(str(part) for part in item["loc"] if part not in ("int", "literal['auto']"))
+        if item["type"] == "extra_forbidden":
+            known = _known_keys(item["loc"])
+            near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+            lines.append(f"{path}: unknown key; {hint}")
+        else:
+            message = item["msg"].removeprefix("Value error, ")
+            lines.append(f"{path}: {message}" if path else message)
+    return list(dict.fromkeys(lines))
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    models: dict[int | str, type[BaseModel]] = {
+        "weights": WeightScheme,
+        "input_activations": ActivationScheme,
+    }
+    model = models.get(location[0], Recipe) if len(location) > 1 else Recipe
+    return list(model.model_fields)

@@ -1,0 +1,1 @@
+"""From scorecards to a comparison that people and programs decide by."""

@@ -1,0 +1,109 @@
+"""The report as data: one baseline, its candidates, and nothing that cannot be compared.
+
+The JSON form is a contract: later versions add keys and change none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantkit.errors import ScoreError
+from quantkit.score.scorecard import Score, Scorecard
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Report:
+    """A source model and the checkpoints made from it, scored alike."""
+
+    baseline: Scorecard
+    candidates: tuple[Scorecard, ...]
+
+    @classmethod
+    def compare(cls, cards: Sequence[Scorecard]) -> "Report":
+        """Put scorecards side by side, best first; refuse what is not comparable."""
+        baselines = [card for card in cards if card.recipe is None]
+        if len(baselines) != 1:
+            found = ", ".join(card.name for card in baselines) or "none"
+            raise ScoreError(
+                f"a report needs the scores of one source model, found: {found}; "
+                "score the source with the same tasks"
+            )
+        baseline = baselines[0]
+        candidates = [card for card in cards if card is not baseline]
+        names = [card.name for card in cards]
+        for card in candidates:
+            if names.count(card.name) > 1:
+                raise ScoreError(f"two of the scored models are called {card.name}")
+            if card.source_fingerprint != baseline.digest:
+                raise ScoreError(f"{card.name} was not made from {baseline.name}")
+            if card.settings != baseline.settings:
+                raise ScoreError(
+                    f"{card.name} and {baseline.name} were scored with different settings "
+                    f"({_difference(card, baseline)}); score them alike"
+                )
+        headline = headline_of(baseline)
+        return cls(baseline, tuple(sorted(candidates, key=lambda c: _loss(c, headline))))
+
+    @property
+    def headline(self) -> str:
+        """The score that tables show first."""
+        return headline_of(self.baseline)
+
+    def change(self, card: Scorecard, metric: str) -> float:
+        """Relative change against the baseline; for perplexities positive is worse."""
+        return card.scores[metric].value / self.baseline.scores[metric].value - 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "baseline": _entry(self.baseline),
+            "candidates": [_entry(card) for card in self.candidates],
+        }
+
+
+def read_cards(paths: Sequence[Path]) -> list[Scorecard]:
+    """Scorecards from files, or from all JSON files of folders."""
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(path.glob("*.json"))
+            if not inside:
+                raise ScoreError(f"{path} holds no score files")
+            files += inside
+        else:
+            files.append(path)
+    return [Scorecard.read(file) for file in files]
+
+
+def headline_of(card: Scorecard) -> str:
+    """Perplexity per token where there is one, else the first score."""
+    if not card.scores:
+        raise ScoreError(f"{card.name} has no scores")
+    return next(
+        (key for key in card.scores if key.endswith("/perplexity")), next(iter(card.scores))
+    )
+
+
+def _loss(card: Scorecard, metric: str) -> float:
+    score: Score = card.scores[metric]
+    return -score.value if score.higher_is_better else score.value
+
+
+def _difference(card: Scorecard, other: Scorecard) -> str:
+    a, b = card.settings.model_dump(), other.settings.model_dump()
+    return ", ".join(f"{key}: {a[key]} and {b[key]}" for key in a if a[key] != b[key])
+
+
+def _entry(card: Scorecard) -> dict[str, Any]:
+    kept = ("name", "recipe", "format", "size_bytes", "bits_per_weight", "scores")
+    data = card.to_json()
+    return {
+        **{key: data[key] for key in kept},
+        "digest": card.digest,
+        "settings": data["settings"],
+        "device": card.device,
+        "created": card.created,
+    }

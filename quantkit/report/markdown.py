@@ -1,0 +1,44 @@
+"""The report as Markdown."""
+
+from quantkit.report import table
+from quantkit.report.comparison import Report
+
+
+def render(report: Report) -> str:
+    """A table with a heading, and what was measured how."""
+    headings = table.titles(report)
+    lines = [
+        f"# {_safe(report.baseline.name)}: quantised versions compared",
+        "",
+        _line(headings),
+        _line(["---", *["---:"] * (len(headings) - 1)]),
+        *[_line([_safe(cell) for cell in row]) for row in table.rows(report)],
+        "",
+        _how(report),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _how(report: Report) -> str:
+    settings = report.baseline.settings
+    score = report.baseline.scores[report.headline]
+    tasks = ", ".join(f"{name} (version {v})" for name, v in settings.tasks.items())
+    limit = f", the first {settings.limit} documents of each" if settings.limit else ""
+    return (
+        f"Scored with lm-eval {report.baseline.versions['lm_eval']}: {tasks}{limit}; "
+        f"windows of {settings.max_length} tokens; n = {score.n:,}. "
+        "Sizes are those of the tensors; bits per weight count every weight of the model, "
+        "embeddings included."
+    )
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _safe(text: str) -> str:
+    """A model's name is somebody else's text: no markup, no new columns."""
+    for mark in "\\`*_[]<>|":
+        text = text.replace(mark, f"\\{mark}" if mark != "<" else "&lt;")
+    return " ".join(text.split())

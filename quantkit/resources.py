@@ -1,0 +1,36 @@
+"""Finds what ships with quantkit: recipes, calibration sets, the demo model.
+
+A wheel carries them under `quantkit/_data/`; in a checkout recipes and calibration sets lie at
+the top of the repository. Nothing else in the code knows about the two places.
+"""
+
+from pathlib import Path
+
+from quantkit.errors import UnknownName
+
+PACKAGE = Path(__file__).parent
+DEMO_MODEL = PACKAGE / "_data" / "demo-model"
+
+
+def folder(kind: str) -> Path:
+    """The folder of `recipes` or `calibration`."""
+    shipped = PACKAGE / "_data" / kind
+    return shipped if shipped.is_dir() else PACKAGE.parent / kind
+
+
+def names(kind: str) -> list[str]:
+    """Names of all files of a kind, sorted."""
+    return sorted(path.stem for path in folder(kind).glob("*.yaml"))
+
+
+def find(kind: str, name: str) -> Path:
+    """The file that a name stands for: one that ships, or the path of the user's own."""
+    if name.endswith((".yaml", ".yml")) or "/" in name:
+        path = Path(name)
+        if path.is_file():
+            return path
+    shipped = folder(kind) / f"{name}.yaml"
+    if shipped.is_file() and "/" not in name:
+        return shipped
+    label = "calibration set" if kind == "calibration" else kind.rstrip("s")
+    raise UnknownName(label, name, names(kind), "A path to a YAML file works too.")

@@ -1,0 +1,90 @@
+"""The scores of one model, with all that is needed to know what they are scores of."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from quantkit.errors import ScoreError
+
+SOURCE_NAME = "source"
+"""A source's scores go by this file name, whatever the model is called."""
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+
+class Score(Record):
+    """One figure, unrounded."""
+
+    value: float
+    stderr: float | None
+    n: int
+    """Questions; for perplexities the tokens, words or bytes that the figure is a mean over."""
+    higher_is_better: bool
+
+    @field_validator("value")
+    @classmethod
+    def _finite(cls, value: float) -> float:
+        if not math.isfinite(value):
+            raise ValueError(f"{value} is no score")
+        return value
+
+
+class Settings(Record):
+    """What must be equal for two scores to be comparable."""
+
+    tasks: dict[str, str]
+    """Task names and their versions."""
+    limit: int | None
+    num_fewshot: int | None
+    max_length: int
+    seed: int
+
+
+class Scorecard(Record):
+    """One model's scores."""
+
+    schema_version: Literal[1] = 1
+    name: str
+    recipe: str | None
+    """None for a source model."""
+    format: str
+    size_bytes: int
+    bits_per_weight: float
+    digest: str
+    """What was scored: a source's fingerprint or a checkpoint's digest."""
+    source_fingerprint: str
+    """The source model that it is, or was made from."""
+    scores: dict[str, Score]
+    """By `<task>/<metric>`."""
+    settings: Settings
+    versions: dict[str, str]
+    device: str
+    seconds: float
+    created: str
+
+    @property
+    def file_name(self) -> str:
+        """The file that a folder of scores keeps it in."""
+        return f"{SOURCE_NAME if self.recipe is None else self.name}.json"
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def read(cls, path: Path) -> "Scorecard":
+        """A scorecard from its file."""
+        try:
+            return cls.model_validate(json.loads(path.read_bytes()))
+        except OSError as error:
+            raise ScoreError(f"cannot read {path}: {error.strerror}") from error
+        except ValidationError as error:
+            item = error.errors()[0]
+            where = ".".join(str(part) for part in item["loc"])
+            raise ScoreError(f"{path} is no score file: {where}: {item['msg']}") from error
+        except ValueError as error:
+            raise ScoreError(f"{path} is no score file: it is not valid JSON") from error

@@ -1,0 +1,126 @@
+"""Files that appear whole or not at all, and disks that say what is wrong."""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from quantkit.errors import StorageError
+
+CHUNK_BYTES = 16 << 20
+
+
+@contextmanager
+def guarded(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusals to write below `path` into one clear sentence."""
+    try:
+        yield
+    except OSError as error:
+        reason = {
+            errno.ENOSPC: f"the disk that holds {path} is full; free some space and try again",
+            errno.EDQUOT: f"the quota for {path} is used up; free some space and try again",
+            errno.EACCES: f"no permission to write {path}; choose another --out",
+            errno.EPERM: f"no permission to write {path}; choose another --out",
+            errno.EROFS: f"{path} is on a read-only file system; choose another --out",
+            errno.EFBIG: f"the file system of {path} does not take files this large",
+            errno.ENOTDIR: f"{path} cannot be a folder: part of its path is a file",
+            errno.EEXIST: f"{path} cannot be a folder: a file of that name exists",
+        }.get(error.errno or 0)
+        if reason is None:
+            raise
+        raise StorageError(reason) from error
+
+
+def require_space(folder: Path, needed_bytes: int) -> None:
+    """Refuse before the work when the disk cannot hold its result."""
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
+    if free < needed_bytes:
+        raise StorageError(
+            f"{folder} needs {gib(needed_bytes)} but its disk has {gib(free)} free; "
+            "free some space or choose another --out"
+        )
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON to a temporary sibling and rename it, so that a reader never sees half."""
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text to a temporary sibling and rename it."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    with guarded(path):
+        try:
+            with scratch.open("w", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            scratch.replace(path)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def scratch_folder(target: Path, force: bool = False) -> Iterator[Path]:
+    """A folder that takes the name `target` only when its contents are complete.
+
+    An existing target is refused before anything is done, unless `force`; even then it is
+    replaced only by a finished one.
+    """
+    refuse_existing(target, force)
+    scratch = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    with guarded(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if scratch.exists():
+            shutil.rmtree(scratch)
+        scratch.mkdir()
+    try:
+        with guarded(target):
+            yield scratch
+            sync_folder(scratch)
+            if target.exists():
+                retired = target.with_name(f".{target.name}.replaced-{os.getpid()}")
+                target.rename(retired)
+                scratch.rename(target)
+                shutil.rmtree(retired)
+            else:
+                scratch.rename(target)
+            sync_folder(target.parent)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def refuse_existing(target: Path, force: bool) -> None:
+    """Stop when an output of that name is there already."""
+    if target.exists() and not force:
+        raise StorageError(f"{target} exists already; use --force to replace it")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and new files in a folder last."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def gib(size_bytes: float) -> str:
+    """A size for people: MiB below one GiB, GiB above."""
+    if size_bytes < 1 << 30:
+        return f"{size_bytes / (1 << 20):.1f} MiB"
+    return f"{size_bytes / (1 << 30):.2f} GiB"

@@ -1,0 +1,223 @@
+"""Every check of a checkpoint, and a list of every fault.
+
+Loading proves little: engines load a checkpoint with a missing scale and write garbage. So the
+stored tensors are compared with the exact set that the recipe demands, files with their hashes,
+and the weights, read back, with the source.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantkit.errors import QuantkitError
+from quantkit.export import compressed_tensors, folder
+from quantkit.export.checkpoint import Checkpoint
+from quantkit.export.manifest import Manifest
+from quantkit.model.architecture import Architecture
+from quantkit.model.shards import StoredTensor, TensorSpec
+from quantkit.model.source import ModelSource, is_local, read_config
+from quantkit.progress import Progress, Silent
+from quantkit.quantize import plan as planning
+from quantkit.quantize.plan import Plan
+from quantkit.storage import guarded
+
+# A swapped or scrambled weight is off by about 1.4; rounding a bell-shaped one by 0.03 (FP8),
+# 0.01 (8 bits) or 0.13 (4 bits). Half way up in between is room for odd distributions.
+MAX_RELATIVE_ERROR = {("float", 8): 0.1, ("int", 8): 0.1, ("int", 4): 0.5}
+ERROR_TOLERANCE = 1e-3
+
+
+@dataclass
+class Verification:
+    """What was checked, what was found, what could not be checked."""
+
+    path: Path
+    passed: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    worst: list[tuple[str, float]] = field(default_factory=list)
+    """The layers with the largest relative error, worst first."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.faults
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "path": str(self.path),
+            "ok": self.ok,
+            "passed": self.passed,
+            "faults": self.faults,
+            "left_out": self.left_out,
+            "worst_layers": [{"layer": n, "relative_error": e} for n, e in self.worst],
+        }
+
+    def record(self, check: str, faults: list[str]) -> None:
+        """Note the outcome of one check."""
+        if faults:
+            self.faults += [f"{check}: {fault}" for fault in faults]
+        else:
+            self.passed.append(check)
+
+
+def verify(path: Path, source: str | None = None, progress: Progress | None = None) -> Verification:
+    """Check a checkpoint folder; `source` overrides where its source model lies."""
+    progress = progress or Silent()
+    result = Verification(path)
+    checkpoint = Checkpoint.open(path)
+    manifest = checkpoint.manifest
+    result.record("files", list(_file_faults(path, manifest)))
+    try:
+        tensors = checkpoint.tensors
+        result.record("headers", [])
+    except QuantkitError as error:
+        result.record("headers", [str(error)])
+        return result
+    original = _find_source(manifest, source, result)
+    try:
+        plan = expected_plan(path, manifest, original)
+    except QuantkitError as error:
+        result.record("config", [str(error)])
+        return result
+    result.record("config", list(_config_faults(path, plan, original)))
+    tensor_faults = list(_tensor_faults(tensors, plan))
+    result.record("tensors", tensor_faults)
+    result.record("bits per weight", list(_size_faults(tensors, plan, manifest)))
+    if tensor_faults:
+        result.left_out.append("weights: not read back, since the tensors are not the right ones")
+        return result
+    errors: dict[str, float] = {}
+    faults = list(_value_faults(checkpoint, plan, original, errors, progress))
+    result.record("weights", faults)
+    result.worst = sorted(errors.items(), key=lambda item: -item[1])[:5]
+    return result
+
+
+def expected_plan(path: Path, manifest: Manifest, source: ModelSource | None) -> Plan:
+    """The plan that must have made this checkpoint, from its source or from its config alone."""
+    architecture = Architecture.of(path, bool(source and source.trust_remote_code))
+    if source is not None:
+        stored = architecture.stored(source)
+    else:
+        record = manifest.source
+        stored = [
+            TensorSpec(name, record.other_dtypes.get(name, record.dtype), shape)
+            for name, shape in architecture.shapes.items()
+            if name not in architecture.tied
+        ]
+        stored += [
+            TensorSpec(name, dtype, tuple(shape))
+            for name, (dtype, shape) in record.extra_tensors.items()
+        ]
+    return planning.make(architecture, stored, manifest.recipe)
+
+
+def _find_source(manifest: Manifest, given: str | None, result: Verification) -> ModelSource | None:
+    name = given or manifest.source.name
+    if given is None and not is_local(name):
+        result.left_out.append(
+            f"comparison with the source: {name} is not at hand; give it with --source"
+        )
+        return None
+    source = ModelSource.open(name)
+    if source.fingerprint != manifest.source.fingerprint:
+        result.record("source", [f"{name} is not the model that this checkpoint was made from"])
+        return None
+    result.record("source", [])
+    return source
+
+
+def _file_faults(path: Path, manifest: Manifest) -> Iterator[str]:
+    with guarded(path):
+        found = folder.hash_files(path)
+    for name, file in manifest.files.items():
+        if name not in found:
+            yield f"{name} is missing"
+        elif found[name].size_bytes != file.size_bytes:
+            yield f"{name} has {found[name].size_bytes} bytes, its manifest says {file.size_bytes}"
+        elif found[name].sha256 != file.sha256:
+            yield f"{name} was changed after it was written (sha256 differs)"
+    for name in found:
+        if name not in manifest.files and name not in ("README.md", "verified.json"):
+            yield f"{name} does not belong to the checkpoint"
+    if manifest.recipe.digest != manifest.recipe_digest:
+        yield "the recipe in the manifest does not have the digest that stands beside it"
+
+
+def _config_faults(path: Path, plan: Plan, source: ModelSource | None) -> Iterator[str]:
+    config = read_config(path)
+    expected = compressed_tensors.quantization_config(plan.recipe, plan.ignored)
+    if config.pop("quantization_config", None) != expected:
+        yield "quantization_config is not the one that the recipe demands"
+    if source is not None and config != source.config:
+        changed = [k for k in {*config, *source.config} if config.get(k) != source.config.get(k)]
+        yield f"{', '.join(sorted(changed))} differ from the source's config"
+
+
+def _tensor_faults(tensors: dict[str, StoredTensor] | Any, plan: Plan) -> Iterator[str]:
+    expected = {spec.name: spec for spec in plan.specs}
+    for name, spec in expected.items():
+        found = tensors.get(name)
+        if found is None:
+            yield f"{name} is missing"
+        elif (found.dtype, found.shape) != (spec.dtype, spec.shape):
+            yield (
+                f"{name} is {found.dtype} {list(found.shape)}, "
+                f"it must be {spec.dtype} {list(spec.shape)}"
+            )
+    for name in tensors:
+        if name not in expected:
+            yield f"{name} does not belong to the checkpoint"
+
+
+def _size_faults(tensors: Any, plan: Plan, manifest: Manifest) -> Iterator[str]:
+    stored = 8 * sum(t.size_bytes for t in tensors.values()) / plan.n_parameters
+    if abs(stored - plan.bits_per_weight) > 1e-9:
+        yield f"{stored:.4f} are stored, the recipe promises {plan.bits_per_weight:.4f}"
+    if abs(manifest.bits_per_weight - plan.bits_per_weight) > 1e-9:
+        yield f"the manifest says {manifest.bits_per_weight:.4f}, not {plan.bits_per_weight:.4f}"
+
+
+@torch.no_grad()
+def _value_faults(
+    checkpoint: Checkpoint,
+    plan: Plan,
+    source: ModelSource | None,
+    errors: dict[str, float],
+    progress: Progress,
+) -> Iterator[str]:
+    scheme = plan.recipe.weights
+    limit = MAX_RELATIVE_ERROR[scheme.type, scheme.num_bits]
+    progress.start(f"verify {checkpoint.folder.name}", plan.size_bytes)
+    for module, spec in plan.quantized.items():
+        quantized = checkpoint.quantized_weight(module)
+        weight = checkpoint.weight(module)
+        if not weight.isfinite().all():
+            yield f"{module} dequantises to NaN or infinity"
+        elif not (quantized.scale > 0).all():
+            yield f"{module} has scales that are not positive"
+        elif source is not None:
+            original = source.tensors[spec.name].read().float()
+            norm = torch.linalg.vector_norm(original).clamp(min=1e-30)
+            error = (torch.linalg.vector_norm(original.sub_(weight)) / norm).item()
+            errors[module] = error
+            noted = checkpoint.manifest.layers[module].relative_error
+            if error > limit:
+                yield f"{module} is {error:.3f} off its source, more than {limit}"
+            elif abs(error - noted) > ERROR_TOLERANCE * max(error, noted):
+                yield f"{module} is {error:.5f} off its source, its manifest says {noted:.5f}"
+        progress.advance(sum(checkpoint.tensors[n].size_bytes for n in checkpoint.parts(module)))
+    parts = {name for module in plan.quantized for name in checkpoint.parts(module)}
+    for name, tensor in checkpoint.tensors.items():
+        if name in parts:
+            continue
+        values = tensor.read()
+        if values.is_floating_point() and not torch.stack(values.aminmax()).isfinite().all():
+            yield f"{name} holds NaN or infinity"
+        elif source is not None and not torch.equal(values, source.tensors[name].read()):
+            yield f"{name} is not the source's"
+        progress.advance(tensor.size_bytes)
+    progress.finish()
