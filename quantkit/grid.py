@@ -56,11 +56,12 @@ def parameters(
         scale = torch.maximum(low.abs(), high) / ((top - bottom) / 2)
     else:
         scale = (high - low) / (top - bottom)
-    scale = torch.where(scale == 0, torch.finfo(scale.dtype).eps, scale)
+    empty = scale == 0
+    scale = torch.where(empty, torch.finfo(scale.dtype).eps, scale)
     if scheme.symmetric:
         return scale, None
-    zero_point = (bottom - low / scale).clamp(bottom, top).round().to(torch.int8)
-    return scale, zero_point
+    zero_point = (bottom - low / scale).clamp(bottom, top).round().masked_fill(empty, 0)
+    return scale, zero_point.to(torch.int8)
 
 
 def quantize(
@@ -81,7 +82,25 @@ def quantize(
 
 def dequantize(weight: QuantizedWeight, scheme: WeightScheme) -> torch.Tensor:
     """The weights that the numbers stand for, in float32."""
-    values = tiles(weight.values, scheme).float()
+    values = widen(tiles(weight.values, scheme))
     if weight.zero_point is not None:
         values -= weight.zero_point.float().unsqueeze(-1)
-    return (values * weight.scale.float().unsqueeze(-1)).reshape(weight.values.shape)
+    return values.mul_(weight.scale.float().unsqueeze(-1)).reshape(weight.values.shape)
+
+
+def has_nan(values: torch.Tensor) -> bool:
+    """Whether FP8 numbers hold NaN; no quantiser writes it."""
+    return values.dtype == FP8 and bool(((values.view(torch.uint8) & 0x7F) == 0x7F).any())
+
+
+def widen(values: torch.Tensor) -> torch.Tensor:
+    """Stored numbers as float32, exactly but for NaN, which `verify` looks for.
+
+    torch turns FP8 into float32 one by one on a CPU. Moved into the fields of a float16, whose
+    exponent is biased by 8 more, the same bits mean the number over 256: five times as fast.
+    """
+    if values.dtype != FP8 or values.device.type != "cpu":
+        return values.float()
+    bits = values.view(torch.int8).to(torch.int16)
+    bits.bitwise_left_shift_(7).bitwise_and_(~0x4000)  # the sign was extended into that bit
+    return bits.view(torch.float16).float().mul_(256)

@@ -12,7 +12,8 @@ from typing import Any
 
 from quantkit.errors import StorageError
 
-CHUNK_BYTES = 16 << 20
+MANIFEST = "quantkit.json"
+"""The file that marks a finished checkpoint."""
 
 
 @contextmanager
@@ -105,9 +106,13 @@ def scratch_folder(target: Path, force: bool = False) -> Iterator[Path]:
 
 
 def refuse_existing(target: Path, force: bool) -> None:
-    """Stop when an output of that name is there already."""
-    if target.exists() and not force:
+    """Stop when an output of that name is there already; never replace what is not ours."""
+    if not target.exists():
+        return
+    if not force:
         raise StorageError(f"{target} exists already; use --force to replace it")
+    if not (target / MANIFEST).is_file():
+        raise StorageError(f"{target} is no checkpoint of quantkit, so it is not replaced")
 
 
 def sync_folder(folder: Path) -> None:

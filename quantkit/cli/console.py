@@ -91,7 +91,6 @@ def print_table(
             heading,
             justify="left" if index in words else "right",
             no_wrap=index == 0 or index not in words,
-            vertical="bottom",
         )
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))

@@ -24,7 +24,10 @@ def command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """The whole line on the model that ships with quantkit; needs no network and no GPU."""
+    """Try the whole line on a small model that ships with quantkit.
+
+    It needs no network and no GPU.
+    """
     from quantkit.cli import console, start
 
     start.stay_offline_if(True)

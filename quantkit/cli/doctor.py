@@ -6,11 +6,10 @@ from quantkit.cli.options import AsJson
 
 
 def command(json: AsJson = False) -> None:
-    """Versions, devices and their memory, and what optional engines would need."""
+    """Show versions, devices and optional engines."""
     from quantkit import doctor
-    from quantkit.cli import console, start
+    from quantkit.cli import console
 
-    start.stay_offline_if(True)
     findings = doctor.examine()
     if json:
         console.print_json(findings)

@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command line and return its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        result = app(arguments, standalone_mode=False)
+        result = app(arguments, standalone_mode=False, prog_name="quantkit")
         return result if isinstance(result, int) else 0
     except QuantkitError as error:
         return _fail(str(error), EXIT_ERROR)

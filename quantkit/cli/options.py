@@ -11,7 +11,7 @@ Recipes = Annotated[
     typer.Option("-r", "--recipe", metavar="NAME", help="A recipe or its file; repeat for more."),
 ]
 Out = Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where results go.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace results that exist.")]
 Revision = Annotated[
     str | None, typer.Option(metavar="REV", help="Branch, tag or commit of a hub model.")

@@ -28,7 +28,10 @@ def command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write DIR/RECIPE/ for every recipe, from one read of the model."""
+    """Make quantised checkpoints of a model.
+
+    Writes DIR/RECIPE/ for every recipe, all from one read of the model.
+    """
     from quantkit.cli import console, start
 
     source, loaded = start.model_and_recipes(model, recipe, revision, trust_remote_code)

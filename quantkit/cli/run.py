@@ -33,7 +33,10 @@ def command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """The whole line: quantize, verify, score, report. Takes up what an earlier run finished."""
+    """Quantize, verify, score and report in one go.
+
+    What an earlier run in the same folder finished is taken up, not made again.
+    """
     from quantkit.cli import console, start
 
     names = split(tasks)

@@ -19,7 +19,10 @@ def command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Check a checkpoint: files, tensors, config, and weights against the source."""
+    """Check that a checkpoint is whole and right.
+
+    Files against their hashes, tensors against the recipe, weights against the source.
+    """
     from quantkit.cli import console, start
 
     start.stay_offline_if(source is None or Path(source).exists())

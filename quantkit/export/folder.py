@@ -1,7 +1,7 @@
 """A checkpoint as a complete Hugging Face folder: config, tokenizer, shards, index, manifest."""
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +26,8 @@ class FolderWriter:
         self.folder = folder
         self._shards = assign_to_shards(specs, MAX_SHARD_BYTES)
         self._writers: dict[str, ShardWriter] = {}
+        self.hashes: dict[str, str] = {}
+        """The sha256 of every shard, once closed."""
         self._place: dict[str, ShardWriter] = {}
         for file, part in self._shards.items():
             writer = ShardWriter(folder / file, part)
@@ -42,8 +44,8 @@ class FolderWriter:
 
     def close(self) -> None:
         """Flush all shards and write the index."""
-        for writer in self._writers.values():
-            writer.close()
+        for file, writer in self._writers.items():
+            self.hashes[file] = writer.close()
         if len(self._shards) > 1:
             write_json(self.folder / INDEX, index_of(self._shards))
 
@@ -77,11 +79,11 @@ def write_side_files(folder: Path, source: ModelSource, recipe: Recipe, ignored:
                 shutil.copyfile(path, target)
 
 
-def hash_files(folder: Path) -> dict[str, StoredFile]:
-    """Hash and size of every file below a folder, the manifest apart."""
+def hash_files(folder: Path, known: Mapping[str, str] | None = None) -> dict[str, StoredFile]:
+    """Hash and size of every file in a folder, the manifest apart; `known` hashes are taken."""
     paths = [p for p in sorted(folder.iterdir()) if p.is_file() and p.name != manifest.FILE]
     with ThreadPoolExecutor() as pool:
-        hashes = list(pool.map(sha256_of, paths))
+        hashes = list(pool.map(lambda p: (known or {}).get(p.name) or sha256_of(p), paths))
     return {
         path.name: StoredFile(sha256=digest, size_bytes=path.stat().st_size)
         for path, digest in zip(paths, hashes, strict=True)

@@ -14,8 +14,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from quantkit.errors import CheckpointError
 from quantkit.model.shards import TensorSpec
 from quantkit.recipe import Recipe
+from quantkit.storage import MANIFEST
 
-FILE = "quantkit.json"
+FILE = MANIFEST
 
 
 class Record(BaseModel):
@@ -70,6 +71,8 @@ class Manifest(Record):
     versions: dict[str, str]
     device: str
     seconds: float
+    stage_seconds: dict[str, float] = {}
+    """Where the time went."""
     peak_host_bytes: int
     peak_device_bytes: int | None
     created: str

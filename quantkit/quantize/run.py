@@ -3,7 +3,10 @@
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from quantkit import device as devices
 from quantkit.errors import RecipeError
@@ -20,6 +23,34 @@ from quantkit.recipe import Recipe
 from quantkit.storage import gib, refuse_existing, require_space, scratch_folder
 
 
+@dataclass(frozen=True)
+class Job:
+    """All that is decided before the first weight is read."""
+
+    source: ModelSource
+    source_record: manifest.Source
+    plans: list[Plan]
+    targets: list[Path]
+    device: torch.device
+
+
+class Clock:
+    """How long the run and each of its stages took."""
+
+    def __init__(self) -> None:
+        self._started = self._last = time.monotonic()
+        self.stages: dict[str, float] = {}
+
+    def lap(self, stage: str) -> None:
+        """The stage that ended just now."""
+        now = time.monotonic()
+        self.stages[stage], self._last = now - self._last, now
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+
 def quantize(
     source: ModelSource,
     recipes: Sequence[Recipe],
@@ -29,8 +60,42 @@ def quantize(
     progress: Progress | None = None,
 ) -> list[Checkpoint]:
     """Write `out/<recipe>/` for every recipe from one read of the source."""
-    started = time.monotonic()
     progress = progress or Silent()
+    clock = Clock()
+    job = prepare(source, recipes, out, device, force, progress)
+    clock.lap("plan")
+    with ExitStack() as stack:
+        # Writers close before folders take their names: the stack unwinds in that order.
+        scratches = [stack.enter_context(scratch_folder(t, force)) for t in job.targets]
+        with ExitStack() as writing:
+            writers = [
+                writing.enter_context(folder.open_folder(scratch, plan.specs))
+                for scratch, plan in zip(scratches, job.plans, strict=True)
+            ]
+            errors = quantize_tensors(source, job.plans, writers, job.device, progress)
+            clock.lap("tensors")
+        clock.lap("flush")
+        checkpoints = []
+        for scratch, target, writer, plan, layers in zip(
+            scratches, job.targets, writers, job.plans, errors, strict=True
+        ):
+            folder.write_side_files(scratch, source, plan.recipe, plan.ignored)
+            files = folder.hash_files(scratch, writer.hashes)
+            record = manifest_of(job, plan, layers, files, clock)
+            folder.write_manifest(scratch, record)
+            checkpoints.append(Checkpoint(target, record))
+    return checkpoints
+
+
+def prepare(
+    source: ModelSource,
+    recipes: Sequence[Recipe],
+    out: Path,
+    device: str,
+    force: bool,
+    progress: Progress,
+) -> Job:
+    """Everything that can fail cheaply fails here."""
     names = [recipe.name for recipe in recipes]
     if twice := {name for name in names if names.count(name) > 1}:
         raise RecipeError(f"recipe {min(twice)} was asked for twice")
@@ -45,58 +110,28 @@ def quantize(
     planning.check_tied(source, architecture)
     stored = architecture.stored(source)
     plans = [planning.make(architecture, stored, recipe) for recipe in recipes]
-    for one in plans:
-        progress.note(_announce(one))
-    require_space(out, sum(one.size_bytes for one in plans))
-    with ExitStack() as stack:
-        # Writers close before folders take their names: the stack unwinds in that order.
-        scratches = [stack.enter_context(scratch_folder(t, force)) for t in targets]
-        with ExitStack() as writing:
-            writers = [
-                writing.enter_context(folder.open_folder(scratch, one.specs))
-                for scratch, one in zip(scratches, plans, strict=True)
-            ]
-            errors = quantize_tensors(source, plans, writers, where, progress)
-        checkpoints = []
-        for scratch, target, one, layers in zip(scratches, targets, plans, errors, strict=True):
-            folder.write_side_files(scratch, source, one.recipe, one.ignored)
-            record = manifest_of(
-                source,
-                one,
-                layers,
-                folder.hash_files(scratch),
-                manifest.source_record(
-                    source.name,
-                    source.revision,
-                    source.fingerprint,
-                    stored,
-                    unknown,
-                    planning.usual_dtype(stored),
-                ),
-                devices.describe(where),
-                time.monotonic() - started,
-                devices.peak_device_bytes(where),
-            )
-            folder.write_manifest(scratch, record)
-            checkpoints.append(Checkpoint(target, record))
-    return checkpoints
+    for plan in plans:
+        progress.note(_announce(plan))
+    require_space(out, sum(plan.size_bytes for plan in plans))
+    record = manifest.source_record(
+        source.name,
+        source.revision,
+        source.fingerprint,
+        stored,
+        unknown,
+        planning.usual_dtype(stored),
+    )
+    return Job(source, record, plans, targets, where)
 
 
 def manifest_of(
-    source: ModelSource,
-    plan: Plan,
-    errors: Errors,
-    files: dict[str, manifest.StoredFile],
-    source_record: manifest.Source,
-    device: str,
-    seconds: float,
-    peak_device_bytes: int | None,
+    job: Job, plan: Plan, errors: Errors, files: dict[str, manifest.StoredFile], clock: Clock
 ) -> Manifest:
     """Put together what is known of a checkpoint."""
     return Manifest(
         name=plan.recipe.name,
         format=compressed_tensors.NAME,
-        source=source_record,
+        source=job.source_record,
         recipe=plan.recipe,
         recipe_digest=plan.recipe.digest,
         n_parameters=plan.n_parameters,
@@ -106,18 +141,22 @@ def manifest_of(
         layers={name: Layer(relative_error=errors[name]) for name in plan.quantized},
         files=files,
         versions=manifest.versions(),
-        device=device,
-        seconds=seconds,
+        device=devices.describe(job.device),
+        seconds=clock.seconds,
+        stage_seconds=clock.stages,
         peak_host_bytes=devices.peak_host_bytes(),
-        peak_device_bytes=peak_device_bytes,
+        peak_device_bytes=devices.peak_device_bytes(job.device),
         created=manifest.now(),
         notes=plan.notes,
     )
 
 
 def _announce(plan: Plan) -> str:
-    words = [f"{plan.recipe.name}: {len(plan.quantized)} of "]
-    words.append(f"{len(plan.quantized) + len(plan.ignored)} linear layers")
-    words += [f", {note}" for note in plan.notes]
-    words.append(f", {gib(plan.size_bytes)}, {plan.bits_per_weight:.2f} bits per weight")
-    return "".join(words)
+    n_layers = len(plan.quantized) + len(plan.ignored)
+    words = [
+        f"{plan.recipe.name}: {len(plan.quantized)} of {n_layers} linear layers",
+        *plan.notes,
+        gib(plan.size_bytes),
+        f"{plan.bits_per_weight:.2f} bits per weight",
+    ]
+    return ", ".join(words)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from quantkit import grid
 from quantkit.errors import QuantkitError
 from quantkit.export import compressed_tensors, folder
 from quantkit.export.checkpoint import Checkpoint
@@ -194,8 +195,8 @@ def _value_faults(
     progress.start(f"verify {checkpoint.folder.name}", plan.size_bytes)
     for module, spec in plan.quantized.items():
         quantized = checkpoint.quantized_weight(module)
-        weight = checkpoint.weight(module)
-        if not weight.isfinite().all():
+        weight = grid.dequantize(quantized, scheme)
+        if grid.has_nan(quantized.values) or not weight.isfinite().all():
             yield f"{module} dequantises to NaN or infinity"
         elif not (quantized.scale > 0).all():
             yield f"{module} has scales that are not positive"

@@ -18,6 +18,6 @@ class RoundToNearest:
     def quantize(self, weight: torch.Tensor, scheme: WeightScheme) -> grid.QuantizedWeight:
         """Round one layer's weight."""
         tiles = grid.tiles(weight, scheme)
-        low, high = tiles.aminmax(dim=-1)
-        scale, zero_point = grid.parameters(low, high, scheme)
+        # Not aminmax: along a dimension it is several times slower on a CPU.
+        scale, zero_point = grid.parameters(tiles.amin(-1), tiles.amax(-1), scheme)
         return grid.quantize(weight, scale, zero_point, scheme)

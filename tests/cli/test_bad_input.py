@@ -1,0 +1,291 @@
+"""Model folders that cannot be quantised: each is refused with one message and leaves nothing."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+INDEX = "model.safetensors.index.json"
+TRACEBACK = "ends in a traceback"
+
+
+def breaks(*values: object, raises: type[BaseException] = Exception, reason: str = TRACEBACK):
+    return pytest.param(*values, marks=pytest.mark.xfail(strict=True, raises=raises, reason=reason))
+
+
+def test_folder_that_is_no_model(refused, tmp_path):
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    assert refused(folder) == f"{folder} is no model folder: it has no config.json"
+
+
+def test_missing_folder(refused, tmp_path):
+    message = refused(tmp_path / "nothing")
+    assert message.startswith(f"there is no folder {tmp_path / 'nothing'}; MODEL is a folder")
+
+
+def test_file_as_model(refused, tmp_path):
+    file = tmp_path / "model.gguf"
+    file.touch()
+    assert refused(file) == f"{file} is a file; MODEL is a folder, a hub id or `demo`"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nobody/nothing-of-this-name", "HF_HUB_OFFLINE is set; give a folder"),
+        ("we!rd name", "check the name"),
+        ("a/b/c", "there is no folder a/b/c"),
+        breaks("a" * 300, "", raises=OSError, reason="ENAMETOOLONG from Path.exists"),
+    ],
+    ids=["hub", "impossible-id", "path", "long"],
+)
+def test_name_that_stands_for_nothing(refused, name, words):
+    message = refused(name)
+    assert name in message
+    assert words in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "\udcff",
+        breaks("[" * 100_000, raises=RecursionError),
+    ],
+    ids=["empty", "cut", "list", "null", "no-utf8", "deep"],
+)
+def test_config_of_broken_json(refused, tiny_model, text):
+    folder = tiny_model()
+    (folder / "config.json").write_bytes(text.encode(errors="surrogateescape"))
+    assert refused(folder).startswith(f"{folder / 'config.json'} is not valid JSON: ")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"architectures": ["BertForMaskedLM"], "model_type": "bert"}, "BertForMaskedLM"),
+        ({"architectures": ["BertModel"], "model_type": "bert"}, "BertModel"),
+        (
+            {
+                "architectures": ["T5ForConditionalGeneration"],
+                "model_type": "t5",
+                "is_encoder_decoder": True,
+            },
+            "T5ForConditionalGeneration",
+        ),
+        ({"is_encoder_decoder": True}, "decoder-only"),
+        (
+            {
+                "architectures": ["LlavaForConditionalGeneration"],
+                "model_type": "llava",
+                "vision_config": {"model_type": "clip_vision_model"},
+            },
+            "LlavaForConditionalGeneration",
+        ),
+        ({"vision_config": {"model_type": "siglip"}}, "images or sound"),
+        ({"audio_config": {}}, "images or sound"),
+        ({"architectures": []}, "llama"),
+        ({"architectures": None}, "llama"),
+        breaks({"architectures": [1]}, "", raises=TypeError),
+        breaks({"architectures": 5}, "", raises=TypeError),
+        breaks(
+            {"architectures": "BertModel"}, "BertModel", raises=AssertionError, reason="spelt out"
+        ),
+    ],
+    ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
+)
+def test_unsupported_kind(refused, tiny_model, edit_config, config, words):
+    folder = edit_config(tiny_model(), **config)
+    message = refused(folder)
+    assert message.startswith(f"{folder} is of an unsupported kind")
+    assert words in message
+    assert "quantkit takes" in message
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"num_local_experts": 8},
+        {"num_experts": 64},
+        *(
+            breaks(keys, raises=AssertionError, reason="taken for a dense model")
+            for keys in (
+                {"n_routed_experts": 64},
+                {"moe_num_experts": 64},
+                {"ffn_config": {"moe_num_experts": 16}},
+            )
+        ),
+    ],
+    ids=["mixtral", "qwen", "deepseek", "ernie", "dbrx"],
+)
+def test_mixture_of_experts(refused, tiny_model, edit_config, keys):
+    folder = edit_config(tiny_model(), **keys)
+    message = refused(folder)
+    assert message.startswith(f"{folder} is a mixture of experts")
+    assert "not supported yet" in message
+
+
+def test_modelling_code_of_its_own(refused, tiny_model, edit_config):
+    auto_map = {"AutoConfig": "configuration_new.NewConfig"}
+    folder = edit_config(tiny_model(), model_type="new", auto_map=auto_map)
+    assert "--trust-remote-code" in refused(folder)
+
+
+def test_quantised_already(refused, tiny_model, edit_config):
+    folder = edit_config(tiny_model(), quantization_config={"quant_method": "awq"})
+    message = refused(folder)
+    assert message.startswith(f"{folder} is quantised already (awq); give the original model")
+
+
+@pytest.mark.xfail(strict=True, raises=AttributeError, reason=TRACEBACK)
+def test_quantised_already_in_words(refused, tiny_model, edit_config):
+    assert "quantised already" in refused(edit_config(tiny_model(), quantization_config="awq"))
+
+
+def test_our_own_output_as_source(run_cli, refused, tiny_model, tmp_path):
+    first = tmp_path / "first"
+    assert run_cli(["quantize", tiny_model(), "-r", "fp8-dynamic", "-o", first, "-q"]).code == 0
+    message = refused(first / "fp8-dynamic")
+    assert "is quantised already (compressed-tensors)" in message
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"model_type": "frobnicate"}, "frobnicate"),
+        ({"model_type": None}, "model_type"),
+        ({"hidden_act": "frobnicate"}, "frobnicate"),
+        breaks({"hidden_size": "big"}, "hidden_size"),
+        breaks({"num_attention_heads": 3}, "attention heads"),
+        breaks({"num_attention_heads": 0}, "", raises=ZeroDivisionError),
+        breaks({"pad_token_id": 100_000}, "", raises=AssertionError),
+    ],
+    ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
+)
+def test_config_that_describes_no_model(refused, tiny_model, edit_config, keys, words):
+    folder = edit_config(tiny_model(), **keys)
+    message = refused(folder)
+    assert str(folder / "config.json") in message
+    assert words in message
+
+
+def test_no_weights(refused, tiny_model):
+    folder = tiny_model()
+    (folder / "model.safetensors").unlink()
+    assert refused(folder) == f"{folder} is no model folder: it has no safetensors weights"
+
+
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "consolidated.00.pth"])
+def test_pickled_weights_only(refused, tiny_model, file):
+    folder = tiny_model()
+    (folder / "model.safetensors").rename(folder / file)
+    message = refused(folder)
+    assert f"{folder} has pickled weights only ({file})" in message
+    assert "save_pretrained" in message
+
+
+@pytest.fixture
+def sharded(tiny_model):
+    folder = tiny_model(max_shard_size="200KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 2
+    return folder
+
+
+def first_shard(folder):
+    return min(folder.glob("model-*.safetensors"))
+
+
+def test_missing_shard(refused, sharded):
+    shard = first_shard(sharded)
+    shard.unlink()
+    assert (
+        refused(sharded)
+        == f"{sharded / INDEX} names {shard.name}, which is missing; download it again"
+    )
+
+
+def test_missing_index(refused, sharded):
+    (sharded / INDEX).unlink()
+    assert INDEX in refused(sharded)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: raw[:-1],
+        lambda raw: raw[: len(raw) // 2],
+        lambda raw: raw[:20],
+        lambda raw: raw + b"\0",
+        lambda raw: b"",
+        lambda raw: b"\xff" * 8 + raw[8:],
+        lambda raw: raw[:8] + b"#" + raw[9:],
+        lambda raw: raw.replace(b'"BF16"', b'"BF61"', 1),
+        lambda raw: b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n",
+    ],
+    ids=["cut", "half", "head", "longer", "empty", "length", "json", "type", "lfs-pointer"],
+)
+def test_damaged_shard(refused, sharded, damage):
+    shard = first_shard(sharded)
+    shard.write_bytes(damage(shard.read_bytes()))
+    message = refused(sharded)
+    assert str(shard) in message
+    assert "again" in message
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("../elsewhere.safetensors", "'../elsewhere.safetensors' is not a plain file name"),
+        ("/etc/passwd", "'/etc/passwd' is not a plain file name"),
+        ("sub/x.safetensors", "is not a plain file name"),
+        ("..", "names .., which is missing"),
+        ("", "which is missing"),
+        ("gone.safetensors", "names gone.safetensors, which is missing"),
+        (5, "is no valid index"),
+    ],
+)
+def test_index_that_points_elsewhere(refused, sharded, file, words):
+    path = sharded / INDEX
+    index = json.loads(path.read_text())
+    index["weight_map"]["model.norm.weight"] = file
+    path.write_text(json.dumps(index))
+    message = refused(sharded)
+    assert message.startswith(str(path))
+    assert words in message
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"weight_map": []}', '{"weight_map": null}'])
+def test_broken_index(refused, sharded, text):
+    (sharded / INDEX).write_text(text)
+    assert refused(sharded).startswith(f"{sharded / INDEX} is no valid index: ")
+
+
+def test_index_that_promises_too_much(refused, sharded):
+    path = sharded / INDEX
+    index = json.loads(path.read_text())
+    shard = first_shard(sharded)
+    index["weight_map"]["model.extra.weight"] = shard.name
+    path.write_text(json.dumps(index))
+    assert refused(sharded) == f"{shard} lacks model.extra.weight, which {INDEX} places there"
+
+
+def test_tensor_in_two_shards(refused, sharded):
+    one, two = sorted(sharded.glob("model-*.safetensors"))[:2]
+    two.write_bytes(one.read_bytes())
+    assert INDEX in refused(sharded)
+
+
+def test_message_stands_alone_in_a_process_of_its_own(tiny_model, edit_config, out):
+    folder = edit_config(tiny_model(), hidden_act="frobnicate")
+    command = [sys.executable, "-m", "quantkit", "quantize", folder, "-r", "rtn-w4a16", "-o", out]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 3
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("quantkit: ")
+    assert not out.exists()

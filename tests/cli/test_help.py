@@ -1,0 +1,184 @@
+"""Help, versions, wrong usage, and commands that need no model."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import quantkit
+from quantkit import resources
+
+COMMANDS = ["demo", "run", "quantize", "verify", "score", "report", "recipes", "doctor"]
+HEAVY = ["torch", "transformers", "pydantic", "yaml", "rich", "numpy"]
+RECIPES = resources.names("recipes")
+
+
+def loaded_by(arguments: list[str]) -> tuple[int, list[str]]:
+    """Exit code of a command line, and the heavy packages that it imported."""
+    program = (
+        "import contextlib, io, json, sys\n"
+        "from quantkit.cli.main import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        f"    code = main({arguments!r})\n"
+        f"print(json.dumps([code, [name for name in {HEAVY!r} if name in sys.modules]]))\n"
+    )
+    command = [sys.executable, "-c", program]
+    code, loaded = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return code, loaded
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["quantize", "--help"]])
+def test_help_loads_nothing_heavy(arguments):
+    assert loaded_by(arguments) == (0, [])
+
+
+def test_checking_recipes_needs_no_torch():
+    code, loaded = loaded_by(["recipes", "show", RECIPES[0]])
+    assert code == 0
+    assert not {"torch", "transformers", "numpy"} & set(loaded)
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_root_help_lists_every_command(run_cli, flag):
+    result = run_cli([flag])
+    assert (result.code, result.stderr) == (0, "")
+    listed = [line.split()[0] for line in result.stdout.split("Commands:")[1].strip().split("\n")]
+    assert sorted(listed) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "command", [[name] for name in COMMANDS] + [["recipes", "show"], ["recipes", "validate"]]
+)
+def test_help_of_every_command(run_cli, command):
+    result = run_cli([*command, "--help"])
+    assert (result.code, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"Usage: quantkit {' '.join(command)} ")
+    assert "Options:" in result.stdout
+
+
+def test_version(run_cli):
+    assert run_cli(["--version"]) == (0, f"quantkit {quantkit.__version__}\n", "")
+
+
+def test_module_is_the_command():
+    command = [sys.executable, "-m", "quantkit", "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout == f"quantkit {quantkit.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["quantise"], "quantise"),
+        (["--verbos"], "--verbos"),
+        (["quantize"], "MODEL"),
+        (["quantize", "demo"], "--recipe"),
+        (["quantize", "demo", "-r"], "-r"),
+        (["quantize", "demo", "-r", "rtn-w4a16", "--bits", "4"], "--bits"),
+        (["quantize", "demo", "extra", "-r", "rtn-w4a16"], "extra"),
+        (["score", "demo", "--limit", "0"], "--limit"),
+        (["score", "demo", "--limit", "many"], "--limit"),
+        (["score", "demo", "--tasks", " , "], "name at least one"),
+        (["recipes", "sho"], "sho"),
+        (["recipes", "show"], "name"),
+        (["recipes", "validate"], "FILE"),
+        (["doctor", "me"], "me"),
+        (["verify"], "DIR"),
+        (["report"], "SCORES"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage(run_cli, arguments, words):
+    result = run_cli(arguments)
+    assert (result.code, result.stdout) == (2, "")
+    assert words in result.stderr.split("Error: ")[1]
+    assert "Traceback" not in result.stderr
+
+
+def test_no_arguments_show_the_help(run_cli):
+    result = run_cli([])
+    assert result.code == 2
+    assert "Usage: quantkit" in result.stdout + result.stderr
+
+
+def test_recipes(run_cli):
+    result = run_cli(["recipes"])
+    assert (result.code, result.stderr) == (0, "")
+    assert [line.split()[0] for line in result.stdout.strip().split("\n")[2:]] == RECIPES
+
+
+def test_recipes_json(run_cli):
+    result = run_cli(["recipes", "--json"])
+    assert (result.code, result.stderr) == (0, "")
+    listed = json.loads(result.stdout)
+    assert [recipe["name"] for recipe in listed] == RECIPES
+    assert all(recipe["summary"] and recipe["weights"]["num_bits"] for recipe in listed)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_show(run_cli, name):
+    text = run_cli(["recipes", "show", name])
+    data = run_cli(["recipes", "show", name, "--json"])
+    assert (text.code, text.stderr, data.code, data.stderr) == (0, "", 0, "")
+    recipe = json.loads(data.stdout)
+    assert recipe["name"] == name
+    assert text.stdout.startswith(resources.find("recipes", name).read_text().rstrip())
+    assert text.stdout.rstrip().endswith(f"digest {recipe['digest'][:16]}")
+
+
+def test_show_unknown(run_cli):
+    result = run_cli(["recipes", "show", "fp8-dynamics"])
+    assert (result.code, result.stdout) == (3, "")
+    assert "Did you mean fp8-dynamic" in result.stderr
+
+
+def test_validate(run_cli):
+    files = [resources.find("recipes", name) for name in RECIPES]
+    result = run_cli(["recipes", "validate", *files])
+    assert (result.code, result.stderr) == (0, "")
+    lines = result.stdout.strip().split("\n")
+    assert [line.split()[:2] for line in lines] == [["ok", str(file)] for file in files]
+
+
+def test_validate_lists_every_bad_file(run_cli, tmp_path):
+    good = resources.find("recipes", RECIPES[0])
+    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    one.write_text("metod: rtn\nweights: {num_bits: 3}\n")
+    two.write_text("[")
+    result = run_cli(["recipes", "validate", one, good, two, tmp_path / "none.yaml"])
+    assert result.code == 3
+    assert result.stdout.split()[:2] == ["ok", str(good)]
+    for words in (
+        f"{one} is not a valid recipe:",
+        "metod: unknown key; did you mean method?",
+        "weights.num_bits: 3 bits",
+        f"{two} is not valid YAML",
+        f"cannot read {tmp_path / 'none.yaml'}",
+    ):
+        assert words in result.stderr
+
+
+def test_doctor(run_cli):
+    text = run_cli(["doctor"])
+    data = run_cli(["doctor", "--json"])
+    assert (text.code, text.stderr, data.code, data.stderr) == (0, "", 0, "")
+    findings = json.loads(data.stdout)
+    assert findings["versions"]["quantkit"] == quantkit.__version__
+    assert "cores" in findings["devices"]["cpu"]
+    assert findings["environment"]["HF_HUB_OFFLINE"] == "1"
+    assert {"vllm", "llmcompressor"} <= set(findings["optional engines"])
+    for section, lines in findings.items():
+        assert f"{section}\n" in text.stdout
+        assert all(f"  {name}" in text.stdout for name in lines)
+
+
+def test_quantize_json_is_alone_on_stdout(run_cli, tiny_model, tmp_path):
+    command = ["quantize", tiny_model(), "-r", "rtn-w4a16", "-r", "fp8-dynamic", "-o", tmp_path]
+    result = run_cli([*command, "--json"])
+    assert result.code == 0
+    written = json.loads(result.stdout)
+    assert [Path(one["path"]).name for one in written] == ["rtn-w4a16", "fp8-dynamic"]
+    assert all(Path(one["path"], "quantkit.json").is_file() for one in written)
+    assert "linear layers" in result.stderr

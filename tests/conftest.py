@@ -1,0 +1,101 @@
+"""What tests share: the command line in process, and small random models on disk."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import itertools
+import json
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 128,
+}
+
+
+class Result(NamedTuple):
+    code: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run_cli(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[list[str]], Result]]:
+    """Run a command line in this process: exit code, stdout, stderr."""
+    from quantkit.cli.main import main
+
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def run(arguments: list[str]) -> Result:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        return Result(code, *capsys.readouterr())
+
+    yield run
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture(scope="session")
+def _originals(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    made: dict[str, Path] = {}
+
+    def make(max_shard_size: str, tied: bool, dtype: str, sizes: dict[str, int]) -> Path:
+        key = json.dumps([max_shard_size, tied, dtype, sizes])
+        if key not in made:
+            folder = tmp_path_factory.mktemp("original") / "model"
+            _save_llama(folder, max_shard_size, tied, dtype, sizes)
+            made[key] = folder
+        return made[key]
+
+    return make
+
+
+@pytest.fixture
+def tiny_model(tmp_path: Path, _originals: Callable[..., Path]) -> Callable[..., Path]:
+    """A factory of Llama folders that the test may change; sizes go by their config names."""
+    numbers = itertools.count(1)
+
+    def make(
+        max_shard_size: str = "1GB", tied: bool = False, dtype: str = "bf16", **sizes: int
+    ) -> Path:
+        original = _originals(max_shard_size, tied, dtype, sizes)
+        return shutil.copytree(original, tmp_path / f"model-{next(numbers)}")
+
+    return make
+
+
+def _save_llama(
+    folder: Path, max_shard_size: str, tied: bool, dtype: str, sizes: dict[str, int]
+) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from quantkit import resources
+
+    config = LlamaConfig(
+        **SIZES | sizes,
+        tie_word_embeddings=tied,
+        dtype=DTYPES[dtype],
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).to(getattr(torch, DTYPES[dtype]))
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    for name in TOKENIZER_FILES:
+        shutil.copyfile(resources.DEMO_MODEL / name, folder / name)

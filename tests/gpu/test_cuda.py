@@ -1,0 +1,38 @@
+"""What must hold on a machine with a GPU."""
+
+import pytest
+import torch
+
+from quantkit.model.source import ModelSource
+from quantkit.quantize.run import quantize
+from quantkit.recipe import Recipe
+from quantkit.score.harness import score
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+NAMES = ["fp8-dynamic", "rtn-w8a16", "rtn-w4a16"]
+
+
+def test_gpu_and_cpu_write_the_same_bytes(tmp_path):
+    recipes = [Recipe.load(name) for name in NAMES]
+    source = ModelSource.open("demo")
+    on_cpu = quantize(source, recipes, tmp_path / "cpu", device="cpu")
+    on_gpu = quantize(source, recipes, tmp_path / "gpu", device="cuda")
+    for cpu, gpu in zip(on_cpu, on_gpu, strict=True):
+        assert cpu.digest == gpu.digest
+        for name, layer in cpu.manifest.layers.items():
+            assert gpu.manifest.layers[name].relative_error == pytest.approx(
+                layer.relative_error, rel=1e-4
+            )
+
+
+def test_scores_on_gpu_and_cpu_agree():
+    source = ModelSource.open("demo")
+    values = [
+        score(source, ["python_docs"], limit=8, device=device).scores["python_docs/perplexity"]
+        for device in ("cpu", "cuda")
+    ]
+    assert values[0].n == values[1].n
+    assert values[1].value == pytest.approx(values[0].value, rel=5e-3)  # bf16 against float32

@@ -1,0 +1,126 @@
+"""Our arithmetic and files against compressed-tensors and transformers, which are the reference."""
+
+import pytest
+import torch
+from compressed_tensors.compressors.pack_quantized import pack_to_int32, unpack_from_int32
+from compressed_tensors.quantization import QuantizationArgs
+from compressed_tensors.quantization import QuantizationConfig as ReferenceConfig
+from compressed_tensors.quantization.lifecycle.forward import dequantize, quantize
+from compressed_tensors.quantization.utils import calculate_qparams
+from transformers import AutoModelForCausalLM
+
+from quantkit import grid, resources
+from quantkit.export import compressed_tensors as export
+from quantkit.export.checkpoint import Checkpoint
+from quantkit.model.source import ModelSource
+from quantkit.quantize.methods.rtn import RoundToNearest
+from quantkit.quantize.run import quantize as run_quantize
+from quantkit.recipe import Recipe, WeightScheme
+from quantkit.score import loading
+
+SCHEMES = [
+    WeightScheme(num_bits=4, strategy="group", group_size=128),
+    WeightScheme(num_bits=4, strategy="group", group_size=32, symmetric=False),
+    WeightScheme(num_bits=8, strategy="group", group_size=64),
+    WeightScheme(num_bits=8, strategy="channel"),
+    WeightScheme(num_bits=8, strategy="channel", symmetric=False),
+    WeightScheme(num_bits=8, type="float", strategy="channel"),
+    WeightScheme(num_bits=8, type="float", strategy="tensor"),
+]
+
+
+def difficult_weight(dtype: torch.dtype) -> torch.Tensor:
+    """Random, with a row of zeros, outliers, one-sided rows and ties."""
+    weight = torch.randn(96, 256, generator=torch.Generator().manual_seed(1)) * 0.05
+    weight[3] = 0
+    weight[5, 7] = 1e4
+    weight[8] = weight[8].abs()
+    weight[9] = -weight[9].abs()
+    weight[11] = torch.arange(256) / 32
+    return weight.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: f"{s.type}{s.num_bits}-{s.strategy}")
+def test_round_to_nearest_equals_the_reference_bit_for_bit(scheme, dtype):
+    weight = difficult_weight(dtype)
+    arguments = QuantizationArgs(**scheme.model_dump())
+    tiles = grid.tiles(weight, scheme)
+    scale, zero = calculate_qparams(tiles.amin(-1), tiles.amax(-1), arguments)
+    # In float32: in bf16 the reference itself differs between CPU and GPU.
+    values = quantize(
+        weight.float(),
+        scale.float(),
+        None if scheme.symmetric else zero,
+        arguments,
+        dtype=grid.FP8 if scheme.type == "float" else torch.int8,
+    )
+    ours = RoundToNearest().quantize(weight, scheme)
+    assert ours.scale.dtype == dtype
+    assert torch.equal(ours.scale, scale)
+    assert torch.equal(ours.values.view(torch.int8), values.view(torch.int8))
+    if scheme.symmetric:
+        assert ours.zero_point is None
+    else:
+        assert torch.equal(ours.zero_point, zero)
+    expected = dequantize(
+        values.float(),
+        scale.float(),
+        None if scheme.symmetric else zero,
+        arguments,
+        dtype=torch.float32,
+    )
+    assert torch.equal(grid.dequantize(ours, scheme), expected)
+
+
+@pytest.mark.parametrize("num_bits", [4, 8])
+@pytest.mark.parametrize("columns", [8, 64, 100, 129])
+def test_packing_equals_the_reference(num_bits, columns):
+    half = 1 << (num_bits - 1)
+    generator = torch.Generator().manual_seed(columns)
+    values = torch.randint(-half, half, (16, columns), generator=generator, dtype=torch.int8)
+    packed = export.pack(values, num_bits)
+    assert torch.equal(packed, pack_to_int32(values, num_bits))
+    assert torch.equal(export.unpack(packed, num_bits, columns), values)
+    assert torch.equal(unpack_from_int32(packed, num_bits, values.shape), values)
+
+
+def test_widening_is_exact_for_every_fp8_number():
+    every = torch.arange(256, dtype=torch.uint8).view(grid.FP8)
+    expected = every.float()
+    real = ~expected.isnan()
+    assert torch.equal(grid.widen(every)[real], expected[real])
+    assert grid.has_nan(every)
+    assert not grid.has_nan(every[real])
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Every shipped recipe on the demo model."""
+    out = tmp_path_factory.mktemp("out")
+    recipes = [Recipe.load(name) for name in resources.names("recipes")]
+    return run_quantize(ModelSource.open("demo"), recipes, out)
+
+
+def test_config_is_what_the_reference_library_reads(checkpoints):
+    for checkpoint in checkpoints:
+        written = export.quantization_config(checkpoint.manifest.recipe, ["lm_head"])
+        config = ReferenceConfig.model_validate(written)
+        group = config.config_groups["group_0"]
+        assert config.format == written["format"]
+        assert group.weights.num_bits == checkpoint.manifest.recipe.weights.num_bits
+        assert group.weights.group_size == checkpoint.manifest.recipe.weights.group_size
+        assert config.ignore == ["lm_head"]
+
+
+def test_transformers_loads_every_checkpoint_and_computes_the_same(checkpoints):
+    ids = torch.randint(0, 4096, (2, 64), generator=torch.Generator().manual_seed(0))
+    for checkpoint in checkpoints:
+        # The reference decompressor gives the weights in the checkpoint's own type.
+        reference = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32)
+        ours = loading.load(Checkpoint.open(checkpoint.folder), torch.device("cpu"))
+        with torch.no_grad():
+            expected = reference(ids).logits
+            logits = ours(ids).logits
+        error = (logits - expected).norm() / expected.norm()
+        assert error < 1e-6, checkpoint.label

@@ -1,0 +1,46 @@
+import pytest
+
+from quantkit import errors
+from quantkit.errors import QuantkitError, UnknownName
+
+
+def test_near_match_is_offered_alone():
+    message = str(UnknownName("recipe", "rtn-w4a61", ["rtn-w4a16", "fp8-dynamic"]))
+    assert message == "unknown recipe 'rtn-w4a61'. Did you mean rtn-w4a16?"
+
+
+def test_at_most_three_near_matches():
+    message = str(UnknownName("task", "aab", ["aaa", "aac", "aad", "aae", "aaf"]))
+    assert message.count(" or ") == 2
+
+
+def test_all_names_when_none_is_near():
+    message = str(UnknownName("device", "tpu", iter(["cuda", "cpx", "auto"])))
+    assert message == "unknown device 'tpu'. There are: auto, cpx, cuda."
+
+
+def test_nothing_known():
+    assert str(UnknownName("set", "x", [])) == "unknown set 'x'."
+
+
+def test_hint_stands_last():
+    message = str(UnknownName("recipe", "x", ["fp8"], "A path works too."))
+    assert message == "unknown recipe 'x'. There are: fp8. A path works too."
+
+
+ERRORS = [
+    value
+    for value in vars(errors).values()
+    if isinstance(value, type) and issubclass(value, Exception) and value is not QuantkitError
+]
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+def test_every_error_is_ours_and_stands_in_the_tree(kind):
+    assert issubclass(kind, QuantkitError)
+    assert f"\n      {kind.__name__} " in errors.__doc__
+
+
+def test_exit_codes_differ():
+    codes = [value for name, value in vars(errors).items() if name.startswith("EXIT_")]
+    assert sorted(codes) == [0, 1, 2, 3, 130]

@@ -1,0 +1,303 @@
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quantkit import resources
+from quantkit.errors import RecipeError, UnknownName
+from quantkit.recipe import ActivationScheme, Recipe, WeightScheme
+
+SHIPPED = sorted((Path(__file__).parents[2] / "recipes").rglob("*.y*ml"))
+W4 = {"num_bits": 4, "strategy": "group", "group_size": 128}
+W8 = {"num_bits": 8, "strategy": "channel"}
+FP8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
+PER_TOKEN = {"type": "float", "strategy": "token", "dynamic": True}
+in_one_folder = settings(
+    max_examples=200,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+GOOD = {"summary": "a test", "method": "rtn", "weights": W4}
+
+
+def write(folder: Path, data: Any, name: str = "mine") -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def problems(folder: Path, data: Any) -> str:
+    path = write(folder, data)
+    with pytest.raises(RecipeError) as caught:
+        Recipe.read(path)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def test_there_are_shipped_recipes():
+    assert {"fp8-dynamic", "rtn-w4a16", "rtn-w8a16"} <= {path.stem for path in SHIPPED}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_recipe_is_valid_and_says_what_it_is_for(path):
+    recipe = Recipe.read(path)
+    assert recipe.name == path.stem
+    assert recipe.summary
+    assert path.read_text().startswith("# ")
+    assert recipe.method in recipe.explain()
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_recipe_is_found_by_name(path):
+    assert Recipe.load(path.stem) == Recipe.read(path)
+
+
+def test_listing_names_every_shipped_recipe():
+    assert resources.names("recipes") == sorted(path.stem for path in SHIPPED)
+
+
+def test_defaults(tmp_path):
+    recipe = Recipe.read(write(tmp_path, GOOD))
+    assert recipe.name == "mine"
+    assert (recipe.targets, recipe.ignore) == (["Linear"], ["lm_head"])
+    assert recipe.input_activations is None
+    assert recipe.weights.symmetric
+    assert not recipe.demo
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        ({**GOOD, "metod": "rtn"}, "metod: unknown key; did you mean method?"),
+        ({**GOOD, "weights": {**W4, "groupsize": 1}}, "weights.groupsize: unknown key; did you"),
+        ({**GOOD, "zzz": 1}, "zzz: unknown key; known keys: name, summary, method, weights"),
+        (
+            {**GOOD, "weights": FP8, "input_activations": {**PER_TOKEN, "dynamics": True}},
+            "input_activations.dynamics: unknown key; did you mean dynamic?",
+        ),
+        ({**GOOD, "options": {"damp": 1}}, "options.damp: method rtn has no such option"),
+    ],
+    ids=["root", "weights", "nothing-near", "activations", "options"],
+)
+def test_unknown_key_is_named(tmp_path, data, line):
+    assert line in problems(tmp_path, data)
+
+
+def test_unknown_method_offers_a_near_one(tmp_path):
+    assert "method 'rtnn' is unknown; did you mean rtn?" in problems(
+        tmp_path, {**GOOD, "method": "rtnn"}
+    )
+
+
+def test_all_problems_of_the_fields_at_once(tmp_path):
+    message = problems(
+        tmp_path, {"method": 3, "weights": {"num_bits": 5, "strategy": "row"}, "target": []}
+    )
+    for start in ("summary: ", "method: ", "weights.num_bits: ", "weights.strategy: ", "target: "):
+        assert f"\n  {start}" in message
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="rules across fields are checked only when every field is right",
+)
+def test_all_problems_at_once_across_fields(tmp_path):
+    message = problems(
+        tmp_path, {**GOOD, "method": "rtnn", "weights": {**W4, "num_bit": 4}, "target": ["Linear"]}
+    )
+    for word in ("num_bit", "target", "rtnn"):
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("summary", 5),
+        ("summary", None),
+        ("method", ["rtn"]),
+        ("weights", "w4a16"),
+        ("weights", None),
+        ("input_activations", True),
+        ("targets", "Linear"),
+        ("targets", [1]),
+        ("ignore", {"a": 1}),
+        ("options", [1]),
+        ("demo", "perhaps"),
+        ("name", "../up"),
+        ("name", ""),
+        ("name", "a" * 81),
+    ],
+)
+def test_wrong_type_or_value_names_the_key(tmp_path, key, value):
+    assert f"\n  {key}" in problems(tmp_path, {**GOOD, key: value})
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ({**W4, "num_bits": 3}, "3 bits: vLLM has no fast kernel for it; use 4"),
+        ({**W4, "num_bits": 2}, "2 bits: choose 4 or 8"),
+        ({**W4, "num_bits": "many"}, "weights.num_bits"),
+        ({**W4, "group_size": 16}, "group_size 16: vLLM takes 32, 64 or 128"),
+        ({**W4, "group_size": 0}, "group_size 0"),
+        ({**W4, "group_size": -1}, "group_size -1"),
+        ({**W4, "group_size": "large"}, "weights.group_size"),
+        ({"num_bits": 4, "strategy": "group"}, "group_size goes with strategy group"),
+        ({**W8, "group_size": 128}, "group_size goes with strategy group"),
+        ({**W8, "strategy": "tensor"}, "use channel or group"),
+        ({**FP8, "num_bits": 4}, "type float means FP8"),
+        ({**FP8, "symmetric": False}, "type float means FP8"),
+        ({**FP8, "strategy": "group", "group_size": 128}, "no FP8 kernel with groups"),
+    ],
+)
+def test_weights_that_nothing_serves(tmp_path, weights, words):
+    assert words in problems(tmp_path, {**GOOD, "weights": weights})
+
+
+@pytest.mark.parametrize(
+    ("weights", "activations", "words"),
+    [
+        (W4, PER_TOKEN, "need 8-bit weights of the same type"),
+        (W8, PER_TOKEN, "need 8-bit weights of the same type"),
+        (FP8, {**PER_TOKEN, "dynamic": False}, "use strategy token with dynamic true"),
+        (FP8, {**PER_TOKEN, "strategy": "tensor"}, "use strategy token with dynamic true"),
+        (FP8, {**PER_TOKEN, "num_bits": 4}, "input_activations.num_bits"),
+        (FP8, {"type": "float"}, "input_activations.strategy"),
+    ],
+)
+def test_activations_that_nothing_serves(tmp_path, weights, activations, words):
+    data = {**GOOD, "weights": weights, "input_activations": activations}
+    assert words in problems(tmp_path, data)
+
+
+@pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="found only by re.match later")
+@pytest.mark.parametrize("key", ["targets", "ignore"])
+def test_pattern_that_does_not_compile(tmp_path, key):
+    assert "re:(" in problems(tmp_path, {**GOOD, key: ["re:("]})
+
+
+def test_digest_is_of_the_content_alone(tmp_path):
+    digest = Recipe.read(write(tmp_path, GOOD)).digest
+    same = {**GOOD, "name": "other", "summary": "other", "demo": True}
+    assert Recipe.read(write(tmp_path, same)).digest == digest
+    spelt_out = {**GOOD, "targets": ["Linear"], "weights": {**W4, "symmetric": True}}
+    assert Recipe.read(write(tmp_path, spelt_out)).digest == digest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weights": {**W4, "group_size": 64}},
+        {"weights": {**W4, "num_bits": 8}},
+        {"weights": {**W4, "symmetric": False}},
+        {"weights": W8},
+        {"targets": ["re:.*mlp.*"]},
+        {"ignore": []},
+    ],
+)
+def test_digest_changes_with_the_content(tmp_path, change):
+    one = Recipe.read(write(tmp_path, GOOD, "one"))
+    assert Recipe.read(write(tmp_path, GOOD | change, "two")).digest != one.digest
+
+
+@pytest.mark.parametrize(
+    ("widths", "size"),
+    [((128, 256), 128), ((256, 192), 64), ((128, 96), 32), ((32,), 32)],
+)
+def test_auto_group_size_is_the_first_that_divides_every_layer(tmp_path, widths, size):
+    recipe = Recipe.read(write(tmp_path, {**GOOD, "weights": {**W4, "group_size": "auto"}}))
+    resolved, word = recipe.resolved({f"layer{i}": width for i, width in enumerate(widths)})
+    assert resolved.weights.group_size == size
+    assert word == f"group size {size} (auto)"
+    assert recipe.weights.group_size == "auto"
+
+
+@pytest.mark.parametrize("asked", ["auto", 128])
+def test_group_size_that_divides_nothing(tmp_path, asked):
+    recipe = Recipe.read(write(tmp_path, {**GOOD, "weights": {**W4, "group_size": asked}}))
+    with pytest.raises(RecipeError) as caught:
+        recipe.resolved({"good": 256, "first": 80, "second": 48})
+    for words in ("recipe mine", f"group size {asked}", "width 80 of first", "2 such", "`ignore`"):
+        assert words in str(caught.value)
+
+
+def test_fixed_group_size_and_channels_stay(tmp_path):
+    for weights in (W4, W8):
+        recipe = Recipe.read(write(tmp_path, {**GOOD, "weights": weights}))
+        assert recipe.resolved({"layer": 256}) == (recipe, "")
+
+
+def test_unknown_recipe_offers_a_near_one():
+    with pytest.raises(UnknownName, match="Did you mean rtn-w4a16"):
+        Recipe.load("rtn-w4a61")
+
+
+@pytest.mark.parametrize("text", ["", "- a", "just words", "a: [", "\t", "a: 1\n b: 2", "a: \x00"])
+def test_file_that_is_no_recipe(tmp_path, text):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=str(path)):
+        Recipe.read(path)
+
+
+@pytest.mark.xfail(strict=True, reason="only YAMLError and ValueError of the parser are expected")
+@pytest.mark.parametrize("text", ["a: !!bool maybe", "a: !!int ''", "a: !!timestamp x", "[" * 5000])
+def test_file_that_the_parser_stumbles_over(tmp_path, text):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=str(path)):
+        Recipe.read(path)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(RecipeError, match=r"cannot read .*none\.yaml"):
+        Recipe.read(tmp_path / "none.yaml")
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.dates()
+words = st.sampled_from(["rtn", "int", "float", "group", "channel", "tensor", "token", "auto"])
+values = st.recursive(
+    scalars | words | st.sampled_from([3, 4, 8, 128]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(scalars, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def mappings(model: type) -> st.SearchStrategy[dict[Any, Any]]:
+    return st.dictionaries(st.sampled_from(list(model.model_fields)) | scalars, values, max_size=6)
+
+
+sections = st.fixed_dictionaries(
+    {},
+    optional={
+        "summary": st.just("x") | values,
+        "method": st.just("rtn") | values,
+        "weights": st.sampled_from([W4, W8, FP8]) | mappings(WeightScheme) | values,
+        "input_activations": st.just(PER_TOKEN) | mappings(ActivationScheme) | values,
+        "options": values,
+    },
+)
+
+
+@in_one_folder
+@given(st.builds(lambda base, more: {**more, **base}, sections, mappings(Recipe)))
+def test_any_mapping_is_a_recipe_or_a_recipe_error(tmp_path, data):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(yaml.safe_dump(data, allow_unicode=True).encode("utf-8", "surrogatepass"))
+    with contextlib.suppress(RecipeError):
+        assert len(Recipe.read(path).digest) == 64
+
+
+@in_one_folder
+@given(st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode()))
+def test_any_bytes_are_a_recipe_error(tmp_path, raw):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(raw)
+    with pytest.raises(RecipeError):
+        Recipe.read(path)
