@@ -15,7 +15,7 @@ def choose(name: str = "auto") -> "torch.device":
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     kind, _, number = name.partition(":")
-    if kind not in ("cpu", "cuda") or (number and not number.isdigit()):
+    if kind not in ("cpu", "cuda") or (number and not (number.isascii() and number.isdigit())):
         raise UnknownName("device", name, ["auto", "cpu", "cuda", "cuda:0"])
     if kind == "cpu":
         return torch.device("cpu")

@@ -7,11 +7,20 @@ of a file are listed at once.
 import difflib
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from quantkit import resources
 from quantkit.errors import RecipeError
@@ -103,21 +112,42 @@ class Recipe(Strict):
     demo: bool = False
     """Takes part in `quantkit demo`."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "Recipe":
-        problems = []
-        if self.method not in METHODS:
-            near = difflib.get_close_matches(self.method, METHODS, n=1)
-            meant = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(METHODS)}"
-            problems.append(f"method '{self.method}' is unknown{meant}")
-        else:
-            problems += check_options(self.method, self.options)
-        activations = self.input_activations
-        if activations and (activations.type != self.weights.type or self.weights.num_bits != 8):
-            problems.append("input_activations need 8-bit weights of the same type")
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
+    # Rules sit on fields, not on the whole, so that one broken field does not hide another.
+    @field_validator("method")
+    @classmethod
+    def _known(cls, method: str) -> str:
+        if method not in METHODS:
+            near = difflib.get_close_matches(method, METHODS, n=1)
+            meant = f"did you mean {near[0]}?" if near else f"there are: {', '.join(METHODS)}"
+            raise ValueError(f"'{method}' is unknown; {meant}")
+        return method
+
+    @field_validator("input_activations")
+    @classmethod
+    def _alike(
+        cls, activations: ActivationScheme | None, info: ValidationInfo
+    ) -> ActivationScheme | None:
+        weights = info.data.get("weights")
+        if activations and weights and (weights.type, weights.num_bits) != (activations.type, 8):
+            raise ValueError("activations need 8-bit weights of the same type")
+        return activations
+
+    @field_validator("targets", "ignore")
+    @classmethod
+    def _compiles(cls, patterns: list[str]) -> list[str]:
+        for pattern in patterns:
+            try:
+                re.compile(pattern.removeprefix("re:") if pattern.startswith("re:") else "")
+            except re.error as error:
+                raise ValueError(f"'{pattern}' is no valid pattern: {error}") from error
+        return patterns
+
+    @field_validator("options")
+    @classmethod
+    def _understood(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if (method := info.data.get("method")) and (wrong := check_options(method, options)):
+            raise ValueError("; ".join(wrong))
+        return options
 
     @classmethod
     def load(cls, name: str) -> "Recipe":
@@ -131,7 +161,7 @@ class Recipe(Strict):
             data = yaml.safe_load(path.read_bytes())
         except OSError as error:
             raise RecipeError(f"cannot read {path}: {error.strerror}") from error
-        except (yaml.YAMLError, ValueError) as error:
+        except Exception as error:  # PyYAML's constructors raise whatever they stumble over
             mark = getattr(error, "problem_mark", None)
             where = f" at line {mark.line + 1}" if mark else ""
             raise RecipeError(f"{path} is not valid YAML{where}") from error

@@ -32,4 +32,4 @@ def check_options(name: str, options: Mapping[str, Any]) -> list[str]:
     known = METHODS[name].options
     has = f"it has: {', '.join(known)}" if known else "it has none"
     unknown = [key for key in options if key not in known]
-    return [f"options.{key}: method {name} has no such option; {has}" for key in unknown]
+    return [f"method {name} has no option {key}; {has}" for key in unknown]

@@ -4,6 +4,7 @@ A wheel carries them under `quantkit/_data/`; in a checkout recipes and calibrat
 the top of the repository. Nothing else in the code knows about the two places.
 """
 
+from contextlib import suppress
 from pathlib import Path
 
 from quantkit.errors import UnknownName
@@ -25,12 +26,10 @@ def names(kind: str) -> list[str]:
 
 def find(kind: str, name: str) -> Path:
     """The file that a name stands for: one that ships, or the path of the user's own."""
-    if name.endswith((".yaml", ".yml")) or "/" in name:
-        path = Path(name)
+    own = name.endswith((".yaml", ".yml")) or "/" in name
+    path = Path(name) if own else folder(kind) / f"{name}.yaml"
+    with suppress(OSError):  # a name that no file can have
         if path.is_file():
             return path
-    shipped = folder(kind) / f"{name}.yaml"
-    if shipped.is_file() and "/" not in name:
-        return shipped
     label = "calibration set" if kind == "calibration" else kind.rstrip("s")
     raise UnknownName(label, name, names(kind), "A path to a YAML file works too.")

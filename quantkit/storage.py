@@ -32,8 +32,7 @@ def guarded(path: Path) -> Iterator[None]:
             errno.ENOTDIR: f"{path} cannot be a folder: part of its path is a file",
             errno.EEXIST: f"{path} cannot be a folder: a file of that name exists",
         }.get(error.errno or 0)
-        if reason is None:
-            raise
+        reason = reason or f"cannot write {path}: {error.strerror or error}"
         raise StorageError(reason) from error
 
 
@@ -96,7 +95,11 @@ def scratch_folder(target: Path, force: bool = False) -> Iterator[Path]:
             if target.exists():
                 retired = target.with_name(f".{target.name}.replaced-{os.getpid()}")
                 target.rename(retired)
-                scratch.rename(target)
+                try:
+                    scratch.rename(target)
+                except OSError:
+                    retired.rename(target)  # the old one is better than none
+                    raise
                 shutil.rmtree(retired)
             else:
                 scratch.rename(target)

@@ -60,6 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # what the system refuses is no bug of ours
+        return _fail(f"{error.strerror or error}: {error.filename or ''}".strip(" :"), EXIT_ERROR)
     except Exception as error:
         # Typer keeps its own copy of click, whose errors know how to show themselves.
         if hasattr(error, "format_message"):

@@ -1,6 +1,5 @@
 """A checkpoint as a complete Hugging Face folder: config, tokenizer, shards, index, manifest."""
 
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from quantkit.errors import SourceError
 from quantkit.export import compressed_tensors, manifest
 from quantkit.export.manifest import Manifest, StoredFile
 from quantkit.model.shards import ShardWriter, TensorSpec, assign_to_shards, index_of
@@ -76,7 +76,14 @@ def write_side_files(folder: Path, source: ModelSource, recipe: Recipe, ignored:
         for path in sorted(source.folder.glob(pattern)):
             target = folder / path.name
             if path.is_file() and path.name not in OWN_FILES and not target.exists():
-                shutil.copyfile(path, target)
+                target.write_bytes(_read(path))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}") from error
 
 
 def hash_files(folder: Path, known: Mapping[str, str] | None = None) -> dict[str, StoredFile]:

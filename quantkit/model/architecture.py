@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.errors import SourceError
+from quantkit.hush import hushed
 from quantkit.model.shards import TensorSpec
 from quantkit.model.source import WEIGHT_TYPES, ModelSource
 
@@ -38,6 +39,11 @@ class Architecture:
             for name, owner in (getattr(model, "all_tied_weights_keys", None) or {}).items()
             if name in state
         }
+        if cubes := [name for name, t in state.items() if t.dim() > 2 and "expert" in name]:
+            raise SourceError(
+                f"{folder} is a mixture of experts ({cubes[0]}), which is not supported yet: "
+                "its experts would be left unquantised"
+            )
         linears = {
             name: (module.out_features, module.in_features)
             for name, module in model.named_modules()
@@ -66,6 +72,9 @@ class Architecture:
                 problems.append(f"{name} is {list(stored.shape)} where config.json says {shape}")
             elif stored.dtype not in WEIGHT_TYPES:
                 problems.append(f"{name} is {stored.dtype}, not one of {', '.join(WEIGHT_TYPES)}")
+        for name, tensor in source.tensors.items():
+            if tensor.dtype.startswith("F8") and name not in self.shapes:
+                problems.append(f"{name} is {tensor.dtype}: part of a quantised model")
         if problems:
             rest = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
             raise SourceError(
@@ -93,15 +102,15 @@ def skeleton(folder: Path, trust_remote_code: bool = False) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        if hasattr(config, "quantization_config"):
-            del config.quantization_config  # else transformers builds quantised layers
-        with init_empty_weights(include_buffers=False):
+        with hushed("transformers"), init_empty_weights(include_buffers=False):
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+            if hasattr(config, "quantization_config"):
+                del config.quantization_config  # else transformers builds quantised layers
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    except (ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except Exception as error:  # a config is somebody else's input; anything may be wrong with it
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise SourceError(
-            f"transformers cannot build the model that {folder / 'config.json'} describes: {first}"
+            f"transformers cannot build the model that {folder / 'config.json'} describes: {reason}"
         ) from error
     model.tie_weights()
     return model.eval()

@@ -66,7 +66,10 @@ class StoredTensor(TensorSpec):
 
     def read_into(self, buffer: memoryview, offset: int = 0) -> None:
         """Fill `buffer` with the bytes from `offset` of this tensor on."""
-        descriptor = os.open(self.file, os.O_RDONLY)
+        try:
+            descriptor = os.open(self.file, os.O_RDONLY)
+        except OSError as error:
+            raise ShardError(f"cannot read {self.name} from {self.file}: {error}") from error
         try:
             done = 0
             while done < len(buffer):
@@ -115,10 +118,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     except OSError as error:
         raise ShardError(f"cannot read {path}: {error.strerror or error}") from error
     try:
-        header = json.loads(raw)
-        if not isinstance(header, dict):
-            raise ValueError("it is not a JSON object")
-        header.pop("__metadata__", None)
+        header = _parse(raw)
         tensors = {name: _entry(path, name, 8 + length, value) for name, value in header.items()}
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ShardError(f"{path} has a corrupt header ({error}); copy it again") from error
@@ -135,13 +135,43 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
+def _parse(raw: bytes) -> dict[str, Any]:
+    """JSON as strictly as the reference implementation reads it; returns it without metadata."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            raise ValueError("a key stands in it twice")
+        return result
+
+    def refuse(text: str) -> Any:
+        raise ValueError(f"{text} is no number here")
+
+    def natural(text: str) -> int:
+        return refuse(text) if text.startswith("-") else int(text)
+
+    header = json.loads(
+        raw.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse, parse_int=natural
+    )
+    if not isinstance(header, dict):
+        raise ValueError("it is not a JSON object")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(type(v) is str for v in metadata.values()):
+        raise ValueError("its metadata must be texts by name")
+    for name in header:
+        name.encode("utf-8")  # lone surrogates are no text
+    return header
+
+
 def _entry(path: Path, name: str, base: int, value: Any) -> StoredTensor:
     dtype, shape, (start, stop) = value["dtype"], value["shape"], value["data_offsets"]
     if dtype not in DTYPES:
         raise ValueError(f"{name} has the unknown type {dtype}")
-    numbers = [*shape, start, stop]
-    if not all(type(n) is int and 0 <= n < 1 << 62 for n in numbers):
+    if type(shape) is not list or not all(type(n) is int for n in (*shape, start, stop)):
         raise ValueError(f"{name} has an impossible shape or offset")
+    for n in range(len(shape) + 1):
+        if math.prod(shape[:n]) * DTYPES[dtype].itemsize >= 1 << 63:
+            raise ValueError(f"{name} has a shape beyond all files")
     tensor = StoredTensor(name, dtype, tuple(shape), path, base + start)
     if tensor.size_bytes != stop - start:
         raise ValueError(f"{name} has {stop - start} bytes where its shape needs another number")

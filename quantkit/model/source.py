@@ -20,6 +20,7 @@ from quantkit.model.shards import StoredTensor, read_header
 WEIGHT_TYPES = ("BF16", "F16", "F32")
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 FINGERPRINT_BYTES = 64 << 10
 # All that a model folder needs besides its weights.
 SIDE_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "tokenizer*", "LICENSE*", "*.py")
@@ -133,21 +134,25 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_bytes())
         if not isinstance(config, dict):
             raise ValueError("it is not a JSON object")
-    except ValueError as error:
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise SourceError(f"{path} is not valid JSON: {error}") from error
     return config
 
 
 def check_kind(config: Mapping[str, Any], folder: Path, trust_remote_code: bool = False) -> None:
     """Refuse what is no plain decoder, or is quantised already."""
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "some method")
+    if quantization := config.get("quantization_config"):
+        known = quantization if isinstance(quantization, dict) else {}
+        method = known.get("quant_method", "some method")
         raise SourceError(
             f"{folder} is quantised already ({method}); give the original model, "
             "a second rounding would only add to the error"
         )
-    architectures = config.get("architectures") or []
-    kind = ", ".join(architectures) or config.get("model_type", "unnamed")
+    named = config.get("architectures") or []
+    architectures = [str(a) for a in (named if isinstance(named, list) else [named])]
+    kind = ", ".join(architectures) or str(config.get("model_type", "unnamed"))
     if config.get("is_encoder_decoder") or not any(
         a.endswith(("ForCausalLM", "LMHeadModel")) for a in architectures
     ):
@@ -160,7 +165,8 @@ def check_kind(config: Mapping[str, Any], folder: Path, trust_remote_code: bool 
             f"{folder} is of an unsupported kind ({kind} with images or sound); "
             "quantkit takes text-only decoders"
         )
-    if experts := next((k for k in ("num_experts", "num_local_experts") if config.get(k)), None):
+    nested = [v for v in config.values() if isinstance(v, dict)]
+    if experts := next((k for c in (config, *nested) for k in EXPERTS if c.get(k)), None):
         raise SourceError(
             f"{folder} is a mixture of experts ({experts} in its config), which is not "
             "supported yet: its experts would be left unquantised"
@@ -176,7 +182,7 @@ def _is_native(config: Mapping[str, Any]) -> bool:
     """Whether transformers has this architecture itself, so that shipped code can be ignored."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    return config.get("model_type") in CONFIG_MAPPING_NAMES
+    return str(config.get("model_type")) in CONFIG_MAPPING_NAMES
 
 
 def read_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -205,7 +211,7 @@ def _shard_files(folder: Path) -> dict[str, list[str] | None]:
                 names = files.setdefault(file, [])
                 assert names is not None
                 names.append(name)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SourceError(f"{index} is no valid index: {error}") from error
         for file in files:
             if not (folder / file).is_file():

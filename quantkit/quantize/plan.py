@@ -113,8 +113,9 @@ def check_tied(source: ModelSource, architecture: Architecture) -> None:
 
     for name, owner in architecture.tied.items():
         if name in source.tensors and owner in source.tensors:
-            same = torch.equal(source.tensors[name].read(), source.tensors[owner].read())
-            if not same:
+            # As bytes: NaN is a fault of its own, found later, and no difference here.
+            copies = [source.tensors[n].read().view(torch.uint8) for n in (name, owner)]
+            if not torch.equal(*copies):
                 raise SourceError(
                     f"{source.folder}: config.json ties {name} to {owner} but the file holds two "
                     "different tensors; set tie_word_embeddings to false, or remove one"

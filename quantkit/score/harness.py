@@ -5,11 +5,10 @@ lm-eval's perplexities are per word and per byte of its own counting. The headli
 same requests.
 """
 
-import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from io import StringIO
@@ -20,6 +19,7 @@ from quantkit import device as devices
 from quantkit.errors import ScoreError, UnknownName
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import now, versions
+from quantkit.hush import hushed
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress, Silent
@@ -245,19 +245,15 @@ def _finite(task: str, metric: str, value: float) -> float:
 
 
 @contextmanager
-def _quiet() -> Any:
+def _quiet() -> Iterator[None]:
     """Keep lm-eval's and its neighbours' own bars and notices off the screen."""
-    loggers = [logging.getLogger(name) for name in ("lm_eval", "transformers", "datasets")]
-    levels = [logger.level for logger in loggers]
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    with (
+        hushed("lm_eval", "transformers", "datasets"),
+        redirect_stdout(StringIO()),
+        redirect_stderr(StringIO()),
+    ):
+        yield
 
 
 def _lm_eval_version() -> str:

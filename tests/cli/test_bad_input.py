@@ -7,11 +7,6 @@ import sys
 import pytest
 
 INDEX = "model.safetensors.index.json"
-TRACEBACK = "ends in a traceback"
-
-
-def breaks(*values: object, raises: type[BaseException] = Exception, reason: str = TRACEBACK):
-    return pytest.param(*values, marks=pytest.mark.xfail(strict=True, raises=raises, reason=reason))
 
 
 def test_folder_that_is_no_model(refused, tmp_path):
@@ -37,7 +32,7 @@ def test_file_as_model(refused, tmp_path):
         ("nobody/nothing-of-this-name", "HF_HUB_OFFLINE is set; give a folder"),
         ("we!rd name", "check the name"),
         ("a/b/c", "there is no folder a/b/c"),
-        breaks("a" * 300, "", raises=OSError, reason="ENAMETOOLONG from Path.exists"),
+        ("a" * 300, ""),
     ],
     ids=["hub", "impossible-id", "path", "long"],
 )
@@ -55,7 +50,7 @@ def test_name_that_stands_for_nothing(refused, name, words):
         "[]",
         "null",
         "\udcff",
-        breaks("[" * 100_000, raises=RecursionError),
+        "[" * 100_000,
     ],
     ids=["empty", "cut", "list", "null", "no-utf8", "deep"],
 )
@@ -91,11 +86,9 @@ def test_config_of_broken_json(refused, tiny_model, text):
         ({"audio_config": {}}, "images or sound"),
         ({"architectures": []}, "llama"),
         ({"architectures": None}, "llama"),
-        breaks({"architectures": [1]}, "", raises=TypeError),
-        breaks({"architectures": 5}, "", raises=TypeError),
-        breaks(
-            {"architectures": "BertModel"}, "BertModel", raises=AssertionError, reason="spelt out"
-        ),
+        ({"architectures": [1]}, ""),
+        ({"architectures": 5}, ""),
+        ({"architectures": "BertModel"}, "BertModel"),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
 )
@@ -112,14 +105,9 @@ def test_unsupported_kind(refused, tiny_model, edit_config, config, words):
     [
         {"num_local_experts": 8},
         {"num_experts": 64},
-        *(
-            breaks(keys, raises=AssertionError, reason="taken for a dense model")
-            for keys in (
-                {"n_routed_experts": 64},
-                {"moe_num_experts": 64},
-                {"ffn_config": {"moe_num_experts": 16}},
-            )
-        ),
+        {"n_routed_experts": 64},
+        {"moe_num_experts": 64},
+        {"ffn_config": {"moe_num_experts": 16}},
     ],
     ids=["mixtral", "qwen", "deepseek", "ernie", "dbrx"],
 )
@@ -142,7 +130,6 @@ def test_quantised_already(refused, tiny_model, edit_config):
     assert message.startswith(f"{folder} is quantised already (awq); give the original model")
 
 
-@pytest.mark.xfail(strict=True, raises=AttributeError, reason=TRACEBACK)
 def test_quantised_already_in_words(refused, tiny_model, edit_config):
     assert "quantised already" in refused(edit_config(tiny_model(), quantization_config="awq"))
 
@@ -160,10 +147,10 @@ def test_our_own_output_as_source(run_cli, refused, tiny_model, tmp_path):
         ({"model_type": "frobnicate"}, "frobnicate"),
         ({"model_type": None}, "model_type"),
         ({"hidden_act": "frobnicate"}, "frobnicate"),
-        breaks({"hidden_size": "big"}, "hidden_size"),
-        breaks({"num_attention_heads": 3}, "attention heads"),
-        breaks({"num_attention_heads": 0}, "", raises=ZeroDivisionError),
-        breaks({"pad_token_id": 100_000}, "", raises=AssertionError),
+        ({"hidden_size": "big"}, "hidden_size"),
+        ({"num_attention_heads": 3}, "attention heads"),
+        ({"num_attention_heads": 0}, ""),
+        ({"pad_token_id": 100_000}, ""),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
 )

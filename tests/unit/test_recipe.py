@@ -80,7 +80,7 @@ def test_defaults(tmp_path):
             {**GOOD, "weights": FP8, "input_activations": {**PER_TOKEN, "dynamics": True}},
             "input_activations.dynamics: unknown key; did you mean dynamic?",
         ),
-        ({**GOOD, "options": {"damp": 1}}, "options.damp: method rtn has no such option"),
+        ({**GOOD, "options": {"damp": 1}}, "options: method rtn has no option damp"),
     ],
     ids=["root", "weights", "nothing-near", "activations", "options"],
 )
@@ -89,7 +89,7 @@ def test_unknown_key_is_named(tmp_path, data, line):
 
 
 def test_unknown_method_offers_a_near_one(tmp_path):
-    assert "method 'rtnn' is unknown; did you mean rtn?" in problems(
+    assert "method: 'rtnn' is unknown; did you mean rtn?" in problems(
         tmp_path, {**GOOD, "method": "rtnn"}
     )
 
@@ -102,11 +102,6 @@ def test_all_problems_of_the_fields_at_once(tmp_path):
         assert f"\n  {start}" in message
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="rules across fields are checked only when every field is right",
-)
 def test_all_problems_at_once_across_fields(tmp_path):
     message = problems(
         tmp_path, {**GOOD, "method": "rtnn", "weights": {**W4, "num_bit": 4}, "target": ["Linear"]}
@@ -176,7 +171,6 @@ def test_activations_that_nothing_serves(tmp_path, weights, activations, words):
     assert words in problems(tmp_path, data)
 
 
-@pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="found only by re.match later")
 @pytest.mark.parametrize("key", ["targets", "ignore"])
 def test_pattern_that_does_not_compile(tmp_path, key):
     assert "re:(" in problems(tmp_path, {**GOOD, key: ["re:("]})
@@ -246,7 +240,6 @@ def test_file_that_is_no_recipe(tmp_path, text):
         Recipe.read(path)
 
 
-@pytest.mark.xfail(strict=True, reason="only YAMLError and ValueError of the parser are expected")
 @pytest.mark.parametrize("text", ["a: !!bool maybe", "a: !!int ''", "a: !!timestamp x", "[" * 5000])
 def test_file_that_the_parser_stumbles_over(tmp_path, text):
     path = tmp_path / "mine.yaml"

@@ -1,0 +1,169 @@
+"""The whole line on the demo model: real methods, real lm-eval, real files."""
+
+import json
+import math
+
+import pytest
+
+from quantkit import pipeline
+from quantkit.cli.main import main
+from quantkit.errors import ScoreError, UnknownName
+from quantkit.model.source import ModelSource
+from quantkit.recipe import Recipe
+from quantkit.report import markdown
+from quantkit.report.comparison import Report, read_cards
+from quantkit.score.harness import score
+from quantkit.score.scorecard import Scorecard
+
+ENTRY = {"name", "recipe", "format", "size_bytes", "bits_per_weight", "scores"}
+SCORE = {"value", "stderr", "n", "higher_is_better"}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """`quantkit demo`, once for all tests here."""
+    out = tmp_path_factory.mktemp("demo")
+    assert main(["demo", "-o", str(out), "-q"]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def report(demo):
+    return json.loads((demo / "report.json").read_text())
+
+
+def change(report, name: str) -> float:
+    metric = "python_docs/perplexity"
+    candidate = next(c for c in report["candidates"] if c["name"] == name)
+    return candidate["scores"][metric]["value"] / report["baseline"]["scores"][metric]["value"] - 1
+
+
+def test_report_keeps_its_contract(report):
+    assert report["schema"] == 1
+    for entry in (report["baseline"], *report["candidates"]):
+        assert set(entry) >= ENTRY
+        for key, value in entry["scores"].items():
+            assert key.startswith("python_docs/")
+            assert set(value) == SCORE
+            assert math.isfinite(value["value"])
+    assert report["baseline"]["recipe"] is None
+    assert report["baseline"]["bits_per_weight"] == 16
+    names = [c["recipe"] for c in report["candidates"]]
+    assert sorted(names) == ["fp8-dynamic", "rtn-w4a16", "rtn-w8a16"]
+
+
+def test_demo_shows_what_quantisation_costs(report):
+    assert change(report, "fp8-dynamic") <= 0.01
+    assert abs(change(report, "rtn-w8a16")) <= 0.01
+    assert change(report, "rtn-w4a16") >= 0.03
+    values = [c["scores"]["python_docs/perplexity"]["value"] for c in report["candidates"]]
+    assert values == sorted(values)
+
+
+def test_sizes_are_those_on_disk(demo, report):
+    for candidate in report["candidates"]:
+        size = (demo / candidate["name"] / "model.safetensors").stat().st_size
+        assert 0 < size - candidate["size_bytes"] < 20_000  # the header
+
+
+def test_markdown_has_a_row_for_every_model(demo, report):
+    text = (demo / "report.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len(rows) == 3 + len(report["candidates"])
+    assert "| demo (source) | 11.0 MiB | 100.0% | 16.00 |" in text
+
+
+def test_a_second_run_takes_up_what_is_finished(demo, capsys):
+    notes = []
+
+    class Listener:
+        def start(self, label, total, unit="bytes"):
+            assert "verify" in label, f"{label} was done again"
+
+        def advance(self, amount): ...
+
+        def finish(self): ...
+
+        def note(self, text):
+            notes.append(text)
+
+        def detail(self, text): ...
+
+    recipes = [Recipe.load("fp8-dynamic"), Recipe.load("rtn-w4a16")]
+    outcome = pipeline.run(
+        ModelSource.open("demo"), recipes, ["python_docs"], demo, progress=Listener()
+    )
+    assert len(outcome.report.candidates) == 2
+    assert sum("finished before" in note for note in notes) == 2
+    assert sum("scored before" in note for note in notes) == 3
+
+
+def test_scores_are_those_of_lm_eval_itself():
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    from quantkit.resources import DEMO_MODEL
+    from quantkit.score.harness import OWN_TASKS
+
+    model = HFLM(pretrained=str(DEMO_MODEL), dtype="float32", device="cpu", batch_size=2)
+    theirs = lm_eval.simple_evaluate(
+        model=model,
+        tasks=["python_docs"],
+        limit=3,
+        task_manager=TaskManager(include_path=str(OWN_TASKS)),
+        bootstrap_iters=0,
+    )
+    ours = score(ModelSource.open("demo"), ["python_docs"], limit=3, batch_size=2, device="cpu")
+    for metric in ("word_perplexity", "byte_perplexity", "bits_per_byte"):
+        expected = theirs["results"]["python_docs"][f"{metric},none"]
+        assert ours.scores[f"python_docs/{metric}"].value == expected
+    assert ours.settings.limit == 3
+
+
+def test_unknown_task_is_refused_with_near_matches():
+    with pytest.raises(UnknownName, match="python_docs"):
+        score(ModelSource.open("demo"), ["python_dcos"], device="cpu")
+
+
+def test_perplexity_per_token_is_plain_arithmetic(demo):
+    card = Scorecard.read(demo / "scores" / "source.json")
+    per_byte = card.scores["python_docs/bits_per_byte"].value
+    from quantkit.calibration import python_text
+
+    n_bytes = sum(len(d.text.encode()) for d in python_text.heldout())
+    perplexity = card.scores["python_docs/perplexity"]
+    assert perplexity.value == pytest.approx(2 ** (per_byte * n_bytes / perplexity.n), rel=1e-9)
+    assert 0 < perplexity.stderr < perplexity.value / 5
+
+
+def test_what_is_not_comparable_is_refused(demo):
+    cards = read_cards([demo / "scores"])
+    with pytest.raises(ScoreError, match="one source model"):
+        Report.compare([card for card in cards if card.recipe])
+    other = cards[0].model_copy(
+        update={"settings": cards[0].settings.model_copy(update={"limit": 2})}
+    )
+    with pytest.raises(ScoreError, match="limit: 2 and None"):
+        Report.compare([other, *cards[1:]])
+    stranger = cards[0].model_copy(update={"source_fingerprint": "0"})
+    with pytest.raises(ScoreError, match="was not made from"):
+        Report.compare([stranger, *cards[1:]])
+    with pytest.raises(ScoreError, match="two of the scored models"):
+        Report.compare([cards[0], *cards])
+
+
+def test_a_hostile_name_stays_text(demo):
+    cards = read_cards([demo / "scores"])
+    evil = cards[0].model_copy(update={"name": "<script>alert(1)</script> | x `y`\n# z"})
+    text = markdown.render(Report.compare([evil, *cards[1:]]))
+    assert "<script>" not in text
+    assert "\n# z" not in text
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 1}'])
+def test_broken_score_files_are_named(tmp_path, text):
+    path = tmp_path / "broken.json"
+    path.write_text(text)
+    with pytest.raises(ScoreError, match=r"broken\.json"):
+        Scorecard.read(path)
