@@ -94,6 +94,7 @@ def prepare(work: Path, settings: Settings) -> None:
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(work / "tokenizer")
     end = tokenizer.token_to_id(END)
+    text: dict[str, object] = {"python": sys.version.split()[0]}
     for name, texts in (
         ("documents", documents),
         ("code", code),
@@ -103,7 +104,9 @@ def prepare(work: Path, settings: Settings) -> None:
         for encoding in tokenizer.encode_batch_fast(texts):
             ids += [end, *encoding.ids]
         np.save(work / f"{name}.npy", np.array(ids, dtype=np.uint16))
-        print(f"{name}: {len(texts)} texts, {len(ids):,} tokens")
+        text[f"{name}_tokens"] = len(ids)
+    (work / "text.json").write_text(json.dumps(text))
+    print(text)
 
 
 def heldout_loss(model: LlamaForCausalLM, tokens: torch.Tensor, context: int) -> float:
@@ -199,7 +202,7 @@ def train(work: Path, out: Path, settings: Settings) -> dict[str, object]:
     result: dict[str, object] = {
         "settings": vars(settings),
         "parameters": sum(p.numel() for p in model.parameters()),
-        "python": sys.version.split()[0],
+        "text": json.loads((work / "text.json").read_text()),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "seconds": round(time.time() - started),

@@ -1,0 +1,1 @@
+"""Text to calibrate and score with."""

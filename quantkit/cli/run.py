@@ -45,6 +45,6 @@ def command(
 
     from quantkit import pipeline
 
-    with console.progress(quiet, verbose) as progress:
+    with start.telling_what_is_kept(out), console.progress(quiet, verbose) as progress:
         outcome = pipeline.run(source, loaded, names, out, device, limit, force, progress)
     start.show(outcome, json)

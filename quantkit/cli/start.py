@@ -1,10 +1,12 @@
 """What commands share: staying offline where possible, opening what was named, showing a run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quantkit.resources import PACKAGE
+from quantkit.storage import MANIFEST
 
 if TYPE_CHECKING:
     from quantkit.export.checkpoint import Checkpoint
@@ -53,6 +55,19 @@ def is_local(model: str) -> bool:
 def is_own(task: str) -> bool:
     """Whether a task ships with quantkit, and takes its data from this machine."""
     return (PACKAGE / "score" / "tasks" / task).is_dir()
+
+
+@contextmanager
+def telling_what_is_kept(out: Path) -> Iterator[None]:
+    """On Ctrl-C, say which results are finished and that the same command goes on from them."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        checkpoints = sorted(path.parent.name for path in out.glob(f"*/{MANIFEST}"))
+        scores = sorted(f"scores/{path.name}" for path in out.glob("scores/*.json"))
+        kept = ", ".join([*checkpoints, *scores]) or "nothing yet"
+        words = f"kept in {out}: {kept}; run the same command again to go on from there"
+        raise KeyboardInterrupt(words) from None
 
 
 def show(outcome: "Outcome", as_json: bool) -> None:

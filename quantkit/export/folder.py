@@ -15,7 +15,7 @@ from quantkit.model.source import INDEX, SIDE_FILES, ModelSource
 from quantkit.recipe import Recipe
 from quantkit.storage import sha256_of, write_json
 
-MAX_SHARD_BYTES = 5 * 10**9
+MAX_SHARD_BYTES = 2 * 10**9  # small enough that several files are hashed and flushed side by side
 OWN_FILES = ("config.json", INDEX, manifest.FILE)
 
 

@@ -1,0 +1,49 @@
+"""How long `quantkit --help` takes, against starting Python with Typer alone.
+
+python benchmarks/startup.py [--repeat 15] [--out FILE]
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from quantkit.storage import write_json
+
+
+def median_seconds(command: list[str], repeat: int) -> float:
+    """The median of several runs, after one to warm up."""
+    times = []
+    for _ in range(repeat + 1):
+        started = time.monotonic()
+        subprocess.run(command, capture_output=True, check=True)
+        times.append(time.monotonic() - started)
+    return statistics.median(times[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeat", type=int, default=15)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    run = [sys.executable, "-m", "quantkit"]
+    result = {
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "python_alone": median_seconds([sys.executable, "-c", "pass"], args.repeat),
+        "import_typer": median_seconds([sys.executable, "-c", "import typer"], args.repeat),
+        "quantkit_help": median_seconds([*run, "--help"], args.repeat),
+        "quantkit_quantize_help": median_seconds([*run, "quantize", "--help"], args.repeat),
+    }
+    result["help_over_typer"] = result["quantkit_help"] / result["import_typer"]
+    print(json.dumps(result, indent=2))
+    if args.out:
+        write_json(args.out, result)
+
+
+if __name__ == "__main__":
+    main()
