@@ -12,6 +12,7 @@
       DataError           text for calibration or scoring is missing or too short
       MethodError         a method could not do its work on a tensor
       ScoreError          an evaluation could not be run or read
+      Interrupted         the user pressed Ctrl-C; says what was kept
 
 A message says what happened, to which thing, and what to do next.
 """
@@ -84,3 +85,7 @@ class MethodError(QuantkitError):
 
 class ScoreError(QuantkitError):
     """An evaluation could not be run or read."""
+
+
+class Interrupted(QuantkitError):
+    """The user pressed Ctrl-C."""

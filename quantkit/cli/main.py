@@ -9,7 +9,7 @@ import typer
 
 from quantkit import __version__
 from quantkit.cli import demo, doctor, quantize, recipes, report, run, score, verify
-from quantkit.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, QuantkitError
+from quantkit.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, Interrupted, QuantkitError
 
 app = typer.Typer(
     name="quantkit",
@@ -51,12 +51,13 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         result = app(arguments, standalone_mode=False, prog_name="quantkit")
+        if result == EXIT_INTERRUPTED:  # Typer's own answer to Ctrl-C
+            return _interrupted("nothing half-written is left behind; run the same command again")
         return result if isinstance(result, int) else 0
+    except Interrupted as error:
+        return _interrupted(str(error))
     except QuantkitError as error:
         return _fail(str(error), EXIT_ERROR)
-    except KeyboardInterrupt as error:
-        kept = str(error) or "nothing half-written is left behind; run the same command again"
-        return _fail(f"interrupted: {kept}", EXIT_INTERRUPTED)
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -69,9 +70,11 @@ def main(arguments: list[str] | None = None) -> int:
             if callable(show):
                 show()
             return EXIT_USAGE
-        if type(error).__name__ == "Abort":
-            return _fail("interrupted", EXIT_INTERRUPTED)
         raise
+
+
+def _interrupted(message: str) -> int:
+    return _fail(f"interrupted: {message}", EXIT_INTERRUPTED)
 
 
 def _fail(message: str, code: int) -> int:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quantkit.errors import Interrupted
 from quantkit.resources import PACKAGE
 from quantkit.storage import MANIFEST
 
@@ -67,7 +68,7 @@ def telling_what_is_kept(out: Path) -> Iterator[None]:
         scores = sorted(f"scores/{path.name}" for path in out.glob("scores/*.json"))
         kept = ", ".join([*checkpoints, *scores]) or "nothing yet"
         words = f"kept in {out}: {kept}; run the same command again to go on from there"
-        raise KeyboardInterrupt(words) from None
+        raise Interrupted(words) from None
 
 
 def show(outcome: "Outcome", as_json: bool) -> None:

@@ -43,3 +43,14 @@ def test_a_stopped_run_keeps_what_is_finished(tmp_path, number, code):
         assert "run the same command again" in stderr
     assert [path.name for path in out.iterdir() if path.name.startswith(".")] == []
     assert (out / "rtn-w8a16" / "quantkit.json").is_file()
+
+
+def test_a_stopped_command_says_how_to_go_on(tmp_path):
+    process = start("quantize", "demo", "-r", "rtn-w8a16", "-o", str(tmp_path / "out"))
+    time.sleep(1.5)  # within the import of torch or just after it
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted: nothing half-written is left behind; run the same command" in stderr
+    assert "Traceback" not in stderr
+    assert not (tmp_path / "out").exists()
