@@ -5,6 +5,7 @@ single tile for strategy `tensor`), and each tile has one scale and, unless symm
 point: weight = (value - zero_point) * scale.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,12 +81,71 @@ def quantize(
     return QuantizedWeight(values.reshape(weight.shape), scale, zero_point)
 
 
+def search_parameters(
+    weight: torch.Tensor,
+    scheme: WeightScheme,
+    dtype: torch.dtype,
+    error_of: Callable[[torch.Tensor], torch.Tensor],
+    ratios: Sequence[float],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Scales and zero points that clip each tile's range to the ratio with the least error.
+
+    `weight` is float32; scales are rounded to `dtype` before they are judged. `error_of` takes the
+    change of the tiles [rows, tiles, size] and gives an error for each [rows, tiles].
+    """
+    view = tiles(weight, scheme)
+    low, high = view.amin(-1).to(dtype), view.amax(-1).to(dtype)
+    best_scale, best_zero = parameters(low, high, scheme)
+    best_error = error_of(_change(weight, best_scale, best_zero, scheme))
+    for ratio in ratios:
+        scale, zero = parameters(low * ratio, high * ratio, scheme)
+        error = error_of(_change(weight, scale, zero, scheme))
+        better = error < best_error
+        best_error = torch.where(better, error, best_error)
+        best_scale = torch.where(better, scale, best_scale)
+        if best_zero is not None and zero is not None:
+            best_zero = torch.where(better, zero, best_zero)
+    return best_scale, best_zero
+
+
+def _change(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    scheme: WeightScheme,
+) -> torch.Tensor:
+    """What rounding with these scales does to each weight, by tiles."""
+    bottom, top = limits(scheme)
+    view = tiles(weight, scheme)
+    wide = scale.float().unsqueeze(-1)
+    scaled = view / wide
+    if zero_point is not None:
+        zero = zero_point.float().unsqueeze(-1)
+        rounded = scaled.add_(zero).round_().clamp_(bottom, top).sub_(zero)
+    elif scheme.type == "float":
+        rounded = widen(scaled.clamp_(bottom, top).to(FP8))
+    else:
+        rounded = scaled.round_().clamp_(bottom, top)
+    return rounded.mul_(wide).sub_(view)
+
+
 def dequantize(weight: QuantizedWeight, scheme: WeightScheme) -> torch.Tensor:
     """The weights that the numbers stand for, in float32."""
     values = widen(tiles(weight.values, scheme))
     if weight.zero_point is not None:
         values -= weight.zero_point.float().unsqueeze(-1)
     return values.mul_(weight.scale.float().unsqueeze(-1)).reshape(weight.values.shape)
+
+
+def unfold(
+    weight: torch.Tensor, in_scale: torch.Tensor | None, out_scale: torch.Tensor | None
+) -> torch.Tensor:
+    """Take back scales that were folded into a weight: columns were multiplied, rows divided."""
+    if in_scale is not None:
+        weight = weight / in_scale
+    if out_scale is not None:
+        weight = weight * out_scale[:, None]
+    return weight
 
 
 def has_nan(values: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress, Silent
 from quantkit.quantize import plan as planning
-from quantkit.quantize.run import quantize
+from quantkit.quantize.run import CalibrationChoice, quantize
 from quantkit.recipe import Recipe
 from quantkit.report import files
 from quantkit.report.comparison import Report
@@ -43,6 +43,7 @@ def run(
     limit: int | None = None,
     force: bool = False,
     progress: Progress | None = None,
+    calibration: CalibrationChoice | None = None,
 ) -> Outcome:
     """Quantise with every recipe, check the results, score them and compare."""
     progress = progress or Silent()
@@ -51,7 +52,7 @@ def run(
         progress.note(f"{checkpoint.manifest.name}: taken up as it was finished before")
     have = {checkpoint.manifest.name for checkpoint in finished}
     missing = [recipe for recipe in recipes if recipe.name not in have]
-    made = quantize(source, missing, out, device, force, progress) if missing else []
+    made = quantize(source, missing, out, device, force, progress, calibration) if missing else []
     by_name = {checkpoint.manifest.name: checkpoint for checkpoint in (*finished, *made)}
     checkpoints = [by_name[recipe.name] for recipe in recipes]
     for checkpoint in checkpoints:

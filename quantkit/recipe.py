@@ -173,6 +173,22 @@ class Recipe(Strict):
             problems = "\n".join(f"  {line}" for line in _problems(error))
             raise RecipeError(f"{path} is not a valid recipe:\n{problems}") from error
 
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether the recipe learns from data."""
+        static = self.input_activations is not None and not self.input_activations.dynamic
+        return METHODS[self.method].calibrated or static
+
+    @property
+    def smooths(self) -> bool:
+        """Whether the recipe scales input channels and folds the inverse elsewhere."""
+        return METHODS[self.method].smoothing is not None
+
+    @property
+    def propagates(self) -> bool:
+        """Whether later blocks see this recipe's own quantised outputs."""
+        return bool(self.options.get("propagate", METHODS[self.method].propagates))
+
     def resolved(self, columns: dict[str, int]) -> tuple["Recipe", str]:
         """This recipe with a concrete group size, and a word on the choice.
 
@@ -213,7 +229,7 @@ class Recipe(Strict):
             kind = "FP8 (E4M3)" if inputs.type == "float" else "8-bit integers"
             when = "measured at run time" if inputs.dynamic else "from calibration"
             activations = f"Activations: {kind}, one scale a {inputs.strategy}, {when}."
-        data = "needs calibration" if METHODS[self.method].calibrated else "needs no data"
+        data = "needs calibration" if self.needs_calibration else "needs no data"
         return (
             f"Weights: {grid}, {share}{zero}. {activations}\n"
             f"Method: {self.method} ({METHODS[self.method].summary}); {data}. "

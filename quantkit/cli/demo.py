@@ -33,13 +33,21 @@ def command(
     start.stay_offline_if(True)
     from quantkit import pipeline, resources
     from quantkit.model.source import ModelSource
+    from quantkit.quantize.run import CalibrationChoice
     from quantkit.recipe import Recipe
 
     recipes = [r for r in map(Recipe.load, resources.names("recipes")) if r.demo]
     source = ModelSource.open("demo")
     with console.progress(quiet, verbose) as progress:
         outcome = pipeline.run(
-            source, recipes, ["python_docs"], out, device, force=True, progress=progress
+            source,
+            recipes,
+            ["python_docs"],
+            out,
+            device,
+            force=True,
+            progress=progress,
+            calibration=CalibrationChoice("python-docs"),
         )
     start.show(outcome, json)
     if not (json or quiet):

@@ -11,6 +11,16 @@ Recipes = Annotated[
     typer.Option("-r", "--recipe", metavar="NAME", help="A recipe or its file; repeat for more."),
 ]
 Out = Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where results go.")]
+Calibration = Annotated[
+    str | None,
+    typer.Option(metavar="SET", help="A calibration set, its file, or a text file."),
+]
+Samples = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Calibration samples; default: the set's.")
+]
+Length = Annotated[
+    int | None, typer.Option(min=2, metavar="N", help="Tokens of a sample; default: the set's.")
+]
 Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace results that exist.")]
 Revision = Annotated[

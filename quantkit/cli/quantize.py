@@ -4,13 +4,16 @@ from pathlib import Path
 
 from quantkit.cli.options import (
     AsJson,
+    Calibration,
     Device,
     Force,
+    Length,
     Model,
     Out,
     Quiet,
     Recipes,
     Revision,
+    Samples,
     TrustRemoteCode,
     Verbose,
 )
@@ -20,6 +23,9 @@ def command(
     model: Model,
     recipe: Recipes,
     out: Out = Path("out"),
+    calibration: Calibration = None,
+    samples: Samples = None,
+    length: Length = None,
     device: Device = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
@@ -36,10 +42,12 @@ def command(
 
     source, loaded = start.model_and_recipes(model, recipe, revision, trust_remote_code)
 
-    from quantkit.quantize.run import quantize
+    from quantkit.quantize.run import CalibrationChoice, quantize
+
+    chosen = CalibrationChoice(calibration, samples, length) if calibration else None
 
     with console.progress(quiet, verbose) as progress:
-        checkpoints = quantize(source, loaded, out, device, force, progress)
+        checkpoints = quantize(source, loaded, out, device, force, progress, chosen)
     if json:
         console.print_json(
             [{"path": str(c.folder), "manifest": c.manifest.to_json()} for c in checkpoints]

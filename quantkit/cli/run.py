@@ -4,14 +4,17 @@ from pathlib import Path
 
 from quantkit.cli.options import (
     AsJson,
+    Calibration,
     Device,
     Force,
+    Length,
     Limit,
     Model,
     Out,
     Quiet,
     Recipes,
     Revision,
+    Samples,
     Tasks,
     TrustRemoteCode,
     Verbose,
@@ -23,6 +26,9 @@ def command(
     model: Model,
     recipe: Recipes,
     out: Out = Path("out"),
+    calibration: Calibration = None,
+    samples: Samples = None,
+    length: Length = None,
     tasks: Tasks = "wikitext,mmlu",
     limit: Limit = None,
     device: Device = "auto",
@@ -44,7 +50,10 @@ def command(
     source, loaded = start.model_and_recipes(model, recipe, revision, trust_remote_code)
 
     from quantkit import pipeline
+    from quantkit.quantize.run import CalibrationChoice
+
+    chosen = CalibrationChoice(calibration, samples, length) if calibration else None
 
     with start.telling_what_is_kept(out), console.progress(quiet, verbose) as progress:
-        outcome = pipeline.run(source, loaded, names, out, device, limit, force, progress)
+        outcome = pipeline.run(source, loaded, names, out, device, limit, force, progress, chosen)
     start.show(outcome, json)

@@ -9,8 +9,9 @@ import torch
 
 from quantkit import grid
 from quantkit.export import compressed_tensors
+from quantkit.export.folder import SCALES_FILE
 from quantkit.export.manifest import Manifest
-from quantkit.model.shards import StoredTensor, TensorSpec
+from quantkit.model.shards import StoredTensor, TensorSpec, read_header
 from quantkit.model.source import read_tensors
 
 
@@ -56,6 +57,12 @@ class Checkpoint:
     def weight(self, module: str) -> torch.Tensor:
         """One layer's weight, dequantised to float32."""
         return grid.dequantize(self.quantized_weight(module), self.manifest.recipe.weights)
+
+    @cached_property
+    def scales(self) -> Mapping[str, torch.Tensor]:
+        """Scales that were folded from one layer into another; none for most recipes."""
+        path = self.folder / SCALES_FILE
+        return {n: t.read() for n, t in read_header(path).items()} if path.is_file() else {}
 
     def state(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         """Every parameter of the model by its own name, dequantised where need be."""

@@ -37,7 +37,10 @@ def specs(module: str, weight: TensorSpec, recipe: Recipe) -> list[TensorSpec]:
     scale = TensorSpec(f"{module}.weight_scale", weight.dtype, scale_shape)
     if layout(recipe) != "pack-quantized":
         dtype = "F8_E4M3" if scheme.type == "float" else "I8"
-        return [TensorSpec(f"{module}.weight", dtype, (rows, columns)), scale]
+        result = [TensorSpec(f"{module}.weight", dtype, (rows, columns)), scale]
+        if recipe.input_activations is not None and not recipe.input_activations.dynamic:
+            result.append(TensorSpec(f"{module}.input_scale", weight.dtype, (1,)))
+        return result
     per_word = 32 // scheme.num_bits
     result = [
         TensorSpec(f"{module}.weight_packed", "I32", (rows, -(-columns // per_word))),
@@ -50,10 +53,17 @@ def specs(module: str, weight: TensorSpec, recipe: Recipe) -> list[TensorSpec]:
     return result
 
 
-def tensors(module: str, weight: QuantizedWeight, recipe: Recipe) -> dict[str, torch.Tensor]:
+def tensors(
+    module: str,
+    weight: QuantizedWeight,
+    recipe: Recipe,
+    input_scale: torch.Tensor | None = None,
+) -> dict[str, torch.Tensor]:
     """One layer's quantised weight in the form of `specs`."""
     scheme = recipe.weights
     result = {f"{module}.weight_scale": weight.scale}
+    if input_scale is not None:
+        result[f"{module}.input_scale"] = input_scale
     if layout(recipe) != "pack-quantized":
         result[f"{module}.weight"] = weight.values
         return result

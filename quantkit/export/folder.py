@@ -16,6 +16,7 @@ from quantkit.recipe import Recipe
 from quantkit.storage import sha256_of, write_json
 
 MAX_SHARD_BYTES = 2 * 10**9  # small enough that several files are hashed and flushed side by side
+SCALES_FILE = "folded.scales"
 OWN_FILES = ("config.json", INDEX, manifest.FILE)
 
 
@@ -77,6 +78,18 @@ def write_side_files(folder: Path, source: ModelSource, recipe: Recipe, ignored:
             target = folder / path.name
             if path.is_file() and path.name not in OWN_FILES and not target.exists():
                 target.write_bytes(_read(path))
+
+
+def write_scales(folder: Path, scales: Mapping[str, torch.Tensor]) -> None:
+    """Keep folded scales beside the weights, so that a check against the source can undo them.
+
+    The file has the form of safetensors but not its ending: engines load every file that has it.
+    """
+    specs = [TensorSpec(name, "F32", tuple(scale.shape)) for name, scale in scales.items()]
+    writer = ShardWriter(folder / SCALES_FILE, specs)
+    for name, scale in scales.items():
+        writer.write(name, scale)
+    writer.close()
 
 
 def _read(path: Path) -> bytes:

@@ -49,7 +49,22 @@ class Layer(Record):
     """What happened to one linear layer."""
 
     relative_error: float
-    """Norm of the weight's change over the norm of the weight."""
+    """Norm of the weight's change over the norm of the weight, folded scales undone."""
+    output_error: float | None = None
+    """Squared error of the layer's output on calibration data, over that output's square."""
+    damping: float | None = None
+    """What GPTQ added to the Gram matrix's diagonal, relative to its mean."""
+    fallback: bool = False
+    """Rounded to nearest because the method could not be applied."""
+
+
+class Calibration(Record):
+    """The data that a checkpoint was calibrated on."""
+
+    name: str
+    digest: str
+    n_samples: int
+    length: int
 
 
 class Manifest(Record):
@@ -66,6 +81,7 @@ class Manifest(Record):
     """Bytes of all tensors."""
     bits_per_weight: float
     quantized_bits_per_weight: float
+    calibration: Calibration | None = None
     layers: dict[str, Layer]
     files: dict[str, StoredFile]
     versions: dict[str, str]

@@ -106,7 +106,13 @@ def skeleton(folder: Path, trust_remote_code: bool = False) -> Any:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
             if hasattr(config, "quantization_config"):
                 del config.quantization_config  # else transformers builds quantised layers
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+            # The fused attention drops soft-capping (Gemma 2) without a word.
+            capped = getattr(config, "attn_logit_softcapping", None)
+            model = AutoModelForCausalLM.from_config(
+                config,
+                trust_remote_code=trust_remote_code,
+                attn_implementation="eager" if capped else "sdpa",
+            )
     except Exception as error:  # a config is somebody else's input; anything may be wrong with it
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise SourceError(

@@ -10,14 +10,16 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 
 import torch
 
-from quantkit import grid, registry
+from quantkit import grid
 from quantkit.errors import MethodError, SourceError
 from quantkit.export import compressed_tensors
 from quantkit.export.folder import FolderWriter
+from quantkit.export.manifest import Layer
 from quantkit.model.shards import DTYPES, StoredTensor, as_bytes
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress
 from quantkit.quantize.methods import Method
+from quantkit.quantize.methods.rtn import RoundToNearest
 from quantkit.quantize.plan import Plan
 from quantkit.recipe import WeightScheme
 
@@ -26,8 +28,6 @@ GPU_WORKERS = 8
 MAX_CPU_WORKERS = 8
 CPU_CHUNK_ELEMENTS = 1 << 18
 
-Errors = dict[str, float]
-
 
 def quantize_tensors(
     source: ModelSource,
@@ -35,8 +35,8 @@ def quantize_tensors(
     writers: Sequence[FolderWriter],
     device: torch.device,
     progress: Progress,
-) -> list[Errors]:
-    """Fill every writer from one read of the source; returns relative errors by layer."""
+) -> list[dict[str, Layer]]:
+    """Fill every writer from one read of the source; returns what happened to each layer."""
     worker = _Worker(source, plans, writers, device, progress)
     names = {spec.name for plan in plans for spec in plan.specs} | {
         weight.name for plan in plans for weight in plan.quantized.values()
@@ -56,7 +56,7 @@ def quantize_tensors(
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     progress.finish()
-    return worker.errors
+    return worker.layers
 
 
 class _Worker:
@@ -73,13 +73,13 @@ class _Worker:
         self.folder = source.folder
         self.device = device
         self.progress = progress
-        self.errors: list[Errors] = [{} for _ in plans]
+        self.layers: list[dict[str, Layer]] = [{} for _ in plans]
         self._jobs = [
             (
                 plan,
                 writer,
                 {weight.name: module for module, weight in plan.quantized.items()},
-                registry.load(plan.recipe.method, plan.recipe.options),
+                RoundToNearest(),
             )
             for plan, writer in zip(plans, writers, strict=True)
         ]
@@ -89,13 +89,13 @@ class _Worker:
         if any(tensor.name in modules for _, _, modules, _ in self._jobs):
             self._quantize(tensor)
         else:
-            self._copy(tensor)
+            copy_tensor(tensor, [writer for _, writer, _, _ in self._jobs], self.progress)
 
     def _quantize(self, tensor: StoredTensor) -> None:
         stored = tensor.read(pinned=self.device.type == "cuda")
         weight = stored.to(self.device, non_blocking=True)
-        self._require_finite(tensor, weight)
-        for errors, (plan, writer, modules, method) in zip(self.errors, self._jobs, strict=True):
+        require_finite(tensor, weight)
+        for layers, (plan, writer, modules, method) in zip(self.layers, self._jobs, strict=True):
             module = modules.get(tensor.name)
             if module is None:
                 writer.write_bytes(tensor.name, as_bytes(stored))
@@ -103,33 +103,33 @@ class _Worker:
             quantized, error = quantize_by_rows(method, weight, plan.recipe.weights)
             if not error < float("inf"):
                 raise MethodError(f"{plan.recipe.method} gave non-finite values for {module}")
-            errors[module] = error
+            layers[module] = Layer(relative_error=error)
             self.progress.detail(f"{plan.recipe.name}: {module} off by {error:.5f}")
             for name, part in compressed_tensors.tensors(module, quantized, plan.recipe).items():
                 writer.write(name, part)
         self.progress.advance(tensor.size_bytes)
 
-    def _copy(self, tensor: StoredTensor) -> None:
-        step = DTYPES[tensor.dtype].itemsize
-        for offset in range(0, tensor.size_bytes, COPY_CHUNK_BYTES):
-            size = min(COPY_CHUNK_BYTES, tensor.size_bytes - offset)
-            assert size % step == 0
-            chunk = torch.empty(size, dtype=torch.uint8)
-            tensor.read_into(as_bytes(chunk), offset)
-            self._require_finite(tensor, chunk.view(DTYPES[tensor.dtype]))
-            for _, writer, _, _ in self._jobs:
-                writer.write_bytes(tensor.name, as_bytes(chunk), offset)
-            self.progress.advance(size)
 
-    def _require_finite(self, tensor: StoredTensor, values: torch.Tensor) -> None:
-        # One pass that keeps NaN and infinity, without a mask as large as the tensor.
-        if values.is_floating_point() and values.numel():
-            extremes = torch.stack(values.aminmax())
-            if not extremes.isfinite().all():
-                raise SourceError(
-                    f"{tensor.name} in {tensor.file} holds NaN or infinity; "
-                    "the source is damaged, get it again"
-                )
+def copy_tensor(tensor: StoredTensor, writers: Sequence[FolderWriter], progress: Progress) -> None:
+    """Take a tensor over as it is, in chunks, after looking for NaN and infinity."""
+    for offset in range(0, tensor.size_bytes, COPY_CHUNK_BYTES):
+        chunk = torch.empty(min(COPY_CHUNK_BYTES, tensor.size_bytes - offset), dtype=torch.uint8)
+        tensor.read_into(as_bytes(chunk), offset)
+        require_finite(tensor, chunk.view(DTYPES[tensor.dtype]))
+        for writer in writers:
+            writer.write_bytes(tensor.name, as_bytes(chunk), offset)
+        progress.advance(len(chunk))
+
+
+def require_finite(tensor: StoredTensor, values: torch.Tensor) -> None:
+    """Stop at NaN or infinity, by one pass that makes no mask as large as the tensor."""
+    if not values.is_floating_point() or not values.numel():
+        return
+    if not torch.stack(values.aminmax()).isfinite().all():
+        raise SourceError(
+            f"{tensor.name} in {tensor.file} holds NaN or infinity; "
+            "the source is damaged, get it again"
+        )
 
 
 def quantize_by_rows(

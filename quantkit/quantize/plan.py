@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from quantkit.errors import RecipeError
 from quantkit.export import compressed_tensors
@@ -28,6 +29,11 @@ class Plan:
     n_parameters: int
     """Weights of the model, tied ones counted once."""
     notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Names of all tensors of the result."""
+        return frozenset(spec.name for spec in self.specs)
 
     @property
     def size_bytes(self) -> int:

@@ -9,7 +9,10 @@ from pathlib import Path
 import torch
 
 from quantkit import device as devices
-from quantkit.errors import RecipeError
+from quantkit import resources
+from quantkit.calibration import tokens
+from quantkit.calibration.tokens import CalibrationTokens
+from quantkit.errors import DataError, RecipeError
 from quantkit.export import compressed_tensors, folder, manifest
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import Layer, Manifest
@@ -17,10 +20,20 @@ from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress, Silent
 from quantkit.quantize import plan as planning
-from quantkit.quantize.datafree import Errors, quantize_tensors
+from quantkit.quantize.datafree import quantize_tensors
+from quantkit.quantize.onepass import CalibratedOutcome, quantize_blocks
 from quantkit.quantize.plan import Plan
 from quantkit.recipe import Recipe
 from quantkit.storage import gib, refuse_existing, require_space, scratch_folder
+
+
+@dataclass(frozen=True)
+class CalibrationChoice:
+    """What the user asked for; None leaves it to the set."""
+
+    name: str
+    n_samples: int | None = None
+    length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -32,6 +45,7 @@ class Job:
     plans: list[Plan]
     targets: list[Path]
     device: torch.device
+    calibration: CalibrationTokens | None
 
 
 class Clock:
@@ -58,11 +72,12 @@ def quantize(
     device: str = "auto",
     force: bool = False,
     progress: Progress | None = None,
+    calibration: CalibrationChoice | None = None,
 ) -> list[Checkpoint]:
     """Write `out/<recipe>/` for every recipe from one read of the source."""
     progress = progress or Silent()
     clock = Clock()
-    job = prepare(source, recipes, out, device, force, progress)
+    job = prepare(source, recipes, out, device, force, progress, calibration)
     clock.lap("plan")
     with ExitStack() as stack:
         # Writers close before folders take their names: the stack unwinds in that order.
@@ -72,16 +87,18 @@ def quantize(
                 writing.enter_context(folder.open_folder(scratch, plan.specs))
                 for scratch, plan in zip(scratches, job.plans, strict=True)
             ]
-            errors = quantize_tensors(source, job.plans, writers, job.device, progress)
+            outcomes = _quantize(job, writers, progress)
             clock.lap("tensors")
         clock.lap("flush")
         checkpoints = []
-        for scratch, target, writer, plan, layers in zip(
-            scratches, job.targets, writers, job.plans, errors, strict=True
+        for scratch, target, writer, plan, outcome in zip(
+            scratches, job.targets, writers, job.plans, outcomes, strict=True
         ):
+            if outcome.scales:
+                folder.write_scales(scratch, outcome.scales)
             folder.write_side_files(scratch, source, plan.recipe, plan.ignored)
             files = folder.hash_files(scratch, writer.hashes)
-            record = manifest_of(job, plan, layers, files, clock)
+            record = manifest_of(job, plan, outcome.layers, files, clock)
             folder.write_manifest(scratch, record)
             checkpoints.append(Checkpoint(target, record))
     return checkpoints
@@ -94,6 +111,7 @@ def prepare(
     device: str,
     force: bool,
     progress: Progress,
+    calibration: CalibrationChoice | None,
 ) -> Job:
     """Everything that can fail cheaply fails here."""
     names = [recipe.name for recipe in recipes]
@@ -121,11 +139,84 @@ def prepare(
         unknown,
         planning.usual_dtype(stored),
     )
-    return Job(source, record, plans, targets, where)
+    calibrated = None
+    if learning := [recipe for recipe in recipes if recipe.needs_calibration]:
+        if calibration is None:
+            raise DataError(
+                f"recipe {learning[0].name} learns from data: give --calibration, a set's name "
+                f"({', '.join(resources.names('calibration'))}) or a text file"
+            )
+        calibrated = _load_tokens(source, architecture, calibration)
+        progress.note(
+            f"calibration: {calibrated.ids.shape[0]} samples of {calibrated.ids.shape[1]} tokens "
+            f"from {calibrated.name}"
+        )
+        for warning in _thin(calibrated, plans):
+            progress.note(warning)
+    return Job(source, record, plans, targets, where, calibrated)
+
+
+def _load_tokens(
+    source: ModelSource, architecture: Architecture, choice: CalibrationChoice
+) -> CalibrationTokens:
+    from transformers import AutoTokenizer
+
+    context = int(source.config.get("max_position_embeddings") or 2048)
+    embedding = next(iter(architecture.shapes.values()))
+    tokenizer = AutoTokenizer.from_pretrained(source.folder)
+    return tokens.load(
+        choice.name, tokenizer, context, embedding[0], choice.n_samples, choice.length
+    )
+
+
+def _thin(calibration: CalibrationTokens, plans: list[Plan]) -> list[str]:
+    """A Gram matrix of fewer tokens than columns cannot have full rank."""
+    widest = max(weight.shape[1] for plan in plans for weight in plan.quantized.values())
+    n_tokens = calibration.ids.numel()
+    if n_tokens >= 2 * widest:
+        return []
+    return [
+        f"warning: {n_tokens:,} calibration tokens are few for layers of {widest:,} inputs; "
+        f"{2 * widest:,} or more would be better"
+    ]
+
+
+def _quantize(
+    job: Job, writers: list[folder.FolderWriter], progress: Progress
+) -> list[CalibratedOutcome]:
+    """Data-free recipes from one read of the tensors, the others from one pass over the blocks."""
+    outcomes: dict[int, CalibratedOutcome] = {}
+    free = [i for i, plan in enumerate(job.plans) if not plan.recipe.needs_calibration]
+    learning = [i for i, plan in enumerate(job.plans) if plan.recipe.needs_calibration]
+    if free:
+        layers = quantize_tensors(
+            job.source,
+            [job.plans[i] for i in free],
+            [writers[i] for i in free],
+            job.device,
+            progress,
+        )
+        outcomes |= {i: CalibratedOutcome(found, {}) for i, found in zip(free, layers, strict=True)}
+    if learning:
+        assert job.calibration is not None
+        results = quantize_blocks(
+            job.source,
+            [job.plans[i] for i in learning],
+            [writers[i] for i in learning],
+            job.calibration.ids,
+            job.device,
+            progress,
+        )
+        outcomes |= dict(zip(learning, results, strict=True))
+    return [outcomes[i] for i in range(len(job.plans))]
 
 
 def manifest_of(
-    job: Job, plan: Plan, errors: Errors, files: dict[str, manifest.StoredFile], clock: Clock
+    job: Job,
+    plan: Plan,
+    layers: dict[str, Layer],
+    files: dict[str, manifest.StoredFile],
+    clock: Clock,
 ) -> Manifest:
     """Put together what is known of a checkpoint."""
     return Manifest(
@@ -138,7 +229,8 @@ def manifest_of(
         size_bytes=plan.size_bytes,
         bits_per_weight=plan.bits_per_weight,
         quantized_bits_per_weight=plan.quantized_bits_per_weight,
-        layers={name: Layer(relative_error=errors[name]) for name in plan.quantized},
+        calibration=_calibration_record(job) if plan.recipe.needs_calibration else None,
+        layers={name: layers[name] for name in plan.quantized},
         files=files,
         versions=manifest.versions(),
         device=devices.describe(job.device),
@@ -148,6 +240,17 @@ def manifest_of(
         peak_device_bytes=devices.peak_device_bytes(job.device),
         created=manifest.now(),
         notes=plan.notes,
+    )
+
+
+def _calibration_record(job: Job) -> manifest.Calibration:
+    assert job.calibration is not None
+    n_samples, length = job.calibration.ids.shape
+    return manifest.Calibration(
+        name=job.calibration.name,
+        digest=job.calibration.digest,
+        n_samples=n_samples,
+        length=length,
     )
 
 

@@ -1,33 +1,45 @@
 """Rounds a layer's inputs as the serving engine will, so that scores include that error."""
 
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
 import torch
 
+from quantkit.grid import FP8, widen
 from quantkit.recipe import ActivationScheme
 
-FP8 = torch.float8_e4m3fn
 
+def attach(
+    model: torch.nn.Module,
+    modules: list[str],
+    scheme: ActivationScheme,
+    static: Mapping[str, torch.Tensor],
+) -> None:
+    """Make the named linear layers of a model see rounded inputs; `static` holds fixed scales."""
 
-def attach(model: torch.nn.Module, modules: list[str], scheme: ActivationScheme) -> None:
-    """Make the named linear layers of a model see rounded inputs."""
-    assert scheme.dynamic, "static scales come from calibration"
-
-    def round_inputs(
-        module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]
-    ) -> tuple[torch.Tensor, ...]:
+    def dynamic(module: torch.nn.Module, inputs: Any) -> Any:
         return (round_per_token(inputs[0], scheme), *inputs[1:])
 
+    def fixed(scale: torch.Tensor, module: torch.nn.Module, inputs: Any) -> Any:
+        return (round_with(inputs[0], scale, scheme), *inputs[1:])
+
     for name in modules:
-        model.get_submodule(name).register_forward_pre_hook(round_inputs)
+        hook = dynamic if scheme.dynamic else partial(fixed, static[name])
+        model.get_submodule(name).register_forward_pre_hook(hook)
 
 
 def round_per_token(values: torch.Tensor, scheme: ActivationScheme) -> torch.Tensor:
     """Quantise and dequantise with one scale for each token, as vLLM's dynamic kernels do."""
-    wide = values.float()
-    largest = wide.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12)
+    largest = values.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-12)
+    return round_with(values, largest / (448.0 if scheme.type == "float" else 127.0), scheme)
+
+
+def round_with(values: torch.Tensor, scale: torch.Tensor, scheme: ActivationScheme) -> torch.Tensor:
+    """Quantise and dequantise with given scales."""
+    scaled = values.float() / scale.to(values.device).float()
     if scheme.type == "float":
-        scale = largest / 448.0
-        rounded = (wide / scale).clamp(-448.0, 448.0).to(FP8).float()
+        rounded = widen(scaled.clamp_(-448.0, 448.0).to(FP8))
     else:
-        scale = largest / 127.0
-        rounded = (wide / scale).round().clamp(-128.0, 127.0)
-    return (rounded * scale).to(values.dtype)
+        rounded = scaled.round_().clamp_(-128.0, 127.0)
+    return rounded.mul_(scale.to(values.device).float()).to(values.dtype)

@@ -27,11 +27,20 @@ def load(target: ModelSource | Checkpoint, device: torch.device) -> Any:
     model.tie_weights()
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     assert not [name for name in missing if name not in tied], f"not loaded: {missing}"
-    if isinstance(target, Checkpoint) and target.manifest.recipe.input_activations is not None:
-        recipe = target.manifest.recipe
-        assert recipe.input_activations is not None
-        activations.attach(model, list(target.manifest.layers), recipe.input_activations)
+    if isinstance(target, Checkpoint):
+        _round_inputs(model, target)
     return model.to(device).eval()
+
+
+def _round_inputs(model: Any, checkpoint: Checkpoint) -> None:
+    scheme = checkpoint.manifest.recipe.input_activations
+    if scheme is None:
+        return
+    modules = list(checkpoint.manifest.layers)
+    static = {}
+    if not scheme.dynamic:
+        static = {name: checkpoint.tensors[f"{name}.input_scale"].read() for name in modules}
+    activations.attach(model, modules, scheme, static)
 
 
 def tokenizer(path: Path) -> Any:

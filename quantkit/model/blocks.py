@@ -1,0 +1,154 @@
+"""The decoder blocks of a model, one at a time: record their arguments, load, run, free.
+
+The skeleton has no weights. Masks, position embeddings and the like differ from block to block in
+some families, so nothing is guessed: the model itself is run once with every block replaced by a
+recorder, and what it passes to each block is kept.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quantkit.errors import SourceError
+from quantkit.model.architecture import skeleton
+from quantkit.model.shards import StoredTensor
+from quantkit.model.source import ModelSource
+
+
+class _Stop(Exception):
+    """All blocks have been reached."""
+
+
+class _Recorder(torch.nn.Module):
+    """Stands for a block, keeps what it is called with, and hands the hidden states on."""
+
+    def __init__(self, block: torch.nn.Module, last: bool) -> None:
+        super().__init__()
+        object.__setattr__(self, "_block", block)
+        self.last = last
+        self.hidden: torch.Tensor | None = None
+        self.arguments: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        # Models ask their blocks for things such as the kind of attention.
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(object.__getattribute__(self, "_block"), name)
+
+    def forward(self, hidden_states: torch.Tensor, **arguments: Any) -> torch.Tensor:
+        self.hidden, self.arguments = hidden_states, arguments
+        if self.last:
+            raise _Stop
+        return hidden_states
+
+
+@dataclass
+class Decoder:
+    """A model's skeleton and its list of blocks."""
+
+    source: ModelSource
+    model: Any
+    blocks: torch.nn.ModuleList
+    prefix: str
+    """The blocks' name in the model, such as `model.layers`."""
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def open(cls, source: ModelSource, device: torch.device) -> "Decoder":
+        """Build the skeleton and find its blocks. bf16 on a GPU, float32 on a CPU."""
+        model = skeleton(source.folder, source.trust_remote_code)
+        n_blocks = model.config.num_hidden_layers
+        lists = [
+            (name, module)
+            for name, module in model.named_modules()
+            if isinstance(module, torch.nn.ModuleList) and len(module) == n_blocks
+        ]
+        if len(lists) != 1:
+            raise SourceError(
+                f"{type(model).__name__} is not supported: its decoder blocks cannot be told apart"
+            )
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        return cls(source, model, lists[0][1], lists[0][0], device, dtype)
+
+    def name(self, index: int) -> str:
+        """A block's full name."""
+        return f"{self.prefix}.{index}"
+
+    def tensors(self, index: int) -> Mapping[str, StoredTensor]:
+        """The stored parameters of a block, by their names within it."""
+        start = f"{self.name(index)}."
+        return {
+            name.removeprefix(start): self.source.tensors[name]
+            for name in (start + key for key in self.blocks[index].state_dict())
+        }
+
+    def read(self, index: int) -> dict[str, torch.Tensor]:
+        """A block's parameters on the device, in the type that is computed in."""
+        pinned = self.device.type == "cuda"
+        return {
+            name: stored.read(pinned).to(self.device, non_blocking=True).to(self.dtype)
+            for name, stored in self.tensors(index).items()
+        }
+
+    @contextmanager
+    def loaded(self, index: int, state: Mapping[str, torch.Tensor]) -> Iterator[torch.nn.Module]:
+        """A block with these parameters, which it forgets afterwards."""
+        block = self.blocks[index]
+        block.load_state_dict(state, strict=True, assign=True)
+        block.to(self.device)
+        try:
+            yield block
+        finally:
+            block.to("meta")
+
+    @torch.no_grad()
+    def start(
+        self, tokens: torch.Tensor, batch_size: int
+    ) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
+        """Hidden states before the first block, by batch, and every block's other arguments."""
+        base = self.model.get_submodule(self.prefix.rpartition(".")[0])
+        blocks = list(self.blocks)
+        recorders = [_Recorder(b, last=i == len(blocks) - 1) for i, b in enumerate(blocks)]
+        outside = {
+            name: self.source.tensors[name].read().to(self.device).to(self.dtype)
+            for name in self.model.state_dict()
+            if name in self.source.tensors
+            and not name.startswith(f"{self.prefix}.")
+            and not name.startswith("lm_head")
+        }
+        for index, recorder in enumerate(recorders):
+            self.blocks[index] = recorder
+        try:
+            self.model.load_state_dict(outside, strict=False, assign=True)
+            for module in base.children():
+                if module is not self.blocks:
+                    module.to(self.device)
+            hidden = []
+            for batch in torch.split(tokens, batch_size):
+                try:
+                    base(input_ids=batch.to(self.device), use_cache=False)
+                except _Stop:
+                    first = recorders[0].hidden
+                    assert first is not None
+                    hidden.append(first)
+            # Arguments for one sample serve any batch: they broadcast.
+            with_one = tokens[:1].to(self.device)
+            with suppress(_Stop):
+                base(input_ids=with_one, use_cache=False)
+        finally:
+            for index, block in enumerate(blocks):
+                self.blocks[index] = block
+        return hidden, [recorder.arguments for recorder in recorders]
+
+    def run(
+        self, block: torch.nn.Module, hidden: torch.Tensor, arguments: Mapping[str, Any]
+    ) -> torch.Tensor:
+        """A block's output."""
+        result = block(hidden, **arguments)
+        output: torch.Tensor = result[0] if isinstance(result, tuple) else result
+        return output

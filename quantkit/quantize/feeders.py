@@ -1,0 +1,147 @@
+"""What produces the input of a group of linears, so that scales can be folded into it.
+
+A norm is found by watching which module's output is the very tensor that the linears read. The
+value projection before `o_proj` and the up projection before `down_proj` are proposed by name, and
+taken only after a trial: their outputs are scaled channel by channel, and the input of the linear
+must follow exactly. Families without a norm there, or with something in between, fold nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# Linear, its feeder, and whether only the second half of the feeder's rows count (fused gate/up).
+PROPOSED = (("o_proj", "v_proj"), ("down_proj", "up_proj"))
+
+
+@dataclass(frozen=True)
+class Feeder:
+    """A place to fold the inverse of an input scale into."""
+
+    name: str
+    """Module within the block."""
+    is_norm: bool
+    offset: float = 0.0
+    """Norms of some families multiply by 1 + w."""
+    repeat: int = 1
+    """Heads of the input that one head of the feeder serves."""
+    head_width: int = 1
+
+    def shared(self, values: torch.Tensor) -> torch.Tensor:
+        """Bring per-input values down to the feeder's own channels, by their mean."""
+        if self.repeat == 1:
+            return values
+        return values.view(-1, self.repeat, self.head_width).mean(1).reshape(-1)
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """The inverse: one value of the feeder for every input channel that it serves."""
+        if self.repeat == 1:
+            return values
+        heads = values.view(-1, 1, self.head_width)
+        return heads.expand(-1, self.repeat, -1).reshape(-1)
+
+
+def find(
+    block: torch.nn.Module,
+    groups: dict[str, list[str]],
+    forward: Callable[[], Any],
+    head_width: int,
+) -> dict[str, Feeder]:
+    """The feeder of every group that has one; `forward` runs the block on one sample."""
+    found = {leader: norm for leader in groups if (norm := _norm_before(block, leader, forward))}
+    for target, feeder in PROPOSED:
+        for leader, members in groups.items():
+            parent, _, last = leader.rpartition(".")
+            name = f"{parent}.{feeder}" if parent else feeder
+            if last == target and len(members) == 1 and _has(block, name):
+                linear = _try_linear(block, leader, name, forward, head_width)
+                if linear is not None:
+                    found[leader] = linear
+    return found
+
+
+def _has(block: torch.nn.Module, name: str) -> bool:
+    return any(module_name == name for module_name, _ in block.named_modules())
+
+
+def _input_of(block: torch.nn.Module, name: str, forward: Callable[[], Any]) -> torch.Tensor:
+    kept: list[torch.Tensor] = []
+    handle = block.get_submodule(name).register_forward_pre_hook(
+        lambda module, inputs: kept.append(inputs[0])
+    )
+    try:
+        forward()
+    finally:
+        handle.remove()
+    return kept[0]
+
+
+@torch.no_grad()
+def _norm_before(block: torch.nn.Module, leader: str, forward: Callable[[], Any]) -> Feeder | None:
+    outputs: dict[int, str] = {}
+    alive: list[torch.Tensor] = []
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+            if isinstance(output, torch.Tensor):
+                outputs[id(output)] = name
+                alive.append(output)
+
+        return hook
+
+    handles = [
+        module.register_forward_hook(keep(name))
+        for name, module in block.named_modules()
+        if name and "norm" in type(module).__name__.lower() and hasattr(module, "weight")
+    ]
+    try:
+        name = outputs.get(id(_input_of(block, leader, forward)))
+    finally:
+        for handle in handles:
+            handle.remove()
+    if name is None:
+        return None
+    norm = block.get_submodule(name)
+    weight = norm.weight
+    assert isinstance(weight, torch.Tensor)
+    sample = torch.ones(1, 1, weight.shape[0], device=weight.device, dtype=weight.dtype)
+    silent = torch.func.functional_call(norm, {"weight": torch.zeros_like(weight)}, (sample,))
+    return Feeder(name, is_norm=True, offset=0.0 if not silent.any() else 1.0)
+
+
+@torch.no_grad()
+def _try_linear(
+    block: torch.nn.Module,
+    leader: str,
+    name: str,
+    forward: Callable[[], Any],
+    head_width: int,
+) -> Feeder | None:
+    linear = block.get_submodule(name)
+    assert isinstance(linear, torch.nn.Linear)
+    rows = linear.weight.shape[0]
+    reader = block.get_submodule(leader)
+    assert isinstance(reader, torch.nn.Linear)
+    width = reader.weight.shape[1]
+    if width % rows:
+        return None
+    feeder = Feeder(name, is_norm=False, repeat=width // rows, head_width=head_width)
+    before = _input_of(block, leader, forward)
+    # Powers of two are exact in every type, so the trial needs no tolerance to speak of.
+    factor = torch.ones(rows, device=linear.weight.device, dtype=linear.weight.dtype)
+    factor[::3], factor[1::3] = 2.0, 0.5
+    original = linear.weight.data, None if linear.bias is None else linear.bias.data
+    linear.weight.data = linear.weight.data * factor[:, None]
+    if linear.bias is not None:
+        linear.bias.data = linear.bias.data * factor
+    try:
+        after = _input_of(block, leader, forward)
+    finally:
+        linear.weight.data = original[0]
+        if original[1] is not None:
+            linear.bias.data = original[1]
+    expected = before * feeder.spread(factor)
+    gap = (after - expected).float().norm() / expected.float().norm().clamp(min=1e-30)
+    return feeder if gap < 1e-2 else None

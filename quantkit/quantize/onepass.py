@@ -1,0 +1,255 @@
+"""The calibrated pass: stream the decoder blocks once, and let every recipe make its checkpoint.
+
+Recipes that do not propagate share one stream of hidden states, the source's own, and one set of
+statistics. A recipe that propagates has a stream of its own: it sees its own quantised blocks. So
+what a recipe writes does not depend on which others run beside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quantkit import grid
+from quantkit.errors import MethodError, RecipeError
+from quantkit.export import compressed_tensors
+from quantkit.export.folder import FolderWriter
+from quantkit.export.manifest import Layer
+from quantkit.model.blocks import Decoder
+from quantkit.model.shards import DTYPES
+from quantkit.model.source import ModelSource
+from quantkit.progress import Progress
+from quantkit.quantize import feeders
+from quantkit.quantize.calibrated import BlockResult, LinearResult, quantize_block
+from quantkit.quantize.datafree import copy_tensor, require_finite
+from quantkit.quantize.plan import Plan
+from quantkit.quantize.statistics import Collector
+
+MAX_FALLBACK_SHARE = 0.01
+TOKENS_PER_BATCH = {"cuda": 16384, "cpu": 2048}
+
+
+@dataclass
+class Stream:
+    """Hidden states on their way through the blocks, and the recipes that learn from them."""
+
+    hidden: list[torch.Tensor]
+    indices: list[int]
+    """Places of the recipes in the run."""
+    propagates: bool
+
+
+@dataclass
+class CalibratedOutcome:
+    """What the pass tells of one recipe."""
+
+    layers: dict[str, Layer]
+    scales: dict[str, torch.Tensor]
+    """Folded scales by name, which a check against the source needs."""
+
+
+@torch.no_grad()
+def quantize_blocks(
+    source: ModelSource,
+    plans: Sequence[Plan],
+    writers: Sequence[FolderWriter],
+    tokens: torch.Tensor,
+    device: torch.device,
+    progress: Progress,
+) -> list[CalibratedOutcome]:
+    """Fill every writer with the tensors of the blocks."""
+    decoder = Decoder.open(source, device)
+    _require_blocks_only(decoder, plans)
+    outcomes = [CalibratedOutcome({}, {}) for _ in plans]
+    batch_size = max(1, TOKENS_PER_BATCH[device.type] // tokens.shape[1])
+    hidden, arguments = decoder.start(tokens, batch_size)
+    streams = _streams(plans, hidden)
+    n_blocks = len(decoder.blocks)
+    progress.start("calibrate", n_blocks * len(streams), "blocks")
+    for index in range(n_blocks):
+        state = decoder.read(index)
+        for name, tensor in decoder.tensors(index).items():
+            require_finite(tensor, state[name])
+        for stream in streams:
+            results = _run_block(decoder, index, state, stream, plans, arguments[index])
+            for place, result in results.items():
+                _write(decoder, index, plans[place], writers[place], result)
+                _record(decoder, index, plans[place], state, result, outcomes[place], progress)
+            progress.advance(1)
+    progress.finish()
+    for tensor in source.tensors.values():
+        takers = [
+            writer
+            for plan, writer in zip(plans, writers, strict=True)
+            if tensor.name in plan.names and not tensor.name.startswith(f"{decoder.prefix}.")
+        ]
+        if takers:
+            copy_tensor(tensor, takers, progress)
+    for plan, outcome in zip(plans, outcomes, strict=True):
+        _check_fallbacks(plan, outcome)
+    return outcomes
+
+
+def _streams(plans: Sequence[Plan], hidden: list[torch.Tensor]) -> list[Stream]:
+    shared = [i for i, plan in enumerate(plans) if not plan.recipe.propagates]
+    own = [i for i, plan in enumerate(plans) if plan.recipe.propagates]
+    streams = [Stream(list(hidden), shared, propagates=False)] if shared else []
+    return streams + [Stream(list(hidden), [i], propagates=True) for i in own]
+
+
+def _run_block(
+    decoder: Decoder,
+    index: int,
+    state: dict[str, torch.Tensor],
+    stream: Stream,
+    plans: Sequence[Plan],
+    arguments: dict[str, Any],
+) -> dict[int, BlockResult]:
+    prefix = f"{decoder.name(index)}."
+    linears = {name.removeprefix(prefix) for i in stream.indices for name in plans[i].quantized} & {
+        name for name, _ in decoder.blocks[index].named_modules()
+    }
+    with decoder.loaded(index, state) as block:
+        modules = {n: m for n, m in block.named_modules() if n in linears}
+        collector = Collector(modules)
+        for place, batch in enumerate(stream.hidden):
+            with collector.watching():
+                output = decoder.run(block, batch, arguments)
+            if not stream.propagates:
+                stream.hidden[place] = output
+        _require_finite(decoder.name(index), collector)
+        needs = any(plans[i].recipe.smooths for i in stream.indices)
+        found = (
+            feeders.find(
+                block,
+                collector.groups,
+                lambda: decoder.run(block, stream.hidden[0][:1], arguments),
+                _head_width(decoder.model.config),
+            )
+            if needs
+            else {}
+        )
+    dtypes = {name: DTYPES[t.dtype] for name, t in decoder.tensors(index).items()}
+    results = {}
+    for i in stream.indices:
+        mine = {
+            leader: kept
+            for leader, members in collector.groups.items()
+            if (kept := [n for n in members if prefix + n in plans[i].quantized])
+        }
+        results[i] = quantize_block(
+            state, dtypes, mine, collector.statistics, found, plans[i].recipe
+        )
+    if stream.propagates:
+        (result,) = results.values()
+        recipe = plans[stream.indices[0]].recipe
+        with decoder.loaded(index, _quantised_state(state, result, recipe, decoder)) as block:
+            for place, batch in enumerate(stream.hidden):
+                stream.hidden[place] = decoder.run(block, batch, arguments)
+    return results
+
+
+def _quantised_state(
+    state: dict[str, torch.Tensor], result: BlockResult, recipe: Any, decoder: Decoder
+) -> dict[str, torch.Tensor]:
+    after = dict(state)
+    for name, tensor in result.changed.items():
+        after[name] = tensor.to(decoder.dtype)
+    for name, linear in result.linears.items():
+        after[f"{name}.weight"] = grid.dequantize(linear.quantized, recipe.weights).to(
+            decoder.dtype
+        )
+    return after
+
+
+def _write(
+    decoder: Decoder, index: int, plan: Plan, writer: FolderWriter, result: BlockResult
+) -> None:
+    prefix = f"{decoder.name(index)}."
+    for name, linear in result.linears.items():
+        parts = compressed_tensors.tensors(
+            prefix + name, linear.quantized, plan.recipe, linear.input_scale
+        )
+        for part, tensor in parts.items():
+            writer.write(part, tensor)
+    done = {f"{name}.weight" for name in result.linears}
+    for name, stored in decoder.tensors(index).items():
+        if name in result.changed:
+            writer.write(prefix + name, result.changed[name])
+        elif name not in done:
+            writer.write(prefix + name, stored.read())
+
+
+def _record(
+    decoder: Decoder,
+    index: int,
+    plan: Plan,
+    state: dict[str, torch.Tensor],
+    result: BlockResult,
+    outcome: CalibratedOutcome,
+    progress: Progress,
+) -> None:
+    prefix = f"{decoder.name(index)}."
+    for name, linear in result.linears.items():
+        original = decoder.tensors(index)[f"{name}.weight"].read().to(decoder.device).float()
+        change = undone(linear, plan) - original
+        norm = torch.linalg.vector_norm(original).clamp(min=1e-30)
+        error = (torch.linalg.vector_norm(change) / norm).item()
+        if not error < float("inf"):
+            raise MethodError(f"{plan.recipe.method} gave non-finite values for {prefix}{name}")
+        outcome.layers[prefix + name] = Layer(
+            relative_error=error,
+            output_error=linear.output_error,
+            damping=linear.damping,
+            fallback=linear.fallback,
+        )
+        if linear.in_scale is not None:
+            outcome.scales[f"{prefix}{name}.in_scale"] = linear.in_scale.float().cpu()
+        if linear.out_scale is not None:
+            outcome.scales[f"{prefix}{name}.out_scale"] = linear.out_scale.float().cpu()
+        progress.detail(
+            f"{plan.recipe.name}: {prefix}{name} output error {linear.output_error:.2e}"
+        )
+    for name, scale in result.folded.items():
+        outcome.scales[f"{prefix}{name}.folded"] = scale.float().cpu()
+
+
+def undone(linear: LinearResult, plan: Plan) -> torch.Tensor:
+    """The weight that the numbers stand for, with folded scales taken back."""
+    weight = grid.dequantize(linear.quantized, plan.recipe.weights)
+    return grid.unfold(weight, linear.in_scale, linear.out_scale)
+
+
+def _head_width(config: Any) -> int:
+    width = getattr(config, "head_dim", None)
+    return int(width or config.hidden_size // config.num_attention_heads)
+
+
+def _require_blocks_only(decoder: Decoder, plans: Sequence[Plan]) -> None:
+    for plan in plans:
+        outside = [n for n in plan.quantized if not n.startswith(f"{decoder.prefix}.")]
+        if outside:
+            raise RecipeError(
+                f"recipe {plan.recipe.name}: {outside[0]} lies outside the decoder blocks, where "
+                "calibrated methods do not reach; put it into `ignore`"
+            )
+
+
+def _require_finite(name: str, collector: Collector) -> None:
+    for linear, statistics in collector.statistics.items():
+        if not statistics.gram.isfinite().all():
+            raise MethodError(
+                f"the inputs of {name}.{linear} are not finite on this calibration data; "
+                "the source model is damaged, or overflows in this type"
+            )
+
+
+def _check_fallbacks(plan: Plan, outcome: CalibratedOutcome) -> None:
+    fallen = [name for name, layer in outcome.layers.items() if layer.fallback]
+    if len(fallen) > MAX_FALLBACK_SHARE * len(outcome.layers):
+        raise MethodError(
+            f"recipe {plan.recipe.name}: {len(fallen)} of {len(outcome.layers)} layers could only "
+            f"be rounded to nearest, {fallen[0]} first: their inputs are zero or do not factor; "
+            "calibrate on other or more text"
+        )
