@@ -19,7 +19,7 @@ from quantkit.quantize.run import CalibrationChoice, quantize
 from quantkit.recipe import Recipe
 from quantkit.report import files
 from quantkit.report.comparison import Report
-from quantkit.score.harness import score
+from quantkit.score.harness import check_tasks, score
 from quantkit.score.scorecard import SOURCE_NAME, Scorecard
 from quantkit.storage import guarded, write_json
 from quantkit.verify.checkpoint import verify
@@ -44,9 +44,11 @@ def run(
     force: bool = False,
     progress: Progress | None = None,
     calibration: CalibrationChoice | None = None,
+    max_length: int | None = None,
 ) -> Outcome:
     """Quantise with every recipe, check the results, score them and compare."""
     progress = progress or Silent()
+    check_tasks(tasks)
     finished = [] if force else _finished(source, recipes, out)
     for checkpoint in finished:
         progress.note(f"{checkpoint.manifest.name}: taken up as it was finished before")
@@ -56,16 +58,15 @@ def run(
     by_name = {checkpoint.manifest.name: checkpoint for checkpoint in (*finished, *made)}
     checkpoints = [by_name[recipe.name] for recipe in recipes]
     for checkpoint in checkpoints:
-        verification = verify(checkpoint.folder, source.name, progress)
+        verification = verify(checkpoint.folder, source, progress)
         if not verification.ok:
             faults = "\n  ".join(verification.faults)
             raise CheckpointError(f"{checkpoint.folder} failed verification:\n  {faults}")
     with guarded(out):
         (out / "scores").mkdir(parents=True, exist_ok=True)
+    scoring = Scoring(tasks, out / "scores", device, limit, max_length, source.trust_remote_code)
     targets: list[ModelSource | Checkpoint] = [source, *checkpoints]
-    cards = [
-        _score(target, tasks, out / "scores", device, limit, force, progress) for target in targets
-    ]
+    cards = [_score(target, scoring, force, progress) for target in targets]
     report = Report.compare(cards)
     files.write(report, out)
     return Outcome(checkpoints, report, out)
@@ -90,25 +91,38 @@ def _finished(source: ModelSource, recipes: Sequence[Recipe], out: Path) -> list
     return found
 
 
+@dataclass(frozen=True)
+class Scoring:
+    """How all models of a run are scored."""
+
+    tasks: Sequence[str]
+    folder: Path
+    device: str
+    limit: int | None
+    max_length: int | None
+    trust_remote_code: bool
+
+
 def _score(
-    target: ModelSource | Checkpoint,
-    tasks: Sequence[str],
-    folder: Path,
-    device: str,
-    limit: int | None,
-    force: bool,
-    progress: Progress,
+    target: ModelSource | Checkpoint, scoring: Scoring, force: bool, progress: Progress
 ) -> Scorecard:
-    path = folder / f"{SOURCE_NAME if isinstance(target, ModelSource) else target.label}.json"
+    name = SOURCE_NAME if isinstance(target, ModelSource) else target.label
+    path = scoring.folder / f"{name}.json"
     if path.is_file() and not force:
         card = Scorecard.read(path)
-        if (
-            card.digest == target.digest
-            and set(card.settings.tasks) == set(tasks)
-            and card.settings.limit == limit
+        if card.digest == target.digest and card.settings.same_as(
+            scoring.tasks, scoring.limit, scoring.max_length, scoring.device
         ):
             progress.note(f"{card.name}: scored before")
             return card
-    card = score(target, tasks, limit=limit, device=device, progress=progress)
+    card = score(
+        target,
+        scoring.tasks,
+        limit=scoring.limit,
+        max_length=scoring.max_length,
+        device=scoring.device,
+        progress=progress,
+        trust_remote_code=scoring.trust_remote_code,
+    )
     write_json(path, card.to_json())
     return card

@@ -128,8 +128,14 @@ class Recipe(Strict):
         cls, activations: ActivationScheme | None, info: ValidationInfo
     ) -> ActivationScheme | None:
         weights = info.data.get("weights")
-        if activations and weights and (weights.type, weights.num_bits) != (activations.type, 8):
+        if activations is None or weights is None:
+            return activations
+        if (weights.type, weights.num_bits) != (activations.type, 8):
             raise ValueError("activations need 8-bit weights of the same type")
+        if not weights.symmetric or weights.strategy == "group":
+            raise ValueError(
+                "vLLM computes in 8 bits only with symmetric weights and strategy channel or tensor"
+            )
         return activations
 
     @field_validator("targets", "ignore")

@@ -55,9 +55,10 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def write_json(path: Path, data: Any) -> None:
+def write_json(path: Path, data: Any, allow_nan: bool = False) -> None:
     """Write JSON to a temporary sibling and rename it, so that a reader never sees half."""
-    write_text(path, json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=allow_nan)
+    write_text(path, text + "\n")
 
 
 def write_text(path: Path, text: str) -> None:

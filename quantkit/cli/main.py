@@ -3,13 +3,21 @@
 import os
 import signal
 import sys
+import traceback
 from typing import Annotated, NoReturn
 
 import typer
 
 from quantkit import __version__
 from quantkit.cli import demo, doctor, quantize, recipes, report, run, score, verify
-from quantkit.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, Interrupted, QuantkitError
+from quantkit.errors import (
+    EXIT_BUG,
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    Interrupted,
+    QuantkitError,
+)
 
 app = typer.Typer(
     name="quantkit",
@@ -70,7 +78,14 @@ def main(arguments: list[str] | None = None) -> int:
             if callable(show):
                 show()
             return EXIT_USAGE
-        raise
+        if type(error).__name__ == "OutOfMemoryError":
+            first = str(error).splitlines()[0]
+            return _fail(
+                f"out of GPU memory: {first}; use --device cpu or smaller batches", EXIT_ERROR
+            )
+        # Not Python's own exit code for this, which is 1: that means that a gate said no.
+        traceback.print_exc()
+        return _fail("this is a bug in quantkit; please report it with the lines above", EXIT_BUG)
 
 
 def _interrupted(message: str) -> int:

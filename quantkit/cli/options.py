@@ -33,6 +33,9 @@ Tasks = Annotated[str, typer.Option(metavar="A,B", help="lm-eval tasks, or ours:
 Limit = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Only the first N documents of each task.")
 ]
+MaxLength = Annotated[
+    int | None, typer.Option(min=2, metavar="N", help="Window; default: the model's context.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress and no notes.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="More notes on what happens.")]

@@ -36,7 +36,8 @@ def list_recipes(context: typer.Context, json: AsJson = False) -> None:
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="A recipe or its file.")], json: AsJson = False
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe or its file.")],
+    json: AsJson = False,
 ) -> None:
     """Explain one recipe."""
     from quantkit import resources
@@ -54,17 +55,23 @@ def show(
 @app.command("validate")
 def validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Recipe files.")],
+    json: AsJson = False,
 ) -> int:
     """Check recipe files and list everything that is wrong."""
+    from quantkit.cli import console
     from quantkit.recipe import Recipe
 
-    faults = []
+    faults, good = [], []
     for file in files:
         try:
             recipe = Recipe.read(file)
-            typer.echo(f"ok  {file}  ({recipe.method}, digest {recipe.digest[:16]})")
+            good.append({"file": str(file), "name": recipe.name, "digest": recipe.digest})
+            if not json:
+                typer.echo(f"ok  {file}  ({recipe.method}, digest {recipe.digest[:16]})")
         except QuantkitError as error:
             faults.append(str(error))
+    if json:
+        console.print_json({"ok": good, "faults": faults})
     if faults:
         raise RecipeError("\n".join(faults))
     return EXIT_OK

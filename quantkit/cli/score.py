@@ -9,7 +9,9 @@ from quantkit.cli.options import (
     AsJson,
     Device,
     Limit,
+    MaxLength,
     Quiet,
+    Revision,
     Tasks,
     TrustRemoteCode,
     Verbose,
@@ -32,11 +34,10 @@ def command(
     batch_size: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Sequences at a time; default: fitting.")
     ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(min=2, metavar="N", help="Window; default: the model's context.")
-    ] = None,
+    max_length: MaxLength = None,
     seed: Annotated[int, typer.Option(metavar="N", help="For few-shot examples.")] = 0,
     device: Device = "auto",
+    revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     json: AsJson = False,
     quiet: Quiet = False,
@@ -50,12 +51,22 @@ def command(
     from quantkit.score.harness import score
     from quantkit.storage import guarded, write_json
 
-    targets = [start.scorable(name, trust_remote_code) for name in models]
+    targets = [start.scorable(name, revision, trust_remote_code) for name in models]
+    start.refuse_same_names(targets)
     cards = []
     with console.progress(quiet, verbose) as progress:
         for target in targets:
             card = score(
-                target, names, limit, num_fewshot, batch_size, max_length, seed, device, progress
+                target,
+                names,
+                limit,
+                num_fewshot,
+                batch_size,
+                max_length,
+                seed,
+                device,
+                progress,
+                trust_remote_code,
             )
             cards.append(card)
             if out is not None:

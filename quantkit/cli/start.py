@@ -5,9 +5,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quantkit.errors import Interrupted
+from quantkit.errors import Interrupted, ScoreError
 from quantkit.resources import PACKAGE
 from quantkit.storage import MANIFEST
+
+SOURCE_NAME = "source"
 
 if TYPE_CHECKING:
     from quantkit.export.checkpoint import Checkpoint
@@ -37,7 +39,19 @@ def model_and_recipes(
     return ModelSource.open(model, revision, trust_remote_code), loaded
 
 
-def scorable(target: str, trust_remote_code: bool) -> "ModelSource | Checkpoint":
+def refuse_same_names(targets: "Sequence[ModelSource | Checkpoint]") -> None:
+    """Two results of one name would overwrite each other, and no report could tell them apart."""
+    from quantkit.export.checkpoint import Checkpoint
+
+    names = [t.label if isinstance(t, Checkpoint) else SOURCE_NAME for t in targets]
+    if twice := [name for name in names if names.count(name) > 1]:
+        what = "two source models" if twice[0] == SOURCE_NAME else f"two checkpoints {twice[0]}"
+        raise ScoreError(f"{what} in one call: score one model and its checkpoints at a time")
+
+
+def scorable(
+    target: str, revision: str | None, trust_remote_code: bool
+) -> "ModelSource | Checkpoint":
     """A checkpoint of ours, or a source model."""
     from quantkit.export.checkpoint import Checkpoint
     from quantkit.export.manifest import is_checkpoint
@@ -45,7 +59,7 @@ def scorable(target: str, trust_remote_code: bool) -> "ModelSource | Checkpoint"
 
     if is_checkpoint(Path(target)):
         return Checkpoint.open(Path(target))
-    return ModelSource.open(target, trust_remote_code=trust_remote_code)
+    return ModelSource.open(target, revision, trust_remote_code)
 
 
 def is_local(model: str) -> bool:

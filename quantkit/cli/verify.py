@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from quantkit.cli.options import AsJson, Quiet, Verbose
+from quantkit.cli.options import AsJson, Quiet, Revision, TrustRemoteCode, Verbose
 from quantkit.errors import CheckpointError
 
 
@@ -15,6 +15,8 @@ def command(
         str | None,
         typer.Option(metavar="MODEL", help="The source, where the manifest's name is not enough."),
     ] = None,
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
     json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -26,10 +28,12 @@ def command(
     from quantkit.cli import console, start
 
     start.stay_offline_if(source is None or Path(source).exists())
+    from quantkit.model.source import ModelSource
     from quantkit.verify.checkpoint import verify
 
+    original = ModelSource.open(source, revision, trust_remote_code) if source else None
     with console.progress(quiet, verbose) as progress:
-        result = verify(checkpoint, source, progress)
+        result = verify(checkpoint, original, progress, trust_remote_code)
     if json:
         console.print_json(result.to_json())
     else:

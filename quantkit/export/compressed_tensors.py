@@ -100,12 +100,13 @@ def pack(values: torch.Tensor, num_bits: int) -> torch.Tensor:
     if num_bits == 4:
         # Two fields a byte; the bytes of a little-endian word are already in order.
         fields = fields[:, 0::2] | (fields[:, 1::2] << 4)
-    return fields.contiguous().view(torch.int32)
+    # A clone, since `contiguous` leaves the odd strides of a single row as they are.
+    return fields.clone(memory_format=torch.contiguous_format).view(torch.int32)
 
 
 def unpack(packed: torch.Tensor, num_bits: int, columns: int) -> torch.Tensor:
     """The inverse of `pack`."""
-    fields = packed.contiguous().view(torch.uint8)
+    fields = packed.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     if num_bits == 4:
         fields = torch.stack((fields & 15, fields >> 4), dim=-1).flatten(-2)
     offset = 1 << (num_bits - 1)

@@ -30,10 +30,14 @@ class FolderWriter:
         self.hashes: dict[str, str] = {}
         """The sha256 of every shard, once closed."""
         self._place: dict[str, ShardWriter] = {}
-        for file, part in self._shards.items():
-            writer = ShardWriter(folder / file, part)
-            self._writers[file] = writer
-            self._place.update((spec.name, writer) for spec in part)
+        try:
+            for file, part in self._shards.items():
+                writer = ShardWriter(folder / file, part)
+                self._writers[file] = writer
+                self._place.update((spec.name, writer) for spec in part)
+        except BaseException:
+            self.abandon()
+            raise
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Put a tensor into its place. May be called from any thread."""
@@ -45,8 +49,8 @@ class FolderWriter:
 
     def close(self) -> None:
         """Flush all shards and write the index."""
-        for file, writer in self._writers.items():
-            self.hashes[file] = writer.close()
+        for file in list(self._writers):
+            self.hashes[file] = self._writers.pop(file).close()
         if len(self._shards) > 1:
             write_json(self.folder / INDEX, index_of(self._shards))
 
@@ -62,17 +66,18 @@ def open_folder(folder: Path, specs: Iterable[TensorSpec]) -> Iterator[FolderWri
     writer = FolderWriter(folder, specs)
     try:
         yield writer
+        writer.close()
     except BaseException:
         writer.abandon()
         raise
-    writer.close()
 
 
 def write_side_files(folder: Path, source: ModelSource, recipe: Recipe, ignored: list[str]) -> None:
     """Config with the quantisation told, and everything else as the source has it."""
     config = dict(source.config)
     config["quantization_config"] = compressed_tensors.quantization_config(recipe, ignored)
-    write_json(folder / "config.json", config)
+    # Some configs hold infinity, which JSON proper does not know but every loader reads.
+    write_json(folder / "config.json", config, allow_nan=True)
     for pattern in SIDE_FILES:
         for path in sorted(source.folder.glob(pattern)):
             target = folder / path.name

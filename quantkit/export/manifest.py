@@ -76,6 +76,9 @@ class Manifest(Record):
     source: Source
     recipe: Recipe
     recipe_digest: str
+    """Of the recipe as it was carried out, with every choice made ..."""
+    asked_digest: str = ""
+    """... and as it was written."""
     n_parameters: int
     size_bytes: int
     """Bytes of all tensors."""

@@ -5,12 +5,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import SourceError
 from quantkit.hush import hushed
 from quantkit.model.shards import TensorSpec
 from quantkit.model.source import WEIGHT_TYPES, ModelSource
+
+if TYPE_CHECKING:
+    import torch
 
 # Written by old checkpoints, computed by every present loader.
 IGNORABLE = ("*.rotary_emb.inv_freq", "*.attn.bias", "*.attn.masked_bias")
@@ -96,8 +99,14 @@ class Architecture:
         ]
 
 
-def skeleton(folder: Path, trust_remote_code: bool = False) -> Any:
-    """The model in `folder` with parameters on the meta device and real buffers."""
+def skeleton(
+    folder: Path, trust_remote_code: bool = False, dtype: "torch.dtype | None" = None
+) -> Any:
+    """The model in `folder` with parameters on the meta device and real buffers.
+
+    Some families compute constants in the type they are built in (Gemma's embedding scale), so a
+    skeleton that will be run is built in the type it will run in.
+    """
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -112,6 +121,7 @@ def skeleton(folder: Path, trust_remote_code: bool = False) -> Any:
                 config,
                 trust_remote_code=trust_remote_code,
                 attn_implementation="eager" if capped else "sdpa",
+                **({} if dtype is None else {"dtype": dtype}),
             )
     except Exception as error:  # a config is somebody else's input; anything may be wrong with it
         reason = " ".join(str(error).split())[:300] or type(error).__name__

@@ -61,7 +61,8 @@ class Decoder:
     @classmethod
     def open(cls, source: ModelSource, device: torch.device) -> "Decoder":
         """Build the skeleton and find its blocks. bf16 on a GPU, float32 on a CPU."""
-        model = skeleton(source.folder, source.trust_remote_code)
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        model = skeleton(source.folder, source.trust_remote_code, dtype)
         n_blocks = model.config.num_hidden_layers
         lists = [
             (name, module)
@@ -72,7 +73,6 @@ class Decoder:
             raise SourceError(
                 f"{type(model).__name__} is not supported: its decoder blocks cannot be told apart"
             )
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         return cls(source, model, lists[0][1], lists[0][0], device, dtype)
 
     def name(self, index: int) -> str:

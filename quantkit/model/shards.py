@@ -6,6 +6,7 @@ layout is fixed before the first tensor exists: the header goes first, then ever
 place in any order and from any thread.
 """
 
+import errno
 import hashlib
 import json
 import math
@@ -213,6 +214,7 @@ class ShardWriter:
         }
         self._size = 8 + len(raw) + offset
         self._abandoned = False
+        self._failure: OSError | None = None
         self._digest = hashlib.sha256()
         self._follower = threading.Thread(target=self._follow, daemon=True)
         try:
@@ -246,8 +248,12 @@ class ShardWriter:
             self.abandon()
             raise AssertionError(f"{self.path}: not written in full: {missing[:5]}")
         self._follower.join()
-        os.fsync(self._file)
-        os.close(self._file)
+        try:
+            if self._failure is not None:
+                raise self._failure
+            os.fsync(self._file)
+        finally:
+            os.close(self._file)
         return self._digest.hexdigest()
 
     def abandon(self) -> None:
@@ -259,7 +265,13 @@ class ShardWriter:
         os.close(self._file)
 
     def _follow(self) -> None:
-        done, flushed, buffer = 0, 0, memoryview(bytearray(FOLLOW_BYTES))
+        try:
+            self._hash_as_it_grows()
+        except OSError as error:
+            self._failure = error
+
+    def _hash_as_it_grows(self) -> None:
+        done, flushed = 0, 0
         names = iter(self._specs)
         complete, name = self._data_start, next(names, None)
         while done < self._size:
@@ -271,10 +283,11 @@ class ShardWriter:
                 if complete - done < FOLLOW_BYTES and complete < self._size:
                     self._changed.wait()
                     continue
-            part = buffer[: min(FOLLOW_BYTES, complete - done)]
-            got = os.preadv(self._file, [part], done)
-            self._digest.update(part[:got])
-            done += got
+            part = os.pread(self._file, min(FOLLOW_BYTES, complete - done), done)
+            if not part:
+                raise OSError(errno.EIO, f"{self.path} ended while it was written")
+            self._digest.update(part)
+            done += len(part)
             if done - flushed >= FLUSH_BYTES:
                 os.fdatasync(self._file)
                 flushed = done

@@ -21,6 +21,7 @@ WEIGHT_TYPES = ("BF16", "F16", "F32")
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+TOKENIZER_FILES = ("tokenizer*", "*.model", "vocab.*", "merges.txt", "special_tokens_map.json")
 FINGERPRINT_BYTES = 64 << 10
 # All that a model folder needs besides its weights.
 SIDE_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "tokenizer*", "LICENSE*", "*.py")
@@ -46,18 +47,33 @@ class ModelSource:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of config, tensor table and the first 64 KiB of every tensor.
+        """A hash of config, tokenizer, tensor table and 192 KiB of every tensor.
 
-        Small tensors count in full, and training changes every tensor, so that two models with
-        one fingerprint are one model; reading all of a large one would take minutes.
+        Small tensors count in full, large ones by their start, middle and end: training changes
+        all of a tensor, and reading all of a large model would take minutes. So this tells models
+        apart; it is no proof against somebody who changes single bytes on purpose.
         """
-        digest = hashlib.sha256((self.folder / "config.json").read_bytes())
+        digest = hashlib.sha256()
+        for pattern in ("config.json", *TOKENIZER_FILES):
+            for path in sorted(self.folder.glob(pattern)):
+                digest.update(path.name.encode() + path.read_bytes())
         for tensor in sorted(self.tensors.values(), key=lambda t: t.name):
             digest.update(f"{tensor.name} {tensor.dtype} {tensor.shape}".encode())
-            head = bytearray(min(tensor.size_bytes, FINGERPRINT_BYTES))
-            tensor.read_into(memoryview(head))
-            digest.update(head)
+            part = bytearray(min(tensor.size_bytes, FINGERPRINT_BYTES))
+            last = tensor.size_bytes - len(part)
+            for offset in sorted({0, last // 2, last}):
+                tensor.read_into(memoryview(part), offset)
+                digest.update(part)
         return digest.hexdigest()
+
+    @property
+    def place(self) -> str:
+        """A name that finds the model again from anywhere on this machine."""
+        return (
+            str(self.folder.resolve())
+            if self.revision is None and self.name != "demo"
+            else self.name
+        )
 
     @property
     def digest(self) -> str:
@@ -71,10 +87,14 @@ class ModelSource:
 
     @classmethod
     def open(
-        cls, name: str, revision: str | None = None, trust_remote_code: bool = False
+        cls,
+        name: str,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        cached_only: bool = False,
     ) -> "ModelSource":
         """Find a model and read its config and tensor index, checking both."""
-        folder, commit = _locate(name, revision)
+        folder, commit = _locate(name, revision, cached_only)
         config = read_config(folder)
         check_kind(config, folder, trust_remote_code)
         return cls(name, folder, commit, config, read_tensors(folder), trust_remote_code)
@@ -85,7 +105,7 @@ def is_local(name: str) -> bool:
     return name == "demo" or Path(name).exists()
 
 
-def _locate(name: str, revision: str | None) -> tuple[Path, str | None]:
+def _locate(name: str, revision: str | None, cached_only: bool = False) -> tuple[Path, str | None]:
     if name == "demo":
         return resources.DEMO_MODEL, None
     path = Path(name).expanduser()
@@ -95,17 +115,24 @@ def _locate(name: str, revision: str | None) -> tuple[Path, str | None]:
         raise SourceError(f"{name} is a file; MODEL is a folder, a hub id or `demo`")
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise SourceError(f"there is no folder {name}; MODEL is a folder, a hub id or `demo`")
-    return _download(name, revision)
+    return _download(name, revision, cached_only)
 
 
-def _download(name: str, revision: str | None) -> tuple[Path, str | None]:
+def _download(
+    name: str, revision: str | None, cached_only: bool = False
+) -> tuple[Path, str | None]:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         folder = Path(
             snapshot_download(
-                name, revision=revision, allow_patterns=[*SIDE_FILES, "*.safetensors"]
+                name,
+                revision=revision,
+                allow_patterns=[*SIDE_FILES, "*.safetensors"],
+                # Second copies of the weights that some models bring.
+                ignore_patterns=["consolidated*", "*/*"],
+                local_files_only=cached_only,
             )
         )
     except LocalEntryNotFoundError as error:

@@ -20,6 +20,8 @@ class Plan:
     """One checkpoint to be: its recipe with every choice made, and its exact tensors."""
 
     recipe: Recipe
+    asked_digest: str
+    """The digest of the recipe before its open choices were made."""
     quantized: dict[str, TensorSpec]
     """Modules to quantise, with the weight that each has in the source."""
     ignored: list[str]
@@ -81,6 +83,7 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
             specs.append(spec)
     return Plan(
         recipe=resolved,
+        asked_digest=recipe.digest,
         quantized=quantized,
         ignored=[name for name in architecture.linears if name not in quantized],
         specs=specs,

@@ -132,7 +132,7 @@ def prepare(
         progress.note(_announce(plan))
     require_space(out, sum(plan.size_bytes for plan in plans))
     record = manifest.source_record(
-        source.name,
+        source.place,
         source.revision,
         source.fingerprint,
         stored,
@@ -225,6 +225,7 @@ def manifest_of(
         source=job.source_record,
         recipe=plan.recipe,
         recipe_digest=plan.recipe.digest,
+        asked_digest=plan.asked_digest,
         n_parameters=plan.n_parameters,
         size_bytes=plan.size_bytes,
         bits_per_weight=plan.bits_per_weight,

@@ -54,7 +54,8 @@ class Report:
 
     def change(self, card: Scorecard, metric: str) -> float:
         """Relative change against the baseline; for perplexities positive is worse."""
-        return card.scores[metric].value / self.baseline.scores[metric].value - 1
+        before = self.baseline.scores[metric].value
+        return card.scores[metric].value / before - 1 if before else float("nan")
 
     def to_json(self) -> dict[str, Any]:
         return {

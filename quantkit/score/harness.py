@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit import device as devices
-from quantkit.errors import ScoreError, UnknownName
+from quantkit.errors import MissingDependency, ScoreError, UnknownName
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import now, versions
 from quantkit.hush import hushed
@@ -27,6 +27,7 @@ from quantkit.score.scorecard import Score, Scorecard, Settings
 
 OWN_TASKS = Path(__file__).parent / "tasks"
 LOGITS_BYTES = 2 << 30
+BOOTSTRAP_ITERATIONS = 100  # with none, lm-eval leaves out all standard errors
 MAX_BATCH = 16
 MAX_CPU_BATCH = 2  # more only spills out of the caches
 
@@ -41,6 +42,7 @@ def score(
     seed: int = 0,
     device: str = "auto",
     progress: Progress | None = None,
+    trust_remote_code: bool = False,
 ) -> Scorecard:
     """Run tasks on a source model or on one of our checkpoints."""
     started = time.monotonic()
@@ -48,7 +50,7 @@ def score(
     where = devices.choose(device)
     with _quiet():
         manager = _task_manager(tasks)
-        model = _Model(target, where, batch_size, max_length, progress)
+        model = _Model(target, where, batch_size, max_length, progress, trust_remote_code)
         results = _evaluate(model, manager, tasks, limit, num_fewshot, seed)
     progress.finish()
     identity = _identity(target)
@@ -56,10 +58,12 @@ def score(
         **identity,
         scores=_scores(results, model),
         settings=Settings(
-            tasks={name: str(v) for name, v in results["versions"].items()},
+            tasks={task: str(results["versions"].get(task, "")) for task in tasks},
             limit=limit,
             num_fewshot=num_fewshot,
             max_length=model.lm.max_length,
+            asked_length=max_length,
+            dtype=str(model.lm.model.dtype).removeprefix("torch."),
             seed=seed,
         ),
         versions={**versions(), "lm_eval": _lm_eval_version()},
@@ -101,6 +105,7 @@ class _Model:
         batch_size: int | None,
         max_length: int | None,
         progress: Progress,
+        trust_remote_code: bool,
     ) -> None:
         from lm_eval.models.huggingface import HFLM
 
@@ -124,13 +129,13 @@ class _Model:
                 return super().loglikelihood(requests, disable_tqdm=True)
 
         name = target.label
-        model = loading.load(target, device)
+        model = loading.load(target, device, trust_remote_code)
         context = max_length or _context(model.config)
         most = MAX_BATCH if device.type == "cuda" else MAX_CPU_BATCH
-        room = LOGITS_BYTES // (4 * model.config.vocab_size * min(context, 2048))
+        room = LOGITS_BYTES // (4 * model.config.vocab_size * context)
         self.lm = ReportingHFLM(
             pretrained=model,
-            tokenizer=loading.tokenizer(target.folder),
+            tokenizer=loading.tokenizer(target.folder, trust_remote_code),
             batch_size=batch_size or max(1, min(most, room)),
             max_length=max_length,
         )
@@ -153,6 +158,12 @@ def _task_manager(tasks: Sequence[str]) -> Any:
         if task not in manager.all_tasks:
             raise UnknownName("task", task, _few(task, manager.all_tasks))
     return manager
+
+
+def check_tasks(tasks: Sequence[str]) -> None:
+    """Refuse unknown tasks, before anything that takes long."""
+    with _quiet():
+        _task_manager(tasks)
 
 
 def _few(task: str, known: Sequence[str]) -> list[str]:
@@ -185,8 +196,17 @@ def _evaluate(
                 task.set_config(key="num_fewshot", value=0)
             task.set_fewshot_seed(seed=seed)
         results = lm_eval.evaluate(
-            lm=model.lm, task_dict=loaded, limit=limit, bootstrap_iters=0, log_samples=True
+            lm=model.lm,
+            task_dict=loaded,
+            limit=limit,
+            bootstrap_iters=BOOTSTRAP_ITERATIONS,
+            log_samples=True,
         )
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            f"a task of {', '.join(tasks)} needs the package {error.name}; "
+            f"install it: pip install {error.name}"
+        ) from error
     except (ConnectionError, FileNotFoundError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ScoreError(
@@ -200,7 +220,7 @@ def _evaluate(
 def _scores(results: dict[str, Any], model: _Model) -> dict[str, Score]:
     scores: dict[str, Score] = {}
     for task, figures in results["results"].items():
-        n = results["n-samples"].get(task, {}).get("effective", 0)
+        n = _n_samples(results, task)
         directions = results["higher_is_better"].get(task, {})
         samples = results["samples"].get(task, [])
         for key, value in figures.items():
@@ -217,6 +237,14 @@ def _scores(results: dict[str, Any], model: _Model) -> dict[str, Score]:
         if results["configs"].get(task, {}).get("output_type") == "loglikelihood_rolling":
             scores[f"{task}/perplexity"] = _per_token(task, samples, model)
     return scores
+
+
+def _n_samples(results: dict[str, Any], task: str) -> int:
+    """Documents of a task, or of all tasks of a group."""
+    if task in results["n-samples"]:
+        return int(results["n-samples"][task]["effective"])
+    members = results.get("group_subtasks", {}).get(task, [])
+    return sum(_n_samples(results, member) for member in members)
 
 
 def _per_token(task: str, samples: list[dict[str, Any]], model: _Model) -> Score:

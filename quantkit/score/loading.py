@@ -9,27 +9,42 @@ from typing import Any
 
 import torch
 
+from quantkit.errors import CheckpointError, SourceError
 from quantkit.export.checkpoint import Checkpoint
-from quantkit.model.architecture import skeleton
+from quantkit.model.architecture import Architecture, skeleton
 from quantkit.model.source import ModelSource
 from quantkit.score import activations
 
 
-def load(target: ModelSource | Checkpoint, device: torch.device) -> Any:
+def load(
+    target: ModelSource | Checkpoint, device: torch.device, trust_remote_code: bool = False
+) -> Any:
     """The model in float32 on a CPU and in bfloat16 on a GPU, ready for a forward pass."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    model = skeleton(target.folder, isinstance(target, ModelSource) and target.trust_remote_code)
+    dtype = compute_dtype(device)
+    if isinstance(target, ModelSource):
+        trust_remote_code = target.trust_remote_code
+        Architecture.of(target.folder, trust_remote_code).check(target)
+    model = skeleton(target.folder, trust_remote_code, dtype)
     if isinstance(target, ModelSource):
         state = {name: t.read().to(dtype) for name, t in target.tensors.items()}
     else:
         state = dict(target.state(dtype))
-    missing, _ = model.load_state_dict(state, strict=False, assign=True)
+    try:
+        missing, _ = model.load_state_dict(state, strict=False, assign=True)
+    except RuntimeError as error:
+        raise CheckpointError(f"{target.folder} does not fit its config; run verify") from error
     model.tie_weights()
     tied = getattr(model, "all_tied_weights_keys", None) or {}
-    assert not [name for name in missing if name not in tied], f"not loaded: {missing}"
+    if gone := [name for name in missing if name not in tied]:
+        raise CheckpointError(f"{target.folder} lacks {gone[0]}; run verify")
     if isinstance(target, Checkpoint):
         _round_inputs(model, target)
     return model.to(device).eval()
+
+
+def compute_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 on a GPU; float32 on a CPU, many of which have no bfloat16 hardware."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def _round_inputs(model: Any, checkpoint: Checkpoint) -> None:
@@ -43,8 +58,11 @@ def _round_inputs(model: Any, checkpoint: Checkpoint) -> None:
     activations.attach(model, modules, scheme, static)
 
 
-def tokenizer(path: Path) -> Any:
+def tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a model folder."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(path)
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever is wrong with somebody else's files
+        raise SourceError(f"{folder} has no tokenizer that transformers can load") from error

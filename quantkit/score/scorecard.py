@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ class Score(Record):
     value: float
     stderr: float | None
     n: int
-    """Questions; for perplexities the tokens, words or bytes that the figure is a mean over."""
+    """Documents or questions; for perplexity per token the tokens."""
     higher_is_better: bool
 
     @field_validator("value")
@@ -42,7 +43,21 @@ class Settings(Record):
     limit: int | None
     num_fewshot: int | None
     max_length: int
+    """Tokens of a window; the model's context unless told otherwise."""
+    asked_length: int | None = None
+    dtype: str = "float32"
+    """What was computed in."""
     seed: int
+
+    def same_as(
+        self, tasks: Sequence[str], limit: int | None, max_length: int | None, device: str
+    ) -> bool:
+        """Whether a run with these settings would score the same way."""
+        from quantkit.device import choose
+
+        dtype = "bfloat16" if choose(device).type == "cuda" else "float32"
+        asked = (set(tasks), limit, max_length, dtype)
+        return asked == (set(self.tasks), self.limit, self.asked_length, self.dtype)
 
 
 class Scorecard(Record):

@@ -64,8 +64,13 @@ class Verification:
             self.passed.append(check)
 
 
-def verify(path: Path, source: str | None = None, progress: Progress | None = None) -> Verification:
-    """Check a checkpoint folder; `source` overrides where its source model lies."""
+def verify(
+    path: Path,
+    source: ModelSource | None = None,
+    progress: Progress | None = None,
+    trust_remote_code: bool = False,
+) -> Verification:
+    """Check a checkpoint folder; without `source`, the one that its manifest names is sought."""
     progress = progress or Silent()
     result = Verification(path)
     checkpoint = Checkpoint.open(path)
@@ -77,9 +82,9 @@ def verify(path: Path, source: str | None = None, progress: Progress | None = No
     except QuantkitError as error:
         result.record("headers", [str(error)])
         return result
-    original = _find_source(manifest, source, result)
+    original = _same_source(manifest, source or _find_source(manifest, result), result)
     try:
-        plan = expected_plan(path, manifest, original)
+        plan = expected_plan(path, manifest, original, trust_remote_code)
     except QuantkitError as error:
         result.record("config", [str(error)])
         return result
@@ -92,14 +97,17 @@ def verify(path: Path, source: str | None = None, progress: Progress | None = No
         return result
     errors: dict[str, float] = {}
     faults = list(_value_faults(checkpoint, plan, original, errors, progress))
-    result.record("weights", faults)
+    result.record("weights" if original else "weights (finite, scales positive)", faults)
     result.worst = sorted(errors.items(), key=lambda item: -item[1])[:5]
     return result
 
 
-def expected_plan(path: Path, manifest: Manifest, source: ModelSource | None) -> Plan:
+def expected_plan(
+    path: Path, manifest: Manifest, source: ModelSource | None, trust_remote_code: bool = False
+) -> Plan:
     """The plan that must have made this checkpoint, from its source or from its config alone."""
-    architecture = Architecture.of(path, bool(source and source.trust_remote_code))
+    trust = trust_remote_code or bool(source and source.trust_remote_code)
+    architecture = Architecture.of(path, trust)
     if source is not None:
         stored = architecture.stored(source)
     else:
@@ -116,16 +124,28 @@ def expected_plan(path: Path, manifest: Manifest, source: ModelSource | None) ->
     return planning.make(architecture, stored, manifest.recipe)
 
 
-def _find_source(manifest: Manifest, given: str | None, result: Verification) -> ModelSource | None:
-    name = given or manifest.source.name
-    if given is None and not is_local(name):
+def _find_source(manifest: Manifest, result: Verification) -> ModelSource | None:
+    """The source by the name in the manifest: a folder here, or a model in the hub's cache."""
+    name = manifest.source.name
+    try:
+        return ModelSource.open(name, manifest.source.revision, cached_only=True)
+    except QuantkitError as error:
+        if is_local(name):
+            result.record("source", [str(error)])
         result.left_out.append(
             f"comparison with the source: {name} is not at hand; give it with --source"
         )
         return None
-    source = ModelSource.open(name)
+
+
+def _same_source(
+    manifest: Manifest, source: ModelSource | None, result: Verification
+) -> ModelSource | None:
+    if source is None:
+        return None
     if source.fingerprint != manifest.source.fingerprint:
-        result.record("source", [f"{name} is not the model that this checkpoint was made from"])
+        fault = f"{source.name} is not the model that this checkpoint was made from"
+        result.record("source", [fault])
         return None
     result.record("source", [])
     return source
@@ -194,6 +214,13 @@ def _value_faults(
     limit = MAX_RELATIVE_ERROR[scheme.type, scheme.num_bits]
     progress.start(f"verify {checkpoint.folder.name}", plan.size_bytes)
     for module, spec in plan.quantized.items():
+        if module not in checkpoint.manifest.layers:
+            yield f"{module} is not in the manifest's list of layers"
+            continue
+        shape = checkpoint.tensors.get(f"{module}.weight_shape")
+        if shape is not None and tuple(shape.read().tolist()) != spec.shape:
+            yield f"{module}.weight_shape is not {list(spec.shape)}"
+            continue
         quantized = checkpoint.quantized_weight(module)
         weight = grid.dequantize(quantized, scheme)
         if grid.has_nan(quantized.values) or not weight.isfinite().all():
@@ -220,7 +247,7 @@ def _value_faults(
         if name in parts:
             continue
         values = tensor.read()
-        if values.is_floating_point() and not torch.stack(values.aminmax()).isfinite().all():
+        if values.is_floating_point() and not values.isfinite().all():
             yield f"{name} holds NaN or infinity"
         elif source is not None:
             original = source.tensors[name].read()

@@ -82,7 +82,7 @@ def test_module_is_the_command():
         (["score", "demo", "--limit", "many"], "--limit"),
         (["score", "demo", "--tasks", " , "], "name at least one"),
         (["recipes", "sho"], "sho"),
-        (["recipes", "show"], "name"),
+        (["recipes", "show"], "NAME"),
         (["recipes", "validate"], "FILE"),
         (["doctor", "me"], "me"),
         (["verify"], "DIR"),

@@ -162,7 +162,7 @@ def test_another_source_is_refused(checkpoints, tmp_path):
         tensors["model.norm.weight"] = tensors["model.norm.weight"] * 2
 
     rewrite(other, nudge)
-    result = verify(checkpoints["rtn-w8a16"], source=str(other))
+    result = verify(checkpoints["rtn-w8a16"], source=ModelSource.open(str(other)))
     assert any("not the model" in fault for fault in result.faults)
 
 

@@ -1,0 +1,154 @@
+"""Every supported family: the streamed pass, folding and checkpoints on small random models."""
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from quantkit import resources
+from quantkit.export.checkpoint import Checkpoint
+from quantkit.model.blocks import Decoder
+from quantkit.model.shards import DTYPES
+from quantkit.model.source import ModelSource
+from quantkit.quantize import feeders
+from quantkit.quantize.calibrated import _Work
+from quantkit.quantize.run import CalibrationChoice, quantize
+from quantkit.quantize.statistics import Collector
+from quantkit.recipe import Recipe
+from quantkit.score import loading
+from quantkit.verify.checkpoint import verify
+
+SMALL = {
+    "vocab_size": 4096,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+FAMILIES = {
+    "llama": transformers.LlamaConfig(**SMALL),
+    "mistral": transformers.MistralConfig(**SMALL, sliding_window=16),
+    "qwen2": transformers.Qwen2Config(**SMALL),
+    "qwen3": transformers.Qwen3Config(**SMALL),
+    "gemma2": transformers.Gemma2Config(**SMALL, sliding_window=16, attn_logit_softcapping=2.0),
+    "gemma3": transformers.Gemma3TextConfig(**SMALL, sliding_window=16),
+    "phi3": transformers.Phi3Config(**{k: v for k, v in SMALL.items() if k != "head_dim"}),
+    "smollm3": transformers.SmolLM3Config(**SMALL),
+    "granite": transformers.GraniteConfig(**SMALL, residual_multiplier=0.5),
+    "olmo2": transformers.Olmo2Config(**SMALL),
+}
+# Groups of linears whose input scales can be folded: a norm before q/k/v and gate/up, the value
+# projection before o, the up projection before down.
+FOLDS = {"phi3": 2, "olmo2": 2}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, tmp_path_factory):
+    """A small random model of the family, with norms that are not all one."""
+    folder = tmp_path_factory.mktemp(request.param)
+    torch.manual_seed(0)
+    implementation = "eager" if request.param == "gemma2" else "sdpa"
+    model = AutoModelForCausalLM.from_config(
+        FAMILIES[request.param], attn_implementation=implementation, dtype=torch.float32
+    )
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=0.0 if "bias" in name else 1.0, std=0.2)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    # Read again, since the detour through bf16 also rounded the rotary frequencies.
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation=implementation
+    ).eval()
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).write_bytes((resources.DEMO_MODEL / file).read_bytes())
+    return request.param, model, ModelSource.open(str(folder))
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(1, 4096, (3, 48), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def test_streamed_blocks_compute_what_the_model_computes(family, tokens):
+    _, model, source = family
+    decoder = Decoder.open(source, torch.device("cpu"))
+    hidden, arguments = decoder.start(tokens, batch_size=2)
+    assert [len(batch) for batch in hidden] == [2, 1]
+    outputs = []
+    for index in range(len(decoder.blocks)):
+        with decoder.loaded(index, decoder.read(index)) as block:
+            hidden = [decoder.run(block, batch, arguments[index]) for batch in hidden]
+        outputs.append(torch.cat(hidden))
+    kept = []
+    for layer in model.get_submodule(decoder.prefix):
+        layer.register_forward_hook(lambda m, i, o: kept.append(o if torch.is_tensor(o) else o[0]))
+    model(tokens)
+    for ours, theirs in zip(outputs, kept, strict=True):
+        assert (ours - theirs).norm() / theirs.norm() < 1e-5
+
+
+@torch.no_grad()
+def test_folding_leaves_the_function_unchanged(family, tokens):
+    name, _, source = family
+    decoder = Decoder.open(source, torch.device("cpu"))
+    hidden, arguments = decoder.start(tokens, batch_size=3)
+    state = decoder.read(0)
+    with decoder.loaded(0, state) as block:
+        linears = {n: m for n, m in block.named_modules() if isinstance(m, torch.nn.Linear)}
+        collector = Collector(linears)
+        with collector.watching():
+            before = decoder.run(block, hidden[0], arguments[0])
+        found = feeders.find(
+            block,
+            collector.groups,
+            lambda: decoder.run(block, hidden[0][:1], arguments[0]),
+            32,
+        )
+    assert len(found) == FOLDS.get(name, 4)
+    recipe = Recipe.load("awq-gptq-w4a16")
+    recipe = recipe.resolved({n: m.in_features for n, m in linears.items()})[0]
+    dtypes = {n: torch.float32 for n in decoder.tensors(0)}
+    work = _Work(state, dtypes, collector.groups, collector.statistics, found, recipe)
+    work.smooth()
+    assert any((scale - 1).abs().max() > 0.05 for scale in work.in_scale.values())
+    after = state | work.result.changed
+    after |= {f"{n}.weight": weight for n, weight in work.weights.items()}
+    with decoder.loaded(0, after) as block:
+        output = decoder.run(block, hidden[0], arguments[0])
+    assert (output - before).norm() / before.norm() < 1e-5
+
+
+def test_checkpoints_verify_and_load_in_transformers(family, tmp_path, tokens):
+    _, _, source = family
+    names = ["awq-w4a16", "awq-gptq-w4a16", "int8-w8a8", "fp8-static", "rtn-w4a16"]
+    made = quantize(
+        source,
+        [Recipe.load(name) for name in names],
+        tmp_path,
+        calibration=CalibrationChoice("python-docs", 8, 64),
+    )
+    for checkpoint in made:
+        result = verify(checkpoint.folder)
+        assert result.ok, result.faults
+        reference = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32)
+        if source.config.get("attn_logit_softcapping"):
+            reference.set_attn_implementation("eager")
+        ours = loading.load(Checkpoint.open(checkpoint.folder), torch.device("cpu"))
+        with torch.no_grad():
+            expected, logits = reference(tokens).logits, ours(tokens).logits
+        # For 8-bit integers the library divides by 127.5 where vLLM's kernels, which we follow,
+        # divide by 127.
+        limit = 0.08 if checkpoint.label == "int8-w8a8" else 1e-3
+        assert (logits - expected).norm() / expected.norm() < limit, checkpoint.label
+
+
+def test_types_of_stored_tensors_are_known(family):
+    _, _, source = family
+    assert {DTYPES[tensor.dtype] for tensor in source.tensors.values()} == {torch.bfloat16}
