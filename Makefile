@@ -11,7 +11,7 @@ demo: $(VENV)/.installed
 	$(BIN)/quantkit demo
 
 test: lint types
-	$(BIN)/pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadscope
 
 # The slow tier too; add `-m gpu` by hand on a machine with a GPU.
 test-all: lint types

@@ -20,6 +20,7 @@ from quantkit.registry import METHODS
 
 CLIP_RATIOS = tuple(1 - 0.05 * step for step in range(1, 10))
 FP8_MAX = 448.0
+INT8_MAX = 127.0
 
 
 @dataclass
@@ -103,11 +104,7 @@ class _Work:
         statistics = self.statistics[leader]
         stacked = torch.cat([self.weights[name] for name in members])
         if self.entry.smoothing == "smoothquant":
-            scale = smoothquant.scales(
-                feeder.spread(feeder.shared(statistics.max_abs)),
-                feeder.spread(feeder.shared(stacked.abs().amax(0))),
-                float(self.recipe.options.get("strength", 0.5)),
-            )
+            scale = self._smoothquant(stacked, statistics, feeder)
         else:
             relative = grid.tiles(stacked, self.scheme).abs()
             relative = relative / relative.amax(-1, keepdim=True).clamp(min=1e-30)
@@ -121,6 +118,30 @@ class _Work:
             self.weights[name] = self.weights[name] * scale
             self.in_scale[name] = scale
         self.statistics[leader] = statistics.scaled(scale)
+
+    def _smoothquant(
+        self, weight: torch.Tensor, statistics: Statistics, feeder: Feeder
+    ) -> torch.Tensor:
+        fixed = self.recipe.options.get("strength")
+        tries = [torch.ones_like(statistics.max_abs)] + [
+            smoothquant.scales(
+                feeder.spread(feeder.shared(statistics.max_abs)),
+                feeder.spread(feeder.shared(weight.abs().amax(0))),
+                strength,
+            )
+            for strength in (smoothquant.STRENGTHS if fixed is None else (float(fixed),))
+        ]
+        if fixed is not None:
+            return tries[1]
+
+        def predicted(scale: torch.Tensor) -> torch.Tensor:
+            scaled = weight * scale
+            change = self._rounded(scaled) / scale - weight
+            inputs = smoothquant.activation_error(statistics.scaled(scale), scaled, INT8_MAX)
+            return awq.output_error(change, statistics.gram) + inputs
+
+        errors = torch.stack([predicted(scale) for scale in tries])
+        return tries[int(errors.argmin())]
 
     def _rounded(self, weight: torch.Tensor) -> torch.Tensor:
         """The weight after plain rounding: what the search judges scales by."""
@@ -214,5 +235,5 @@ class _Work:
         if activations is None or activations.dynamic:
             return None
         largest = statistics.max_abs.max().clamp(min=1e-12)
-        top = FP8_MAX if activations.type == "float" else 127.0
+        top = FP8_MAX if activations.type == "float" else INT8_MAX
         return (largest / top).to(dtype).reshape(1)

@@ -28,6 +28,8 @@ from quantkit.storage import guarded
 # A swapped or scrambled weight is off by about 1.4; rounding a bell-shaped one by 0.03 (FP8),
 # 0.01 (8 bits) or 0.13 (4 bits). Half way up in between is room for odd distributions.
 MAX_RELATIVE_ERROR = {("float", 8): 0.1, ("int", 8): 0.1, ("int", 4): 0.5}
+# Calibrated methods may move weights further where inputs are quiet: what counts is the output.
+MAX_OUTPUT_ERROR = 0.25
 ERROR_TOLERANCE = 1e-3
 
 
@@ -236,9 +238,12 @@ def _value_faults(
             norm = torch.linalg.vector_norm(original).clamp(min=1e-30)
             error = (torch.linalg.vector_norm(original.sub_(weight)) / norm).item()
             errors[module] = error
-            noted = checkpoint.manifest.layers[module].relative_error
-            if error > limit:
+            layer = checkpoint.manifest.layers[module]
+            noted = layer.relative_error
+            if layer.output_error is None and error > limit:
                 yield f"{module} is {error:.3f} off its source, more than {limit}"
+            elif layer.output_error is not None and layer.output_error > MAX_OUTPUT_ERROR:
+                yield f"{module} loses {layer.output_error:.0%} of its output on calibration data"
             elif abs(error - noted) > ERROR_TOLERANCE * max(error, noted):
                 yield f"{module} is {error:.5f} off its source, its manifest says {noted:.5f}"
         progress.advance(sum(checkpoint.tensors[n].size_bytes for n in checkpoint.parts(module)))

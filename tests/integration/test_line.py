@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from quantkit import pipeline
+from quantkit import pipeline, resources
 from quantkit.cli.main import main
 from quantkit.errors import ScoreError, UnknownName
 from quantkit.model.source import ModelSource
@@ -49,13 +49,15 @@ def test_report_keeps_its_contract(report):
     assert report["baseline"]["recipe"] is None
     assert report["baseline"]["bits_per_weight"] == 16
     names = [c["recipe"] for c in report["candidates"]]
-    assert sorted(names) == ["fp8-dynamic", "rtn-w4a16", "rtn-w8a16"]
+    assert sorted(names) == sorted(n for n in resources.names("recipes") if Recipe.load(n).demo)
 
 
 def test_demo_shows_what_quantisation_costs(report):
-    assert change(report, "fp8-dynamic") <= 0.01
-    assert abs(change(report, "rtn-w8a16")) <= 0.01
+    for name in ("fp8-dynamic", "fp8-static", "int8-w8a8", "rtn-w8a16"):
+        assert abs(change(report, name)) <= 0.01, name
     assert change(report, "rtn-w4a16") >= 0.03
+    for name in ("gptq-w4a16", "awq-w4a16", "awq-gptq-w4a16"):
+        assert change(report, name) <= 0.6 * change(report, "rtn-w4a16"), name
     values = [c["scores"]["python_docs/perplexity"]["value"] for c in report["candidates"]]
     assert values == sorted(values)
 

