@@ -88,18 +88,19 @@ class Decoder:
         }
 
     def read(self, index: int) -> dict[str, torch.Tensor]:
-        """A block's parameters on the device, in the type that is computed in."""
+        """A block's parameters on the device, as they are stored."""
         pinned = self.device.type == "cuda"
         return {
-            name: stored.read(pinned).to(self.device, non_blocking=True).to(self.dtype)
+            name: stored.read(pinned).to(self.device, non_blocking=True)
             for name, stored in self.tensors(index).items()
         }
 
     @contextmanager
     def loaded(self, index: int, state: Mapping[str, torch.Tensor]) -> Iterator[torch.nn.Module]:
-        """A block with these parameters, which it forgets afterwards."""
+        """A block with these parameters in the type that is computed in; it forgets them after."""
         block = self.blocks[index]
-        block.load_state_dict(state, strict=True, assign=True)
+        cast = {name: tensor.to(self.dtype) for name, tensor in state.items()}
+        block.load_state_dict(cast, strict=True, assign=True)
         block.to(self.device)
         try:
             yield block

@@ -179,19 +179,56 @@ class _Work:
     def round(self) -> None:
         for leader, members in self.groups.items():
             statistics = self.statistics[leader]
-            # Rows of linears that share an input are independent: one factor serves them all.
-            factor = gptq.factor(statistics.gram) if self.entry.rounding == "gptq" else None
+            by_dtype: dict[torch.dtype, list[str]] = {}
             for name in members:
-                self._round_linear(name, statistics, factor)
+                by_dtype.setdefault(self.dtypes[f"{name}.weight"], []).append(name)
+            factor = gptq.factor(statistics.gram) if self.entry.rounding == "gptq" else None
+            for dtype, names in by_dtype.items():
+                self._round_stacked(names, dtype, statistics, factor)
 
-    def _round_linear(self, name: str, statistics: Statistics, factor: gptq.Factor | None) -> None:
-        weight = self.weights[name]
-        dtype = self.dtypes[f"{name}.weight"]
+    def _round_stacked(
+        self,
+        names: list[str],
+        dtype: torch.dtype,
+        statistics: Statistics,
+        factor: gptq.Factor | None,
+    ) -> None:
+        """Rows are independent of each other, so linears that share an input are solved as one."""
+        if self.scheme.strategy == "tensor":
+            for name in names:
+                alone = self._solve(self.weights[name], dtype, statistics, factor)
+                self._finish(name, alone, dtype, statistics, factor)
+            return
+        stacked = torch.cat([self.weights[name] for name in names])
+        solved = self._solve(stacked, dtype, statistics, factor)
+        start = 0
+        for name in names:
+            rows = slice(start, start := start + self.weights[name].shape[0])
+            zero = None if solved.zero_point is None else solved.zero_point[rows]
+            part = grid.QuantizedWeight(solved.values[rows], solved.scale[rows], zero)
+            self._finish(name, part, dtype, statistics, factor)
+
+    def _solve(
+        self,
+        weight: torch.Tensor,
+        dtype: torch.dtype,
+        statistics: Statistics,
+        factor: gptq.Factor | None,
+    ) -> grid.QuantizedWeight:
         scale, zero = self._parameters(weight, dtype, statistics)
         if factor is not None:
-            quantized = gptq.solve(weight, factor, scale, zero, self.scheme)
-        else:
-            quantized = grid.quantize(weight, scale, zero, self.scheme)
+            return gptq.solve(weight, factor, scale, zero, self.scheme)
+        return grid.quantize(weight, scale, zero, self.scheme)
+
+    def _finish(
+        self,
+        name: str,
+        quantized: grid.QuantizedWeight,
+        dtype: torch.dtype,
+        statistics: Statistics,
+        factor: gptq.Factor | None,
+    ) -> None:
+        weight = self.weights[name]
         change = grid.dequantize(quantized, self.scheme) - weight
         whole = awq.output_error(weight, statistics.gram).clamp(min=1e-30)
         self.result.linears[name] = LinearResult(

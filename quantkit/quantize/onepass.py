@@ -25,6 +25,7 @@ from quantkit.quantize.calibrated import BlockResult, LinearResult, quantize_blo
 from quantkit.quantize.datafree import copy_tensor, require_finite
 from quantkit.quantize.plan import Plan
 from quantkit.quantize.statistics import Collector
+from quantkit.recipe import Recipe
 
 MAX_FALLBACK_SHARE = 0.01
 TOKENS_PER_BATCH = {"cuda": 16384, "cpu": 2048}
@@ -144,22 +145,18 @@ def _run_block(
     if stream.propagates:
         (result,) = results.values()
         recipe = plans[stream.indices[0]].recipe
-        with decoder.loaded(index, _quantised_state(state, result, recipe, decoder)) as block:
+        with decoder.loaded(index, _quantised_state(state, result, recipe)) as block:
             for place, batch in enumerate(stream.hidden):
                 stream.hidden[place] = decoder.run(block, batch, arguments)
     return results
 
 
 def _quantised_state(
-    state: dict[str, torch.Tensor], result: BlockResult, recipe: Any, decoder: Decoder
+    state: dict[str, torch.Tensor], result: BlockResult, recipe: Recipe
 ) -> dict[str, torch.Tensor]:
-    after = dict(state)
-    for name, tensor in result.changed.items():
-        after[name] = tensor.to(decoder.dtype)
+    after = state | result.changed
     for name, linear in result.linears.items():
-        after[f"{name}.weight"] = grid.dequantize(linear.quantized, recipe.weights).to(
-            decoder.dtype
-        )
+        after[f"{name}.weight"] = grid.dequantize(linear.quantized, recipe.weights)
     return after
 
 
@@ -192,7 +189,7 @@ def _record(
 ) -> None:
     prefix = f"{decoder.name(index)}."
     for name, linear in result.linears.items():
-        original = decoder.tensors(index)[f"{name}.weight"].read().to(decoder.device).float()
+        original = state[f"{name}.weight"].float()
         change = undone(linear, plan) - original
         norm = torch.linalg.vector_norm(original).clamp(min=1e-30)
         error = (torch.linalg.vector_norm(change) / norm).item()

@@ -18,7 +18,13 @@ EXPONENTS = 20
 
 
 def output_error(change: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
-    """Squared error of a layer's output over all calibration tokens, from the weight's change."""
+    """Squared error of a layer's output over all calibration tokens, from the weight's change.
+
+    A Gram matrix in bf16 is multiplied on the tensor cores, ten times as fast and good to about a
+    thousandth: enough to choose by.
+    """
+    if gram.dtype == torch.bfloat16:
+        return (torch.mm(change.to(gram.dtype), gram, out_dtype=torch.float32) * change).sum()
     return ((change @ gram) * change).sum()
 
 
@@ -42,6 +48,8 @@ def search(
     rounded: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[torch.Tensor, float]:
     """The scale with the least output error, and that error over the one without scaling."""
+    if gram.device.type == "cuda":
+        gram = gram.to(torch.bfloat16)
     errors = torch.stack(
         [output_error(rounded(weight * scale) / scale - weight, gram) for scale in tries]
     )

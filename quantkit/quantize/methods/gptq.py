@@ -11,6 +11,7 @@ search for the least weighted error, not plain absmax; damping is raised step by
 matrix does not factor, and said.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +50,7 @@ def factor(gram: torch.Tensor) -> Factor | None:
         inverse = torch.cholesky_inverse(lower)
         upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
         if not failed and upper.isfinite().all():
-            return Factor(upper, order, damping)
+            return Factor(upper.contiguous(), order, damping)
     return None
 
 
@@ -64,14 +65,15 @@ def solve(
     columns = weight.shape[1]
     size = columns // scale.shape[1]
     tile = factor.order // size
-    remaining = weight[:, factor.order]
-    scales = scale.float()[:, tile]
-    zeros = zero_point.float()[:, tile] if zero_point is not None else None
+    remaining = weight[:, factor.order].contiguous()
+    scales = scale.float()[:, tile].contiguous()
+    zeros = zero_point.float()[:, tile].contiguous() if zero_point is not None else None
     chosen = torch.empty_like(remaining)
     bottom, top = grid.limits(scheme)
+    update = _kernel() if weight.device.type == "cuda" else update_block
     for start in range(0, columns, BLOCK):
         stop = min(start + BLOCK, columns)
-        errors = update_block(
+        errors = update(
             remaining[:, start:stop],
             chosen[:, start:stop],
             factor.upper[start:stop, start:stop],
@@ -84,6 +86,12 @@ def solve(
     values = torch.empty_like(chosen)
     values[:, factor.order] = chosen
     return grid.QuantizedWeight(values.to(torch.int8), scale, zero_point)
+
+
+def _kernel() -> Callable[..., torch.Tensor]:
+    from quantkit.quantize.kernels import gptq_block
+
+    return gptq_block.update_block
 
 
 def update_block(

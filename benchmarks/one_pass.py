@@ -1,0 +1,114 @@
+"""Seconds a block of the calibrated pass, on blocks of an 8B Llama's shape.
+
+    python benchmarks/one_pass.py [--blocks 4 --samples 128 --length 2048] [--out FILE]
+
+Weights and tokens are random: the work does not depend on them. Each recipe runs alone, then all
+together; the time of a block is the median over all blocks but the first, as the pass reports them.
+"""
+
+import argparse
+import itertools
+import json
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from data_free import make_model
+
+from quantkit import device as devices
+from quantkit.export.folder import open_folder
+from quantkit.export.manifest import versions
+from quantkit.model.architecture import Architecture
+from quantkit.model.source import ModelSource
+from quantkit.progress import Silent
+from quantkit.quantize import plan as planning
+from quantkit.quantize.onepass import quantize_blocks
+from quantkit.recipe import Recipe
+from quantkit.storage import write_json
+
+RUNS = {
+    "gptq": ["gptq-w4a16"],
+    "awq": ["awq-w4a16"],
+    "together": ["gptq-w4a16", "awq-w4a16", "awq-gptq-w4a16", "int8-w8a8", "fp8-static"],
+}
+
+
+class Watch(Silent):
+    """Notes when each step ends."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def start(self, label: str, total: int, unit: str = "bytes") -> None:
+        torch.cuda.synchronize()
+        self.times = [time.monotonic()]
+
+    def advance(self, amount: int) -> None:
+        if amount == 1:
+            torch.cuda.synchronize()
+            self.times.append(time.monotonic())
+
+
+def measure(source: ModelSource, names: list[str], tokens: torch.Tensor, out: Path) -> dict:
+    architecture = Architecture.of(source.folder)
+    stored = architecture.stored(source)
+    plans = [planning.make(architecture, stored, Recipe.load(name)) for name in names]
+    n_blocks = source.config["num_hidden_layers"]
+    watch = Watch()
+    torch.cuda.reset_peak_memory_stats()
+    writers = []
+    for plan in plans:
+        folder = out / plan.recipe.name
+        folder.mkdir(parents=True)
+        writers.append(open_folder(folder, plan.specs))
+    entered = [writer.__enter__() for writer in writers]
+    quantize_blocks(source, plans, entered, tokens, torch.device("cuda"), watch)
+    for writer in writers:
+        writer.__exit__(None, None, None)
+    steps = (len(watch.times) - 1) // n_blocks
+    marks = watch.times[::steps]
+    blocks = [b - a for a, b in itertools.pairwise(marks)]
+    return {
+        "recipes": names,
+        "seconds_by_block": blocks,
+        "seconds_a_block": statistics.median(blocks[1:]),
+        "peak_device_bytes": torch.cuda.max_memory_allocated(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--blocks", type=int, default=4)
+    parser.add_argument("--samples", type=int, default=128)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--runs", nargs="*", default=list(RUNS))
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 32000, (args.samples, args.length), generator=generator)
+    result = {
+        "what": "seconds a block of the calibrated pass, blocks of an 8B Llama's shape",
+        "samples": args.samples,
+        "length": args.length,
+        "device": devices.describe(torch.device("cuda")),
+        "machine": platform.machine(),
+        "versions": versions(),
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        make_model(Path(scratch) / "model", args.blocks, 4096, 14336, 32000)
+        config = Path(scratch) / "model" / "config.json"
+        data = json.loads(config.read_text()) | {"max_position_embeddings": 8192}
+        config.write_text(json.dumps(data))
+        source = ModelSource.open(str(Path(scratch) / "model"))
+        for name in args.runs:
+            result[name] = measure(source, RUNS[name], tokens, Path(scratch) / name)
+            print(name, json.dumps(result[name]), flush=True)
+    if args.out:
+        write_json(args.out, result)
+
+
+if __name__ == "__main__":
+    main()

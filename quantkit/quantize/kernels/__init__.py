@@ -1,0 +1,1 @@
+"""Triton kernels. Each has a torch twin that is its reference and serves the CPU."""
