@@ -1,8 +1,8 @@
 """The numbers that a scheme can represent, and the arithmetic between them and weights.
 
 A weight of shape [rows, columns] is seen as tiles [rows, tiles of a row, weights of a tile] (one
-single tile for strategy `tensor`), and each tile has one scale and, unless symmetric, one zero
-point: weight = (value - zero_point) * scale.
+single tile for strategy `tensor`, squares for `block`), and each tile has one scale and, unless
+symmetric, one zero point: weight = (value - zero_point) * scale.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,12 +36,26 @@ def limits(scheme: WeightScheme) -> tuple[float, float]:
 
 
 def tiles(weight: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
-    """A view of a weight in which the last dimension shares a scale."""
+    """A weight, or numbers in its shape, with what shares a scale in the last dimension."""
     if scheme.strategy == "tensor":
         return weight.reshape(1, -1)
-    size = scheme.group_size if scheme.strategy == "group" else weight.shape[1]
+    rows, columns = weight.shape
+    if scheme.strategy == "block":
+        high, wide = scheme.block_structure or (1, 1)
+        blocks = weight.reshape(rows // high, high, columns // wide, wide)
+        return blocks.transpose(1, 2).reshape(rows // high, columns // wide, high * wide)
+    size = scheme.group_size if scheme.strategy == "group" else columns
     assert isinstance(size, int)
-    return weight.reshape(weight.shape[0], -1, size)
+    return weight.reshape(rows, -1, size)
+
+
+def untile(values: torch.Tensor, shape: torch.Size, scheme: WeightScheme) -> torch.Tensor:
+    """The inverse of `tiles`."""
+    if scheme.strategy != "block":
+        return values.reshape(shape)
+    high, wide = scheme.block_structure or (1, 1)
+    blocks = values.reshape(shape[0] // high, shape[1] // wide, high, wide)
+    return blocks.transpose(1, 2).reshape(shape)
 
 
 def parameters(
@@ -78,7 +92,7 @@ def quantize(
         scaled += zero_point.float().unsqueeze(-1)
     scaled.clamp_(bottom, top)
     values = scaled.to(FP8) if scheme.type == "float" else scaled.round_().to(torch.int8)
-    return QuantizedWeight(values.reshape(weight.shape), scale, zero_point)
+    return QuantizedWeight(untile(values, weight.shape, scheme), scale, zero_point)
 
 
 def search_parameters(
@@ -134,7 +148,8 @@ def dequantize(weight: QuantizedWeight, scheme: WeightScheme) -> torch.Tensor:
     values = widen(tiles(weight.values, scheme))
     if weight.zero_point is not None:
         values -= weight.zero_point.float().unsqueeze(-1)
-    return values.mul_(weight.scale.float().unsqueeze(-1)).reshape(weight.values.shape)
+    scaled = values.mul_(weight.scale.float().unsqueeze(-1))
+    return untile(scaled, weight.values.shape, scheme)
 
 
 def unfold(

@@ -44,10 +44,12 @@ class WeightScheme(Strict):
     """Evenly spaced integers, or FP8 (E4M3)."""
     symmetric: bool = True
     """Without zero points. FP8 is always symmetric."""
-    strategy: Literal["tensor", "channel", "group"] = "group"
-    """What shares one scale: the tensor, a row, or `group_size` weights of a row."""
+    strategy: Literal["tensor", "channel", "group", "block"] = "group"
+    """What shares one scale: the tensor, a row, `group_size` weights of a row, or a block."""
     group_size: int | Literal["auto"] | None = None
     """Weights that share a scale; `auto` is 128, 64 or 32, the first that divides every layer."""
+    block_structure: tuple[Literal[128], Literal[128]] | None = None
+    """Rows and columns of a block: 128 x 128, the size that engines have kernels for."""
 
     @field_validator("num_bits")
     @classmethod
@@ -63,7 +65,11 @@ class WeightScheme(Strict):
         if self.type == "float" and (self.num_bits != 8 or not self.symmetric):
             raise ValueError("type float means FP8: num_bits 8 and symmetric true")
         if self.type == "float" and self.strategy == "group":
-            raise ValueError("vLLM has no FP8 kernel with groups; use strategy channel or tensor")
+            raise ValueError("vLLM has no FP8 kernel with groups; use channel, tensor or block")
+        if (self.strategy == "block") != (self.block_structure is not None):
+            raise ValueError("block_structure goes with strategy block, and only with it")
+        if self.strategy == "block" and self.type != "float":
+            raise ValueError("blocks are for FP8: type float")
         if self.type == "int" and self.strategy == "tensor":
             raise ValueError("integers with one scale a tensor lose too much; use channel or group")
         if (self.strategy == "group") != (self.group_size is not None):
@@ -79,15 +85,19 @@ class ActivationScheme(Strict):
     num_bits: Literal[8] = 8
     type: Literal["int", "float"]
     symmetric: Literal[True] = True
-    strategy: Literal["token", "tensor"]
-    """One scale for each token, or one for all."""
+    strategy: Literal["token", "tensor", "group"]
+    """One scale for each token, one for all, or one for 128 channels of each token."""
+    group_size: Literal[128] | None = None
+    """Channels that share a scale; goes with strategy group."""
     dynamic: bool
     """Scales measured at run time; otherwise they come from calibration."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "ActivationScheme":
-        if self.dynamic != (self.strategy == "token"):
-            raise ValueError("use strategy token with dynamic true, or tensor with dynamic false")
+        if self.dynamic == (self.strategy == "tensor"):
+            raise ValueError("strategy tensor goes with dynamic false, token and group with true")
+        if (self.strategy == "group") != (self.group_size is not None):
+            raise ValueError("group_size goes with strategy group, and only with it")
         return self
 
 
@@ -132,6 +142,8 @@ class Recipe(Strict):
             return activations
         if (weights.type, weights.num_bits) != (activations.type, 8):
             raise ValueError("activations need 8-bit weights of the same type")
+        if (weights.strategy == "block") != (activations.strategy == "group"):
+            raise ValueError("weights in blocks go with activations in groups, and only with them")
         if not weights.symmetric or weights.strategy == "group":
             raise ValueError(
                 "vLLM computes in 8 bits only with symmetric weights and strategy channel or tensor"
@@ -223,6 +235,7 @@ class Recipe(Strict):
         share = {
             "tensor": "one scale a tensor",
             "channel": "one scale a row",
+            "block": "one scale a block of 128 x 128",
             "group": f"one scale for {weights.group_size} weights of a row"
             if weights.group_size != "auto"
             else "one scale for 128, 64 or 32 weights of a row, the first that divides every layer",
@@ -234,7 +247,10 @@ class Recipe(Strict):
         else:
             kind = "FP8 (E4M3)" if inputs.type == "float" else "8-bit integers"
             when = "measured at run time" if inputs.dynamic else "from calibration"
-            activations = f"Activations: {kind}, one scale a {inputs.strategy}, {when}."
+            share_of_inputs = (
+                "128 channels of each token" if inputs.group_size else f"each {inputs.strategy}"
+            )
+            activations = f"Activations: {kind}, one scale for {share_of_inputs}, {when}."
         data = "needs calibration" if self.needs_calibration else "needs no data"
         return (
             f"Weights: {grid}, {share}{zero}. {activations}\n"

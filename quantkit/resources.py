@@ -7,10 +7,17 @@ the top of the repository. Nothing else in the code knows about the two places.
 from contextlib import suppress
 from pathlib import Path
 
-from quantkit.errors import UnknownName
+from quantkit.errors import RecipeError, UnknownName
 
 PACKAGE = Path(__file__).parent
 DEMO_MODEL = PACKAGE / "_data" / "demo-model"
+
+
+# What people ask for and should not get, with the reason.
+REFUSED = {
+    "w3a16": "vLLM has no fast kernel for 3 bits; awq-gptq-w4a16 is the smallest it serves well",
+    "nf4": "NF4 is a run-time format of bitsandbytes, made while loading; use awq-gptq-w4a16",
+}
 
 
 def folder(kind: str) -> Path:
@@ -31,5 +38,7 @@ def find(kind: str, name: str) -> Path:
     with suppress(OSError):  # a name that no file can have
         if path.is_file():
             return path
+    if kind == "recipes" and (reason := next((r for k, r in REFUSED.items() if k in name), None)):
+        raise RecipeError(f"there is no recipe '{name}': {reason}")
     label = "calibration set" if kind == "calibration" else kind.rstrip("s")
     raise UnknownName(label, name, names(kind), "A path to a YAML file works too.")

@@ -1,11 +1,13 @@
 """`quantkit quantize`."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quantkit.cli.options import (
     AsJson,
     Calibration,
     Device,
+    DryRun,
     Force,
     Length,
     Model,
@@ -17,6 +19,9 @@ from quantkit.cli.options import (
     TrustRemoteCode,
     Verbose,
 )
+
+if TYPE_CHECKING:
+    from quantkit.quantize.run import Job
 
 
 def command(
@@ -30,6 +35,7 @@ def command(
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     force: Force = False,
+    dry_run: DryRun = False,
     json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -42,10 +48,15 @@ def command(
 
     source, loaded = start.model_and_recipes(model, recipe, revision, trust_remote_code)
 
-    from quantkit.quantize.run import CalibrationChoice, quantize
+    from quantkit.quantize.run import CalibrationChoice, prepare, quantize
 
     chosen = CalibrationChoice(calibration, samples, length) if calibration else None
 
+    if dry_run:
+        with console.progress(quiet, verbose) as progress:
+            job = prepare(source, loaded, out, device, force, progress, chosen)
+        _show_plan(job, json)
+        return
     with console.progress(quiet, verbose) as progress:
         checkpoints = quantize(source, loaded, out, device, force, progress, chosen)
     if json:
@@ -66,5 +77,28 @@ def command(
                 f"{c.manifest.seconds:.1f}",
             ]
             for c in checkpoints
+        ],
+    )
+
+
+def _show_plan(job: "Job", as_json: bool) -> None:
+    from quantkit.cli import console
+    from quantkit.storage import gib
+
+    if as_json:
+        console.print_json(job.to_json())
+        return
+    console.print_table(
+        ["would write", "layers", "size", "of source", "bits/weight", "learns from data"],
+        [
+            [
+                str(target),
+                str(len(plan.quantized)),
+                gib(plan.size_bytes),
+                f"{plan.size_bytes / job.source_record.size_bytes:.1%}",
+                f"{plan.bits_per_weight:.2f}",
+                "yes" if plan.recipe.needs_calibration else "no",
+            ]
+            for target, plan in zip(job.targets, job.plans, strict=True)
         ],
     )

@@ -30,6 +30,9 @@ def specs(module: str, weight: TensorSpec, recipe: Recipe) -> list[TensorSpec]:
     scheme = recipe.weights
     if scheme.strategy == "tensor":
         scale_shape: tuple[int, ...] = (1,)
+    elif scheme.block_structure is not None:
+        high, wide = scheme.block_structure
+        scale_shape = (rows // high, columns // wide)
     else:
         size = scheme.group_size if scheme.strategy == "group" else columns
         assert isinstance(size, int)
@@ -126,9 +129,7 @@ def quantization_config(recipe: Recipe, ignore: list[str]) -> dict[str, Any]:
             "group_0": {
                 "targets": ["Linear"],
                 "weights": _weight_arguments(recipe.weights),
-                "input_activations": None
-                if activations is None
-                else {**activations.model_dump(), "group_size": None},
+                "input_activations": activations and activations.model_dump(),
                 "output_activations": None,
                 "format": layout(recipe),
             }
@@ -138,4 +139,6 @@ def quantization_config(recipe: Recipe, ignore: list[str]) -> dict[str, Any]:
 
 
 def _weight_arguments(scheme: WeightScheme) -> dict[str, Any]:
-    return {**scheme.model_dump(), "dynamic": False}
+    arguments = {**scheme.model_dump(), "dynamic": False}
+    arguments["block_structure"] = scheme.block_structure and list(scheme.block_structure)
+    return arguments

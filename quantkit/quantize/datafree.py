@@ -141,7 +141,10 @@ def quantize_by_rows(
     taken a cache-full at a time: three times as fast as whole tensors, in less memory.
     """
     undivided = weight.device.type == "cuda" or scheme.strategy == "tensor"
-    step = weight.shape[0] if undivided else max(1, CPU_CHUNK_ELEMENTS // weight.shape[1])
+    height = scheme.block_structure[0] if scheme.block_structure else 1
+    step = weight.shape[0]
+    if not undivided:
+        step = max(1, CPU_CHUNK_ELEMENTS // (height * weight.shape[1])) * height
     parts = []
     change = torch.zeros((), device=weight.device)
     size = torch.zeros((), device=weight.device)

@@ -73,6 +73,7 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
         )
     _check_fused(recipe, architecture, set(modules))
     resolved, word = recipe.resolved({name: architecture.linears[name][1] for name in modules})
+    _check_blocks(recipe, architecture, modules)
     quantized = {name: by_name[f"{name}.weight"] for name in modules}
     replaced = {weight.name: name for name, weight in quantized.items()}
     specs: list[TensorSpec] = []
@@ -104,6 +105,19 @@ def _check_fused(recipe: Recipe, architecture: Architecture, chosen: set[str]) -
                     f"recipe {recipe.name}: {left} is left alone but its siblings are not; vLLM "
                     f"fuses {', '.join(parts)} into one layer, so quantise all of them or none"
                 )
+
+
+def _check_blocks(recipe: Recipe, architecture: Architecture, modules: list[str]) -> None:
+    if recipe.weights.block_structure is None:
+        return
+    high, wide = recipe.weights.block_structure
+    for name in modules:
+        rows, columns = architecture.linears[name]
+        if rows % high or columns % wide:
+            raise RecipeError(
+                f"recipe {recipe.name}: {name} is {rows} x {columns}, which blocks of {high} x "
+                f"{wide} do not divide; use fp8-dynamic for this model"
+            )
 
 
 def usual_dtype(stored: list[TensorSpec]) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -46,6 +47,25 @@ class Job:
     targets: list[Path]
     device: torch.device
     calibration: CalibrationTokens | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        return {
+            "source": self.source_record.model_dump(mode="json"),
+            "device": devices.describe(self.device),
+            "calibration": None if self.calibration is None else self.calibration.name,
+            "checkpoints": [
+                {
+                    "path": str(target),
+                    "recipe": plan.recipe.public(),
+                    "n_layers": len(plan.quantized),
+                    "size_bytes": plan.size_bytes,
+                    "bits_per_weight": plan.bits_per_weight,
+                    "needs_calibration": plan.recipe.needs_calibration,
+                }
+                for target, plan in zip(self.targets, self.plans, strict=True)
+            ],
+        }
 
 
 class Clock:

@@ -30,9 +30,15 @@ def attach(
 
 
 def round_per_token(values: torch.Tensor, scheme: ActivationScheme) -> torch.Tensor:
-    """Quantise and dequantise with one scale for each token, as vLLM's dynamic kernels do."""
-    largest = values.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-12)
-    return round_with(values, largest / (448.0 if scheme.type == "float" else 127.0), scheme)
+    """Quantise and dequantise with one scale for each token, as vLLM's dynamic kernels do.
+
+    With groups, each 128 channels of a token have their own.
+    """
+    size = scheme.group_size or values.shape[-1]
+    parts = values.reshape(*values.shape[:-1], -1, size)
+    largest = parts.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-12)
+    scale = largest / (448.0 if scheme.type == "float" else 127.0)
+    return round_with(parts, scale, scheme).reshape(values.shape)
 
 
 def round_with(values: torch.Tensor, scale: torch.Tensor, scheme: ActivationScheme) -> torch.Tensor:

@@ -182,3 +182,22 @@ def test_quantize_json_is_alone_on_stdout(run_cli, tiny_model, tmp_path):
     assert [Path(one["path"]).name for one in written] == ["rtn-w4a16", "fp8-dynamic"]
     assert all(Path(one["path"], "quantkit.json").is_file() for one in written)
     assert "linear layers" in result.stderr
+
+
+def test_dry_run_shows_the_plan_and_writes_nothing(run_cli, tmp_path):
+    out = tmp_path / "out"
+    arguments = ["quantize", "demo", "-r", "rtn-w4a16", "-r", "fp8-block", "-o", out, "--dry-run"]
+    result = run_cli([*arguments, "-q"])
+    assert result.code == 0
+    assert "39.3%" in result.stdout
+    plan = json.loads(run_cli([*arguments, "-q", "--json"]).stdout)
+    assert [c["n_layers"] for c in plan["checkpoints"]] == [42, 42]
+    assert plan["checkpoints"][0]["size_bytes"] == 4537504
+    assert not out.exists()
+
+
+def test_recipes_that_nobody_should_want_are_refused_with_the_reason(run_cli):
+    for name, words in (("gptq-w3a16", "no fast kernel"), ("bnb-nf4", "run-time format")):
+        result = run_cli(["recipes", "show", name])
+        assert result.code == 3
+        assert words in result.stderr

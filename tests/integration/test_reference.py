@@ -27,12 +27,13 @@ SCHEMES = [
     WeightScheme(num_bits=8, strategy="channel", symmetric=False),
     WeightScheme(num_bits=8, type="float", strategy="channel"),
     WeightScheme(num_bits=8, type="float", strategy="tensor"),
+    WeightScheme(num_bits=8, type="float", strategy="block", block_structure=(128, 128)),
 ]
 
 
 def difficult_weight(dtype: torch.dtype) -> torch.Tensor:
     """Random, with a row of zeros, outliers, one-sided rows and ties."""
-    weight = torch.randn(96, 256, generator=torch.Generator().manual_seed(1)) * 0.05
+    weight = torch.randn(256, 256, generator=torch.Generator().manual_seed(1)) * 0.05
     weight[3] = 0
     weight[5, 7] = 1e4
     weight[8] = weight[8].abs()

@@ -20,7 +20,7 @@ from quantkit.storage import sha256_of
 from quantkit.verify.checkpoint import verify
 
 # One for each way of storing weights: with and without zero points, packed and not, folded.
-RECIPES = ["awq-w4a16", "fp8-dynamic", "fp8-static", "int8-w8a8", "rtn-w4a16"]
+RECIPES = ["awq-w4a16", "fp8-block", "fp8-dynamic", "fp8-static", "int8-w8a8", "rtn-w4a16"]
 
 
 @pytest.fixture(scope="module")

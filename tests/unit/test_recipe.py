@@ -160,8 +160,8 @@ def test_weights_that_nothing_serves(tmp_path, weights, words):
     [
         (W4, PER_TOKEN, "need 8-bit weights of the same type"),
         (W8, PER_TOKEN, "need 8-bit weights of the same type"),
-        (FP8, {**PER_TOKEN, "dynamic": False}, "use strategy token with dynamic true"),
-        (FP8, {**PER_TOKEN, "strategy": "tensor"}, "use strategy token with dynamic true"),
+        (FP8, {**PER_TOKEN, "dynamic": False}, "strategy tensor goes with dynamic false"),
+        (FP8, {**PER_TOKEN, "strategy": "tensor"}, "strategy tensor goes with dynamic false"),
         (FP8, {**PER_TOKEN, "num_bits": 4}, "input_activations.num_bits"),
         (FP8, {"type": "float"}, "input_activations.strategy"),
     ],
