@@ -25,6 +25,7 @@ from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.progress import Silent
 from quantkit.quantize import plan as planning
+from quantkit.quantize.journal import Journal
 from quantkit.quantize.onepass import quantize_blocks
 from quantkit.recipe import Recipe
 from quantkit.storage import write_json
@@ -65,7 +66,8 @@ def measure(source: ModelSource, names: list[str], tokens: torch.Tensor, out: Pa
         folder.mkdir(parents=True)
         writers.append(open_folder(folder, plan.specs))
     entered = [writer.__enter__() for writer in writers]
-    quantize_blocks(source, plans, entered, tokens, torch.device("cuda"), watch)
+    journals = [Journal.open(out / plan.recipe.name, {}) for plan in plans]
+    quantize_blocks(source, plans, entered, tokens, torch.device("cuda"), watch, journals)
     for writer in writers:
         writer.__exit__(None, None, None)
     steps = (len(watch.times) - 1) // n_blocks

@@ -1,6 +1,7 @@
 """Files that appear whole or not at all, and disks that say what is wrong."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from quantkit.errors import StorageError
+from quantkit.errors import HardwareError, QuantkitError, StorageError
 
 MANIFEST = "quantkit.json"
 """The file that marks a finished checkpoint."""
@@ -76,22 +77,31 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def scratch_folder(target: Path, force: bool = False) -> Iterator[Path]:
+def scratch_folder(target: Path, force: bool = False, resumable: bool = False) -> Iterator[Path]:
     """A folder that takes the name `target` only when its contents are complete.
 
     An existing target is refused before anything is done, unless `force`; even then it is
-    replaced only by a finished one.
+    replaced only by a finished one. A resumable folder keeps its name and, when the work is
+    stopped from outside, its contents; without `force` the next call finds them there.
     """
     refuse_existing(target, force)
-    scratch = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    ending = "partial" if resumable else f"partial-{os.getpid()}"
+    scratch = target.with_name(f".{target.name}.{ending}")
     with guarded(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        if scratch.exists():
+        if scratch.exists() and (force or not resumable):
             shutil.rmtree(scratch)
-        scratch.mkdir()
+        scratch.mkdir(exist_ok=True)
+    keep = False
     try:
-        with guarded(target):
-            yield scratch
+        with guarded(target), _alone_in(scratch):
+            try:
+                yield scratch
+            except BaseException as error:
+                # A fault in the input would only come again.
+                ours = isinstance(error, QuantkitError)
+                keep = resumable and (not ours or isinstance(error, StorageError | HardwareError))
+                raise
             sync_folder(scratch)
             if target.exists():
                 retired = target.with_name(f".{target.name}.replaced-{os.getpid()}")
@@ -106,7 +116,22 @@ def scratch_folder(target: Path, force: bool = False) -> Iterator[Path]:
                 scratch.rename(target)
             sync_folder(target.parent)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        if not keep:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold a folder against a second run; the lock goes when the process does."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StorageError(f"another run is writing {folder}; wait for it to end") from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def refuse_existing(target: Path, force: bool) -> None:

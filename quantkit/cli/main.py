@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         result = app(arguments, standalone_mode=False, prog_name="quantkit")
         if result == EXIT_INTERRUPTED:  # Typer's own answer to Ctrl-C
-            return _interrupted("nothing half-written is left behind; run the same command again")
+            return _interrupted("finished work is kept; run the same command again to go on")
         return result if isinstance(result, int) else 0
     except Interrupted as error:
         return _interrupted(str(error))

@@ -1,6 +1,6 @@
 """A checkpoint as a complete Hugging Face folder: config, tokenizer, shards, index, manifest."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +10,7 @@ import torch
 from quantkit.errors import SourceError
 from quantkit.export import compressed_tensors, manifest
 from quantkit.export.manifest import Manifest, StoredFile
-from quantkit.model.shards import ShardWriter, TensorSpec, assign_to_shards, index_of
+from quantkit.model.shards import ShardWriter, StoredTensor, TensorSpec, assign_to_shards, index_of
 from quantkit.model.source import INDEX, SIDE_FILES, ModelSource
 from quantkit.recipe import Recipe
 from quantkit.storage import sha256_of, write_json
@@ -23,7 +23,9 @@ OWN_FILES = ("config.json", INDEX, manifest.FILE)
 class FolderWriter:
     """The weights of one checkpoint on their way to disk."""
 
-    def __init__(self, folder: Path, specs: Iterable[TensorSpec]) -> None:
+    def __init__(
+        self, folder: Path, specs: Iterable[TensorSpec], present: Container[str] = ()
+    ) -> None:
         self.folder = folder
         self._shards = assign_to_shards(specs, MAX_SHARD_BYTES)
         self._writers: dict[str, ShardWriter] = {}
@@ -32,7 +34,9 @@ class FolderWriter:
         self._place: dict[str, ShardWriter] = {}
         try:
             for file, part in self._shards.items():
-                writer = ShardWriter(folder / file, part)
+                if not any(spec.name in present for spec in part):
+                    (folder / file).unlink(missing_ok=True)  # of a run that was stopped early
+                writer = ShardWriter(folder / file, part, present)
                 self._writers[file] = writer
                 self._place.update((spec.name, writer) for spec in part)
         except BaseException:
@@ -46,6 +50,15 @@ class FolderWriter:
     def write_bytes(self, name: str, buffer: memoryview, offset: int = 0) -> None:
         """Put part of a tensor into its place."""
         self._place[name].write_bytes(name, buffer, offset)
+
+    def stored(self, name: str) -> StoredTensor:
+        """Where a tensor lies, for reading it back."""
+        return self._place[name].stored(name)
+
+    def flush(self) -> None:
+        """Send what was written so far to the disk."""
+        for writer in self._writers.values():
+            writer.flush()
 
     def close(self) -> None:
         """Flush all shards and write the index."""
@@ -61,9 +74,11 @@ class FolderWriter:
 
 
 @contextmanager
-def open_folder(folder: Path, specs: Iterable[TensorSpec]) -> Iterator[FolderWriter]:
+def open_folder(
+    folder: Path, specs: Iterable[TensorSpec], present: Container[str] = ()
+) -> Iterator[FolderWriter]:
     """A writer that is closed properly when the work succeeded."""
-    writer = FolderWriter(folder, specs)
+    writer = FolderWriter(folder, specs, present)
     try:
         yield writer
         writer.close()

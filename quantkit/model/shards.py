@@ -12,7 +12,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,10 +186,13 @@ class ShardWriter:
     while the rest is still being made, so that closing the file has little left to do.
     """
 
-    def __init__(self, path: Path, specs: Iterable[TensorSpec]) -> None:
+    def __init__(
+        self, path: Path, specs: Iterable[TensorSpec], present: Container[str] = ()
+    ) -> None:
+        """`present` names tensors that an earlier writer of the same file put there already."""
         self.path = path
         self._specs = {spec.name: spec for spec in specs}
-        self._written = dict.fromkeys(self._specs, 0)
+        self._written = {n: s.size_bytes if n in present else 0 for n, s in self._specs.items()}
         self._changed = threading.Condition()
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         offset = 0
@@ -208,7 +211,8 @@ class ShardWriter:
             for name, entry in header.items()
             if name != "__metadata__"
         }
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        resumed = any(self._written.values())
+        self._file = os.open(path, os.O_RDWR | (0 if resumed else os.O_CREAT | os.O_EXCL), 0o644)
         self._ends = {
             name: start + self._specs[name].size_bytes for name, start in self._starts.items()
         }
@@ -240,6 +244,15 @@ class ShardWriter:
         with self._changed:
             self._written[name] += len(buffer)
             self._changed.notify()
+
+    def stored(self, name: str) -> StoredTensor:
+        """Where a tensor lies, for reading it back before the file is closed."""
+        spec = self._specs[name]
+        return StoredTensor(spec.name, spec.dtype, spec.shape, self.path, self._starts[name])
+
+    def flush(self) -> None:
+        """Send what was written to the disk."""
+        os.fdatasync(self._file)
 
     def close(self) -> str:
         """Flush to disk, after checking that every tensor arrived in full; returns the sha256."""

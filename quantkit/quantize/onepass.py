@@ -23,6 +23,7 @@ from quantkit.progress import Progress
 from quantkit.quantize import feeders
 from quantkit.quantize.calibrated import BlockResult, LinearResult, quantize_block
 from quantkit.quantize.datafree import copy_tensor, require_finite
+from quantkit.quantize.journal import Journal
 from quantkit.quantize.plan import Plan
 from quantkit.quantize.statistics import Collector
 from quantkit.recipe import Recipe
@@ -58,11 +59,11 @@ def quantize_blocks(
     tokens: torch.Tensor,
     device: torch.device,
     progress: Progress,
+    journals: Sequence[Journal],
 ) -> list[CalibratedOutcome]:
-    """Fill every writer with the tensors of the blocks."""
+    """Fill every writer with the tensors of the blocks, those apart that a journal has as done."""
     decoder = Decoder.open(source, device)
     _require_blocks_only(decoder, plans)
-    outcomes = [CalibratedOutcome({}, {}) for _ in plans]
     batch_size = max(1, TOKENS_PER_BATCH[device.type] // tokens.shape[1])
     hidden, arguments = decoder.start(tokens, batch_size)
     streams = _streams(plans, hidden)
@@ -73,12 +74,22 @@ def quantize_blocks(
         for name, tensor in decoder.tensors(index).items():
             require_finite(tensor, state[name])
         for stream in streams:
-            results = _run_block(decoder, index, state, stream, plans, arguments[index])
+            pending = [i for i in stream.indices if journals[i].n_done <= index]
+            if pending:
+                results = _run_block(
+                    decoder, index, state, stream, pending, plans, arguments[index]
+                )
+            else:
+                results = {}
+                _replay(decoder, index, state, stream, plans, writers, arguments[index])
             for place, result in results.items():
-                _write(decoder, index, plans[place], writers[place], result)
-                _record(decoder, index, plans[place], state, result, outcomes[place], progress)
+                written = _write(decoder, index, plans[place], writers[place], result)
+                writers[place].flush()
+                layers, scales = _record(decoder, index, plans[place], state, result, progress)
+                journals[place].record(index, layers, scales, written)
             progress.advance(1)
     progress.finish()
+    outcomes = [CalibratedOutcome(journal.layers, journal.scales) for journal in journals]
     for tensor in source.tensors.values():
         takers = [
             writer
@@ -104,11 +115,12 @@ def _run_block(
     index: int,
     state: dict[str, torch.Tensor],
     stream: Stream,
+    pending: list[int],
     plans: Sequence[Plan],
     arguments: dict[str, Any],
 ) -> dict[int, BlockResult]:
     prefix = f"{decoder.name(index)}."
-    linears = {name.removeprefix(prefix) for i in stream.indices for name in plans[i].quantized} & {
+    linears = {name.removeprefix(prefix) for i in pending for name in plans[i].quantized} & {
         name for name, _ in decoder.blocks[index].named_modules()
     }
     with decoder.loaded(index, state) as block:
@@ -120,7 +132,7 @@ def _run_block(
             if not stream.propagates:
                 stream.hidden[place] = output
         _require_finite(decoder.name(index), collector)
-        needs = any(plans[i].recipe.smooths for i in stream.indices)
+        needs = any(plans[i].recipe.smooths for i in pending)
         found = (
             feeders.find(
                 block,
@@ -133,7 +145,7 @@ def _run_block(
         )
     dtypes = {name: DTYPES[t.dtype] for name, t in decoder.tensors(index).items()}
     results = {}
-    for i in stream.indices:
+    for i in pending:
         mine = {
             leader: kept
             for leader, members in collector.groups.items()
@@ -144,11 +156,56 @@ def _run_block(
         )
     if stream.propagates:
         (result,) = results.values()
-        recipe = plans[stream.indices[0]].recipe
-        with decoder.loaded(index, _quantised_state(state, result, recipe)) as block:
-            for place, batch in enumerate(stream.hidden):
-                stream.hidden[place] = decoder.run(block, batch, arguments)
+        after = _quantised_state(state, result, plans[stream.indices[0]].recipe)
+        _advance(decoder, index, after, stream, arguments)
     return results
+
+
+def _advance(
+    decoder: Decoder,
+    index: int,
+    state: dict[str, torch.Tensor],
+    stream: Stream,
+    arguments: dict[str, Any],
+) -> None:
+    """Take a stream's hidden states through a block with these parameters."""
+    with decoder.loaded(index, state) as block:
+        for place, batch in enumerate(stream.hidden):
+            stream.hidden[place] = decoder.run(block, batch, arguments)
+
+
+def _replay(
+    decoder: Decoder,
+    index: int,
+    state: dict[str, torch.Tensor],
+    stream: Stream,
+    plans: Sequence[Plan],
+    writers: Sequence[FolderWriter],
+    arguments: dict[str, Any],
+) -> None:
+    """Take a stream through a block that was finished before, from what was written of it."""
+    after = state
+    if stream.propagates:
+        (place,) = stream.indices
+        after = _stored_state(decoder, index, plans[place], writers[place])
+    _advance(decoder, index, after, stream, arguments)
+
+
+def _stored_state(
+    decoder: Decoder, index: int, plan: Plan, writer: FolderWriter
+) -> dict[str, torch.Tensor]:
+    prefix = f"{decoder.name(index)}."
+    state = {}
+    for name in decoder.tensors(index):
+        module = (prefix + name).removesuffix(".weight")
+        if module not in plan.quantized or not name.endswith(".weight"):
+            state[name] = writer.stored(prefix + name).read().to(decoder.device)
+            continue
+        specs = compressed_tensors.specs(module, plan.quantized[module], plan.recipe)
+        parts = {s.name: writer.stored(s.name).read().to(decoder.device) for s in specs}
+        quantized = compressed_tensors.read(module, parts, plan.recipe)
+        state[name] = grid.dequantize(quantized, plan.recipe.weights)
+    return state
 
 
 def _quantised_state(
@@ -162,20 +219,22 @@ def _quantised_state(
 
 def _write(
     decoder: Decoder, index: int, plan: Plan, writer: FolderWriter, result: BlockResult
-) -> None:
+) -> list[str]:
+    """Write all tensors of a block; returns their names."""
     prefix = f"{decoder.name(index)}."
+    tensors: dict[str, torch.Tensor] = {}
     for name, linear in result.linears.items():
-        parts = compressed_tensors.tensors(
+        tensors |= compressed_tensors.tensors(
             prefix + name, linear.quantized, plan.recipe, linear.input_scale
         )
-        for part, tensor in parts.items():
-            writer.write(part, tensor)
     done = {f"{name}.weight" for name in result.linears}
     for name, stored in decoder.tensors(index).items():
-        if name in result.changed:
-            writer.write(prefix + name, result.changed[name])
-        elif name not in done:
-            writer.write(prefix + name, stored.read())
+        if name not in done:
+            changed = result.changed.get(name)
+            tensors[prefix + name] = stored.read() if changed is None else changed
+    for name, tensor in tensors.items():
+        writer.write(name, tensor)
+    return list(tensors)
 
 
 def _record(
@@ -184,10 +243,12 @@ def _record(
     plan: Plan,
     state: dict[str, torch.Tensor],
     result: BlockResult,
-    outcome: CalibratedOutcome,
     progress: Progress,
-) -> None:
+) -> tuple[dict[str, Layer], dict[str, torch.Tensor]]:
+    """What is to be told of a block's layers, and the scales that were folded."""
     prefix = f"{decoder.name(index)}."
+    layers: dict[str, Layer] = {}
+    scales = {f"{prefix}{n}.folded": scale for n, scale in result.folded.items()}
     for name, linear in result.linears.items():
         original = state[f"{name}.weight"].float()
         change = undone(linear, plan) - original
@@ -195,21 +256,20 @@ def _record(
         error = (torch.linalg.vector_norm(change) / norm).item()
         if not error < float("inf"):
             raise MethodError(f"{plan.recipe.method} gave non-finite values for {prefix}{name}")
-        outcome.layers[prefix + name] = Layer(
+        layers[prefix + name] = Layer(
             relative_error=error,
             output_error=linear.output_error,
             damping=linear.damping,
             fallback=linear.fallback,
         )
         if linear.in_scale is not None:
-            outcome.scales[f"{prefix}{name}.in_scale"] = linear.in_scale.float().cpu()
+            scales[f"{prefix}{name}.in_scale"] = linear.in_scale
         if linear.out_scale is not None:
-            outcome.scales[f"{prefix}{name}.out_scale"] = linear.out_scale.float().cpu()
+            scales[f"{prefix}{name}.out_scale"] = linear.out_scale
         progress.detail(
             f"{plan.recipe.name}: {prefix}{name} output error {linear.output_error:.2e}"
         )
-    for name, scale in result.folded.items():
-        outcome.scales[f"{prefix}{name}.folded"] = scale.float().cpu()
+    return layers, {name: scale.float().cpu().contiguous() for name, scale in scales.items()}
 
 
 def undone(linear: LinearResult, plan: Plan) -> torch.Tensor:

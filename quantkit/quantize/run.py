@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from quantkit import __version__, resources
 from quantkit import device as devices
-from quantkit import resources
 from quantkit.calibration import tokens
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError, RecipeError
@@ -22,6 +22,7 @@ from quantkit.model.source import ModelSource
 from quantkit.progress import Progress, Silent
 from quantkit.quantize import plan as planning
 from quantkit.quantize.datafree import quantize_tensors
+from quantkit.quantize.journal import Journal
 from quantkit.quantize.onepass import CalibratedOutcome, quantize_blocks
 from quantkit.quantize.plan import Plan
 from quantkit.recipe import Recipe
@@ -101,14 +102,22 @@ def quantize(
     clock.lap("plan")
     with ExitStack() as stack:
         # Writers close before folders take their names: the stack unwinds in that order.
-        scratches = [stack.enter_context(scratch_folder(t, force)) for t in job.targets]
+        scratches = [
+            stack.enter_context(scratch_folder(target, force, plan.recipe.needs_calibration))
+            for target, plan in zip(job.targets, job.plans, strict=True)
+        ]
+        journals = _open_journals(job, scratches, progress)
         with ExitStack() as writing:
             writers = [
-                writing.enter_context(folder.open_folder(scratch, plan.specs))
-                for scratch, plan in zip(scratches, job.plans, strict=True)
+                writing.enter_context(
+                    folder.open_folder(scratch, plan.specs, journal.tensors if journal else ())
+                )
+                for scratch, plan, journal in zip(scratches, job.plans, journals, strict=True)
             ]
-            outcomes = _quantize(job, writers, progress)
+            outcomes = _quantize(job, writers, journals, progress)
             clock.lap("tensors")
+        for journal in filter(None, journals):
+            journal.discard()
         clock.lap("flush")
         checkpoints = []
         for scratch, target, writer, plan, outcome in zip(
@@ -201,8 +210,33 @@ def _thin(calibration: CalibrationTokens, plans: list[Plan]) -> list[str]:
     ]
 
 
+def _open_journals(job: Job, scratches: list[Path], progress: Progress) -> list[Journal | None]:
+    """What earlier runs of the same calibrated recipes finished; None for data-free ones."""
+    journals: list[Journal | None] = []
+    for plan, scratch in zip(job.plans, scratches, strict=True):
+        if not plan.recipe.needs_calibration:
+            journals.append(None)
+            continue
+        assert job.calibration is not None
+        key = {
+            "source": job.source_record.fingerprint,
+            "recipe": plan.recipe.digest,
+            "calibration": job.calibration.digest,
+            "device": job.device.type,
+            "version of quantkit or torch": f"{__version__} {torch.__version__}",
+        }
+        journal = Journal.open(scratch, key)
+        if journal.n_done:
+            progress.note(f"{plan.recipe.name}: going on after {journal.n_done} finished blocks")
+        journals.append(journal)
+    return journals
+
+
 def _quantize(
-    job: Job, writers: list[folder.FolderWriter], progress: Progress
+    job: Job,
+    writers: list[folder.FolderWriter],
+    journals: list[Journal | None],
+    progress: Progress,
 ) -> list[CalibratedOutcome]:
     """Data-free recipes from one read of the tensors, the others from one pass over the blocks."""
     outcomes: dict[int, CalibratedOutcome] = {}
@@ -226,6 +260,7 @@ def _quantize(
             job.calibration.ids,
             job.device,
             progress,
+            [journal for journal in journals if journal is not None],
         )
         outcomes |= dict(zip(learning, results, strict=True))
     return [outcomes[i] for i in range(len(job.plans))]

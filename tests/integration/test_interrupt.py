@@ -51,6 +51,6 @@ def test_a_stopped_command_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "interrupted: nothing half-written is left behind; run the same command" in stderr
+    assert "interrupted: finished work is kept; run the same command again" in stderr
     assert "Traceback" not in stderr
     assert not (tmp_path / "out").exists()

@@ -1,0 +1,86 @@
+"""Which blocks of an unfinished checkpoint are done, so that a stopped run goes on from there.
+
+One small file a block, written after the block's tensors are on disk: its presence means that the
+block is finished. Hidden states are not kept; finished blocks are replayed from their own tensors.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from quantkit.errors import StorageError
+from quantkit.export.manifest import Layer
+from quantkit.model.shards import ShardWriter, TensorSpec, read_header
+from quantkit.storage import write_json
+
+FOLDER = "journal"
+
+
+class Journal:
+    """The finished blocks of one checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.layers: dict[str, Layer] = {}
+        self.tensors: set[str] = set()
+        """Names of the tensors that finished blocks wrote."""
+        self.scales: dict[str, torch.Tensor] = {}
+        self.n_done = 0
+        while (path := self._path(self.n_done)).is_file():
+            block = json.loads(path.read_bytes())
+            for name, layer in block["layers"].items():
+                self.layers[name] = Layer.model_validate(layer)
+            self.tensors.update(block["tensors"])
+            scales = path.with_suffix(".scales")
+            if scales.is_file():
+                self.scales |= {n: t.read() for n, t in read_header(scales).items()}
+            self.n_done += 1
+
+    @classmethod
+    def open(cls, scratch: Path, key: Mapping[str, str]) -> "Journal":
+        """The journal in a scratch folder; one that belongs to another run is refused."""
+        folder = scratch / FOLDER
+        folder.mkdir(exist_ok=True)
+        path = folder / "key.json"
+        if not path.is_file():
+            write_json(path, dict(key))
+        found = json.loads(path.read_bytes())
+        if changed := [what for what in key if found.get(what) != key[what]]:
+            raise StorageError(
+                f"{scratch} holds an unfinished run with another {' and '.join(changed)}; "
+                "run that again to finish it, or use --force to start over"
+            )
+        return cls(folder)
+
+    def record(
+        self,
+        index: int,
+        layers: Mapping[str, Layer],
+        scales: Mapping[str, torch.Tensor],
+        tensors: Sequence[str],
+    ) -> None:
+        """A block is finished; its tensors must be on disk already."""
+        path = self._path(index)
+        if scales:
+            target = path.with_suffix(".scales")
+            target.unlink(missing_ok=True)
+            specs = [TensorSpec(name, "F32", tuple(t.shape)) for name, t in scales.items()]
+            writer = ShardWriter(target, specs)
+            for name, tensor in scales.items():
+                writer.write(name, tensor)
+            writer.close()
+        described = {name: layer.model_dump(mode="json") for name, layer in layers.items()}
+        write_json(path, {"layers": described, "tensors": list(tensors)})
+        self.layers |= layers
+        self.scales |= scales
+        self.n_done = index + 1
+
+    def discard(self) -> None:
+        """The checkpoint is complete."""
+        shutil.rmtree(self._folder)
+
+    def _path(self, index: int) -> Path:
+        return self._folder / f"{index:05d}.json"

@@ -1,0 +1,169 @@
+"""A calibrated run that is stopped at any moment goes on and ends in the same bytes."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from quantkit import resources
+from quantkit.errors import StorageError
+from quantkit.model.source import ModelSource
+from quantkit.quantize import onepass
+from quantkit.quantize.run import CalibrationChoice, quantize
+from quantkit.recipe import Recipe
+
+N_KILLS = 20
+NAMES = ("awq-gptq-w4a16", "awq-w4a16", "int8-w8a8")
+TEXT = "Every block is finished, or it is not. " * 400
+
+
+def small_model(folder: Path) -> ModelSource:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=4096,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(resources.DEMO_MODEL / file, folder)
+    (folder.parent / "text.txt").write_text(TEXT)
+    return ModelSource.open(str(folder))
+
+
+def run(source: ModelSource, out: Path, **options) -> dict[str, str]:
+    """Quantise and return what was written, by recipe."""
+    text = CalibrationChoice(str(source.folder.parent / "text.txt"), 8, 64)
+    recipes = [Recipe.load(name) for name in NAMES]
+    made = quantize(source, recipes, out, device="cpu", calibration=text, **options)
+    return {checkpoint.label: checkpoint.digest for checkpoint in made}
+
+
+def kill_again_and_again(folder: Path) -> None:
+    """Runs in a process of its own, since forking needs one without threads."""
+    torch.set_num_threads(1)
+    source = small_model(folder / "model")
+    started = time.monotonic()
+    expected = run(source, folder / "whole")
+    duration = time.monotonic() - started
+    chance = random.Random(0)
+    kills = resumed = 0
+    out = folder / "out"
+    while kills < N_KILLS:
+        child = os.fork()
+        if child == 0:
+            run(source, out)
+            os._exit(0)
+        time.sleep(chance.uniform(0.05, 0.9) * duration)
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            kills += 1
+        resumed += any(out.glob(".*.partial/journal/00000.json"))
+        if all((out / name).exists() for name in NAMES):
+            assert written(out) == expected
+            shutil.rmtree(out)
+    for name in NAMES:  # recipes that were renamed before the last kill are finished
+        if (out / name).exists():
+            shutil.rmtree(out / name)
+    assert run(source, out) == expected
+    assert resumed > N_KILLS // 4, f"only {resumed} kills left something to go on from"
+    print(f"{kills} kills, {resumed} of them after a finished block")  # noqa: T201
+
+
+def written(out: Path) -> dict[str, str]:
+    from quantkit.export.checkpoint import Checkpoint
+
+    return {name: Checkpoint.open(out / name).digest for name in NAMES}
+
+
+def test_twenty_kills_end_in_the_same_bytes(tmp_path):
+    done = subprocess.run(
+        [sys.executable, __file__, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{N_KILLS} kills" in done.stdout
+
+
+@pytest.fixture
+def stopped(tmp_path, monkeypatch):
+    """A run that was stopped by a full disk after two blocks."""
+    source = small_model(tmp_path / "model")
+    expected = run(source, tmp_path / "whole")
+    write, calls = onepass._write, []
+
+    def until_full(decoder, index, plan, writer, result):
+        calls.append(index)
+        if index == 2:
+            raise OSError(28, "No space left on device")
+        return write(decoder, index, plan, writer, result)
+
+    monkeypatch.setattr(onepass, "_write", until_full)
+    with pytest.raises(StorageError, match="is full"):
+        run(source, tmp_path / "out")
+    monkeypatch.setattr(onepass, "_write", lambda *a: (calls.append(a[1]), write(*a))[1])
+    calls.clear()
+    return source, tmp_path / "out", expected, calls
+
+
+def test_a_full_disk_loses_no_finished_block(stopped):
+    source, out, expected, calls = stopped
+    assert [p for p in out.iterdir() if not p.name.startswith(".")] == []
+    assert run(source, out) == expected
+    assert min(calls) == 2  # blocks 0 and 1 were not made again
+    assert sorted(p.name for p in out.iterdir()) == sorted(NAMES)
+
+
+def test_another_source_or_text_is_refused(stopped):
+    source, out, _, _ = stopped
+    (source.folder.parent / "text.txt").write_text(TEXT.replace("block", "thing"))
+    with pytest.raises(StorageError, match="another calibration"):
+        run(source, out)
+    (source.folder.parent / "text.txt").write_text(TEXT)
+    config = source.folder / "config.json"
+    config.write_text(config.read_text().replace('"hidden_act": "silu"', '"hidden_act": "gelu"'))
+    with pytest.raises(StorageError, match="another source"):
+        run(ModelSource.open(str(source.folder)), out)
+
+
+def test_force_starts_over(stopped):
+    source, out, expected, calls = stopped
+    assert run(source, out, force=True) == expected
+    assert min(calls) == 0
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    import fcntl
+
+    source = small_model(tmp_path / "model")
+    scratch = tmp_path / "out" / ".awq-w4a16.partial"
+    scratch.mkdir(parents=True)
+    holder = os.open(scratch, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(StorageError, match="another run is writing"):
+            run(source, tmp_path / "out")
+    finally:
+        os.close(holder)
+
+
+if __name__ == "__main__":
+    kill_again_and_again(Path(sys.argv[1]))
