@@ -21,6 +21,7 @@ from quantkit.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from quantkit.export.checkpoint import Checkpoint
     from quantkit.quantize.run import Job
 
 
@@ -78,6 +79,36 @@ def command(
             ]
             for c in checkpoints
         ],
+    )
+    _show_worst(checkpoints)
+
+
+def _show_worst(checkpoints: "list[Checkpoint]") -> None:
+    """The ten layers that lose most of their output, over all calibrated recipes."""
+    from quantkit.cli import console
+
+    layers = [
+        (layer.output_error, c.label, name, layer)
+        for c in checkpoints
+        for name, layer in c.manifest.layers.items()
+        if layer.output_error is not None
+    ]
+    if not layers:
+        return
+    layers.sort(key=lambda item: item[:3], reverse=True)
+    console.print_table(
+        ["worst layers", "recipe", "output error", "damping", ""],
+        [
+            [
+                name,
+                recipe,
+                f"{error:.2e}",
+                "" if layer.damping is None else f"{layer.damping:g}",
+                "rounded to nearest" if layer.fallback else "",
+            ]
+            for error, recipe, name, layer in layers[:10]
+        ],
+        words=(0, 1, 4),
     )
 
 

@@ -1,0 +1,97 @@
+"""Greedy text of checkpoints in real vLLM, side by side with their source's.
+
+    PYTHON_OF_VLLM benchmarks/vllm_generate.py --out FILE SOURCE CHECKPOINT...
+
+Runs in vLLM's own environment and imports nothing of quantkit. Every model is loaded in a process
+of its own; one that vLLM refuses is recorded with its last words, not left out.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+PROMPTS = [
+    'The "assert" statement',
+    'class Stack:\n    """',
+    "Return a list of",
+    "Raised when an",
+]
+SETTINGS = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_USE_DEEP_GEMM": "0",
+}
+
+
+def generate(folder: str, dtype: str) -> None:
+    """Load one model and print what it writes, as the last line."""
+    from vllm import LLM, SamplingParams
+
+    model = LLM(folder, dtype=dtype, max_model_len=256, enforce_eager=True)
+    answers = model.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=24))
+    print("\nRESULT " + json.dumps([answer.outputs[0].text for answer in answers]))
+
+
+def ask(folder: str, dtype: str) -> dict[str, object]:
+    """What one model writes, or why it does not."""
+    command = [sys.executable, __file__, "--one", "--dtype", dtype, folder]
+    environment = {**os.environ, **SETTINGS}
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=600, check=False
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if done.returncode == 0 and lines:
+        return {"texts": json.loads(lines[-1].removeprefix("RESULT "))}
+    words = [line for line in done.stderr.splitlines() if "Error" in line]
+    return {"refused": words[-1].strip() if words else f"exit code {done.returncode}"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folders", nargs="+", help="the source first")
+    parser.add_argument("--dtype", default="float16", help="bfloat16 on a GPU")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        generate(args.folders[0], args.dtype)
+        return
+    from importlib.metadata import version
+
+    result = {
+        "what": "greedy text in vLLM, source first",
+        "vllm": next(
+            (f"{p} {version(p)}" for p in ("vllm", "vllm-cpu") if _installed(p)), "unknown"
+        ),
+        "machine": platform.machine(),
+        "dtype": args.dtype,
+        "prompts": PROMPTS,
+        "models": {},
+    }
+    for folder in args.folders:
+        name = "source" if folder == args.folders[0] else Path(folder).name
+        result["models"][name] = ask(folder, args.dtype)
+        print(name, json.dumps(result["models"][name]), flush=True)
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def _installed(package: str) -> bool:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()
