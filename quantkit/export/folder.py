@@ -93,11 +93,10 @@ def write_side_files(folder: Path, source: ModelSource, recipe: Recipe, ignored:
     config["quantization_config"] = compressed_tensors.quantization_config(recipe, ignored)
     # Some configs hold infinity, which JSON proper does not know but every loader reads.
     write_json(folder / "config.json", config, allow_nan=True)
-    for pattern in SIDE_FILES:
-        for path in sorted(source.folder.glob(pattern)):
-            target = folder / path.name
-            if path.is_file() and path.name not in OWN_FILES and not target.exists():
-                target.write_bytes(_read(path))
+    paths = {path for pattern in SIDE_FILES for path in source.folder.glob(pattern)}
+    for path in sorted(paths):
+        if path.is_file() and path.name not in OWN_FILES:
+            (folder / path.name).write_bytes(_read(path))
 
 
 def write_scales(folder: Path, scales: Mapping[str, torch.Tensor]) -> None:
@@ -106,6 +105,7 @@ def write_scales(folder: Path, scales: Mapping[str, torch.Tensor]) -> None:
     The file has the form of safetensors but not its ending: engines load every file that has it.
     """
     specs = [TensorSpec(name, "F32", tuple(scale.shape)) for name, scale in scales.items()]
+    (folder / SCALES_FILE).unlink(missing_ok=True)  # of a run that was stopped here
     writer = ShardWriter(folder / SCALES_FILE, specs)
     for name, scale in scales.items():
         writer.write(name, scale)

@@ -78,9 +78,10 @@ class Journal:
         self.scales |= scales
         self.n_done = index + 1
 
-    def discard(self) -> None:
-        """The checkpoint is complete."""
-        shutil.rmtree(self._folder)
-
     def _path(self, index: int) -> Path:
         return self._folder / f"{index:05d}.json"
+
+
+def discard(checkpoint: Path) -> None:
+    """Remove the journal of a checkpoint that is complete."""
+    shutil.rmtree(checkpoint / FOLDER, ignore_errors=True)

@@ -20,6 +20,7 @@ from quantkit.export.manifest import Layer, Manifest
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress, Silent
+from quantkit.quantize import journal
 from quantkit.quantize import plan as planning
 from quantkit.quantize.datafree import quantize_tensors
 from quantkit.quantize.journal import Journal
@@ -110,14 +111,12 @@ def quantize(
         with ExitStack() as writing:
             writers = [
                 writing.enter_context(
-                    folder.open_folder(scratch, plan.specs, journal.tensors if journal else ())
+                    folder.open_folder(scratch, plan.specs, kept.tensors if kept else ())
                 )
-                for scratch, plan, journal in zip(scratches, job.plans, journals, strict=True)
+                for scratch, plan, kept in zip(scratches, job.plans, journals, strict=True)
             ]
             outcomes = _quantize(job, writers, journals, progress)
             clock.lap("tensors")
-        for journal in filter(None, journals):
-            journal.discard()
         clock.lap("flush")
         checkpoints = []
         for scratch, target, writer, plan, outcome in zip(
@@ -130,6 +129,8 @@ def quantize(
             record = manifest_of(job, plan, outcome.layers, files, clock)
             folder.write_manifest(scratch, record)
             checkpoints.append(Checkpoint(target, record))
+    for target in job.targets:  # only now, so that a kill before the renaming loses nothing
+        journal.discard(target)
     return checkpoints
 
 
@@ -225,10 +226,10 @@ def _open_journals(job: Job, scratches: list[Path], progress: Progress) -> list[
             "device": job.device.type,
             "version of quantkit or torch": f"{__version__} {torch.__version__}",
         }
-        journal = Journal.open(scratch, key)
-        if journal.n_done:
-            progress.note(f"{plan.recipe.name}: going on after {journal.n_done} finished blocks")
-        journals.append(journal)
+        kept = Journal.open(scratch, key)
+        if kept.n_done:
+            progress.note(f"{plan.recipe.name}: going on after {kept.n_done} finished blocks")
+        journals.append(kept)
     return journals
 
 
@@ -260,7 +261,7 @@ def _quantize(
             job.calibration.ids,
             job.device,
             progress,
-            [journal for journal in journals if journal is not None],
+            [kept for kept in journals if kept is not None],
         )
         outcomes |= dict(zip(learning, results, strict=True))
     return [outcomes[i] for i in range(len(job.plans))]
