@@ -193,19 +193,19 @@ class _Work:
         statistics: Statistics,
         factor: gptq.Factor | None,
     ) -> None:
-        """Rows are independent of each other, so linears that share an input are solved as one."""
-        if self.scheme.strategy == "tensor":
-            for name in names:
-                alone = self._solve(self.weights[name], dtype, statistics, factor)
-                self._finish(name, alone, dtype, statistics, factor)
-            return
+        """Rows are independent of each other, so linears that share an input are solved as one.
+
+        With one scale a tensor they also share that scale: vLLM fuses them, and would otherwise
+        round all but one of them a second time.
+        """
         stacked = torch.cat([self.weights[name] for name in names])
         solved = self._solve(stacked, dtype, statistics, factor)
         start = 0
         for name in names:
             rows = slice(start, start := start + self.weights[name].shape[0])
-            zero = None if solved.zero_point is None else solved.zero_point[rows]
-            part = grid.QuantizedWeight(solved.values[rows], solved.scale[rows], zero)
+            own = slice(None) if self.scheme.strategy == "tensor" else rows
+            zero = None if solved.zero_point is None else solved.zero_point[own]
+            part = grid.QuantizedWeight(solved.values[rows], solved.scale[own], zero)
             self._finish(name, part, dtype, statistics, factor)
 
     def _solve(
