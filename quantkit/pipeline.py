@@ -15,7 +15,7 @@ from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress, Silent
 from quantkit.quantize import plan as planning
-from quantkit.quantize.run import CalibrationChoice, quantize
+from quantkit.quantize.run import CalibrationChoice, load_tokens, quantize
 from quantkit.recipe import Recipe
 from quantkit.report import files
 from quantkit.report.comparison import Report
@@ -49,7 +49,7 @@ def run(
     """Quantise with every recipe, check the results, score them and compare."""
     progress = progress or Silent()
     check_tasks(tasks)
-    finished = [] if force else _finished(source, recipes, out)
+    finished = [] if force else finished_before(source, recipes, out, calibration)
     for checkpoint in finished:
         progress.note(f"{checkpoint.manifest.name}: taken up as it was finished before")
     have = {checkpoint.manifest.name for checkpoint in finished}
@@ -72,20 +72,30 @@ def run(
     return Outcome(checkpoints, report, out)
 
 
-def _finished(source: ModelSource, recipes: Sequence[Recipe], out: Path) -> list[Checkpoint]:
-    """Checkpoints of these recipes and this source that an earlier run completed."""
+def finished_before(
+    source: ModelSource,
+    recipes: Sequence[Recipe],
+    out: Path,
+    calibration: CalibrationChoice | None,
+) -> list[Checkpoint]:
+    """Checkpoints of these recipes, source and calibration that an earlier run completed."""
     candidates = [recipe for recipe in recipes if manifest.is_checkpoint(out / recipe.name)]
     if not candidates:
         return []
     architecture = Architecture.of(source.folder, source.trust_remote_code)
     stored = architecture.stored(source)
+    wanted = None
+    if calibration is not None and any(recipe.needs_calibration for recipe in candidates):
+        wanted = load_tokens(source, architecture, calibration).digest
     found = []
     for recipe in candidates:
         checkpoint = Checkpoint.open(out / recipe.name)
         digest = planning.make(architecture, stored, recipe).recipe.digest
+        used = checkpoint.manifest.calibration
         if (
             checkpoint.manifest.source.fingerprint == source.fingerprint
             and checkpoint.manifest.recipe_digest == digest
+            and (not recipe.needs_calibration or (used is not None and used.digest == wanted))
         ):
             found.append(checkpoint)
     return found

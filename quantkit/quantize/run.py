@@ -176,7 +176,7 @@ def prepare(
                 f"recipe {learning[0].name} learns from data: give --calibration, a set's name "
                 f"({', '.join(resources.names('calibration'))}) or a text file"
             )
-        calibrated = _load_tokens(source, architecture, calibration)
+        calibrated = load_tokens(source, architecture, calibration)
         progress.note(
             f"calibration: {calibrated.ids.shape[0]} samples of {calibrated.ids.shape[1]} tokens "
             f"from {calibrated.name}"
@@ -186,9 +186,10 @@ def prepare(
     return Job(source, record, plans, targets, where, calibrated)
 
 
-def _load_tokens(
+def load_tokens(
     source: ModelSource, architecture: Architecture, choice: CalibrationChoice
 ) -> CalibrationTokens:
+    """The calibration tokens that were asked for, in the source's own vocabulary."""
     from transformers import AutoTokenizer
 
     context = int(source.config.get("max_position_embeddings") or 2048)

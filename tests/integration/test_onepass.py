@@ -5,6 +5,7 @@ import pytest
 from quantkit.cli.main import main
 from quantkit.errors import DataError, MethodError
 from quantkit.model.source import ModelSource
+from quantkit.pipeline import finished_before
 from quantkit.quantize.run import CalibrationChoice, quantize
 from quantkit.recipe import Recipe
 from quantkit.verify.checkpoint import verify
@@ -55,6 +56,15 @@ def test_a_changed_norm_is_found(together, tmp_path):
         stream.write(bytes([byte[0] ^ 0x03]))
     faults = " ".join(verify(folder).faults)
     assert "model.layers.1.input_layernorm.weight is not the source's" in faults
+
+
+def test_a_run_takes_up_only_what_has_the_same_calibration(together):
+    source, out = ModelSource.open("demo"), together["gptq-w4a16"].folder.parent
+    recipes = [Recipe.load(name) for name in NAMES]
+    same = finished_before(source, recipes, out, FEW)
+    assert {checkpoint.label for checkpoint in same} == set(NAMES)
+    assert finished_before(source, recipes, out, CalibrationChoice("python-docs", 8, 64)) == []
+    assert finished_before(source, recipes, out, None) == []
 
 
 def test_calibration_must_be_given(tmp_path, capsys):
