@@ -46,11 +46,15 @@ def test_a_stopped_run_keeps_what_is_finished(tmp_path, number, code):
 
 
 def test_a_stopped_command_says_how_to_go_on(tmp_path):
-    process = start("quantize", "demo", "-r", "rtn-w8a16", "-o", str(tmp_path / "out"))
-    time.sleep(1.5)  # within the import of torch or just after it
+    out = tmp_path / "out"
+    process = start(
+        "quantize", "demo", "-r", "gptq-w4a16", "--calibration", "python-docs", "-o", str(out)
+    )
+    while not (line := process.stderr.readline()).startswith("calibration:"):
+        assert line, "it ended before the work began"
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted: finished work is kept; run the same command again" in stderr
     assert "Traceback" not in stderr
-    assert not (tmp_path / "out").exists()
+    assert not (out / "gptq-w4a16").exists()
