@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -88,7 +89,10 @@ def test_without_its_source_it_says_what_was_left_out(checkpoints, tmp_path):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=10,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
 def test_any_changed_byte_range_is_found(checkpoints, tmp_path, recipe, data):
@@ -120,7 +124,10 @@ def test_scrambled_weights_are_found_even_with_forged_hashes(checkpoints, tmp_pa
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
 def test_a_dropped_or_swapped_tensor_is_found_even_with_forged_hashes(
@@ -137,7 +144,9 @@ def test_a_dropped_or_swapped_tensor_is_found_even_with_forged_hashes(
         twins = [
             n
             for n, t in tensors.items()
-            if n != victim and t.shape == tensors[victim].shape and n.endswith("weight_scale")
+            if n.endswith("weight_scale")
+            and t.shape == tensors[victim].shape
+            and not torch.equal(t, tensors[victim])  # fused layers may share one scale
         ]
         other = data.draw(st.sampled_from(twins))
         tensors[victim], tensors[other] = tensors[other], tensors[victim]
