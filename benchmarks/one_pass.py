@@ -7,9 +7,11 @@ together; the time of a block is the median over all blocks but the first, as th
 """
 
 import argparse
+import gc
 import itertools
 import json
 import platform
+import shutil
 import statistics
 import tempfile
 import time
@@ -30,10 +32,14 @@ from quantkit.quantize.onepass import quantize_blocks
 from quantkit.recipe import Recipe
 from quantkit.storage import write_json
 
+FIVE = ["gptq-w4a16", "awq-w4a16", "awq-gptq-w4a16", "int8-w8a8", "fp8-static"]
 RUNS = {
-    "gptq": ["gptq-w4a16"],
-    "awq": ["awq-w4a16"],
-    "together": ["gptq-w4a16", "awq-w4a16", "awq-gptq-w4a16", "int8-w8a8", "fp8-static"],
+    "gptq": (["gptq-w4a16"], "never"),
+    "awq": (["awq-w4a16"], "never"),
+    "together": (FIVE, "never"),
+    "gptq on host": (["gptq-w4a16"], "always"),
+    "awq on host": (["awq-w4a16"], "always"),
+    "together on host": (FIVE, "always"),
 }
 
 
@@ -53,12 +59,16 @@ class Watch(Silent):
             self.times.append(time.monotonic())
 
 
-def measure(source: ModelSource, names: list[str], tokens: torch.Tensor, out: Path) -> dict:
+def measure(
+    source: ModelSource, names: list[str], offload: str, tokens: torch.Tensor, out: Path
+) -> dict:
     architecture = Architecture.of(source.folder)
     stored = architecture.stored(source)
     plans = [planning.make(architecture, stored, Recipe.load(name)) for name in names]
     n_blocks = source.config["num_hidden_layers"]
     watch = Watch()
+    gc.collect()
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     writers = []
     for plan in plans:
@@ -67,7 +77,9 @@ def measure(source: ModelSource, names: list[str], tokens: torch.Tensor, out: Pa
         writers.append(open_folder(folder, plan.specs))
     entered = [writer.__enter__() for writer in writers]
     journals = [Journal.open(out / plan.recipe.name, {}) for plan in plans]
-    quantize_blocks(source, plans, entered, tokens, torch.device("cuda"), watch, journals)
+    started = time.monotonic()
+    quantize_blocks(source, plans, entered, tokens, torch.device("cuda"), watch, journals, offload)
+    whole = time.monotonic() - started
     for writer in writers:
         writer.__exit__(None, None, None)
     steps = (len(watch.times) - 1) // n_blocks
@@ -75,6 +87,8 @@ def measure(source: ModelSource, names: list[str], tokens: torch.Tensor, out: Pa
     blocks = [b - a for a, b in itertools.pairwise(marks)]
     return {
         "recipes": names,
+        "offload": offload,
+        "seconds_in_all": whole,
         "seconds_by_block": blocks,
         "seconds_a_block": statistics.median(blocks[1:]),
         "peak_device_bytes": torch.cuda.max_memory_allocated(),
@@ -106,7 +120,9 @@ def main() -> None:
         config.write_text(json.dumps(data))
         source = ModelSource.open(str(Path(scratch) / "model"))
         for name in args.runs:
-            result[name] = measure(source, RUNS[name], tokens, Path(scratch) / name)
+            out = Path(scratch) / "out"
+            result[name] = measure(source, *RUNS[name], tokens, out)
+            shutil.rmtree(out)
             print(name, json.dumps(result[name]), flush=True)
     if args.out:
         write_json(args.out, result)

@@ -99,48 +99,27 @@ def search_parameters(
     weight: torch.Tensor,
     scheme: WeightScheme,
     dtype: torch.dtype,
-    error_of: Callable[[torch.Tensor], torch.Tensor],
+    error_of: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
     ratios: Sequence[float],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Scales and zero points that clip each tile's range to the ratio with the least error.
 
-    `weight` is float32; scales are rounded to `dtype` before they are judged. `error_of` takes the
-    change of the tiles [rows, tiles, size] and gives an error for each [rows, tiles].
+    Scales are rounded to `dtype` before they are judged: `error_of` takes scales and zero points
+    and gives the error of every tile.
     """
     view = tiles(weight, scheme)
     low, high = view.amin(-1).to(dtype), view.amax(-1).to(dtype)
     best_scale, best_zero = parameters(low, high, scheme)
-    best_error = error_of(_change(weight, best_scale, best_zero, scheme))
+    best_error = error_of(best_scale, best_zero)
     for ratio in ratios:
         scale, zero = parameters(low * ratio, high * ratio, scheme)
-        error = error_of(_change(weight, scale, zero, scheme))
+        error = error_of(scale, zero)
         better = error < best_error
         best_error = torch.where(better, error, best_error)
         best_scale = torch.where(better, scale, best_scale)
         if best_zero is not None and zero is not None:
             best_zero = torch.where(better, zero, best_zero)
     return best_scale, best_zero
-
-
-def _change(
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    zero_point: torch.Tensor | None,
-    scheme: WeightScheme,
-) -> torch.Tensor:
-    """What rounding with these scales does to each weight, by tiles."""
-    bottom, top = limits(scheme)
-    view = tiles(weight, scheme)
-    wide = scale.float().unsqueeze(-1)
-    scaled = view / wide
-    if zero_point is not None:
-        zero = zero_point.float().unsqueeze(-1)
-        rounded = scaled.add_(zero).round_().clamp_(bottom, top).sub_(zero)
-    elif scheme.type == "float":
-        rounded = widen(scaled.clamp_(bottom, top).to(FP8))
-    else:
-        rounded = scaled.round_().clamp_(bottom, top)
-    return rounded.mul_(wide).sub_(view)
 
 
 def dequantize(weight: QuantizedWeight, scheme: WeightScheme) -> torch.Tensor:

@@ -15,6 +15,9 @@ class Progress(Protocol):
     def finish(self) -> None:
         """The present stage is over."""
 
+    def status(self, text: str) -> None:
+        """How the present stage goes, in a few words; the next such words take their place."""
+
     def note(self, text: str) -> None:
         """Something a person should know, in one sentence."""
 
@@ -30,6 +33,8 @@ class Silent:
     def advance(self, amount: int) -> None: ...
 
     def finish(self) -> None: ...
+
+    def status(self, text: str) -> None: ...
 
     def note(self, text: str) -> None: ...
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
 
@@ -22,7 +21,7 @@ class Console:
 
         # Fixed now: libraries that are silenced later must not silence us.
         self._screen = Screen(file=sys.stderr, highlight=False)
-        self._bars: Bars | None = None
+        self._bars: Any = None
         self._task: TaskID | None = None
         self._lock = threading.Lock()
         self._verbose = verbose
@@ -44,6 +43,10 @@ class Console:
         if self._bars is not None:
             self._bars.stop()
             self._bars = self._task = None
+
+    def status(self, text: str) -> None:
+        if self._bars is not None:
+            self._bars.status = text
 
     def note(self, text: str) -> None:
         self._screen.print(text, markup=False, soft_wrap=True)
@@ -99,7 +102,8 @@ def print_table(
     typer.echo("\n".join(line.rstrip() for line in capture.get().strip("\n").split("\n")))
 
 
-def _bars(screen: Any, unit: str) -> "Bars":
+def _bars(screen: Any, unit: str) -> Any:
+    """A line with a bar, and below it one of words on how it goes."""
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -114,14 +118,22 @@ def _bars(screen: Any, unit: str) -> "Bars":
     class Rate(ProgressColumn):
         def render(self, task: Any) -> Text:
             speed = task.finished_speed or task.speed
-            return Text(f"{speed:,.0f} {unit}/s" if speed else "")
+            return Text(f"{speed:,.2g} {unit}/s" if speed else "")
+
+    class Bars(Progress):
+        status = ""
+
+        def get_renderables(self) -> Iterator[Any]:
+            yield self.make_tasks_table(self.tasks)
+            if self.status:
+                yield Text(self.status, style="dim", overflow="ellipsis", no_wrap=True)
 
     amounts = (
         (DownloadColumn(binary_units=True), TransferSpeedColumn())
         if unit == "bytes"
         else (TextColumn(f"{{task.completed:,.0f}}/{{task.total:,.0f}} {unit}"), Rate())
     )
-    return Progress(
+    return Bars(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         *amounts,

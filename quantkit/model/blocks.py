@@ -5,7 +5,8 @@ some families, so nothing is guessed: the model itself is run once with every bl
 recorder, and what it passes to each block is kept.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,7 @@ class Decoder:
     """The blocks' name in the model, such as `model.layers`."""
     device: torch.device
     dtype: torch.dtype
+    _side: torch.cuda.Stream | None = None
 
     @classmethod
     def open(cls, source: ModelSource, device: torch.device) -> "Decoder":
@@ -94,6 +96,43 @@ class Decoder:
             name: stored.read(pinned).to(self.device, non_blocking=True)
             for name, stored in self.tensors(index).items()
         }
+
+    def read_ahead(
+        self, check: Callable[[StoredTensor, torch.Tensor], None]
+    ) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+        """Every block's place and parameters, each checked; the next is read meanwhile."""
+
+        def read(index: int) -> dict[str, torch.Tensor]:
+            with self._aside():
+                state = self.read(index)
+                for name, stored in self.tensors(index).items():
+                    check(stored, state[name])
+            return state
+
+        n_blocks = len(self.blocks)
+        with ThreadPoolExecutor(1) as pool:
+            ahead = pool.submit(read, 0)
+            for index in range(n_blocks):
+                state = ahead.result()
+                if index + 1 < n_blocks:
+                    ahead = pool.submit(read, index + 1)
+                if self.device.type == "cuda":
+                    for tensor in state.values():
+                        tensor.record_stream(torch.cuda.current_stream(self.device))
+                yield index, state
+                del state
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """What is within runs beside the main stream, and is done at the end."""
+        if self.device.type != "cuda":
+            yield
+            return
+        if self._side is None:  # always the same: each stream has a pool of memory of its own
+            self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._side), torch.no_grad():
+            yield
+        self._side.synchronize()
 
     @contextmanager
     def loaded(self, index: int, state: Mapping[str, torch.Tensor]) -> Iterator[torch.nn.Module]:
@@ -144,6 +183,9 @@ class Decoder:
         finally:
             for index, block in enumerate(blocks):
                 self.blocks[index] = block
+            # Embeddings have done their work; the blocks need the room.
+            empty = {name: tensor.to("meta") for name, tensor in outside.items()}
+            self.model.load_state_dict(empty, strict=False, assign=True)
         return hidden, [recorder.arguments for recorder in recorders]
 
     def run(

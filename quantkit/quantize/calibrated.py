@@ -5,15 +5,16 @@ leaves the block's function as it was. Then rounding. Everything is arithmetic o
 tensors; statistics of scaled inputs follow from those of the source.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from quantkit import grid
+from quantkit.quantize import products, rounding
 from quantkit.quantize.feeders import Feeder
 from quantkit.quantize.methods import awq, gptq, smoothquant
+from quantkit.quantize.products import Halves
 from quantkit.quantize.statistics import Statistics
 from quantkit.recipe import Recipe
 from quantkit.registry import METHODS
@@ -21,6 +22,13 @@ from quantkit.registry import METHODS
 CLIP_RATIOS = tuple(1 - 0.05 * step for step in range(1, 10))
 FP8_MAX = 448.0
 INT8_MAX = 127.0
+JUDGING_ROWS = 2048
+"""Rows of a weight that judge scales: rows are alike, so a part of them chooses as well as all."""
+REPLAYED = 2
+"""Scales before a norm that are tried on the real block, the best by their Gram error."""
+
+Replay = Callable[[dict[str, torch.Tensor]], torch.Tensor]
+"""The squared error of the block's output on some samples, with these weights in place."""
 
 
 @dataclass
@@ -34,7 +42,9 @@ class LinearResult:
     """... and over this, row by row."""
     input_scale: torch.Tensor | None
     """Of static activations."""
-    output_error: float
+    relative_error: torch.Tensor
+    """Norm of the weight's change over the norm of the weight, folded scales taken back."""
+    output_error: torch.Tensor
     """Squared error of the layer's output on calibration data, over that output's square."""
     damping: float | None = None
     fallback: bool = False
@@ -58,9 +68,10 @@ def quantize_block(
     statistics: Mapping[str, Statistics],
     feeders: Mapping[str, Feeder],
     recipe: Recipe,
+    replay: Replay | None = None,
 ) -> BlockResult:
     """Smooth and round all linears of a block."""
-    work = _Work(state, stored_dtypes, groups, statistics, feeders, recipe)
+    work = _Work(state, stored_dtypes, groups, statistics, feeders, recipe, replay)
     if METHODS[recipe.method].smoothing is not None:
         work.smooth()
     work.round()
@@ -76,23 +87,35 @@ class _Work:
         statistics: Mapping[str, Statistics],
         feeders: Mapping[str, Feeder],
         recipe: Recipe,
+        replay: Replay | None = None,
     ) -> None:
         self.recipe = recipe
         self.scheme = recipe.weights
         self.entry = METHODS[recipe.method]
         self.groups = groups
-        self.statistics = dict(statistics)
+        self.statistics = statistics
         self.feeders = feeders
         self.dtypes = stored_dtypes
         self.state = state
-        self.weights = {
-            name: state[f"{name}.weight"].float() for members in groups.values() for name in members
-        }
+        self.replay = replay
         self.in_scale: dict[str, torch.Tensor] = {}
         self.out_scale: dict[str, torch.Tensor] = {}
         self.result = BlockResult()
 
+    def weight(self, name: str) -> torch.Tensor:
+        """A linear's weight with the scales that were folded so far, in float32."""
+        weight = self.state[f"{name}.weight"].float()
+        if name in self.out_scale:
+            weight = weight / self.out_scale[name][:, None]
+        if name in self.in_scale:
+            weight = weight * self.in_scale[name]
+        return weight
+
+    def _stacked(self, names: list[str]) -> torch.Tensor:
+        return torch.cat([self.weight(name) for name in names])
+
     def smooth(self) -> None:
+        """Scale the inputs of every group that something feeds."""
         # Linear feeders first: they change weights that the groups behind norms contain.
         for wants_norm in (False, True):
             for leader, members in self.groups.items():
@@ -102,22 +125,49 @@ class _Work:
 
     def _smooth_group(self, leader: str, members: list[str], feeder: Feeder) -> None:
         statistics = self.statistics[leader]
-        stacked = torch.cat([self.weights[name] for name in members])
+        stacked = self._stacked(members)
         if self.entry.smoothing == "smoothquant":
             scale = self._smoothquant(stacked, statistics, feeder)
         else:
-            relative = grid.tiles(stacked, self.scheme).abs()
-            relative = relative / relative.amax(-1, keepdim=True).clamp(min=1e-30)
-            tries = awq.candidates(
-                feeder.spread(feeder.shared(statistics.mean_abs)),
-                feeder.spread(feeder.shared(relative.reshape(stacked.shape).mean(0))),
-            )
-            scale, _ = awq.search(stacked, statistics.gram, tries, self._rounded)
+            scale = self._awq(members, stacked, statistics, feeder)
         scale = self._fold(feeder, scale)
         for name in members:
-            self.weights[name] = self.weights[name] * scale
             self.in_scale[name] = scale
-        self.statistics[leader] = statistics.scaled(scale)
+
+    def _awq(
+        self, members: list[str], stacked: torch.Tensor, statistics: Statistics, feeder: Feeder
+    ) -> torch.Tensor:
+        relative = grid.tiles(stacked, self.scheme).abs()
+        relative /= relative.amax(-1, keepdim=True).clamp(min=1e-30)
+        tries = awq.candidates(
+            feeder.spread(feeder.shared(statistics.mean_abs)),
+            feeder.spread(feeder.shared(relative.reshape(stacked.shape).mean(0))),
+        )
+        judges = _some_rows(stacked)
+        errors = awq.errors(
+            tries,
+            Halves.of(statistics.gram),
+            lambda scale: rounding.smoothed_change(judges, scale, self.scheme),
+        )
+        # Before o_proj and down_proj the Gram error is the block's own: only a sum comes after.
+        if self.replay is None or not feeder.is_norm:
+            return tries[int(errors.argmin())]
+        best = [tries[i] for i in errors.argsort()[:REPLAYED].tolist()]
+        replayed = torch.stack([self._replayed(members, stacked, scale) for scale in best])
+        return best[int(replayed.argmin())]
+
+    def _replayed(
+        self, members: list[str], stacked: torch.Tensor, scale: torch.Tensor
+    ) -> torch.Tensor:
+        assert self.replay is not None
+        rounded = rounding.smoothed_change(stacked, scale, self.scheme).add_(stacked)
+        parts = torch.split(rounded, [self.state[f"{n}.weight"].shape[0] for n in members])
+        return self.replay(
+            {
+                f"{name}.weight": grid.unfold(part, None, self.out_scale.get(name))
+                for name, part in zip(members, parts, strict=True)
+            }
+        )
 
     def _smoothquant(
         self, weight: torch.Tensor, statistics: Statistics, feeder: Feeder
@@ -133,27 +183,21 @@ class _Work:
         ]
         if fixed is not None:
             return tries[1]
-
-        def predicted(scale: torch.Tensor) -> torch.Tensor:
-            scaled = weight * scale
-            change = self._rounded(scaled) / scale - weight
-            inputs = smoothquant.activation_error(statistics.scaled(scale), scaled, INT8_MAX)
-            return awq.output_error(change, statistics.gram) + inputs
-
-        errors = torch.stack([predicted(scale) for scale in tries])
-        return tries[int(errors.argmin())]
-
-    def _rounded(self, weight: torch.Tensor) -> torch.Tensor:
-        """The weight after plain rounding: what the search judges scales by."""
-        view = grid.tiles(weight, self.scheme)
-        scale, zero = grid.parameters(view.amin(-1), view.amax(-1), self.scheme)
-        return grid.dequantize(grid.quantize(weight, scale, zero, self.scheme), self.scheme)
+        judges = _some_rows(weight)
+        rounded = awq.errors(
+            tries,
+            Halves.of(statistics.gram),
+            lambda scale: rounding.smoothed_change(judges, scale, self.scheme),
+        )
+        inputs = torch.stack(
+            [smoothquant.activation_error(statistics, judges, scale, INT8_MAX) for scale in tries]
+        )
+        return tries[int((rounded + inputs).argmin())]
 
     def _fold(self, feeder: Feeder, scale: torch.Tensor) -> torch.Tensor:
         """Divide the feeder by the scale; returns the scale that this really amounts to."""
         own = feeder.shared(scale)
         if not feeder.is_norm:
-            self.weights[feeder.name] = self.weights[feeder.name] / own[:, None]
             self.out_scale[feeder.name] = own
             self._divide(f"{feeder.name}.bias", own)
             return scale
@@ -177,8 +221,11 @@ class _Work:
             self.result.folded[name] = scale
 
     def round(self) -> None:
+        """Choose the numbers of every linear."""
         for leader, members in self.groups.items():
             statistics = self.statistics[leader]
+            if members[0] in self.in_scale:
+                statistics = statistics.scaled(self.in_scale[members[0]])
             by_dtype: dict[torch.dtype, list[str]] = {}
             for name in members:
                 by_dtype.setdefault(self.dtypes[f"{name}.weight"], []).append(name)
@@ -198,48 +245,34 @@ class _Work:
         With one scale a tensor they also share that scale: vLLM fuses them, and would otherwise
         round all but one of them a second time.
         """
-        stacked = torch.cat([self.weights[name] for name in names])
-        solved = self._solve(stacked, dtype, statistics, factor)
+        stacked = self._stacked(names)
+        scale, zero = self._parameters(stacked, dtype, statistics)
+        if factor is not None:
+            solved = gptq.solve(stacked, factor, scale, zero, self.scheme)
+        else:
+            solved = grid.quantize(stacked, scale, zero, self.scheme)
+        change = grid.dequantize(solved, self.scheme).sub_(stacked)
+        gram = Halves.of(statistics.gram)
+        errors = products.row_energies(change, gram)
+        whole = products.row_energies(stacked, gram, exactly=False)
         start = 0
         for name in names:
-            rows = slice(start, start := start + self.weights[name].shape[0])
+            rows = slice(start, start := start + self.state[f"{name}.weight"].shape[0])
             own = slice(None) if self.scheme.strategy == "tensor" else rows
             zero = None if solved.zero_point is None else solved.zero_point[own]
-            part = grid.QuantizedWeight(solved.values[rows], solved.scale[own], zero)
-            self._finish(name, part, dtype, statistics, factor)
-
-    def _solve(
-        self,
-        weight: torch.Tensor,
-        dtype: torch.dtype,
-        statistics: Statistics,
-        factor: gptq.Factor | None,
-    ) -> grid.QuantizedWeight:
-        scale, zero = self._parameters(weight, dtype, statistics)
-        if factor is not None:
-            return gptq.solve(weight, factor, scale, zero, self.scheme)
-        return grid.quantize(weight, scale, zero, self.scheme)
-
-    def _finish(
-        self,
-        name: str,
-        quantized: grid.QuantizedWeight,
-        dtype: torch.dtype,
-        statistics: Statistics,
-        factor: gptq.Factor | None,
-    ) -> None:
-        weight = self.weights[name]
-        change = grid.dequantize(quantized, self.scheme) - weight
-        whole = awq.output_error(weight, statistics.gram).clamp(min=1e-30)
-        self.result.linears[name] = LinearResult(
-            quantized,
-            self.in_scale.get(name),
-            self.out_scale.get(name),
-            self._input_scale(statistics, dtype),
-            (awq.output_error(change, statistics.gram) / whole).item(),
-            None if factor is None else factor.damping,
-            fallback=self.entry.rounding == "gptq" and factor is None,
-        )
+            in_scale, out_scale = self.in_scale.get(name), self.out_scale.get(name)
+            undone = grid.unfold(change[rows], in_scale, out_scale)
+            original = torch.linalg.vector_norm(self.state[f"{name}.weight"], dtype=torch.float32)
+            self.result.linears[name] = LinearResult(
+                grid.QuantizedWeight(solved.values[rows], solved.scale[own], zero),
+                in_scale,
+                out_scale,
+                self._input_scale(statistics, dtype),
+                torch.linalg.vector_norm(undone) / original.clamp(min=1e-30),
+                errors[rows].sum() / whole[rows].sum().clamp(min=1e-30),
+                None if factor is None else factor.damping,
+                fallback=self.entry.rounding == "gptq" and factor is None,
+            )
 
     def _parameters(
         self, weight: torch.Tensor, dtype: torch.dtype, statistics: Statistics
@@ -247,23 +280,32 @@ class _Work:
         if self.entry.rounding == "rtn":
             view = grid.tiles(weight, self.scheme)
             return grid.parameters(view.amin(-1).to(dtype), view.amax(-1).to(dtype), self.scheme)
-        return grid.search_parameters(
-            weight, self.scheme, dtype, self._tile_error(weight, statistics), CLIP_RATIOS
+        error = (
+            self._error_by_importance(weight, statistics)
+            if self.entry.rounding == "gptq"
+            else self._error_by_tile(weight, statistics)
+        )
+        return grid.search_parameters(weight, self.scheme, dtype, error, CLIP_RATIOS)
+
+    def _error_by_importance(
+        self, weight: torch.Tensor, statistics: Statistics
+    ) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
+        importance = statistics.gram.diagonal().contiguous()
+        return lambda scale, zero: rounding.weighted_error(
+            weight, scale, zero, importance, self.scheme
         )
 
-    def _tile_error(self, weight: torch.Tensor, statistics: Statistics) -> Any:
-        columns = weight.shape[1]
+    def _error_by_tile(
+        self, weight: torch.Tensor, statistics: Statistics
+    ) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
         size = grid.tiles(weight[:1], self.scheme).shape[-1]
-        if self.entry.rounding == "gptq":
-            importance = statistics.gram.diagonal().view(columns // size, size)
-            return lambda change: (change.square() * importance).sum(-1)
-        n_tiles = columns // size
+        n_tiles = weight.shape[1] // size
         blocks = statistics.gram.view(n_tiles, size, n_tiles, size)
         grams = torch.stack([blocks[i, :, i, :] for i in range(n_tiles)])
 
-        def error(change: torch.Tensor) -> torch.Tensor:
-            by_tile = change.transpose(0, 1)
-            return ((by_tile @ grams) * by_tile).sum(-1).t()
+        def error(scale: torch.Tensor, zero: torch.Tensor | None) -> torch.Tensor:
+            moved = grid.tiles(rounding.change(weight, scale, zero, self.scheme), self.scheme)
+            return products.tile_energies(moved.transpose(0, 1), grams).t()
 
         return error
 
@@ -274,3 +316,8 @@ class _Work:
         largest = statistics.max_abs.max().clamp(min=1e-12)
         top = FP8_MAX if activations.type == "float" else INT8_MAX
         return (largest / top).to(dtype).reshape(1)
+
+
+def _some_rows(weight: torch.Tensor) -> torch.Tensor:
+    step = -(-weight.shape[0] // JUDGING_ROWS)
+    return weight[::step].contiguous()

@@ -8,6 +8,7 @@ must follow exactly. Families without a norm there, or with something in between
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class Feeder:
         return heads.expand(-1, self.repeat, -1).reshape(-1)
 
 
+@torch.no_grad()
 def find(
     block: torch.nn.Module,
     groups: dict[str, list[str]],
@@ -50,13 +52,14 @@ def find(
     head_width: int,
 ) -> dict[str, Feeder]:
     """The feeder of every group that has one; `forward` runs the block on one sample."""
-    found = {leader: norm for leader in groups if (norm := _norm_before(block, leader, forward))}
+    inputs, norms = _watch(block, list(groups), forward)
+    found = {leader: _norm(block, name) for leader, name in norms.items()}
     for target, feeder in PROPOSED:
         for leader, members in groups.items():
             parent, _, last = leader.rpartition(".")
             name = f"{parent}.{feeder}" if parent else feeder
             if last == target and len(members) == 1 and _has(block, name):
-                linear = _try_linear(block, leader, name, forward, head_width)
+                linear = _try_linear(block, leader, name, inputs[leader], forward, head_width)
                 if linear is not None:
                     found[leader] = linear
     return found
@@ -66,43 +69,36 @@ def _has(block: torch.nn.Module, name: str) -> bool:
     return any(module_name == name for module_name, _ in block.named_modules())
 
 
-def _input_of(block: torch.nn.Module, name: str, forward: Callable[[], Any]) -> torch.Tensor:
-    kept: list[torch.Tensor] = []
-    handle = block.get_submodule(name).register_forward_pre_hook(
-        lambda module, inputs: kept.append(inputs[0])
-    )
-    try:
-        forward()
-    finally:
-        handle.remove()
-    return kept[0]
+def _watch(
+    block: torch.nn.Module, leaders: list[str], forward: Callable[[], Any]
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """What each of these linears reads, and the norm whose output is that very tensor."""
+    inputs: dict[str, torch.Tensor] = {}
+    outputs: dict[int, tuple[str, torch.Tensor]] = {}
 
+    def read(leader: str, module: torch.nn.Module, arguments: Any) -> None:
+        inputs[leader] = arguments[0]
 
-@torch.no_grad()
-def _norm_before(block: torch.nn.Module, leader: str, forward: Callable[[], Any]) -> Feeder | None:
-    outputs: dict[int, str] = {}
-    alive: list[torch.Tensor] = []
+    def written(name: str, module: torch.nn.Module, arguments: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor):
+            outputs[id(output)] = name, output  # kept, so that no identity is used twice
 
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-            if isinstance(output, torch.Tensor):
-                outputs[id(output)] = name
-                alive.append(output)
-
-        return hook
-
-    handles = [
-        module.register_forward_hook(keep(name))
+    handles = [block.get_submodule(n).register_forward_pre_hook(partial(read, n)) for n in leaders]
+    handles += [
+        module.register_forward_hook(partial(written, name))
         for name, module in block.named_modules()
         if name and "norm" in type(module).__name__.lower() and hasattr(module, "weight")
     ]
     try:
-        name = outputs.get(id(_input_of(block, leader, forward)))
+        forward()
     finally:
         for handle in handles:
             handle.remove()
-    if name is None:
-        return None
+    norms = {n: outputs[id(tensor)][0] for n, tensor in inputs.items() if id(tensor) in outputs}
+    return inputs, norms
+
+
+def _norm(block: torch.nn.Module, name: str) -> Feeder:
     norm = block.get_submodule(name)
     weight = norm.weight
     assert isinstance(weight, torch.Tensor)
@@ -111,14 +107,15 @@ def _norm_before(block: torch.nn.Module, leader: str, forward: Callable[[], Any]
     return Feeder(name, is_norm=True, offset=0.0 if not silent.any() else 1.0)
 
 
-@torch.no_grad()
 def _try_linear(
     block: torch.nn.Module,
     leader: str,
     name: str,
+    before: torch.Tensor,
     forward: Callable[[], Any],
     head_width: int,
 ) -> Feeder | None:
+    """A linear as the feeder, if scaling its rows scales what the leader reads and nothing else."""
     linear = block.get_submodule(name)
     assert isinstance(linear, torch.nn.Linear)
     rows = linear.weight.shape[0]
@@ -128,7 +125,6 @@ def _try_linear(
     if width % rows:
         return None
     feeder = Feeder(name, is_norm=False, repeat=width // rows, head_width=head_width)
-    before = _input_of(block, leader, forward)
     # Powers of two are exact in every type, so the trial needs no tolerance to speak of.
     factor = torch.ones(rows, device=linear.weight.device, dtype=linear.weight.dtype)
     factor[::3], factor[1::3] = 2.0, 0.5
@@ -137,7 +133,7 @@ def _try_linear(
     if linear.bias is not None:
         linear.bias.data = linear.bias.data * factor
     try:
-        after = _input_of(block, leader, forward)
+        after = _watch(block, [leader], forward)[0][leader]
     finally:
         linear.weight.data = original[0]
         if original[1] is not None:

@@ -3,16 +3,21 @@
 Recipes that do not propagate share one stream of hidden states, the source's own, and one set of
 statistics. A recipe that propagates has a stream of its own: it sees its own quantised blocks. So
 what a recipe writes does not depend on which others run beside it.
+
+While a block is computed on, the next one is read and the last one is written.
 """
 
-from collections.abc import Sequence
+import gc
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Literal
 
 import torch
 
 from quantkit import grid
-from quantkit.errors import MethodError, RecipeError
+from quantkit.errors import HardwareError, MethodError, RecipeError
 from quantkit.export import compressed_tensors
 from quantkit.export.folder import FolderWriter
 from quantkit.export.manifest import Layer
@@ -21,22 +26,28 @@ from quantkit.model.shards import DTYPES
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress
 from quantkit.quantize import feeders
-from quantkit.quantize.calibrated import BlockResult, LinearResult, quantize_block
+from quantkit.quantize.calibrated import BlockResult, quantize_block
 from quantkit.quantize.datafree import copy_tensor, require_finite
+from quantkit.quantize.delivery import Delivery, Parcel
+from quantkit.quantize.hidden import HiddenStates
 from quantkit.quantize.journal import Journal
 from quantkit.quantize.plan import Plan
 from quantkit.quantize.statistics import Collector
 from quantkit.recipe import Recipe
+from quantkit.storage import gib
 
 MAX_FALLBACK_SHARE = 0.01
-TOKENS_PER_BATCH = {"cuda": 16384, "cpu": 2048}
+TOKENS_PER_BATCH = {"cuda": 8192, "cpu": 2048}
+TOKENS_REPLAYED = {"cuda": 4096, "cpu": 1024}
+
+Offload = Literal["auto", "always", "never"]
 
 
 @dataclass
 class Stream:
     """Hidden states on their way through the blocks, and the recipes that learn from them."""
 
-    hidden: list[torch.Tensor]
+    hidden: HiddenStates
     indices: list[int]
     """Places of the recipes in the run."""
     propagates: bool
@@ -51,7 +62,6 @@ class CalibratedOutcome:
     """Folded scales by name, which a check against the source needs."""
 
 
-@torch.no_grad()
 def quantize_blocks(
     source: ModelSource,
     plans: Sequence[Plan],
@@ -60,41 +70,36 @@ def quantize_blocks(
     device: torch.device,
     progress: Progress,
     journals: Sequence[Journal],
+    offload: Offload = "auto",
 ) -> list[CalibratedOutcome]:
     """Fill every writer with the tensors of the blocks, those apart that a journal has as done."""
-    decoder = Decoder.open(source, device)
-    _require_blocks_only(decoder, plans)
-    batch_size = max(1, TOKENS_PER_BATCH[device.type] // tokens.shape[1])
-    hidden, arguments = decoder.start(tokens, batch_size)
-    streams = _streams(plans, hidden)
-    n_blocks = len(decoder.blocks)
-    progress.start("calibrate", n_blocks * len(streams), "blocks")
-    for index in range(n_blocks):
-        state = decoder.read(index)
-        for name, tensor in decoder.tensors(index).items():
-            require_finite(tensor, state[name])
-        for stream in streams:
-            pending = [i for i in stream.indices if journals[i].n_done <= index]
-            if pending:
-                results = _run_block(
-                    decoder, index, state, stream, pending, plans, arguments[index]
-                )
-            else:
-                results = {}
-                _replay(decoder, index, state, stream, plans, writers, arguments[index])
-            for place, result in results.items():
-                written = _write(decoder, index, plans[place], writers[place], result)
-                writers[place].flush()
-                layers, scales = _record(decoder, index, plans[place], state, result, progress)
-                journals[place].record(index, layers, scales, written)
-            progress.advance(1)
-    progress.finish()
+    on_host = offload == "always"
+    try:
+        prefix = _pass(source, plans, writers, tokens, device, progress, journals, on_host)
+    except torch.OutOfMemoryError as error:
+        done = min(journal.n_done for journal in journals)
+        if on_host or offload == "never":
+            raise HardwareError(
+                f"{device} ran out of memory at block {done + 1}; what is finished is kept: run "
+                "the same command with fewer recipes at a time, a shorter --length, or "
+                + ("--device cpu" if on_host else "--offload auto")
+            ) from error
+        prefix = None
+    if prefix is None:  # outside of the handler, whose traceback would hold on to the memory
+        progress.finish()
+        progress.note(
+            f"{device} ran out of memory; going on with hidden states in host memory, which "
+            "changes nothing in the result"
+        )
+        gc.collect()
+        torch.cuda.empty_cache()
+        return quantize_blocks(source, plans, writers, tokens, device, progress, journals, "always")
     outcomes = [CalibratedOutcome(journal.layers, journal.scales) for journal in journals]
     for tensor in source.tensors.values():
         takers = [
             writer
             for plan, writer in zip(plans, writers, strict=True)
-            if tensor.name in plan.names and not tensor.name.startswith(f"{decoder.prefix}.")
+            if tensor.name in plan.names and not tensor.name.startswith(f"{prefix}.")
         ]
         if takers:
             copy_tensor(tensor, takers, progress)
@@ -103,92 +108,164 @@ def quantize_blocks(
     return outcomes
 
 
-def _streams(plans: Sequence[Plan], hidden: list[torch.Tensor]) -> list[Stream]:
-    shared = [i for i, plan in enumerate(plans) if not plan.recipe.propagates]
-    own = [i for i, plan in enumerate(plans) if plan.recipe.propagates]
-    streams = [Stream(list(hidden), shared, propagates=False)] if shared else []
-    return streams + [Stream(list(hidden), [i], propagates=True) for i in own]
-
-
-def _run_block(
-    decoder: Decoder,
-    index: int,
-    state: dict[str, torch.Tensor],
-    stream: Stream,
-    pending: list[int],
-    plans: Sequence[Plan],
-    arguments: dict[str, Any],
-) -> dict[int, BlockResult]:
-    prefix = f"{decoder.name(index)}."
-    linears = {name.removeprefix(prefix) for i in pending for name in plans[i].quantized} & {
-        name for name, _ in decoder.blocks[index].named_modules()
-    }
-    with decoder.loaded(index, state) as block:
-        modules = {n: m for n, m in block.named_modules() if n in linears}
-        collector = Collector(modules)
-        for place, batch in enumerate(stream.hidden):
-            with collector.watching():
-                output = decoder.run(block, batch, arguments)
-            if not stream.propagates:
-                stream.hidden[place] = output
-        _require_finite(decoder.name(index), collector)
-        needs = any(plans[i].recipe.smooths for i in pending)
-        found = (
-            feeders.find(
-                block,
-                collector.groups,
-                lambda: decoder.run(block, stream.hidden[0][:1], arguments),
-                _head_width(decoder.model.config),
-            )
-            if needs
-            else {}
-        )
-    dtypes = {name: DTYPES[t.dtype] for name, t in decoder.tensors(index).items()}
-    results = {}
-    for i in pending:
-        mine = {
-            leader: kept
-            for leader, members in collector.groups.items()
-            if (kept := [n for n in members if prefix + n in plans[i].quantized])
-        }
-        results[i] = quantize_block(
-            state, dtypes, mine, collector.statistics, found, plans[i].recipe
-        )
-    if stream.propagates:
-        (result,) = results.values()
-        after = _quantised_state(state, result, plans[stream.indices[0]].recipe)
-        _advance(decoder, index, after, stream, arguments)
-    return results
-
-
-def _advance(
-    decoder: Decoder,
-    index: int,
-    state: dict[str, torch.Tensor],
-    stream: Stream,
-    arguments: dict[str, Any],
-) -> None:
-    """Take a stream's hidden states through a block with these parameters."""
-    with decoder.loaded(index, state) as block:
-        for place, batch in enumerate(stream.hidden):
-            stream.hidden[place] = decoder.run(block, batch, arguments)
-
-
-def _replay(
-    decoder: Decoder,
-    index: int,
-    state: dict[str, torch.Tensor],
-    stream: Stream,
+@torch.no_grad()
+def _pass(
+    source: ModelSource,
     plans: Sequence[Plan],
     writers: Sequence[FolderWriter],
-    arguments: dict[str, Any],
-) -> None:
+    tokens: torch.Tensor,
+    device: torch.device,
+    progress: Progress,
+    journals: Sequence[Journal],
+    on_host: bool,
+) -> str:
+    """Take all streams through all blocks; returns the prefix of the blocks' names."""
+    decoder = Decoder.open(source, device)
+    _require_blocks_only(decoder, plans)
+    batch_size = max(1, TOKENS_PER_BATCH[device.type] // tokens.shape[1])
+    hidden, arguments = decoder.start(tokens, batch_size)
+    streams = _streams(plans, hidden, device, on_host)
+    del hidden
+    done = [journal.n_done for journal in journals]
+    status = _Status(progress, tokens.numel(), device)
+    progress.start("calibrate", len(decoder.blocks) * len(streams), "blocks")
+    with Delivery() as delivery:
+        for index, state in decoder.read_ahead(require_finite):
+            for stream in streams:
+                here = _Here(decoder, index, state, stream, arguments[index])
+                pending = [i for i in stream.indices if done[i] <= index]
+                if not pending:
+                    _replay(here, plans, writers)
+                for i, result in here.quantize(plans, pending).items():
+                    finished = _Finished(here, plans[i], result)
+                    delivery.submit(partial(finished.deliver, writers[i], journals[i], status))
+                progress.advance(1)
+    progress.finish()
+    return decoder.prefix
+
+
+def _streams(
+    plans: Sequence[Plan], hidden: list[torch.Tensor], device: torch.device, on_host: bool
+) -> list[Stream]:
+    shared = [i for i, plan in enumerate(plans) if not plan.recipe.propagates]
+    own = [i for i, plan in enumerate(plans) if plan.recipe.propagates]
+    states = HiddenStates(hidden, device)
+    if on_host and device.type == "cuda":
+        states.to_host()
+    streams = [Stream(states.branch(), shared, propagates=False)] if shared else []
+    return streams + [Stream(states.branch(), [i], propagates=True) for i in own]
+
+
+@dataclass
+class _Here:
+    """One stream at one block."""
+
+    decoder: Decoder
+    index: int
+    state: dict[str, torch.Tensor]
+    stream: Stream
+    arguments: dict[str, Any]
+
+    @property
+    def prefix(self) -> str:
+        return f"{self.decoder.name(self.index)}."
+
+    @cached_property
+    def samples(self) -> torch.Tensor:
+        """Some inputs of the block, to try things on."""
+        tokens = TOKENS_REPLAYED[self.decoder.device.type]
+        length = self.stream.hidden.first(1).shape[1]
+        return self.stream.hidden.first(max(1, tokens // length))
+
+    def run(self, state: Mapping[str, torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
+        """The block's output with these parameters."""
+        with self.decoder.loaded(self.index, state) as block:
+            return self.decoder.run(block, hidden, self.arguments)
+
+    def advance(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take the stream's hidden states through the block with these parameters."""
+        with self.decoder.loaded(self.index, state) as block:
+            for place, batch in self.stream.hidden:
+                output = self.decoder.run(block, batch, self.arguments)
+                self.stream.hidden.replace(place, output)
+
+    def quantize(self, plans: Sequence[Plan], pending: list[int]) -> dict[int, BlockResult]:
+        """Gather statistics, let every pending recipe quantise, and advance the stream."""
+        if not pending:
+            return {}
+        samples = self.samples  # before the stream moves on
+        collector, found = self._observe(plans, pending)
+        stored = self.decoder.tensors(self.index)
+        dtypes = {name: DTYPES[tensor.dtype] for name, tensor in stored.items()}
+        results = {}
+        for i in pending:
+            mine = {
+                leader: kept
+                for leader, members in collector.groups.items()
+                if (kept := [n for n in members if self.prefix + n in plans[i].quantized])
+            }
+            results[i] = quantize_block(
+                self.state,
+                dtypes,
+                mine,
+                collector.statistics,
+                found,
+                plans[i].recipe,
+                _Replay(self, samples),
+            )
+        if self.stream.propagates:
+            (result,) = results.values()
+            del collector
+            self.advance(_quantised_state(self.state, result, plans[pending[0]].recipe))
+        return results
+
+    def _observe(
+        self, plans: Sequence[Plan], pending: list[int]
+    ) -> tuple[Collector, dict[str, feeders.Feeder]]:
+        decoder, hidden = self.decoder, self.stream.hidden
+        quantised = {name.removeprefix(self.prefix) for i in pending for name in plans[i].quantized}
+        with decoder.loaded(self.index, self.state) as block:
+            collector = Collector({n: m for n, m in block.named_modules() if n in quantised})
+            for place, batch in hidden:
+                with collector.watching(inputs_only=self.stream.propagates):
+                    output = decoder.run(block, batch, self.arguments)
+                    if not self.stream.propagates:
+                        hidden.replace(place, output)
+            collector.complete()
+            _require_finite(decoder.name(self.index), collector)
+            if not any(plans[i].recipe.smooths for i in pending):
+                return collector, {}
+            return collector, feeders.find(
+                block,
+                collector.groups,
+                lambda: decoder.run(block, self.samples[:1], self.arguments),
+                _head_width(decoder.model.config),
+            )
+
+
+class _Replay:
+    """The squared error of the block's output when some weights are others."""
+
+    def __init__(self, here: _Here, samples: torch.Tensor) -> None:
+        self._here = here
+        self._samples = samples
+
+    @cached_property
+    def _wanted(self) -> torch.Tensor:
+        return self._here.run(self._here.state, self._samples)
+
+    def __call__(self, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        output = self._here.run(self._here.state | weights, self._samples)
+        return (output - self._wanted).float().square().sum()
+
+
+def _replay(here: _Here, plans: Sequence[Plan], writers: Sequence[FolderWriter]) -> None:
     """Take a stream through a block that was finished before, from what was written of it."""
-    after = state
-    if stream.propagates:
-        (place,) = stream.indices
-        after = _stored_state(decoder, index, plans[place], writers[place])
-    _advance(decoder, index, after, stream, arguments)
+    after = here.state
+    if here.stream.propagates:
+        (place,) = here.stream.indices
+        after = _stored_state(here.decoder, here.index, plans[place], writers[place])
+    here.advance(after)
 
 
 def _stored_state(
@@ -217,65 +294,86 @@ def _quantised_state(
     return after
 
 
-def _write(
-    decoder: Decoder, index: int, plan: Plan, writer: FolderWriter, result: BlockResult
-) -> list[str]:
-    """Write all tensors of a block; returns their names."""
-    prefix = f"{decoder.name(index)}."
-    tensors: dict[str, torch.Tensor] = {}
-    for name, linear in result.linears.items():
-        tensors |= compressed_tensors.tensors(
-            prefix + name, linear.quantized, plan.recipe, linear.input_scale
-        )
-    done = {f"{name}.weight" for name in result.linears}
-    for name, stored in decoder.tensors(index).items():
-        if name not in done:
-            changed = result.changed.get(name)
-            tensors[prefix + name] = stored.read() if changed is None else changed
-    for name, tensor in tensors.items():
-        writer.write(name, tensor)
-    return list(tensors)
+class _Finished:
+    """A block that a recipe has quantised, on its way to disk and journal."""
+
+    def __init__(self, here: _Here, plan: Plan, result: BlockResult) -> None:
+        self.plan, self.index, self.prefix = plan, here.index, here.prefix
+        self.linears = {
+            name: (linear.damping, linear.fallback) for name, linear in result.linears.items()
+        }
+        tensors: dict[str, torch.Tensor] = {}
+        scales = {f"{n}.folded": scale for n, scale in result.folded.items()}
+        for name, linear in result.linears.items():
+            tensors |= compressed_tensors.tensors(
+                self.prefix + name, linear.quantized, plan.recipe, linear.input_scale
+            )
+            if linear.in_scale is not None:
+                scales[f"{name}.in_scale"] = linear.in_scale
+            if linear.out_scale is not None:
+                scales[f"{name}.out_scale"] = linear.out_scale
+        done = {f"{name}.weight" for name in result.linears}
+        for name, tensor in here.state.items():
+            if name not in done:
+                tensors[self.prefix + name] = result.changed.get(name, tensor)
+        self.tensors = Parcel(tensors)
+        self.scales = Parcel({self.prefix + n: scale.float() for n, scale in scales.items()})
+        errors = [x for r in result.linears.values() for x in (r.relative_error, r.output_error)]
+        self.errors = Parcel({"": torch.stack(errors).view(-1, 2)})
+
+    def deliver(self, writer: FolderWriter, journal: Journal, status: "_Status") -> None:
+        """Write the tensors, then the journal. Runs in the background."""
+        layers = self._layers()
+        tensors = self.tensors.opened()
+        for name, tensor in tensors.items():
+            writer.write(name, tensor)
+        writer.flush()
+        journal.record(self.index, layers, self.scales.opened(), list(tensors))
+        status.tell(self.plan, self.index, layers)
+
+    def _layers(self) -> dict[str, Layer]:
+        errors = self.errors.opened()[""].tolist()
+        layers: dict[str, Layer] = {}
+        for (name, (damping, fallback)), pair in zip(self.linears.items(), errors, strict=True):
+            relative, output = pair
+            if not max(relative, output) < float("inf"):
+                raise MethodError(
+                    f"{self.plan.recipe.method} gave non-finite values for {self.prefix}{name}"
+                )
+            layers[self.prefix + name] = Layer(
+                relative_error=relative, output_error=output, damping=damping, fallback=fallback
+            )
+        return layers
 
 
-def _record(
-    decoder: Decoder,
-    index: int,
-    plan: Plan,
-    state: dict[str, torch.Tensor],
-    result: BlockResult,
-    progress: Progress,
-) -> tuple[dict[str, Layer], dict[str, torch.Tensor]]:
-    """What is to be told of a block's layers, and the scales that were folded."""
-    prefix = f"{decoder.name(index)}."
-    layers: dict[str, Layer] = {}
-    scales = {f"{prefix}{n}.folded": scale for n, scale in result.folded.items()}
-    for name, linear in result.linears.items():
-        original = state[f"{name}.weight"].float()
-        change = undone(linear, plan) - original
-        norm = torch.linalg.vector_norm(original).clamp(min=1e-30)
-        error = (torch.linalg.vector_norm(change) / norm).item()
-        if not error < float("inf"):
-            raise MethodError(f"{plan.recipe.method} gave non-finite values for {prefix}{name}")
-        layers[prefix + name] = Layer(
-            relative_error=error,
-            output_error=linear.output_error,
-            damping=linear.damping,
-            fallback=linear.fallback,
-        )
-        if linear.in_scale is not None:
-            scales[f"{prefix}{name}.in_scale"] = linear.in_scale
-        if linear.out_scale is not None:
-            scales[f"{prefix}{name}.out_scale"] = linear.out_scale
-        progress.detail(
-            f"{plan.recipe.name}: {prefix}{name} output error {linear.output_error:.2e}"
-        )
-    return layers, {name: scale.float().cpu().contiguous() for name, scale in scales.items()}
+class _Status:
+    """What a person who watches wants to know: speed, memory, and which layer loses most."""
 
+    def __init__(self, progress: Progress, n_tokens: int, device: torch.device) -> None:
+        self._progress = progress
+        self._n_tokens = n_tokens
+        self._device = device
+        self._started = time.monotonic()
+        self._worst: tuple[float, str] = (0.0, "")
+        self._first: int | None = None
 
-def undone(linear: LinearResult, plan: Plan) -> torch.Tensor:
-    """The weight that the numbers stand for, with folded scales taken back."""
-    weight = grid.dequantize(linear.quantized, plan.recipe.weights)
-    return grid.unfold(weight, linear.in_scale, linear.out_scale)
+    def tell(self, plan: Plan, index: int, layers: Mapping[str, Layer]) -> None:
+        """A recipe has finished a block."""
+        for name, layer in layers.items():
+            assert layer.output_error is not None
+            self._worst = max(self._worst, (layer.output_error, f"{name} of {plan.recipe.name}"))
+            self._progress.detail(
+                f"{plan.recipe.name}: {name} output error {layer.output_error:.2e}"
+            )
+        if self._first is None:
+            self._first = index
+        n_blocks = index - self._first + 1
+        speed = self._n_tokens * n_blocks / (time.monotonic() - self._started)
+        words = [f"{speed:,.0f} tokens/s a block"]
+        if self._device.type == "cuda":
+            words.append(f"GPU {gib(torch.cuda.max_memory_allocated(self._device))}")
+        words.append(f"worst {self._worst[1]} {self._worst[0]:.1e}")
+        self._progress.status(", ".join(words))
 
 
 def _head_width(config: Any) -> int:
@@ -295,7 +393,7 @@ def _require_blocks_only(decoder: Decoder, plans: Sequence[Plan]) -> None:
 
 def _require_finite(name: str, collector: Collector) -> None:
     for linear, statistics in collector.statistics.items():
-        if not statistics.gram.isfinite().all():
+        if not statistics.gram.diagonal().isfinite().all():  # bounds all other entries
             raise MethodError(
                 f"the inputs of {name}.{linear} are not finite on this calibration data; "
                 "the source model is damaged, or overflows in this type"

@@ -24,7 +24,7 @@ from quantkit.quantize import journal
 from quantkit.quantize import plan as planning
 from quantkit.quantize.datafree import quantize_tensors
 from quantkit.quantize.journal import Journal
-from quantkit.quantize.onepass import CalibratedOutcome, quantize_blocks
+from quantkit.quantize.onepass import CalibratedOutcome, Offload, quantize_blocks
 from quantkit.quantize.plan import Plan
 from quantkit.recipe import Recipe
 from quantkit.storage import gib, refuse_existing, require_space, scratch_folder
@@ -95,6 +95,7 @@ def quantize(
     force: bool = False,
     progress: Progress | None = None,
     calibration: CalibrationChoice | None = None,
+    offload: Offload = "auto",
 ) -> list[Checkpoint]:
     """Write `out/<recipe>/` for every recipe from one read of the source."""
     progress = progress or Silent()
@@ -115,7 +116,7 @@ def quantize(
                 )
                 for scratch, plan, kept in zip(scratches, job.plans, journals, strict=True)
             ]
-            outcomes = _quantize(job, writers, journals, progress)
+            outcomes = _quantize(job, writers, journals, progress, offload)
             clock.lap("tensors")
         clock.lap("flush")
         checkpoints = []
@@ -239,6 +240,7 @@ def _quantize(
     writers: list[folder.FolderWriter],
     journals: list[Journal | None],
     progress: Progress,
+    offload: Offload,
 ) -> list[CalibratedOutcome]:
     """Data-free recipes from one read of the tensors, the others from one pass over the blocks."""
     outcomes: dict[int, CalibratedOutcome] = {}
@@ -263,6 +265,7 @@ def _quantize(
             job.device,
             progress,
             [kept for kept in journals if kept is not None],
+            offload,
         )
         outcomes |= dict(zip(learning, results, strict=True))
     return [outcomes[i] for i in range(len(job.plans))]

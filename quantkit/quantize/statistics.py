@@ -2,6 +2,7 @@
 
     G = sum of x^T x      m = mean |x|      a = max |x|      n = tokens seen
 
+G is symmetric: only blocks on and above its diagonal are computed, and mirrored at the end.
 Linears that read one input share it; they are found by watching which receive the same tensor.
 """
 
@@ -11,6 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+
+SLAB = 1024
+"""Rows of G that one product makes."""
 
 
 @dataclass
@@ -31,17 +35,26 @@ class Statistics:
         )
 
     def add(self, inputs: torch.Tensor) -> None:
-        """Count the tokens of one batch."""
+        """Count the tokens of one batch; `complete` is due after the last."""
         flat = inputs.reshape(-1, inputs.shape[-1])
-        if flat.dtype == torch.float32:
-            self.gram.addmm_(flat.t(), flat)
-        else:
-            # bf16 operands on the tensor cores, float32 sums.
-            self.gram += torch.mm(flat.t(), flat, out_dtype=torch.float32)
-        magnitude = flat.abs()
-        self.total += magnitude.sum(0, dtype=torch.float32)
-        torch.maximum(self.max_abs, magnitude.amax(0).float(), out=self.max_abs)
+        for start in range(0, flat.shape[1], SLAB):
+            rows = flat[:, start : start + SLAB].t()
+            slab = self.gram[start : start + SLAB, start:]
+            if flat.dtype == torch.float32:
+                slab.addmm_(rows, flat[:, start:])
+            else:
+                # bf16 operands on the tensor cores, float32 sums.
+                slab += torch.mm(rows, flat[:, start:], out_dtype=torch.float32)
+        self.total += torch.linalg.vector_norm(flat, 1, 0, dtype=torch.float32)
+        largest = torch.linalg.vector_norm(flat, float("inf"), 0)
+        torch.maximum(self.max_abs, largest.float(), out=self.max_abs)
         self.n_tokens += flat.shape[0]
+
+    def complete(self) -> None:
+        """Fill the lower half of G."""
+        for start in range(0, self.gram.shape[0], SLAB):
+            stop = start + SLAB
+            self.gram[stop:, start:stop] = self.gram[start:stop, stop:].t()
 
     @property
     def mean_abs(self) -> torch.Tensor:
@@ -50,11 +63,15 @@ class Statistics:
     def scaled(self, scale: torch.Tensor) -> "Statistics":
         """The statistics of the same inputs divided by `scale`, channel by channel."""
         return Statistics(
-            self.gram / torch.outer(scale, scale),
+            (self.gram / scale).div_(scale[:, None]),
             self.total / scale,
             self.max_abs / scale,
             self.n_tokens,
         )
+
+
+class Enough(Exception):
+    """Every linear has been seen in this forward pass; what follows is of no interest."""
 
 
 @dataclass
@@ -67,20 +84,34 @@ class Collector:
     statistics: dict[str, Statistics] = field(default_factory=dict)
     _alive: dict[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
     """Inputs of the present forward pass by identity; kept, so that no identity is used twice."""
+    _seen: set[str] = field(default_factory=set)
+    _stops: bool = False
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Collect from the one forward pass within."""
+    def watching(self, inputs_only: bool = False) -> Iterator[None]:
+        """Collect from the one forward pass within.
+
+        With `inputs_only` the pass ends at the last linear: its product would be thrown away.
+        """
+        self._stops = inputs_only
         handles = [
             linear.register_forward_pre_hook(partial(self._see, name))
             for name, linear in self.linears.items()
         ]
         try:
             yield
+        except Enough:
+            pass
         finally:
             for handle in handles:
                 handle.remove()
             self._alive.clear()
+            self._seen.clear()
+
+    def complete(self) -> None:
+        """All batches have been seen."""
+        for statistics in self.statistics.values():
+            statistics.complete()
 
     def _see(self, name: str, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         (tensor,) = inputs
@@ -92,3 +123,6 @@ class Collector:
             if name not in self.statistics:
                 self.statistics[name] = Statistics.zeros(tensor.shape[-1], tensor.device)
             self.statistics[name].add(tensor)
+        self._seen.add(name)
+        if self._stops and len(self._seen) == len(self.linears):
+            raise Enough

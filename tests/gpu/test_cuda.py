@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quantkit.model.source import ModelSource
-from quantkit.quantize.run import quantize
+from quantkit.quantize.run import CalibrationChoice, quantize
 from quantkit.recipe import Recipe
 from quantkit.score.harness import score
 
@@ -36,3 +36,26 @@ def test_scores_on_gpu_and_cpu_agree():
     ]
     assert values[0].n == values[1].n
     assert values[1].value == pytest.approx(values[0].value, rel=5e-3)  # bf16 against float32
+
+
+def test_offloading_changes_no_byte(tmp_path):
+    names = ["gptq-w4a16", "awq-w4a16", "int8-w8a8", "fp8-static"]
+    recipes = [Recipe.load(name) for name in names]
+    source = ModelSource.open("demo")
+    text = CalibrationChoice("python-docs", 128, 256)
+    made = [
+        quantize(source, recipes, tmp_path / mode, "cuda", calibration=text, offload=mode)
+        for mode in ("never", "always")
+    ]
+    for kept, moved in zip(*made, strict=True):
+        assert kept.digest == moved.digest
+
+
+def test_a_calibrated_run_on_a_gpu_repeats_itself(tmp_path):
+    recipe = Recipe.load("awq-gptq-w4a16")
+    source = ModelSource.open("demo")
+    text = CalibrationChoice("python-docs", 32, 256)
+    first, second = (
+        quantize(source, [recipe], tmp_path / str(i), "cuda", calibration=text)[0] for i in (0, 1)
+    )
+    assert first.digest == second.digest

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from quantkit import grid
+from quantkit.quantize import products, rounding
 from quantkit.quantize.methods import gptq
+from quantkit.quantize.statistics import Statistics
 from quantkit.recipe import WeightScheme
 
 pytestmark = [
@@ -34,3 +36,63 @@ def test_gptq_kernel_equals_its_twin(columns, symmetric, monkeypatch):
         return ((change @ gram) * change).sum().item()
 
     assert error(fused) == pytest.approx(error(plain), rel=1e-3)
+
+
+SCHEMES = [
+    WeightScheme(num_bits=4, strategy="group", group_size=64),
+    WeightScheme(num_bits=4, strategy="group", group_size=128, symmetric=False),
+    WeightScheme(num_bits=8, strategy="channel"),
+]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_rounding_kernels_equal_their_twins(scheme, monkeypatch):
+    torch.manual_seed(0)
+    weight = torch.randn(301, 1152, device="cuda")
+    weight[3, :128] = 0
+    view = grid.tiles(weight, scheme)
+    low, high = view.amin(-1) * 0.8, view.amax(-1) * 0.8
+    parameters = grid.parameters(low.bfloat16(), high.bfloat16(), scheme)
+    importance = torch.rand(1152, device="cuda") * 10
+    smoothing = torch.rand(1152, device="cuda") + 0.5
+
+    def all_three():
+        return (
+            rounding.change(weight, *parameters, scheme).float(),
+            rounding.weighted_error(weight, *parameters, importance, scheme),
+            rounding.smoothed_change(weight, smoothing, scheme).float(),
+        )
+
+    fused = all_three()
+    monkeypatch.setattr(rounding, "_fused", lambda weight, scheme: False)
+    for ours, twin in zip(fused, all_three(), strict=True):
+        assert (ours - twin).norm() / twin.norm() < 4e-3  # bf16 against float32
+
+
+def test_products_on_tensor_cores_are_precise():
+    torch.manual_seed(0)
+    left, right = torch.randn(300, 500, device="cuda"), torch.randn(500, 400, device="cuda")
+    wanted = left.double() @ right.double()
+    assert (
+        products.precise(left, products.Halves.of(right)) - wanted
+    ).norm() / wanted.norm() < 2e-5
+    lower = torch.randn(3000, 3000, device="cuda").tril() / 60
+    lower.diagonal().copy_(torch.rand(3000) + 1)
+    inverse = products.invert_lower_(lower.clone())
+    unit = torch.eye(3000, device="cuda", dtype=torch.float64)
+    assert (inverse.double() @ lower.double() - unit).abs().max() < 1e-3
+
+
+def test_gram_by_slabs_is_the_whole_gram():
+    torch.manual_seed(0)
+    inputs = torch.randn(5, 200, 2300, device="cuda", dtype=torch.bfloat16)
+    statistics = Statistics.zeros(2300, inputs.device)
+    for sample in inputs:
+        statistics.add(sample)
+    statistics.complete()
+    flat = inputs.reshape(-1, 2300).double()
+    wanted = flat.t() @ flat
+    assert (statistics.gram - wanted).norm() / wanted.norm() < 1e-5
+    assert torch.equal(statistics.gram, statistics.gram.t())
+    assert torch.allclose(statistics.mean_abs.double(), flat.abs().mean(0), rtol=1e-5)
+    assert torch.equal(statistics.max_abs.double(), flat.abs().amax(0))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from quantkit import resources
-from quantkit.errors import StorageError
+from quantkit.errors import HardwareError, StorageError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.source import ModelSource
 from quantkit.quantize import onepass
@@ -106,18 +106,21 @@ def stopped(tmp_path, monkeypatch):
     """A run that was stopped by a full disk after two blocks."""
     source = small_model(tmp_path / "model")
     expected = run(source, tmp_path / "whole")
-    write, calls = onepass._write, []
+    deliver, calls = onepass._Finished.deliver, []
 
-    def until_full(decoder, index, plan, writer, result):
-        calls.append(index)
-        if index == 2:
+    def until_full(finished, *rest):
+        if finished.index == 2:
             raise OSError(28, "No space left on device")
-        return write(decoder, index, plan, writer, result)
+        deliver(finished, *rest)
 
-    monkeypatch.setattr(onepass, "_write", until_full)
+    def counted(finished, *rest):
+        calls.append(finished.index)
+        deliver(finished, *rest)
+
+    monkeypatch.setattr(onepass._Finished, "deliver", until_full)
     with pytest.raises(StorageError, match="is full"):
         run(source, tmp_path / "out")
-    monkeypatch.setattr(onepass, "_write", lambda *a: (calls.append(a[1]), write(*a))[1])
+    monkeypatch.setattr(onepass._Finished, "deliver", counted)
     calls.clear()
     return source, tmp_path / "out", expected, calls
 
@@ -166,3 +169,33 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
 
 if __name__ == "__main__":
     kill_again_and_again(Path(sys.argv[1]))
+
+
+@pytest.mark.parametrize("block", [0, 2])
+def test_out_of_memory_falls_back_to_offloading(tmp_path, monkeypatch, block):
+    source = small_model(tmp_path / "model")
+    expected = run(source, tmp_path / "whole")
+    solve, notes = onepass._Here.quantize, []
+
+    def once(here, plans, pending):
+        if here.index == block and not notes:
+            notes.append("out of memory")
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return solve(here, plans, pending)
+
+    monkeypatch.setattr(onepass._Here, "quantize", once)
+    assert run(source, tmp_path / "out") == expected
+    assert notes
+
+
+def test_out_of_memory_twice_says_what_to_change(tmp_path, monkeypatch):
+    source = small_model(tmp_path / "model")
+
+    def always(here, plans, pending):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(onepass._Here, "quantize", always)
+        with pytest.raises(HardwareError, match="shorter --length"):
+            run(source, tmp_path / "out")
+    assert run(source, tmp_path / "out") == run(source, tmp_path / "whole")

@@ -14,28 +14,27 @@ ROWS = 16
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _update(  # type: ignore[no-untyped-def]
-    weight_ptr, chosen_ptr, error_ptr, upper_ptr, scale_ptr, zero_ptr,
+    weight_ptr, chosen_ptr, error_ptr, upper_ptr, scale_ptr, zero_ptr, tile_ptr,
     n_rows, n_columns, weight_stride, chosen_stride, upper_stride, scale_stride,
     bottom, top,
     HAS_ZERO: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
-    inside = (rows[:, None] < n_rows) & (columns[None, :] < n_columns)
-    at_weight = rows[:, None] * weight_stride + columns[None, :]
-    at_scale = rows[:, None] * scale_stride + columns[None, :]
-    weight = tl.load(weight_ptr + at_weight, inside, 0.0)
-    scales = tl.load(scale_ptr + at_scale, inside, 1.0)
-    zeros = tl.zeros_like(weight)
-    if HAS_ZERO:
-        zeros = tl.load(zero_ptr + at_scale, inside, 0.0)
+    present = rows < n_rows
+    inside = present[:, None] & (columns[None, :] < n_columns)
+    weight = tl.load(weight_ptr + rows[:, None] * weight_stride + columns[None, :], inside, 0.0)
     chosen = tl.zeros_like(weight)
     errors = tl.zeros_like(weight)
+    zero = tl.zeros_like(rows).to(tl.float32)
     for j in range(n_columns):
         here = columns[None, :] == j
         column = tl.sum(tl.where(here, weight, 0.0), 1)
-        scale = tl.sum(tl.where(here, scales, 0.0), 1)
-        zero = tl.sum(tl.where(here, zeros, 0.0), 1)
+        # Straight from memory: neighbouring columns mostly share these, so they stay in cache.
+        at_scale = rows * scale_stride + tl.load(tile_ptr + j)
+        scale = tl.load(scale_ptr + at_scale, present, 1.0)
+        if HAS_ZERO:
+            zero = tl.load(zero_ptr + at_scale, present, 0.0)
         upper = tl.load(upper_ptr + j * upper_stride + columns, columns < n_columns, 0.0)
         pivot = tl.load(upper_ptr + j * upper_stride + j)
         value = libdevice.rint(tl.div_rn(column, scale) + zero)
@@ -45,7 +44,8 @@ def _update(  # type: ignore[no-untyped-def]
         weight -= tl.where(later, error[:, None] * upper[None, :], 0.0)
         chosen = tl.where(here, value[:, None], chosen)
         errors = tl.where(here, error[:, None], errors)
-    tl.store(chosen_ptr + rows[:, None] * chosen_stride + columns[None, :], chosen, inside)
+    at_chosen = rows[:, None] * chosen_stride + columns[None, :]
+    tl.store(chosen_ptr + at_chosen, chosen.to(tl.int8), inside)
     tl.store(error_ptr + rows[:, None] * n_columns + columns[None, :], errors, inside)
 
 
@@ -53,8 +53,9 @@ def update_block(
     weight: torch.Tensor,
     chosen: torch.Tensor,
     upper: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor | None,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None,
+    tile: torch.Tensor,
     bottom: float,
     top: float,
 ) -> torch.Tensor:
@@ -62,10 +63,10 @@ def update_block(
     n_rows, n_columns = weight.shape
     errors = torch.empty(n_rows, n_columns, device=weight.device)
     _update[(triton.cdiv(n_rows, ROWS),)](
-        weight, chosen, errors, upper, scales, zeros if zeros is not None else scales,
-        n_rows, n_columns, weight.stride(0), chosen.stride(0), upper.stride(0), scales.stride(0),
+        weight, chosen, errors, upper, scale, zero if zero is not None else scale, tile,
+        n_rows, n_columns, weight.stride(0), chosen.stride(0), upper.stride(0), scale.stride(0),
         bottom, top,
-        HAS_ZERO=zeros is not None, ROWS=ROWS, COLUMNS=triton.next_power_of_2(n_columns),
+        HAS_ZERO=zero is not None, ROWS=ROWS, COLUMNS=triton.next_power_of_2(n_columns),
         num_warps=4,
     )  # fmt: skip
     return errors

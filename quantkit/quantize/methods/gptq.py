@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from quantkit import grid
+from quantkit.quantize import products
 from quantkit.recipe import WeightScheme
 
 BLOCK = 128
@@ -33,24 +34,30 @@ class Factor:
 
 
 def factor(gram: torch.Tensor) -> Factor | None:
-    """Order, damp and factor; None when no damping helps."""
+    """Order, damp and factor; None when no damping helps.
+
+    With the columns in reverse, G = L L^T, and L's inverse in reverse again is the upper factor of
+    G's inverse: one factorisation and one triangular inverse, where the textbook inverts G and
+    factors a second time.
+    """
     diagonal = gram.diagonal()
     order = torch.argsort(diagonal, descending=True, stable=True)
-    ordered = gram[order][:, order]
+    backwards = order.flip(0)
     mean = diagonal.mean()
     if not mean > 0:
         return None
     for damping in DAMPING:
-        damped = ordered.clone()
+        damped = gram[backwards[:, None], backwards]
         # Also lifts channels that were never active off zero.
         damped.diagonal().add_(damping * mean)
         lower, failed = torch.linalg.cholesky_ex(damped)
+        del damped
         if failed:
             continue
-        inverse = torch.cholesky_inverse(lower)
-        upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
-        if not failed and upper.isfinite().all():
-            return Factor(upper.contiguous(), order, damping)
+        turned = torch.arange(len(order) - 1, -1, -1, device=order.device)
+        upper = products.invert_lower_(lower)[turned[:, None], turned]  # rows contiguous again
+        if upper.diagonal().isfinite().all():
+            return Factor(upper, order, damping)
     return None
 
 
@@ -63,12 +70,11 @@ def solve(
 ) -> grid.QuantizedWeight:
     """Round a float32 weight [rows, columns] with fixed scales."""
     columns = weight.shape[1]
-    size = columns // scale.shape[1]
-    tile = factor.order // size
-    remaining = weight[:, factor.order].contiguous()
-    scales = scale.float()[:, tile].contiguous()
-    zeros = zero_point.float()[:, tile].contiguous() if zero_point is not None else None
-    chosen = torch.empty_like(remaining)
+    tile = factor.order // (columns // scale.shape[1])
+    remaining = weight.index_select(1, factor.order)
+    scales = scale.float().contiguous()
+    zeros = zero_point.float().contiguous() if zero_point is not None else None
+    chosen = torch.empty_like(remaining, dtype=torch.int8)
     bottom, top = grid.limits(scheme)
     update = _kernel() if weight.device.type == "cuda" else update_block
     for start in range(0, columns, BLOCK):
@@ -77,15 +83,16 @@ def solve(
             remaining[:, start:stop],
             chosen[:, start:stop],
             factor.upper[start:stop, start:stop],
-            scales[:, start:stop],
-            zeros[:, start:stop] if zeros is not None else None,
+            scales,
+            zeros,
+            tile[start:stop],
             bottom,
             top,
         )
         remaining[:, stop:].addmm_(errors, factor.upper[start:stop, stop:], alpha=-1)
     values = torch.empty_like(chosen)
     values[:, factor.order] = chosen
-    return grid.QuantizedWeight(values.to(torch.int8), scale, zero_point)
+    return grid.QuantizedWeight(values, scale, zero_point)
 
 
 def _kernel() -> Callable[..., torch.Tensor]:
@@ -98,22 +105,26 @@ def update_block(
     weight: torch.Tensor,
     chosen: torch.Tensor,
     upper: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor | None,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None,
+    tile: torch.Tensor,
     bottom: float,
     top: float,
 ) -> torch.Tensor:
-    """Round the columns of one block in turn; fills `chosen` and returns the scaled errors."""
+    """Round the columns of one block in turn; fills `chosen` and returns the scaled errors.
+
+    `tile` says which column of `scale` belongs to each column of the block.
+    """
     errors = torch.empty_like(weight)
-    for j in range(weight.shape[1]):
-        column = weight[:, j]
-        scaled = column / scales[:, j]
-        if zeros is not None:
-            scaled += zeros[:, j]
+    for j, place in enumerate(tile.tolist()):
+        column, step = weight[:, j], scale[:, place]
+        scaled = column / step
+        if zero is not None:
+            scaled += zero[:, place]
         value = scaled.round_().clamp_(bottom, top)
         chosen[:, j] = value
-        back = value - zeros[:, j] if zeros is not None else value
-        error = (column - back * scales[:, j]) / upper[j, j]
+        back = value - zero[:, place] if zero is not None else value
+        error = (column - back * step) / upper[j, j]
         weight[:, j:].addr_(error, upper[j, j:], alpha=-1)
         errors[:, j] = error
     return errors

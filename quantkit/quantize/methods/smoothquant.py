@@ -16,13 +16,15 @@ from quantkit.quantize.statistics import Statistics
 STRENGTHS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 
-def activation_error(statistics: Statistics, weight: torch.Tensor, top: float) -> torch.Tensor:
-    """Squared error of a layer's output when its inputs are rounded with one scale a token.
+def activation_error(
+    statistics: Statistics, weight: torch.Tensor, scale: torch.Tensor, top: float
+) -> torch.Tensor:
+    """Squared error of a layer's output when its inputs, over `scale`, are rounded by token.
 
     Rounding in steps of d is off by d^2 / 12 on average; the step follows from the largest input.
     """
-    step = statistics.max_abs.max() / top
-    return statistics.n_tokens * step.square() / 12 * weight.square().sum()
+    step = (statistics.max_abs / scale).max() / top
+    return statistics.n_tokens * step.square() / 12 * (weight * scale).square().sum()
 
 
 def scales(max_abs: torch.Tensor, weight_max: torch.Tensor, strength: float) -> torch.Tensor:

@@ -1,0 +1,67 @@
+"""Finished blocks on their way to disk, in the background and in order.
+
+The device goes on with the next block meanwhile. A fault of the disk is raised at the next call.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+
+import torch
+
+from quantkit.model.shards import to_host
+
+
+class Delivery:
+    """Runs jobs one after the other; at most `depth` of them wait, which bounds host memory."""
+
+    def __init__(self, depth: int = 2) -> None:
+        self._pool = ThreadPoolExecutor(1)
+        self._waiting: deque[Future[None]] = deque()
+        self._depth = depth
+        self._failed = False
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Have a job done; waits while too many others do."""
+        while len(self._waiting) >= self._depth:
+            self._waiting.popleft().result()
+        self._waiting.append(self._pool.submit(self._do, job))
+
+    def _do(self, job: Callable[[], None]) -> None:
+        if self._failed:  # nothing after a block that is not there
+            return
+        try:
+            job()
+        except BaseException:
+            self._failed = True
+            raise
+
+    def __enter__(self) -> "Delivery":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=kind is not None)
+        if kind is None:
+            for job in self._waiting:
+                job.result()
+
+
+class Parcel:
+    """Tensors being copied to host memory; the device is not waited for before they are needed."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors = {name: to_host(t, wait=False) for name, t in tensors.items()}
+        on_device = any(t.device.type == "cuda" for t in tensors.values())
+        self._arrived = torch.cuda.current_stream().record_event() if on_device else None
+
+    def opened(self) -> dict[str, torch.Tensor]:
+        """The tensors, once they have arrived."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._tensors
