@@ -49,3 +49,15 @@ def peak_device_bytes(device: "torch.device") -> int | None:
     import torch
 
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def available_host_bytes() -> int | None:
+    """Memory that programs can still take without swapping; None where Linux does not tell."""
+    from pathlib import Path
+
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None

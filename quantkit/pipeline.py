@@ -45,6 +45,7 @@ def run(
     progress: Progress | None = None,
     calibration: CalibrationChoice | None = None,
     max_length: int | None = None,
+    offload: str = "auto",
 ) -> Outcome:
     """Quantise with every recipe, check the results, score them and compare."""
     progress = progress or Silent()
@@ -54,7 +55,9 @@ def run(
         progress.note(f"{checkpoint.manifest.name}: taken up as it was finished before")
     have = {checkpoint.manifest.name for checkpoint in finished}
     missing = [recipe for recipe in recipes if recipe.name not in have]
-    made = quantize(source, missing, out, device, force, progress, calibration) if missing else []
+    made = []
+    if missing:
+        made = quantize(source, missing, out, device, force, progress, calibration, offload)
     by_name = {checkpoint.manifest.name: checkpoint for checkpoint in (*finished, *made)}
     checkpoints = [by_name[recipe.name] for recipe in recipes]
     for checkpoint in checkpoints:

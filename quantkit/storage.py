@@ -158,3 +158,11 @@ def gib(size_bytes: float) -> str:
     if size_bytes < 1 << 30:
         return f"{size_bytes / (1 << 20):.1f} MiB"
     return f"{size_bytes / (1 << 30):.2f} GiB"
+
+
+def duration(seconds: float) -> str:
+    """A time for people."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"

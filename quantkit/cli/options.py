@@ -22,6 +22,12 @@ Length = Annotated[
     int | None, typer.Option(min=2, metavar="N", help="Tokens of a sample; default: the set's.")
 ]
 Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")]
+Offload = Annotated[
+    str,
+    typer.Option(
+        metavar="MODE", help="Hidden states in host memory: auto (as room allows), always or never."
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace results that exist.")]
 Revision = Annotated[

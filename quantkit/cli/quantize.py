@@ -11,6 +11,7 @@ from quantkit.cli.options import (
     Force,
     Length,
     Model,
+    Offload,
     Out,
     Quiet,
     Recipes,
@@ -33,6 +34,7 @@ def command(
     samples: Samples = None,
     length: Length = None,
     device: Device = "auto",
+    offload: Offload = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     force: Force = False,
@@ -55,11 +57,11 @@ def command(
 
     if dry_run:
         with console.progress(quiet, verbose) as progress:
-            job = prepare(source, loaded, out, device, force, progress, chosen)
+            job = prepare(source, loaded, out, device, force, progress, chosen, offload)
         _show_plan(job, json)
         return
     with console.progress(quiet, verbose) as progress:
-        checkpoints = quantize(source, loaded, out, device, force, progress, chosen)
+        checkpoints = quantize(source, loaded, out, device, force, progress, chosen, offload)
     if json:
         console.print_json(
             [{"path": str(c.folder), "manifest": c.manifest.to_json()} for c in checkpoints]

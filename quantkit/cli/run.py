@@ -11,6 +11,7 @@ from quantkit.cli.options import (
     Limit,
     MaxLength,
     Model,
+    Offload,
     Out,
     Quiet,
     Recipes,
@@ -34,6 +35,7 @@ def command(
     limit: Limit = None,
     max_length: MaxLength = None,
     device: Device = "auto",
+    offload: Offload = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     force: Force = False,
@@ -57,5 +59,17 @@ def command(
     chosen = CalibrationChoice(calibration, samples, length) if calibration else None
 
     with start.telling_what_is_kept(out), console.progress(quiet, verbose) as progress:
-        outcome = pipeline.run(source, loaded, names, out, device, limit, force, progress, chosen)
+        outcome = pipeline.run(
+            source,
+            loaded,
+            names,
+            out,
+            device,
+            limit,
+            force,
+            progress,
+            chosen,
+            max_length,
+            offload,
+        )
     start.show(outcome, json)

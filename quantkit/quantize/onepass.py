@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -29,6 +29,7 @@ from quantkit.quantize import feeders
 from quantkit.quantize.calibrated import BlockResult, quantize_block
 from quantkit.quantize.datafree import copy_tensor, require_finite
 from quantkit.quantize.delivery import Delivery, Parcel
+from quantkit.quantize.estimate import TOKENS_PER_BATCH
 from quantkit.quantize.hidden import HiddenStates
 from quantkit.quantize.journal import Journal
 from quantkit.quantize.plan import Plan
@@ -37,10 +38,7 @@ from quantkit.recipe import Recipe
 from quantkit.storage import gib
 
 MAX_FALLBACK_SHARE = 0.01
-TOKENS_PER_BATCH = {"cuda": 8192, "cpu": 2048}
 TOKENS_REPLAYED = {"cuda": 4096, "cpu": 1024}
-
-Offload = Literal["auto", "always", "never"]
 
 
 @dataclass
@@ -70,7 +68,7 @@ def quantize_blocks(
     device: torch.device,
     progress: Progress,
     journals: Sequence[Journal],
-    offload: Offload = "auto",
+    offload: str = "auto",
 ) -> list[CalibratedOutcome]:
     """Fill every writer with the tensors of the blocks, those apart that a journal has as done."""
     on_host = offload == "always"

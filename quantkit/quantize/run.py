@@ -13,7 +13,7 @@ from quantkit import __version__, resources
 from quantkit import device as devices
 from quantkit.calibration import tokens
 from quantkit.calibration.tokens import CalibrationTokens
-from quantkit.errors import DataError, RecipeError
+from quantkit.errors import DataError, RecipeError, UnknownName
 from quantkit.export import compressed_tensors, folder, manifest
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import Layer, Manifest
@@ -23,11 +23,12 @@ from quantkit.progress import Progress, Silent
 from quantkit.quantize import journal
 from quantkit.quantize import plan as planning
 from quantkit.quantize.datafree import quantize_tensors
+from quantkit.quantize.estimate import OFFLOAD, PROCESS_BYTES, Estimate, estimate, require_room
 from quantkit.quantize.journal import Journal
-from quantkit.quantize.onepass import CalibratedOutcome, Offload, quantize_blocks
+from quantkit.quantize.onepass import CalibratedOutcome, quantize_blocks
 from quantkit.quantize.plan import Plan
 from quantkit.recipe import Recipe
-from quantkit.storage import gib, refuse_existing, require_space, scratch_folder
+from quantkit.storage import duration, gib, refuse_existing, require_space, scratch_folder
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class Job:
     targets: list[Path]
     device: torch.device
     calibration: CalibrationTokens | None
+    cost: Estimate | None = None
+    """Of the calibrated pass."""
+    on_host: bool = False
+    """Hidden states go to host memory."""
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data."""
@@ -56,6 +61,7 @@ class Job:
             "source": self.source_record.model_dump(mode="json"),
             "device": devices.describe(self.device),
             "calibration": None if self.calibration is None else self.calibration.name,
+            "estimate": self._cost_json(),
             "checkpoints": [
                 {
                     "path": str(target),
@@ -67,6 +73,19 @@ class Job:
                 }
                 for target, plan in zip(self.targets, self.plans, strict=True)
             ],
+        }
+
+    def _cost_json(self) -> dict[str, Any] | None:
+        if self.cost is None:
+            return None
+        return {
+            "n_blocks": self.cost.n_blocks,
+            "n_tokens": self.cost.n_tokens,
+            "n_streams": self.cost.n_streams,
+            "hidden_states_on": "host" if self.on_host else "device",
+            "device_bytes": self.cost.device_bytes(self.on_host),
+            "host_bytes": self.cost.host_bytes(self.on_host),
+            "seconds": self.cost.seconds,
         }
 
 
@@ -95,12 +114,12 @@ def quantize(
     force: bool = False,
     progress: Progress | None = None,
     calibration: CalibrationChoice | None = None,
-    offload: Offload = "auto",
+    offload: str = "auto",
 ) -> list[Checkpoint]:
     """Write `out/<recipe>/` for every recipe from one read of the source."""
     progress = progress or Silent()
     clock = Clock()
-    job = prepare(source, recipes, out, device, force, progress, calibration)
+    job = prepare(source, recipes, out, device, force, progress, calibration, offload)
     clock.lap("plan")
     with ExitStack() as stack:
         # Writers close before folders take their names: the stack unwinds in that order.
@@ -116,7 +135,8 @@ def quantize(
                 )
                 for scratch, plan, kept in zip(scratches, job.plans, journals, strict=True)
             ]
-            outcomes = _quantize(job, writers, journals, progress, offload)
+            mode = "always" if job.on_host else offload
+            outcomes = _quantize(job, writers, journals, progress, mode)
             clock.lap("tensors")
         clock.lap("flush")
         checkpoints = []
@@ -143,6 +163,7 @@ def prepare(
     force: bool,
     progress: Progress,
     calibration: CalibrationChoice | None,
+    offload: str = "auto",
 ) -> Job:
     """Everything that can fail cheaply fails here."""
     names = [recipe.name for recipe in recipes]
@@ -151,6 +172,8 @@ def prepare(
     targets = [out / name for name in names]
     for target in targets:
         refuse_existing(target, force)
+    if offload not in OFFLOAD:
+        raise UnknownName("offload mode", offload, OFFLOAD)
     where = devices.choose(device)
     architecture = Architecture.of(source.folder, source.trust_remote_code)
     unknown = architecture.check(source)
@@ -170,7 +193,7 @@ def prepare(
         unknown,
         planning.usual_dtype(stored),
     )
-    calibrated = None
+    calibrated, cost, on_host = None, None, False
     if learning := [recipe for recipe in recipes if recipe.needs_calibration]:
         if calibration is None:
             raise DataError(
@@ -184,7 +207,15 @@ def prepare(
         )
         for warning in _thin(calibrated, plans):
             progress.note(warning)
-    return Job(source, record, plans, targets, where, calibrated)
+        cost = estimate(
+            architecture,
+            [plan for plan in plans if plan.recipe.needs_calibration],
+            calibrated.ids,
+            where,
+        )
+        on_host = require_room(cost, where, offload)
+        progress.note(_announce_cost(cost, on_host, where, sum(p.size_bytes for p in plans)))
+    return Job(source, record, plans, targets, where, calibrated, cost, on_host)
 
 
 def load_tokens(
@@ -240,7 +271,7 @@ def _quantize(
     writers: list[folder.FolderWriter],
     journals: list[Journal | None],
     progress: Progress,
-    offload: Offload,
+    offload: str,
 ) -> list[CalibratedOutcome]:
     """Data-free recipes from one read of the tensors, the others from one pass over the blocks."""
     outcomes: dict[int, CalibratedOutcome] = {}
@@ -324,3 +355,16 @@ def _announce(plan: Plan) -> str:
         f"{plan.bits_per_weight:.2f} bits per weight",
     ]
     return ", ".join(words)
+
+
+def _announce_cost(cost: Estimate, on_host: bool, device: torch.device, disk_bytes: int) -> str:
+    where = f"{gib(cost.device_bytes(on_host))} of GPU memory and " if device.type == "cuda" else ""
+    host = cost.host_bytes(on_host)
+    if device.type != "cuda":
+        host = cost.device_bytes(False) + PROCESS_BYTES
+    moved = " (hidden states on the host)" if on_host else ""
+    return (
+        f"plan: {cost.n_blocks} blocks, {cost.n_streams} streams of {cost.n_tokens:,} tokens; "
+        f"about {where}{gib(host)} of host memory{moved}, {gib(disk_bytes)} of disk, "
+        f"{duration(cost.seconds)}"
+    )
