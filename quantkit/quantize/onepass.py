@@ -20,7 +20,7 @@ from quantkit.model.blocks import Decoder
 from quantkit.model.shards import DTYPES
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress
-from quantkit.quantize import feeders
+from quantkit.quantize import feeders, kvcache
 from quantkit.quantize.calibrated import BlockResult, LinearResult, quantize_block
 from quantkit.quantize.datafree import copy_tensor, require_finite
 from quantkit.quantize.journal import Journal
@@ -126,8 +126,9 @@ def _run_block(
     with decoder.loaded(index, state) as block:
         modules = {n: m for n, m in block.named_modules() if n in linears}
         collector = Collector(modules)
+        cached = kvcache.Observer.of(block, [plans[i] for i in pending])
         for place, batch in enumerate(stream.hidden):
-            with collector.watching():
+            with collector.watching(), cached.watching():
                 output = decoder.run(block, batch, arguments)
             if not stream.propagates:
                 stream.hidden[place] = output
@@ -154,6 +155,7 @@ def _run_block(
         results[i] = quantize_block(
             state, dtypes, mine, collector.statistics, found, plans[i].recipe
         )
+        results[i].kv_scales = kvcache.scales(cached, results[i], prefix, plans[i])
     if stream.propagates:
         (result,) = results.values()
         after = _quantised_state(state, result, plans[stream.indices[0]].recipe)
@@ -227,6 +229,7 @@ def _write(
         tensors |= compressed_tensors.tensors(
             prefix + name, linear.quantized, plan.recipe, linear.input_scale
         )
+    tensors |= result.kv_scales
     done = {f"{name}.weight" for name in result.linears}
     for name, stored in decoder.tensors(index).items():
         if name not in done:
