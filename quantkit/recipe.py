@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from quantkit import resources
-from quantkit.errors import RecipeError
+from quantkit.errors import RecipeError, UnknownName
 from quantkit.registry import METHODS, check_options
 
 AUTO_GROUP_SIZES = (128, 64, 32)
@@ -101,6 +101,22 @@ class ActivationScheme(Strict):
         return self
 
 
+class KVCacheScheme(Strict):
+    """The numbers that keys and values are kept in: FP8 with fixed scales, as vLLM serves it."""
+
+    num_bits: Literal[8] = 8
+    type: Literal["float"] = "float"
+    symmetric: Literal[True] = True
+    strategy: Literal["tensor"] = "tensor"
+    """One scale for the keys of a layer and one for its values ..."""
+    dynamic: Literal[False] = False
+    """... which come from calibration."""
+
+
+ADDITIONS = {"kv-fp8": "keeps keys and values of attention in FP8, with scales from calibration"}
+"""What can stand behind a recipe's name, after a plus."""
+
+
 class Recipe(Strict):
     """One YAML file of `recipes/`."""
 
@@ -113,6 +129,8 @@ class Recipe(Strict):
     weights: WeightScheme
     input_activations: ActivationScheme | None = None
     """None leaves activations in 16 bits."""
+    kv_cache: KVCacheScheme | None = None
+    """None leaves the cache to the serving engine."""
     targets: list[str] = ["Linear"]
     """Class name, module name, or `re:` and a pattern."""
     ignore: list[str] = ["lm_head"]
@@ -169,8 +187,21 @@ class Recipe(Strict):
 
     @classmethod
     def load(cls, name: str) -> "Recipe":
-        """A recipe by name, or from the user's own file."""
-        return cls.read(resources.find("recipes", name))
+        """A recipe by name, or from the user's own file; `+kv-fp8` behind either adds to it."""
+        base, addition = split_addition(name)
+        if addition is None:
+            return cls.read(resources.find("recipes", name))
+        if addition not in ADDITIONS:
+            raise UnknownName("addition to a recipe", addition, ADDITIONS)
+        recipe = cls.load(base)
+        if recipe.kv_cache is not None:
+            raise RecipeError(f"recipe {recipe.name} has an FP8 KV cache already")
+        added = {
+            "name": f"{recipe.name}+{addition}",
+            "summary": f"{recipe.name} with an FP8 KV cache, whose scales come from calibration",
+            "kv_cache": {},
+        }
+        return cls._validated(recipe.model_dump() | added, name)
 
     @classmethod
     def read(cls, path: Path) -> "Recipe":
@@ -185,17 +216,21 @@ class Recipe(Strict):
             raise RecipeError(f"{path} is not valid YAML{where}") from error
         if not isinstance(data, dict):
             raise RecipeError(f"{path} is no recipe: it must be a list of `key: value` lines")
+        return cls._validated({"name": path.stem, **data}, path)
+
+    @classmethod
+    def _validated(cls, data: dict[str, Any], where: str | Path) -> "Recipe":
         try:
-            return cls.model_validate({"name": path.stem, **data})
+            return cls.model_validate(data)
         except ValidationError as error:
             problems = "\n".join(f"  {line}" for line in _problems(error))
-            raise RecipeError(f"{path} is not a valid recipe:\n{problems}") from error
+            raise RecipeError(f"{where} is not a valid recipe:\n{problems}") from error
 
     @property
     def needs_calibration(self) -> bool:
         """Whether the recipe learns from data."""
         static = self.input_activations is not None and not self.input_activations.dynamic
-        return METHODS[self.method].calibrated or static
+        return METHODS[self.method].calibrated or static or self.kv_cache is not None
 
     @property
     def smooths(self) -> bool:
@@ -251,9 +286,16 @@ class Recipe(Strict):
                 "128 channels of each token" if inputs.group_size else f"each {inputs.strategy}"
             )
             activations = f"Activations: {kind}, one scale for {share_of_inputs}, {when}."
+        cache = (
+            "in the engine's own type; +kv-fp8 behind the recipe's name makes it FP8"
+            if self.kv_cache is None
+            else "FP8 (E4M3), one scale for the keys and one for the values of each layer, "
+            "from calibration"
+        )
         data = "needs calibration" if self.needs_calibration else "needs no data"
         return (
             f"Weights: {grid}, {share}{zero}. {activations}\n"
+            f"KV cache: {cache}.\n"
             f"Method: {self.method} ({METHODS[self.method].summary}); {data}. "
             f"Layers: {', '.join(self.targets)} but {', '.join(self.ignore) or 'none'}."
         )
@@ -265,9 +307,20 @@ class Recipe(Strict):
     @property
     def digest(self) -> str:
         """A hash of everything that decides the result."""
-        content = self.model_dump(mode="json", exclude={"name", "summary", "demo"})
+        left_out = {"name", "summary", "demo"}
+        if self.kv_cache is None:  # so that recipes without it keep the digest they always had
+            left_out.add("kv_cache")
+        content = self.model_dump(mode="json", exclude=left_out)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def split_addition(name: str) -> tuple[str, str | None]:
+    """A recipe's name or path, and what stands behind its last plus; a path may hold one too."""
+    base, plus, addition = name.rpartition("+")
+    if not plus or "/" in addition or addition.endswith((".yaml", ".yml")):
+        return name, None
+    return base, addition
 
 
 def _problems(error: ValidationError) -> list[str]:
@@ -289,6 +342,7 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
     models: dict[int | str, type[BaseModel]] = {
         "weights": WeightScheme,
         "input_activations": ActivationScheme,
+        "kv_cache": KVCacheScheme,
     }
     model = models.get(location[0], Recipe) if len(location) > 1 else Recipe
     return list(model.model_fields)

@@ -8,7 +8,12 @@ import typer
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a hub id, or `demo`.")]
 Recipes = Annotated[
     list[str],
-    typer.Option("-r", "--recipe", metavar="NAME", help="A recipe or its file; repeat for more."),
+    typer.Option(
+        "-r",
+        "--recipe",
+        metavar="NAME",
+        help="A recipe or its file, +kv-fp8 behind it for an FP8 KV cache; repeat for more.",
+    ),
 ]
 Out = Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where results go.")]
 Calibration = Annotated[

@@ -23,7 +23,7 @@ def list_recipes(context: typer.Context, json: AsJson = False) -> None:
         return
     from quantkit import resources
     from quantkit.cli import console
-    from quantkit.recipe import Recipe
+    from quantkit.recipe import ADDITIONS, Recipe
 
     recipes = [Recipe.load(name) for name in resources.names("recipes")]
     if json:
@@ -32,6 +32,8 @@ def list_recipes(context: typer.Context, json: AsJson = False) -> None:
     console.print_table(
         ["recipe", "what it is for"], [[r.name, r.summary] for r in recipes], words=(0, 1)
     )
+    for addition, meaning in ADDITIONS.items():
+        typer.echo(f"+{addition} behind any name {meaning}: -r {recipes[0].name}+{addition}")
 
 
 @app.command("show")
@@ -42,13 +44,16 @@ def show(
     """Explain one recipe."""
     from quantkit import resources
     from quantkit.cli import console
-    from quantkit.recipe import Recipe
+    from quantkit.recipe import Recipe, split_addition
 
     recipe = Recipe.load(name)
     if json:
         console.print_json({**recipe.public(), "digest": recipe.digest})
         return
-    typer.echo(resources.find("recipes", name).read_text().rstrip())
+    base, addition = split_addition(name)
+    typer.echo(resources.find("recipes", base).read_text().rstrip())
+    if addition is not None:
+        typer.echo(f"# with +{addition}")
     typer.echo(f"\n{recipe.explain()}\ndigest {recipe.digest[:16]}")
 
 

@@ -64,9 +64,17 @@ class Checkpoint:
         path = self.folder / SCALES_FILE
         return {n: t.read() for n, t in read_header(path).items()} if path.is_file() else {}
 
+    @cached_property
+    def kv_scales(self) -> Mapping[str, StoredTensor]:
+        """Scales of keys and values, by name; none unless the recipe has a `kv_cache`."""
+        if self.manifest.recipe.kv_cache is None:
+            return {}
+        endings = tuple(spec.name for spec in compressed_tensors.kv_specs("", "F32"))
+        return {n: tensor for n, tensor in self.tensors.items() if n.endswith(endings)}
+
     def state(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         """Every parameter of the model by its own name, dequantised where need be."""
-        quantized = set()
+        quantized = set(self.kv_scales)
         for module in self.manifest.layers:
             quantized.update(self.parts(module))
             yield f"{module}.weight", self.weight(module).to(dtype)

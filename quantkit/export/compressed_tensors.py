@@ -56,6 +56,11 @@ def specs(module: str, weight: TensorSpec, recipe: Recipe) -> list[TensorSpec]:
     return result
 
 
+def kv_specs(attention: str, dtype: str) -> list[TensorSpec]:
+    """The scales of one attention module's keys and values."""
+    return [TensorSpec(f"{attention}.{kind}_scale", dtype, (1,)) for kind in ("k", "v")]
+
+
 def tensors(
     module: str,
     weight: QuantizedWeight,
@@ -124,7 +129,7 @@ def quantization_config(recipe: Recipe, ignore: list[str]) -> dict[str, Any]:
         "format": layout(recipe),
         "quantization_status": "compressed",
         "global_compression_ratio": None,
-        "kv_cache_scheme": None,
+        "kv_cache_scheme": recipe.kv_cache and recipe.kv_cache.model_dump(),
         "config_groups": {
             "group_0": {
                 "targets": ["Linear"],

@@ -1,8 +1,9 @@
 """What a config says the model is made of, found by building it without weights."""
 
 import fnmatch
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ class Architecture:
     """Modules of class Linear: rows and columns of their weight."""
     tied: Mapping[str, str]
     """Parameters that are another one by a second name."""
+    attentions: Sequence[str] = ()
+    """Modules that put keys and values into a cache."""
 
     @classmethod
     def of(cls, folder: Path, trust_remote_code: bool = False) -> "Architecture":
@@ -57,7 +60,8 @@ class Architecture:
                 f"{folder}: {type(model).__name__} has no Linear layers, "
                 "so there is nothing that quantkit could quantise"
             )
-        return cls({name: tuple(t.shape) for name, t in state.items()}, linears, tied)
+        shapes = {name: tuple(t.shape) for name, t in state.items()}
+        return cls(shapes, linears, tied, list(attentions(model)))
 
     def matching(self, targets: list[str], ignore: list[str]) -> list[str]:
         """Linear layers that a recipe means, in the model's order."""
@@ -130,6 +134,20 @@ def skeleton(
         ) from error
     model.tie_weights()
     return model.eval()
+
+
+def attentions(module: "torch.nn.Module") -> "dict[str, torch.nn.Module]":
+    """The modules within that put keys and values into a cache: the innermost that take one."""
+    takers = {
+        name: part
+        for name, part in module.named_modules()
+        if "past_key_values" in inspect.signature(part.forward).parameters
+    }
+    return {
+        name: part
+        for name, part in takers.items()
+        if name and not any(other.startswith(f"{name}.") for other in takers)
+    }
 
 
 def _matches(name: str, patterns: list[str]) -> bool:

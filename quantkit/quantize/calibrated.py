@@ -59,6 +59,8 @@ class BlockResult:
     """Parameters that took up folded scales, in the type they are stored in."""
     folded: dict[str, torch.Tensor] = field(default_factory=dict)
     """By what each of them was divided."""
+    kv_scales: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Of the cache: `<attention>.k_scale` and `.v_scale`."""
 
 
 def quantize_block(
@@ -259,6 +261,9 @@ class _Work:
         for name in names:
             rows = slice(start, start := start + self.state[f"{name}.weight"].shape[0])
             own = slice(None) if self.scheme.strategy == "tensor" else rows
+            if self.scheme.block_structure is not None:  # one row of scales for many of weights
+                high = self.scheme.block_structure[0]
+                own = slice(rows.start // high, rows.stop // high)
             zero = None if solved.zero_point is None else solved.zero_point[own]
             in_scale, out_scale = self.in_scale.get(name), self.out_scale.get(name)
             undone = grid.unfold(change[rows], in_scale, out_scale)

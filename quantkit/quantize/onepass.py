@@ -25,7 +25,7 @@ from quantkit.model.blocks import Decoder
 from quantkit.model.shards import DTYPES
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress
-from quantkit.quantize import feeders
+from quantkit.quantize import feeders, kvcache
 from quantkit.quantize.calibrated import BlockResult, quantize_block
 from quantkit.quantize.datafree import copy_tensor, require_finite
 from quantkit.quantize.delivery import Delivery, Parcel
@@ -192,7 +192,7 @@ class _Here:
         if not pending:
             return {}
         samples = self.samples  # before the stream moves on
-        collector, found = self._observe(plans, pending)
+        collector, cached, found = self._observe(plans, pending)
         stored = self.decoder.tensors(self.index)
         dtypes = {name: DTYPES[tensor.dtype] for name, tensor in stored.items()}
         results = {}
@@ -211,6 +211,7 @@ class _Here:
                 plans[i].recipe,
                 _Replay(self, samples),
             )
+            results[i].kv_scales = kvcache.scales(cached, results[i], self.prefix, plans[i])
         if self.stream.propagates:
             (result,) = results.values()
             del collector
@@ -219,25 +220,31 @@ class _Here:
 
     def _observe(
         self, plans: Sequence[Plan], pending: list[int]
-    ) -> tuple[Collector, dict[str, feeders.Feeder]]:
+    ) -> tuple[Collector, kvcache.Observer, dict[str, feeders.Feeder]]:
         decoder, hidden = self.decoder, self.stream.hidden
         quantised = {name.removeprefix(self.prefix) for i in pending for name in plans[i].quantized}
         with decoder.loaded(self.index, self.state) as block:
             collector = Collector({n: m for n, m in block.named_modules() if n in quantised})
+            cached = kvcache.Observer.of(block, [plans[i] for i in pending])
+            inputs_only = self.stream.propagates and not cached.attentions
             for place, batch in hidden:
-                with collector.watching(inputs_only=self.stream.propagates):
+                with collector.watching(inputs_only), cached.watching():
                     output = decoder.run(block, batch, self.arguments)
                     if not self.stream.propagates:
                         hidden.replace(place, output)
             collector.complete()
             _require_finite(decoder.name(self.index), collector)
             if not any(plans[i].recipe.smooths for i in pending):
-                return collector, {}
-            return collector, feeders.find(
-                block,
-                collector.groups,
-                lambda: decoder.run(block, self.samples[:1], self.arguments),
-                _head_width(decoder.model.config),
+                return collector, cached, {}
+            return (
+                collector,
+                cached,
+                feeders.find(
+                    block,
+                    collector.groups,
+                    lambda: decoder.run(block, self.samples[:1], self.arguments),
+                    _head_width(decoder.model.config),
+                ),
             )
 
 
@@ -310,6 +317,7 @@ class _Finished:
                 scales[f"{name}.in_scale"] = linear.in_scale
             if linear.out_scale is not None:
                 scales[f"{name}.out_scale"] = linear.out_scale
+        tensors |= result.kv_scales
         done = {f"{name}.weight" for name in result.linears}
         for name, tensor in here.state.items():
             if name not in done:

@@ -28,6 +28,8 @@ class Plan:
     """Linear layers left alone."""
     specs: list[TensorSpec]
     """Every tensor of the result, in order."""
+    kv_scales: list[TensorSpec]
+    """Those of them that are scales of keys and values; none without `kv_cache`."""
     n_parameters: int
     """Weights of the model, tied ones counted once."""
     notes: list[str] = field(default_factory=list)
@@ -82,15 +84,35 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
             specs += compressed_tensors.specs(replaced[spec.name], spec, resolved)
         else:
             specs.append(spec)
+    kv_scales = _kv_scales(recipe, architecture, stored)
     return Plan(
         recipe=resolved,
         asked_digest=recipe.digest,
         quantized=quantized,
         ignored=[name for name in architecture.linears if name not in quantized],
-        specs=specs,
+        specs=specs + kv_scales,
+        kv_scales=kv_scales,
         n_parameters=sum(spec.n_elements for spec in stored),
         notes=[word] if word else [],
     )
+
+
+def _kv_scales(
+    recipe: Recipe, architecture: Architecture, stored: list[TensorSpec]
+) -> list[TensorSpec]:
+    if recipe.kv_cache is None:
+        return []
+    if not architecture.attentions:
+        raise RecipeError(
+            f"recipe {recipe.name}: no module of this model takes a cache of keys and values"
+        )
+    dtype = usual_dtype(stored)
+    specs = [
+        s for name in architecture.attentions for s in compressed_tensors.kv_specs(name, dtype)
+    ]
+    if taken := {spec.name for spec in specs} & {spec.name for spec in stored}:
+        raise RecipeError(f"recipe {recipe.name}: the source has a {min(taken)} of its own")
+    return specs
 
 
 def _check_fused(recipe: Recipe, architecture: Architecture, chosen: set[str]) -> None:

@@ -1,7 +1,7 @@
 """Loads a source or one of our checkpoints as a transformers model that can be scored.
 
 Weights are dequantised by our own reader, so that every format goes through one code; inputs of
-layers are rounded where the format does that at run time.
+layers, and keys and values, are rounded where the format does that at run time.
 """
 
 from pathlib import Path
@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from quantkit.errors import CheckpointError, SourceError
+from quantkit.export import compressed_tensors
 from quantkit.export.checkpoint import Checkpoint
-from quantkit.model.architecture import Architecture, skeleton
+from quantkit.model.architecture import Architecture, attentions, skeleton
 from quantkit.model.source import ModelSource
 from quantkit.score import activations
 
@@ -39,6 +40,7 @@ def load(
         raise CheckpointError(f"{target.folder} lacks {gone[0]}; run verify")
     if isinstance(target, Checkpoint):
         _round_inputs(model, target)
+        _round_cache(model, target)
     return model.to(device).eval()
 
 
@@ -56,6 +58,17 @@ def _round_inputs(model: Any, checkpoint: Checkpoint) -> None:
     if not scheme.dynamic:
         static = {name: checkpoint.tensors[f"{name}.input_scale"].read() for name in modules}
     activations.attach(model, modules, scheme, static)
+
+
+def _round_cache(model: Any, checkpoint: Checkpoint) -> None:
+    if checkpoint.manifest.recipe.kv_cache is None:
+        return
+    scales = {name: tensor.read() for name, tensor in checkpoint.kv_scales.items()}
+    for attention in attentions(model):
+        for spec in compressed_tensors.kv_specs(attention, checkpoint.manifest.source.dtype):
+            if spec.name not in scales:
+                raise CheckpointError(f"{checkpoint.folder} lacks {spec.name}; run verify")
+    activations.attach_to_cache(model, scales)
 
 
 def tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:

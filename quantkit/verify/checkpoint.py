@@ -247,7 +247,12 @@ def _value_faults(
             elif abs(error - noted) > ERROR_TOLERANCE * max(error, noted):
                 yield f"{module} is {error:.5f} off its source, its manifest says {noted:.5f}"
         progress.advance(sum(checkpoint.tensors[n].size_bytes for n in checkpoint.parts(module)))
+    for spec in plan.kv_scales:
+        scale = checkpoint.tensors[spec.name].read()
+        if not (scale.isfinite() & (scale > 0)).all():
+            yield f"{spec.name} is not finite and positive"
     parts = {name for module in plan.quantized for name in checkpoint.parts(module)}
+    parts.update(spec.name for spec in plan.kv_scales)
     for name, tensor in checkpoint.tensors.items():
         if name in parts:
             continue

@@ -106,7 +106,9 @@ def test_no_arguments_show_the_help(run_cli):
 def test_recipes(run_cli):
     result = run_cli(["recipes"])
     assert (result.code, result.stderr) == (0, "")
-    assert [line.split()[0] for line in result.stdout.strip().split("\n")[2:]] == RECIPES
+    table, _, additions = result.stdout.strip().partition("\n\n")
+    assert [line.split()[0] for line in table.strip().split("\n")[2:]] == RECIPES
+    assert additions.startswith("+kv-fp8 behind any name")
 
 
 def test_recipes_json(run_cli):
@@ -126,6 +128,17 @@ def test_show(run_cli, name):
     assert recipe["name"] == name
     assert text.stdout.startswith(resources.find("recipes", name).read_text().rstrip())
     assert text.stdout.rstrip().endswith(f"digest {recipe['digest'][:16]}")
+
+
+def test_show_with_an_addition(run_cli):
+    plain = run_cli(["recipes", "show", "fp8-dynamic"]).stdout
+    added = run_cli(["recipes", "show", "fp8-dynamic+kv-fp8"]).stdout
+    assert "+kv-fp8 behind the recipe's name" in plain
+    assert "needs no data" in plain
+    assert "KV cache: FP8" in added
+    assert "needs calibration" in added
+    data = run_cli(["recipes", "show", "fp8-dynamic+kv-fp8", "--json"])
+    assert json.loads(data.stdout)["kv_cache"]["strategy"] == "tensor"
 
 
 def test_show_unknown(run_cli):

@@ -3,14 +3,15 @@
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from quantkit import resources
 from quantkit.export.checkpoint import Checkpoint
+from quantkit.model.architecture import attentions
 from quantkit.model.blocks import Decoder
 from quantkit.model.shards import DTYPES
 from quantkit.model.source import ModelSource
-from quantkit.quantize import feeders
+from quantkit.quantize import feeders, kvcache
 from quantkit.quantize.calibrated import _Work
 from quantkit.quantize.run import CalibrationChoice, quantize
 from quantkit.quantize.statistics import Collector
@@ -95,6 +96,26 @@ def test_streamed_blocks_compute_what_the_model_computes(family, tokens):
 
 
 @torch.no_grad()
+def test_keys_and_values_are_those_that_a_real_cache_holds(family, tokens):
+    _, model, source = family
+    real = DynamicCache()  # without a config it keeps all, sliding windows too
+    model(tokens, past_key_values=real, use_cache=True)
+    decoder = Decoder.open(source, torch.device("cpu"))
+    hidden, arguments = decoder.start(tokens, batch_size=2)
+    for index, layer in enumerate(real.layers):
+        with decoder.loaded(index, decoder.read(index)) as block:
+            observer = kvcache.Observer(attentions(block))
+            plain = [decoder.run(block, batch, arguments[index]) for batch in hidden]
+            with observer.watching():
+                hidden = [decoder.run(block, batch, arguments[index]) for batch in hidden]
+        assert all(map(torch.equal, hidden, plain))
+        assert layer.keys.shape[2] == tokens.shape[1]
+        (keys,), (values,) = observer.keys.values(), observer.values.values()
+        assert torch.allclose(keys, layer.keys.abs().max(), rtol=1e-5)
+        assert torch.allclose(values, layer.values.abs().amax((0, 2)).flatten(), rtol=1e-4)
+
+
+@torch.no_grad()
 def test_folding_leaves_the_function_unchanged(family, tokens):
     name, _, source = family
     decoder = Decoder.open(source, torch.device("cpu"))
@@ -128,7 +149,7 @@ def test_folding_leaves_the_function_unchanged(family, tokens):
 
 def test_checkpoints_verify_and_load_in_transformers(family, tmp_path, tokens):
     _, _, source = family
-    names = ["awq-w4a16", "awq-gptq-w4a16", "int8-w8a8", "fp8-static", "rtn-w4a16"]
+    names = ["awq-w4a16", "awq-gptq-w4a16+kv-fp8", "int8-w8a8", "fp8-static", "rtn-w4a16"]
     made = quantize(
         source,
         [Recipe.load(name) for name in names],

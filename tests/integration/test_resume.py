@@ -22,7 +22,7 @@ from quantkit.quantize.run import CalibrationChoice, quantize
 from quantkit.recipe import Recipe
 
 N_KILLS = 20
-NAMES = ("awq-gptq-w4a16", "awq-w4a16", "int8-w8a8")
+NAMES = ("awq-gptq-w4a16+kv-fp8", "awq-w4a16", "int8-w8a8")
 TEXT = "Every block is finished, or it is not. " * 400
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quantkit import resources
 from quantkit.errors import RecipeError, UnknownName
-from quantkit.recipe import ActivationScheme, Recipe, WeightScheme
+from quantkit.recipe import ActivationScheme, KVCacheScheme, Recipe, WeightScheme
 
 SHIPPED = sorted((Path(__file__).parents[2] / "recipes").rglob("*.y*ml"))
 W4 = {"num_bits": 4, "strategy": "group", "group_size": 128}
@@ -198,6 +198,77 @@ def test_digest_is_of_the_content_alone(tmp_path):
 def test_digest_changes_with_the_content(tmp_path, change):
     one = Recipe.read(write(tmp_path, GOOD, "one"))
     assert Recipe.read(write(tmp_path, GOOD | change, "two")).digest != one.digest
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("awq-gptq-w4a16", "ebfa5d24e8b9399243e98c3bbd5bbdd01902c624e817644319d1257936fac3bd"),
+        ("fp8-dynamic", "af3d3a676cb40f62ebc8a50fa193af74cc13a768655e108749970209285897f2"),
+        ("rtn-w4a16", "823970df515293e5b7365a9ef5011d4d4b136fe7158cc381cde4b9cb039c5c67"),
+    ],
+)
+def test_digests_that_checkpoints_hold_stay(name, digest):
+    assert Recipe.load(name).digest == digest
+
+
+@pytest.mark.parametrize("name", ["fp8-dynamic", "awq-gptq-w4a16", "./mine.yaml", "mine.yml"])
+def test_an_addition_behind_a_name_or_a_file(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    for file in ("mine.yaml", "mine.yml"):
+        (tmp_path / file).write_text(yaml.safe_dump(GOOD))
+    base, recipe = Recipe.load(name), Recipe.load(f"{name}+kv-fp8")
+    assert recipe.name == f"{base.name}+kv-fp8"
+    assert recipe.kv_cache == KVCacheScheme()
+    assert recipe.needs_calibration
+    assert recipe.digest != base.digest
+    same = {"kv_cache", "name", "summary"}
+    assert recipe.model_dump(exclude=same) == base.model_dump(exclude=same)
+
+
+def test_a_file_may_ask_for_it_itself(tmp_path):
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+    recipe = Recipe.read(write(tmp_path, {**GOOD, "kv_cache": {**scheme, "symmetric": True}}))
+    assert recipe.needs_calibration
+    assert recipe.digest == Recipe.load(f"{write(tmp_path, GOOD)}+kv-fp8").digest
+
+
+@pytest.mark.parametrize(
+    ("scheme", "words"),
+    [
+        ({"num_bits": 4}, "kv_cache.num_bits: "),
+        ({"type": "int"}, "kv_cache.type: "),
+        ({"strategy": "token"}, "kv_cache.strategy: "),
+        ({"dynamic": True}, "kv_cache.dynamic: "),
+        ({"bits": 8}, "kv_cache.bits: unknown key; did you mean num_bits?"),
+        ("fp8", "kv_cache: "),
+    ],
+)
+def test_caches_that_nothing_serves(tmp_path, scheme, words):
+    assert words in problems(tmp_path, {**GOOD, "kv_cache": scheme})
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fp8-dynamic+kv-fp4", "unknown addition to a recipe 'kv-fp4'. Did you mean kv-fp8?"),
+        ("fp8-dynamic+x", "unknown addition to a recipe 'x'. There are: kv-fp8."),
+        ("fp8-dynamic+", "There are: kv-fp8."),
+        ("fp8-dynamics+kv-fp8", "unknown recipe 'fp8-dynamics'. Did you mean fp8-dynamic"),
+        ("fp8-dynamic+kv-fp8+kv-fp8", "fp8-dynamic+kv-fp8 has an FP8 KV cache already"),
+        ("some+folder/mine.yaml", "unknown recipe 'some+folder/mine.yaml'"),
+    ],
+)
+def test_additions_that_cannot_be(name, words):
+    with pytest.raises((RecipeError, UnknownName)) as caught:
+        Recipe.load(name)
+    assert words in str(caught.value)
+
+
+def test_a_name_that_an_addition_makes_too_long(tmp_path):
+    path = write(tmp_path, {**GOOD, "name": "a" * 78})
+    with pytest.raises(RecipeError, match="name: "):
+        Recipe.load(f"{path}+kv-fp8")
 
 
 @pytest.mark.parametrize(
