@@ -57,5 +57,7 @@ def command(
     chosen = CalibrationChoice(calibration, samples, length) if calibration else None
 
     with start.telling_what_is_kept(out), console.progress(quiet, verbose) as progress:
-        outcome = pipeline.run(source, loaded, names, out, device, limit, force, progress, chosen)
+        outcome = pipeline.run(
+            source, loaded, names, out, device, limit, force, progress, chosen, max_length
+        )
     start.show(outcome, json)
