@@ -8,6 +8,7 @@ from quantkit.cli.options import (
     Calibration,
     Device,
     DryRun,
+    Engine,
     Force,
     Length,
     Model,
@@ -19,6 +20,7 @@ from quantkit.cli.options import (
     TrustRemoteCode,
     Verbose,
 )
+from quantkit.registry import NATIVE
 
 if TYPE_CHECKING:
     from quantkit.export.checkpoint import Checkpoint
@@ -32,6 +34,7 @@ def command(
     calibration: Calibration = None,
     samples: Samples = None,
     length: Length = None,
+    engine: Engine = NATIVE,
     device: Device = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
@@ -47,7 +50,7 @@ def command(
     """
     from quantkit.cli import console, start
 
-    source, loaded = start.model_and_recipes(model, recipe, revision, trust_remote_code)
+    source, loaded = start.model_and_recipes(model, recipe, revision, trust_remote_code, engine)
 
     from quantkit.quantize.run import CalibrationChoice, prepare, quantize
 
@@ -55,11 +58,11 @@ def command(
 
     if dry_run:
         with console.progress(quiet, verbose) as progress:
-            job = prepare(source, loaded, out, device, force, progress, chosen)
+            job = prepare(source, loaded, out, device, force, progress, chosen, engine)
         _show_plan(job, json)
         return
     with console.progress(quiet, verbose) as progress:
-        checkpoints = quantize(source, loaded, out, device, force, progress, chosen)
+        checkpoints = quantize(source, loaded, out, device, force, progress, chosen, engine)
     if json:
         console.print_json(
             [{"path": str(c.folder), "manifest": c.manifest.to_json()} for c in checkpoints]

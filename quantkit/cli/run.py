@@ -6,6 +6,7 @@ from quantkit.cli.options import (
     AsJson,
     Calibration,
     Device,
+    Engine,
     Force,
     Length,
     Limit,
@@ -21,6 +22,7 @@ from quantkit.cli.options import (
     Verbose,
     split,
 )
+from quantkit.registry import NATIVE
 
 
 def command(
@@ -33,6 +35,7 @@ def command(
     tasks: Tasks = "wikitext,mmlu",
     limit: Limit = None,
     max_length: MaxLength = None,
+    engine: Engine = NATIVE,
     device: Device = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
@@ -49,7 +52,7 @@ def command(
 
     names = split(tasks)
     start.stay_offline_if(start.is_local(model) and all(start.is_own(t) for t in names))
-    source, loaded = start.model_and_recipes(model, recipe, revision, trust_remote_code)
+    source, loaded = start.model_and_recipes(model, recipe, revision, trust_remote_code, engine)
 
     from quantkit import pipeline
     from quantkit.quantize.run import CalibrationChoice
@@ -58,6 +61,16 @@ def command(
 
     with start.telling_what_is_kept(out), console.progress(quiet, verbose) as progress:
         outcome = pipeline.run(
-            source, loaded, names, out, device, limit, force, progress, chosen, max_length
+            source,
+            loaded,
+            names,
+            out,
+            device,
+            limit,
+            force,
+            progress,
+            chosen,
+            max_length,
+            engine,
         )
     start.show(outcome, json)

@@ -12,7 +12,7 @@ import torch
 from quantkit.errors import CheckpointError, SourceError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.architecture import Architecture, skeleton
-from quantkit.model.source import ModelSource
+from quantkit.model.source import ModelSource, read_config, refuse_experts
 from quantkit.score import activations
 
 
@@ -21,6 +21,7 @@ def load(
 ) -> Any:
     """The model in float32 on a CPU and in bfloat16 on a GPU, ready for a forward pass."""
     dtype = compute_dtype(device)
+    refuse_experts(read_config(target.folder), target.folder, "which quantkit cannot score yet")
     if isinstance(target, ModelSource):
         trust_remote_code = target.trust_remote_code
         Architecture.of(target.folder, trust_remote_code).check(target)
