@@ -19,7 +19,7 @@ PACKAGES = (
 # Each lives best in an environment of its own: they pin other versions of torch.
 ENGINES = {
     "vllm": "serves the checkpoints; pip install vllm, in its own environment",
-    "llmcompressor": "a second quantiser to compare with; pip install llmcompressor",
+    "llmcompressor": "a second quantiser; pip install 'quantkit-llm[llmcompressor]'",
 }
 RIVALS = ("llm-quantkit", "quantkit")
 

@@ -142,6 +142,13 @@ def unfold(
     return weight
 
 
+def relative_error(original: torch.Tensor, weight: torch.Tensor) -> float:
+    """Norm of a weight's change over the norm of the weight."""
+    wide = original.float()
+    norm = torch.linalg.vector_norm(wide).clamp(min=1e-30)
+    return (torch.linalg.vector_norm(wide - weight) / norm).item()
+
+
 def has_nan(values: torch.Tensor) -> bool:
     """Whether FP8 numbers hold NaN; no quantiser writes it."""
     return values.dtype == FP8 and bool(((values.view(torch.uint8) & 0x7F) == 0x7F).any())

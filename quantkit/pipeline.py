@@ -12,11 +12,12 @@ from quantkit.errors import CheckpointError
 from quantkit.export import manifest
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.architecture import Architecture
-from quantkit.model.source import ModelSource
+from quantkit.model.source import ModelSource, refuse_experts
 from quantkit.progress import Progress, Silent
 from quantkit.quantize import plan as planning
 from quantkit.quantize.run import CalibrationChoice, load_tokens, quantize
 from quantkit.recipe import Recipe
+from quantkit.registry import NATIVE
 from quantkit.report import files
 from quantkit.report.comparison import Report
 from quantkit.score.harness import check_tasks, score
@@ -46,18 +47,34 @@ def run(
     calibration: CalibrationChoice | None = None,
     max_length: int | None = None,
     offload: str = "auto",
+    engine: str = NATIVE,
 ) -> Outcome:
     """Quantise with every recipe, check the results, score them and compare."""
     progress = progress or Silent()
+    refuse_experts(
+        source.config,
+        source.folder,
+        "which quantkit cannot score yet; call quantize --engine llmcompressor and verify",
+    )
     check_tasks(tasks)
-    finished = [] if force else finished_before(source, recipes, out, calibration)
+    finished = [] if force else finished_before(source, recipes, out, calibration, engine)
     for checkpoint in finished:
         progress.note(f"{checkpoint.manifest.name}: taken up as it was finished before")
     have = {checkpoint.manifest.name for checkpoint in finished}
     missing = [recipe for recipe in recipes if recipe.name not in have]
     made = []
     if missing:
-        made = quantize(source, missing, out, device, force, progress, calibration, offload)
+        made = quantize(
+            source,
+            missing,
+            out,
+            device,
+            force,
+            progress,
+            calibration,
+            offload=offload,
+            engine=engine,
+        )
     by_name = {checkpoint.manifest.name: checkpoint for checkpoint in (*finished, *made)}
     checkpoints = [by_name[recipe.name] for recipe in recipes]
     for checkpoint in checkpoints:
@@ -80,6 +97,7 @@ def finished_before(
     recipes: Sequence[Recipe],
     out: Path,
     calibration: CalibrationChoice | None,
+    engine: str = NATIVE,
 ) -> list[Checkpoint]:
     """Checkpoints of these recipes, source and calibration that an earlier run completed."""
     candidates = [recipe for recipe in recipes if manifest.is_checkpoint(out / recipe.name)]
@@ -96,7 +114,8 @@ def finished_before(
         digest = planning.make(architecture, stored, recipe).recipe.digest
         used = checkpoint.manifest.calibration
         if (
-            checkpoint.manifest.source.fingerprint == source.fingerprint
+            checkpoint.manifest.engine.split()[0] == engine
+            and checkpoint.manifest.source.fingerprint == source.fingerprint
             and checkpoint.manifest.recipe_digest == digest
             and (not recipe.needs_calibration or (used is not None and used.digest == wanted))
         ):

@@ -60,6 +60,13 @@ class WeightScheme(Strict):
             raise ValueError(f"{bits} bits: choose 4 or 8")
         return bits
 
+    @field_validator("type", mode="before")
+    @classmethod
+    def _stored(cls, kind: Any) -> Any:
+        if str(kind).lower() == "nf4":
+            raise ValueError("nf4: a run-time format of bitsandbytes; use int with 4 bits")
+        return kind
+
     @model_validator(mode="after")
     def _consistent(self) -> "WeightScheme":
         if self.type == "float" and (self.num_bits != 8 or not self.symmetric):
@@ -149,6 +156,16 @@ class Recipe(Strict):
             meant = f"did you mean {near[0]}?" if near else f"there are: {', '.join(METHODS)}"
             raise ValueError(f"'{method}' is unknown; {meant}")
         return method
+
+    @field_validator("weights")
+    @classmethod
+    def _fits(cls, weights: WeightScheme, info: ValidationInfo) -> WeightScheme:
+        entry = METHODS.get(info.data.get("method", ""))
+        if entry is not None and weights.type == "float" and entry.rounding != "rtn":
+            raise ValueError(
+                f"method {info.data['method']} rounds to integers; FP8 goes with method rtn"
+            )
+        return weights
 
     @field_validator("input_activations")
     @classmethod

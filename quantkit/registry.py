@@ -4,6 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quantkit.errors import UnknownName
+
+NATIVE = "native"
+ENGINES = (NATIVE, "llmcompressor")
+"""Who does the arithmetic: quantkit itself, or the optional llm-compressor."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -55,6 +61,12 @@ METHODS: dict[str, Entry] = {
         options=("propagate", "strength"),
     ),
 }
+
+
+def check_engine(name: str) -> None:
+    """Refuse an engine that does not exist."""
+    if name not in ENGINES:
+        raise UnknownName("engine", name, ENGINES)
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> list[str]:

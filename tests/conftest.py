@@ -78,6 +78,35 @@ def tiny_model(tmp_path: Path, _originals: Callable[..., Path]) -> Callable[...,
     return make
 
 
+@pytest.fixture
+def tiny_experts(tmp_path: Path) -> Path:
+    """A small random mixture of experts in the form of Qwen 3."""
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    from quantkit import resources
+
+    config = Qwen3MoeConfig(
+        **SIZES | {"vocab_size": 4096},
+        head_dim=32,
+        moe_intermediate_size=128,
+        num_experts=4,
+        num_experts_per_tok=2,
+        dtype="bfloat16",
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Qwen3MoeForCausalLM(config).to(torch.bfloat16)
+    folder = tmp_path / "experts"
+    model.save_pretrained(folder)
+    for name in TOKENIZER_FILES:
+        shutil.copyfile(resources.DEMO_MODEL / name, folder / name)
+    return folder
+
+
 def _save_llama(
     folder: Path, max_shard_size: str, tied: bool, dtype: str, sizes: dict[str, int]
 ) -> None:

@@ -26,6 +26,9 @@ Samples = Annotated[
 Length = Annotated[
     int | None, typer.Option(min=2, metavar="N", help="Tokens of a sample; default: the set's.")
 ]
+Engine = Annotated[
+    str, typer.Option(metavar="NAME", help="native, or llmcompressor (an extra; for GPUs).")
+]
 Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")]
 Offload = Annotated[
     str,

@@ -8,6 +8,7 @@ from quantkit.cli.options import (
     Calibration,
     Device,
     DryRun,
+    Engine,
     Force,
     Length,
     Model,
@@ -20,6 +21,7 @@ from quantkit.cli.options import (
     TrustRemoteCode,
     Verbose,
 )
+from quantkit.registry import NATIVE
 
 if TYPE_CHECKING:
     from quantkit.export.checkpoint import Checkpoint
@@ -33,6 +35,7 @@ def command(
     calibration: Calibration = None,
     samples: Samples = None,
     length: Length = None,
+    engine: Engine = NATIVE,
     device: Device = "auto",
     offload: Offload = "auto",
     revision: Revision = None,
@@ -49,7 +52,7 @@ def command(
     """
     from quantkit.cli import console, start
 
-    source, loaded = start.model_and_recipes(model, recipe, revision, trust_remote_code)
+    source, loaded = start.model_and_recipes(model, recipe, revision, trust_remote_code, engine)
 
     from quantkit.quantize.run import CalibrationChoice, prepare, quantize
 
@@ -57,11 +60,31 @@ def command(
 
     if dry_run:
         with console.progress(quiet, verbose) as progress:
-            job = prepare(source, loaded, out, device, force, progress, chosen, offload)
+            job = prepare(
+                source,
+                loaded,
+                out,
+                device,
+                force,
+                progress,
+                chosen,
+                offload=offload,
+                engine=engine,
+            )
         _show_plan(job, json)
         return
     with console.progress(quiet, verbose) as progress:
-        checkpoints = quantize(source, loaded, out, device, force, progress, chosen, offload)
+        checkpoints = quantize(
+            source,
+            loaded,
+            out,
+            device,
+            force,
+            progress,
+            chosen,
+            offload=offload,
+            engine=engine,
+        )
     if json:
         console.print_json(
             [{"path": str(c.folder), "manifest": c.manifest.to_json()} for c in checkpoints]

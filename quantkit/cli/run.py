@@ -6,6 +6,7 @@ from quantkit.cli.options import (
     AsJson,
     Calibration,
     Device,
+    Engine,
     Force,
     Length,
     Limit,
@@ -22,6 +23,7 @@ from quantkit.cli.options import (
     Verbose,
     split,
 )
+from quantkit.registry import NATIVE
 
 
 def command(
@@ -34,6 +36,7 @@ def command(
     tasks: Tasks = "wikitext,mmlu",
     limit: Limit = None,
     max_length: MaxLength = None,
+    engine: Engine = NATIVE,
     device: Device = "auto",
     offload: Offload = "auto",
     revision: Revision = None,
@@ -51,7 +54,7 @@ def command(
 
     names = split(tasks)
     start.stay_offline_if(start.is_local(model) and all(start.is_own(t) for t in names))
-    source, loaded = start.model_and_recipes(model, recipe, revision, trust_remote_code)
+    source, loaded = start.model_and_recipes(model, recipe, revision, trust_remote_code, engine)
 
     from quantkit import pipeline
     from quantkit.quantize.run import CalibrationChoice
@@ -70,6 +73,7 @@ def command(
             progress,
             chosen,
             max_length,
-            offload,
+            offload=offload,
+            engine=engine,
         )
     start.show(outcome, json)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quantkit.errors import Interrupted, ScoreError
+from quantkit.registry import NATIVE, check_engine
 from quantkit.resources import PACKAGE
 from quantkit.storage import MANIFEST
 
@@ -27,12 +28,20 @@ def stay_offline_if(local: bool) -> None:
 
 
 def model_and_recipes(
-    model: str, recipes: Sequence[str], revision: str | None, trust_remote_code: bool
+    model: str,
+    recipes: Sequence[str],
+    revision: str | None,
+    trust_remote_code: bool,
+    engine: str = NATIVE,
 ) -> "tuple[ModelSource, list[Recipe]]":
     """Open recipes first: they are quick to read and often wrong."""
     from quantkit.recipe import Recipe
 
+    check_engine(engine)
     loaded = [Recipe.load(name) for name in recipes]
+    if engine != NATIVE:
+        # A name of its own, so that one report can compare both engines.
+        loaded = [r.model_copy(update={"name": f"{r.name}-{engine}"}) for r in loaded]
     stay_offline_if(is_local(model))
     from quantkit.model.source import ModelSource
 

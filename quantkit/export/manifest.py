@@ -73,6 +73,8 @@ class Manifest(Record):
     schema_version: Literal[1] = 1
     name: str
     format: str
+    engine: str = "native"
+    """Who did the arithmetic: `native`, or another quantiser and its version."""
     source: Source
     recipe: Recipe
     recipe_digest: str

@@ -16,6 +16,9 @@ from quantkit.model.source import WEIGHT_TYPES, ModelSource
 if TYPE_CHECKING:
     import torch
 
+# In the name of a layer that belongs to one expert.
+EXPERT = re.compile(r"\.experts\.\d+\.")
+KNOWN_EXPERTS = "quantkit knows experts of gate_proj, up_proj and down_proj, as Qwen has them"
 # Written by old checkpoints, computed by every present loader.
 IGNORABLE = ("*.rotary_emb.inv_freq", "*.attn.bias", "*.attn.masked_bias")
 
@@ -32,6 +35,8 @@ class Architecture:
     """Parameters that are another one by a second name."""
     attentions: Sequence[str] = ()
     """Modules that put keys and values into a cache."""
+    routers: tuple[str, ...] = ()
+    """Modules that choose experts. They are small, decide much, and are never quantised."""
 
     @classmethod
     def of(cls, folder: Path, trust_remote_code: bool = False) -> "Architecture":
@@ -45,23 +50,20 @@ class Architecture:
             for name, owner in (getattr(model, "all_tied_weights_keys", None) or {}).items()
             if name in state
         }
-        if cubes := [name for name, t in state.items() if t.dim() > 2 and "expert" in name]:
-            raise SourceError(
-                f"{folder} is a mixture of experts ({cubes[0]}), which is not supported yet: "
-                "its experts would be left unquantised"
-            )
+        shapes = _separate_experts(folder, {n: tuple(t.shape) for n, t in state.items()})
+        routers = _routers(folder, shapes)
+        found = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
         linears = {
-            name: (module.out_features, module.in_features)
-            for name, module in model.named_modules()
-            if isinstance(module, torch.nn.Linear)
+            module: (shape[0], shape[1])
+            for module, shape in _weights(shapes)
+            if module not in routers and (module in found or EXPERT.search(module))
         }
         if not linears:
             raise SourceError(
                 f"{folder}: {type(model).__name__} has no Linear layers, "
                 "so there is nothing that quantkit could quantise"
             )
-        shapes = {name: tuple(t.shape) for name, t in state.items()}
-        return cls(shapes, linears, tied, list(attentions(model)))
+        return cls(shapes, linears, tied, list(attentions(model)), routers)
 
     def matching(self, targets: list[str], ignore: list[str]) -> list[str]:
         """Linear layers that a recipe means, in the model's order."""
@@ -72,6 +74,11 @@ class Architecture:
         problems, unknown = [], []
         for name, shape in self.shapes.items():
             stored = source.tensors.get(name)
+            if stored is None and EXPERT.search(name):
+                raise SourceError(
+                    f"{source.folder} stores its experts in another form ({name} is missing); "
+                    f"{KNOWN_EXPERTS}"
+                )
             if stored is None:
                 if name not in self.tied or self.tied[name] not in source.tensors:
                     problems.append(f"{name} is missing")
@@ -148,6 +155,56 @@ def attentions(module: "torch.nn.Module") -> "dict[str, torch.nn.Module]":
         for name, part in takers.items()
         if name and not any(other.startswith(f"{name}.") for other in takers)
     }
+
+
+def _separate_experts(
+    folder: Path, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """Parameters as checkpoints store them: every expert has linear layers of its own.
+
+    transformers holds all experts of a block in two tensors, [experts, rows, columns], and takes
+    them apart when it saves.
+    """
+    result: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        if len(shape) < 3 or "expert" not in name:
+            result[name] = shape
+            continue
+        experts, _, last = name.rpartition(".")
+        both, down = (shapes.get(f"{experts}.{part}", ()) for part in ("gate_up_proj", "down_proj"))
+        known = last in ("gate_up_proj", "down_proj") and len(both) == len(down) == 3
+        # Some families store the transpose; their checkpoints have other names too.
+        if not known or both != (down[0], 2 * down[2], down[1]):
+            raise SourceError(
+                f"{folder} is a mixture of experts of an unknown layout ({name} {list(shape)}); "
+                f"{KNOWN_EXPERTS}"
+            )
+        if last == "gate_up_proj":
+            n_experts, rows, columns = down
+            for index in range(n_experts):
+                result[f"{experts}.{index}.gate_proj.weight"] = (columns, rows)
+                result[f"{experts}.{index}.up_proj.weight"] = (columns, rows)
+                result[f"{experts}.{index}.down_proj.weight"] = (rows, columns)
+    return result
+
+
+def _routers(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """What stands beside a block's experts and is called gate or router."""
+    weights = [module for module, _ in _weights(shapes)]
+    blocks = dict.fromkeys(EXPERT.split(module)[0] for module in weights if EXPERT.search(module))
+    routers = []
+    for block in blocks:
+        beside = [m for m in weights if m.startswith(f"{block}.") and not EXPERT.search(m)]
+        found = [m for m in beside if m.endswith(("gate", "router"))]
+        if not found:
+            raise SourceError(f"{folder}: {block} has experts but no router that quantkit knows")
+        routers += found
+    return tuple(routers)
+
+
+def _weights(shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, ...]]]:
+    """Modules with a matrix called weight."""
+    return [(n[:-7], s) for n, s in shapes.items() if n.endswith(".weight") and len(s) == 2]
 
 
 def _matches(name: str, patterns: list[str]) -> bool:

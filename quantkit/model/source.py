@@ -192,17 +192,18 @@ def check_kind(config: Mapping[str, Any], folder: Path, trust_remote_code: bool 
             f"{folder} is of an unsupported kind ({kind} with images or sound); "
             "quantkit takes text-only decoders"
         )
-    nested = [v for v in config.values() if isinstance(v, dict)]
-    if experts := next((k for c in (config, *nested) for k in EXPERTS if c.get(k)), None):
-        raise SourceError(
-            f"{folder} is a mixture of experts ({experts} in its config), which is not "
-            "supported yet: its experts would be left unquantised"
-        )
     if config.get("auto_map") and not trust_remote_code and not _is_native(config):
         raise SourceError(
             f"{folder} brings its own modelling code; "
             "read it, then allow it with --trust-remote-code"
         )
+
+
+def refuse_experts(config: Mapping[str, Any], folder: Path, reason: str) -> None:
+    """Stop at a mixture of experts where only dense models work; `reason` ends the sentence."""
+    nested = [v for v in config.values() if isinstance(v, dict)]
+    if key := next((k for c in (config, *nested) for k in EXPERTS if c.get(k)), None):
+        raise SourceError(f"{folder} is a mixture of experts ({key} in its config), {reason}")
 
 
 def _is_native(config: Mapping[str, Any]) -> bool:

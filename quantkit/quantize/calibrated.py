@@ -117,12 +117,19 @@ class _Work:
         return torch.cat([self.weight(name) for name in names])
 
     def smooth(self) -> None:
-        """Scale the inputs of every group that something feeds."""
+        """Scale the inputs of every group that something feeds.
+
+        Only where this recipe rewrites all that a scale touches: a feeding linear that it leaves
+        alone, or a reader that it does not quantise, would be left with the wrong function.
+        """
+        mine = {name for members in self.groups.values() for name in members}
         # Linear feeders first: they change weights that the groups behind norms contain.
         for wants_norm in (False, True):
             for leader, members in self.groups.items():
                 feeder = self.feeders.get(leader)
-                if feeder is not None and feeder.is_norm == wants_norm:
+                if feeder is None or feeder.is_norm != wants_norm:
+                    continue
+                if feeder.readers <= mine and (feeder.is_norm or feeder.name in mine):
                     self._smooth_group(leader, members, feeder)
 
     def _smooth_group(self, leader: str, members: list[str], feeder: Feeder) -> None:

@@ -24,6 +24,8 @@ class Feeder:
     name: str
     """Module within the block."""
     is_norm: bool
+    readers: frozenset[str]
+    """All linears that read what it produces: a scale is folded for all of them or for none."""
     offset: float = 0.0
     """Norms of some families multiply by 1 + w."""
     repeat: int = 1
@@ -52,8 +54,13 @@ def find(
     head_width: int,
 ) -> dict[str, Feeder]:
     """The feeder of every group that has one; `forward` runs the block on one sample."""
-    inputs, norms = _watch(block, list(groups), forward)
-    found = {leader: _norm(block, name) for leader, name in norms.items()}
+    linears = [n for n, module in block.named_modules() if isinstance(module, torch.nn.Linear)]
+    inputs, norms = _watch(block, linears, forward)
+    found = {}
+    for leader in groups:
+        if leader in norms:
+            readers = frozenset(n for n in linears if norms.get(n) == norms[leader])
+            found[leader] = _norm(block, norms[leader], readers)
     for target, feeder in PROPOSED:
         for leader, members in groups.items():
             parent, _, last = leader.rpartition(".")
@@ -70,20 +77,20 @@ def _has(block: torch.nn.Module, name: str) -> bool:
 
 
 def _watch(
-    block: torch.nn.Module, leaders: list[str], forward: Callable[[], Any]
+    block: torch.nn.Module, linears: list[str], forward: Callable[[], Any]
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """What each of these linears reads, and the norm whose output is that very tensor."""
     inputs: dict[str, torch.Tensor] = {}
     outputs: dict[int, tuple[str, torch.Tensor]] = {}
 
-    def read(leader: str, module: torch.nn.Module, arguments: Any) -> None:
-        inputs[leader] = arguments[0]
+    def read(name: str, module: torch.nn.Module, arguments: Any) -> None:
+        inputs[name] = arguments[0]
 
     def written(name: str, module: torch.nn.Module, arguments: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor):
             outputs[id(output)] = name, output  # kept, so that no identity is used twice
 
-    handles = [block.get_submodule(n).register_forward_pre_hook(partial(read, n)) for n in leaders]
+    handles = [block.get_submodule(n).register_forward_pre_hook(partial(read, n)) for n in linears]
     handles += [
         module.register_forward_hook(partial(written, name))
         for name, module in block.named_modules()
@@ -98,13 +105,13 @@ def _watch(
     return inputs, norms
 
 
-def _norm(block: torch.nn.Module, name: str) -> Feeder:
+def _norm(block: torch.nn.Module, name: str, readers: frozenset[str]) -> Feeder:
     norm = block.get_submodule(name)
     weight = norm.weight
     assert isinstance(weight, torch.Tensor)
     sample = torch.ones(1, 1, weight.shape[0], device=weight.device, dtype=weight.dtype)
     silent = torch.func.functional_call(norm, {"weight": torch.zeros_like(weight)}, (sample,))
-    return Feeder(name, is_norm=True, offset=0.0 if not silent.any() else 1.0)
+    return Feeder(name, True, readers, offset=0.0 if not silent.any() else 1.0)
 
 
 def _try_linear(
@@ -124,7 +131,7 @@ def _try_linear(
     width = reader.weight.shape[1]
     if width % rows:
         return None
-    feeder = Feeder(name, is_norm=False, repeat=width // rows, head_width=head_width)
+    feeder = Feeder(name, False, frozenset({leader}), repeat=width // rows, head_width=head_width)
     # Powers of two are exact in every type, so the trial needs no tolerance to speak of.
     factor = torch.ones(rows, device=linear.weight.device, dtype=linear.weight.dtype)
     factor[::3], factor[1::3] = 2.0, 0.5

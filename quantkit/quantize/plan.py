@@ -25,7 +25,7 @@ class Plan:
     quantized: dict[str, TensorSpec]
     """Modules to quantise, with the weight that each has in the source."""
     ignored: list[str]
-    """Linear layers left alone."""
+    """Linear layers and routers left alone."""
     specs: list[TensorSpec]
     """Every tensor of the result, in order."""
     kv_scales: list[TensorSpec]
@@ -89,7 +89,10 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
         recipe=resolved,
         asked_digest=recipe.digest,
         quantized=quantized,
-        ignored=[name for name in architecture.linears if name not in quantized],
+        ignored=[
+            *(name for name in architecture.linears if name not in quantized),
+            *architecture.routers,  # engines take them for linear layers
+        ],
         specs=specs + kv_scales,
         kv_scales=kv_scales,
         n_parameters=sum(spec.n_elements for spec in stored),

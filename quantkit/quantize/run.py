@@ -13,14 +13,15 @@ from quantkit import __version__, resources
 from quantkit import device as devices
 from quantkit.calibration import tokens
 from quantkit.calibration.tokens import CalibrationTokens
-from quantkit.errors import DataError, RecipeError, UnknownName
+from quantkit.errors import DataError, RecipeError, SourceError, UnknownName
 from quantkit.export import compressed_tensors, folder, manifest
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import Layer, Manifest
 from quantkit.model.architecture import Architecture
-from quantkit.model.source import ModelSource
+from quantkit.model.shards import DTYPES
+from quantkit.model.source import ModelSource, refuse_experts
 from quantkit.progress import Progress, Silent
-from quantkit.quantize import journal
+from quantkit.quantize import journal, llmcompressor
 from quantkit.quantize import plan as planning
 from quantkit.quantize.datafree import quantize_tensors
 from quantkit.quantize.estimate import OFFLOAD, PROCESS_BYTES, Estimate, estimate, require_room
@@ -28,7 +29,10 @@ from quantkit.quantize.journal import Journal
 from quantkit.quantize.onepass import CalibratedOutcome, quantize_blocks
 from quantkit.quantize.plan import Plan
 from quantkit.recipe import Recipe
+from quantkit.registry import NATIVE, check_engine
 from quantkit.storage import duration, gib, refuse_existing, require_space, scratch_folder
+
+NEEDS_OTHER_ENGINE = "which the native engine does not quantise; use --engine llmcompressor"
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,19 @@ class Job:
     """Of the calibrated pass."""
     on_host: bool = False
     """Hidden states go to host memory."""
+    engine: str = NATIVE
+
+    @property
+    def resumable(self) -> list[bool]:
+        """Whether a stopped run of each plan goes on where it was."""
+        native = self.engine == NATIVE
+        return [native and plan.recipe.needs_calibration for plan in self.plans]
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data."""
         return {
             "source": self.source_record.model_dump(mode="json"),
+            "engine": self.engine,
             "device": devices.describe(self.device),
             "calibration": None if self.calibration is None else self.calibration.name,
             "estimate": self._cost_json(),
@@ -115,17 +127,28 @@ def quantize(
     progress: Progress | None = None,
     calibration: CalibrationChoice | None = None,
     offload: str = "auto",
+    engine: str = NATIVE,
 ) -> list[Checkpoint]:
     """Write `out/<recipe>/` for every recipe from one read of the source."""
     progress = progress or Silent()
     clock = Clock()
-    job = prepare(source, recipes, out, device, force, progress, calibration, offload)
+    job = prepare(
+        source,
+        recipes,
+        out,
+        device,
+        force,
+        progress,
+        calibration,
+        offload=offload,
+        engine=engine,
+    )
     clock.lap("plan")
     with ExitStack() as stack:
         # Writers close before folders take their names: the stack unwinds in that order.
         scratches = [
-            stack.enter_context(scratch_folder(target, force, plan.recipe.needs_calibration))
-            for target, plan in zip(job.targets, job.plans, strict=True)
+            stack.enter_context(scratch_folder(target, force, resumable))
+            for target, resumable in zip(job.targets, job.resumable, strict=True)
         ]
         journals = _open_journals(job, scratches, progress)
         with ExitStack() as writing:
@@ -164,8 +187,10 @@ def prepare(
     progress: Progress,
     calibration: CalibrationChoice | None,
     offload: str = "auto",
+    engine: str = NATIVE,
 ) -> Job:
     """Everything that can fail cheaply fails here."""
+    check_engine(engine)
     names = [recipe.name for recipe in recipes]
     if twice := {name for name in names if names.count(name) > 1}:
         raise RecipeError(f"recipe {min(twice)} was asked for twice")
@@ -175,7 +200,15 @@ def prepare(
     if offload not in OFFLOAD:
         raise UnknownName("offload mode", offload, OFFLOAD)
     where = devices.choose(device)
+    if engine == NATIVE:
+        refuse_experts(source.config, source.folder, NEEDS_OTHER_ENGINE)
+    else:
+        llmcompressor.check(recipes, where, progress)
     architecture = Architecture.of(source.folder, source.trust_remote_code)
+    if engine == NATIVE and architecture.routers:  # whatever the config calls its experts
+        raise SourceError(f"{source.folder} is a mixture of experts, {NEEDS_OTHER_ENGINE}")
+    if not architecture.routers:
+        refuse_experts(source.config, source.folder, "but quantkit finds no experts in it")
     unknown = architecture.check(source)
     for name in unknown:
         progress.note(f"{name} is not part of the model as its config tells; it is copied as it is")
@@ -207,15 +240,12 @@ def prepare(
         )
         for warning in _thin(calibrated, plans):
             progress.note(warning)
-        cost = estimate(
-            architecture,
-            [plan for plan in plans if plan.recipe.needs_calibration],
-            calibrated.ids,
-            where,
-        )
-        on_host = require_room(cost, where, offload)
-        progress.note(_announce_cost(cost, on_host, where, sum(p.size_bytes for p in plans)))
-    return Job(source, record, plans, targets, where, calibrated, cost, on_host)
+        if engine == NATIVE:
+            learners = [plan for plan in plans if plan.recipe.needs_calibration]
+            cost = estimate(architecture, learners, calibrated.ids, where)
+            on_host = require_room(cost, where, offload)
+            progress.note(_announce_cost(cost, on_host, where, sum(p.size_bytes for p in plans)))
+    return Job(source, record, plans, targets, where, calibrated, cost, on_host, engine)
 
 
 def load_tokens(
@@ -245,10 +275,10 @@ def _thin(calibration: CalibrationTokens, plans: list[Plan]) -> list[str]:
 
 
 def _open_journals(job: Job, scratches: list[Path], progress: Progress) -> list[Journal | None]:
-    """What earlier runs of the same calibrated recipes finished; None for data-free ones."""
+    """What earlier runs of the same recipes finished; None where nothing is kept."""
     journals: list[Journal | None] = []
-    for plan, scratch in zip(job.plans, scratches, strict=True):
-        if not plan.recipe.needs_calibration:
+    for plan, scratch, resumable in zip(job.plans, scratches, job.resumable, strict=True):
+        if not resumable:
             journals.append(None)
             continue
         assert job.calibration is not None
@@ -274,6 +304,19 @@ def _quantize(
     offload: str,
 ) -> list[CalibratedOutcome]:
     """Data-free recipes from one read of the tensors, the others from one pass over the blocks."""
+    if job.engine != NATIVE:
+        return [
+            llmcompressor.quantize_model(
+                job.source,
+                plan,
+                writer,
+                job.calibration.ids if job.calibration and plan.recipe.needs_calibration else None,
+                DTYPES[job.source_record.dtype],
+                job.device,
+                progress,
+            )
+            for plan, writer in zip(job.plans, writers, strict=True)
+        ]
     outcomes: dict[int, CalibratedOutcome] = {}
     free = [i for i, plan in enumerate(job.plans) if not plan.recipe.needs_calibration]
     learning = [i for i, plan in enumerate(job.plans) if plan.recipe.needs_calibration]
@@ -313,6 +356,7 @@ def manifest_of(
     return Manifest(
         name=plan.recipe.name,
         format=compressed_tensors.NAME,
+        engine=NATIVE if job.engine == NATIVE else f"{job.engine} {llmcompressor.version()}",
         source=job.source_record,
         recipe=plan.recipe,
         recipe_digest=plan.recipe.digest,

@@ -13,7 +13,7 @@ from quantkit.errors import CheckpointError, SourceError
 from quantkit.export import compressed_tensors
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.architecture import Architecture, attentions, skeleton
-from quantkit.model.source import ModelSource
+from quantkit.model.source import ModelSource, read_config, refuse_experts
 from quantkit.score import activations
 
 
@@ -22,6 +22,7 @@ def load(
 ) -> Any:
     """The model in float32 on a CPU and in bfloat16 on a GPU, ready for a forward pass."""
     dtype = compute_dtype(device)
+    refuse_experts(read_config(target.folder), target.folder, "which quantkit cannot score yet")
     if isinstance(target, ModelSource):
         trust_remote_code = target.trust_remote_code
         Architecture.of(target.folder, trust_remote_code).check(target)

@@ -234,9 +234,7 @@ def _value_faults(
             weight = grid.unfold(
                 weight, scales.get(f"{module}.in_scale"), scales.get(f"{module}.out_scale")
             )
-            original = source.tensors[spec.name].read().float()
-            norm = torch.linalg.vector_norm(original).clamp(min=1e-30)
-            error = (torch.linalg.vector_norm(original.sub_(weight)) / norm).item()
+            error = grid.relative_error(source.tensors[spec.name].read(), weight)
             errors[module] = error
             layer = checkpoint.manifest.layers[module]
             noted = layer.relative_error

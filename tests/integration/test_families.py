@@ -49,18 +49,17 @@ FAMILIES = {
 FOLDS = {"phi3": 2, "olmo2": 2}
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(request, tmp_path_factory):
-    """A small random model of the family, with norms that are not all one."""
-    folder = tmp_path_factory.mktemp(request.param)
+def make_source(name, folder):
+    """A small random model of the family, with norms that are not all one, and its folder."""
     torch.manual_seed(0)
-    implementation = "eager" if request.param == "gemma2" else "sdpa"
+    implementation = "eager" if name == "gemma2" else "sdpa"
     model = AutoModelForCausalLM.from_config(
-        FAMILIES[request.param], attn_implementation=implementation, dtype=torch.float32
+        FAMILIES[name], attn_implementation=implementation, dtype=torch.float32
     )
-    for name, parameter in model.named_parameters():
+    for parameter_name, parameter in model.named_parameters():
         if parameter.dim() == 1:
-            torch.nn.init.normal_(parameter, mean=0.0 if "bias" in name else 1.0, std=0.2)
+            mean = 0.0 if "bias" in parameter_name else 1.0
+            torch.nn.init.normal_(parameter, mean=mean, std=0.2)
     model.to(torch.bfloat16).save_pretrained(folder)
     # Read again, since the detour through bf16 also rounded the rotary frequencies.
     model = AutoModelForCausalLM.from_pretrained(
@@ -68,7 +67,12 @@ def family(request, tmp_path_factory):
     ).eval()
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (folder / file).write_bytes((resources.DEMO_MODEL / file).read_bytes())
-    return request.param, model, ModelSource.open(str(folder))
+    return model, ModelSource.open(str(folder))
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, tmp_path_factory):
+    return request.param, *make_source(request.param, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture
@@ -174,3 +178,35 @@ def test_checkpoints_verify_and_load_in_transformers(family, tmp_path, tokens):
 def test_types_of_stored_tensors_are_known(family):
     _, _, source = family
     assert {DTYPES[tensor.dtype] for tensor in source.tensors.values()} == {torch.bfloat16}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("left_alone", ["v_proj", "q_proj"])
+def test_nothing_is_folded_past_what_a_recipe_leaves_alone(tmp_path, tokens, left_alone):
+    _, source = make_source("llama", tmp_path)
+    decoder = Decoder.open(source, torch.device("cpu"))
+    hidden, arguments = decoder.start(tokens, batch_size=3)
+    state = decoder.read(0)
+    with decoder.loaded(0, state) as block:
+        linears = {n: m for n, m in block.named_modules() if isinstance(m, torch.nn.Linear)}
+        kept = {n: m for n, m in linears.items() if not n.endswith(left_alone)}
+        collector = Collector(kept)
+        with collector.watching():
+            before = decoder.run(block, hidden[0], arguments[0])
+        collector.complete()
+        found = feeders.find(
+            block,
+            collector.groups,
+            lambda: decoder.run(block, hidden[0][:1], arguments[0]),
+            32,
+        )
+    recipe = Recipe.load("awq-gptq-w4a16").resolved({n: m.in_features for n, m in kept.items()})[0]
+    dtypes = {n: torch.float32 for n in decoder.tensors(0)}
+    work = _Work(state, dtypes, collector.groups, collector.statistics, found, recipe)
+    work.smooth()
+    after = state | work.result.changed | {f"{n}.weight": work.weight(n) for n in kept}
+    with decoder.loaded(0, after) as block:
+        output = decoder.run(block, hidden[0], arguments[0])
+    assert (output - before).norm() / before.norm() < 1e-5
+    assert "mlp.down_proj" in work.in_scale
+    assert "self_attn.k_proj" not in work.in_scale

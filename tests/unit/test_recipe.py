@@ -137,6 +137,7 @@ def test_wrong_type_or_value_names_the_key(tmp_path, key, value):
     ("weights", "words"),
     [
         ({**W4, "num_bits": 3}, "3 bits: vLLM has no fast kernel for it; use 4"),
+        ({**W4, "type": "nf4"}, "nf4: a run-time format of bitsandbytes"),
         ({**W4, "num_bits": 2}, "2 bits: choose 4 or 8"),
         ({**W4, "num_bits": "many"}, "weights.num_bits"),
         ({**W4, "group_size": 16}, "group_size 16: vLLM takes 32, 64 or 128"),
@@ -365,3 +366,9 @@ def test_any_bytes_are_a_recipe_error(tmp_path, raw):
     path.write_bytes(raw)
     with pytest.raises(RecipeError):
         Recipe.read(path)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "awq-gptq", "smoothquant-gptq"])
+def test_fp8_weights_are_only_rounded(tmp_path, method):
+    said = problems(tmp_path, {**GOOD, "method": method, "weights": FP8})
+    assert f"method {method} rounds to integers; FP8 goes with method rtn" in said

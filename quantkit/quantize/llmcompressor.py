@@ -1,0 +1,388 @@
+"""A second engine: llm-compressor does the arithmetic, plan, files and checks stay ours.
+
+It covers mixtures of experts, and shows what another implementation makes of the same recipe and
+the same tokens. The model is loaded whole, `oneshot` changes it in memory, and every tensor that
+the plan promises is taken from there, after its name, type and shape were compared. Scales that
+AWQ and SmoothQuant fold are recorded on the way, so that `verify` can undo them.
+"""
+
+import gc
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from quantkit import grid
+from quantkit.errors import HardwareError, MethodError, MissingDependency, RecipeError
+from quantkit.export import compressed_tensors
+from quantkit.export.folder import FolderWriter
+from quantkit.export.manifest import Layer
+from quantkit.hush import hushed
+from quantkit.model.shards import CODES, DTYPES, TensorSpec
+from quantkit.model.source import ModelSource
+from quantkit.progress import Progress
+from quantkit.quantize.datafree import copy_tensor, require_finite
+from quantkit.quantize.onepass import CalibratedOutcome
+from quantkit.quantize.plan import Plan
+from quantkit.recipe import Recipe
+from quantkit.registry import METHODS
+
+SERIES = "0.14"  # we listen to methods that are not part of its public interface
+INSTALL = "pip install 'quantkit-llm[llmcompressor]'"
+SMOOTHING = {"awq": "AWQModifier", "smoothquant": "SmoothQuantModifier"}
+ROUNDING = {"rtn": "QuantizationModifier", "clip": "QuantizationModifier", "gptq": "GPTQModifier"}
+# Its warnings about what we do on purpose, or have said already.
+EXPECTED = ("No accelerator", "MoE is being linearized", "Disabling tokenizer", "Running oneshot")
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One input scale: columns of the readers were multiplied, the feeder's output divided."""
+
+    feeder: str
+    readers: list[str]
+    scale: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Made:
+    """What the engine left in memory."""
+
+    state: dict[str, torch.Tensor]
+    """Every parameter by name, quantised layers in the form of compressed-tensors."""
+    folds: list[Fold] = field(default_factory=list)
+    fallbacks: list[str] = field(default_factory=list)
+    """Layers that were rounded to nearest because GPTQ failed on them."""
+
+
+def version() -> str:
+    """The installed version; a clear word when there is none that we know."""
+    try:
+        found = metadata.version("llmcompressor")
+    except metadata.PackageNotFoundError:
+        raise MissingDependency(f"the engine llmcompressor is not installed; {INSTALL}") from None
+    if not found.startswith(f"{SERIES}."):
+        raise MissingDependency(
+            f"llmcompressor {found} is installed, quantkit knows {SERIES}; {INSTALL}"
+        )
+    return found
+
+
+def check(recipes: Sequence[Recipe], device: torch.device, progress: Progress) -> None:
+    """Refuse before any work what the engine cannot do, here or at all."""
+    version()
+    # It takes the first GPU when there is one, and cannot be told otherwise.
+    own = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    if device != own:
+        raise HardwareError(
+            f"the engine llmcompressor chooses its device itself, here {own}, not {device}; "
+            "hide GPUs from it with CUDA_VISIBLE_DEVICES"
+        )
+    for recipe in recipes:
+        if "propagate" in recipe.options:
+            raise RecipeError(
+                f"recipe {recipe.name}: the engine llmcompressor has no option propagate"
+            )
+        if recipe.kv_cache is not None:
+            raise RecipeError(
+                f"recipe {recipe.name}: the engine llmcompressor makes no scales for a KV cache "
+                "here; use --engine native"
+            )
+        if METHODS[recipe.method].smoothing == "awq" and device.type == "cpu":
+            raise HardwareError(
+                f"recipe {recipe.name}: AWQ of the engine llmcompressor needs a GPU, and there is "
+                "none here; use --engine native"
+            )
+    if device.type == "cpu":
+        progress.note("warning: the engine llmcompressor is meant for a GPU; on a CPU it is slow")
+
+
+def modifiers(plan: Plan) -> list[tuple[str, dict[str, Any]]]:
+    """A recipe in the words of llm-compressor: its classes and their arguments, in order."""
+    recipe = plan.recipe
+    method = METHODS[recipe.method]
+    config = compressed_tensors.quantization_config(recipe, plan.ignored)
+    steps: list[tuple[str, dict[str, Any]]] = []
+    if method.smoothing == "smoothquant":
+        strength = recipe.options.get("strength", 0.5)
+        steps.append((SMOOTHING[method.smoothing], {"smoothing_strength": strength}))
+    elif method.smoothing is not None:
+        steps.append((SMOOTHING[method.smoothing], {}))
+    arguments = {"config_groups": config["config_groups"], "ignore": config["ignore"]}
+    return [*steps, (ROUNDING[method.rounding], arguments)]
+
+
+@torch.no_grad()
+def quantize_model(
+    source: ModelSource,
+    plan: Plan,
+    writer: FolderWriter,
+    ids: torch.Tensor | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+) -> CalibratedOutcome:
+    """Let the engine carry out one recipe, check what it made, and write it."""
+    made = carry_out(source, plan, ids, dtype, progress)
+    scales = folded_scales(made.folds, plan)
+    _compare(made.state, plan, source, scales)
+    if made.fallbacks:
+        progress.note(
+            f"warning: {plan.recipe.name}: GPTQ failed on {len(made.fallbacks)} layers, which were "
+            f"rounded to nearest: {', '.join(made.fallbacks[:3])} ..."
+        )
+    layers = {}
+    progress.start(f"write {plan.recipe.name}", plan.size_bytes)
+    for module, weight in plan.quantized.items():
+        specs = compressed_tensors.specs(module, weight, plan.recipe)
+        parts = {spec.name: made.state[spec.name].to(device) for spec in specs}
+        original = source.tensors[weight.name]
+        values = original.read().to(device)
+        require_finite(original, values)
+        restored = grid.unfold(
+            grid.dequantize(
+                compressed_tensors.read(module, parts, plan.recipe), plan.recipe.weights
+            ),
+            *(_on(device, scales.get(f"{module}.{side}_scale")) for side in ("in", "out")),
+        )
+        error = grid.relative_error(values, restored)
+        if not error < float("inf"):
+            raise MethodError(f"llm-compressor gave non-finite values for {module}")
+        layers[module] = Layer(relative_error=error, fallback=module in made.fallbacks)
+        for spec in specs:
+            writer.write(spec.name, made.state.pop(spec.name))
+            progress.advance(spec.size_bytes)
+    for name, spec in _others(plan).items():
+        if f"{name}.folded" in scales:
+            writer.write(name, made.state[name].to(DTYPES[spec.dtype]))
+            progress.advance(spec.size_bytes)
+        else:
+            copy_tensor(source.tensors[name], [writer], progress)
+    progress.finish()
+    return CalibratedOutcome(layers, scales)
+
+
+def carry_out(
+    source: ModelSource,
+    plan: Plan,
+    ids: torch.Tensor | None,
+    dtype: torch.dtype,
+    progress: Progress,
+) -> Made:
+    """Load the model, run `oneshot` on it, and take its parameters out again."""
+    try:
+        with _listening(progress):
+            return _oneshot(source, plan, ids, dtype, progress)
+    except Exception as error:  # whatever goes wrong in somebody else's code
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise MethodError(
+            f"llm-compressor {version()} could not carry out {plan.recipe.name}: {reason}"
+        ) from error
+    finally:
+        gc.collect()  # the next recipe loads the model again
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _oneshot(
+    source: ModelSource,
+    plan: Plan,
+    ids: torch.Tensor | None,
+    dtype: torch.dtype,
+    progress: Progress,
+) -> Made:
+    from compressed_tensors import ModelCompressor
+    from compressed_tensors.offload import disable_onloading
+    from llmcompressor import active_session, oneshot
+    from llmcompressor.modeling.moe.linearize import linearize_moe
+    from torch.utils.data import DataLoader
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(
+        source.folder, dtype=dtype, trust_remote_code=source.trust_remote_code
+    )
+    # Experts become linear layers with the names that checkpoints have. Its loader could do this
+    # while reading, but patches transformers so that torchvision must be there.
+    linearize_moe(model)
+    made = Made({})
+    classes = _recorders(model, made, progress)
+    steps = [classes[name](**arguments) for name, arguments in modifiers(plan)]
+    data: dict[str, Any] = {}
+    n_stages = 1
+    if ids is not None:
+        rows = [{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in ids]
+        data = {
+            "dataset": DataLoader(rows, batch_size=1),  # type: ignore[arg-type]
+            "num_calibration_samples": len(rows),
+            "max_seq_length": ids.shape[1],
+            # Else it looks for a processor, which may need packages for images.
+            "processor": AutoTokenizer.from_pretrained(
+                source.folder, trust_remote_code=source.trust_remote_code
+            ),
+        }
+        n_stages = 1 + int(getattr(model.config, "num_hidden_layers", 0))
+    progress.start(f"llm-compressor {plan.recipe.name}", n_stages * len(steps), "stages")
+    try:
+        oneshot(model=model, recipe=steps, trust_remote_code_model=source.trust_remote_code, **data)
+        ModelCompressor.from_pretrained_model(model).compress_model(model)
+    finally:
+        active_session().reset()  # it would hold on to the model
+        progress.finish()
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    with disable_onloading():  # else every tensor goes to the GPU once more
+        made.state.update((n, t) for n, t in model.state_dict().items() if n not in tied)
+    return made
+
+
+def _recorders(model: Any, made: Made, progress: Progress) -> dict[str, Any]:
+    """Its modifiers, each telling what it did."""
+    from llmcompressor.modifiers.quantization import GPTQModifier, QuantizationModifier
+    from llmcompressor.modifiers.transform.awq import AWQModifier
+    from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
+
+    names = {module: name for name, module in model.named_modules()}
+
+    def record(feeder: str, readers: list[str], scale: torch.Tensor) -> None:
+        made.folds.append(Fold(feeder, readers, scale.detach().float().cpu()))
+
+    class Stage:
+        def on_sequential_epoch_end(self, *args: Any, **kwargs: Any) -> None:
+            super().on_sequential_epoch_end(*args, **kwargs)  # type: ignore[misc]
+            progress.advance(1)
+
+    class Rounding(Stage, QuantizationModifier):  # type: ignore[misc]
+        pass
+
+    class GPTQ(Stage, GPTQModifier):  # type: ignore[misc]
+        def on_finalize(self, *args: Any, **kwargs: Any) -> Any:
+            made.fallbacks.extend(self._rtn_fallback_module_names)  # forgotten at the end of this
+            return super().on_finalize(*args, **kwargs)
+
+    class AWQ(Stage, AWQModifier):  # type: ignore[misc]
+        def _compute_best_scale(self, mapping: Any, *args: Any) -> Any:
+            scale = super()._compute_best_scale(mapping, *args)
+            record(mapping.smooth_name, list(mapping.balance_names), scale)
+            return scale
+
+    class SmoothQuant(Stage, SmoothQuantModifier):  # type: ignore[misc]
+        def _calculate_smoothing_scales(self, balance_layers: Any, activations: Any) -> Any:
+            scale = super()._calculate_smoothing_scales(balance_layers, activations)
+            scale = scale.clamp(min=1e-5)  # as it does next
+            mapping = next(m for m in self.resolved_mappings_ if m.balance_layers is balance_layers)
+            record(mapping.smooth_name, [names[layer] for layer in balance_layers], scale)
+            return scale
+
+    return {
+        "QuantizationModifier": Rounding,
+        "GPTQModifier": GPTQ,
+        "AWQModifier": AWQ,
+        "SmoothQuantModifier": SmoothQuant,
+    }
+
+
+@contextmanager
+def _listening(progress: Progress) -> Iterator[None]:
+    """Its log lines become notes and details of ours; on its own it writes to stdout."""
+    told = set()
+
+    def tell(message: Any) -> None:
+        text, level = message.record["message"], message.record["level"].name
+        if level not in ("WARNING", "ERROR", "CRITICAL") or text.startswith(EXPECTED):
+            progress.detail(f"llm-compressor: {text}")
+        elif text not in told:
+            told.add(text)
+            progress.note(f"llm-compressor: {text}")
+
+    with (
+        hushed("torch.fx", "transformers"),
+        redirect_stdout(io.StringIO()),
+        redirect_stderr(io.StringIO()),
+    ):
+        import llmcompressor  # noqa: F401  (sets up its log when imported)
+        from loguru import logger
+
+        logger.remove()
+        sink = logger.add(tell, level="INFO")
+        try:
+            yield
+        finally:
+            logger.remove(sink)
+
+
+def folded_scales(folds: Sequence[Fold], plan: Plan) -> dict[str, torch.Tensor]:
+    """Folds by the names that `verify` looks for."""
+    specs = {spec.name: spec for spec in plan.specs}
+    scales: dict[str, torch.Tensor] = {}
+
+    def fold(name: str, scale: torch.Tensor) -> None:
+        scales[name] = scales[name] * scale if name in scales else scale
+
+    for found in folds:
+        weight = plan.quantized.get(found.feeder) or specs[f"{found.feeder}.weight"]
+        # Where q, k and v are one layer, its last rows are the values, which feed the output.
+        out = torch.ones(weight.shape[0])
+        out[-len(found.scale) :] = found.scale
+        if found.feeder in plan.quantized:
+            fold(f"{found.feeder}.out_scale", out)
+        else:
+            fold(f"{found.feeder}.weight.folded", out if len(weight.shape) == 1 else out[:, None])
+        if f"{found.feeder}.bias" in specs:
+            fold(f"{found.feeder}.bias.folded", out)
+        for reader in found.readers:
+            if reader in plan.quantized:
+                fold(f"{reader}.in_scale", found.scale)
+            else:  # a router: multiplied, where a feeder is divided
+                fold(f"{reader}.weight.folded", 1 / found.scale)
+    return scales
+
+
+def _compare(
+    state: Mapping[str, torch.Tensor],
+    plan: Plan,
+    source: ModelSource,
+    scales: Mapping[str, torch.Tensor],
+) -> None:
+    """What the engine made must be what the plan promises, and the rest must be untouched."""
+    problems = []
+    others = _others(plan)
+    for spec in plan.specs:
+        made = state.get(spec.name)
+        if made is None:
+            if spec.name not in others:
+                problems.append(f"{spec.name} is missing")
+        elif spec.name not in others:
+            found = (CODES.get(made.dtype, str(made.dtype)), tuple(made.shape))
+            if found != (spec.dtype, spec.shape):
+                wanted = f"{spec.dtype} {list(spec.shape)}"
+                problems.append(f"{spec.name} is {found[0]} {list(found[1])}, not {wanted}")
+        elif f"{spec.name}.folded" not in scales:
+            original = source.tensors[spec.name].read().to(made.dtype)
+            # As bytes: NaN is a fault of its own, found when the tensor is copied.
+            copies = [t.reshape(-1).view(torch.uint8) for t in (original, made.cpu())]
+            if original.shape != made.shape or not torch.equal(*copies):
+                problems.append(f"{spec.name} was changed without a word")
+    problems += [f"{name} has no place in the plan" for name in state if name not in plan.names]
+    if problems:
+        rest = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+        raise MethodError(
+            f"llm-compressor made another checkpoint of {plan.recipe.name} than planned: "
+            f"{'; '.join(problems[:3])}{rest}"
+        )
+
+
+def _others(plan: Plan) -> dict[str, TensorSpec]:
+    """Tensors of the result that stand for no quantised layer."""
+    parts = {
+        part.name
+        for module, weight in plan.quantized.items()
+        for part in compressed_tensors.specs(module, weight, plan.recipe)
+    }
+    return {spec.name: spec for spec in plan.specs if spec.name not in parts}
+
+
+def _on(device: torch.device, scale: torch.Tensor | None) -> torch.Tensor | None:
+    return None if scale is None else scale.to(device)
