@@ -40,6 +40,7 @@ def make_model(folder: Path, blocks: int, hidden: int, intermediate: int, vocabu
         "num_key_value_heads": max(1, hidden // 512),
         "head_dim": 128,
         "vocab_size": vocabulary,
+        "max_position_embeddings": 8192,
         "tie_word_embeddings": False,
     }
     write_json(folder / "config.json", config)

@@ -115,9 +115,6 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as scratch:
         make_model(Path(scratch) / "model", args.blocks, 4096, 14336, 32000)
-        config = Path(scratch) / "model" / "config.json"
-        data = json.loads(config.read_text()) | {"max_position_embeddings": 8192}
-        config.write_text(json.dumps(data))
         source = ModelSource.open(str(Path(scratch) / "model"))
         for name in args.runs:
             out = Path(scratch) / "out"

@@ -12,6 +12,7 @@ import platform
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -50,21 +51,24 @@ def variant(name: str, base: str, symmetric: bool | None, group_size: int) -> Re
 
 
 @torch.no_grad()
-def perplexity(target: ModelSource | Checkpoint, text: Path, length: int, device: str) -> float:
+def perplexity(model: Any, tokenizer: Any, text: Path, length: int) -> float:
     """Over all whole windows of the text, the first token of each not predicted."""
-    model = loading.load(target, torch.device(device))
-    tokenizer = loading.tokenizer(target.folder)
     ids = torch.tensor(tokenizer(text.read_text(encoding="utf-8"), verbose=False)["input_ids"])
     windows = ids[: len(ids) // length * length].view(-1, length)
     total = 0.0
-    for window in windows.split(4):
-        window = window.to(device)
+    for window in windows.to(model.device).split(4):
         logits = model(window).logits[:, :-1].float()
         flat = logits.reshape(-1, logits.shape[-1])
         total += torch.nn.functional.cross_entropy(
             flat, window[:, 1:].reshape(-1), reduction="sum"
         ).item()
     return math.exp(total / (windows.shape[0] * (length - 1)))
+
+
+def perplexity_of(target: ModelSource | Checkpoint, text: Path, length: int, device: str) -> float:
+    """The same for a folder."""
+    model = loading.load(target, torch.device(device))
+    return perplexity(model, loading.tokenizer(target.folder), text, length)
 
 
 def main() -> None:
@@ -81,7 +85,7 @@ def main() -> None:
     args = parser.parse_args()
     without_hub()
     source = ModelSource.open(args.model)
-    values = {"source": perplexity(source, args.text, args.length, args.device)}
+    values = {"source": perplexity_of(source, args.text, args.length, args.device)}
     print("source", values["source"], flush=True)
     choice = CalibrationChoice(args.calibration, args.samples, args.length)
     recipes = [variant(*v, args.group_size) for v in VARIANTS if not args.only or v[0] in args.only]
@@ -90,7 +94,9 @@ def main() -> None:
         made = quantize(source, recipes, Path(folder) / "out", args.device, calibration=choice)
         seconds = time.monotonic() - started
         for checkpoint in made:
-            values[checkpoint.label] = perplexity(checkpoint, args.text, args.length, args.device)
+            values[checkpoint.label] = perplexity_of(
+                checkpoint, args.text, args.length, args.device
+            )
             print(f"{checkpoint.label:16} {values[checkpoint.label]:.3f}", flush=True)
     if args.out:
         write_json(

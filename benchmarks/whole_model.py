@@ -1,0 +1,86 @@
+"""A whole model of an 8B Llama's shape from disk to disk, as a user runs it.
+
+    python benchmarks/whole_model.py [--blocks 32 --samples 128 --length 2048] [--out FILE]
+
+Weights are random and the text is made up: the work does not depend on them. Times the command
+itself, imports included, and takes memory and stages from the manifests.
+"""
+
+import argparse
+import json
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from data_free import make_model
+
+from quantkit import device as devices
+from quantkit.export.checkpoint import Checkpoint
+from quantkit.export.manifest import versions
+from quantkit.storage import write_json
+
+WORDS = "block of weights rounds to its nearest number and the rest makes up for what was lost"
+
+
+def make_text(path: Path, n_words: int) -> None:
+    rng = random.Random(0)
+    words = WORDS.split()
+    path.write_text(" ".join(rng.choice(words) for _ in range(n_words)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--blocks", type=int, default=32)
+    parser.add_argument("--hidden", type=int, default=4096)
+    parser.add_argument("--intermediate", type=int, default=14336)
+    parser.add_argument("--vocabulary", type=int, default=128256)
+    parser.add_argument("--samples", type=int, default=128)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--offload", default="auto")
+    parser.add_argument("-r", "--recipe", action="append")
+    parser.add_argument("--folder", type=Path, help="where there is room; default: a temporary one")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    recipes = args.recipe or ["gptq-w4a16", "awq-w4a16", "fp8-dynamic"]
+    with tempfile.TemporaryDirectory(dir=args.folder) as scratch:
+        model, out, text = (Path(scratch) / name for name in ("model", "out", "text.txt"))
+        make_model(model, args.blocks, args.hidden, args.intermediate, args.vocabulary)
+        make_text(text, 2 * args.samples * args.length)
+        command = [sys.executable, "-m", "quantkit", "quantize", str(model), "-o", str(out)]
+        command += [part for name in recipes for part in ("-r", name)]
+        command += ["--calibration", str(text), "--samples", str(args.samples)]
+        command += ["--length", str(args.length), "--offload", args.offload]
+        started = time.monotonic()
+        subprocess.run(command, check=True)
+        seconds = time.monotonic() - started
+        manifests = [Checkpoint.open(out / name).manifest for name in recipes]
+    result = {
+        "what": "seconds from disk to disk, the whole command",
+        "blocks": args.blocks,
+        "hidden": args.hidden,
+        "intermediate": args.intermediate,
+        "samples": args.samples,
+        "length": args.length,
+        "offload": args.offload,
+        "recipes": recipes,
+        "seconds": seconds,
+        "stage_seconds": manifests[0].stage_seconds,
+        "peak_device_bytes": manifests[0].peak_device_bytes,
+        "peak_host_bytes": manifests[0].peak_host_bytes,
+        "written_bytes": sum(m.size_bytes for m in manifests),
+        "device": devices.describe(torch.device("cuda")),
+        "machine": platform.machine(),
+        "versions": versions(),
+    }
+    print(json.dumps(result), flush=True)
+    if args.out:
+        write_json(args.out, result)
+
+
+if __name__ == "__main__":
+    main()
