@@ -1,6 +1,6 @@
 """Seconds a block of the calibrated pass, on blocks of an 8B Llama's shape.
 
-    python benchmarks/one_pass.py [--blocks 4 --samples 128 --length 2048] [--out FILE]
+    python benchmarks/one_pass.py [--blocks 4 --samples 128 --length 2048] [--sweep 32 64 256]
 
 Weights and tokens are random: the work does not depend on them. Each recipe runs alone, then all
 together; the time of a block is the median over all blocks but the first, as the pass reports them.
@@ -95,16 +95,21 @@ def measure(
     }
 
 
+def tokens_of(n_samples: int, length: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 32000, (n_samples, length), generator=generator)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--runs", nargs="*", default=list(RUNS))
+    parser.add_argument("--sweep", type=int, nargs="*", default=[], help="other sample counts")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, 32000, (args.samples, args.length), generator=generator)
+    tokens = tokens_of(args.samples, args.length)
     result = {
         "what": "seconds a block of the calibrated pass, blocks of an 8B Llama's shape",
         "samples": args.samples,
@@ -121,6 +126,14 @@ def main() -> None:
             result[name] = measure(source, *RUNS[name], tokens, out)
             shutil.rmtree(out)
             print(name, json.dumps(result[name]), flush=True)
+        for n_samples in args.sweep:
+            fewer = tokens_of(n_samples, args.length)
+            for name in ("gptq", "awq"):
+                out = Path(scratch) / "out"
+                point = {"samples": n_samples, **measure(source, *RUNS[name], fewer, out)}
+                result.setdefault("sweep", []).append(point)
+                shutil.rmtree(out)
+                print(name, n_samples, point["seconds_a_block"], flush=True)
     if args.out:
         write_json(args.out, result)
 

@@ -1,6 +1,6 @@
 """Greedy text of checkpoints in real vLLM, side by side with their source's.
 
-    PYTHON_OF_VLLM benchmarks/vllm_generate.py --out FILE SOURCE CHECKPOINT...
+    PYTHON_OF_VLLM benchmarks/vllm_generate.py --out FILE [--jobs 4] SOURCE CHECKPOINT...
 
 Runs in vLLM's own environment and imports nothing of quantkit. Every model is loaded in a process
 of its own; one that vLLM refuses is recorded with its last words, not left out.
@@ -12,6 +12,7 @@ import os
 import platform
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 PROMPTS = [
@@ -30,18 +31,21 @@ SETTINGS = {
 }
 
 
-def generate(folder: str, dtype: str) -> None:
+def generate(folder: str, dtype: str, shared: bool) -> None:
     """Load one model and print what it writes, as the last line."""
     from vllm import LLM, SamplingParams
 
-    model = LLM(folder, dtype=dtype, max_model_len=256, enforce_eager=True)
+    # Beside others on one GPU: no profiling of memory that they change meanwhile.
+    room = {"kv_cache_memory_bytes": 1 << 28, "gpu_memory_utilization": 0.05} if shared else {}
+    model = LLM(folder, dtype=dtype, max_model_len=256, enforce_eager=True, **room)
     answers = model.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=24))
     print("\nRESULT " + json.dumps([answer.outputs[0].text for answer in answers]))
 
 
-def ask(folder: str, dtype: str) -> dict[str, object]:
+def ask(folder: str, dtype: str, shared: bool) -> dict[str, object]:
     """What one model writes, or why it does not."""
     command = [sys.executable, __file__, "--one", "--dtype", dtype, folder]
+    command += ["--jobs", "2"] if shared else []
     environment = {**os.environ, **SETTINGS}
     done = subprocess.run(
         command, capture_output=True, text=True, env=environment, timeout=600, check=False
@@ -57,11 +61,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="+", help="the source first")
     parser.add_argument("--dtype", default="float16", help="bfloat16 on a GPU")
+    parser.add_argument("--jobs", type=int, default=1, help="models at a time, on a GPU")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        generate(args.folders[0], args.dtype)
+        generate(args.folders[0], args.dtype, args.jobs > 1)
         return
     from importlib.metadata import version
 
@@ -75,10 +80,12 @@ def main() -> None:
         "prompts": PROMPTS,
         "models": {},
     }
-    for folder in args.folders:
-        name = "source" if folder == args.folders[0] else Path(folder).name
-        result["models"][name] = ask(folder, args.dtype)
-        print(name, json.dumps(result["models"][name]), flush=True)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        answers = pool.map(lambda folder: ask(folder, args.dtype, args.jobs > 1), args.folders)
+        for folder, answer in zip(args.folders, answers, strict=True):
+            name = "source" if folder == args.folders[0] else Path(folder).name
+            result["models"][name] = answer
+            print(name, json.dumps(answer), flush=True)
     if args.out:
         args.out.write_text(json.dumps(result, indent=2) + "\n")
 
