@@ -230,8 +230,9 @@ class _Here:
             for place, batch in hidden:
                 with collector.watching(inputs_only), cached.watching():
                     output = decoder.run(block, batch, self.arguments)
-                    if not self.stream.propagates:
-                        hidden.replace(place, output)
+                if not self.stream.propagates:
+                    hidden.replace(place, output)
+            del batch, output
             collector.complete()
             _require_finite(decoder.name(self.index), collector)
             if not any(plans[i].recipe.smooths for i in pending):

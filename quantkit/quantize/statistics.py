@@ -70,10 +70,6 @@ class Statistics:
         )
 
 
-class Enough(Exception):
-    """Every linear has been seen in this forward pass; what follows is of no interest."""
-
-
 @dataclass
 class Collector:
     """Watches the linears of one block while batches run through it."""
@@ -84,29 +80,31 @@ class Collector:
     statistics: dict[str, Statistics] = field(default_factory=dict)
     _alive: dict[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
     """Inputs of the present forward pass by identity; kept, so that no identity is used twice."""
-    _seen: set[str] = field(default_factory=set)
-    _stops: bool = False
+    _last: str = ""
+    """The linear that was reached last."""
 
     @contextmanager
     def watching(self, inputs_only: bool = False) -> Iterator[None]:
         """Collect from the one forward pass within.
 
-        With `inputs_only` the pass ends at the last linear: its product would be thrown away.
+        With `inputs_only` the pass's result is wrong from the second time on: what the last linear
+        computes would be thrown away, so it computes nothing.
         """
-        self._stops = inputs_only
         handles = [
             linear.register_forward_pre_hook(partial(self._see, name))
             for name, linear in self.linears.items()
         ]
+        last = self.linears.get(self._last) if inputs_only else None
+        if last is not None:
+            last.forward = partial(_nothing, last.out_features)  # type: ignore[method-assign]
         try:
             yield
-        except Enough:
-            pass
         finally:
+            if last is not None:
+                del last.forward
             for handle in handles:
                 handle.remove()
             self._alive.clear()
-            self._seen.clear()
 
     def complete(self) -> None:
         """All batches have been seen."""
@@ -123,6 +121,9 @@ class Collector:
             if name not in self.statistics:
                 self.statistics[name] = Statistics.zeros(tensor.shape[-1], tensor.device)
             self.statistics[name].add(tensor)
-        self._seen.add(name)
-        if self._stops and len(self._seen) == len(self.linears):
-            raise Enough
+        self._last = name
+
+
+def _nothing(width: int, inputs: torch.Tensor) -> torch.Tensor:
+    """Zeros in the shape of a linear's output, in the memory of one."""
+    return inputs.new_zeros(1).expand(*inputs.shape[:-1], width)
