@@ -20,9 +20,10 @@ from quantkit.recipe import Recipe
 from quantkit.registry import NATIVE
 from quantkit.report import files
 from quantkit.report.comparison import Report
-from quantkit.score.harness import check_tasks, score
-from quantkit.score.scorecard import SOURCE_NAME, Scorecard
-from quantkit.storage import guarded, write_json
+from quantkit.score.evaluation import Evaluation
+from quantkit.score.harness import Asked, check_tasks, evaluate
+from quantkit.score.scorecard import SOURCE_NAME
+from quantkit.storage import guarded
 from quantkit.verify.checkpoint import verify
 
 
@@ -86,8 +87,7 @@ def run(
         (out / "scores").mkdir(parents=True, exist_ok=True)
     scoring = Scoring(tasks, out / "scores", device, limit, max_length, source.trust_remote_code)
     targets: list[ModelSource | Checkpoint] = [source, *checkpoints]
-    cards = [_score(target, scoring, force, progress) for target in targets]
-    report = Report.compare(cards)
+    report = Report.of([_score(target, scoring, force, progress) for target in targets])
     files.write(report, out)
     return Outcome(checkpoints, report, out)
 
@@ -137,24 +137,21 @@ class Scoring:
 
 def _score(
     target: ModelSource | Checkpoint, scoring: Scoring, force: bool, progress: Progress
-) -> Scorecard:
+) -> Evaluation:
     name = SOURCE_NAME if isinstance(target, ModelSource) else target.label
     path = scoring.folder / f"{name}.json"
     if path.is_file() and not force:
-        card = Scorecard.read(path)
-        if card.digest == target.digest and card.settings.same_as(
-            scoring.tasks, scoring.limit, scoring.max_length, scoring.device
+        before = Evaluation.read(path)
+        if (
+            before.outcomes
+            and before.card.digest == target.digest
+            and before.card.settings.same_as(
+                scoring.tasks, scoring.limit, scoring.max_length, scoring.device
+            )
         ):
-            progress.note(f"{card.name}: scored before")
-            return card
-    card = score(
-        target,
-        scoring.tasks,
-        limit=scoring.limit,
-        max_length=scoring.max_length,
-        device=scoring.device,
-        progress=progress,
-        trust_remote_code=scoring.trust_remote_code,
-    )
-    write_json(path, card.to_json())
-    return card
+            progress.note(f"{before.card.name}: scored before")
+            return before
+    asked = Asked(tuple(scoring.tasks), scoring.limit, max_length=scoring.max_length)
+    evaluation = evaluate(target, asked, scoring.device, progress, scoring.trust_remote_code)
+    evaluation.write(scoring.folder)
+    return evaluation

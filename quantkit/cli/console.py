@@ -73,6 +73,26 @@ def print_json(data: Any) -> None:
     typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
 
 
+def print_lines(heading: str, lines: Sequence[tuple[str, str]]) -> None:
+    """Names and sentences on stdout; sentences wrap beside their names."""
+    from rich.console import Console as Screen
+    from rich.table import Table
+    from rich.text import Text
+
+    screen = Screen(highlight=False)
+    if not screen.is_terminal:
+        screen.width = 400
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, sentence in lines:
+        table.add_row(Text(name), Text(sentence))
+    with screen.capture() as capture:
+        screen.print(Text(heading, style="bold"))
+        screen.print(table)
+    typer.echo("\n" + "\n".join(line.rstrip() for line in capture.get().strip("\n").split("\n")))
+
+
 def print_table(
     headings: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)
 ) -> None:

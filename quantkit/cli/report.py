@@ -18,14 +18,12 @@ def command(
     json: AsJson = False,
 ) -> None:
     """Compare scored models with their source."""
-    from quantkit.cli import console
-    from quantkit.report import files, table
-    from quantkit.report.comparison import Report, read_cards
+    from quantkit.cli import start
+    from quantkit.report import files
+    from quantkit.report.comparison import Report
+    from quantkit.score.evaluation import read_all
 
-    report = Report.compare(read_cards(scores))
+    report = Report.of(read_all(scores))
     if out is not None:
         files.write(report, out)
-    if json:
-        console.print_json(report.to_json())
-    else:
-        console.print_table(table.titles(report, narrow=True), table.rows(report))
+    start.show_report(report, json)

@@ -36,6 +36,13 @@ def command(
     ] = None,
     max_length: MaxLength = None,
     seed: Annotated[int, typer.Option(metavar="N", help="For few-shot examples.")] = 0,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Datasets without a hub: a folder tree like a hub's."),
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where answers are kept for next time.")
+    ] = None,
     device: Device = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
@@ -47,32 +54,20 @@ def command(
     from quantkit.cli import console, start
 
     names = split(tasks)
-    start.stay_offline_if(all(start.is_own(t) for t in names) and all(map(start.is_local, models)))
-    from quantkit.score.harness import score
-    from quantkit.storage import guarded, write_json
+    at_home = data is not None or all(start.is_own(t) for t in names)
+    start.stay_offline_if(at_home and all(map(start.is_local, models)))
+    from quantkit.score.harness import Asked, evaluate
 
+    asked = Asked(tuple(names), limit, num_fewshot, max_length, batch_size, seed, data, cache=cache)
     targets = [start.scorable(name, revision, trust_remote_code) for name in models]
     start.refuse_same_names(targets)
     cards = []
     with console.progress(quiet, verbose) as progress:
         for target in targets:
-            card = score(
-                target,
-                names,
-                limit,
-                num_fewshot,
-                batch_size,
-                max_length,
-                seed,
-                device,
-                progress,
-                trust_remote_code,
-            )
-            cards.append(card)
+            evaluation = evaluate(target, asked, device, progress, trust_remote_code)
+            cards.append(evaluation.card)
             if out is not None:
-                with guarded(out):
-                    out.mkdir(parents=True, exist_ok=True)
-                write_json(out / card.file_name, card.to_json())
+                evaluation.write(out)
     if json:
         console.print_json([card.to_json() for card in cards])
         return

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from quantkit.export.checkpoint import Checkpoint
     from quantkit.model.source import ModelSource
     from quantkit.pipeline import Outcome
+    from quantkit.report.comparison import Report
     from quantkit.recipe import Recipe
 
 
@@ -96,10 +97,17 @@ def telling_what_is_kept(out: Path) -> Iterator[None]:
 
 def show(outcome: "Outcome", as_json: bool) -> None:
     """The result of a whole run."""
+    show_report(outcome.report, as_json)
+
+
+def show_report(report: "Report", as_json: bool) -> None:
+    """A table, and in words whether its differences are real."""
     from quantkit.cli import console
     from quantkit.report import table
 
     if as_json:
-        console.print_json(outcome.report.to_json())
-    else:
-        console.print_table(table.titles(outcome.report, narrow=True), table.rows(outcome.report))
+        console.print_json(report.to_json())
+        return
+    console.print_table(table.titles(report, narrow=True), table.rows(report))
+    for score, lines in table.verdicts(report).items():
+        console.print_lines(f"{score}, against the source:", lines)

@@ -3,12 +3,14 @@
 The JSON form is a contract: later versions add keys and change none.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quantkit.errors import ScoreError
+from quantkit.score import findings
+from quantkit.score.evaluation import Evaluation
+from quantkit.score.findings import Finding
 from quantkit.score.scorecard import Score, Scorecard
 
 SCHEMA = 1
@@ -20,6 +22,20 @@ class Report:
 
     baseline: Scorecard
     candidates: tuple[Scorecard, ...]
+    findings: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
+    """By candidate, where answers one by one are known."""
+
+    @classmethod
+    def of(cls, evaluations: Sequence[Evaluation]) -> "Report":
+        """The same from scores with their answers, which are then paired."""
+        report = cls.compare([evaluation.card for evaluation in evaluations])
+        outcomes = {e.card.name: e.outcomes for e in evaluations if e.outcomes}
+        source = outcomes.pop(report.baseline.name, None)
+        if not source or not outcomes:
+            return report
+        return replace(
+            report, findings=findings.compare(source, outcomes, report.baseline.groups)
+        )
 
     @classmethod
     def compare(cls, cards: Sequence[Scorecard]) -> "Report":
@@ -61,22 +77,12 @@ class Report:
         return {
             "schema": SCHEMA,
             "baseline": _entry(self.baseline),
-            "candidates": [_entry(card) for card in self.candidates],
+            "candidates": [
+                _entry(card)
+                | {"comparisons": [f.to_json() for f in self.findings.get(card.name, ())]}
+                for card in self.candidates
+            ],
         }
-
-
-def read_cards(paths: Sequence[Path]) -> list[Scorecard]:
-    """Scorecards from files, or from all JSON files of folders."""
-    files: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            inside = sorted(path.glob("*.json"))
-            if not inside:
-                raise ScoreError(f"{path} holds no score files")
-            files += inside
-        else:
-            files.append(path)
-    return [Scorecard.read(file) for file in files]
 
 
 def headline_of(card: Scorecard) -> str:

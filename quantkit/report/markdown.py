@@ -14,10 +14,24 @@ def render(report: Report) -> str:
         _line(["---", *["---:"] * (len(headings) - 1)]),
         *[_line([_safe(cell) for cell in row]) for row in table.rows(report)],
         "",
+        *_verdicts(report),
         _how(report),
         "",
     ]
     return "\n".join(lines)
+
+
+def _verdicts(report: Report) -> list[str]:
+    """Every comparison in words, groups of tasks included."""
+    lines: list[str] = []
+    by_score: dict[str, list[str]] = {}
+    for card in report.candidates:
+        for finding in report.findings.get(card.name, ()):
+            words = f"- {_safe(card.name)}: {finding.words}"
+            by_score.setdefault(finding.score, []).append(words)
+    for score, sentences in by_score.items():
+        lines += [f"## {_safe(score)} against the source", "", *sentences, ""]
+    return lines
 
 
 def _how(report: Report) -> str:

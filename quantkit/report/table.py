@@ -29,3 +29,14 @@ def _row(report: Report, card: Scorecard) -> list[str]:
         f"{score.value:.3f}",
         "" if is_source else f"{report.change(card, report.headline):+.2%}",
     ]
+
+
+def verdicts(report: Report) -> dict[str, list[tuple[str, str]]]:
+    """What was found of the tasks that were asked for, by score: candidates and sentences."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for card in report.candidates:
+        for finding in report.findings.get(card.name, ()):
+            task, _, metric = finding.score.rpartition("/")
+            if task in report.baseline.settings.tasks and metric != "acc_norm":
+                found.setdefault(finding.score, []).append((card.name, finding.words))
+    return found

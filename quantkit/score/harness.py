@@ -5,11 +5,13 @@ lm-eval's perplexities are per word and per byte of its own counting. The headli
 same requests.
 """
 
+import hashlib
 import math
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from functools import cache
 from io import StringIO
 from pathlib import Path
@@ -23,54 +25,96 @@ from quantkit.hush import hushed
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress, Silent
+from quantkit.score import answers
+from quantkit.score.answers import Text
+from quantkit.score.evaluation import Evaluation
 from quantkit.score.scorecard import Score, Scorecard, Settings
 
 OWN_TASKS = Path(__file__).parent / "tasks"
-LOGITS_BYTES = 2 << 30
 BOOTSTRAP_ITERATIONS = 100  # with none, lm-eval leaves out all standard errors
-MAX_BATCH = 16
-MAX_CPU_BATCH = 2  # more only spills out of the caches
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a model is scored."""
+
+    tasks: tuple[str, ...]
+    limit: int | None = None
+    num_fewshot: int | None = None
+    max_length: int | None = None
+    batch_size: int | None = None
+    """Most sequences at a time; by default as many as fit."""
+    seed: int = 0
+    data: Path | None = None
+    """A folder tree like a hub's, for tasks whose data cannot be fetched."""
+    cache: Path | None = None
+    """Where answers are kept; by default in the user's own cache."""
+    samples: dict[str, list[int]] | None = None
+    """Only these documents, by task."""
 
 
 def score(
     target: ModelSource | Checkpoint,
     tasks: Sequence[str],
     limit: int | None = None,
-    num_fewshot: int | None = None,
-    batch_size: int | None = None,
-    max_length: int | None = None,
-    seed: int = 0,
+    device: str = "auto",
+    **more: Any,
+) -> Scorecard:
+    """The scores alone."""
+    return evaluate(target, Asked(tuple(tasks), limit, **more), device).card
+
+
+def evaluate(
+    target: ModelSource | Checkpoint,
+    asked: Asked,
     device: str = "auto",
     progress: Progress | None = None,
     trust_remote_code: bool = False,
-) -> Scorecard:
+) -> Evaluation:
     """Run tasks on a source model or on one of our checkpoints."""
+    from quantkit.score import cache
+
     started = time.monotonic()
     progress = progress or Silent()
     where = devices.choose(device)
     with _quiet():
-        manager = _task_manager(tasks)
-        model = _Model(target, where, batch_size, max_length, progress, trust_remote_code)
-        results = _evaluate(model, manager, tasks, limit, num_fewshot, seed)
+        manager = _task_manager(asked.tasks)
+        from quantkit.score.model import EvaluatedModel
+
+        folder = asked.cache or cache.default_folder()
+        lm = EvaluatedModel(
+            target,
+            where,
+            asked.max_length,
+            asked.batch_size,
+            folder,
+            progress,
+            trust_remote_code,
+        )
+        try:
+            results = _evaluate(lm, manager, asked)
+        finally:
+            lm.close()
     progress.finish()
-    identity = _identity(target)
-    return Scorecard(
-        **identity,
-        scores=_scores(results, model),
+    card = Scorecard(
+        **_identity(target),
+        scores=_scores(results, lm.texts),
         settings=Settings(
-            tasks={task: str(results["versions"].get(task, "")) for task in tasks},
-            limit=limit,
-            num_fewshot=num_fewshot,
-            max_length=model.lm.max_length,
-            asked_length=max_length,
-            dtype=str(model.lm.model.dtype).removeprefix("torch."),
-            seed=seed,
+            tasks={task: str(results["versions"].get(task, "")) for task in asked.tasks},
+            limit=asked.limit,
+            num_fewshot=asked.num_fewshot,
+            max_length=lm.max_length,
+            asked_length=asked.max_length,
+            dtype=str(lm.model.dtype).removeprefix("torch."),
+            seed=asked.seed,
         ),
+        groups=_groups(results),
         versions={**versions(), "lm_eval": _lm_eval_version()},
         device=devices.describe(where),
         seconds=time.monotonic() - started,
         created=now(),
     )
+    return Evaluation(card, answers.of_samples(results["samples"], lm.texts))
 
 
 def _identity(target: ModelSource | Checkpoint) -> dict[str, Any]:
@@ -93,56 +137,6 @@ def _identity(target: ModelSource | Checkpoint) -> dict[str, Any]:
         "bits_per_weight": 8 * size / sum(spec.n_elements for spec in stored),
         "source_fingerprint": target.fingerprint,
     }
-
-
-class _Model:
-    """A loaded model as lm-eval sees it, with progress."""
-
-    def __init__(
-        self,
-        target: ModelSource | Checkpoint,
-        device: Any,
-        batch_size: int | None,
-        max_length: int | None,
-        progress: Progress,
-        trust_remote_code: bool,
-    ) -> None:
-        from lm_eval.models.huggingface import HFLM
-
-        from quantkit.score import loading
-
-        class ReportingHFLM(HFLM):  # type: ignore[misc]
-            def _loglikelihood_tokens(self, requests: Any, **options: Any) -> Any:
-                options["disable_tqdm"] = True
-                answers = super()._loglikelihood_tokens(requests, **options)
-                progress.advance(sum(len(tokens) for _, _, tokens in requests))
-                return answers
-
-            def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> Any:
-                total = sum(len(self.tok_encode(r.args[0])) for r in requests)
-                progress.start(f"score {name}", total, "tokens")
-                return super().loglikelihood_rolling(requests, disable_tqdm=True)
-
-            def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:
-                total = sum(len(self.tok_encode(r.args[1])) for r in requests)
-                progress.start(f"score {name}", total, "tokens")
-                return super().loglikelihood(requests, disable_tqdm=True)
-
-        name = target.label
-        model = loading.load(target, device, trust_remote_code)
-        context = max_length or _context(model.config)
-        most = MAX_BATCH if device.type == "cuda" else MAX_CPU_BATCH
-        room = LOGITS_BYTES // (4 * model.config.vocab_size * context)
-        self.lm = ReportingHFLM(
-            pretrained=model,
-            tokenizer=loading.tokenizer(target.folder, trust_remote_code),
-            batch_size=batch_size or max(1, min(most, room)),
-            max_length=max_length,
-        )
-
-
-def _context(config: Any) -> int:
-    return int(getattr(config, "max_position_embeddings", 2048))
 
 
 @cache
@@ -174,31 +168,27 @@ def _few(task: str, known: Sequence[str]) -> list[str]:
     return near or ["python_docs", "wikitext", "mmlu"]
 
 
-def _evaluate(
-    model: _Model,
-    manager: Any,
-    tasks: Sequence[str],
-    limit: int | None,
-    num_fewshot: int | None,
-    seed: int,
-) -> dict[str, Any]:
+def _evaluate(lm: Any, manager: Any, asked: Asked) -> dict[str, Any]:
     import lm_eval
 
     # Not `simple_evaluate`: it also collects facts about the machine, for longer than small
     # models take to score, and asks git about the working directory.
+    tasks = asked.tasks
     try:
-        loaded = manager.load(list(tasks))
+        with _data_from(asked.data):
+            loaded = manager.load(list(tasks))
         for task in loaded["tasks"].values():
             default = task.get_config("num_fewshot")
-            if num_fewshot is not None and default != 0:
-                task.set_config(key="num_fewshot", value=num_fewshot)
+            if asked.num_fewshot is not None and default != 0:
+                task.set_config(key="num_fewshot", value=asked.num_fewshot)
             elif default is None:
                 task.set_config(key="num_fewshot", value=0)
-            task.set_fewshot_seed(seed=seed)
+            task.set_fewshot_seed(seed=asked.seed)
         results = lm_eval.evaluate(
-            lm=model.lm,
+            lm=lm,
             task_dict=loaded,
-            limit=limit,
+            limit=asked.limit,
+            samples=asked.samples,
             bootstrap_iters=BOOTSTRAP_ITERATIONS,
             log_samples=True,
         )
@@ -211,18 +201,58 @@ def _evaluate(
         first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ScoreError(
             f"the data of {', '.join(tasks)} cannot be reached: {first}; connect to the hub once, "
-            "or run where a folder of the dataset's name holds it"
+            "or give --data, a folder that holds it under the dataset's name"
         ) from error
     assert results is not None
     return dict(results)
 
 
-def _scores(results: dict[str, Any], model: _Model) -> dict[str, Score]:
+@contextmanager
+def _data_from(folder: Path | None) -> Iterator[None]:
+    """Load datasets from a folder: the library takes a relative path before it asks a hub."""
+    if folder is None:
+        yield
+        return
+    if not folder.is_dir():
+        raise ScoreError(f"--data {folder} is no folder")
+    import datasets
+
+    os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+    usual = datasets.config.HF_DATASETS_CACHE
+    # The library knows prepared data by its path alone; a changed folder is another one to us.
+    datasets.config.HF_DATASETS_CACHE = Path(usual) / f"quantkit-{_folder_digest(folder)}"
+    try:
+        with chdir(folder):
+            yield
+    finally:
+        datasets.config.HF_DATASETS_CACHE = usual
+
+
+def _folder_digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            status = path.stat()
+            digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _groups(results: dict[str, Any]) -> dict[str, list[str]]:
+    """Groups of tasks, and all tasks that they finally hold."""
+    inside = results.get("group_subtasks", {})
+
+    def leaves(name: str) -> list[str]:
+        members = inside.get(name) or []
+        return [leaf for member in members for leaf in leaves(member)] if members else [name]
+
+    return {name: leaves(name) for name, members in inside.items() if members}
+
+
+def _scores(results: dict[str, Any], texts: dict[str, Text]) -> dict[str, Score]:
     scores: dict[str, Score] = {}
     for task, figures in results["results"].items():
         n = _n_samples(results, task)
         directions = results["higher_is_better"].get(task, {})
-        samples = results["samples"].get(task, [])
         for key, value in figures.items():
             metric, _, suffix = key.partition(",")
             if metric.endswith("_stderr") or not isinstance(value, float | int) or not suffix:
@@ -234,8 +264,8 @@ def _scores(results: dict[str, Any], model: _Model) -> dict[str, Score]:
                 n=n,
                 higher_is_better=bool(directions.get(metric, True)),
             )
-        if results["configs"].get(task, {}).get("output_type") == "loglikelihood_rolling":
-            scores[f"{task}/perplexity"] = _per_token(task, samples, model)
+        if task in texts:
+            scores |= _of_text(task, texts[task])
     return scores
 
 
@@ -247,23 +277,46 @@ def _n_samples(results: dict[str, Any], task: str) -> int:
     return sum(_n_samples(results, member) for member in members)
 
 
-def _per_token(task: str, samples: list[dict[str, Any]], model: _Model) -> Score:
-    """Perplexity per token; its error treats documents as the independent units."""
-    pairs = []
-    for sample in samples:
-        ((text,),) = sample["arguments"]
-        ((loglikelihood,),) = sample["resps"]
-        pairs.append((float(loglikelihood), len(model.lm.tok_encode(text))))
-    n_tokens = sum(tokens for _, tokens in pairs)
-    mean = -sum(loglikelihood for loglikelihood, _ in pairs) / n_tokens
+def _of_text(task: str, text: Text) -> dict[str, Score]:
+    """Perplexity per token, and the divergence from the source where there is one."""
+    mean, error = ratio(text.losses, text.n_tokens)
     value = _finite(task, "perplexity", math.exp(min(mean, 700)))
-    stderr = None
-    if len(pairs) > 1:
-        # Ratio estimator: residuals of each document's loss from what its length predicts.
-        squares = sum((-ll - mean * tokens) ** 2 for ll, tokens in pairs)
-        spread = math.sqrt(squares * len(pairs) / (len(pairs) - 1)) / n_tokens
-        stderr = value * spread
-    return Score(value=value, stderr=stderr, n=n_tokens, higher_is_better=False)
+    spread = None if error is None else value * error
+    n_tokens = sum(text.n_tokens)
+    scores = {f"{task}/perplexity": Score(value=value, stderr=spread, n=n_tokens)}
+    if text.kl is None or text.agrees is None:
+        return scores
+    for name, parts, better in (
+        ("kl_mean", text.kl, False),
+        ("top1_agreement", text.agrees, True),
+    ):
+        sums = [float(part.double().sum()) for part in parts]
+        mean, error = ratio(sums, [len(part) for part in parts])
+        mean = _finite(task, name, mean)
+        scores[f"{task}/{name}"] = Score(
+            value=mean, stderr=error, n=n_tokens, higher_is_better=better
+        )
+    import torch
+
+    whole = torch.cat(text.kl).double().sort().values
+    for name, share in (("kl_median", 0.5), ("kl_p99", 0.99)):
+        at = min(len(whole) - 1, int(share * len(whole)))
+        scores[f"{task}/{name}"] = Score(value=float(whole[at]), stderr=None, n=n_tokens)
+    return scores
+
+
+def ratio(sums: Sequence[float], weights: Sequence[float]) -> tuple[float, float | None]:
+    """A mean over tokens and its standard error, with documents as the independent units.
+
+    A ratio estimator: residuals of each document's sum from what its length predicts.
+    """
+    total = sum(weights)
+    mean = sum(sums) / total
+    n = len(sums)
+    if n < 2:
+        return mean, None
+    squares = sum((part - mean * weight) ** 2 for part, weight in zip(sums, weights, strict=True))
+    return mean, math.sqrt(squares * n / (n - 1)) / total
 
 
 def _finite(task: str, metric: str, value: float) -> float:

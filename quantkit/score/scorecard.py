@@ -25,7 +25,7 @@ class Score(Record):
     stderr: float | None
     n: int
     """Documents or questions; for perplexity per token the tokens."""
-    higher_is_better: bool
+    higher_is_better: bool = False
 
     @field_validator("value")
     @classmethod
@@ -77,6 +77,8 @@ class Scorecard(Record):
     scores: dict[str, Score]
     """By `<task>/<metric>`."""
     settings: Settings
+    groups: dict[str, list[str]] = {}
+    """Groups of tasks and the tasks that they hold."""
     versions: dict[str, str]
     device: str
     seconds: float
@@ -86,6 +88,11 @@ class Scorecard(Record):
     def file_name(self) -> str:
         """The file that a folder of scores keeps it in."""
         return f"{SOURCE_NAME if self.recipe is None else self.name}.json"
+
+    @property
+    def answers_name(self) -> str:
+        """The file beside it that holds its answers one by one."""
+        return f"{SOURCE_NAME if self.recipe is None else self.name}.answers.parquet"
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")

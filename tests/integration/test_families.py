@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-import transformers
+from families import FAMILIES, make_source
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from quantkit import resources
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.architecture import attentions
 from quantkit.model.blocks import Decoder
 from quantkit.model.shards import DTYPES
-from quantkit.model.source import ModelSource
 from quantkit.quantize import feeders, kvcache
 from quantkit.quantize.calibrated import _Work
 from quantkit.quantize.run import CalibrationChoice, quantize
@@ -19,55 +17,9 @@ from quantkit.recipe import Recipe
 from quantkit.score import loading
 from quantkit.verify.checkpoint import verify
 
-SMALL = {
-    "vocab_size": 4096,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 256,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-}
-FAMILIES = {
-    "llama": transformers.LlamaConfig(**SMALL),
-    "mistral": transformers.MistralConfig(**SMALL, sliding_window=16),
-    "qwen2": transformers.Qwen2Config(**SMALL),
-    "qwen3": transformers.Qwen3Config(**SMALL),
-    "gemma2": transformers.Gemma2Config(**SMALL, sliding_window=16, attn_logit_softcapping=2.0),
-    "gemma3": transformers.Gemma3TextConfig(**SMALL, sliding_window=16),
-    "phi3": transformers.Phi3Config(**{k: v for k, v in SMALL.items() if k != "head_dim"}),
-    "smollm3": transformers.SmolLM3Config(**SMALL),
-    "granite": transformers.GraniteConfig(**SMALL, residual_multiplier=0.5),
-    "olmo2": transformers.Olmo2Config(**SMALL),
-}
 # Groups of linears whose input scales can be folded: a norm before q/k/v and gate/up, the value
 # projection before o, the up projection before down.
 FOLDS = {"phi3": 2, "olmo2": 2}
-
-
-def make_source(name, folder):
-    """A small random model of the family, with norms that are not all one, and its folder."""
-    torch.manual_seed(0)
-    implementation = "eager" if name == "gemma2" else "sdpa"
-    model = AutoModelForCausalLM.from_config(
-        FAMILIES[name], attn_implementation=implementation, dtype=torch.float32
-    )
-    for parameter_name, parameter in model.named_parameters():
-        if parameter.dim() == 1:
-            mean = 0.0 if "bias" in parameter_name else 1.0
-            torch.nn.init.normal_(parameter, mean=mean, std=0.2)
-    model.to(torch.bfloat16).save_pretrained(folder)
-    # Read again, since the detour through bf16 also rounded the rotary frequencies.
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation=implementation
-    ).eval()
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / file).write_bytes((resources.DEMO_MODEL / file).read_bytes())
-    return model, ModelSource.open(str(folder))
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

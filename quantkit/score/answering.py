@@ -1,0 +1,267 @@
+"""Log-probabilities of many continuations, with as little computing as they need.
+
+Requests that differ in their last token only are one row. Rows with a long common beginning (the
+examples before a question, the four endings of a story) share it: its keys and values are computed
+once. Logits are made only where they are asked for, some positions at a time, so that a large
+vocabulary takes no memory to speak of.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from quantkit.errors import HardwareError, ScoreError
+
+TOKENS_PER_BATCH = {"cuda": 32768, "cpu": 512}
+CACHED_TOKENS = {"cuda": 262144, "cpu": 32768}
+"""Most tokens whose keys and values a batch holds, those of a shared beginning included."""
+LOGITS_BYTES = 512 << 20
+MIN_SHARED = 32
+"""Shorter beginnings are computed again: sharing has its price."""
+
+Watcher = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""Takes log-probabilities [positions, vocabulary], the tokens that follow, and their places."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """How likely is `continuation` after `context`?"""
+
+    context: tuple[int, ...]
+    continuation: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The log-probability of a continuation, and whether it is the likeliest one throughout."""
+
+    log_probability: float
+    greedy: bool
+
+
+@dataclass
+class _Row:
+    """Tokens to run, and the requests that its last positions answer."""
+
+    tokens: tuple[int, ...]
+    asked: list[int] = field(default_factory=list)
+    n_scored: int = 0
+
+
+class Answerer:
+    """A causal language model of transformers that answers requests."""
+
+    def __init__(self, model: Any, max_length: int, max_rows: int | None = None) -> None:
+        self._model = model
+        self._decoder = model.get_decoder()
+        self._max_length = max_length
+        self._max_rows = max_rows
+        self._device = next(model.parameters()).device
+        self._tokens_per_batch = TOKENS_PER_BATCH[self._device.type]
+        self._vocabulary = int(model.get_output_embeddings().weight.shape[0])
+
+    @torch.no_grad()
+    def answers(
+        self, requests: Sequence[Request], watcher: Watcher | None = None
+    ) -> Iterator[list[tuple[int, Answer]]]:
+        """Places of requests and their answers, by batch, in the order that is fastest.
+
+        A watcher sees every scored position. Its place counts the tokens of all continuations in
+        the order of the requests.
+        """
+        starts = [0]
+        for request in requests:
+            starts.append(starts[-1] + len(request.continuation))
+        for prefix, rows in _runs(_rows(requests, self._max_length)):
+            yield from self._run(prefix, rows, requests, starts, watcher)
+
+    def _run(
+        self,
+        prefix: tuple[int, ...],
+        rows: list[_Row],
+        requests: Sequence[Request],
+        starts: list[int],
+        watcher: Watcher | None,
+    ) -> Iterator[list[tuple[int, Answer]]]:
+        shared = self._cache(prefix) if prefix else None
+        waiting = sorted(rows, key=lambda row: (len(row.tokens), row.tokens))
+        while waiting:
+            size = self._fitting(len(prefix), waiting)
+            try:
+                done = self._batch(prefix, shared, waiting[-size:], requests, starts, watcher)
+            except torch.OutOfMemoryError as error:
+                if size == 1:
+                    raise HardwareError(
+                        f"one sequence of {len(waiting[-1].tokens)} tokens does not fit into the "
+                        "memory of the GPU; use a shorter --max-length"
+                    ) from error
+                self._tokens_per_batch = max(1, self._tokens_per_batch // 2)
+                torch.cuda.empty_cache()
+                continue
+            del waiting[-size:]
+            yield done
+
+    def _fitting(self, n_prefix: int, waiting: list[_Row]) -> int:
+        """How many of the longest rows make a batch."""
+        longest = len(waiting[-1].tokens)
+        by_tokens = self._tokens_per_batch // max(1, longest - n_prefix)
+        by_cache = CACHED_TOKENS[self._device.type] // longest
+        return max(1, min(len(waiting), by_tokens, by_cache, self._max_rows or len(waiting)))
+
+    def _cache(self, prefix: tuple[int, ...]) -> Any:
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self._model.config)
+        ids = torch.tensor([prefix], device=self._device)
+        self._decoder(input_ids=ids, past_key_values=cache, use_cache=True)
+        return cache
+
+    def _batch(
+        self,
+        prefix: tuple[int, ...],
+        shared: Any,
+        rows: list[_Row],
+        requests: Sequence[Request],
+        starts: list[int],
+        watcher: Watcher | None,
+    ) -> list[tuple[int, Answer]]:
+        width = max(len(row.tokens) for row in rows) - len(prefix)
+        # Padding comes last, where causal attention of what counts does not see it.
+        ids = torch.zeros(len(rows), width, dtype=torch.long)
+        for place, row in enumerate(rows):
+            ids[place, : len(row.tokens) - len(prefix)] = torch.tensor(row.tokens[len(prefix) :])
+        cache = None
+        if shared is not None:
+            cache = copy.deepcopy(shared)
+            cache.batch_repeat_interleave(len(rows))
+        hidden = self._decoder(
+            input_ids=ids.to(self._device), past_key_values=cache, use_cache=cache is not None
+        ).last_hidden_state
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        scored = _scored(rows, len(prefix), width, requests, starts)
+        values, best = self._score(flat, scored, watcher)
+        done, at = [], 0
+        for row in rows:
+            for index in row.asked:
+                stop = at + len(requests[index].continuation)
+                total = float(values[at:stop].double().sum())
+                done.append((index, Answer(total, bool(best[at:stop].all()))))
+                at = stop
+        return done
+
+    def _score(
+        self, hidden: torch.Tensor, scored: "_Scored", watcher: Watcher | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability of every target, and whether it is the likeliest token."""
+        rows = max(1, LOGITS_BYTES // (4 * self._vocabulary))
+        values, best = [], []
+        where = scored.where.to(self._device)
+        targets = scored.targets.to(self._device)
+        for start in range(0, len(where), rows):
+            part = slice(start, start + rows)
+            logits = self._head(hidden[where[part]])
+            log_probabilities = logits.log_softmax(-1)
+            chosen = log_probabilities.gather(1, targets[part, None])[:, 0]
+            values.append(chosen)
+            best.append(logits.argmax(-1) == targets[part])
+            if watcher is not None:
+                watcher(log_probabilities, targets[part], scored.places[part])
+        joined = torch.cat(values).cpu()
+        if not joined.isfinite().all():
+            raise ScoreError("the model's outputs are not finite; the checkpoint is damaged")
+        return joined, torch.cat(best).cpu()
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits in float32 by the family's own code: its decoder hands over what we have."""
+        from transformers.modeling_outputs import BaseModelOutputWithPast
+
+        ready = BaseModelOutputWithPast(last_hidden_state=hidden[None])
+        self._decoder.forward = lambda *arguments, **more: ready
+        try:
+            output = self._model(input_ids=hidden.new_zeros(1, 1, dtype=torch.long))
+        finally:
+            del self._decoder.forward
+        logits: torch.Tensor = output.logits[0]
+        return logits.float()
+
+
+@dataclass(frozen=True)
+class _Scored:
+    where: torch.Tensor
+    """Positions of a batch, flattened, that predict a token that was asked for."""
+    targets: torch.Tensor
+    places: torch.Tensor
+
+
+def _scored(
+    rows: list[_Row],
+    n_prefix: int,
+    width: int,
+    requests: Sequence[Request],
+    starts: list[int],
+) -> _Scored:
+    where: list[int] = []
+    targets: list[int] = []
+    places: list[int] = []
+    for place, row in enumerate(rows):
+        end = place * width + len(row.tokens) - n_prefix
+        for index in row.asked:
+            continuation = requests[index].continuation
+            where += range(end - len(continuation), end)
+            targets += continuation
+            places += range(starts[index], starts[index + 1])
+    return _Scored(torch.tensor(where), torch.tensor(targets), torch.tensor(places))
+
+
+def _rows(requests: Sequence[Request], max_length: int) -> list[_Row]:
+    """Requests with the same tokens up to the last one are answered together."""
+    rows: dict[tuple[int, ...], _Row] = {}
+    for index, request in enumerate(requests):
+        if not request.continuation or len(request.continuation) > max_length:
+            raise ScoreError(
+                f"a continuation of {len(request.continuation)} tokens does not fit into windows "
+                f"of {max_length}; use a longer --max-length"
+            )
+        tokens = (request.context + request.continuation)[-(max_length + 1) :][:-1]
+        row = rows.setdefault(tokens, _Row(tokens))
+        row.asked.append(index)
+        row.n_scored = max(row.n_scored, len(request.continuation))
+    return list(rows.values())
+
+
+def _runs(rows: list[_Row]) -> Iterator[tuple[tuple[int, ...], list[_Row]]]:
+    """Rows in parts that share a beginning; all that share none make the last part."""
+    alone: list[_Row] = []
+    ordered = sorted(rows, key=lambda row: row.tokens)
+    start = 0
+    while start < len(ordered):
+        length, stop = _free(ordered[start]), start + 1
+        while stop < len(ordered):
+            common = min(length, _free(ordered[stop]), _common(ordered[stop - 1], ordered[stop]))
+            # A little shorter is fine: questions of one kind begin alike. Much shorter is another.
+            if common < MIN_SHARED or (stop > start + 1 and common < 0.75 * length):
+                break
+            length, stop = common, stop + 1
+        if stop > start + 1:
+            yield ordered[start].tokens[:length], ordered[start:stop]
+        else:
+            alone.append(ordered[start])
+        start = stop
+    if alone:
+        yield (), alone
+
+
+def _free(row: _Row) -> int:
+    """Tokens before the first that is scored from."""
+    return len(row.tokens) - row.n_scored
+
+
+def _common(one: _Row, other: _Row) -> int:
+    length = min(len(one.tokens), len(other.tokens))
+    for place in range(length):
+        if one.tokens[place] != other.tokens[place]:
+            return place
+    return length

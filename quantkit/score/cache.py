@@ -1,0 +1,80 @@
+"""Answers that a model gave before, so that none is computed twice.
+
+The key is what was asked, token by token: changed data asks something else, and is never answered
+from here. One file a model and a way of computing.
+"""
+
+import hashlib
+import os
+import sqlite3
+import time
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+
+from quantkit.errors import StorageError
+from quantkit.score.answering import Answer, Request
+
+SECONDS_BETWEEN_COMMITS = 2.0
+
+
+def default_folder() -> Path:
+    """Where caches of this user lie."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "quantkit" / "scores"
+
+
+def identity(facts: Mapping[str, str]) -> str:
+    """A name for everything that decides a model's answers."""
+    text = "\n".join(f"{key}={facts[key]}" for key in sorted(facts))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def key_of(request: Request) -> bytes:
+    """What was asked, in 16 bytes."""
+    digest = hashlib.sha256(array("q", request.context).tobytes())
+    digest.update(len(request.context).to_bytes(8, "little"))
+    digest.update(array("q", request.continuation).tobytes())
+    return digest.digest()[:16]
+
+
+class AnswerCache:
+    """Answers by request, in a small database."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        path = folder / f"{name}.sqlite"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._base = sqlite3.connect(path, timeout=60)
+            self._base.execute("pragma journal_mode=wal")
+            self._base.execute(
+                "create table if not exists answers "
+                "(key blob primary key, log_probability real, greedy integer) without rowid"
+            )
+        except (OSError, sqlite3.Error) as error:
+            raise StorageError(
+                f"cannot use the cache {path}: {error}; remove it, or give another --cache"
+            ) from error
+        self._committed = time.monotonic()
+
+    def recall(self, request: Request) -> Answer | None:
+        """The answer to a request, if it was given before."""
+        found = self._base.execute(
+            "select log_probability, greedy from answers where key = ?", (key_of(request),)
+        ).fetchone()
+        return None if found is None else Answer(found[0], bool(found[1]))
+
+    def remember(self, request: Request, answer: Answer) -> None:
+        """Keep an answer; it is on disk within seconds."""
+        self._base.execute(
+            "insert or replace into answers values (?, ?, ?)",
+            (key_of(request), answer.log_probability, int(answer.greedy)),
+        )
+        if time.monotonic() - self._committed > SECONDS_BETWEEN_COMMITS:
+            self._base.commit()
+            self._committed = time.monotonic()
+
+    def close(self) -> None:
+        """Keep everything."""
+        self._base.commit()
+        self._base.close()

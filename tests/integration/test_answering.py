@@ -1,0 +1,166 @@
+"""Answers in few forward passes equal those of lm-eval's own model, one by one."""
+
+import pytest
+import torch
+from families import FAMILIES, make_source
+
+from quantkit.model.source import ModelSource
+from quantkit.score import answering, divergence, loading
+from quantkit.score.answering import Answerer, Request
+from quantkit.score.cache import AnswerCache
+
+
+def one_by_one(model, request, max_length):
+    """The obvious way: all logits of one sequence."""
+    tokens = (request.context + request.continuation)[-(max_length + 1) :]
+    logits = model(torch.tensor([tokens[:-1]])).logits[0].float().log_softmax(-1)
+    n = len(request.continuation)
+    targets = torch.tensor(tokens[-n:])
+    chosen = logits[-n:].gather(1, targets[:, None])
+    return chosen.double().sum().item(), bool((logits[-n:].argmax(-1) == targets).all())
+
+
+def made_up_requests(seed=0, vocabulary=4096):
+    """Questions with a shared beginning, several endings, and some with nothing in common."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def some(n):
+        return tuple(torch.randint(1, vocabulary, (n,), generator=generator).tolist())
+
+    requests = []
+    for length in (40, 70):
+        shots = some(length)
+        for _ in range(6):
+            question = shots + some(int(torch.randint(3, 20, (1,), generator=generator)))
+            requests += [Request(question, some(1)) for _ in range(4)]
+    story = some(50)
+    requests += [Request(story, some(n)) for n in (1, 3, 9, 4)]
+    requests += [Request(some(n), some(m)) for n, m in ((1, 60), (90, 30), (5, 1))]
+    requests.append(requests[0])
+    return requests
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return loading.load(ModelSource.open("demo"), torch.device("cpu"))
+
+
+@torch.no_grad()
+def check(model, requests, max_length=96):
+    found = {}
+    for batch in Answerer(model, max_length).answers(requests):
+        found.update(batch)
+    assert sorted(found) == list(range(len(requests)))
+    for index, request in enumerate(requests):
+        value, greedy = one_by_one(model, request, max_length)
+        assert found[index].log_probability == pytest.approx(value, rel=1e-5, abs=1e-4)
+        assert found[index].greedy == greedy
+
+
+def test_answers_equal_those_of_one_sequence_at_a_time(demo):
+    check(demo, made_up_requests())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_answers_in_every_family(name, tmp_path):
+    _, source = make_source(name, tmp_path)
+    check(loading.load(source, torch.device("cpu")), made_up_requests()[12:])
+
+
+def test_shared_beginnings_are_computed_once(demo, monkeypatch):
+    requests = made_up_requests()
+    seen = []
+    handle = demo.get_decoder().register_forward_pre_hook(
+        lambda module, arguments, more: seen.append(more["input_ids"].numel()), with_kwargs=True
+    )
+    for _ in Answerer(demo, 96).answers(requests):
+        pass
+    handle.remove()
+    whole = sum(len(r.context + r.continuation) - 1 for r in requests)
+    assert sum(seen) < whole / 4
+
+
+def test_small_batches_change_nothing(demo, monkeypatch):
+    requests = made_up_requests(1)
+    monkeypatch.setitem(answering.TOKENS_PER_BATCH, "cpu", 40)
+    monkeypatch.setattr(answering, "LOGITS_BYTES", 4 * 4096 * 3)
+    check(demo, requests)
+
+
+def test_running_out_of_memory_makes_batches_smaller(demo, monkeypatch):
+    requests = made_up_requests()
+    batch = Answerer._batch
+    sizes = []
+
+    def small(self, prefix, shared, rows, *rest):
+        if len(rows) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        sizes.append(len(rows))
+        return batch(self, prefix, shared, rows, *rest)
+
+    monkeypatch.setattr(Answerer, "_batch", small)
+    found = {}
+    for part in Answerer(demo, 96).answers(requests):
+        found.update(part)
+    assert len(found) == len(requests)
+    assert max(sizes) == 2
+
+
+@torch.no_grad()
+def test_divergence_is_that_of_the_whole_distribution(demo):
+    generator = torch.Generator().manual_seed(2)
+    requests = [
+        Request((1,), tuple(torch.randint(1, 4096, (60,), generator=generator).tolist()))
+        for _ in range(3)
+    ]
+    n_tokens = sum(len(r.continuation) for r in requests)
+    reference = divergence.Reference.empty(n_tokens)
+    for _ in Answerer(demo, 96).answers(requests, reference.record):
+        pass
+    same = divergence.Divergence(reference)
+    for _ in Answerer(demo, 96).answers(requests, same.see):
+        pass
+    assert same.kl.abs().max() < 5e-4
+    assert same.agrees.all()
+    weight = demo.get_output_embeddings().weight
+    original = weight.data.clone()
+    before = torch.cat([logits_of(demo, r) for r in requests])
+    weight.data = original + 0.2 * original.std() * torch.randn(original.shape, generator=generator)
+    after = torch.cat([logits_of(demo, r) for r in requests])
+    other = divergence.Divergence(reference)
+    for _ in Answerer(demo, 96).answers(requests, other.see):
+        pass
+    weight.data = original
+    whole = (before.exp() * (before - after)).sum(-1)
+    assert torch.equal(other.agrees, before.argmax(-1) == after.argmax(-1))
+    noise = (other.kl - whole).std() / len(whole) ** 0.5
+    assert (other.kl - whole).mean().abs() < 3 * noise + 2e-4  # without bias
+    assert other.kl.mean() == pytest.approx(whole.mean().item(), rel=0.1)
+    assert other.kl.mean() > 0.01
+
+
+def logits_of(model, request):
+    tokens = torch.tensor([request.context + request.continuation[:-1]])
+    return model(tokens).logits[0].float().log_softmax(-1)
+
+
+def test_reference_survives_its_file(tmp_path):
+    reference = divergence.Reference.empty(5)
+    reference.record(torch.randn(5, 100).log_softmax(-1), torch.zeros(5), torch.arange(5))
+    reference.write(tmp_path / "reference")
+    again = divergence.Reference.read(tmp_path / "reference")
+    assert torch.equal(again.ids, reference.ids)
+    assert torch.equal(again.steps, reference.steps)
+    assert torch.equal(again.rest, reference.rest)
+
+
+def test_cache_answers_only_what_was_asked(tmp_path):
+    cache = AnswerCache(tmp_path, "model")
+    asked = Request((1, 2, 3), (4,))
+    assert cache.recall(asked) is None
+    cache.remember(asked, answering.Answer(-1.25, True))
+    cache.close()
+    again = AnswerCache(tmp_path, "model")
+    assert again.recall(asked) == answering.Answer(-1.25, True)
+    assert again.recall(Request((1, 2), (3, 4))) is None
+    assert AnswerCache(tmp_path, "other").recall(asked) is None
