@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from quantkit.export.checkpoint import Checkpoint
     from quantkit.model.source import ModelSource
     from quantkit.pipeline import Outcome
-    from quantkit.report.comparison import Report
     from quantkit.recipe import Recipe
+    from quantkit.report.comparison import Report
 
 
 def stay_offline_if(local: bool) -> None:

@@ -33,9 +33,7 @@ class Report:
         source = outcomes.pop(report.baseline.name, None)
         if not source or not outcomes:
             return report
-        return replace(
-            report, findings=findings.compare(source, outcomes, report.baseline.groups)
-        )
+        return replace(report, findings=findings.compare(source, outcomes, report.baseline.groups))
 
     @classmethod
     def compare(cls, cards: Sequence[Scorecard]) -> "Report":
