@@ -1,8 +1,11 @@
 """What tests share: the command line in process, and small random models on disk."""
 
 import os
+import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Answers that tests get are kept away from the user's own.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="quantkit-tests-")
 
 import itertools
 import json

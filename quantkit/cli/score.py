@@ -1,7 +1,7 @@
 """`quantkit score`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,14 @@ from quantkit.cli.options import (
     Verbose,
     split,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quantkit.progress import Progress
+    from quantkit.score.evaluation import Evaluation
+    from quantkit.score.harness import Asked
+    from quantkit.score.scorecard import Scorecard
 
 
 def command(
@@ -43,6 +51,14 @@ def command(
     cache: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where answers are kept for next time.")
     ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Scores of the source, from before, to compare with."),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="POINTS", help="Random questions until +-POINTS, such as 1.0pp."),
+    ] = None,
     device: Device = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
@@ -56,18 +72,24 @@ def command(
     names = split(tasks)
     at_home = data is not None or all(start.is_own(t) for t in names)
     start.stay_offline_if(at_home and all(map(start.is_local, models)))
+    from quantkit.score.evaluation import Evaluation
     from quantkit.score.harness import Asked, evaluate
 
     asked = Asked(tuple(names), limit, num_fewshot, max_length, batch_size, seed, data, cache=cache)
     targets = [start.scorable(name, revision, trust_remote_code) for name in models]
     start.refuse_same_names(targets)
-    cards = []
+    before = None if baseline is None else Evaluation.read(baseline)
     with console.progress(quiet, verbose) as progress:
-        for target in targets:
-            evaluation = evaluate(target, asked, device, progress, trust_remote_code)
-            cards.append(evaluation.card)
-            if out is not None:
-                evaluation.write(out)
+
+        def run(asked: Asked) -> list[Evaluation]:
+            return [
+                _written(evaluate(target, asked, device, progress, trust_remote_code), out)
+                for target in targets
+            ]
+
+        wanted = None if until is None else _points(until)
+        evaluations = run(asked) if wanted is None else _until(run, asked, wanted, progress)
+    cards = [evaluation.card for evaluation in evaluations]
     if json:
         console.print_json([card.to_json() for card in cards])
         return
@@ -83,6 +105,52 @@ def command(
             ]
             for card in cards
             for key, s in card.scores.items()
+            if verbose or not _is_part(key, card)
         ],
         words=(0, 1),
     )
+    both = [*([before] if before is not None else []), *evaluations]
+    if len(both) > 1 and sum(e.card.recipe is None for e in both) == 1:
+        start.show_verdicts(both)
+
+
+def _is_part(key: str, card: "Scorecard") -> bool:
+    """Whether a score is that of one task of a group, of which there may be dozens."""
+    task = key.rpartition("/")[0]
+    inside = {member for members in card.groups.values() for member in members}
+    return task in inside and task not in card.settings.tasks
+
+
+def _written(evaluation: "Evaluation", out: Path | None) -> "Evaluation":
+    if out is not None:
+        evaluation.write(out)
+    return evaluation
+
+
+def _points(text: str) -> float:
+    """Half the width of an interval, as a fraction."""
+    try:
+        points = float(text.removesuffix("pp").strip())
+    except ValueError:
+        points = 0.0
+    if not 0 < points < 50:
+        raise typer.BadParameter(f"--until {text}: give points, such as 1.0pp")
+    return points / 100
+
+
+def _until(
+    run: "Callable[[Asked], list[Evaluation]]", asked: "Asked", wanted: float, progress: "Progress"
+) -> "list[Evaluation]":
+    from quantkit.score.harness import sizes_of
+    from quantkit.score.until import score_until
+
+    reached = score_until(run, asked, sizes_of(asked), wanted, progress.note)
+    width = f"+-{100 * reached.half_width:.2f} points with {reached.n_questions:,} questions"
+    if reached.half_width > wanted:
+        progress.note(
+            f"{width}, all that there are; +-{100 * wanted:g} points would take about "
+            f"{reached.needed:,}"
+        )
+    else:
+        progress.note(f"{width}: narrow enough")
+    return reached.evaluations

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quantkit.pipeline import Outcome
     from quantkit.recipe import Recipe
     from quantkit.report.comparison import Report
+    from quantkit.score.evaluation import Evaluation
 
 
 def stay_offline_if(local: bool) -> None:
@@ -109,5 +110,19 @@ def show_report(report: "Report", as_json: bool) -> None:
         console.print_json(report.to_json())
         return
     console.print_table(table.titles(report, narrow=True), table.rows(report))
+    _show_verdicts(report)
+
+
+def show_verdicts(evaluations: "Sequence[Evaluation]") -> None:
+    """Whether differences from the source are real."""
+    from quantkit.report.comparison import Report
+
+    _show_verdicts(Report.of(evaluations))
+
+
+def _show_verdicts(report: "Report") -> None:
+    from quantkit.cli import console
+    from quantkit.report import table
+
     for score, lines in table.verdicts(report).items():
         console.print_lines(f"{score}, against the source:", lines)

@@ -9,6 +9,7 @@ vocabulary takes no memory to speak of.
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -143,6 +144,11 @@ class Answerer:
         flat = hidden.reshape(-1, hidden.shape[-1])
         scored = _scored(rows, len(prefix), width, requests, starts)
         values, best = self._score(flat, scored, watcher)
+        if not values.isfinite().all():
+            raise ScoreError(
+                f"the model's outputs are not finite{self._culprit(rows[0])}; the checkpoint is "
+                "damaged, or overflows in this type"
+            )
         done, at = [], 0
         for row in rows:
             for index in row.asked:
@@ -169,10 +175,28 @@ class Answerer:
             best.append(logits.argmax(-1) == targets[part])
             if watcher is not None:
                 watcher(log_probabilities, targets[part], scored.places[part])
-        joined = torch.cat(values).cpu()
-        if not joined.isfinite().all():
-            raise ScoreError("the model's outputs are not finite; the checkpoint is damaged")
-        return joined, torch.cat(best).cpu()
+        return torch.cat(values).cpu(), torch.cat(best).cpu()
+
+    def _culprit(self, row: _Row) -> str:
+        """From where on they are not, if that can be found."""
+        found: list[str] = []
+
+        def look(name: str, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+            first = output[0] if isinstance(output, tuple) else output
+            if isinstance(first, torch.Tensor) and not first.isfinite().all():
+                found.append(name)
+
+        handles = [
+            module.register_forward_hook(partial(look, name))
+            for name, module in self._model.named_modules()
+            if name and not any(module.children())
+        ]
+        try:
+            self._decoder(input_ids=torch.tensor([row.tokens], device=self._device))
+        finally:
+            for handle in handles:
+                handle.remove()
+        return f" from {found[0]} on" if found else ""
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits in float32 by the family's own code: its decoder hands over what we have."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit import device as devices
-from quantkit.errors import MissingDependency, ScoreError, UnknownName
+from quantkit.errors import CheckpointError, MissingDependency, ScoreError, UnknownName
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import now, versions
 from quantkit.hush import hushed
@@ -77,6 +77,8 @@ def evaluate(
     started = time.monotonic()
     progress = progress or Silent()
     where = devices.choose(device)
+    if isinstance(target, Checkpoint):
+        _require_sound(target)
     with _quiet():
         manager = _task_manager(asked.tasks)
         from quantkit.score.model import EvaluatedModel
@@ -115,6 +117,16 @@ def evaluate(
         created=now(),
     )
     return Evaluation(card, answers.of_samples(results["samples"], lm.texts))
+
+
+def _require_sound(checkpoint: Checkpoint) -> None:
+    """Its files must be those of its manifest, by which scores and answers are kept."""
+    from quantkit.verify.checkpoint import file_faults
+
+    if faults := list(file_faults(checkpoint.folder, checkpoint.manifest)):
+        raise CheckpointError(
+            f"{checkpoint.folder} is not what its manifest says: {faults[0]}; run quantkit verify"
+        )
 
 
 def _identity(target: ModelSource | Checkpoint) -> dict[str, Any]:
@@ -158,6 +170,15 @@ def check_tasks(tasks: Sequence[str]) -> None:
     """Refuse unknown tasks, before anything that takes long."""
     with _quiet():
         _task_manager(tasks)
+
+
+def sizes_of(asked: Asked) -> dict[str, int]:
+    """How many documents every task has, groups taken apart."""
+    with _quiet():
+        manager = _task_manager(asked.tasks)
+        with _data_from(asked.data):
+            loaded = manager.load(list(asked.tasks))
+    return {name: len(task.eval_docs) for name, task in loaded["tasks"].items()}
 
 
 def _few(task: str, known: Sequence[str]) -> list[str]:

@@ -77,7 +77,7 @@ def verify(
     result = Verification(path)
     checkpoint = Checkpoint.open(path)
     manifest = checkpoint.manifest
-    result.record("files", list(_file_faults(path, manifest)))
+    result.record("files", list(file_faults(path, manifest)))
     try:
         tensors = checkpoint.tensors
         result.record("headers", [])
@@ -153,7 +153,7 @@ def _same_source(
     return source
 
 
-def _file_faults(path: Path, manifest: Manifest) -> Iterator[str]:
+def file_faults(path: Path, manifest: Manifest) -> Iterator[str]:
     with guarded(path):
         found = folder.hash_files(path)
     for name, file in manifest.files.items():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from families import FAMILIES, make_source
 
+from quantkit.errors import ScoreError
 from quantkit.model.source import ModelSource
 from quantkit.score import answering, divergence, loading
 from quantkit.score.answering import Answerer, Request
@@ -164,3 +165,12 @@ def test_cache_answers_only_what_was_asked(tmp_path):
     assert again.recall(asked) == answering.Answer(-1.25, True)
     assert again.recall(Request((1, 2), (3, 4))) is None
     assert AnswerCache(tmp_path, "other").recall(asked) is None
+
+
+def test_outputs_that_are_not_finite_name_the_layer(demo):
+    weight = demo.get_submodule("model.layers.2.mlp.up_proj").weight
+    kept = weight.data[0, 0].clone()
+    weight.data[0, 0] = float("nan")
+    with pytest.raises(ScoreError, match=r"from model\.layers\.2\.mlp\.up_proj on"):
+        list(Answerer(demo, 96).answers(made_up_requests()[:3]))
+    weight.data[0, 0] = kept
