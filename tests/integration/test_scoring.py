@@ -1,0 +1,206 @@
+"""Scoring as people run it: from a folder of data, again, interrupted, compared."""
+
+import json
+import random
+
+import pytest
+
+from quantkit.errors import CheckpointError, ScoreError
+from quantkit.model.source import ModelSource
+from quantkit.quantize.run import quantize
+from quantkit.recipe import Recipe
+from quantkit.report.comparison import Report
+from quantkit.score import answering
+from quantkit.score.answering import Answerer
+from quantkit.score.evaluation import read_all
+from quantkit.score.harness import Asked, evaluate, sizes_of
+from quantkit.score.until import score_until
+
+N_QUESTIONS = 40
+TASK = "mmlu_anatomy"
+WORDS = [
+    "list",
+    "dict",
+    "tuple",
+    "string",
+    "integer",
+    "float",
+    "bytes",
+    "module",
+    "class",
+    "method",
+    "import",
+    "return",
+]
+
+
+def write_questions(folder, n_questions=N_QUESTIONS, seed=0):
+    """A folder like a hub's, with one subject of MMLU in it, and questions of our own."""
+    rng = random.Random(seed)
+    place = folder / "cais" / "mmlu"
+    (place / "anatomy").mkdir(parents=True, exist_ok=True)
+    splits = {"test": n_questions, "validation": 4, "dev": 5}
+    lines = ["---", "configs:", "- config_name: anatomy", "  data_files:"]
+    for split, n in splits.items():
+        lines += [f"  - split: {split}", f"    path: anatomy/{split}.jsonl"]
+        rows = []
+        for _ in range(n):
+            choices = rng.sample(WORDS, 4)
+            question = f"Which word follows {' '.join(rng.choices(WORDS, k=6))}?"
+            row = {"question": question, "subject": "anatomy", "choices": choices}
+            rows.append(json.dumps(row | {"answer": rng.randrange(4)}))
+        (place / "anatomy" / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+    (place / "README.md").write_text("\n".join([*lines, "---", ""]))
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_questions(tmp_path / "hub")
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How many requests a model was really asked."""
+    asked = []
+    answers = Answerer.answers
+
+    def counting(self, requests, watcher=None):
+        for batch in answers(self, requests, watcher):
+            asked.append(len(batch))
+            yield batch
+
+    monkeypatch.setattr(Answerer, "answers", counting)
+    return asked
+
+
+@pytest.fixture(scope="module")
+def rounded(tmp_path_factory):
+    (made,) = quantize(
+        ModelSource.open("demo"), [Recipe.load("rtn-w4a16")], tmp_path_factory.mktemp("out"), "cpu"
+    )
+    return made
+
+
+def ask(data, tmp_path, target=None, **more):
+    asked = Asked((TASK,), num_fewshot=2, data=data, cache=tmp_path / "cache", **more)
+    return evaluate(target or ModelSource.open("demo"), asked, device="cpu")
+
+
+def test_nothing_is_answered_twice(data, tmp_path, counted):
+    first = ask(data, tmp_path)
+    assert sum(counted) == 4 * N_QUESTIONS
+    assert first.card.scores[f"{TASK}/acc"].n == N_QUESTIONS
+    counted.clear()
+    second = ask(data, tmp_path)
+    assert sum(counted) == 0
+    assert second.card.scores == first.card.scores
+    assert second.outcomes == first.outcomes
+
+
+def test_changed_data_is_asked_again(data, tmp_path, counted):
+    before = ask(data, tmp_path)
+    counted.clear()
+    write_questions(data, seed=1)
+    after = ask(data, tmp_path)
+    assert sum(counted) == 4 * N_QUESTIONS
+    assert [o.doc_hash for o in after.outcomes] != [o.doc_hash for o in before.outcomes]
+
+
+def test_an_interrupted_run_goes_on(data, tmp_path, counted, monkeypatch):
+    monkeypatch.setitem(answering.TOKENS_PER_BATCH, "cpu", 200)
+    batch, calls = Answerer._batch, []
+
+    def stopping(self, *arguments):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return batch(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Answerer, "_batch", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            ask(data, tmp_path)
+    done = sum(counted)
+    assert 0 < done < 4 * N_QUESTIONS
+    counted.clear()
+    ask(data, tmp_path)
+    assert sum(counted) == 4 * N_QUESTIONS - done
+
+
+def test_candidates_are_compared_answer_by_answer(data, tmp_path, rounded):
+    source, candidate = ask(data, tmp_path), ask(data, tmp_path, rounded)
+    for evaluation in (source, candidate):
+        evaluation.write(tmp_path / "scores")
+    report = Report.of(read_all([tmp_path / "scores"]))
+    (finding,) = [f for f in report.findings["rtn-w4a16"] if f.score == f"{TASK}/acc"]
+    right = [
+        {o.doc_id: o.value for o in e.outcomes if o.metric == "acc"} for e in (source, candidate)
+    ]
+    assert finding.change.lost == sum(right[0][i] > right[1][i] for i in right[0])
+    assert finding.change.gained == sum(right[0][i] < right[1][i] for i in right[0])
+    assert "95% interval" in finding.words
+    entry = report.to_json()["candidates"][0]["comparisons"][0]
+    assert entry["verdict"] == report.findings["rtn-w4a16"][0].words
+
+
+def test_other_questions_are_not_compared(data, tmp_path, rounded):
+    source = ask(data, tmp_path)
+    write_questions(data, seed=2)
+    candidate = ask(data, tmp_path, rounded)
+    with pytest.raises(ScoreError, match="other questions than the source"):
+        Report.of([source, candidate])
+
+
+def test_questions_are_asked_until_it_is_certain(data, tmp_path, rounded, monkeypatch):
+    monkeypatch.setattr("quantkit.score.until.FIRST_ROUND", 8)
+    targets = [ModelSource.open("demo"), rounded]
+    told = []
+
+    def run(asked):
+        return [evaluate(target, asked, "cpu") for target in targets]
+
+    asked = Asked((TASK,), num_fewshot=0, data=data, cache=tmp_path / "cache")
+    assert sizes_of(asked) == {TASK: N_QUESTIONS}
+    easy = score_until(run, asked, sizes_of(asked), 0.45, told.append)
+    assert easy.half_width <= 0.45
+    assert easy.n_questions < N_QUESTIONS
+    hard = score_until(run, asked, sizes_of(asked), 0.001, told.append)
+    assert hard.n_questions == N_QUESTIONS
+    assert hard.half_width > 0.001
+    assert hard.needed > N_QUESTIONS
+    assert told[-1].startswith(f"{N_QUESTIONS} questions")
+
+
+def test_a_changed_checkpoint_is_not_scored(tmp_path, data):
+    (made,) = quantize(
+        ModelSource.open("demo"), [Recipe.load("fp8-dynamic")], tmp_path / "out", "cpu"
+    )
+    path = made.folder / "model.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-5] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(CheckpointError, match="run quantkit verify"):
+        ask(data, tmp_path, made)
+
+
+def test_data_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(ScoreError, match="is no folder"):
+        ask(tmp_path / "nowhere", tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ScoreError, match="cannot be reached"):
+        ask(tmp_path / "empty", tmp_path)
+
+
+def test_divergence_is_told_with_texts(tmp_path, rounded):
+    asked = Asked(("python_docs",), limit=2, cache=tmp_path / "cache")
+    alone = evaluate(rounded, asked, "cpu")
+    assert "python_docs/kl_mean" not in alone.card.scores
+    source = evaluate(ModelSource.open("demo"), asked, "cpu")
+    again = evaluate(rounded, asked, "cpu")
+    scores = again.card.scores
+    assert 0 < scores["python_docs/kl_median"].value < scores["python_docs/kl_p99"].value
+    assert 0.005 < scores["python_docs/kl_mean"].value < 0.5
+    assert 0.5 < scores["python_docs/top1_agreement"].value < 0.99
+    assert source.card.scores["python_docs/kl_mean"].value == 0
+    assert scores["python_docs/perplexity"] == alone.card.scores["python_docs/perplexity"]
