@@ -59,6 +59,10 @@ def command(
         str | None,
         typer.Option(metavar="POINTS", help="Random questions until +-POINTS, such as 1.0pp."),
     ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Ask an engine that serves MODEL, such as vLLM."),
+    ] = None,
     device: Device = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
@@ -75,7 +79,19 @@ def command(
     from quantkit.score.evaluation import Evaluation
     from quantkit.score.harness import Asked, evaluate
 
-    asked = Asked(tuple(names), limit, num_fewshot, max_length, batch_size, seed, data, cache=cache)
+    asked = Asked(
+        tuple(names),
+        limit,
+        num_fewshot,
+        max_length,
+        batch_size,
+        seed,
+        data,
+        cache=cache,
+        server=server,
+    )
+    if server is not None and len(models) != 1:
+        raise typer.BadParameter("a server serves one model: give its folder alone")
     targets = [start.scorable(name, revision, trust_remote_code) for name in models]
     start.refuse_same_names(targets)
     before = None if baseline is None else Evaluation.read(baseline)

@@ -7,9 +7,10 @@ from here. One file a model and a way of computing.
 import hashlib
 import os
 import sqlite3
+import threading
 import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 
 from quantkit.errors import StorageError
@@ -45,7 +46,8 @@ class AnswerCache:
         path = folder / f"{name}.sqlite"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._base = sqlite3.connect(path, timeout=60)
+            # Answers of a server come in from several threads; Python's sqlite is built for that.
+            self._base = sqlite3.connect(path, timeout=60, check_same_thread=False)
             self._base.execute("pragma journal_mode=wal")
             self._base.execute(
                 "create table if not exists answers "
@@ -56,25 +58,63 @@ class AnswerCache:
                 f"cannot use the cache {path}: {error}; remove it, or give another --cache"
             ) from error
         self._committed = time.monotonic()
+        self._lock = threading.Lock()
 
     def recall(self, request: Request) -> Answer | None:
         """The answer to a request, if it was given before."""
-        found = self._base.execute(
-            "select log_probability, greedy from answers where key = ?", (key_of(request),)
-        ).fetchone()
-        return None if found is None else Answer(found[0], bool(found[1]))
+        return self.get(key_of(request))
 
     def remember(self, request: Request, answer: Answer) -> None:
         """Keep an answer; it is on disk within seconds."""
-        self._base.execute(
-            "insert or replace into answers values (?, ?, ?)",
-            (key_of(request), answer.log_probability, int(answer.greedy)),
-        )
-        if time.monotonic() - self._committed > SECONDS_BETWEEN_COMMITS:
-            self._base.commit()
-            self._committed = time.monotonic()
+        self.put(key_of(request), answer)
+
+    def get(self, key: bytes) -> Answer | None:
+        with self._lock:
+            found = self._base.execute(
+                "select log_probability, greedy from answers where key = ?", (key,)
+            ).fetchone()
+        return None if found is None else Answer(found[0], bool(found[1]))
+
+    def put(self, key: bytes, answer: Answer) -> None:
+        with self._lock:
+            self._base.execute(
+                "insert or replace into answers values (?, ?, ?)",
+                (key, answer.log_probability, int(answer.greedy)),
+            )
+            if time.monotonic() - self._committed > SECONDS_BETWEEN_COMMITS:
+                self._base.commit()
+                self._committed = time.monotonic()
 
     def close(self) -> None:
         """Keep everything."""
         self._base.commit()
         self._base.close()
+
+
+class ByName(MutableMapping[str, tuple[float, bool]]):
+    """The same as a mapping, for what has names of its own for requests."""
+
+    def __init__(self, cache: AnswerCache) -> None:
+        self._cache = cache
+        self._new: dict[str, tuple[float, bool]] = {}
+
+    def __getitem__(self, name: str) -> tuple[float, bool]:
+        if name in self._new:
+            return self._new[name]
+        found = self._cache.get(name.encode())
+        if found is None:
+            raise KeyError(name)
+        return found.log_probability, found.greedy
+
+    def __setitem__(self, name: str, answer: tuple[float, bool]) -> None:
+        self._new[name] = answer
+        self._cache.put(name.encode(), Answer(*answer))
+
+    def __delitem__(self, name: str) -> None:
+        raise NotImplementedError("answers are kept")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._new)
+
+    def __len__(self) -> int:
+        return len(self._new)

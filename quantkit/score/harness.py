@@ -51,6 +51,8 @@ class Asked:
     """Where answers are kept; by default in the user's own cache."""
     samples: dict[str, list[int]] | None = None
     """Only these documents, by task."""
+    server: str | None = None
+    """The address of an engine that serves the model; nothing is loaded here then."""
 
 
 def score(
@@ -81,18 +83,23 @@ def evaluate(
         _require_sound(target)
     with _quiet():
         manager = _task_manager(asked.tasks)
-        from quantkit.score.model import EvaluatedModel
-
         folder = asked.cache or cache.default_folder()
-        lm = EvaluatedModel(
-            target,
-            where,
-            asked.max_length,
-            asked.batch_size,
-            folder,
-            progress,
-            trust_remote_code,
-        )
+        if asked.server is None:
+            from quantkit.score.model import EvaluatedModel
+
+            lm: Any = EvaluatedModel(
+                target,
+                where,
+                asked.max_length,
+                asked.batch_size,
+                folder,
+                progress,
+                trust_remote_code,
+            )
+            dtype, computed_on = str(lm.model.dtype).removeprefix("torch."), where
+        else:
+            lm = _served(target, asked, folder, progress, trust_remote_code)
+            dtype, computed_on = "served", None
         try:
             results = _evaluate(lm, manager, asked)
         finally:
@@ -107,16 +114,53 @@ def evaluate(
             num_fewshot=asked.num_fewshot,
             max_length=lm.max_length,
             asked_length=asked.max_length,
-            dtype=str(lm.model.dtype).removeprefix("torch."),
+            dtype=dtype,
             seed=asked.seed,
         ),
         groups=_groups(results),
         versions={**versions(), "lm_eval": _lm_eval_version()},
-        device=devices.describe(where),
+        device=devices.describe(computed_on) if computed_on else f"served at {asked.server}",
         seconds=time.monotonic() - started,
         created=now(),
     )
     return Evaluation(card, answers.of_samples(results["samples"], lm.texts))
+
+
+def _served(
+    target: ModelSource | Checkpoint,
+    asked: Asked,
+    folder: Path,
+    progress: Progress,
+    trust_remote_code: bool,
+) -> Any:
+    """A model behind a completions endpoint, with answers kept as for one that is loaded."""
+    from quantkit.score import cache, loading
+    from quantkit.score.server import ServedModel
+
+    class Kept(ServedModel):
+        def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:
+            total = sum(len(self.tok_encode(r.args[1])) for r in requests)
+            progress.start(f"score {target.label}", total, "tokens")
+            return super().loglikelihood(requests, disable_tqdm=True)
+
+        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> Any:
+            total = sum(len(self.tok_encode(r.args[0])) for r in requests)
+            progress.start(f"score {target.label}", total, "tokens")
+            return super().loglikelihood_rolling(requests, disable_tqdm=True)
+
+        def close(self) -> None:
+            kept.close()
+
+    assert asked.server is not None
+    facts = {"model": target.digest, "server": asked.server}
+    kept = cache.AnswerCache(folder, cache.identity(facts))
+    return Kept(
+        asked.server,
+        loading.tokenizer(target.folder, trust_remote_code),
+        asked.max_length,
+        answers=cache.ByName(kept),
+        advance=progress.advance,
+    )
 
 
 def _require_sound(checkpoint: Checkpoint) -> None:

@@ -1,0 +1,314 @@
+"""Log-probabilities of token ids from an OpenAI-compatible completions server, such as vLLM.
+
+Prompts go out as token ids, several a request and many requests at a time, with `echo`, so that
+the server gives back a log-probability for every token but the first. What vLLM 0.32 does with it:
+
+- `max_tokens: 0` is accepted together with `echo`; it generates one token all the same and leaves
+  it out of the answer. Hence a prompt must be shorter than `max_model_len`.
+- `logprobs: 1` gives the token's own log-probability and that of the likeliest token.
+- `return_tokens_as_token_ids` names tokens by their ids, so that they can be compared.
+- It does not read its prefix cache for such prompts. Minus infinity comes as -9999; NaN does not
+  come at all, the whole request is answered with 400.
+"""
+
+import json
+import math
+import random
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from socket import SHUT_RDWR
+from typing import Any
+from urllib.parse import urlsplit
+
+from quantkit.errors import ScoreError
+
+REQUEST_TOKENS = 4096  # short prompts share a request up to here
+ATTEMPTS = 5
+BACKOFF_S = 0.5  # then 1, 2 and 4, each give or take a half
+NAN = "not JSON compliant"  # what vLLM says of log-probabilities that are none
+ABOVE_ZERO = 1e-3  # more than rounding can do to the logarithm of a probability
+
+
+@dataclass(frozen=True)
+class Echo:
+    """What a server says of a prompt: its tokens, and log-probabilities of all but the first."""
+
+    tokens: list[str]
+    own: list[float]
+    best: list[float]
+    """Of the likeliest token at the same place."""
+
+    def tail(self, n_tokens: int) -> tuple[float, bool]:
+        """Log-probability of the last tokens, and whether each was the likeliest."""
+        own, best = self.own[-n_tokens:], self.best[-n_tokens:]
+        return math.fsum(own), all(a >= b for a, b in zip(own, best, strict=True))
+
+    def is_of(self, ids: list[int]) -> bool:
+        """Whether it has these tokens; servers that do not name ids are judged by the number."""
+        if all(token.startswith("token_id:") for token in self.tokens):
+            return self.tokens == [f"token_id:{number}" for number in ids]
+        return len(self.tokens) == len(ids)
+
+
+class Endpoint:
+    """One model on one server. Asking the server what it serves is the first thing it does."""
+
+    def __init__(
+        self,
+        url: str,
+        model: str | None = None,
+        concurrent: int = 16,
+        timeout_s: float = 300.0,
+        api_key: str | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ScoreError(f"'{url}' is no address of a server; give http://HOST:PORT")
+        self._secure = parts.scheme == "https"
+        self._host = parts.netloc.rpartition("@")[2]
+        self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
+        self.url = f"{parts.scheme}://{self._host}{self._path}"
+        self._concurrent = concurrent
+        self._timeout_s = timeout_s
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._idle: list[HTTPConnection] = []
+        self._open: set[HTTPConnection] = set()
+        self._stopped = threading.Event()
+        card = self._choose(model)
+        self.model = str(card["id"])
+        self.max_model_len = int(card["max_model_len"]) if card.get("max_model_len") else None
+
+    def _choose(self, model: str | None) -> dict[str, Any]:
+        listing = self._send("GET", "/models")
+        try:
+            cards = {str(card["id"]): dict(card) for card in listing["data"]}
+        except (KeyError, TypeError, ValueError) as error:
+            raise ScoreError(
+                f"{self.url}/models lists no models; is it an OpenAI-compatible server?"
+            ) from error
+        finally:
+            self._hang_up()
+        self._served = set(cards)
+        names = ", ".join(cards) or "nothing"
+        if model is not None and model not in cards:
+            raise ScoreError(f"{self.url} serves {names}, not {model}; serve it, or name another")
+        if model is None and len(cards) != 1:
+            raise ScoreError(f"{self.url} serves {names}; say which one by its name")
+        return cards[model] if model is not None else next(iter(cards.values()))
+
+    def echo_text(self, text: str) -> Echo:
+        """A text as the server's own tokenizer reads it."""
+        try:
+            return self._ask(text, 1)[0]
+        finally:
+            self._hang_up()
+
+    def echo_all(self, prompts: Sequence[list[int]], keep: Callable[[int, Echo], None]) -> None:
+        """Ask for many prompts at a time; `keep` gets the number of each and its answer.
+
+        It is called in this thread, as answers come in. After an error nothing new is asked, and
+        what was under way is still kept; after an interrupt all connections are cut.
+        """
+        failure: ScoreError | None = None
+        self._stopped.clear()
+        pool = ThreadPoolExecutor(self._concurrent)
+        try:
+            futures = [
+                pool.submit(self._echo_some, {i: prompts[i] for i in numbers})
+                for numbers in _shared(prompts)
+            ]
+            for future in as_completed(futures):
+                try:
+                    echoes = future.result()
+                except ScoreError as error:
+                    failure = failure or error
+                else:
+                    for i, echo in echoes.items():
+                        keep(i, echo)
+        except BaseException:
+            self._cut()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+            self._hang_up()
+        if failure:
+            raise failure
+
+    def _echo_some(self, prompts: dict[int, list[int]]) -> dict[int, Echo]:
+        if self._stopped.is_set():
+            return {}
+        try:
+            return dict(zip(prompts, self._echo(list(prompts.values())), strict=True))
+        except BaseException:
+            self._stopped.set()
+            raise
+
+    def _echo(self, prompts: list[list[int]]) -> list[Echo]:
+        echoes = self._ask(prompts, len(prompts))
+        for prompt, echo in zip(prompts, echoes, strict=True):
+            if not echo.is_of(prompt):
+                raise ScoreError(
+                    f"{self.url} was sent {len(prompt)} tokens and answered about "
+                    f"{len(echo.tokens)}, or about others; it may have another tokenizer"
+                )
+        return echoes
+
+    def _ask(self, prompt: str | list[list[int]], n_prompts: int) -> list[Echo]:
+        body = {
+            "model": self.model,
+            "prompt": prompt,
+            "echo": True,
+            "logprobs": 1,
+            "max_tokens": 0,
+            "temperature": 0,
+            "return_tokens_as_token_ids": True,
+        }
+        answer = self._send("POST", "/completions", body)
+        try:
+            if answer["model"] not in self._served:
+                raise ScoreError(
+                    f"{self.url} was asked for {self.model} and answered as {answer['model']}; "
+                    "has the server changed?"
+                )
+            choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+            found = [choice.get("logprobs") for choice in choices]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ScoreError(f"{self.url}/completions answered in a form of its own") from error
+        if len(found) != n_prompts:
+            raise ScoreError(f"{self.url} was sent {n_prompts} prompts and answered {len(found)}")
+        return [self._read(logprobs) for logprobs in found]
+
+    def _read(self, logprobs: Any) -> Echo:
+        try:
+            tokens = [str(token) for token in logprobs["tokens"]]
+            own = [float(value) for value in logprobs["token_logprobs"][1:]]
+            top = [max(map(float, d.values())) for d in logprobs["top_logprobs"][1:]]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ScoreError(
+                f"{self.url} gives no log-probabilities of prompts; a server is needed that "
+                "answers `echo` with `logprobs`, as vLLM does"
+            ) from error
+        if not len(tokens) == len(own) + 1 == len(top) + 1:
+            raise ScoreError(
+                f"{self.url} answered {len(own) + 1} log-probabilities for {len(tokens)} tokens"
+            )
+        for value in own + top:
+            if not value <= ABOVE_ZERO:  # NaN, too
+                raise ScoreError(
+                    f"{self.url} gives {value} as a log-probability; the model's outputs are not "
+                    "finite, or the server is set to give logits (vLLM's --logprobs-mode)"
+                )
+        return Echo(tokens, own, top)
+
+    def _send(self, method: str, path: str, body: Any = None) -> Any:
+        """One request, again if the server is busy or gone, and its answer as data."""
+        where, problem, tried = f"{self.url}{path}", "", 0
+        while tried < ATTEMPTS:
+            pause = BACKOFF_S * 2 ** (tried - 1) * random.uniform(0.5, 1.5)
+            if tried and self._stopped.wait(pause):
+                break
+            tried += 1
+            try:
+                status, content = self._exchange(method, path, body)
+            except TimeoutError as error:
+                raise ScoreError(
+                    f"{where} gave no answer within {self._timeout_s:g} s; look whether the server "
+                    "is stuck, or ask less at a time"
+                ) from error
+            except (OSError, HTTPException) as error:
+                problem = f"cannot be reached ({_said(error)})"
+                continue
+            if 200 <= status < 300:
+                return _data(where, content)
+            problem = f"answered {status}: {_reason(content)}"
+            if NAN in problem:
+                raise ScoreError(f"{where} {problem}; the model's outputs are not finite")
+            if status != 429 and status < 500:
+                raise ScoreError(f"{where} {problem}")
+        raise ScoreError(
+            f"{where} {problem}, {tried} times; look at the server's log, then run again"
+        )
+
+    def _exchange(self, method: str, path: str, body: Any) -> tuple[int, bytes]:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connect()
+        try:
+            sent = None if body is None else json.dumps(body).encode()
+            connection.request(method, self._path + path, sent, self._headers)
+            response = connection.getresponse()
+            content = response.read()
+        except BaseException:
+            self._open.discard(connection)
+            connection.close()
+            raise
+        self._idle.append(connection)
+        return response.status, content
+
+    def _connect(self) -> HTTPConnection:
+        if self._secure:
+            context = ssl.create_default_context()
+            connection: HTTPConnection = HTTPSConnection(
+                self._host, timeout=self._timeout_s, context=context
+            )
+        else:
+            connection = HTTPConnection(self._host, timeout=self._timeout_s)
+        self._open.add(connection)
+        return connection
+
+    def _hang_up(self) -> None:
+        """Servers close idle connections within seconds, so none is kept between calls."""
+        for connection in self._idle:
+            connection.close()
+        self._open.difference_update(self._idle)
+        self._idle.clear()
+
+    def _cut(self) -> None:
+        """Make threads that wait for an answer give up at once."""
+        self._stopped.set()
+        for connection in list(self._open):
+            with suppress(OSError, AttributeError):  # not connected
+                connection.sock.shutdown(SHUT_RDWR)
+
+
+def _shared(prompts: Sequence[list[int]]) -> Iterator[list[int]]:
+    """Numbers of prompts that go into one request."""
+    numbers: list[int] = []
+    n_tokens = 0
+    for i, prompt in enumerate(prompts):
+        if numbers and n_tokens + len(prompt) > REQUEST_TOKENS:
+            yield numbers
+            numbers, n_tokens = [], 0
+        numbers.append(i)
+        n_tokens += len(prompt)
+    if numbers:
+        yield numbers
+
+
+def _data(where: str, content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError as error:
+        raise ScoreError(f"{where} answered what is no JSON: {_reason(content)}") from error
+
+
+def _reason(content: bytes) -> str:
+    """The server's own message: vLLM's, FastAPI's, or the beginning of whatever it sent."""
+    text = content.decode(errors="replace").strip()
+    with suppress(ValueError, AttributeError):
+        data = json.loads(text)
+        error = data.get("error", data)
+        text = str(error.get("message") or error.get("detail") or text)
+    return text[:300] or "nothing"
+
+
+def _said(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
