@@ -44,7 +44,10 @@ Revision = Annotated[
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run modelling code that the model brings.")
 ]
-Tasks = Annotated[str, typer.Option(metavar="A,B", help="lm-eval tasks, or ours: python_docs.")]
+Tasks = Annotated[
+    str,
+    typer.Option(metavar="A,B", help="lm-eval tasks, or ours: python_docs and python_quiz."),
+]
 Limit = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Only the first N documents of each task.")
 ]

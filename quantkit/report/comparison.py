@@ -66,6 +66,12 @@ class Report:
         """The score that tables show first."""
         return headline_of(self.baseline)
 
+    @property
+    def accuracy(self) -> str | None:
+        """The accuracy that tables show beside a headline of another kind: the first one."""
+        keys = (key for key in self.baseline.scores if key.endswith("/acc"))
+        return None if self.headline.endswith("/acc") else next(keys, None)
+
     def change(self, card: Scorecard, metric: str) -> float:
         """Relative change against the baseline; for perplexities positive is worse."""
         before = self.baseline.scores[metric].value

@@ -41,10 +41,19 @@ def _how(report: Report) -> str:
     limit = f", the first {settings.limit} documents of each" if settings.limit else ""
     return (
         f"Scored with lm-eval {report.baseline.versions['lm_eval']}: {tasks}{limit}; "
-        f"windows of {settings.max_length} tokens; n = {score.n:,}. "
+        f"windows of {settings.max_length} tokens; n = {score.n:,}{_how_sure(report)}. "
         "Sizes are those of the tensors; bits per weight count every weight of the model, "
         "embeddings included."
     )
+
+
+def _how_sure(report: Report) -> str:
+    """What an accuracy's difference has to exceed before it means anything."""
+    if report.accuracy is None:
+        return ""
+    score = report.baseline.scores[report.accuracy]
+    error = f" with a standard error of {100 * score.stderr:.1f} points" if score.stderr else ""
+    return f"; {score.n:,} questions{error}"
 
 
 def _line(cells: list[str]) -> str:

@@ -5,17 +5,23 @@ from quantkit.score.scorecard import Scorecard
 from quantkit.storage import gib
 
 TITLES = ("model", "size", "of source", "bits/weight")
+NARROW_TITLES = ("model", "size", "of\nsource", "bits/\nweight")
 
 
 def titles(report: Report, narrow: bool = False) -> list[str]:
-    """Column headings; narrow ones break task and metric into two lines."""
-    headline = report.headline.replace("/", "\n") if narrow else report.headline
-    return [*TITLES, headline, "change"]
+    """Column headings; narrow ones take some lines, so that all columns fit into 80 characters."""
+    scores = [report.headline, "change", *([report.accuracy] if report.accuracy else [])]
+    return [*NARROW_TITLES, *map(_narrow, scores)] if narrow else [*TITLES, *scores]
 
 
 def rows(report: Report) -> list[list[str]]:
     """The source first, then candidates from best to worst."""
     return [_row(report, card) for card in (report.baseline, *report.candidates)]
+
+
+def _narrow(title: str) -> str:
+    task, _, metric = title.partition("/")
+    return "\n".join(["_\n".join(task.rsplit("_", 1)), metric]) if metric else title
 
 
 def _row(report: Report, card: Scorecard) -> list[str]:
@@ -28,6 +34,7 @@ def _row(report: Report, card: Scorecard) -> list[str]:
         f"{card.bits_per_weight:.2f}",
         f"{score.value:.3f}",
         "" if is_source else f"{report.change(card, report.headline):+.2%}",
+        *([f"{card.scores[report.accuracy].value:.1%}"] if report.accuracy else []),
     ]
 
 

@@ -21,5 +21,6 @@ def test_wheel_carries_recipes_sets_tasks_and_the_demo_model(tmp_path):
             assert f"quantkit/_data/{folder}/{path.name}" in names
     for name in ("config.json", "model.safetensors", "tokenizer.json", "README.md"):
         assert f"quantkit/_data/demo-model/{name}" in names
-    assert "quantkit/score/tasks/python_docs/python_docs.yaml" in names
+    for task in ("python_docs", "python_quiz"):
+        assert f"quantkit/score/tasks/{task}/{task}.yaml" in names
     assert not [name for name in names if name.startswith(("recipes/", "calibration/", "tests/"))]
