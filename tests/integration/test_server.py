@@ -405,7 +405,7 @@ def test_windows_must_fit_the_server(fake):
 
 
 def test_a_scorecard_through_a_server(fake, tmp_path):
-    asked = Asked(("python_docs",), limit=2, max_length=64, cache=tmp_path)
+    asked = Asked(("python_docs",), limit=2, max_length=MAX_LENGTH, cache=tmp_path)
     here = harness.evaluate(ModelSource.open("demo"), asked, "cpu")
     there = harness.evaluate(ModelSource.open("demo"), replace(asked, server=fake.url), "cpu")
     ours, theirs = (e.card.scores["python_docs/perplexity"] for e in (here, there))
