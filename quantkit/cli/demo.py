@@ -42,7 +42,7 @@ def command(
         outcome = pipeline.run(
             source,
             recipes,
-            ["python_docs"],
+            ["python_docs", "python_quiz"],
             out,
             device,
             force=True,

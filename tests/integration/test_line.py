@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 
@@ -11,7 +12,7 @@ from quantkit.errors import ScoreError, UnknownName
 from quantkit.model.shards import read_header
 from quantkit.model.source import ModelSource
 from quantkit.recipe import Recipe
-from quantkit.report import markdown
+from quantkit.report import markdown, table
 from quantkit.report.comparison import Report
 from quantkit.score.evaluation import read_all
 from quantkit.score.harness import score
@@ -45,7 +46,7 @@ def test_report_keeps_its_contract(report):
     for entry in (report["baseline"], *report["candidates"]):
         assert set(entry) >= ENTRY
         for key, value in entry["scores"].items():
-            assert key.startswith("python_docs/")
+            assert key.startswith(("python_docs/", "python_quiz/"))
             assert set(value) == SCORE
             assert math.isfinite(value["value"])
     assert report["baseline"]["recipe"] is None
@@ -64,6 +65,16 @@ def test_demo_shows_what_quantisation_costs(report):
     assert values == sorted(values)
 
 
+def test_the_source_knows_answers_and_checkpoints_keep_them(report):
+    source = report["baseline"]["scores"]["python_quiz/acc"]
+    assert source["n"] >= 300
+    assert source["value"] >= 0.45
+    assert 0 < source["stderr"] < 0.03
+    for candidate in report["candidates"]:
+        accuracy = candidate["scores"]["python_quiz/acc"]["value"]
+        assert accuracy >= source["value"] - 3 * source["stderr"], candidate["name"]
+
+
 def test_sizes_are_those_on_disk(demo, report):
     for candidate in report["candidates"]:
         stored = read_header(demo / candidate["name"] / "model.safetensors")
@@ -75,6 +86,33 @@ def test_markdown_has_a_row_for_every_model(demo, report):
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(rows) == 3 + len(report["candidates"])
     assert "| demo (source) | 11.0 MiB | 100.0% | 16.00 |" in text
+    accuracy = report["baseline"]["scores"]["python_quiz/acc"]
+    assert f"| {accuracy['value']:.1%} |" in text
+    assert f"{accuracy['n']} questions with a standard error of" in text
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_table_fits_the_terminal(demo, run_cli, monkeypatch, width):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = run_cli(["report", demo / "scores"]).stdout
+    assert "…" not in shown
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).split() for line in shown.splitlines()]
+    (row,) = [line for line in lines if line[:1] == ["rtn-w4a16"]]
+    assert row[-1].endswith("%")
+    assert row[-2].startswith("+")
+
+
+def test_table_has_no_column_for_an_accuracy_that_was_not_measured(demo):
+    cards = [
+        card.model_copy(
+            update={"scores": {k: v for k, v in card.scores.items() if "quiz" not in k}}
+        )
+        for card in (e.card for e in read_all([demo / "scores"]))
+    ]
+    report = Report.compare(cards)
+    assert table.titles(report)[-1] == "change"
+    assert "questions" not in markdown.render(report)
 
 
 def test_a_second_run_takes_up_what_is_finished(demo, capsys):
@@ -95,7 +133,11 @@ def test_a_second_run_takes_up_what_is_finished(demo, capsys):
 
     recipes = [Recipe.load("fp8-dynamic"), Recipe.load("rtn-w4a16")]
     outcome = pipeline.run(
-        ModelSource.open("demo"), recipes, ["python_docs"], demo, progress=Listener()
+        ModelSource.open("demo"),
+        recipes,
+        ["python_docs", "python_quiz"],
+        demo,
+        progress=Listener(),
     )
     assert len(outcome.report.candidates) == 2
     assert sum("finished before" in note for note in notes) == 2
@@ -113,16 +155,27 @@ def test_scores_are_those_of_lm_eval_itself():
     model = HFLM(pretrained=str(DEMO_MODEL), dtype="float32", device="cpu", batch_size=2)
     theirs = lm_eval.simple_evaluate(
         model=model,
-        tasks=["python_docs"],
+        tasks=["python_docs", "python_quiz"],
         limit=3,
         task_manager=TaskManager(include_path=str(OWN_TASKS)),
         bootstrap_iters=0,
     )
-    ours = score(ModelSource.open("demo"), ["python_docs"], limit=3, batch_size=2, device="cpu")
-    for metric in ("word_perplexity", "byte_perplexity", "bits_per_byte"):
-        expected = theirs["results"]["python_docs"][f"{metric},none"]
-        # Sums in float64 where lm-eval has float32, over other batches.
-        assert ours.scores[f"python_docs/{metric}"].value == pytest.approx(expected, rel=1e-6)
+    ours = score(
+        ModelSource.open("demo"),
+        ["python_docs", "python_quiz"],
+        limit=3,
+        batch_size=2,
+        device="cpu",
+    )
+    metrics = {
+        "python_docs": ("word_perplexity", "byte_perplexity", "bits_per_byte"),
+        "python_quiz": ("acc", "acc_norm"),
+    }
+    for task, names in metrics.items():
+        for metric in names:
+            expected = theirs["results"][task][f"{metric},none"]
+            # Sums in float64 where lm-eval has float32, over other batches.
+            assert ours.scores[f"{task}/{metric}"].value == pytest.approx(expected, rel=1e-6)
     assert ours.settings.limit == 3
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from quantkit.calibration import python_text
 from quantkit.calibration.python_text import Document
 
-N_QUESTIONS = 400  # a third fewer than there are: some ten seconds a model on two cores
+N_QUESTIONS = 400  # of some 600: the demo scores nine models with them
 ENDING_WORDS = 4
 BEGINNING_WORDS = 4  # at least
 N_WRONG = 3
