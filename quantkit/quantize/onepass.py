@@ -38,7 +38,7 @@ from quantkit.recipe import Recipe
 from quantkit.storage import gib
 
 MAX_FALLBACK_SHARE = 0.01
-TOKENS_REPLAYED = {"cuda": 4096, "cpu": 1024}
+TOKENS_REPLAYED = {"cuda": 4096, "cpu": 512}
 
 
 @dataclass

@@ -196,14 +196,17 @@ def _identity(target: ModelSource | Checkpoint) -> dict[str, Any]:
 
 
 @cache
-def _all_tasks() -> Any:
+def _all_tasks(own_only: bool) -> Any:
     from lm_eval.tasks import TaskManager
 
-    return TaskManager(include_path=str(OWN_TASKS))
+    return TaskManager(include_path=str(OWN_TASKS), include_defaults=not own_only)
 
 
 def _task_manager(tasks: Sequence[str]) -> Any:
-    manager = _all_tasks()
+    # lm-eval reads thousands of files to list its own tasks; ours alone are a matter of moments.
+    manager = _all_tasks(own_only=True)
+    if not set(tasks) <= set(manager.all_tasks):
+        manager = _all_tasks(own_only=False)
     for task in tasks:
         if task not in manager.all_tasks:
             raise UnknownName("task", task, _few(task, manager.all_tasks))
