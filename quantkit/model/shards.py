@@ -315,6 +315,18 @@ class ShardWriter:
             done += os.pwrite(self._file, view[done:], offset + done)
 
 
+def write_whole(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """A small file of its own, which appears whole or not at all."""
+    scratch = path.with_name(f".{path.name}.partial")
+    scratch.unlink(missing_ok=True)
+    specs = [TensorSpec(n, CODES[t.dtype], tuple(t.shape)) for n, t in tensors.items()]
+    writer = ShardWriter(scratch, specs)
+    for name, tensor in tensors.items():
+        writer.write(name, tensor)
+    writer.close()
+    scratch.replace(path)
+
+
 def assign_to_shards(
     specs: Iterable[TensorSpec], max_shard_bytes: int
 ) -> dict[str, list[TensorSpec]]:

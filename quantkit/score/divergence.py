@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from quantkit.model.shards import CODES, ShardWriter, TensorSpec, read_header
+from quantkit.model.shards import read_header, write_whole
 from quantkit.score.answering import Request
 
 KEPT = 48
@@ -70,15 +70,7 @@ class Reference:
 
     def write(self, path: Path) -> None:
         """Keep it; the file appears whole or not at all."""
-        parts = {"ids": self.ids, "steps": self.steps, "rest": self.rest}
-        specs = [TensorSpec(n, CODES[t.dtype], tuple(t.shape)) for n, t in parts.items()]
-        scratch = path.with_name(f".{path.name}.partial")
-        scratch.unlink(missing_ok=True)
-        writer = ShardWriter(scratch, specs)
-        for name, tensor in parts.items():
-            writer.write(name, tensor)
-        writer.close()
-        scratch.replace(path)
+        write_whole(path, {"ids": self.ids, "steps": self.steps, "rest": self.rest})
 
     @classmethod
     def read(cls, path: Path) -> "Reference":

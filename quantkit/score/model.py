@@ -16,7 +16,7 @@ from lm_eval.models.huggingface import HFLM
 from quantkit import __version__
 from quantkit.errors import ScoreError
 from quantkit.export.checkpoint import Checkpoint
-from quantkit.model.shards import CODES, ShardWriter, TensorSpec, read_header
+from quantkit.model.shards import read_header, write_whole
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress
 from quantkit.score import cache, divergence, loading
@@ -33,15 +33,7 @@ class _Whole:
     agrees: torch.Tensor
 
     def write(self, path: Path) -> None:
-        parts = {"losses": self.losses, "kl": self.kl, "agrees": self.agrees}
-        scratch = path.with_name(f".{path.name}.partial")
-        scratch.unlink(missing_ok=True)
-        specs = [TensorSpec(n, CODES[t.dtype], tuple(t.shape)) for n, t in parts.items()]
-        writer = ShardWriter(scratch, specs)
-        for name, tensor in parts.items():
-            writer.write(name, tensor)
-        writer.close()
-        scratch.replace(path)
+        write_whole(path, {"losses": self.losses, "kl": self.kl, "agrees": self.agrees})
 
     @classmethod
     def read(cls, path: Path) -> "_Whole":
