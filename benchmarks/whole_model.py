@@ -33,6 +33,19 @@ def make_text(path: Path, n_words: int) -> None:
     path.write_text(" ".join(rng.choice(words) for _ in range(n_words)))
 
 
+def program(limit: float | None) -> list[str]:
+    """The command a user types; under a limit the allocator refuses what is beyond it."""
+    if limit is None:
+        return [sys.executable, "-m", "quantkit"]
+    share = min(1.0, limit * 1e9 / torch.cuda.get_device_properties(0).total_memory)
+    code = (
+        "import runpy, torch; "
+        f"torch.cuda.set_per_process_memory_fraction({share}); "
+        "runpy.run_module('quantkit', run_name='__main__', alter_sys=True)"
+    )
+    return [sys.executable, "-c", code]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--blocks", type=int, default=32)
@@ -42,6 +55,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--offload", default="auto")
+    parser.add_argument("--device-limit", type=float, help="GB of device memory the run may take")
     parser.add_argument("-r", "--recipe", action="append")
     parser.add_argument("--folder", type=Path, help="where there is room; default: a temporary one")
     parser.add_argument("--out", type=Path)
@@ -51,7 +65,7 @@ def main() -> None:
         model, out, text = (Path(scratch) / name for name in ("model", "out", "text.txt"))
         make_model(model, args.blocks, args.hidden, args.intermediate, args.vocabulary)
         make_text(text, 2 * args.samples * args.length)
-        command = [sys.executable, "-m", "quantkit", "quantize", str(model), "-o", str(out)]
+        command = [*program(args.device_limit), "quantize", str(model), "-o", str(out)]
         command += [part for name in recipes for part in ("-r", name)]
         command += ["--calibration", str(text), "--samples", str(args.samples)]
         command += ["--length", str(args.length), "--offload", args.offload]
@@ -67,6 +81,7 @@ def main() -> None:
         "samples": args.samples,
         "length": args.length,
         "offload": args.offload,
+        "device_limit_bytes": args.device_limit and int(args.device_limit * 1e9),
         "recipes": recipes,
         "seconds": seconds,
         "stage_seconds": manifests[0].stage_seconds,

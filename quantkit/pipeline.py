@@ -20,8 +20,9 @@ from quantkit.recipe import Recipe
 from quantkit.registry import NATIVE
 from quantkit.report import files
 from quantkit.report.comparison import Report
+from quantkit.score import lmeval
 from quantkit.score.evaluation import Evaluation
-from quantkit.score.harness import Asked, check_tasks, evaluate
+from quantkit.score.harness import Asked, evaluate
 from quantkit.score.scorecard import SOURCE_NAME
 from quantkit.storage import guarded
 from quantkit.verify.checkpoint import verify
@@ -57,7 +58,7 @@ def run(
         source.folder,
         "which quantkit cannot score yet; call quantize --engine llmcompressor and verify",
     )
-    check_tasks(tasks)
+    lmeval.check(tasks)
     finished = [] if force else finished_before(source, recipes, out, calibration, engine)
     for checkpoint in finished:
         progress.note(f"{checkpoint.manifest.name}: taken up as it was finished before")

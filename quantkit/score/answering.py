@@ -15,16 +15,17 @@ from typing import Any
 import torch
 
 from quantkit.errors import HardwareError, ScoreError
+from quantkit.score.distribution import Distribution
 
 TOKENS_PER_BATCH = {"cuda": 32768, "cpu": 512}
-CACHED_TOKENS = {"cuda": 262144, "cpu": 32768}
-"""Most tokens whose keys and values a batch holds, those of a shared beginning included."""
+CACHED_BYTES = {"cuda": 4 << 30, "cpu": 512 << 20}
+"""Most that a batch's keys and values take, those of a shared beginning included."""
 LOGITS_BYTES = 512 << 20
 MIN_SHARED = 32
 """Shorter beginnings are computed again: sharing has its price."""
 
-Watcher = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""Takes log-probabilities [positions, vocabulary], the tokens that follow, and their places."""
+Watcher = Callable[[Distribution, torch.Tensor], None]
+"""Takes what the model predicts at some positions, and their places."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Answerer:
         shared = self._cache(prefix) if prefix else None
         waiting = sorted(rows, key=lambda row: (len(row.tokens), row.tokens))
         while waiting:
-            size = self._fitting(len(prefix), waiting)
+            size = self._fitting(len(prefix), shared, waiting)
             try:
                 done = self._batch(prefix, shared, waiting[-size:], requests, starts, watcher)
             except torch.OutOfMemoryError as error:
@@ -105,12 +106,14 @@ class Answerer:
             del waiting[-size:]
             yield done
 
-    def _fitting(self, n_prefix: int, waiting: list[_Row]) -> int:
+    def _fitting(self, n_prefix: int, shared: Any, waiting: list[_Row]) -> int:
         """How many of the longest rows make a batch."""
         longest = len(waiting[-1].tokens)
-        by_tokens = self._tokens_per_batch // max(1, longest - n_prefix)
-        by_cache = CACHED_TOKENS[self._device.type] // longest
-        return max(1, min(len(waiting), by_tokens, by_cache, self._max_rows or len(waiting)))
+        size = min(len(waiting), self._tokens_per_batch // max(1, longest - n_prefix))
+        if shared is not None:
+            per_row = _cache_bytes(shared) * longest // n_prefix
+            size = min(size, CACHED_BYTES[self._device.type] // per_row)
+        return max(1, min(size, self._max_rows or size))
 
     def _cache(self, prefix: tuple[int, ...]) -> Any:
         from transformers import DynamicCache
@@ -168,13 +171,11 @@ class Answerer:
         targets = scored.targets.to(self._device)
         for start in range(0, len(where), rows):
             part = slice(start, start + rows)
-            logits = self._head(hidden[where[part]])
-            log_probabilities = logits.log_softmax(-1)
-            chosen = log_probabilities.gather(1, targets[part, None])[:, 0]
-            values.append(chosen)
-            best.append(logits.argmax(-1) == targets[part])
+            predicted = Distribution(self._head(hidden[where[part]]))
+            values.append(predicted.log_probabilities(targets[part, None])[:, 0])
+            best.append(predicted.likeliest() == targets[part])
             if watcher is not None:
-                watcher(log_probabilities, targets[part], scored.places[part])
+                watcher(predicted, scored.places[part])
         return torch.cat(values).cpu(), torch.cat(best).cpu()
 
     def _culprit(self, row: _Row) -> str:
@@ -199,7 +200,7 @@ class Answerer:
         return f" from {found[0]} on" if found else ""
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits in float32 by the family's own code: its decoder hands over what we have."""
+        """Logits by the family's own code: its decoder hands over what we have."""
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
         ready = BaseModelOutputWithPast(last_hidden_state=hidden[None])
@@ -209,7 +210,7 @@ class Answerer:
         finally:
             del self._decoder.forward
         logits: torch.Tensor = output.logits[0]
-        return logits.float()
+        return logits
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,9 @@ def _rows(requests: Sequence[Request], max_length: int) -> list[_Row]:
                 f"a continuation of {len(request.continuation)} tokens does not fit into windows "
                 f"of {max_length}; use a longer --max-length"
             )
-        tokens = (request.context + request.continuation)[-(max_length + 1) :][:-1]
+        # Most continuations are one token: then the context is taken as it is, not copied.
+        before = request.context + request.continuation[:-1]
+        tokens = before[-max_length:] if len(before) > max_length else before
         row = rows.setdefault(tokens, _Row(tokens))
         row.asked.append(index)
         row.n_scored = max(row.n_scored, len(request.continuation))
@@ -278,14 +281,22 @@ def _runs(rows: list[_Row]) -> Iterator[tuple[tuple[int, ...], list[_Row]]]:
         yield (), alone
 
 
+def _cache_bytes(shared: Any) -> int:
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in shared.layers)
+
+
 def _free(row: _Row) -> int:
     """Tokens before the first that is scored from."""
     return len(row.tokens) - row.n_scored
 
 
 def _common(one: _Row, other: _Row) -> int:
-    length = min(len(one.tokens), len(other.tokens))
-    for place in range(length):
-        if one.tokens[place] != other.tokens[place]:
-            return place
-    return length
+    """Tokens that both begin with; by halves, since comparing slices is fast."""
+    low, high = 0, min(len(one.tokens), len(other.tokens))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one.tokens[low:middle] == other.tokens[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

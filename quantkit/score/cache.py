@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from array import array
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from quantkit.errors import StorageError
@@ -31,12 +31,20 @@ def identity(facts: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def key_of(request: Request) -> bytes:
-    """What was asked, in 16 bytes."""
-    digest = hashlib.sha256(array("q", request.context).tobytes())
-    digest.update(len(request.context).to_bytes(8, "little"))
-    digest.update(array("q", request.continuation).tobytes())
-    return digest.digest()[:16]
+def keys_of(requests: Sequence[Request]) -> list[bytes]:
+    """What was asked, in 16 bytes each."""
+    keys = []
+    context: tuple[int, ...] | None = None
+    begun = hashlib.sha256()
+    for request in requests:
+        if request.context is not context:  # that of all answers to a question is one object
+            context = request.context
+            begun = hashlib.sha256(array("q", context).tobytes())
+            begun.update(len(context).to_bytes(8, "little"))
+        digest = begun.copy()
+        digest.update(array("q", request.continuation).tobytes())
+        keys.append(digest.digest()[:16])
+    return keys
 
 
 class AnswerCache:
@@ -60,15 +68,8 @@ class AnswerCache:
         self._committed = time.monotonic()
         self._lock = threading.Lock()
 
-    def recall(self, request: Request) -> Answer | None:
-        """The answer to a request, if it was given before."""
-        return self.get(key_of(request))
-
-    def remember(self, request: Request, answer: Answer) -> None:
-        """Keep an answer; it is on disk within seconds."""
-        self.put(key_of(request), answer)
-
     def get(self, key: bytes) -> Answer | None:
+        """The answer that was given before, if any."""
         with self._lock:
             found = self._base.execute(
                 "select log_probability, greedy from answers where key = ?", (key,)
@@ -76,6 +77,7 @@ class AnswerCache:
         return None if found is None else Answer(found[0], bool(found[1]))
 
     def put(self, key: bytes, answer: Answer) -> None:
+        """Keep an answer; it is on disk within seconds."""
         with self._lock:
             self._base.execute(
                 "insert or replace into answers values (?, ?, ?)",

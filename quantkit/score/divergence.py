@@ -17,6 +17,7 @@ import torch
 
 from quantkit.model.shards import read_header, write_whole
 from quantkit.score.answering import Request
+from quantkit.score.distribution import Distribution
 
 KEPT = 48
 DRAWN = 16
@@ -54,19 +55,16 @@ class Reference:
             torch.zeros(n_tokens),
         )
 
-    def record(
-        self, log_probabilities: torch.Tensor, targets: torch.Tensor, places: torch.Tensor
-    ) -> None:
+    def record(self, predicted: Distribution, places: torch.Tensor) -> None:
         """A watcher for the source."""
-        top, likeliest = log_probabilities.topk(KEPT, dim=-1)
-        others = log_probabilities.exp().scatter_(1, likeliest, 0.0).clamp_(min=1e-30)
-        generator = torch.Generator(log_probabilities.device).manual_seed(int(places[0]))
-        drawn = others.multinomial(DRAWN, replacement=True, generator=generator)
-        ids = torch.cat([likeliest, drawn], 1)
-        kept = log_probabilities.gather(1, ids).clamp_(min=LOWEST)
+        generator = torch.Generator(predicted.normaliser.device).manual_seed(int(places[0]))
+        likeliest = predicted.top(KEPT)
+        ids = torch.cat([likeliest, predicted.draw(DRAWN, likeliest, generator)], 1)
+        kept = predicted.log_probabilities(ids).clamp_(min=LOWEST)
+        rest = 1 - kept[:, :KEPT].exp().sum(-1)
         self.ids[places] = ids.to(torch.int32).cpu()
         self.steps[places] = (kept.mul_(STEPS).round_() + MIDDLE).to(torch.int16).cpu()
-        self.rest[places] = (1 - top.exp().sum(-1)).clamp_(min=0).cpu()
+        self.rest[places] = rest.clamp_(min=0).cpu()
 
     def write(self, path: Path) -> None:
         """Keep it; the file appears whole or not at all."""
@@ -87,15 +85,13 @@ class Divergence:
         self.kl = torch.zeros(n_tokens)
         self.agrees = torch.zeros(n_tokens, dtype=torch.bool)
 
-    def see(
-        self, log_probabilities: torch.Tensor, targets: torch.Tensor, places: torch.Tensor
-    ) -> None:
+    def see(self, predicted: Distribution, places: torch.Tensor) -> None:
         """A watcher for the candidate."""
-        device = log_probabilities.device
+        device = predicted.normaliser.device
         ids = self._reference.ids[places].to(device).long()
         source = (self._reference.steps[places].to(device).float() - MIDDLE) / STEPS
-        gap = source - log_probabilities.gather(1, ids)
+        gap = source - predicted.log_probabilities(ids)
         kl = (source[:, :KEPT].exp() * gap[:, :KEPT]).sum(-1)
         kl += self._reference.rest[places].to(device) * gap[:, KEPT:].mean(-1)
         self.kl[places] = kl.cpu()
-        self.agrees[places] = (log_probabilities.argmax(-1) == ids[:, 0]).cpu()
+        self.agrees[places] = (predicted.likeliest() == ids[:, 0]).cpu()

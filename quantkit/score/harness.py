@@ -5,33 +5,24 @@ lm-eval's perplexities are per word and per byte of its own counting. The headli
 same requests.
 """
 
-import hashlib
 import math
-import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from quantkit import device as devices
-from quantkit.errors import CheckpointError, MissingDependency, ScoreError, UnknownName
+from quantkit.errors import CheckpointError, ScoreError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import now, versions
-from quantkit.hush import hushed
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress, Silent
-from quantkit.score import answers
+from quantkit.score import answers, lmeval
 from quantkit.score.answers import Text
 from quantkit.score.evaluation import Evaluation
 from quantkit.score.scorecard import Score, Scorecard, Settings
-
-OWN_TASKS = Path(__file__).parent / "tasks"
-BOOTSTRAP_ITERATIONS = 100  # with none, lm-eval leaves out all standard errors
 
 
 @dataclass(frozen=True)
@@ -81,8 +72,8 @@ def evaluate(
     where = devices.choose(device)
     if isinstance(target, Checkpoint):
         _require_sound(target)
-    with _quiet():
-        manager = _task_manager(asked.tasks)
+    with lmeval.quiet():
+        loaded = lmeval.load(asked.tasks, asked.data, asked.num_fewshot, asked.seed)
         folder = asked.cache or cache.default_folder()
         if asked.server is None:
             from quantkit.score.model import EvaluatedModel
@@ -101,7 +92,7 @@ def evaluate(
             lm = _served(target, asked, folder, progress, trust_remote_code)
             dtype, computed_on = "served", None
         try:
-            results = _evaluate(lm, manager, asked)
+            results = lmeval.run(lm, loaded, asked.limit, asked.samples)
         finally:
             lm.close()
     progress.finish()
@@ -118,7 +109,7 @@ def evaluate(
             seed=asked.seed,
         ),
         groups=_groups(results),
-        versions={**versions(), "lm_eval": _lm_eval_version()},
+        versions={**versions(), "lm_eval": lmeval.version()},
         device=devices.describe(computed_on) if computed_on else f"served at {asked.server}",
         seconds=time.monotonic() - started,
         created=now(),
@@ -195,114 +186,11 @@ def _identity(target: ModelSource | Checkpoint) -> dict[str, Any]:
     }
 
 
-@cache
-def _all_tasks(own_only: bool) -> Any:
-    from lm_eval.tasks import TaskManager
-
-    return TaskManager(include_path=str(OWN_TASKS), include_defaults=not own_only)
-
-
-def _task_manager(tasks: Sequence[str]) -> Any:
-    # lm-eval reads thousands of files to list its own tasks; ours alone are a matter of moments.
-    manager = _all_tasks(own_only=True)
-    if not set(tasks) <= set(manager.all_tasks):
-        manager = _all_tasks(own_only=False)
-    for task in tasks:
-        if task not in manager.all_tasks:
-            raise UnknownName("task", task, _few(task, manager.all_tasks))
-    return manager
-
-
-def check_tasks(tasks: Sequence[str]) -> None:
-    """Refuse unknown tasks, before anything that takes long."""
-    with _quiet():
-        _task_manager(tasks)
-
-
 def sizes_of(asked: Asked) -> dict[str, int]:
     """How many documents every task has, groups taken apart."""
-    with _quiet():
-        manager = _task_manager(asked.tasks)
-        with _data_from(asked.data):
-            loaded = manager.load(list(asked.tasks))
+    with lmeval.quiet():
+        loaded = lmeval.load(asked.tasks, asked.data)
     return {name: len(task.eval_docs) for name, task in loaded["tasks"].items()}
-
-
-def _few(task: str, known: Sequence[str]) -> list[str]:
-    """Near matches and our own tasks: lm-eval has thousands."""
-    import difflib
-
-    near = difflib.get_close_matches(task, known, n=3, cutoff=0.6)
-    return near or ["python_docs", "wikitext", "mmlu"]
-
-
-def _evaluate(lm: Any, manager: Any, asked: Asked) -> dict[str, Any]:
-    import lm_eval
-
-    # Not `simple_evaluate`: it also collects facts about the machine, for longer than small
-    # models take to score, and asks git about the working directory.
-    tasks = asked.tasks
-    try:
-        with _data_from(asked.data):
-            loaded = manager.load(list(tasks))
-        for task in loaded["tasks"].values():
-            default = task.get_config("num_fewshot")
-            if asked.num_fewshot is not None and default != 0:
-                task.set_config(key="num_fewshot", value=asked.num_fewshot)
-            elif default is None:
-                task.set_config(key="num_fewshot", value=0)
-            task.set_fewshot_seed(seed=asked.seed)
-        results = lm_eval.evaluate(
-            lm=lm,
-            task_dict=loaded,
-            limit=asked.limit,
-            samples=asked.samples,
-            bootstrap_iters=BOOTSTRAP_ITERATIONS,
-            log_samples=True,
-        )
-    except ModuleNotFoundError as error:
-        raise MissingDependency(
-            f"a task of {', '.join(tasks)} needs the package {error.name}; "
-            f"install it: pip install {error.name}"
-        ) from error
-    except (ConnectionError, FileNotFoundError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise ScoreError(
-            f"the data of {', '.join(tasks)} cannot be reached: {first}; connect to the hub once, "
-            "or give --data, a folder that holds it under the dataset's name"
-        ) from error
-    assert results is not None
-    return dict(results)
-
-
-@contextmanager
-def _data_from(folder: Path | None) -> Iterator[None]:
-    """Load datasets from a folder: the library takes a relative path before it asks a hub."""
-    if folder is None:
-        yield
-        return
-    if not folder.is_dir():
-        raise ScoreError(f"--data {folder} is no folder")
-    import datasets
-
-    os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
-    usual = datasets.config.HF_DATASETS_CACHE
-    # The library knows prepared data by its path alone; a changed folder is another one to us.
-    datasets.config.HF_DATASETS_CACHE = Path(usual) / f"quantkit-{_folder_digest(folder)}"
-    try:
-        with chdir(folder):
-            yield
-    finally:
-        datasets.config.HF_DATASETS_CACHE = usual
-
-
-def _folder_digest(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            status = path.stat()
-            digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()[:16]
 
 
 def _groups(results: dict[str, Any]) -> dict[str, list[str]]:
@@ -391,21 +279,3 @@ def _finite(task: str, metric: str, value: float) -> float:
     if not math.isfinite(value):
         raise ScoreError(f"{task}/{metric} is {value}: the model's outputs are not finite")
     return value
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep lm-eval's and its neighbours' own bars and notices off the screen."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with (
-        hushed("lm_eval", "transformers", "datasets"),
-        redirect_stdout(StringIO()),
-        redirect_stderr(StringIO()),
-    ):
-        yield
-
-
-def _lm_eval_version() -> str:
-    from importlib.metadata import version
-
-    return version("lm_eval")

@@ -22,6 +22,7 @@ from quantkit.progress import Progress
 from quantkit.score import cache, divergence, loading
 from quantkit.score.answering import Answer, Answerer, Request, Watcher
 from quantkit.score.answers import Text
+from quantkit.score.tokens import Encoder, batches
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         )
         self._label = target.label
         self._progress = progress
+        self._encoder = Encoder(self)
         self._answerer = Answerer(model, self.max_length, batch_size)
         self._kept = _Kept.of(target, model.dtype, folder)
         self.texts: dict[str, Text] = {}
@@ -111,19 +113,28 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         """Keep all answers."""
         self._kept.answers.close()
 
-    def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
-        asked = [Request(tuple(context), tuple(more)) for _, context, more in requests]
-        found: list[Answer | None] = [self._kept.answers.recall(request) for request in asked]
+    def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        self._progress.start(f"score {self._label}", len(requests), "questions")
+        parts = list(batches(requests))
+        found: list[Answer] = []
+        for part, asked in zip(parts, self._encoder.requests(parts), strict=True):
+            self._progress.status(part[0].task_name)
+            found += self._answers(asked)
+        return [(answer.log_probability, answer.greedy) for answer in found]
+
+    def _answers(self, asked: list[Request]) -> list[Answer]:
+        """Those that are kept, and the model's for all others."""
+        keys = cache.keys_of(asked)
+        found = [self._kept.answers.get(key) for key in keys]
         open_places = [place for place, answer in enumerate(found) if answer is None]
-        self._progress.start(f"score {self._label}", len(open_places), "questions")
+        self._progress.advance(len(asked) - len(open_places))
         for batch in self._answerer.answers([asked[place] for place in open_places]):
             for number, answer in batch:
                 place = open_places[number]
                 found[place] = answer
-                self._kept.answers.remember(asked[place], answer)
+                self._kept.answers.put(keys[place], answer)
             self._progress.advance(len(batch))
-        answers = [answer for answer in found if answer is not None]
-        return [(answer.log_probability, answer.greedy) for answer in answers]
+        return [answer for answer in found if answer is not None]
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> list[float]:
         by_task: dict[str, list[int]] = {}
@@ -138,8 +149,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
 
     def _text(self, documents: Sequence[str]) -> Text:
         windows, counts, n_tokens = [], [], []
-        for document in documents:
-            ids = self.tok_encode(document)
+        for ids in self._encoder.texts(documents):
             parts = self._windows(ids)
             windows += parts
             counts.append(len(parts))

@@ -8,7 +8,8 @@ from quantkit.errors import ScoreError
 from quantkit.model.source import ModelSource
 from quantkit.score import answering, divergence, loading
 from quantkit.score.answering import Answerer, Request
-from quantkit.score.cache import AnswerCache
+from quantkit.score.cache import AnswerCache, keys_of
+from quantkit.score.distribution import BLOCK, Distribution
 
 
 def one_by_one(model, request, max_length):
@@ -140,6 +141,43 @@ def test_divergence_is_that_of_the_whole_distribution(demo):
     assert other.kl.mean() > 0.01
 
 
+def test_reading_by_blocks_gives_what_the_whole_gives():
+    torch.manual_seed(0)
+    logits = torch.randn(50, 1000) * 3  # no multiple of a block
+    logits[3, :BLOCK] = float("-inf")
+    logits[5, 7] = logits[5, 300] = 20.0  # equals: the first of them counts
+    whole = logits.log_softmax(-1)
+    found = Distribution(logits)
+    assert found.normaliser.allclose(logits.logsumexp(-1))
+    ids = torch.randint(0, 1000, (50, 4))
+    assert found.log_probabilities(ids).allclose(whole.gather(1, ids), atol=1e-5)
+    assert torch.equal(found.likeliest(), logits.argmax(-1))
+    top = found.top(48)
+    assert torch.equal(logits.gather(1, top), logits.topk(48).values)
+    assert torch.equal(top[:, 0], found.likeliest())
+    assert all(len(set(row.tolist())) == 48 for row in top)
+
+
+def test_draws_follow_the_probabilities_of_what_is_left():
+    row = torch.randn(200, generator=torch.Generator().manual_seed(1)) * 2
+    found = Distribution(row.expand(500, -1).contiguous())
+    but = found.top(16)
+    drawn = found.draw(400, but, torch.Generator().manual_seed(2))
+    counts = drawn.flatten().bincount(minlength=200).double()
+    expected = row.double().softmax(-1).index_fill(0, but[0], 0)
+    expected = expected / expected.sum() * drawn.numel()
+    assert counts[but[0]].sum() == 0
+    kept = expected > 0
+    squares = ((counts - expected)[kept] ** 2 / expected[kept]).sum()
+    assert squares < 184 + 5 * (2 * 184) ** 0.5  # chi-squared with 183 degrees of freedom
+
+
+def test_a_number_that_is_none_is_not_hidden_by_blocks():
+    logits = torch.randn(2, 300)
+    logits[1, 77] = float("nan")
+    assert Distribution(logits).normaliser.isfinite().tolist() == [True, False]
+
+
 def logits_of(model, request):
     tokens = torch.tensor([request.context + request.continuation[:-1]])
     return model(tokens).logits[0].float().log_softmax(-1)
@@ -147,7 +185,7 @@ def logits_of(model, request):
 
 def test_reference_survives_its_file(tmp_path):
     reference = divergence.Reference.empty(5)
-    reference.record(torch.randn(5, 100).log_softmax(-1), torch.zeros(5), torch.arange(5))
+    reference.record(Distribution(torch.randn(5, 100)), torch.arange(5))
     reference.write(tmp_path / "reference")
     again = divergence.Reference.read(tmp_path / "reference")
     assert torch.equal(again.ids, reference.ids)
@@ -158,13 +196,13 @@ def test_reference_survives_its_file(tmp_path):
 def test_cache_answers_only_what_was_asked(tmp_path):
     cache = AnswerCache(tmp_path, "model")
     asked = Request((1, 2, 3), (4,))
-    assert cache.recall(asked) is None
-    cache.remember(asked, answering.Answer(-1.25, True))
+    assert cache.get(keys_of([asked])[0]) is None
+    cache.put(keys_of([asked])[0], answering.Answer(-1.25, True))
     cache.close()
     again = AnswerCache(tmp_path, "model")
-    assert again.recall(asked) == answering.Answer(-1.25, True)
-    assert again.recall(Request((1, 2), (3, 4))) is None
-    assert AnswerCache(tmp_path, "other").recall(asked) is None
+    assert again.get(keys_of([asked])[0]) == answering.Answer(-1.25, True)
+    assert again.get(keys_of([Request((1, 2), (3, 4))])[0]) is None
+    assert AnswerCache(tmp_path, "other").get(keys_of([asked])[0]) is None
 
 
 def test_outputs_that_are_not_finite_name_the_layer(demo):

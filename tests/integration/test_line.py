@@ -150,7 +150,7 @@ def test_scores_are_those_of_lm_eval_itself():
     from lm_eval.tasks import TaskManager
 
     from quantkit.resources import DEMO_MODEL
-    from quantkit.score.harness import OWN_TASKS
+    from quantkit.score.lmeval import OWN_TASKS
 
     model = HFLM(pretrained=str(DEMO_MODEL), dtype="float32", device="cpu", batch_size=2)
     theirs = lm_eval.simple_evaluate(

@@ -27,7 +27,7 @@ from quantkit.errors import ScoreError
 from quantkit.model.source import ModelSource
 from quantkit.quantize.run import CalibrationChoice, quantize
 from quantkit.recipe import ActivationScheme, Recipe
-from quantkit.score import activations, endpoint, harness, loading
+from quantkit.score import activations, endpoint, harness, lmeval, loading
 from quantkit.score.harness import Asked
 from quantkit.score.server import ServedModel
 
@@ -188,7 +188,7 @@ def tasks(tmp_path_factory):
         "test_split: test\noutput_type: multiple_choice\nnum_fewshot: 0\n"
         'doc_to_text: "{{question}}"\ndoc_to_choice: "{{choices}}"\ndoc_to_target: answer\n'
     )
-    return TaskManager(include_path=[str(folder), str(harness.OWN_TASKS)], include_defaults=False)
+    return TaskManager(include_path=[str(folder), str(lmeval.OWN_TASKS)], include_defaults=False)
 
 
 def evaluate(lm, tasks, name):
