@@ -2,10 +2,11 @@
 
     python benchmarks/scoring.py --model DIR --data HUB_FOLDER [--limit N] [--out FILE]
 
+memory     peak device memory beyond the model, vocabulary 150,000, windows of 4,096 tokens
+wikitext   seconds for perplexity on WikiText-2, against bare forward passes over the same windows
+exactness  some questions of every subject, ours and lm-eval's, in float32 and in bfloat16
 mmlu       five-shot MMLU: seconds of lm-eval's `hf` model with batch size auto, and ours, on the
            same tasks; and how far apart the log-probabilities of all answers are
-wikitext   seconds for perplexity on WikiText-2, against bare forward passes over the same windows
-memory     peak device memory beyond the model, vocabulary 150,000, windows of 4,096 tokens
 """
 
 import argparse
@@ -13,10 +14,13 @@ import json
 import platform
 import tempfile
 import time
-from contextlib import chdir
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lm_eval
 import torch
 
 from quantkit import device as devices
@@ -24,21 +28,8 @@ from quantkit.export.manifest import versions
 from quantkit.model.source import ModelSource
 from quantkit.offline import without_hub
 from quantkit.progress import Silent
+from quantkit.score import lmeval
 from quantkit.storage import write_json
-
-
-def loaded_tasks(names: list[str], data: Path, shots: int | None) -> Any:
-    from lm_eval.tasks import TaskManager
-
-    with chdir(data):
-        found = TaskManager().load(names)
-    for task in found["tasks"].values():
-        if shots is not None:
-            task.set_config(key="num_fewshot", value=shots)
-        elif task.get_config("num_fewshot") is None:
-            task.set_config(key="num_fewshot", value=0)
-        task.set_fewshot_seed(seed=0)
-    return found
 
 
 def ours(model: str, device: torch.device, cache: Path, max_length: int | None) -> Any:
@@ -48,78 +39,147 @@ def ours(model: str, device: torch.device, cache: Path, max_length: int | None) 
     return EvaluatedModel(source, device, max_length, None, cache, Silent(), False)
 
 
-def timed(lm: Any, tasks: Any, limit: int | None) -> tuple[float, dict[str, Any]]:
-    import lm_eval
+def theirs(model: str, device: torch.device, dtype: str, batch_size: str) -> Any:
+    from lm_eval.models.huggingface import HFLM
 
+    return HFLM(pretrained=model, dtype=dtype, device=str(device), batch_size=batch_size)
+
+
+def timed(run: Callable[[], Any]) -> tuple[float, Any]:
     _wait()
     started = time.monotonic()
-    results = lm_eval.evaluate(lm=lm, task_dict=tasks, limit=limit, bootstrap_iters=0)
+    result = run()
     _wait()
-    return time.monotonic() - started, results
+    return time.monotonic() - started, result
+
+
+def by_lm_eval(lm: Any, tasks: dict[str, Any], limit: int | None) -> Any:
+    """As `lm_eval` runs it, and nothing of ours around it."""
+    return lm_eval.evaluate(lm=lm, task_dict=tasks, limit=limit, bootstrap_iters=0)
+
+
+def values_of(results: Any) -> list[list[float]]:
+    """Log-probabilities by question and answer."""
+    return [
+        [float(response[0][0]) for response in sample["resps"]]
+        for task in sorted(results["samples"])
+        for sample in sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
+    ]
+
+
+def compared(one: list[list[float]], other: list[list[float]]) -> dict[str, Any]:
+    """How far apart, and which answers differ, with how nearly tied they were."""
+    gaps = sorted(
+        abs(a - b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)
+    )
+    margins = []
+    for x, y in zip(one, other, strict=True):
+        if x.index(max(x)) != y.index(max(y)):
+            first, second = sorted(x)[-1:-3:-1]
+            margins.append(first - second)
+    return {
+        "answers": len(one),
+        "other_answers": len(margins),
+        "largest_margin_of_another_answer": max(margins, default=0.0),
+        "gap_median": gaps[len(gaps) // 2],
+        "gap_p99": gaps[int(0.99 * len(gaps))],
+        "gap_largest": gaps[-1],
+    }
 
 
 def mmlu(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    from lm_eval.models.huggingface import HFLM
-
+    tasks = lmeval.load([args.task], args.data, 5)
     dtype = "bfloat16" if device.type == "cuda" else "float32"
-    peer = HFLM(pretrained=args.model, dtype=dtype, device=str(device), batch_size="auto")
-    their_seconds, theirs = timed(peer, loaded_tasks([args.task], args.data, 5), args.limit)
+    peer = theirs(args.model, device, dtype, "auto")
+    their_seconds, peers = timed(partial(by_lm_eval, peer, tasks, args.limit))
     del peer
+    print("lm_eval", their_seconds, flush=True)
     with tempfile.TemporaryDirectory() as cache:
         lm = ours(args.model, device, Path(cache), None)
-        our_seconds, found = timed(lm, loaded_tasks([args.task], args.data, 5), args.limit)
+        our_seconds, found = timed(partial(lmeval.run, lm, tasks, args.limit, None))
         lm.close()
-    gaps, same, n = [], 0, 0
-    for task, samples in theirs["samples"].items():
-        for one, other in zip(samples, found["samples"][task], strict=True):
-            first = [float(r[0][0]) for r in one["resps"]]
-            second = [float(r[0][0]) for r in other["resps"]]
-            gaps += [abs(a - b) for a, b in zip(first, second, strict=True)]
-            same += first.index(max(first)) == second.index(max(second))
-            n += 1
-    gaps.sort()
     return {
         "task": args.task,
-        "questions": n,
+        "dtype": dtype,
         "lm_eval_seconds": their_seconds,
         "our_seconds": our_seconds,
         "times_faster": their_seconds / our_seconds,
-        "same_answers": same,
-        "log_probability_gap": {"median": gaps[len(gaps) // 2], "largest": gaps[-1]},
+        "same": compared(values_of(peers), values_of(found)),
         "accuracy": {
-            "lm_eval": theirs["results"][args.task]["acc,none"],
+            "lm_eval": peers["results"][args.task]["acc,none"],
             "ours": found["results"][args.task]["acc,none"],
         },
     }
 
 
+def exactness(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Some questions of every subject in float32, where rounding hides nothing."""
+    tasks = lmeval.load([args.task], args.data, 5)
+    limit = min(args.exact, args.limit or args.exact)
+    exact = values_of(by_lm_eval(theirs(args.model, device, "float32", "8"), tasks, limit))
+    with tempfile.TemporaryDirectory() as cache:
+        lm = ours(args.model, device, Path(cache), None)
+        half = values_of(lmeval.run(lm, tasks, limit, None))
+        lm.close()
+    with tempfile.TemporaryDirectory() as cache:
+        lm = ours(args.model, device, Path(cache), None)
+        lm.model.float()
+        found = values_of(lmeval.run(lm, tasks, limit, None))
+        lm.close()
+    peer = values_of(by_lm_eval(theirs(args.model, device, "bfloat16", "8"), tasks, limit))
+    return {
+        "float32, ours against lm_eval's": compared(exact, found),
+        "bfloat16, ours against float32": compared(exact, half),
+        "bfloat16, lm_eval's against float32": compared(exact, peer),
+    }
+
+
 def wikitext(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    tasks = lmeval.load(["wikitext"], args.data)
+    (task,) = tasks["tasks"].values()
+    texts = [task.doc_to_target(doc) for doc in task.eval_docs][: args.limit]
     with tempfile.TemporaryDirectory() as cache:
         lm = ours(args.model, device, Path(cache), 2048)
-        tasks = loaded_tasks(["wikitext"], args.data, None)
-        (task,) = tasks["tasks"].values()
-        texts = [task.doc_to_target(doc) for doc in task.eval_docs][: args.limit]
-        windows = [w for text in texts for w in lm._windows(lm.tok_encode(text))]
-        windows.sort(key=lambda window: len(window.continuation))
-        seconds, _ = timed(lm, tasks, args.limit)
+        ids = lm._encoder.texts(texts)
+        windows = sorted(
+            (w for text in ids for w in lm._windows(text)), key=lambda w: len(w.continuation)
+        )
+
+        def plain() -> None:
+            with torch.no_grad():
+                for start in range(0, len(windows), args.plain_batch):
+                    batch = windows[start : start + args.plain_batch]
+                    rows = [w.context + w.continuation[:-1] for w in batch]
+                    width = max(map(len, rows))
+                    padded = [row + (0,) * (width - len(row)) for row in rows]
+                    lm.model(torch.tensor(padded, device=device))
+
+        def answered() -> None:
+            for _ in lm._answerer.answers(windows):
+                pass
+
+        task_run = partial(lmeval.run, lm, tasks, args.limit, None)
+        plain()  # once to warm up, as for ours
+        answered()
+        seconds = {
+            "plain forward passes": timed(plain)[0],
+            "losses alone": timed(answered)[0],
+            "task, predictions recorded": timed(partial(lmeval.run, lm, tasks, args.limit, None))[
+                0
+            ],
+        }
         lm.close()
-        _wait()
-        started = time.monotonic()
-        with torch.no_grad():
-            for start in range(0, len(windows), args.plain_batch):
-                rows = [
-                    w.context + w.continuation[:-1] for w in windows[start:][: args.plain_batch]
-                ]
-                width = max(map(len, rows))
-                ids = torch.tensor([row + (0,) * (width - len(row)) for row in rows], device=device)
-                lm.model(ids)
-        _wait()
-        plain = time.monotonic() - started
+        for path in Path(cache).glob("*.text"):
+            path.unlink()
+        lm._kept = replace(lm._kept, is_source=False)
+        seconds["task, compared with the record"] = timed(task_run)[0]
+        lm.close()
+    base = seconds["plain forward passes"]
     return {
         "windows": len(windows),
-        "our_seconds": seconds,
-        "plain_seconds": plain,
-        "ratio": seconds / plain,
+        "tokens": sum(map(len, ids)),
+        "seconds": seconds,
+        "ratios": {name: value / base for name, value in seconds.items()},
     }
 
 
@@ -161,7 +221,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--task", default="mmlu")
     parser.add_argument("--limit", type=int)
+    parser.add_argument("--exact", type=int, default=10, help="questions a subject in float32")
     parser.add_argument("--plain-batch", type=int, default=16)
+    parser.add_argument("--parts", nargs="*", help="default: all")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     without_hub()
@@ -173,14 +235,20 @@ def main() -> None:
         "machine": platform.machine(),
         "versions": versions(),
     }
-    for name, part in (("mmlu", mmlu), ("wikitext", wikitext)):
-        result[name] = part(args, device)
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "memory": lambda: memory(device),
+        "wikitext": lambda: wikitext(args, device),
+        "exactness": lambda: exactness(args, device),
+        "mmlu": lambda: mmlu(args, device),
+    }
+    if device.type != "cuda":
+        del parts["memory"]
+    for name in args.parts or parts:
+        with lmeval.quiet():
+            result[name] = parts[name]()
         print(name, json.dumps(result[name]), flush=True)
-    if device.type == "cuda":
-        result["memory"] = memory(device)
-        print("memory", json.dumps(result["memory"]), flush=True)
-    if args.out:
-        write_json(args.out, result)
+        if args.out:
+            write_json(args.out, result)
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def show_report(report: "Report", as_json: bool) -> None:
     if as_json:
         console.print_json(report.to_json())
         return
-    console.print_table(table.titles(report, narrow=True), table.rows(report))
+    console.print_table(table.titles(report, narrow=True), table.rows(report, narrow=True))
     _show_verdicts(report)
 
 
@@ -125,4 +125,5 @@ def _show_verdicts(report: "Report") -> None:
     from quantkit.report import table
 
     for score, lines in table.verdicts(report).items():
-        console.print_lines(f"{score}, against the source:", lines)
+        guessed = f" {table.GUESSED}" if report.is_guessed(score) else ""
+        console.print_lines(f"{score}, against the source:{guessed}", lines)

@@ -68,9 +68,16 @@ class Report:
 
     @property
     def accuracy(self) -> str | None:
-        """The accuracy that tables show beside a headline of another kind: the first one."""
-        keys = (key for key in self.baseline.scores if key.endswith("/acc"))
-        return None if self.headline.endswith("/acc") else next(keys, None)
+        """The accuracy that tables show beside a headline of another kind: the first asked for."""
+        if self.headline.endswith("/acc"):
+            return None
+        asked = (f"{task}/acc" for task in self.baseline.settings.tasks)
+        return next((key for key in asked if key in self.baseline.scores), None)
+
+    def is_guessed(self, score: str) -> bool:
+        """Whether the source does no better than chance, so that changes say little."""
+        found = (f for findings in self.findings.values() for f in findings)
+        return any(f.at_chance for f in found if f.score == score)
 
     def change(self, card: Scorecard, metric: str) -> float:
         """Relative change against the baseline; for perplexities positive is worse."""

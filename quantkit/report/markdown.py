@@ -22,15 +22,21 @@ def render(report: Report) -> str:
 
 
 def _verdicts(report: Report) -> list[str]:
-    """Every comparison in words, groups of tasks included."""
+    """Comparisons of what was asked for in words, then those of groups in a table."""
     lines: list[str] = []
-    by_score: dict[str, list[str]] = {}
-    for card in report.candidates:
-        for finding in report.findings.get(card.name, ()):
-            words = f"- {_safe(card.name)}: {finding.words}"
-            by_score.setdefault(finding.score, []).append(words)
-    for score, sentences in by_score.items():
-        lines += [f"## {_safe(score)} against the source", "", *sentences, ""]
+    for score, sentences in table.verdicts(report).items():
+        told = [f"- {_safe(name)}: {words}" for name, words in sentences]
+        lines += [f"## {_safe(score)} against the source", ""]
+        if report.is_guessed(score):
+            lines += [table.GUESSED, ""]
+        lines += [*told, ""]
+    if groups := table.groups(report):
+        headings, rows = groups
+        lines += ["## By group, in points against the source", ""]
+        lines += [_line([_safe(cell) for cell in headings])]
+        lines += [_line(["---", *["---:"] * (len(headings) - 1)])]
+        lines += [_line([_safe(cell) for cell in row]) for row in rows]
+        lines += ["", "With 95% intervals; ! marks what is real after correction.", ""]
     return lines
 
 

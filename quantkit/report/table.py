@@ -1,22 +1,53 @@
 """The rows of the comparison as text, shared by terminal and Markdown."""
 
 from quantkit.report.comparison import Report
+from quantkit.score.paired import ALPHA, AccuracyChange
 from quantkit.score.scorecard import Scorecard
 from quantkit.storage import gib
 
 TITLES = ("model", "size", "of source", "bits/weight")
+GUESSED = "The source itself does no better than guessing here: changes say little about quality."
+DIVERGENCE = {"kl_mean": "KL mean", "kl_p99": "KL p99", "top1_agreement": "same first token"}
 NARROW_TITLES = ("model", "size", "of\nsource", "bits/\nweight")
 
 
 def titles(report: Report, narrow: bool = False) -> list[str]:
     """Column headings; narrow ones take some lines, so that all columns fit into 80 characters."""
     scores = [report.headline, "change", *([report.accuracy] if report.accuracy else [])]
-    return [*NARROW_TITLES, *map(_narrow, scores)] if narrow else [*TITLES, *scores]
+    if narrow:
+        return [*NARROW_TITLES, *map(_narrow, scores)]
+    return [*TITLES, *scores, *(DIVERGENCE[name] for name in _divergence(report))]
 
 
-def rows(report: Report) -> list[list[str]]:
+def rows(report: Report, narrow: bool = False) -> list[list[str]]:
     """The source first, then candidates from best to worst."""
-    return [_row(report, card) for card in (report.baseline, *report.candidates)]
+    cards = (report.baseline, *report.candidates)
+    if narrow:
+        return [_row(report, card) for card in cards]
+    return [[*_row(report, card), *_from_source(report, card)] for card in cards]
+
+
+def _divergence(report: Report) -> list[str]:
+    """What is known of every candidate's distance from the source."""
+    task = report.headline.partition("/")[0]
+    return [
+        name
+        for name in DIVERGENCE
+        if report.candidates and all(f"{task}/{name}" in c.scores for c in report.candidates)
+    ]
+
+
+def _from_source(report: Report, card: Scorecard) -> list[str]:
+    task = report.headline.partition("/")[0]
+    values = {name: card.scores.get(f"{task}/{name}") for name in _divergence(report)}
+    return [
+        ""
+        if card is report.baseline or score is None
+        else f"{score.value:.1%}"
+        if name == "top1_agreement"
+        else f"{score.value:.4f}"
+        for name, score in values.items()
+    ]
 
 
 def _narrow(title: str) -> str:
@@ -47,3 +78,25 @@ def verdicts(report: Report) -> dict[str, list[tuple[str, str]]]:
             if task in report.baseline.settings.tasks and metric != "acc_norm":
                 found.setdefault(finding.score, []).append((card.name, finding.words))
     return found
+
+
+def groups(report: Report) -> tuple[list[str], list[list[str]]] | None:
+    """Changes of accuracy by group of tasks, where groups lie below what was asked for."""
+    names: dict[str, None] = {}
+    found = []
+    for card in report.candidates:
+        cells = {}
+        for finding in report.findings.get(card.name, ()):
+            task, _, metric = finding.score.rpartition("/")
+            change = finding.change
+            inside = task in report.baseline.groups and task not in report.baseline.settings.tasks
+            if inside and metric == "acc" and isinstance(change, AccuracyChange):
+                ends = f"{100 * change.low:+.1f} to {100 * change.high:+.1f}"
+                mark = " !" if finding.adjusted_p < ALPHA else ""
+                cells[task] = f"{100 * change.difference:+.1f} ({ends}){mark}"
+                names[task] = None
+        found.append((card.name, cells))
+    if not names:
+        return None
+    rows = [[name, *(cells.get(task, "") for task in names)] for name, cells in found]
+    return ["model", *names], rows

@@ -37,6 +37,8 @@ class Outcome:
     """Of `acc` and the like 0 or 1; of `loss` the sum over the document's tokens."""
     weight: float
     """1, or the document's tokens."""
+    chance: float = 0.0
+    """How often a guess is right, where answers were to be chosen from."""
 
 
 def of_samples(samples: dict[str, list[dict[str, Any]]], texts: dict[str, Text]) -> list[Outcome]:
@@ -49,10 +51,11 @@ def of_samples(samples: dict[str, list[dict[str, Any]]], texts: dict[str, Text])
                 text = texts[task]
                 found.append(Outcome(*who, LOSS, text.losses[place], text.n_tokens[place]))
                 continue
+            chance = 1 / len(sample["resps"]) if len(sample["resps"]) > 1 else 0.0
             for metric in sample["metrics"]:
                 value = sample[metric]
                 if isinstance(value, bool | int | float):
-                    found.append(Outcome(*who, metric, float(value), 1.0))
+                    found.append(Outcome(*who, metric, float(value), 1.0, chance))
     return found
 
 

@@ -1,5 +1,6 @@
 """What candidates' answers say against their source's: paired, and corrected for many of them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from quantkit.score.paired import (
 )
 from quantkit.score.verdict import verdict
 
+ONE_SIDED = 1.645
+"""Standard deviations above chance that guessing reaches in one case of twenty."""
 ACCURACIES = ("acc", "acc_norm", "exact_match")
 Key = tuple[str, int, str]
 """Task, document and its hash."""
@@ -29,6 +32,8 @@ class Finding:
     change: AccuracyChange | PerplexityChange
     adjusted_p: float
     """After Holm's correction over all candidates."""
+    at_chance: bool = False
+    """Whether the source does no better than guessing."""
 
     @property
     def words(self) -> str:
@@ -40,6 +45,7 @@ class Finding:
             "score": self.score,
             **self.change.to_json(),
             "adjusted_p": self.adjusted_p,
+            "source_at_chance": self.at_chance,
             "verdict": self.words,
         }
 
@@ -59,9 +65,17 @@ def compare(
             for name in candidates
         }
         adjusted = holm([change.p_value for change in changes.values()])
+        guessed = _at_chance([o for key, o in before[metric].items() if key[0] in tasks])
         for (name, change), p in zip(changes.items(), adjusted, strict=True):
-            found[name].append(Finding(score, change, p))
+            found[name].append(Finding(score, change, p, guessed))
     return found
+
+
+def _at_chance(outcomes: Sequence[Outcome]) -> bool:
+    """Whether so many right answers may well have come from guessing."""
+    spread = math.sqrt(sum(o.chance * (1 - o.chance) for o in outcomes))
+    right = sum(o.value - o.chance for o in outcomes)
+    return bool(spread) and right < ONE_SIDED * spread
 
 
 def _by_metric(outcomes: Sequence[Outcome]) -> dict[str, dict[Key, Outcome]]:

@@ -8,6 +8,7 @@ from quantkit.quantize import products, rounding
 from quantkit.quantize.methods import gptq
 from quantkit.quantize.statistics import Statistics
 from quantkit.recipe import WeightScheme
+from quantkit.score.distribution import Distribution, block_sums
 
 pytestmark = [
     pytest.mark.gpu,
@@ -96,3 +97,22 @@ def test_gram_by_slabs_is_the_whole_gram():
     assert torch.equal(statistics.gram, statistics.gram.t())
     assert torch.allclose(statistics.mean_abs.double(), flat.abs().mean(0), rtol=1e-5)
     assert torch.equal(statistics.max_abs.double(), flat.abs().amax(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("vocabulary", [49152, 1000])
+def test_block_sums_equal_their_twin(dtype, vocabulary):
+    torch.manual_seed(0)
+    logits = (torch.randn(70, vocabulary, device="cuda") * 5).to(dtype)
+    logits[2, :64] = float("-inf")
+    logits[4, 5] = float("nan")
+    for fused, plain in zip(block_sums(logits), block_sums(logits.cpu()), strict=True):
+        torch.testing.assert_close(fused[:4].cpu(), plain[:4], rtol=1e-5, atol=0)
+    found = Distribution(logits)
+    assert found.normaliser.isnan().sum() == 1
+    clean = Distribution(logits[5:])
+    assert torch.equal(logits[5:].gather(1, clean.top(48)), logits[5:].topk(48).values)
+    expected = logits[5:].float().log_softmax(-1).gather(1, clean.top(48))
+    torch.testing.assert_close(
+        clean.log_probabilities(clean.top(48)), expected, rtol=1e-4, atol=1e-4
+    )

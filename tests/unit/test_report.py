@@ -1,0 +1,65 @@
+"""What a report shows of scores and answers."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from quantkit.report import markdown, table
+from quantkit.report.comparison import Report
+from quantkit.score.answers import Outcome
+from quantkit.score.evaluation import Evaluation, read_all
+
+PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m" / "scores"
+SUBJECTS = {"mmlu_stem": ["mmlu_anatomy", "mmlu_astronomy"], "mmlu_humanities": ["mmlu_law"]}
+
+
+@pytest.fixture(scope="module")
+def cards():
+    return [evaluation.card for evaluation in read_all([PUBLISHED])]
+
+
+def answered(rate, seed, n=300):
+    """Right and wrong answers to questions with four choices."""
+    rng = random.Random(seed)
+    return [
+        Outcome(task, place, f"{task}{place}", "acc", float(rng.random() < rate), 1.0, 0.25)
+        for tasks in SUBJECTS.values()
+        for task in tasks
+        for place in range(n)
+    ]
+
+
+def report_of(cards, source_rate):
+    groups = SUBJECTS | {"mmlu": [task for tasks in SUBJECTS.values() for task in tasks]}
+    return Report.of(
+        [
+            Evaluation(card.model_copy(update={"groups": groups}), answered(source_rate, seed))
+            for seed, card in enumerate(cards)
+        ]
+    )
+
+
+def test_the_accuracy_shown_is_the_one_asked_for(cards):
+    assert Report.compare(cards).accuracy == "mmlu/acc"
+
+
+def test_markdown_has_divergence_and_groups(cards):
+    text = markdown.render(report_of(cards, 0.7))
+    header = next(line for line in text.splitlines() if line.startswith("| model | size"))
+    assert header.endswith("| KL mean | KL p99 | same first token |")
+    assert "| model | mmlu\\_stem | mmlu\\_humanities |" in text
+    assert len(text.splitlines()) <= 60
+    assert table.GUESSED not in text
+
+
+def test_a_source_that_guesses_is_told(cards):
+    report = report_of(cards, 0.25)
+    assert report.is_guessed("mmlu/acc")
+    assert table.GUESSED in markdown.render(report)
+    comparisons = report.to_json()["candidates"][0]["comparisons"]
+    assert all(entry["source_at_chance"] for entry in comparisons)
+
+
+def test_a_source_that_knows_something_is_not_called_guessing(cards):
+    assert not report_of(cards, 0.35).is_guessed("mmlu/acc")
