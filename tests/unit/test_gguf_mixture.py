@@ -117,7 +117,7 @@ CHANGED_BY_SHARING = {
 def test_values_shared_by_four_heads_get_more_bits(file_type):
     expected = (OF_32_LAYERS | CHANGED_BY_SHARING)[file_type]
     assert exceptions(file_type, llama(), facts(shared=8)) == expected
-    assert exceptions(file_type, llama(), facts(shared=11)) == OF_32_LAYERS[file_type]
+    assert exceptions(file_type, llama(), facts(shared=10)) == OF_32_LAYERS[file_type]
 
 
 def test_heads_may_be_given_for_every_layer():
@@ -202,14 +202,15 @@ def test_eight_experts():
     model += [(f"blk.{i}.ffn_down_exps.weight", (8, 64, 256)) for i in ALL]
     model += [(f"blk.{i}.ffn_gate_inp.weight", (8, 256)) for i in ALL]
     gates = {name for name, _ in model if "gate_inp" in name}
-    for file_type, output in [("Q4_K_M", "Q5_K"), ("Q4_0", None), ("Q6_K", None), ("Q8_0", None)]:
+    outputs = {"Q4_K_M": "Q5_K", "Q3_K_M": "Q5_K", "Q3_K_L": "Q3_K", "Q4_0": "Q4_0", "Q8_0": "Q8_0"}
+    for file_type, output in outputs.items():
         choices = choose(file_type, model, facts(shared=8, experts=8), False)
         assert {choices.pop(name) for name in gates} == {Choice(Kind.F32)}
         kinds = {name: choice.kind.name for name, choice in choices.items()}
         assert {kinds[f"blk.{i}.{role}.weight"] for i in ALL for role in ("attn_k", "attn_v")} == {
             "Q8_0"
         }
-        assert kinds["blk.5.attn_output.weight"] == (output or file_type)
+        assert kinds["blk.5.attn_output.weight"] == output
         assert kinds["blk.5.attn_q.weight"] == mixture.BASE[file_type].name
     choices = choose("Q4_K_M", model, facts(shared=8, experts=8), False)
     raised = {i for i in ALL if choices[f"blk.{i}.ffn_down_exps.weight"].kind == Kind.Q6_K}
