@@ -1,8 +1,8 @@
 """The plain GGUF types, equal to ggml's: blocks of 32 numbers with one scale each.
 
 Q4_0 and Q5_0 are symmetric, Q4_1 and Q5_1 add a minimum, Q8_0 is eight bits. Without importance
-the range of a block decides; with it a few scales are tried, and errors weigh by the importance
-of their column and, as rows go, by the size of the number.
+the range of a block decides. With it a few scales are tried, and an error weighs by the importance
+of its column and more in a large number than in one that is small for its row.
 """
 
 from collections.abc import Callable
@@ -53,9 +53,7 @@ def q5_1(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
     )
 
 
-KINDS: dict[
-    GGMLQuantizationType, Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
-] = {
+KINDS: dict[GGMLQuantizationType, Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]] = {
     GGMLQuantizationType.Q8_0: q8_0,
     GGMLQuantizationType.Q4_0: q4_0,
     GGMLQuantizationType.Q5_0: q5_0,
@@ -83,9 +81,8 @@ def _affine(
     blocks = search.planes(x, BLOCK)
     if importance is not None:
         return fit_affine(blocks, _weights(x, blocks, importance), top)
-    # Of equals the first: zero has two signs, and the minimum is stored with its own.
-    low = blocks.gather(0, blocks.argmin(0, keepdim=True))[0]
-    scale = search.divide(blocks.gather(0, blocks.argmax(0, keepdim=True))[0] - low, top)
+    low, high = _range(blocks)
+    scale = search.divide(high - low, top)
     levels = _finite((blocks - low) * search.divide_or_zero(1, scale) + 0.5)
     return scale, low, levels.trunc_().clamp_(max=top)
 
@@ -99,25 +96,25 @@ def fit_affine(
     is the scale and the minimum, and the least weighted error stays. A minimum that is found
     replaces the old one for the candidates that follow.
     """
-    low, high = x.amin(0).clamp_(max=0), x.amax(0)
+    low, high = _range(x)
+    low = low.masked_fill_(low > 0, 0)
     empty = high <= low
     total = search.ordered_sum(weights)
     total_x = search.ordered_sum(weights * x)
 
     def rounded(inverse: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-        scaled = inverse * (x - low)
-        # A minimum as high as the block has no range left: what is not a number counts as zero.
-        return torch.where(scaled > 0, scaled.clamp(max=top).round_(), 0)
+        # Where no range is left, or one too small for an inverse, all levels are zero.
+        inverse = inverse.nan_to_num(posinf=0.0, neginf=0.0)
+        return (x - low).mul_(inverse).round_().clamp_(0, top)
 
     def error(levels: torch.Tensor, scale: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-        change = scale * levels + low - x
-        return search.ordered_sum(weights * (change * change))
+        return search.ordered_sum((scale * levels).add_(low).sub_(x).square_().mul_(weights))
 
     inverse, start = search.divide(top, high - low), low
     scale = search.divide(1, inverse)
     best = error(rounded(inverse, low), scale, low)
-    for wanted in search.steps(0, 36, 0.05, -0.9):
-        candidate = search.divide(_float32_sum(wanted, top), high - low)
+    for wanted in search.steps(0, 36, 0.05, -0.9, top):
+        candidate = search.divide(wanted, high - low)
         levels = rounded(candidate, low)
         weighted = weights * levels
         sum_l = search.ordered_sum(weighted)
@@ -138,8 +135,10 @@ def fit_affine(
     return scale.masked_fill_(empty, 0), low, levels.masked_fill_(empty, 0)
 
 
-def _float32_sum(a: float, b: float) -> float:
-    return (torch.tensor(a) + b).item()
+def _range(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of equals the first: zero has two signs, and the minimum is stored with its own."""
+    low, high = x.argmin(0, keepdim=True), x.argmax(0, keepdim=True)
+    return x.gather(0, low)[0], x.gather(0, high)[0]
 
 
 def _weights(x: torch.Tensor, blocks: torch.Tensor, importance: torch.Tensor) -> torch.Tensor:

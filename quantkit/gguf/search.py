@@ -1,4 +1,4 @@
-"""What the block types share: ggml's float32 arithmetic step by step, the search for a scale, bytes.
+"""What the block types share: ggml's arithmetic in float32, the search for a scale, and bytes.
 
 ggml looks at one block after the other; here all blocks are looked at together, as planes
 [numbers of a block, rows, blocks of a row]. Every operation rounds as ggml's does and sums go in
@@ -37,10 +37,10 @@ def pack_nibbles(levels: torch.Tensor) -> torch.Tensor:
 
 def pack_bits(bits: torch.Tensor) -> torch.Tensor:
     """Eight numbers that are 0 or 1 in a byte, the first lowest."""
-    eights = bits.to(torch.uint8).unflatten(0, (-1, 8)).unbind(1)
-    packed = eights[0]
+    bits = bits.to(torch.uint8)
+    packed = bits[::8]
     for place in range(1, 8):
-        packed = packed | eights[place] << place
+        packed = packed | bits[place::8] << place
     return packed
 
 
@@ -59,9 +59,10 @@ def ordered_sum(terms: Iterable[torch.Tensor]) -> torch.Tensor:
 
 def divide(a: torch.Tensor | float, b: torch.Tensor | float) -> torch.Tensor:
     """a / b, correctly rounded: with a plain number torch may multiply by an inverse."""
-    like = a if isinstance(a, torch.Tensor) else b
-    assert isinstance(like, torch.Tensor)
-    return torch.div(torch.as_tensor(a).to(like), torch.as_tensor(b).to(like))
+    if not isinstance(a, torch.Tensor):
+        assert isinstance(b, torch.Tensor)
+        a = b.new_full((), a)
+    return torch.div(a, b if isinstance(b, torch.Tensor) else a.new_full((), b))
 
 
 def divide_or_zero(a: torch.Tensor | float, b: torch.Tensor) -> torch.Tensor:
@@ -75,10 +76,12 @@ def extreme(x: torch.Tensor) -> torch.Tensor:
     return found + 0.0  # a block of negative zeros has the extreme zero
 
 
-def steps(first: int, last: int, width: float, offset: float = 0.0) -> list[float]:
-    """offset + width * step for every step, in float32."""
-    counted = torch.arange(first, last + 1, dtype=torch.float32)
-    return (counted * width + offset).tolist()
+def steps(first: int, last: int, width: float, *offsets: float) -> list[float]:
+    """width * step + offset + offset ... for every step, each operation in float32."""
+    counted = torch.arange(first, last + 1, dtype=torch.float32) * width
+    for offset in offsets:
+        counted += offset
+    return counted.tolist()
 
 
 def search_weights(x: torch.Tensor, importance: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
