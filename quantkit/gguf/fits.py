@@ -1,0 +1,199 @@
+"""ggml's searches for scales: blocks of weights in, for each the scale and levels that fit best.
+
+All blocks [n, size] are searched at once, one candidate after the other. Candidates tie or nearly
+tie often, so every float32 operation happens in ggml's order, sums from left to right, one rounding
+an operation: then CPU and GPU choose what ggml chooses. Three habits follow, here and in the types:
+no fused multiply-add, no `number / tensor` and no `tensor / number`, which torch may compute as a
+product with the rounded reciprocal. Sums read column after column; see `column_major`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+NOTHING = 1e-15
+"""ggml takes a block for zeros when its largest weight is smaller."""
+
+
+def column_major(blocks: torch.Tensor) -> torch.Tensor:
+    """The same [n, size], stored so that each column is contiguous: sums in order become fast."""
+    return blocks.t().contiguous().t()
+
+
+def total(values: torch.Tensor) -> torch.Tensor:
+    """The sum of every row [n, 1], added from left to right."""
+    first, *others = values.split(1, -1)
+    result = first + 0.0  # a sum that starts at zero is never -0
+    for column in others:
+        result += column
+    return result
+
+
+def quotient(number: float, values: torch.Tensor) -> torch.Tensor:
+    """number / values, rounded once."""
+    return torch.div(values.new_tensor(number), values)
+
+
+def root(values: torch.Tensor) -> torch.Tensor:
+    """Square roots, rounded once: torch's own in float32 is off by a bit in one of 140."""
+    return values.double().sqrt_().float()
+
+
+def nearest(values: torch.Tensor) -> torch.Tensor:
+    """The nearest integers as ggml finds them, int32: ties to even, wrapped beyond 22 bits."""
+    return ((values + 12582912.0).view(torch.int32) & 0x7FFFFF) - 0x400000
+
+
+def candidates(start: float, step: float, steps: Sequence[int], top: int) -> list[float]:
+    """start + step * i + top for every i, each operation rounded to float32."""
+    return (torch.tensor(steps) * step + start + top).tolist()
+
+
+def symmetric(
+    x: torch.Tensor, weights: torch.Tensor, top: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales [n, 1] and levels 0..2 top - 1 with x close to (level - top) * scale.
+
+    Tries 19 scales around the one that puts the largest weight on the grid's larger end; each is
+    then replaced by the least squares fit to its levels. (ggml's make_qx_quants)
+    """
+    furthest = peak(x)
+    empty = furthest.abs() < NOTHING
+    weighted = weights * x
+
+    def attempt(factor: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        levels = (x * quotient(-factor, furthest)).round_().clamp_(-top, top - 1)
+        return levels, total(weighted * levels), total(weights * levels * levels)
+
+    levels, cross, square = attempt(top)
+    scale = torch.where(square != 0, cross / square, 0.0)
+    best = scale * cross
+    for factor in candidates(0.0, 0.1, [*range(-9, 0), *range(1, 10)], top):
+        tried, cross, square = attempt(factor)
+        better = (square > 0) & (cross * cross > best * square)
+        levels = torch.where(better, tried, levels)
+        scale = torch.where(better, cross / square, scale)
+        best = torch.where(better, scale * cross, best)
+    return scale.masked_fill_(empty, 0), (levels + top).masked_fill_(empty, 0)
+
+
+def symmetric_by_descent(x: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `symmetric`, weighted by x squared, but from one start by moving single levels.
+
+    (ggml's make_q3_quants)
+    """
+    furthest = peak(x)
+    empty = furthest.abs() < NOTHING
+    levels = (x * quotient(-top, furthest)).round_().clamp_(-top, top - 1)
+    scale, levels = _descend(x, x * x, levels, -top, top - 1, alone=True)
+    return scale.masked_fill_(empty, 0), (levels + top).masked_fill_(empty, 0)
+
+
+def positive(
+    x: torch.Tensor, weights: torch.Tensor, top: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales [n, 1] and levels 0..top with x >= 0 close to level * scale.
+
+    The best of nine scales is the start, then single levels move. (ggml's make_qp_quants)
+    """
+    peak = x.amax(-1, keepdim=True)
+    empty = peak < NOTHING
+
+    def attempt(factor: float) -> tuple[torch.Tensor, torch.Tensor]:
+        inverse = quotient(factor, peak)
+        levels = (inverse * x).round_().clamp_(max=top)
+        change = x - quotient(1, inverse) * levels
+        return levels, total(weights * change * change)
+
+    levels, least = attempt(top)
+    for factor in candidates(0.0, 0.1, [*range(-4, 0), *range(1, 5)], top):
+        tried, error = attempt(factor)
+        better = error < least
+        levels = torch.where(better, tried, levels)
+        least = torch.where(better, error, least)
+    scale, levels = _descend(x, weights, levels, -(2**22), top, alone=False)
+    return scale.masked_fill_(empty, 0), levels.masked_fill_(empty, 0)
+
+
+def affine(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    top: int,
+    factors: Sequence[float],
+    absolute: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scales and minima [n, 1] and levels 0..top with x close to level * scale - minimum.
+
+    The error is squared or `absolute`. Each factor divided by the range of x, which begins at the
+    best minimum so far, gives levels, and these by least squares a scale and a minimum, never
+    negative. (ggml's make_qkx2_quants and make_qkx3_quants)
+    """
+    low = x.amin(-1, keepdim=True).clamp_(max=0)
+    high = x.amax(-1, keepdim=True)
+    flat = high == low
+    lowest = low
+    sum_w, sum_x = total(weights), total(weights * x)
+
+    def round_down(factor: float) -> tuple[torch.Tensor, torch.Tensor]:
+        inverse = quotient(factor, high - low)
+        return (x - low).mul_(inverse).round_().clamp_(0, top), inverse
+
+    def error(levels: torch.Tensor, scale: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+        change = (scale * levels).add_(low).sub_(x)
+        return total((change.abs_() if absolute else change.square_()).mul_(weights))
+
+    levels, inverse = round_down(top)
+    scale = quotient(1, inverse)
+    least = error(levels, scale, low)
+    for factor in factors:
+        tried, _ = round_down(factor)
+        weighted = weights * tried
+        sum_l, sum_l2, sum_xl = total(weighted), total(weighted * tried), total(weighted * x)
+        determinant = sum_w * sum_l2 - sum_l * sum_l
+        new_scale = (sum_w * sum_xl - sum_x * sum_l) / determinant
+        new_low = (sum_l2 * sum_x - sum_l * sum_xl) / determinant
+        above = new_low > 0
+        new_scale = torch.where(above, sum_xl / sum_l2, new_scale)
+        new_low = torch.where(above, 0.0, new_low)
+        new_error = error(tried, new_scale, new_low)
+        better = (determinant > 0) & (new_error < least)
+        levels = torch.where(better, tried, levels)
+        scale = torch.where(better, new_scale, scale)
+        low = torch.where(better, new_low, low)
+        least = torch.where(better, new_error, least)
+    low = torch.where(flat, lowest, low)
+    return scale.masked_fill_(flat, 0), -low, levels.masked_fill_(flat, 0)
+
+
+def peak(x: torch.Tensor) -> torch.Tensor:
+    """The weight furthest from zero, of equals the first [n, 1]."""
+    return x.gather(-1, x.abs().argmax(-1, keepdim=True))
+
+
+def _descend(
+    x: torch.Tensor, weights: torch.Tensor, levels: torch.Tensor, low: int, high: int, alone: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Five passes over the columns, each moving a level where that fits all the block better.
+
+    `alone` says whether a level may move where all the others are zero.
+    """
+    weighted = weights * x
+    cross, square = total(weighted * levels), total(weights * levels * levels)
+    chosen = list(levels.split(1, -1))
+    columns = list(zip(x.split(1, -1), weights.split(1, -1), weighted.split(1, -1), strict=True))
+    for _ in range(5):
+        for i, (value, weight, product) in enumerate(columns):
+            level = chosen[i]
+            rest = cross - product * level
+            rest_square = square - weight * level * level
+            moved = nearest(value * rest_square / rest).clamp_(low, high).float()
+            new_cross = rest + product * moved
+            new_square = rest_square + weight * moved * moved
+            better = (rest > 0) & (moved != level) & (new_square > 0)
+            if not alone:
+                better &= rest_square > 0
+            better &= new_cross * new_cross * square > cross * cross * new_square
+            chosen[i] = torch.where(better, moved, level)
+            cross = torch.where(better, new_cross, cross)
+            square = torch.where(better, new_square, square)
+    return torch.where(square > 0, cross / square, 0.0), torch.cat(chosen, -1)
