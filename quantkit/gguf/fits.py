@@ -22,7 +22,7 @@ def column_major(blocks: torch.Tensor) -> torch.Tensor:
 
 def total(values: torch.Tensor) -> torch.Tensor:
     """The sum of every row [n, 1], added from left to right."""
-    first, *others = values.split(1, -1)
+    first, *others = _columns(values)
     result = first + 0.0  # a sum that starts at zero is never -0
     for column in others:
         result += column
@@ -31,7 +31,7 @@ def total(values: torch.Tensor) -> torch.Tensor:
 
 def quotient(number: float, values: torch.Tensor) -> torch.Tensor:
     """number / values, rounded once."""
-    return torch.div(values.new_tensor(number), values)
+    return torch.div(values.new_full((), number), values)
 
 
 def root(values: torch.Tensor) -> torch.Tensor:
@@ -45,8 +45,8 @@ def nearest(values: torch.Tensor) -> torch.Tensor:
 
 
 def candidates(start: float, step: float, steps: Sequence[int], top: int) -> list[float]:
-    """start + step * i + top for every i, each operation rounded to float32."""
-    return (torch.tensor(steps) * step + start + top).tolist()
+    """step * i + start + top for every i, each operation rounded to float32."""
+    return (torch.tensor(steps, dtype=torch.float32) * step + start + top).tolist()
 
 
 def symmetric(
@@ -84,34 +84,39 @@ def symmetric_by_descent(x: torch.Tensor, top: int) -> tuple[torch.Tensor, torch
     """
     furthest = peak(x)
     empty = furthest.abs() < NOTHING
-    levels = (x * quotient(-top, furthest)).round_().clamp_(-top, top - 1)
-    scale, levels = _descend(x, x * x, levels, -top, top - 1, alone=True)
+    levels = nearest(x * quotient(-top, furthest)).clamp_(-top, top - 1)
+    scale, levels = _descend(x, x * x, levels, top, signed=True)
     return scale.masked_fill_(empty, 0), (levels + top).masked_fill_(empty, 0)
 
 
-def positive(
-    x: torch.Tensor, weights: torch.Tensor, top: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def positive(x: torch.Tensor, weights: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Scales [n, 1] and levels 0..top with x >= 0 close to level * scale.
 
-    The best of nine scales is the start, then single levels move. (ggml's make_qp_quants)
+    The best of nine scales is the start, then single levels move. A negative x, which `affine`
+    makes when hardly a weight of a block counts, may get a negative level; ggml keeps levels in
+    bytes, so 256 is added, and so it is here. (ggml's make_qp_quants)
     """
-    peak = x.amax(-1, keepdim=True)
-    empty = peak < NOTHING
+    largest = x.amax(-1, keepdim=True)
+    empty = largest < NOTHING
 
     def attempt(factor: float) -> tuple[torch.Tensor, torch.Tensor]:
-        inverse = quotient(factor, peak)
-        levels = (inverse * x).round_().clamp_(max=top)
-        change = x - quotient(1, inverse) * levels
-        return levels, total(weights * change * change)
+        inverse = quotient(factor, largest)
+        return nearest(inverse * x), quotient(1, inverse)
 
-    levels, least = attempt(top)
+    def error(levels: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        change = x - scale * levels
+        return total(weights * change * change)
+
+    levels, scale = attempt(top)
+    least = error(levels & 255, scale)
+    levels.clamp_(max=top)
     for factor in candidates(0.0, 0.1, [*range(-4, 0), *range(1, 5)], top):
-        tried, error = attempt(factor)
-        better = error < least
+        tried, scale = attempt(factor)
+        tried_error = error(tried.clamp_(max=top), scale)
+        better = tried_error < least
         levels = torch.where(better, tried, levels)
-        least = torch.where(better, error, least)
-    scale, levels = _descend(x, weights, levels, -(2**22), top, alone=False)
+        least = torch.where(better, tried_error, least)
+    scale, levels = _descend(x, weights, levels, top, signed=False)
     return scale.masked_fill_(empty, 0), levels.masked_fill_(empty, 0)
 
 
@@ -130,23 +135,21 @@ def affine(
     """
     low = x.amin(-1, keepdim=True).clamp_(max=0)
     high = x.amax(-1, keepdim=True)
-    flat = high == low
-    lowest = low
+    lowest, flat = low, high == low
     sum_w, sum_x = total(weights), total(weights * x)
 
-    def round_down(factor: float) -> tuple[torch.Tensor, torch.Tensor]:
-        inverse = quotient(factor, high - low)
-        return (x - low).mul_(inverse).round_().clamp_(0, top), inverse
+    def snap(inverse: torch.Tensor) -> torch.Tensor:
+        return (x - low).mul_(inverse).round_().clamp_(0, top)
 
     def error(levels: torch.Tensor, scale: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
         change = (scale * levels).add_(low).sub_(x)
         return total((change.abs_() if absolute else change.square_()).mul_(weights))
 
-    levels, inverse = round_down(top)
-    scale = quotient(1, inverse)
+    inverse = quotient(top, high - low)
+    levels, scale = snap(inverse), quotient(1, inverse)
     least = error(levels, scale, low)
     for factor in factors:
-        tried, _ = round_down(factor)
+        tried = snap(quotient(factor, high - low))
         weighted = weights * tried
         sum_l, sum_l2, sum_xl = total(weighted), total(weighted * tried), total(weighted * x)
         determinant = sum_w * sum_l2 - sum_l * sum_l
@@ -166,34 +169,36 @@ def affine(
 
 
 def peak(x: torch.Tensor) -> torch.Tensor:
-    """The weight furthest from zero, of equals the first [n, 1]."""
+    """The number of every row that is furthest from zero [n, 1], of equals the first."""
     return x.gather(-1, x.abs().argmax(-1, keepdim=True))
 
 
-def _descend(
-    x: torch.Tensor, weights: torch.Tensor, levels: torch.Tensor, low: int, high: int, alone: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Five passes over the columns, each moving a level where that fits all the block better.
+def _columns(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return values.chunk(values.shape[-1], -1)
 
-    `alone` says whether a level may move where all the others are zero.
-    """
+
+def _descend(
+    x: torch.Tensor, weights: torch.Tensor, levels: torch.Tensor, top: int, signed: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Five passes over the columns, each moving a level where that fits all the block better."""
     weighted = weights * x
     cross, square = total(weighted * levels), total(weights * levels * levels)
-    chosen = list(levels.split(1, -1))
-    columns = list(zip(x.split(1, -1), weights.split(1, -1), weighted.split(1, -1), strict=True))
+    chosen = list(_columns(levels if signed else levels & 255))
+    columns = list(zip(_columns(x), _columns(weights), _columns(weighted), strict=True))
     for _ in range(5):
         for i, (value, weight, product) in enumerate(columns):
             level = chosen[i]
             rest = cross - product * level
             rest_square = square - weight * level * level
-            moved = nearest(value * rest_square / rest).clamp_(low, high).float()
+            moved = nearest(value * rest_square / rest)
+            moved = moved.clamp_(-top, top - 1) if signed else moved.clamp_(max=top)
             new_cross = rest + product * moved
             new_square = rest_square + weight * moved * moved
             better = (rest > 0) & (moved != level) & (new_square > 0)
-            if not alone:
+            if not signed:
                 better &= rest_square > 0
             better &= new_cross * new_cross * square > cross * cross * new_square
-            chosen[i] = torch.where(better, moved, level)
+            chosen[i] = torch.where(better, moved if signed else moved & 255, level)
             cross = torch.where(better, new_cross, cross)
             square = torch.where(better, new_square, square)
     return torch.where(square > 0, cross / square, 0.0), torch.cat(chosen, -1)
