@@ -1,0 +1,233 @@
+"""Which models llama.cpp runs as what, and what their configs are called there.
+
+llama.cpp's graphs are fixed by an architecture's name, so a config that asks for something else
+(another activation, another pattern of sliding windows) is refused here: the file would load and
+compute something different. Facts are those of llama.cpp's own converter and model sources.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, Keys, RopeScalingType
+
+from quantkit.errors import SourceError
+from quantkit.gguf.writer import Value
+from quantkit.hush import hushed
+from quantkit.model.source import ModelSource
+
+SILU = ("silu", "swish")
+GELU = ("gelu_pytorch_tanh",)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a class of transformers is to llama.cpp."""
+
+    arch: MODEL_ARCH
+    permuted: bool = False
+    """Rotary pairs are neighbours in llama.cpp, halves of a head in transformers."""
+    shifted_norms: bool = False
+    """Norms multiply by one plus their weight in transformers."""
+    activations: tuple[str, ...] = SILU
+    window_every: int = 0
+    """Each n-th block attends to everything, the others to a window; 0: llama.cpp has none."""
+    wide_blocks: int = 0
+    """Block count of the one size whose attention scale comes from hidden size over heads."""
+
+    capped: bool = False
+    """Attention and output are soft-capped."""
+
+    @property
+    def name(self) -> str:
+        """What `general.architecture` says."""
+        return MODEL_ARCH_NAMES[self.arch]
+
+
+FAMILIES = {
+    "LlamaForCausalLM": Family(MODEL_ARCH.LLAMA, permuted=True),
+    "MistralForCausalLM": Family(MODEL_ARCH.LLAMA, permuted=True),
+    "GraniteForCausalLM": Family(MODEL_ARCH.GRANITE, permuted=True),
+    "Qwen2ForCausalLM": Family(MODEL_ARCH.QWEN2),
+    "Qwen3ForCausalLM": Family(MODEL_ARCH.QWEN3),
+    "Phi3ForCausalLM": Family(MODEL_ARCH.PHI3),
+    "Gemma2ForCausalLM": Family(
+        MODEL_ARCH.GEMMA2,
+        shifted_norms=True,
+        activations=GELU,
+        window_every=2,
+        capped=True,
+        wide_blocks=46,
+    ),
+    "Gemma3ForCausalLM": Family(
+        MODEL_ARCH.GEMMA3,
+        shifted_norms=True,
+        activations=GELU,
+        window_every=6,
+        wide_blocks=62,
+    ),
+}
+
+
+def family_of(source: ModelSource) -> Family:
+    """The family of a model, or an error that names those there are."""
+    names = source.config.get("architectures") or [str(source.config.get("model_type"))]
+    family = FAMILIES.get(names[0])
+    if family is None:
+        raise SourceError(
+            f"{source.folder} is a {names[0]}, which cannot be written as GGUF; "
+            f"there are: {', '.join(sorted(FAMILIES))}"
+        )
+    return family
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """A model's config with all that its class adds and renames."""
+    from transformers import AutoConfig
+
+    try:
+        with hushed("transformers"):
+            return AutoConfig.from_pretrained(folder).to_dict()
+    except Exception as error:  # a config is somebody else's input; anything may be wrong with it
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise SourceError(f"transformers cannot read {folder / 'config.json'}: {reason}") from error
+
+
+def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary parameters of the blocks that attend to everything."""
+    parameters = config.get("rope_parameters") or {}
+    return dict(parameters.get("full_attention", parameters))
+
+
+def head_dim(config: Mapping[str, Any]) -> int:
+    """Columns of one attention head."""
+    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+
+
+def rotary_dim(config: Mapping[str, Any]) -> int:
+    """Columns of a head that are rotated."""
+    return int(head_dim(config) * rope_of(config).get("partial_rotary_factor", 1.0))
+
+
+def metadata_of(family: Family, config: Mapping[str, Any], folder: Path) -> dict[str, Value]:
+    """The keys of an architecture, after checking that llama.cpp computes what they say."""
+    _check(family, config, folder)
+    n_heads = config["num_attention_heads"]
+    values: dict[str, Any] = {
+        Keys.LLM.VOCAB_SIZE: config["vocab_size"],
+        Keys.LLM.CONTEXT_LENGTH: _context(family, config),
+        Keys.LLM.EMBEDDING_LENGTH: config["hidden_size"],
+        Keys.LLM.BLOCK_COUNT: config["num_hidden_layers"],
+        Keys.LLM.FEED_FORWARD_LENGTH: config["intermediate_size"],
+        Keys.Attention.HEAD_COUNT: n_heads,
+        Keys.Attention.HEAD_COUNT_KV: config.get("num_key_value_heads") or n_heads,
+        Keys.Attention.KEY_LENGTH: head_dim(config),
+        Keys.Attention.VALUE_LENGTH: head_dim(config),
+        Keys.Attention.LAYERNORM_RMS_EPS: float(config["rms_norm_eps"]),
+        Keys.Rope.DIMENSION_COUNT: rotary_dim(config),
+    }
+    values |= _rope(family, config, folder)
+    if family.window_every:
+        values[Keys.Attention.SLIDING_WINDOW] = config["sliding_window"]
+    if family.capped:
+        values[Keys.LLM.ATTN_LOGIT_SOFTCAPPING] = float(config["attn_logit_softcapping"])
+        values[Keys.LLM.FINAL_LOGIT_SOFTCAPPING] = float(config["final_logit_softcapping"])
+    if family.arch == MODEL_ARCH.PHI3:
+        # Without this key, or with another value, llama.cpp takes the file for an older Phi.
+        values[Keys.Attention.SLIDING_WINDOW] = 0
+    if family.arch == MODEL_ARCH.GRANITE:
+        values[Keys.Attention.SCALE] = float(config["attention_multiplier"])
+        values[Keys.LLM.EMBEDDING_SCALE] = float(config["embedding_multiplier"])
+        values[Keys.LLM.RESIDUAL_SCALE] = float(config["residual_multiplier"])
+        values[Keys.LLM.LOGIT_SCALE] = float(config["logits_scaling"])
+    return {key.format(arch=family.name): v for key, v in values.items()}
+
+
+def _context(family: Family, config: Mapping[str, Any]) -> int:
+    """Tokens for which the file computes what the model does.
+
+    llama.cpp has no sliding windows for some families that can have them, and attends to
+    everything; up to the size of the window that is the same.
+    """
+    window = config.get("sliding_window")
+    if family.window_every or not window or config.get("use_sliding_window") is False:
+        return config["max_position_embeddings"]
+    return min(window, config["max_position_embeddings"])
+
+
+def _rope(family: Family, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    parameters = rope_of(config)
+    kind = parameters.get("rope_type", "default")
+    longest = config["max_position_embeddings"]
+    trained = int(
+        parameters.get("original_max_position_embeddings")
+        or config.get("original_max_position_embeddings")
+        or longest
+    )
+    values: dict[str, Any] = {Keys.Rope.FREQ_BASE: float(parameters["rope_theta"])}
+    if local := (config.get("rope_parameters") or {}).get("sliding_attention"):
+        values[Keys.Rope.FREQ_BASE_SWA] = float(local["rope_theta"])
+    if kind == "linear":
+        values[Keys.Rope.SCALING_TYPE] = RopeScalingType.LINEAR.value
+        values[Keys.Rope.SCALING_FACTOR] = float(parameters["factor"])
+    elif kind == "yarn":
+        values[Keys.Rope.SCALING_TYPE] = RopeScalingType.YARN.value
+        values[Keys.Rope.SCALING_FACTOR] = float(parameters["factor"])
+        values[Keys.Rope.SCALING_ORIG_CTX_LEN] = trained
+        usual = 0.1 * math.log(parameters["factor"]) + 1
+        if not math.isclose(parameters.get("attention_factor") or usual, usual, rel_tol=1e-3):
+            raise SourceError(
+                f"{folder} sets attention_factor in its rope_parameters, "
+                "which llama.cpp computes itself; it can only be quantised in another format"
+            )
+        for key, name in (
+            (Keys.Rope.SCALING_YARN_BETA_FAST, "beta_fast"),
+            (Keys.Rope.SCALING_YARN_BETA_SLOW, "beta_slow"),
+        ):
+            if parameters.get(name) is not None:
+                values[key] = float(parameters[name])
+    elif kind == "longrope" and family.arch == MODEL_ARCH.PHI3:
+        scale = longest / trained
+        usual = math.sqrt(1 + math.log(scale) / math.log(trained)) if scale > 1 else 1.0
+        given = parameters.get("attention_factor")
+        values[Keys.Rope.SCALING_ORIG_CTX_LEN] = trained
+        values[Keys.Rope.SCALING_ATTN_FACTOR] = float(usual if given is None else given)
+    elif kind not in ("default", "llama3"):
+        raise SourceError(
+            f"{folder} scales its rotary frequencies in a way that GGUF has no keys for "
+            f"(rope_type {kind}); it can only be quantised in another format"
+        )
+    return values
+
+
+def _check(family: Family, config: Mapping[str, Any], folder: Path) -> None:
+    """Refuse what llama.cpp's graph of this architecture would silently compute differently."""
+    problems = []
+    activation = config.get("hidden_activation") or config.get("hidden_act")
+    if activation not in family.activations:
+        problems.append(f"activation {activation}")
+    if config.get("use_bidirectional_attention"):
+        problems.append("attention in both directions")
+    kinds = config.get("layer_types")
+    n_blocks = config["num_hidden_layers"]
+    if every := family.window_every:
+        known = [
+            "full_attention" if index % every == every - 1 else "sliding_attention"
+            for index in range(n_blocks)
+        ]
+        if kinds is not None and list(kinds) != known:
+            problems.append(f"sliding windows other than in all but each {every}th block")
+        wide = config["hidden_size"] / config["num_attention_heads"]
+        scalar = wide if n_blocks == family.wide_blocks else head_dim(config)
+        if config["query_pre_attn_scalar"] != scalar:
+            problems.append(f"query_pre_attn_scalar {config['query_pre_attn_scalar']}")
+        caps = [config.get(f"{part}_logit_softcapping") for part in ("attn", "final")]
+        if any(bool(cap) != family.capped for cap in caps):
+            problems.append(f"soft-capping of attention and output at {caps}")
+    if problems:
+        raise SourceError(
+            f"{folder} is unlike the {family.name} models that llama.cpp knows "
+            f"({'; '.join(problems)}), so it would compute something else"
+        )

@@ -1,0 +1,126 @@
+"""How a tokenizer cuts text before it merges, recognised by its structure.
+
+llama.cpp has the ways of cutting text built in and a file only names one. A wrong name loads and
+runs, and quietly feeds the model tokens it has never seen in that order. So a name is given only
+to a tokenizer whose normalizer and pre-tokenizer are, step by step, what that name means in
+llama.cpp; anything else is refused.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from quantkit.errors import SourceError
+
+Steps = tuple[tuple[Any, ...], ...]
+
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+LLAMA_3 = WORDS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + SPACES
+QWEN_2 = LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
+TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|"
+    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + SPACES
+)
+GPT_4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{WORDS}?|"
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{WORDS}?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + SPACES
+)
+
+BYTES: tuple[Any, ...] = ("bytes",)
+GPT_2: tuple[Any, ...] = ("bytes", "cut as GPT-2 does")
+DIGITS: tuple[Any, ...] = ("single digits",)
+
+# Steps, and whether words that are tokens skip the merges.
+BYTE_LEVEL: dict[tuple[Steps, bool], str] = {
+    ((GPT_2,), False): "gpt-2",
+    ((DIGITS, GPT_2), False): "smollm",
+    ((("cut", LLAMA_3), BYTES), True): "llama-bpe",
+    ((("cut", LLAMA_3), BYTES), False): "dbrx",
+    ((("cut", QWEN_2), BYTES), False): "qwen2",
+    ((("cut", GPT_4O), BYTES), False): "gpt-4o",
+    ((("cut", TEKKEN), BYTES), True): "tekken",
+}
+# llama.cpp does not compose letters and accents; nor does its own converter ask for that.
+BYTE_LEVEL_NORMALIZERS: tuple[Steps, ...] = ((), (("NFC",),))
+
+REPLACED = ("replace", " ", "▁")
+# Normalizer and pre-tokenizer of SentencePiece models, and whether a text gets a space in front.
+# "first" puts none after special tokens, llama.cpp does.
+PIECES: dict[tuple[Steps, Steps], bool] = {
+    ((("prepend", "▁"), REPLACED), ()): True,
+    ((), (("spaces", "always"),)): True,
+    ((), (("spaces", "first"),)): True,
+    ((), (("spaces", "never"),)): False,
+    ((REPLACED,), ()): False,
+    ((REPLACED,), (("join", " "),)): False,
+}
+
+
+def is_byte_level(tokenizer: Mapping[str, Any]) -> bool:
+    """Whether a `tokenizer.json` merges bytes rather than characters."""
+    return any(step[0] == "bytes" for step in steps(tokenizer.get("pre_tokenizer")))
+
+
+def byte_level_name(tokenizer: Mapping[str, Any], place: str) -> str:
+    """llama.cpp's name for the way a byte-level tokenizer cuts text."""
+    cut, normal = steps(tokenizer.get("pre_tokenizer")), steps(tokenizer.get("normalizer"))
+    name = BYTE_LEVEL.get((cut, bool(tokenizer["model"].get("ignore_merges"))))
+    if name is None or normal not in BYTE_LEVEL_NORMALIZERS:
+        raise _refusal(place, normal, cut, sorted(BYTE_LEVEL.values()))
+    return name
+
+
+def space_in_front(tokenizer: Mapping[str, Any], place: str) -> bool:
+    """Whether a SentencePiece tokenizer puts a space in front of a text."""
+    cut, normal = steps(tokenizer.get("pre_tokenizer")), steps(tokenizer.get("normalizer"))
+    found = PIECES.get((normal, cut))
+    if found is None:
+        raise _refusal(place, normal, cut, ["SentencePiece"])
+    return found
+
+
+def steps(part: Mapping[str, Any] | None) -> Steps:
+    """A normalizer or pre-tokenizer as what it does, without what changes no tokens."""
+    if part is None:
+        return ()
+    if part["type"] == "Sequence":
+        inner = part.get("pretokenizers") or part.get("normalizers") or []
+        return tuple(step for each in inner for step in steps(each))
+    return (_step(part),)
+
+
+def _step(part: Mapping[str, Any]) -> tuple[Any, ...]:
+    match part:
+        case {"type": "ByteLevel", "add_prefix_space": False}:
+            return GPT_2 if part.get("use_regex", True) else BYTES
+        case {"type": "Digits", "individual_digits": True}:
+            return DIGITS
+        # These patterns match any text as a whole, so that keeping only matches keeps all.
+        case {"type": "Split", "pattern": {"Regex": r}, "behavior": "Isolated", "invert": False} | {
+            "type": "Split",
+            "pattern": {"Regex": r},
+            "behavior": "Removed",
+            "invert": True,
+        }:
+            return ("cut", r)
+        case {"type": "Split", "pattern": {"String": text}, "behavior": "MergedWithPrevious"}:
+            return ("join", text)
+        case {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}:
+            return ("spaces", scheme)
+        case {"type": "Replace", "pattern": {"String": text}, "content": content}:
+            return ("replace", text, content)
+        case {"type": "Prepend", "prepend": text}:
+            return ("prepend", text)
+        case {"type": "NFC"}:
+            return ("NFC",)
+    return tuple(f"{key}={value}" for key, value in sorted(part.items()))
+
+
+def _refusal(place: str, normal: Steps, cut: Steps, known: list[str]) -> SourceError:
+    found = ", then ".join(" ".join(map(str, step)) for step in normal + cut) or "nothing"
+    return SourceError(
+        f"{place} prepares text in a way that llama.cpp has no name for ({found[:300]}), "
+        f"and under another name the file would tokenise wrongly; known are: {', '.join(known)}"
+    )

@@ -1,0 +1,150 @@
+"""A GGUF file whose tensors arrive in any order.
+
+Names, types and shapes of all tensors are known before the first of them exists, so everything
+in front of the data is written first, the space for all of it is claimed, and every tensor's
+bytes go straight to their place, in parts and from any thread if need be. Nothing is kept.
+
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+import math
+import os
+import struct
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from gguf import GGML_QUANT_SIZES, GGUF_MAGIC, GGUF_VERSION, GGMLQuantizationType, GGUFValueType
+
+from quantkit.model.shards import as_bytes, to_host
+from quantkit.storage import sha256_of
+
+ALIGNMENT = 32
+
+Scalar = bool | int | float | str
+Value = Scalar | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]
+
+PACKING = {
+    GGUFValueType.BOOL: "<?",
+    GGUFValueType.UINT32: "<I",
+    GGUFValueType.INT32: "<i",
+    GGUFValueType.UINT64: "<Q",
+    GGUFValueType.INT64: "<q",
+    GGUFValueType.FLOAT32: "<f",
+}
+
+
+def size_bytes(shape: Sequence[int], kind: GGMLQuantizationType) -> int:
+    """Bytes that a tensor of this shape, in torch's order, takes in a file."""
+    weights, block_bytes = GGML_QUANT_SIZES[kind]
+    columns = shape[-1] if shape else 1
+    assert columns % weights == 0, f"rows of {columns} are no multiple of {kind.name}'s {weights}"
+    return math.prod(shape) // weights * block_bytes
+
+
+class GGUFFile:
+    """One file on its way to disk; it appears under `path` at once, so give it a scratch name."""
+
+    def __init__(
+        self,
+        path: Path,
+        metadata: Mapping[str, Value],
+        tensors: Iterable[tuple[str, Sequence[int], GGMLQuantizationType]],
+    ) -> None:
+        self.path = path
+        self._sizes: dict[str, int] = {}
+        self._starts: dict[str, int] = {}
+        table, offset = [], 0
+        for name, shape, kind in tensors:
+            assert name not in self._sizes, f"{name} stands in the table twice"
+            size = size_bytes(shape, kind)
+            self._sizes[name], self._starts[name] = size, offset
+            # The fastest dimension comes first in GGUF, and last in torch.
+            dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
+            table.append(_text(name) + dimensions + struct.pack("<IQ", kind, offset))
+            offset = _aligned(offset + size)
+        head = struct.pack("<IIQQ", GGUF_MAGIC, GGUF_VERSION, len(table), len(metadata))
+        entries = [_text(key) + _typed(value) for key, value in metadata.items()]
+        head += b"".join(entries) + b"".join(table)
+        head += bytes(_aligned(len(head)) - len(head))
+        self._starts = {name: len(head) + start for name, start in self._starts.items()}
+        self._written = dict.fromkeys(self._sizes, 0)
+        self._lock = threading.Lock()
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            # Claims the space, so that a disk that is too small says so before the work. What is
+            # never written, the gaps between tensors, reads as zeros.
+            os.posix_fallocate(self._file, 0, len(head) + offset)
+            self._put(head, 0)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def write(
+        self, name: str, data: torch.Tensor | bytes | bytearray | memoryview, offset: int = 0
+    ) -> None:
+        """Put bytes of a tensor, from its byte `offset` on, into their place."""
+        raw = as_bytes(to_host(data)) if isinstance(data, torch.Tensor) else memoryview(data)
+        assert offset + len(raw) <= self._sizes[name], f"{name} gets more bytes than it has"
+        self._put(raw, self._starts[name] + offset)
+        with self._lock:
+            self._written[name] += len(raw)
+
+    def close(self) -> str:
+        """Flush to disk, after checking that every tensor arrived in full; returns the sha256."""
+        missing = [name for name, size in self._sizes.items() if self._written[name] != size]
+        try:
+            assert not missing, f"{self.path}: not written in full: {missing[:5]}"
+            os.fsync(self._file)
+        finally:
+            os.close(self._file)
+        return sha256_of(self.path)
+
+    def abandon(self) -> None:
+        """Close without checking, when the work failed."""
+        os.close(self._file)
+
+    def _put(self, data: bytes | memoryview, offset: int) -> None:
+        view, done = memoryview(data), 0
+        while done < len(view):
+            done += os.pwrite(self._file, view[done:], offset + done)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _text(value: str) -> bytes:
+    raw = value.encode("utf-8")
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _kind(value: Scalar) -> GGUFValueType:
+    """llama.cpp reads counts and ids as uint32, and refuses a key of another type."""
+    if isinstance(value, bool):
+        return GGUFValueType.BOOL
+    if isinstance(value, str):
+        return GGUFValueType.STRING
+    if isinstance(value, float):
+        return GGUFValueType.FLOAT32
+    if value < 0:
+        return GGUFValueType.INT32 if value >= -(1 << 31) else GGUFValueType.INT64
+    return GGUFValueType.UINT32 if value < 1 << 32 else GGUFValueType.UINT64
+
+
+def _typed(value: Value) -> bytes:
+    if isinstance(value, bool | int | float | str):
+        return struct.pack("<I", _kind(value)) + _bare(value, _kind(value))
+    assert len(value), "an empty array has no type"
+    kind = _kind(value[0])
+    # Arrays of whole numbers are signed: token types must be int32.
+    kind = GGUFValueType.INT32 if kind == GGUFValueType.UINT32 else kind
+    head = struct.pack("<IIQ", GGUFValueType.ARRAY, kind, len(value))
+    return head + b"".join(_bare(item, kind) for item in value)
+
+
+def _bare(value: Scalar, kind: GGUFValueType) -> bytes:
+    if isinstance(value, str):
+        return _text(value)
+    return struct.pack(PACKING[kind], value)
