@@ -27,6 +27,8 @@ CHUNK_SIZE = "imatrix.chunk_size"
 DEFAULT_CHUNK = 512  # tokens; the old form counts chunks and does not say how long they are
 FEW = 1000
 """Fewer observations than this leave a column's mean square to chance."""
+FILE = "imatrix.gguf"
+"""Its name beside a file that was made with it."""
 MOST = 2**53  # observations; no text is that long
 UNOBSERVED = ("token_embd.weight", "output.weight")
 """Tensors that llama.cpp's tool leaves out unless asked."""
