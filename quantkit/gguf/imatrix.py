@@ -72,7 +72,7 @@ class ImportanceMatrix:
         writer.add_uint32(CHUNK_SIZE, self.chunk_size)
         for name in sorted(self.values):
             count = self.counts[name]
-            sums = self.values[name].double().view(len(count), -1) * count[:, None]
+            sums = self.values[name].double().reshape(len(count), -1) * count[:, None]
             sums = sums.float() if len(count) > 1 else sums[0].float()
             column = count[:, None] if len(count) > 1 else count
             writer.add_tensor(name + SUMS, sums.contiguous().numpy())
