@@ -76,9 +76,7 @@ def _card(source: ModelSource) -> dict[str, Any]:
 def _title(name: str) -> str:
     """`smollm2-135M` as people write it."""
     words = name.replace("-", " ").split()
-    return " ".join(
-        word.title() if word.islower() and word[0].isalpha() else word for word in words
-    )
+    return " ".join(w.title() if w.islower() and w[0].isalpha() else w for w in words)
 
 
 def _text(value: Any) -> str | None:

@@ -112,6 +112,12 @@ def _tokens(
             kinds.append(TokenType.BYTE)
         else:
             kinds.append(TokenType.NORMAL)
+    # llama.cpp ends the whole process over the first, and cuts a text short at the second.
+    if len(set(tokens)) < n_tokens or any("\0" in text for text in tokens):
+        raise SourceError(
+            f"{place} has two tokens of the same text, or one with a null character, "
+            "which no GGUF file can hold"
+        )
     return tokens, kinds
 
 
