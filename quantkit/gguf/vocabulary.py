@@ -1,8 +1,11 @@
 """A model's tokenizer as `tokenizer.*` keys of a GGUF file.
 
-What counts is the tokenizer as transformers builds it, settings of `tokenizer_config.json`
-included. Two kinds go into a file: byte-level BPE ("gpt2": tokens and merges) and SentencePiece's
-BPE ("llama": tokens and scores, where of all neighbours the pair with the best score is joined).
+Two kinds go into a file: byte-level BPE ("gpt2": tokens and merges) and SentencePiece's BPE
+("llama": tokens and scores, where of all neighbours the pair with the best score is joined).
+
+How text is cut and merged is taken from `tokenizer.json` as it was published. transformers 5
+builds some classes anew and loses steps on the way: SmolLM 2, which cuts numbers into digits,
+gets them whole as soon as its config says GPT2Tokenizer.
 """
 
 import json
@@ -38,7 +41,7 @@ def vocabulary(source: ModelSource, n_tokens: int) -> dict[str, Value]:
     """The tokenizer of a model whose embedding has `n_tokens` rows."""
     tokenizer = _load(source)
     place = str(source.folder / "tokenizer.json")
-    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    described = _describe(source.folder, tokenizer)
     if described["model"]["type"] != "BPE":
         raise SourceError(
             f"{place} is of type {described['model']['type']}; "
@@ -85,6 +88,19 @@ def _load(source: ModelSource) -> Any:
             f"{source.folder} has a tokenizer in Python only; GGUF needs one with a tokenizer.json"
         )
     return tokenizer
+
+
+def _describe(folder: Path, tokenizer: Any) -> dict[str, Any]:
+    """The tokenizer in the form of `tokenizer.json`, with all that was added by other files."""
+    from tokenizers import Tokenizer
+
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        # Through the library, which fills in what older files leave out.
+        published = json.loads(Tokenizer.from_file(str(file)).to_str())
+        described |= {part: published[part] for part in ("normalizer", "pre_tokenizer", "model")}
+    return described
 
 
 def _tokens(

@@ -353,6 +353,14 @@ def test_every_named_pre_tokenizer_cuts_as_llama_cpp_does(name, tmp_path):
     assert different_tokens(source.folder, tmp_path / "model.gguf", left_out) == []
 
 
+def test_the_published_tokenizer_counts_where_transformers_builds_another(tmp_path):
+    source = save_with(byte_level("smollm"), tmp_path)
+    settings = tmp_path / "tokenizer_config.json"
+    changed = json.loads(settings.read_text()) | {"tokenizer_class": "GPT2Tokenizer"}
+    settings.write_text(json.dumps(changed))
+    assert vocabulary(source, 1300)["tokenizer.ggml.pre"] == "smollm"
+
+
 def meets_space_or_special(text):
     return text.startswith((" ", "▁")) or any(special in text for special in SPECIALS)
 
