@@ -224,9 +224,10 @@ def _specials(source: ModelSource, tokenizer: Any, n_tokens: int) -> dict[str, V
     values: dict[str, Value] = {}
     ids = {}
     for kind, key in SPECIAL_KEYS.items():
-        configured = source.config.get(f"{kind}_token_id")
         found = getattr(tokenizer, f"{kind}_token_id", None)
-        found = configured if found is None else found
+        if found is None:
+            found = source.config.get(f"{kind}_token_id")
+            found = found[0] if isinstance(found, list) and found else found
         if isinstance(found, int) and 0 <= found < n_tokens:
             values[key] = ids[kind] = found
     bare = tokenizer.encode("a", add_special_tokens=False)

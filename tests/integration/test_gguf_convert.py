@@ -83,6 +83,17 @@ CONFIGS = {
 TOLERANCE = {"gemma2": 2e-2, "gemma3": 5e-2}
 
 
+# Keys without which a file loads, but must not compute the same.
+KEYS = {
+    "llama": ["rope.freq_base"],
+    "qwen3 with yarn": ["rope.scaling.factor", "rope.scaling.original_context_length"],
+    "gemma2": ["attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"],
+    "gemma3": ["attention.sliding_window", "rope.freq_base_swa", "rope.scaling.factor"],
+    "phi3 for long texts": ["rope.scaling.attn_factor"],
+    "granite": ["attention.scale", "embedding_scale", "residual_scale", "logit_scale"],
+}
+
+
 def convert(source, path, kind=F32, layout=None):
     layout = layout or Layout.of(source)
     metadata = general(layout, gguf.LlamaFileType.ALL_F32) | layout.metadata
@@ -120,17 +131,26 @@ def test_llama_cpp_computes_what_transformers_computes(family, tmp_path):
     assert largest_difference(model, tmp_path / "model.gguf") < TOLERANCE.get(name, 2e-4)
 
 
-def test_every_change_of_a_tensor_matters(family, tmp_path):
-    """Files without one of the changes differ by far more than the tolerance above."""
+def without(layout, part):
+    """A layout without a change of its tensors, or with a wrong number under a key."""
+    if isinstance(part, str):
+        key = f"{layout.family.name}.{part}"
+        wrong = layout.metadata[key] // 2 if "window" in part else layout.metadata[key] * 3
+        return replace(layout, metadata=layout.metadata | {key: wrong})
+    kept = [t for t in layout.tensors if not t.change is part is Change.COMPUTE]
+    plain = [replace(t, change=Change.NONE) if t.change is part else t for t in kept]
+    return replace(layout, tensors=plain)
+
+
+def test_every_change_and_key_matters(family, tmp_path):
+    """What the test above compares would be off by far more than it allows."""
     name, model, source = family
     layout = Layout.of(source)
     changes = {tensor.change for tensor in layout.tensors} - {Change.NONE}
-    for index, change in enumerate(changes):
-        kept = [t for t in layout.tensors if not (t.change is change is Change.COMPUTE)]
-        plain = [replace(t, change=Change.NONE) if t.change is change else t for t in kept]
+    for index, part in enumerate([*changes, *KEYS.get(name, [])]):
         path = tmp_path / f"{index}.gguf"
-        convert(source, path, layout=replace(layout, tensors=plain))
-        assert largest_difference(model, path) > 5 * TOLERANCE.get(name, 2e-4), change
+        convert(source, path, layout=without(layout, part))
+        assert largest_difference(model, path) > 5 * TOLERANCE.get(name, 2e-4), part
 
 
 def test_restore_is_the_inverse_of_build(family):
@@ -457,7 +477,7 @@ def test_general_keys_come_from_the_model_card(tmp_path):
     )
     found = general(Layout.of(source), gguf.LlamaFileType.MOSTLY_Q4_K_M)
     assert found["general.architecture"] == "llama"
-    assert found["general.name"] == "Tiny 7B Instruct"
+    assert found["general.name"] == "Tiny-7B-Instruct"
     assert (found["general.license"], found["general.languages"]) == ("mit", ["en", "no"])
     assert found["general.base_model.0.repo_url"].endswith("/someone/Base-Model")
     assert found["general.file_type"] == 15
