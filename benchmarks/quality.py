@@ -21,7 +21,8 @@ from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import versions
 from quantkit.model.source import ModelSource
 from quantkit.offline import without_hub
-from quantkit.quantize.run import CalibrationChoice, quantize
+from quantkit.quantize.prepare import CalibrationChoice
+from quantkit.quantize.run import quantize
 from quantkit.recipe import Recipe
 from quantkit.score import loading
 from quantkit.storage import write_json

@@ -15,7 +15,8 @@ from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource, refuse_experts
 from quantkit.progress import Progress, Silent
 from quantkit.quantize import plan as planning
-from quantkit.quantize.run import CalibrationChoice, load_tokens, quantize
+from quantkit.quantize.prepare import CalibrationChoice, load_tokens
+from quantkit.quantize.run import quantize
 from quantkit.recipe import Recipe
 from quantkit.registry import NATIVE
 from quantkit.report import files

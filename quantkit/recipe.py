@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import (
@@ -27,6 +27,16 @@ from quantkit.errors import RecipeError, UnknownName
 from quantkit.registry import METHODS, check_options
 
 AUTO_GROUP_SIZES = (128, 64, 32)
+BLOCK_TYPES = (
+    "F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K",
+    "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS",
+)  # fmt: skip
+"""What one tensor of a GGUF file can be stored in."""
+GGUF_TYPES = (
+    "F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S",
+    "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS",
+)  # fmt: skip
+"""llama.cpp's mixtures of them that we write."""
 
 
 class Strict(BaseModel):
@@ -124,13 +134,92 @@ ADDITIONS = {"kv-fp8": "keeps keys and values of attention in FP8, with scales f
 """What can stand behind a recipe's name, after a plus."""
 
 
-class Recipe(Strict):
-    """One YAML file of `recipes/`."""
+class _Named(Strict):
+    """What every file of `recipes/` has."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=80)
     """The file's name without its ending."""
     summary: str
     """One line: what it is for."""
+    demo: bool = False
+    """Takes part in `quantkit demo`."""
+
+    def public(self) -> dict[str, Any]:
+        """What the recipe says, as plain data."""
+        return self.model_dump(mode="json")
+
+    @property
+    def digest(self) -> str:
+        """A hash of everything that decides the result."""
+        content = self.model_dump(mode="json", exclude={"name", "summary", "demo"})
+        canonical = json.dumps(self._decisive(content), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def _decisive(self, content: dict[str, Any]) -> dict[str, Any]:
+        return content
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """A recipe from a file; every problem is listed."""
+        return cls.validated({"name": path.stem, **_read(path)}, path)
+
+    @classmethod
+    def validated(cls, data: dict[str, Any], where: str | Path) -> Self:
+        """A recipe from plain data that was found somewhere."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            problems = "\n".join(f"  {line}" for line in _problems(error, cls))
+            raise RecipeError(f"{where} is not a valid recipe:\n{problems}") from error
+
+
+class GGUFRecipe(_Named):
+    """A file for llama.cpp: one of its mixtures of block types."""
+
+    gguf: str
+    """The mixture, by llama.cpp's name."""
+    tensors: dict[str, str] = {}
+    """Other types for some tensors, by patterns that their GGUF names contain."""
+
+    needs_calibration: ClassVar[bool] = False
+    """It learns from data where there is some, and does without where there is none."""
+
+    @field_validator("gguf", mode="before")
+    @classmethod
+    def _known(cls, kind: Any) -> str:
+        name = str(kind).upper()
+        if name not in GGUF_TYPES:
+            near = difflib.get_close_matches(name, GGUF_TYPES, n=1)
+            meant = f"did you mean {near[0]}?" if near else f"there are: {', '.join(GGUF_TYPES)}"
+            raise ValueError(f"'{kind}' is no file type of llama.cpp's that we write; {meant}")
+        return name
+
+    @field_validator("tensors")
+    @classmethod
+    def _types(cls, tensors: dict[str, str]) -> dict[str, str]:
+        for pattern, kind in tensors.items():
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"'{pattern}' is no valid pattern: {error}") from error
+            if kind.upper() not in BLOCK_TYPES:
+                raise ValueError(f"'{kind}' is no block type; there are: {', '.join(BLOCK_TYPES)}")
+        return {pattern: kind.upper() for pattern, kind in tensors.items()}
+
+    def explain(self) -> str:
+        """What the recipe does, in words."""
+        others = ", ".join(f"{kind} for {pattern}" for pattern, kind in self.tensors.items())
+        return (
+            f"One GGUF file of type {self.gguf} for llama.cpp and what is built on it, with types "
+            f"chosen tensor by tensor as llama.cpp does{f', but {others}' if others else ''}.\n"
+            "Needs no data; with --calibration or --imatrix errors are weighted by what inputs "
+            "matter."
+        )
+
+
+class Recipe(_Named):
+    """A checkpoint in the words of compressed-tensors."""
+
     method: str
     """How weights are chosen: see `quantkit.registry`."""
     weights: WeightScheme
@@ -144,8 +233,6 @@ class Recipe(Strict):
     """Modules left alone, in the same notation."""
     options: dict[str, Any] = {}
     """Settings of the method."""
-    demo: bool = False
-    """Takes part in `quantkit demo`."""
 
     # Rules sit on fields, not on the whole, so that one broken field does not hide another.
     @field_validator("method")
@@ -205,43 +292,21 @@ class Recipe(Strict):
     @classmethod
     def load(cls, name: str) -> "Recipe":
         """A recipe by name, or from the user's own file; `+kv-fp8` behind either adds to it."""
-        base, addition = split_addition(name)
-        if addition is None:
-            return cls.read(resources.find("recipes", name))
-        if addition not in ADDITIONS:
-            raise UnknownName("addition to a recipe", addition, ADDITIONS)
-        recipe = cls.load(base)
-        if recipe.kv_cache is not None:
-            raise RecipeError(f"recipe {recipe.name} has an FP8 KV cache already")
+        recipe = load(name)
+        if not isinstance(recipe, cls):
+            raise RecipeError(f"recipe {name} makes a GGUF file, which does not belong here")
+        return recipe
+
+    def with_kv_cache(self, addition: str) -> "Recipe":
+        """The same with an FP8 KV cache."""
+        if self.kv_cache is not None:
+            raise RecipeError(f"recipe {self.name} has an FP8 KV cache already")
         added = {
-            "name": f"{recipe.name}+{addition}",
-            "summary": f"{recipe.name} with an FP8 KV cache, whose scales come from calibration",
+            "name": f"{self.name}+{addition}",
+            "summary": f"{self.name} with an FP8 KV cache, whose scales come from calibration",
             "kv_cache": {},
         }
-        return cls._validated(recipe.model_dump() | added, name)
-
-    @classmethod
-    def read(cls, path: Path) -> "Recipe":
-        """A recipe from a file; every problem is listed."""
-        try:
-            data = yaml.safe_load(path.read_bytes())
-        except OSError as error:
-            raise RecipeError(f"cannot read {path}: {error.strerror}") from error
-        except Exception as error:  # PyYAML's constructors raise whatever they stumble over
-            mark = getattr(error, "problem_mark", None)
-            where = f" at line {mark.line + 1}" if mark else ""
-            raise RecipeError(f"{path} is not valid YAML{where}") from error
-        if not isinstance(data, dict):
-            raise RecipeError(f"{path} is no recipe: it must be a list of `key: value` lines")
-        return cls._validated({"name": path.stem, **data}, path)
-
-    @classmethod
-    def _validated(cls, data: dict[str, Any], where: str | Path) -> "Recipe":
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            problems = "\n".join(f"  {line}" for line in _problems(error))
-            raise RecipeError(f"{where} is not a valid recipe:\n{problems}") from error
+        return Recipe.validated(self.model_dump() | added, f"{self.name}+{addition}")
 
     @property
     def needs_calibration(self) -> bool:
@@ -317,19 +382,45 @@ class Recipe(Strict):
             f"Layers: {', '.join(self.targets)} but {', '.join(self.ignore) or 'none'}."
         )
 
-    def public(self) -> dict[str, Any]:
-        """What the recipe says, as plain data."""
-        return self.model_dump(mode="json")
+    def _decisive(self, content: dict[str, Any]) -> dict[str, Any]:
+        # So that recipes without it keep the digest they always had.
+        return {key: value for key, value in content.items() if key != "kv_cache" or value}
 
-    @property
-    def digest(self) -> str:
-        """A hash of everything that decides the result."""
-        left_out = {"name", "summary", "demo"}
-        if self.kv_cache is None:  # so that recipes without it keep the digest they always had
-            left_out.add("kv_cache")
-        content = self.model_dump(mode="json", exclude=left_out)
-        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+
+AnyRecipe = Recipe | GGUFRecipe
+
+
+def load(name: str) -> AnyRecipe:
+    """A recipe of either kind by name, or from the user's own file."""
+    base, addition = split_addition(name)
+    if addition is None:
+        return read(resources.find("recipes", name))
+    if addition not in ADDITIONS:
+        raise UnknownName("addition to a recipe", addition, ADDITIONS)
+    recipe = load(base)
+    if isinstance(recipe, GGUFRecipe):
+        raise RecipeError(f"{addition} does not go with {recipe.name}: llama.cpp has no such cache")
+    return recipe.with_kv_cache(addition)
+
+
+def read(path: Path) -> AnyRecipe:
+    """A recipe of either kind from a file."""
+    kind: type[AnyRecipe] = GGUFRecipe if "gguf" in _read(path) else Recipe
+    return kind.read(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise RecipeError(f"cannot read {path}: {error.strerror}") from error
+    except Exception as error:  # PyYAML's constructors raise whatever they stumble over
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark else ""
+        raise RecipeError(f"{path} is not valid YAML{where}") from error
+    if not isinstance(data, dict):
+        raise RecipeError(f"{path} is no recipe: it must be a list of `key: value` lines")
+    return data
 
 
 def split_addition(name: str) -> tuple[str, str | None]:
@@ -340,12 +431,12 @@ def split_addition(name: str) -> tuple[str, str | None]:
     return base, addition
 
 
-def _problems(error: ValidationError) -> list[str]:
+def _problems(error: ValidationError, kind: type[BaseModel]) -> list[str]:
     lines = []
     for item in error.errors():
         path = ".".join(str(part) for part in item["loc"] if part not in ("int", "literal['auto']"))
         if item["type"] == "extra_forbidden":
-            known = _known_keys(item["loc"])
+            known = _known_keys(item["loc"], kind)
             near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
             lines.append(f"{path}: unknown key; {hint}")
@@ -355,11 +446,11 @@ def _problems(error: ValidationError) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+def _known_keys(location: tuple[int | str, ...], kind: type[BaseModel]) -> list[str]:
     models: dict[int | str, type[BaseModel]] = {
         "weights": WeightScheme,
         "input_activations": ActivationScheme,
         "kv_cache": KVCacheScheme,
     }
-    model = models.get(location[0], Recipe) if len(location) > 1 else Recipe
+    model = models.get(location[0], kind) if len(location) > 1 else kind
     return list(model.model_fields)

@@ -33,10 +33,10 @@ def command(
     start.stay_offline_if(True)
     from quantkit import pipeline, resources
     from quantkit.model.source import ModelSource
-    from quantkit.quantize.run import CalibrationChoice
-    from quantkit.recipe import Recipe
+    from quantkit.quantize.prepare import CalibrationChoice
+    from quantkit.recipe import load
 
-    recipes = [r for r in map(Recipe.load, resources.names("recipes")) if r.demo]
+    recipes = [r for r in map(load, resources.names("recipes")) if r.demo]
     source = ModelSource.open("demo")
     with console.progress(quiet, verbose) as progress:
         outcome = pipeline.run(

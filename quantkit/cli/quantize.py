@@ -25,7 +25,7 @@ from quantkit.registry import NATIVE
 
 if TYPE_CHECKING:
     from quantkit.export.checkpoint import Checkpoint
-    from quantkit.quantize.run import Job
+    from quantkit.quantize.prepare import Job
 
 
 def command(
@@ -54,7 +54,8 @@ def command(
 
     source, loaded = start.model_and_recipes(model, recipe, revision, trust_remote_code, engine)
 
-    from quantkit.quantize.run import CalibrationChoice, prepare, quantize
+    from quantkit.quantize.prepare import CalibrationChoice, prepare
+    from quantkit.quantize.run import quantize
 
     chosen = CalibrationChoice(calibration, samples, length) if calibration else None
 

@@ -23,9 +23,9 @@ def list_recipes(context: typer.Context, json: AsJson = False) -> None:
         return
     from quantkit import resources
     from quantkit.cli import console
-    from quantkit.recipe import ADDITIONS, Recipe
+    from quantkit.recipe import ADDITIONS, GGUFRecipe, load
 
-    recipes = [Recipe.load(name) for name in resources.names("recipes")]
+    recipes = [load(name) for name in resources.names("recipes")]
     if json:
         console.print_json([recipe.public() for recipe in recipes])
         return
@@ -33,7 +33,8 @@ def list_recipes(context: typer.Context, json: AsJson = False) -> None:
         ["recipe", "what it is for"], [[r.name, r.summary] for r in recipes], words=(0, 1)
     )
     for addition, meaning in ADDITIONS.items():
-        typer.echo(f"+{addition} behind any name {meaning}: -r {recipes[0].name}+{addition}")
+        example = next(r.name for r in recipes if not isinstance(r, GGUFRecipe))
+        typer.echo(f"+{addition} behind any other than GGUF {meaning}: -r {example}+{addition}")
 
 
 @app.command("show")
@@ -44,9 +45,9 @@ def show(
     """Explain one recipe."""
     from quantkit import resources
     from quantkit.cli import console
-    from quantkit.recipe import Recipe, split_addition
+    from quantkit.recipe import load, split_addition
 
-    recipe = Recipe.load(name)
+    recipe = load(name)
     if json:
         console.print_json({**recipe.public(), "digest": recipe.digest})
         return
@@ -64,15 +65,16 @@ def validate(
 ) -> int:
     """Check recipe files and list everything that is wrong."""
     from quantkit.cli import console
-    from quantkit.recipe import Recipe
+    from quantkit.recipe import GGUFRecipe, read
 
     faults, good = [], []
     for file in files:
         try:
-            recipe = Recipe.read(file)
+            recipe = read(file)
             good.append({"file": str(file), "name": recipe.name, "digest": recipe.digest})
             if not json:
-                typer.echo(f"ok  {file}  ({recipe.method}, digest {recipe.digest[:16]})")
+                kind = recipe.gguf if isinstance(recipe, GGUFRecipe) else recipe.method
+                typer.echo(f"ok  {file}  ({kind}, digest {recipe.digest[:16]})")
         except QuantkitError as error:
             faults.append(str(error))
     if json:

@@ -57,7 +57,7 @@ def command(
     source, loaded = start.model_and_recipes(model, recipe, revision, trust_remote_code, engine)
 
     from quantkit import pipeline
-    from quantkit.quantize.run import CalibrationChoice
+    from quantkit.quantize.prepare import CalibrationChoice
 
     chosen = CalibrationChoice(calibration, samples, length) if calibration else None
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from quantkit.export.checkpoint import Checkpoint
     from quantkit.model.source import ModelSource
     from quantkit.pipeline import Outcome
-    from quantkit.recipe import Recipe
+    from quantkit.recipe import AnyRecipe
     from quantkit.report.comparison import Report
     from quantkit.score.evaluation import Evaluation
 
@@ -35,12 +35,12 @@ def model_and_recipes(
     revision: str | None,
     trust_remote_code: bool,
     engine: str = NATIVE,
-) -> "tuple[ModelSource, list[Recipe]]":
+) -> "tuple[ModelSource, list[AnyRecipe]]":
     """Open recipes first: they are quick to read and often wrong."""
-    from quantkit.recipe import Recipe
+    from quantkit.recipe import load
 
     check_engine(engine)
-    loaded = [Recipe.load(name) for name in recipes]
+    loaded = [load(name) for name in recipes]
     if engine != NATIVE:
         # A name of its own, so that one report can compare both engines.
         loaded = [r.model_copy(update={"name": f"{r.name}-{engine}"}) for r in loaded]

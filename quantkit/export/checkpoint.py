@@ -46,17 +46,17 @@ class Checkpoint:
         """Names of the tensors that stand for one quantised layer."""
         # Only names are taken, so the shape does not matter.
         any_weight = TensorSpec(f"{module}.weight", self.manifest.source.dtype, (128, 128))
-        recipe = self.manifest.recipe
+        recipe = self.manifest.weights_recipe
         return [s.name for s in compressed_tensors.specs(module, any_weight, recipe)]
 
     def quantized_weight(self, module: str) -> grid.QuantizedWeight:
         """One layer's numbers as they are stored."""
         stored = {name: self.tensors[name].read() for name in self.parts(module)}
-        return compressed_tensors.read(module, stored, self.manifest.recipe)
+        return compressed_tensors.read(module, stored, self.manifest.weights_recipe)
 
     def weight(self, module: str) -> torch.Tensor:
         """One layer's weight, dequantised to float32."""
-        return grid.dequantize(self.quantized_weight(module), self.manifest.recipe.weights)
+        return grid.dequantize(self.quantized_weight(module), self.manifest.weights_recipe.weights)
 
     @cached_property
     def scales(self) -> Mapping[str, torch.Tensor]:
@@ -67,7 +67,7 @@ class Checkpoint:
     @cached_property
     def kv_scales(self) -> Mapping[str, StoredTensor]:
         """Scales of keys and values, by name; none unless the recipe has a `kv_cache`."""
-        if self.manifest.recipe.kv_cache is None:
+        if self.manifest.weights_recipe.kv_cache is None:
             return {}
         endings = tuple(spec.name for spec in compressed_tensors.kv_specs("", "F32"))
         return {n: tensor for n, tensor in self.tensors.items() if n.endswith(endings)}

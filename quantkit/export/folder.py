@@ -93,9 +93,14 @@ def write_side_files(folder: Path, source: ModelSource, recipe: Recipe, ignored:
     config["quantization_config"] = compressed_tensors.quantization_config(recipe, ignored)
     # Some configs hold infinity, which JSON proper does not know but every loader reads.
     write_json(folder / "config.json", config, allow_nan=True)
+    copy_side_files(folder, source, but=OWN_FILES)
+
+
+def copy_side_files(folder: Path, source: ModelSource, but: Container[str] = (INDEX,)) -> None:
+    """Config, tokenizer and the like, as the source has them."""
     paths = {path for pattern in SIDE_FILES for path in source.folder.glob(pattern)}
     for path in sorted(paths):
-        if path.is_file() and path.name not in OWN_FILES:
+        if path.is_file() and path.name not in but:
             (folder / path.name).write_bytes(_read(path))
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from quantkit.errors import CheckpointError
 from quantkit.model.shards import TensorSpec
-from quantkit.recipe import Recipe
+from quantkit.recipe import AnyRecipe, Recipe
 from quantkit.storage import MANIFEST
 
 FILE = MANIFEST
@@ -76,7 +76,7 @@ class Manifest(Record):
     engine: str = "native"
     """Who did the arithmetic: `native`, or another quantiser and its version."""
     source: Source
-    recipe: Recipe
+    recipe: AnyRecipe
     recipe_digest: str
     """Of the recipe as it was carried out, with every choice made ..."""
     asked_digest: str = ""
@@ -98,6 +98,13 @@ class Manifest(Record):
     peak_device_bytes: int | None
     created: str
     notes: list[str] = []
+
+    @property
+    def weights_recipe(self) -> Recipe:
+        """The recipe of a checkpoint in compressed-tensors form."""
+        if not isinstance(self.recipe, Recipe):
+            raise CheckpointError(f"{self.name} is a {self.format} file, which has no such weights")
+        return self.recipe
 
     @property
     def digest(self) -> str:

@@ -67,7 +67,8 @@ def estimate(
     wide = max(columns for _, columns in block.values())
     bytes_each = 2 if device.type == "cuda" else 4
     own = [plan for plan in plans if plan.recipe.propagates]
-    n_streams = len(own) + (len(own) < len(plans))
+    shared = len(own) < len(plans) or not plans  # without a recipe, what matters is looked for
+    n_streams = len(own) + shared
     batch = max(length, TOKENS_PER_BATCH[device.type] // length * length)
     n_blocks = _n_blocks(architecture)
     tallest = max(rows * columns for rows, columns in groups)

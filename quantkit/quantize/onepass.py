@@ -9,7 +9,8 @@ While a block is computed on, the next one is read and the last one is written.
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -31,6 +32,7 @@ from quantkit.quantize.datafree import copy_tensor, require_finite
 from quantkit.quantize.delivery import Delivery, Parcel
 from quantkit.quantize.estimate import TOKENS_PER_BATCH
 from quantkit.quantize.hidden import HiddenStates
+from quantkit.quantize.importance import Importance
 from quantkit.quantize.journal import Journal
 from quantkit.quantize.plan import Plan
 from quantkit.quantize.statistics import Collector
@@ -49,6 +51,14 @@ class Stream:
     indices: list[int]
     """Places of the recipes in the run."""
     propagates: bool
+    importance: Importance | None = None
+    """Watches the source's own stream, if anybody wants to know."""
+
+    @contextmanager
+    def watching(self, block: torch.nn.Module, prefix: str) -> Iterator[None]:
+        """Let the forward pass within be seen."""
+        with self.importance.watching(block, prefix) if self.importance else nullcontext():
+            yield
 
 
 @dataclass
@@ -69,13 +79,18 @@ def quantize_blocks(
     progress: Progress,
     journals: Sequence[Journal],
     offload: str = "auto",
+    importance: Importance | None = None,
 ) -> list[CalibratedOutcome]:
-    """Fill every writer with the tensors of the blocks, those apart that a journal has as done."""
+    """Fill every writer with the tensors of the blocks, those apart that a journal has as done.
+
+    `importance` is filled on the way, from the source's own stream.
+    """
     on_host = offload == "always"
+    arguments = (source, plans, writers, tokens, device, progress, journals)
     try:
-        prefix = _pass(source, plans, writers, tokens, device, progress, journals, on_host)
+        prefix = _pass(*arguments, on_host, importance)
     except torch.OutOfMemoryError as error:
-        done = min(journal.n_done for journal in journals)
+        done = min((journal.n_done for journal in journals), default=0)
         if on_host or offload == "never":
             raise HardwareError(
                 f"{device} ran out of memory at block {done + 1}; what is finished is kept: run "
@@ -89,9 +104,11 @@ def quantize_blocks(
             f"{device} ran out of memory; going on with hidden states in host memory, which "
             "changes nothing in the result"
         )
+        if importance is not None:
+            importance.forget()
         gc.collect()
         torch.cuda.empty_cache()
-        return quantize_blocks(source, plans, writers, tokens, device, progress, journals, "always")
+        return quantize_blocks(*arguments, "always", importance)
     outcomes = [CalibratedOutcome(journal.layers, journal.scales) for journal in journals]
     for tensor in source.tensors.values():
         takers = [
@@ -116,13 +133,14 @@ def _pass(
     progress: Progress,
     journals: Sequence[Journal],
     on_host: bool,
+    importance: Importance | None,
 ) -> str:
     """Take all streams through all blocks; returns the prefix of the blocks' names."""
     decoder = Decoder.open(source, device)
     _require_blocks_only(decoder, plans)
     batch_size = max(1, TOKENS_PER_BATCH[device.type] // tokens.shape[1])
     hidden, arguments = decoder.start(tokens, batch_size)
-    streams = _streams(plans, hidden, device, on_host)
+    streams = _streams(plans, hidden, device, on_host, importance)
     del hidden
     done = [journal.n_done for journal in journals]
     status = _Status(progress, tokens.numel(), device)
@@ -143,14 +161,20 @@ def _pass(
 
 
 def _streams(
-    plans: Sequence[Plan], hidden: list[torch.Tensor], device: torch.device, on_host: bool
+    plans: Sequence[Plan],
+    hidden: list[torch.Tensor],
+    device: torch.device,
+    on_host: bool,
+    importance: Importance | None,
 ) -> list[Stream]:
     shared = [i for i, plan in enumerate(plans) if not plan.recipe.propagates]
     own = [i for i, plan in enumerate(plans) if plan.recipe.propagates]
     states = HiddenStates(hidden, device)
     if on_host and device.type == "cuda":
         states.to_host()
-    streams = [Stream(states.branch(), shared, propagates=False)] if shared else []
+    streams = []
+    if shared or importance is not None:
+        streams.append(Stream(states.branch(), shared, propagates=False, importance=importance))
     return streams + [Stream(states.branch(), [i], propagates=True) for i in own]
 
 
@@ -184,7 +208,8 @@ class _Here:
         """Take the stream's hidden states through the block with these parameters."""
         with self.decoder.loaded(self.index, state) as block:
             for place, batch in self.stream.hidden:
-                output = self.decoder.run(block, batch, self.arguments)
+                with self.stream.watching(block, self.prefix):
+                    output = self.decoder.run(block, batch, self.arguments)
                 self.stream.hidden.replace(place, output)
 
     def quantize(self, plans: Sequence[Plan], pending: list[int]) -> dict[int, BlockResult]:
@@ -228,7 +253,8 @@ class _Here:
             cached = kvcache.Observer.of(block, [plans[i] for i in pending])
             inputs_only = self.stream.propagates and not cached.attentions
             for place, batch in hidden:
-                with collector.watching(inputs_only), cached.watching():
+                seen = self.stream.watching(block, self.prefix)
+                with collector.watching(inputs_only), cached.watching(), seen:
                     output = decoder.run(block, batch, self.arguments)
                 if not self.stream.propagates:
                     hidden.replace(place, output)

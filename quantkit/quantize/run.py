@@ -3,102 +3,34 @@
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from quantkit import __version__, resources
+from quantkit import __version__
 from quantkit import device as devices
-from quantkit.calibration import tokens
-from quantkit.calibration.tokens import CalibrationTokens
-from quantkit.errors import DataError, RecipeError, SourceError, UnknownName
 from quantkit.export import compressed_tensors, folder, manifest
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import Layer, Manifest
-from quantkit.model.architecture import Architecture
+from quantkit.gguf import conversion
+from quantkit.gguf.imatrix import ImportanceMatrix
+from quantkit.gguf.plan import NAME as GGUF
+from quantkit.gguf.plan import GGUFPlan
 from quantkit.model.shards import DTYPES
-from quantkit.model.source import ModelSource, refuse_experts
+from quantkit.model.source import ModelSource
 from quantkit.progress import Progress, Silent
 from quantkit.quantize import journal, llmcompressor
-from quantkit.quantize import plan as planning
 from quantkit.quantize.datafree import quantize_tensors
-from quantkit.quantize.estimate import OFFLOAD, PROCESS_BYTES, Estimate, estimate, require_room
+from quantkit.quantize.importance import Importance
 from quantkit.quantize.journal import Journal
 from quantkit.quantize.onepass import CalibratedOutcome, quantize_blocks
 from quantkit.quantize.plan import Plan
-from quantkit.recipe import Recipe
-from quantkit.registry import NATIVE, check_engine
-from quantkit.storage import duration, gib, refuse_existing, require_space, scratch_folder
+from quantkit.quantize.prepare import CalibrationChoice, Job, prepare
+from quantkit.recipe import AnyRecipe
+from quantkit.registry import NATIVE
+from quantkit.storage import scratch_folder
 
-NEEDS_OTHER_ENGINE = "which the native engine does not quantise; use --engine llmcompressor"
-
-
-@dataclass(frozen=True)
-class CalibrationChoice:
-    """What the user asked for; None leaves it to the set."""
-
-    name: str
-    n_samples: int | None = None
-    length: int | None = None
-
-
-@dataclass(frozen=True)
-class Job:
-    """All that is decided before the first weight is read."""
-
-    source: ModelSource
-    source_record: manifest.Source
-    plans: list[Plan]
-    targets: list[Path]
-    device: torch.device
-    calibration: CalibrationTokens | None
-    cost: Estimate | None = None
-    """Of the calibrated pass."""
-    on_host: bool = False
-    """Hidden states go to host memory."""
-    engine: str = NATIVE
-
-    @property
-    def resumable(self) -> list[bool]:
-        """Whether a stopped run of each plan goes on where it was."""
-        native = self.engine == NATIVE
-        return [native and plan.recipe.needs_calibration for plan in self.plans]
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan as plain data."""
-        return {
-            "source": self.source_record.model_dump(mode="json"),
-            "engine": self.engine,
-            "device": devices.describe(self.device),
-            "calibration": None if self.calibration is None else self.calibration.name,
-            "estimate": self._cost_json(),
-            "checkpoints": [
-                {
-                    "path": str(target),
-                    "recipe": plan.recipe.public(),
-                    "n_layers": len(plan.quantized),
-                    "size_bytes": plan.size_bytes,
-                    "bits_per_weight": plan.bits_per_weight,
-                    "needs_calibration": plan.recipe.needs_calibration,
-                }
-                for target, plan in zip(self.targets, self.plans, strict=True)
-            ],
-        }
-
-    def _cost_json(self) -> dict[str, Any] | None:
-        if self.cost is None:
-            return None
-        return {
-            "n_blocks": self.cost.n_blocks,
-            "n_tokens": self.cost.n_tokens,
-            "n_streams": self.cost.n_streams,
-            "hidden_states_on": "host" if self.on_host else "device",
-            "device_bytes": self.cost.device_bytes(self.on_host),
-            "host_bytes": self.cost.host_bytes(self.on_host),
-            "seconds": self.cost.seconds,
-        }
+IMATRIX_FILE = "imatrix.gguf"
 
 
 class Clock:
@@ -120,7 +52,7 @@ class Clock:
 
 def quantize(
     source: ModelSource,
-    recipes: Sequence[Recipe],
+    recipes: Sequence[AnyRecipe],
     out: Path,
     device: str = "auto",
     force: bool = False,
@@ -128,8 +60,9 @@ def quantize(
     calibration: CalibrationChoice | None = None,
     offload: str = "auto",
     engine: str = NATIVE,
+    imatrix: Path | None = None,
 ) -> list[Checkpoint]:
-    """Write `out/<recipe>/` for every recipe from one read of the source."""
+    """Write `out/<recipe>/` for every recipe from one pass over the source."""
     progress = progress or Silent()
     clock = Clock()
     job = prepare(
@@ -142,13 +75,18 @@ def quantize(
         calibration,
         offload=offload,
         engine=engine,
+        imatrix=imatrix,
     )
     clock.lap("plan")
+    importance = Importance() if job.seeks_importance else None
     with ExitStack() as stack:
         # Writers close before folders take their names: the stack unwinds in that order.
         scratches = [
             stack.enter_context(scratch_folder(target, force, resumable))
             for target, resumable in zip(job.targets, job.resumable, strict=True)
+        ]
+        file_scratches = [
+            stack.enter_context(scratch_folder(target, force, False)) for target in job.file_targets
         ]
         journals = _open_journals(job, scratches, progress)
         with ExitStack() as writing:
@@ -159,10 +97,10 @@ def quantize(
                 for scratch, plan, kept in zip(scratches, job.plans, journals, strict=True)
             ]
             mode = "always" if job.on_host else offload
-            outcomes = _quantize(job, writers, journals, progress, mode)
+            outcomes = _quantize(job, writers, journals, progress, mode, importance)
             clock.lap("tensors")
         clock.lap("flush")
-        checkpoints = []
+        made = {}
         for scratch, target, writer, plan, outcome in zip(
             scratches, job.targets, writers, job.plans, outcomes, strict=True
         ):
@@ -172,106 +110,51 @@ def quantize(
             files = folder.hash_files(scratch, writer.hashes)
             record = manifest_of(job, plan, outcome.layers, files, clock)
             folder.write_manifest(scratch, record)
-            checkpoints.append(Checkpoint(target, record))
+            made[plan.recipe.name] = Checkpoint(target, record)
+        for scratch, target, file in zip(file_scratches, job.file_targets, job.files, strict=True):
+            record = _write_file(job, file, scratch, importance, progress, clock)
+            made[file.recipe.name] = Checkpoint(target, record)
     for target in job.targets:  # only now, so that a kill before the renaming loses nothing
         journal.discard(target)
-    return checkpoints
+    return [made[recipe.name] for recipe in recipes]
 
 
-def prepare(
-    source: ModelSource,
-    recipes: Sequence[Recipe],
-    out: Path,
-    device: str,
-    force: bool,
+def _write_file(
+    job: Job,
+    plan: GGUFPlan,
+    scratch: Path,
+    importance: Importance | None,
     progress: Progress,
-    calibration: CalibrationChoice | None,
-    offload: str = "auto",
-    engine: str = NATIVE,
-) -> Job:
-    """Everything that can fail cheaply fails here."""
-    check_engine(engine)
-    names = [recipe.name for recipe in recipes]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise RecipeError(f"recipe {min(twice)} was asked for twice")
-    targets = [out / name for name in names]
-    for target in targets:
-        refuse_existing(target, force)
-    if offload not in OFFLOAD:
-        raise UnknownName("offload mode", offload, OFFLOAD)
-    where = devices.choose(device)
-    if engine == NATIVE:
-        refuse_experts(source.config, source.folder, NEEDS_OTHER_ENGINE)
-    else:
-        llmcompressor.check(recipes, where, progress)
-    architecture = Architecture.of(source.folder, source.trust_remote_code)
-    if engine == NATIVE and architecture.routers:  # whatever the config calls its experts
-        raise SourceError(f"{source.folder} is a mixture of experts, {NEEDS_OTHER_ENGINE}")
-    if not architecture.routers:
-        refuse_experts(source.config, source.folder, "but quantkit finds no experts in it")
-    unknown = architecture.check(source)
-    for name in unknown:
-        progress.note(f"{name} is not part of the model as its config tells; it is copied as it is")
-    planning.check_tied(source, architecture)
-    stored = architecture.stored(source)
-    plans = [planning.make(architecture, stored, recipe) for recipe in recipes]
-    for plan in plans:
-        progress.note(_announce(plan))
-    require_space(out, sum(plan.size_bytes for plan in plans))
-    record = manifest.source_record(
-        source.place,
-        source.revision,
-        source.fingerprint,
-        stored,
-        unknown,
-        planning.usual_dtype(stored),
+    clock: Clock,
+) -> Manifest:
+    """A GGUF file, and beside it what makes it a checkpoint like the others."""
+    matrix = job.matrix
+    if importance is not None:
+        matrix = _matrix(job, plan, importance)
+    if matrix is not None:
+        matrix.write(scratch / IMATRIX_FILE)
+    path = scratch / conversion.file_name(job.source.label, plan)
+    weights = {} if matrix is None else matrix.values
+    errors, digest = conversion.write(plan, path, weights, job.device, progress)
+    folder.copy_side_files(scratch, job.source)
+    files = folder.hash_files(scratch, {path.name: digest})
+    clock.lap(plan.recipe.name)
+    layers = {name: Layer(relative_error=error) for name, error in errors.items()}
+    record = manifest_of(job, plan, layers, files, clock)
+    folder.write_manifest(scratch, record)
+    return record
+
+
+def _matrix(job: Job, plan: GGUFPlan, importance: Importance) -> ImportanceMatrix:
+    """What the pass found, by the names that the file has for layers."""
+    assert job.calibration is not None
+    means = importance.means()
+    names = {t.name: t.module for t in plan.layout.tensors if t.module in means}
+    return ImportanceMatrix(
+        {name: means[module] for name, module in names.items()},
+        {name: importance.n_tokens[module] for name, module in names.items()},
+        [job.calibration.name],
     )
-    calibrated, cost, on_host = None, None, False
-    if learning := [recipe for recipe in recipes if recipe.needs_calibration]:
-        if calibration is None:
-            raise DataError(
-                f"recipe {learning[0].name} learns from data: give --calibration, a set's name "
-                f"({', '.join(resources.names('calibration'))}) or a text file"
-            )
-        calibrated = load_tokens(source, architecture, calibration)
-        progress.note(
-            f"calibration: {calibrated.ids.shape[0]} samples of {calibrated.ids.shape[1]} tokens "
-            f"from {calibrated.name}"
-        )
-        for warning in _thin(calibrated, plans):
-            progress.note(warning)
-        if engine == NATIVE:
-            learners = [plan for plan in plans if plan.recipe.needs_calibration]
-            cost = estimate(architecture, learners, calibrated.ids, where)
-            on_host = require_room(cost, where, offload)
-            progress.note(_announce_cost(cost, on_host, where, sum(p.size_bytes for p in plans)))
-    return Job(source, record, plans, targets, where, calibrated, cost, on_host, engine)
-
-
-def load_tokens(
-    source: ModelSource, architecture: Architecture, choice: CalibrationChoice
-) -> CalibrationTokens:
-    """The calibration tokens that were asked for, in the source's own vocabulary."""
-    from transformers import AutoTokenizer
-
-    context = int(source.config.get("max_position_embeddings") or 2048)
-    embedding = next(iter(architecture.shapes.values()))
-    tokenizer = AutoTokenizer.from_pretrained(source.folder)
-    return tokens.load(
-        choice.name, tokenizer, context, embedding[0], choice.n_samples, choice.length
-    )
-
-
-def _thin(calibration: CalibrationTokens, plans: list[Plan]) -> list[str]:
-    """A Gram matrix of fewer tokens than columns cannot have full rank."""
-    widest = max(weight.shape[1] for plan in plans for weight in plan.quantized.values())
-    n_tokens = calibration.ids.numel()
-    if n_tokens >= 2 * widest:
-        return []
-    return [
-        f"warning: {n_tokens:,} calibration tokens are few for layers of {widest:,} inputs; "
-        f"{2 * widest:,} or more would be better"
-    ]
 
 
 def _open_journals(job: Job, scratches: list[Path], progress: Progress) -> list[Journal | None]:
@@ -302,6 +185,7 @@ def _quantize(
     journals: list[Journal | None],
     progress: Progress,
     offload: str,
+    importance: Importance | None,
 ) -> list[CalibratedOutcome]:
     """Data-free recipes from one read of the tensors, the others from one pass over the blocks."""
     if job.engine != NATIVE:
@@ -329,7 +213,7 @@ def _quantize(
             progress,
         )
         outcomes |= {i: CalibratedOutcome(found, {}) for i, found in zip(free, layers, strict=True)}
-    if learning:
+    if learning or importance is not None:
         assert job.calibration is not None
         results = quantize_blocks(
             job.source,
@@ -340,6 +224,7 @@ def _quantize(
             progress,
             [kept for kept in journals if kept is not None],
             offload,
+            importance,
         )
         outcomes |= dict(zip(learning, results, strict=True))
     return [outcomes[i] for i in range(len(job.plans))]
@@ -347,7 +232,7 @@ def _quantize(
 
 def manifest_of(
     job: Job,
-    plan: Plan,
+    plan: Plan | GGUFPlan,
     layers: dict[str, Layer],
     files: dict[str, manifest.StoredFile],
     clock: Clock,
@@ -355,7 +240,7 @@ def manifest_of(
     """Put together what is known of a checkpoint."""
     return Manifest(
         name=plan.recipe.name,
-        format=compressed_tensors.NAME,
+        format=GGUF if isinstance(plan, GGUFPlan) else compressed_tensors.NAME,
         engine=NATIVE if job.engine == NATIVE else f"{job.engine} {llmcompressor.version()}",
         source=job.source_record,
         recipe=plan.recipe,
@@ -365,7 +250,7 @@ def manifest_of(
         size_bytes=plan.size_bytes,
         bits_per_weight=plan.bits_per_weight,
         quantized_bits_per_weight=plan.quantized_bits_per_weight,
-        calibration=_calibration_record(job) if plan.recipe.needs_calibration else None,
+        calibration=_calibration_record(job) if _learns(job, plan) else None,
         layers={name: layers[name] for name in plan.quantized},
         files=files,
         versions=manifest.versions(),
@@ -379,6 +264,12 @@ def manifest_of(
     )
 
 
+def _learns(job: Job, plan: Plan | GGUFPlan) -> bool:
+    if isinstance(plan, GGUFPlan):
+        return job.seeks_importance
+    return plan.recipe.needs_calibration
+
+
 def _calibration_record(job: Job) -> manifest.Calibration:
     assert job.calibration is not None
     n_samples, length = job.calibration.ids.shape
@@ -387,28 +278,4 @@ def _calibration_record(job: Job) -> manifest.Calibration:
         digest=job.calibration.digest,
         n_samples=n_samples,
         length=length,
-    )
-
-
-def _announce(plan: Plan) -> str:
-    n_layers = len(plan.quantized) + len(plan.ignored)
-    words = [
-        f"{plan.recipe.name}: {len(plan.quantized)} of {n_layers} linear layers",
-        *plan.notes,
-        gib(plan.size_bytes),
-        f"{plan.bits_per_weight:.2f} bits per weight",
-    ]
-    return ", ".join(words)
-
-
-def _announce_cost(cost: Estimate, on_host: bool, device: torch.device, disk_bytes: int) -> str:
-    where = f"{gib(cost.device_bytes(on_host))} of GPU memory and " if device.type == "cuda" else ""
-    host = cost.host_bytes(on_host)
-    if device.type != "cuda":
-        host = cost.device_bytes(False) + PROCESS_BYTES
-    moved = " (hidden states on the host)" if on_host else ""
-    return (
-        f"plan: {cost.n_blocks} blocks, {cost.n_streams} streams of {cost.n_tokens:,} tokens; "
-        f"about {where}{gib(host)} of host memory{moved}, {gib(disk_bytes)} of disk, "
-        f"{duration(cost.seconds)}"
     )

@@ -123,7 +123,7 @@ def expected_plan(
             TensorSpec(name, dtype, tuple(shape))
             for name, (dtype, shape) in record.extra_tensors.items()
         ]
-    return planning.make(architecture, stored, manifest.recipe)
+    return planning.make(architecture, stored, manifest.weights_recipe)
 
 
 def _find_source(manifest: Manifest, result: Verification) -> ModelSource | None:

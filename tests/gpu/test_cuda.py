@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from quantkit.model.source import ModelSource
-from quantkit.quantize.run import CalibrationChoice, quantize
+from quantkit.quantize.prepare import CalibrationChoice
+from quantkit.quantize.run import quantize
 from quantkit.recipe import Recipe
 from quantkit.score.harness import score
 

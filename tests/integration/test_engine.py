@@ -22,7 +22,8 @@ from quantkit.quantize import llmcompressor
 from quantkit.quantize import plan as planning
 from quantkit.quantize.llmcompressor import Fold, Made
 from quantkit.quantize.methods.rtn import RoundToNearest
-from quantkit.quantize.run import CalibrationChoice, quantize
+from quantkit.quantize.prepare import CalibrationChoice
+from quantkit.quantize.run import quantize
 from quantkit.recipe import Recipe
 from quantkit.verify.checkpoint import verify
 

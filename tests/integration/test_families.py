@@ -11,7 +11,8 @@ from quantkit.model.blocks import Decoder
 from quantkit.model.shards import DTYPES
 from quantkit.quantize import feeders, kvcache
 from quantkit.quantize.calibrated import _Work
-from quantkit.quantize.run import CalibrationChoice, quantize
+from quantkit.quantize.prepare import CalibrationChoice
+from quantkit.quantize.run import quantize
 from quantkit.quantize.statistics import Collector
 from quantkit.recipe import Recipe
 from quantkit.score import loading

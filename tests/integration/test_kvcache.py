@@ -16,7 +16,8 @@ from quantkit.export.manifest import FILE
 from quantkit.model.architecture import Architecture
 from quantkit.model.shards import ShardWriter, TensorSpec, read_header
 from quantkit.model.source import ModelSource
-from quantkit.quantize.run import CalibrationChoice, load_tokens, quantize
+from quantkit.quantize.prepare import CalibrationChoice, load_tokens
+from quantkit.quantize.run import quantize
 from quantkit.recipe import Recipe
 from quantkit.score import loading
 from quantkit.score.harness import score

@@ -6,7 +6,8 @@ from quantkit.cli.main import main
 from quantkit.errors import DataError, MethodError
 from quantkit.model.source import ModelSource
 from quantkit.pipeline import finished_before
-from quantkit.quantize.run import CalibrationChoice, quantize
+from quantkit.quantize.prepare import CalibrationChoice
+from quantkit.quantize.run import quantize
 from quantkit.recipe import Recipe
 from quantkit.verify.checkpoint import verify
 

@@ -14,7 +14,7 @@ from quantkit.export import compressed_tensors as export
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.source import ModelSource
 from quantkit.quantize.methods.rtn import RoundToNearest
-from quantkit.quantize.run import CalibrationChoice
+from quantkit.quantize.prepare import CalibrationChoice
 from quantkit.quantize.run import quantize as run_quantize
 from quantkit.recipe import Recipe, WeightScheme
 from quantkit.score import loading

@@ -18,7 +18,8 @@ from quantkit.errors import HardwareError, StorageError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.source import ModelSource
 from quantkit.quantize import onepass
-from quantkit.quantize.run import CalibrationChoice, quantize
+from quantkit.quantize.prepare import CalibrationChoice
+from quantkit.quantize.run import quantize
 from quantkit.recipe import Recipe
 
 N_KILLS = 20

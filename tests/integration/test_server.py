@@ -25,7 +25,8 @@ from lm_eval.models.huggingface import HFLM
 from quantkit.calibration import python_text
 from quantkit.errors import ScoreError
 from quantkit.model.source import ModelSource
-from quantkit.quantize.run import CalibrationChoice, quantize
+from quantkit.quantize.prepare import CalibrationChoice
+from quantkit.quantize.run import quantize
 from quantkit.recipe import ActivationScheme, Recipe
 from quantkit.score import activations, endpoint, harness, lmeval, loading
 from quantkit.score.harness import Asked

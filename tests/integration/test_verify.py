@@ -15,7 +15,8 @@ from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import FILE
 from quantkit.model.shards import ShardWriter, TensorSpec, read_header
 from quantkit.model.source import ModelSource
-from quantkit.quantize.run import CalibrationChoice, quantize
+from quantkit.quantize.prepare import CalibrationChoice
+from quantkit.quantize.run import quantize
 from quantkit.recipe import Recipe
 from quantkit.storage import sha256_of
 from quantkit.verify.checkpoint import verify

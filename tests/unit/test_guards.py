@@ -18,6 +18,7 @@ LAYERS = [
     {"model"},
     {"calibration"},
     {"export"},
+    {"gguf"},
     {"quantize"},
     {"verify"},
     {"score"},

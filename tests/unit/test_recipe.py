@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from quantkit import resources
 from quantkit.errors import RecipeError, UnknownName
-from quantkit.recipe import ActivationScheme, KVCacheScheme, Recipe, WeightScheme
+from quantkit.recipe import (
+    GGUF_TYPES,
+    ActivationScheme,
+    GGUFRecipe,
+    KVCacheScheme,
+    Recipe,
+    WeightScheme,
+    load,
+    read,
+)
 
 SHIPPED = sorted((Path(__file__).parents[2] / "recipes").rglob("*.y*ml"))
 W4 = {"num_bits": 4, "strategy": "group", "group_size": 128}
@@ -45,16 +54,17 @@ def test_there_are_shipped_recipes():
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_recipe_is_valid_and_says_what_it_is_for(path):
-    recipe = Recipe.read(path)
+    recipe = read(path)
     assert recipe.name == path.stem
     assert recipe.summary
     assert path.read_text().startswith("# ")
-    assert recipe.method in recipe.explain()
+    told = recipe.gguf if isinstance(recipe, GGUFRecipe) else recipe.method
+    assert told in recipe.explain()
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_recipe_is_found_by_name(path):
-    assert Recipe.load(path.stem) == Recipe.read(path)
+    assert load(path.stem) == read(path)
 
 
 def test_listing_names_every_shipped_recipe():
@@ -75,7 +85,7 @@ def test_defaults(tmp_path):
     [
         ({**GOOD, "metod": "rtn"}, "metod: unknown key; did you mean method?"),
         ({**GOOD, "weights": {**W4, "groupsize": 1}}, "weights.groupsize: unknown key; did you"),
-        ({**GOOD, "zzz": 1}, "zzz: unknown key; known keys: name, summary, method, weights"),
+        ({**GOOD, "zzz": 1}, "zzz: unknown key; known keys: name, summary, demo, method, weights"),
         (
             {**GOOD, "weights": FP8, "input_activations": {**PER_TOKEN, "dynamics": True}},
             "input_activations.dynamics: unknown key; did you mean dynamic?",
@@ -372,3 +382,31 @@ def test_any_bytes_are_a_recipe_error(tmp_path, raw):
 def test_fp8_weights_are_only_rounded(tmp_path, method):
     said = problems(tmp_path, {**GOOD, "method": method, "weights": FP8})
     assert f"method {method} rounds to integers; FP8 goes with method rtn" in said
+
+
+def test_every_gguf_type_has_a_recipe():
+    made = [load(name) for name in resources.names("recipes")]
+    assert sorted(r.gguf for r in made if isinstance(r, GGUFRecipe)) == sorted(GGUF_TYPES)
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (
+            {"gguf": "Q4_K_X"},
+            "gguf: 'Q4_K_X' is no file type of llama.cpp's that we write; did you",
+        ),
+        ({"gguf": "Q4_K_M", "tensors": {"ffn": "Q9"}}, "tensors: 'Q9' is no block type"),
+        ({"gguf": "Q4_K_M", "tensors": {"(": "Q8_0"}}, "tensors: '(' is no valid pattern"),
+        ({"gguf": "Q4_K_M", "weights": W4}, "weights: unknown key; known keys: name, summary"),
+    ],
+)
+def test_problems_of_a_gguf_recipe_are_named(tmp_path, data, line):
+    with pytest.raises(RecipeError) as caught:
+        read(write(tmp_path, {"summary": "a test", **data}))
+    assert line in str(caught.value)
+
+
+def test_gguf_has_no_cache_of_fp8():
+    with pytest.raises(RecipeError, match="does not go with gguf-q8_0"):
+        load("gguf-q8_0+kv-fp8")

@@ -1,0 +1,90 @@
+"""From a source's tensors to a finished GGUF file.
+
+A few workers each read, quantise and write one tensor at a time, so that memory is bounded by the
+largest tensors in flight, whatever the model's size.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+
+import torch
+
+from quantkit import grid
+from quantkit.errors import MethodError, SourceError
+from quantkit.gguf import blocks, values
+from quantkit.gguf.layout import GGUFTensor
+from quantkit.gguf.plan import GGUFPlan, layer_of
+from quantkit.gguf.writer import GGUFFile
+from quantkit.progress import Progress
+
+GPU_WORKERS = 4
+MAX_CPU_WORKERS = 8
+
+
+def file_name(model: str, plan: GGUFPlan) -> str:
+    """As people know such files: the model's name and the type."""
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.") or "model"
+    return f"{safe}-{plan.recipe.gguf}.gguf"
+
+
+def write(
+    plan: GGUFPlan,
+    path: Path,
+    importance: Mapping[str, torch.Tensor],
+    device: torch.device,
+    progress: Progress,
+) -> tuple[dict[str, float], str]:
+    """Fill a file; returns every quantised layer's relative error, and the file's hash.
+
+    `importance` holds mean squares of inputs by the tensor's name in the file.
+    """
+    tensors = plan.layout.tensors
+    kinds = [(t.name, t.shape, plan.kinds[t.name]) for t in tensors]
+    file = GGUFFile(path, plan.metadata, kinds)
+    errors: dict[str, float] = {}
+
+    def convert(tensor: GGUFTensor) -> None:
+        error = _convert(tensor, plan, file, importance.get(tensor.name), device)
+        if error is not None:
+            errors[layer_of(tensor)] = error
+            progress.detail(f"{plan.recipe.name}: {tensor.name} off by {error:.5f}")
+        progress.advance(tensor.shape.numel())
+
+    progress.start(f"write {plan.recipe.name}", plan.n_parameters, "weights")
+    cores = os.cpu_count() or 1
+    n_workers = GPU_WORKERS if device.type == "cuda" else min(MAX_CPU_WORKERS, cores)
+    with ThreadPoolExecutor(n_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        try:
+            done, _ = wait([pool.submit(convert, t) for t in tensors], None, FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    progress.finish()
+    return errors, file.close()
+
+
+@torch.no_grad()
+def _convert(
+    tensor: GGUFTensor,
+    plan: GGUFPlan,
+    file: GGUFFile,
+    importance: torch.Tensor | None,
+    device: torch.device,
+) -> float | None:
+    kind = plan.kinds[tensor.name]
+    weight = plan.layout.build(tensor.name)
+    if not weight.isfinite().all():
+        raise SourceError(f"{tensor.parts[0]} holds NaN or infinity; get the source again")
+    weight = weight.to(device).reshape(-1, weight.shape[-1])
+    data = blocks.quantize(weight, kind, importance)
+    file.write(tensor.name, data.cpu())
+    if kind in values.FLOATS:
+        return None
+    error = grid.relative_error(weight, values.dequantize(data, kind))
+    if not error < float("inf"):
+        raise MethodError(f"{kind.name} gave non-finite values for {tensor.parts[0]}")
+    return error

@@ -1,0 +1,105 @@
+"""The nonlinear GGUF types, equal to ggml's: four bits that stand for sixteen uneven values.
+
+Values lie closer around zero, where weights are. IQ4_NL has a scale for 32 numbers, IQ4_XS six
+bits of scale for 32 and one for 256. Scales are searched with and without importance; without it
+an error weighs by the square of its number.
+"""
+
+from collections.abc import Callable
+
+import torch
+from gguf import GGMLQuantizationType
+
+from quantkit.gguf import search
+
+VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+BLOCK = 32
+SUPER_BLOCK = 256
+
+
+def iq4_nl(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
+    """Sixteen values and a scale."""
+    blocks = search.planes(x, BLOCK)
+    weights = blocks * blocks
+    if importance is not None:
+        mean = search.ordered_sum(weights) * (2 / BLOCK)
+        weights = search.search_weights(blocks, search.planes(importance[None], BLOCK), mean)
+    scale = _fit(blocks, weights)
+    levels = _look_up(_levels(x.device), blocks, search.divide_or_zero(1, scale))
+    return search.join(search.half_bytes(scale), search.pack_nibbles(levels))
+
+
+def iq4_xs(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
+    """Sixteen values, a scale of six bits for 32 of them and a scale for eight such scales."""
+    blocks = _parts(x)
+    weights = blocks * blocks
+    if importance is not None:
+        mean = search.ordered_sum(weights.transpose(0, 1).flatten(0, 1)) * (2 / SUPER_BLOCK)
+        weights = search.search_weights(blocks, _parts(importance[None]), mean)
+    scales = _fit(blocks, weights)
+    scale = search.divide(search.extreme(scales), -32)
+    steps = (search.divide_or_zero(1, scale) * scales).round_().clamp_(-32, 31)
+    levels = _look_up(_levels(x.device), blocks, search.divide_or_zero(1, scale * steps))
+    stored = (steps + 32).to(torch.uint8)
+    # The lower four bits of two scales in a byte, the upper two of four.
+    lower = search.pack_nibbles(torch.cat([stored[::2], stored[1::2]]))
+    high = stored >> 4
+    upper = high[::4] | high[1::4] << 2 | high[2::4] << 4 | high[3::4] << 6
+    nibbles = search.pack_nibbles(levels).transpose(0, 1).flatten(0, 1)
+    return search.join(search.half_bytes(scale), upper, lower, nibbles)
+
+
+KINDS: dict[GGMLQuantizationType, Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]] = {
+    GGMLQuantizationType.IQ4_NL: iq4_nl,
+    GGMLQuantizationType.IQ4_XS: iq4_xs,
+}
+
+
+def _parts(x: torch.Tensor) -> torch.Tensor:
+    """[rows, columns] as [numbers of a block, blocks of a super-block, rows, super-blocks]."""
+    parts = search.planes(x, SUPER_BLOCK).view(-1, BLOCK, len(x), x.shape[1] // SUPER_BLOCK)
+    return parts.transpose(0, 1).contiguous()
+
+
+def _fit(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The scale of every block, of either sign: first the extreme number is at 127, then near -127.
+
+    Each candidate picks values for x, and the best scale for these is known; the candidate with
+    the least weighted error stays.
+    """
+    peak = search.extreme(x)
+    empty = peak.abs() < search.EMPTY
+    peak.masked_fill_(empty, 1)
+    values = torch.tensor(VALUES, dtype=x.dtype, device=x.device)[_levels(x.device).int()]
+
+    def sums(inverse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        picked = _look_up(values, x, inverse)
+        weighted = weights * picked
+        return search.ordered_sum(weighted * x), search.ordered_sum(weighted * picked)
+
+    product, square = sums(search.divide(1, search.divide(peak, 127)))
+    scale = search.divide_or_zero(product, square)
+    best = scale * product
+    for offset in range(-7, 8):
+        product, square = sums(search.divide(offset - 127, peak))
+        better = (square > 0) & (product * product > best * square)
+        scale = torch.where(better, search.divide(product, square), scale)
+        best = torch.where(better, scale * product, best)
+    return scale.masked_fill_(empty, 0)
+
+
+def _levels(device: torch.device) -> torch.Tensor:
+    """The level of the nearest value, of two the upper, for -128, -127.5 ... 127.5.
+
+    Values change halfway between integers, so that a number rounded down to a half has the level
+    of the number itself. A search among sixteen values takes torch six times as long.
+    """
+    values = torch.tensor(VALUES, device=device)
+    twice = torch.arange(-256, 256, device=device)
+    return (twice[:, None] >= values[1:] + values[:-1]).sum(-1, dtype=torch.uint8)
+
+
+def _look_up(table: torch.Tensor, x: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+    """What a table in the order of `_levels` holds for x * inverse."""
+    at = (x * (2 * inverse)).floor_().clamp_(-256, 255).add_(256).int()
+    return table.index_select(0, at.flatten()).view(at.shape)

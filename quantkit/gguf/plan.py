@@ -1,0 +1,106 @@
+"""What a GGUF file will hold, worked out before any weight is read."""
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from gguf import GGMLQuantizationType
+
+from quantkit.errors import RecipeError
+from quantkit.gguf import mixture
+from quantkit.gguf.blocks import row_bytes
+from quantkit.gguf.layout import GGUFTensor, Layout
+from quantkit.gguf.values import FLOATS
+from quantkit.recipe import GGUFRecipe
+
+NAME = "gguf"
+"""The format, as manifests call it."""
+
+
+@dataclass(frozen=True)
+class GGUFPlan:
+    """One file to be: its recipe, and the type of every tensor."""
+
+    recipe: GGUFRecipe
+    layout: Layout
+    kinds: dict[str, GGMLQuantizationType]
+    """By the tensor's name in the file, in order."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def asked_digest(self) -> str:
+        return self.recipe.digest
+
+    @property
+    def quantized(self) -> dict[str, GGUFTensor]:
+        """Tensors that are stored in blocks, by the source's name for the layer."""
+        return {
+            layer_of(tensor): tensor
+            for tensor in self.layout.tensors
+            if self.kinds[tensor.name] not in FLOATS
+        }
+
+    @property
+    def n_parameters(self) -> int:
+        return sum(prod(tensor.shape) for tensor in self.layout.tensors)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(map(self._bytes, self.layout.tensors))
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.size_bytes / self.n_parameters
+
+    @property
+    def quantized_bits_per_weight(self) -> float:
+        """The same for what is stored in blocks alone."""
+        tensors = list(self.quantized.values()) or self.layout.tensors
+        return 8 * sum(map(self._bytes, tensors)) / sum(prod(t.shape) for t in tensors)
+
+    def _bytes(self, tensor: GGUFTensor) -> int:
+        rows = prod(tensor.shape[:-1])
+        return rows * row_bytes(tensor.shape[-1], self.kinds[tensor.name])
+
+
+def layer_of(tensor: GGUFTensor) -> str:
+    """The source's name for what a tensor holds, as manifests of other formats have it."""
+    return tensor.parts[0].removesuffix(".weight")
+
+
+def make(layout: Layout, recipe: GGUFRecipe, has_importance: bool) -> GGUFPlan:
+    """Choose a type for every tensor."""
+    for pattern in recipe.tensors:
+        if not any(re.search(pattern, tensor.name) for tensor in layout.tensors):
+            raise RecipeError(
+                f"recipe {recipe.name}: no tensor of this model has '{pattern}' in it"
+            )
+    choices = mixture.choose(
+        recipe.gguf,
+        [(tensor.name, tensor.shape) for tensor in layout.tensors],
+        layout.metadata,
+        has_importance,
+        recipe.tensors,
+    )
+    return GGUFPlan(
+        recipe,
+        layout,
+        {tensor.name: choices[tensor.name].kind for tensor in layout.tensors},
+        _fallbacks(choices),
+    )
+
+
+def _fallbacks(choices: dict[str, Any]) -> list[str]:
+    """Which tensors got another type because their rows do not divide, in words."""
+    counted = Counter(
+        (choice.fallback_from.name, choice.kind.name)
+        for choice in choices.values()
+        if choice.fallback_from is not None
+    )
+    return [
+        f"{n} tensors are {kind} instead of {wanted}, whose blocks do not divide their rows"
+        for (wanted, kind), n in counted.items()
+    ]

@@ -1,0 +1,165 @@
+"""The numbers that GGUF blocks stand for, in torch, so that a GPU can read what it wrote.
+
+Each function takes blocks as bytes [n, bytes of a block] and gives float32 [n, weights of a block].
+The official `gguf` package has the same in numpy and is what tests compare with.
+"""
+
+from collections.abc import Callable
+
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""What the sixteen values of IQ4 types stand for."""
+FLOATS = {
+    GGMLQuantizationType.F32: torch.float32,
+    GGMLQuantizationType.F16: torch.float16,
+    GGMLQuantizationType.BF16: torch.bfloat16,
+}
+AT_ONCE = 1 << 22
+"""Weights that are turned into numbers together."""
+
+
+def dequantize(data: torch.Tensor, kind: GGMLQuantizationType) -> torch.Tensor:
+    """Rows of bytes [rows, bytes of a row] as float32 [rows, columns]."""
+    if kind in FLOATS:
+        return data.contiguous().view(FLOATS[kind]).float()
+    length, size = GGML_QUANT_SIZES[kind]
+    rows = data.shape[0]
+    blocks = data.reshape(-1, size)
+    parts = [KINDS[kind](part) for part in torch.split(blocks, max(1, AT_ONCE // length))]
+    whole: torch.Tensor = torch.cat(parts)
+    return whole.view(rows, -1)
+
+
+def _half(data: torch.Tensor) -> torch.Tensor:
+    """Two bytes as one number [n, 1]."""
+    return data.contiguous().view(torch.float16).float()
+
+
+def _shifted(data: torch.Tensor, shifts: list[int], mask: int) -> torch.Tensor:
+    """Bit fields of bytes [n, k] as integers [n, shifts, k]."""
+    by = torch.tensor(shifts, dtype=torch.uint8, device=data.device)
+    return (data[:, None] >> by[:, None]) & mask
+
+
+def _nibbles(data: torch.Tensor) -> torch.Tensor:
+    """The lower halves of all bytes, then the upper ones."""
+    return _shifted(data, [0, 4], 15).flatten(1).float()
+
+
+def _fifth_bits(data: torch.Tensor) -> torch.Tensor:
+    """One bit for each of 32 weights, as 0 or 16."""
+    bits = (data[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=data.device)) & 1
+    return bits.flatten(1).float() * 16
+
+
+def q8_0(blocks: torch.Tensor) -> torch.Tensor:
+    return blocks[:, 2:].contiguous().view(torch.int8).float() * _half(blocks[:, :2])
+
+
+def q4_0(blocks: torch.Tensor) -> torch.Tensor:
+    return (_nibbles(blocks[:, 2:]) - 8) * _half(blocks[:, :2])
+
+
+def q4_1(blocks: torch.Tensor) -> torch.Tensor:
+    return _nibbles(blocks[:, 4:]) * _half(blocks[:, :2]) + _half(blocks[:, 2:4])
+
+
+def q5_0(blocks: torch.Tensor) -> torch.Tensor:
+    values = _nibbles(blocks[:, 6:]) + _fifth_bits(blocks[:, 2:6])
+    return (values - 16) * _half(blocks[:, :2])
+
+
+def q5_1(blocks: torch.Tensor) -> torch.Tensor:
+    values = _nibbles(blocks[:, 8:]) + _fifth_bits(blocks[:, 4:8])
+    return values * _half(blocks[:, :2]) + _half(blocks[:, 2:4])
+
+
+def _scales_and_mins(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eight 6-bit scales and eight 6-bit minimums from twelve bytes."""
+    first, second, third = torch.split(packed, 4, 1)
+    scales = torch.cat([first & 63, (third & 15) | ((first >> 6) << 4)], 1)
+    mins = torch.cat([second & 63, (third >> 4) | ((second >> 6) << 4)], 1)
+    return scales.float(), mins.float()
+
+
+def _grouped(values: torch.Tensor, scale: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+    """values [n, groups * size], with one scale and minimum for each group."""
+    grouped = values.view(len(values), scale.shape[1], -1)
+    return (grouped * scale[:, :, None] - low[:, :, None]).flatten(1)
+
+
+def q4_k(blocks: torch.Tensor) -> torch.Tensor:
+    scales, mins = _scales_and_mins(blocks[:, 4:16])
+    # Each 32 bytes hold one group in their lower halves and the next in their upper ones.
+    parts = blocks[:, 16:].reshape(-1, 32)
+    values = _nibbles(parts).view(len(blocks), 256)
+    return _grouped(values, scales * _half(blocks[:, :2]), mins * _half(blocks[:, 2:4]))
+
+
+def q5_k(blocks: torch.Tensor) -> torch.Tensor:
+    scales, mins = _scales_and_mins(blocks[:, 4:16])
+    values = _nibbles(blocks[:, 48:].reshape(-1, 32)).view(len(blocks), 256)
+    values = values + 16 * _shifted(blocks[:, 16:48], list(range(8)), 1).flatten(1)
+    return _grouped(values, scales * _half(blocks[:, :2]), mins * _half(blocks[:, 2:4]))
+
+
+def q2_k(blocks: torch.Tensor) -> torch.Tensor:
+    packed = blocks[:, :16]
+    values = _shifted(blocks[:, 16:80].reshape(-1, 32), [0, 2, 4, 6], 3).float()
+    scale = (packed & 15).float() * _half(blocks[:, 80:82])
+    low = (packed >> 4).float() * _half(blocks[:, 82:84])
+    return _grouped(values.reshape(len(blocks), 256), scale, low)
+
+
+def q3_k(blocks: torch.Tensor) -> torch.Tensor:
+    low, packed = blocks[:, 32:96].reshape(-1, 32), blocks[:, 96:108]
+    values = _shifted(low, [0, 2, 4, 6], 3).reshape(len(blocks), 256).float()
+    values = values - 4 * (1 - _shifted(blocks[:, :32], list(range(8)), 1).flatten(1).float())
+    lower = _shifted(packed[:, :8], [0, 4], 15).flatten(1)
+    upper = _shifted(packed[:, 8:], [0, 2, 4, 6], 3).flatten(1)
+    scale = ((lower | (upper << 4)).float() - 32) * _half(blocks[:, 108:])
+    return _grouped(values, scale, torch.zeros_like(scale))
+
+
+def q6_k(blocks: torch.Tensor) -> torch.Tensor:
+    n = len(blocks)
+    lower = _shifted(blocks[:, :128].reshape(-1, 64), [0, 4], 15).reshape(n, 256)
+    upper = _shifted(blocks[:, 128:192].reshape(-1, 32), [0, 2, 4, 6], 3).reshape(n, 256)
+    values = (lower | (upper << 4)).float() - 32
+    scale = blocks[:, 192:208].contiguous().view(torch.int8).float() * _half(blocks[:, 208:])
+    return _grouped(values, scale, torch.zeros_like(scale))
+
+
+def _nonlinear(blocks: torch.Tensor) -> torch.Tensor:
+    table = torch.tensor(NONLINEAR, dtype=torch.float32, device=blocks.device)
+    return table[_nibbles(blocks).long()]
+
+
+def iq4_nl(blocks: torch.Tensor) -> torch.Tensor:
+    return _nonlinear(blocks[:, 2:]) * _half(blocks[:, :2])
+
+
+def iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
+    lower = _shifted(blocks[:, 4:8, None].flatten(0, 1), [0, 4], 15).reshape(len(blocks), 8)
+    upper = _shifted(blocks[:, 2:4, None].flatten(0, 1), [0, 2, 4, 6], 3).reshape(len(blocks), 8)
+    scale = ((lower | (upper << 4)).float() - 32) * _half(blocks[:, :2])
+    values = _nonlinear(blocks[:, 8:].reshape(-1, 16)).view(len(blocks), 256)
+    return _grouped(values, scale, torch.zeros_like(scale))
+
+
+KINDS: dict[GGMLQuantizationType, Callable[[torch.Tensor], torch.Tensor]] = {
+    GGMLQuantizationType.Q8_0: q8_0,
+    GGMLQuantizationType.Q4_0: q4_0,
+    GGMLQuantizationType.Q4_1: q4_1,
+    GGMLQuantizationType.Q5_0: q5_0,
+    GGMLQuantizationType.Q5_1: q5_1,
+    GGMLQuantizationType.Q2_K: q2_k,
+    GGMLQuantizationType.Q3_K: q3_k,
+    GGMLQuantizationType.Q4_K: q4_k,
+    GGMLQuantizationType.Q5_K: q5_k,
+    GGMLQuantizationType.Q6_K: q6_k,
+    GGMLQuantizationType.IQ4_NL: iq4_nl,
+    GGMLQuantizationType.IQ4_XS: iq4_xs,
+}

@@ -1,0 +1,298 @@
+"""Everything that is decided, and everything that can fail cheaply, before a weight is read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantkit import device as devices
+from quantkit import resources
+from quantkit.calibration import tokens
+from quantkit.calibration.tokens import CalibrationTokens
+from quantkit.errors import DataError, RecipeError, SourceError, UnknownName
+from quantkit.export import manifest
+from quantkit.gguf import plan as gguf_plan
+from quantkit.gguf.imatrix import ImportanceMatrix
+from quantkit.gguf.layout import Layout
+from quantkit.gguf.plan import GGUFPlan
+from quantkit.model.architecture import Architecture
+from quantkit.model.source import ModelSource, refuse_experts
+from quantkit.progress import Progress
+from quantkit.quantize import llmcompressor
+from quantkit.quantize import plan as planning
+from quantkit.quantize.estimate import OFFLOAD, PROCESS_BYTES, Estimate, estimate, require_room
+from quantkit.quantize.plan import Plan
+from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
+from quantkit.registry import NATIVE, check_engine
+from quantkit.storage import duration, gib, refuse_existing, require_space
+
+NEEDS_OTHER_ENGINE = "which the native engine does not quantise; use --engine llmcompressor"
+
+
+@dataclass(frozen=True)
+class CalibrationChoice:
+    """What the user asked for; None leaves it to the set."""
+
+    name: str
+    n_samples: int | None = None
+    length: int | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that is decided before the first weight is read."""
+
+    source: ModelSource
+    source_record: manifest.Source
+    plans: list[Plan]
+    targets: list[Path]
+    device: torch.device
+    calibration: CalibrationTokens | None
+    cost: Estimate | None = None
+    """Of the calibrated pass."""
+    on_host: bool = False
+    """Hidden states go to host memory."""
+    engine: str = NATIVE
+    files: list[GGUFPlan] = field(default_factory=list)
+    """Of recipes that make one file for llama.cpp ..."""
+    file_targets: list[Path] = field(default_factory=list)
+    """... and the folders that these go to."""
+    matrix: ImportanceMatrix | None = None
+    """What inputs matter to those files, where the user brought it."""
+
+    @property
+    def seeks_importance(self) -> bool:
+        """Whether the pass finds out what inputs matter."""
+        return bool(self.files) and self.calibration is not None and self.matrix is None
+
+    @property
+    def everything(self) -> list[tuple[Path, Plan | GGUFPlan]]:
+        """Folders of all kinds, and what goes into each."""
+        return [
+            *zip(self.targets, self.plans, strict=True),
+            *zip(self.file_targets, self.files, strict=True),
+        ]
+
+    @property
+    def resumable(self) -> list[bool]:
+        """Whether a stopped run of each plan goes on where it was."""
+        native = self.engine == NATIVE
+        return [native and plan.recipe.needs_calibration for plan in self.plans]
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        return {
+            "source": self.source_record.model_dump(mode="json"),
+            "engine": self.engine,
+            "device": devices.describe(self.device),
+            "calibration": None if self.calibration is None else self.calibration.name,
+            "estimate": self._cost_json(),
+            "checkpoints": [
+                {
+                    "path": str(target),
+                    "recipe": plan.recipe.public(),
+                    "n_layers": len(plan.quantized),
+                    "size_bytes": plan.size_bytes,
+                    "bits_per_weight": plan.bits_per_weight,
+                    "needs_calibration": plan.recipe.needs_calibration,
+                }
+                for target, plan in self.everything
+            ],
+        }
+
+    def _cost_json(self) -> dict[str, Any] | None:
+        if self.cost is None:
+            return None
+        return {
+            "n_blocks": self.cost.n_blocks,
+            "n_tokens": self.cost.n_tokens,
+            "n_streams": self.cost.n_streams,
+            "hidden_states_on": "host" if self.on_host else "device",
+            "device_bytes": self.cost.device_bytes(self.on_host),
+            "host_bytes": self.cost.host_bytes(self.on_host),
+            "seconds": self.cost.seconds,
+        }
+
+
+def prepare(
+    source: ModelSource,
+    recipes: Sequence[AnyRecipe],
+    out: Path,
+    device: str,
+    force: bool,
+    progress: Progress,
+    calibration: CalibrationChoice | None,
+    offload: str = "auto",
+    engine: str = NATIVE,
+    imatrix: Path | None = None,
+) -> Job:
+    """Everything that can fail cheaply fails here."""
+    check_engine(engine)
+    names = [recipe.name for recipe in recipes]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise RecipeError(f"recipe {min(twice)} was asked for twice")
+    for name in names:
+        refuse_existing(out / name, force)
+    if offload not in OFFLOAD:
+        raise UnknownName("offload mode", offload, OFFLOAD)
+    where = devices.choose(device)
+    weights = [recipe for recipe in recipes if isinstance(recipe, Recipe)]
+    files = [recipe for recipe in recipes if isinstance(recipe, GGUFRecipe)]
+    if imatrix is not None and not files:
+        raise RecipeError("--imatrix is for GGUF recipes, and none was asked for")
+    if engine == NATIVE:
+        refuse_experts(source.config, source.folder, NEEDS_OTHER_ENGINE)
+    else:
+        if files:
+            raise RecipeError(f"engine {engine} makes no GGUF files; use --engine native")
+        llmcompressor.check(weights, where, progress)
+    architecture = _architecture(source, engine, progress)
+    stored = architecture.stored(source)
+    plans = [planning.make(architecture, stored, recipe) for recipe in weights]
+    gguf_plans, matrix = _plan_files(source, files, calibration is not None, imatrix, progress)
+    for plan in (*plans, *gguf_plans):
+        progress.note(_announce(plan, len(architecture.linears) + len(architecture.routers)))
+    size = sum(plan.size_bytes for plan in (*plans, *gguf_plans))
+    require_space(out, size)
+    record = manifest.source_record(
+        source.place,
+        source.revision,
+        source.fingerprint,
+        stored,
+        architecture.check(source),
+        planning.usual_dtype(stored),
+    )
+    job = Job(
+        source,
+        record,
+        plans,
+        [out / recipe.name for recipe in weights],
+        where,
+        None,
+        engine=engine,
+        files=gguf_plans,
+        file_targets=[out / recipe.name for recipe in files],
+        matrix=matrix,
+    )
+    learning = [recipe for recipe in weights if recipe.needs_calibration]
+    if learning and calibration is None:
+        raise DataError(
+            f"recipe {learning[0].name} learns from data: give --calibration, a set's name "
+            f"({', '.join(resources.names('calibration'))}) or a text file"
+        )
+    if calibration is None or not (learning or (files and matrix is None)):
+        return job
+    return _calibrated(job, architecture, calibration, offload, size, progress)
+
+
+def _architecture(source: ModelSource, engine: str, progress: Progress) -> Architecture:
+    """The model's structure, checked against what is stored."""
+    architecture = Architecture.of(source.folder, source.trust_remote_code)
+    if engine == NATIVE and architecture.routers:  # whatever the config calls its experts
+        raise SourceError(f"{source.folder} is a mixture of experts, {NEEDS_OTHER_ENGINE}")
+    if not architecture.routers:
+        refuse_experts(source.config, source.folder, "but quantkit finds no experts in it")
+    for name in architecture.check(source):
+        progress.note(f"{name} is not part of the model as its config tells; it is copied as it is")
+    planning.check_tied(source, architecture)
+    return architecture
+
+
+def _plan_files(
+    source: ModelSource,
+    recipes: Sequence[GGUFRecipe],
+    calibrated: bool,
+    imatrix: Path | None,
+    progress: Progress,
+) -> tuple[list[GGUFPlan], ImportanceMatrix | None]:
+    """Files for llama.cpp, and what inputs matter to them if the user brought that."""
+    if not recipes:
+        return [], None
+    layout = Layout.of(source)
+    matrix = None
+    if imatrix is not None:
+        matrix = ImportanceMatrix.read(imatrix)
+        widths = {t.name: t.shape[-1] for t in layout.tensors if t.module is not None}
+        for warning in matrix.check(widths):
+            progress.note(f"warning: {imatrix.name}: {warning}")
+    weighted = calibrated or matrix is not None
+    return [gguf_plan.make(layout, recipe, weighted) for recipe in recipes], matrix
+
+
+def _calibrated(
+    job: Job,
+    architecture: Architecture,
+    calibration: CalibrationChoice,
+    offload: str,
+    disk_bytes: int,
+    progress: Progress,
+) -> Job:
+    """The same job with its calibration tokens and what the pass will cost."""
+    found = load_tokens(job.source, architecture, calibration)
+    n_samples, length = found.ids.shape
+    progress.note(f"calibration: {n_samples} samples of {length} tokens from {found.name}")
+    learners = [plan for plan in job.plans if plan.recipe.needs_calibration]
+    for warning in _thin(found, learners):
+        progress.note(warning)
+    if job.engine != NATIVE:
+        return replace(job, calibration=found)
+    cost = estimate(architecture, learners, found.ids, job.device)
+    on_host = require_room(cost, job.device, offload)
+    progress.note(_announce_cost(cost, on_host, job.device, disk_bytes))
+    return replace(job, calibration=found, cost=cost, on_host=on_host)
+
+
+def load_tokens(
+    source: ModelSource, architecture: Architecture, choice: CalibrationChoice
+) -> CalibrationTokens:
+    """The calibration tokens that were asked for, in the source's own vocabulary."""
+    from transformers import AutoTokenizer
+
+    context = int(source.config.get("max_position_embeddings") or 2048)
+    embedding = next(iter(architecture.shapes.values()))
+    tokenizer = AutoTokenizer.from_pretrained(source.folder)
+    return tokens.load(
+        choice.name, tokenizer, context, embedding[0], choice.n_samples, choice.length
+    )
+
+
+def _thin(calibration: CalibrationTokens, plans: list[Plan]) -> list[str]:
+    """A Gram matrix of fewer tokens than columns cannot have full rank."""
+    if not plans:
+        return []
+    widest = max(weight.shape[1] for plan in plans for weight in plan.quantized.values())
+    n_tokens = calibration.ids.numel()
+    if n_tokens >= 2 * widest:
+        return []
+    return [
+        f"warning: {n_tokens:,} calibration tokens are few for layers of {widest:,} inputs; "
+        f"{2 * widest:,} or more would be better"
+    ]
+
+
+def _announce(plan: Plan | GGUFPlan, n_layers: int) -> str:
+    what = f"{len(plan.quantized)} of {n_layers} linear layers"
+    if isinstance(plan, GGUFPlan):
+        what = f"{len(plan.quantized)} of {len(plan.kinds)} tensors in blocks"
+    words = [
+        f"{plan.recipe.name}: {what}",
+        *plan.notes,
+        gib(plan.size_bytes),
+        f"{plan.bits_per_weight:.2f} bits per weight",
+    ]
+    return ", ".join(words)
+
+
+def _announce_cost(cost: Estimate, on_host: bool, device: torch.device, disk_bytes: int) -> str:
+    where = f"{gib(cost.device_bytes(on_host))} of GPU memory and " if device.type == "cuda" else ""
+    host = cost.host_bytes(on_host)
+    if device.type != "cuda":
+        host = cost.device_bytes(False) + PROCESS_BYTES
+    moved = " (hidden states on the host)" if on_host else ""
+    return (
+        f"plan: {cost.n_blocks} blocks, {cost.n_streams} streams of {cost.n_tokens:,} tokens; "
+        f"about {where}{gib(host)} of host memory{moved}, {gib(disk_bytes)} of disk, "
+        f"{duration(cost.seconds)}"
+    )
