@@ -34,12 +34,12 @@ FAMILIES = {
 }
 
 
-def make_source(name, folder):
+def make_source(name, folder, config=None):
     """A small random model of the family, with norms that are not all one, and its folder."""
     torch.manual_seed(0)
     implementation = "eager" if name == "gemma2" else "sdpa"
     model = AutoModelForCausalLM.from_config(
-        FAMILIES[name], attn_implementation=implementation, dtype=torch.float32
+        config or FAMILIES[name], attn_implementation=implementation, dtype=torch.float32
     )
     for parameter_name, parameter in model.named_parameters():
         if parameter.dim() == 1:

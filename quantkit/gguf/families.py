@@ -188,7 +188,7 @@ def _rope(family: Family, config: Mapping[str, Any], folder: Path) -> dict[str, 
             if parameters.get(name) is not None:
                 values[key] = float(parameters[name])
     elif kind == "longrope" and family.arch == MODEL_ARCH.PHI3:
-        scale = longest / trained
+        scale = parameters.get("factor") or longest / trained
         usual = math.sqrt(1 + math.log(scale) / math.log(trained)) if scale > 1 else 1.0
         given = parameters.get("attention_factor")
         values[Keys.Rope.SCALING_ORIG_CTX_LEN] = trained

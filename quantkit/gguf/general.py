@@ -22,11 +22,12 @@ def general(layout: Layout, source: ModelSource, file_type: LlamaFileType) -> di
     found = gguf.Metadata.get_model_id_components(
         source.name if source.revision else source.label, n_parameters
     )
+    # As it is spelt: by "phi-3" in it llama.cpp knows that spaces after special tokens are dropped.
     name, organization, basename, finetune, version, size_label = found
     values: dict[str, Value | None] = {
         Keys.General.ARCHITECTURE: layout.family.name,
         Keys.General.TYPE: gguf.GGUFType.MODEL,
-        Keys.General.NAME: _title(name or source.label),
+        Keys.General.NAME: name or source.label,
         Keys.General.ORGANIZATION: organization,
         Keys.General.BASENAME: basename,
         Keys.General.FINETUNE: finetune,
@@ -52,7 +53,7 @@ def _ancestors(card: dict[str, Any]) -> dict[str, Value]:
     for index, name in enumerate(ids):
         organization, title = name.split("/")
         values |= {
-            Keys.General.BASE_MODEL_NAME.format(id=index): _title(title),
+            Keys.General.BASE_MODEL_NAME.format(id=index): title,
             Keys.General.BASE_MODEL_ORGANIZATION.format(id=index): organization,
             Keys.General.BASE_MODEL_REPO_URL.format(id=index): f"{HUB}/{name}",
         }
@@ -70,14 +71,6 @@ def _card(source: ModelSource) -> dict[str, Any]:
     except (OSError, ValueError, yaml.YAMLError):
         return {}  # nothing but a description is lost
     return card if isinstance(card, dict) else {}
-
-
-def _title(name: str) -> str:
-    """`smollm2-135M` as people write it."""
-    words = name.replace("-", " ").split()
-    return " ".join(
-        word.title() if word.islower() and word[0].isalpha() else word for word in words
-    )
 
 
 def _text(value: Any) -> str | None:

@@ -32,7 +32,8 @@ BYTES: tuple[Any, ...] = ("bytes",)
 GPT_2: tuple[Any, ...] = ("bytes", "cut as GPT-2 does")
 DIGITS: tuple[Any, ...] = ("single digits",)
 
-# Steps, and whether words that are tokens skip the merges.
+# Steps, and whether words that are tokens skip the merges. For gpt-4o and tekken llama.cpp cuts
+# combining marks off their letters (Hindi, Thai, decomposed accents), in every file there is.
 BYTE_LEVEL: dict[tuple[Steps, bool], str] = {
     ((GPT_2,), False): "gpt-2",
     ((DIGITS, GPT_2), False): "smollm",
@@ -42,12 +43,13 @@ BYTE_LEVEL: dict[tuple[Steps, bool], str] = {
     ((("cut", GPT_4O), BYTES), False): "gpt-4o",
     ((("cut", TEKKEN), BYTES), True): "tekken",
 }
-# llama.cpp does not compose letters and accents; nor does its own converter ask for that.
+# llama.cpp does not compose letters and accents: decomposed text gets other tokens.
 BYTE_LEVEL_NORMALIZERS: tuple[Steps, ...] = ((), (("NFC",),))
 
 REPLACED = ("replace", " ", "▁")
 # Normalizer and pre-tokenizer of SentencePiece models, and whether a text gets a space in front.
-# "first" puts none after special tokens, llama.cpp does.
+# Metaspace ("spaces") puts none before a space, nor, as "first", after special tokens; llama.cpp
+# puts one in both places.
 PIECES: dict[tuple[Steps, Steps], bool] = {
     ((("prepend", "▁"), REPLACED), ()): True,
     ((), (("spaces", "always"),)): True,

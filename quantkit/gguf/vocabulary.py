@@ -1,8 +1,11 @@
 """A model's tokenizer as `tokenizer.*` keys of a GGUF file.
 
-What counts is the tokenizer as transformers builds it, settings of `tokenizer_config.json`
-included. Two kinds go into a file: byte-level BPE ("gpt2": tokens and merges) and SentencePiece's
-BPE ("llama": tokens and scores, where of all neighbours the pair with the best score is joined).
+Two kinds go into a file: byte-level BPE ("gpt2": tokens and merges) and SentencePiece's BPE
+("llama": tokens and scores, where of all neighbours the pair with the best score is joined).
+
+How text is cut and merged is taken from `tokenizer.json` as it was published. transformers 5
+builds some classes anew and loses steps on the way: SmolLM 2, which cuts numbers into digits,
+gets them whole as soon as its config says GPT2Tokenizer.
 """
 
 import json
@@ -38,7 +41,7 @@ def vocabulary(source: ModelSource, n_tokens: int) -> dict[str, Value]:
     """The tokenizer of a model whose embedding has `n_tokens` rows."""
     tokenizer = _load(source)
     place = str(source.folder / "tokenizer.json")
-    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    described = _describe(source.folder, tokenizer)
     if described["model"]["type"] != "BPE":
         raise SourceError(
             f"{place} is of type {described['model']['type']}; "
@@ -87,6 +90,19 @@ def _load(source: ModelSource) -> Any:
     return tokenizer
 
 
+def _describe(folder: Path, tokenizer: Any) -> dict[str, Any]:
+    """The tokenizer in the form of `tokenizer.json`, with all that was added by other files."""
+    from tokenizers import Tokenizer
+
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        # Through the library, which fills in what older files leave out.
+        published = json.loads(Tokenizer.from_file(str(file)).to_str())
+        described |= {part: published[part] for part in ("normalizer", "pre_tokenizer", "model")}
+    return described
+
+
 def _tokens(
     described: Mapping[str, Any], n_tokens: int, place: str
 ) -> tuple[list[str], list[TokenType]]:
@@ -112,6 +128,12 @@ def _tokens(
             kinds.append(TokenType.BYTE)
         else:
             kinds.append(TokenType.NORMAL)
+    # llama.cpp ends the whole process over the first, and cuts a text short at the second.
+    if len(set(tokens)) < n_tokens or any("\0" in text for text in tokens):
+        raise SourceError(
+            f"{place} has two tokens of the same text, or one with a null character, "
+            "which no GGUF file can hold"
+        )
     return tokens, kinds
 
 
@@ -202,9 +224,10 @@ def _specials(source: ModelSource, tokenizer: Any, n_tokens: int) -> dict[str, V
     values: dict[str, Value] = {}
     ids = {}
     for kind, key in SPECIAL_KEYS.items():
-        configured = source.config.get(f"{kind}_token_id")
         found = getattr(tokenizer, f"{kind}_token_id", None)
-        found = configured if found is None else found
+        if found is None:
+            found = source.config.get(f"{kind}_token_id")
+            found = found[0] if isinstance(found, list) and found else found
         if isinstance(found, int) and 0 <= found < n_tokens:
             values[key] = ids[kind] = found
     bare = tokenizer.encode("a", add_special_tokens=False)
