@@ -36,6 +36,12 @@ Offload = Annotated[
         metavar="MODE", help="Hidden states in host memory: auto (as room allows), always or never."
     ),
 ]
+Imatrix = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Importance matrix for GGUF, of llama.cpp's or ours, not a new one."
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace results that exist.")]
 Revision = Annotated[

@@ -10,6 +10,7 @@ from quantkit.cli.options import (
     DryRun,
     Engine,
     Force,
+    Imatrix,
     Length,
     Model,
     Offload,
@@ -35,6 +36,7 @@ def command(
     calibration: Calibration = None,
     samples: Samples = None,
     length: Length = None,
+    imatrix: Imatrix = None,
     engine: Engine = NATIVE,
     device: Device = "auto",
     offload: Offload = "auto",
@@ -71,6 +73,7 @@ def command(
                 chosen,
                 offload=offload,
                 engine=engine,
+                imatrix=imatrix,
             )
         _show_plan(job, json)
         return
@@ -85,6 +88,7 @@ def command(
             chosen,
             offload=offload,
             engine=engine,
+            imatrix=imatrix,
         )
     if json:
         console.print_json(
@@ -100,13 +104,18 @@ def command(
                 str(c.folder),
                 gib(c.manifest.size_bytes),
                 f"{c.manifest.bits_per_weight:.2f}",
-                f"{max(layer.relative_error for layer in c.manifest.layers.values()):.4f}",
+                _worst(c),
                 f"{c.manifest.seconds:.1f}",
             ]
             for c in checkpoints
         ],
     )
     _show_worst(checkpoints)
+
+
+def _worst(checkpoint: "Checkpoint") -> str:
+    errors = [layer.relative_error for layer in checkpoint.manifest.layers.values()]
+    return f"{max(errors):.4f}" if errors else ""  # some GGUF files hold plain numbers only
 
 
 def _show_worst(checkpoints: "list[Checkpoint]") -> None:
@@ -154,8 +163,8 @@ def _show_plan(job: "Job", as_json: bool) -> None:
                 gib(plan.size_bytes),
                 f"{plan.size_bytes / job.source_record.size_bytes:.1%}",
                 f"{plan.bits_per_weight:.2f}",
-                "yes" if plan.recipe.needs_calibration else "no",
+                "yes" if job.learns(plan) else "no",
             ]
-            for target, plan in zip(job.targets, job.plans, strict=True)
+            for target, plan in job.everything
         ],
     )

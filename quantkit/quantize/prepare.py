@@ -67,6 +67,12 @@ class Job:
         """Whether the pass finds out what inputs matter."""
         return bool(self.files) and self.calibration is not None and self.matrix is None
 
+    def learns(self, plan: Plan | GGUFPlan) -> bool:
+        """Whether calibration decides what is written."""
+        if isinstance(plan, GGUFPlan):
+            return self.seeks_importance
+        return plan.recipe.needs_calibration
+
     @property
     def everything(self) -> list[tuple[Path, Plan | GGUFPlan]]:
         """Folders of all kinds, and what goes into each."""
@@ -97,6 +103,7 @@ class Job:
                     "size_bytes": plan.size_bytes,
                     "bits_per_weight": plan.bits_per_weight,
                     "needs_calibration": plan.recipe.needs_calibration,
+                    "learns_from_calibration": self.learns(plan),
                 }
                 for target, plan in self.everything
             ],

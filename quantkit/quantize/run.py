@@ -251,7 +251,7 @@ def manifest_of(
         size_bytes=plan.size_bytes,
         bits_per_weight=plan.bits_per_weight,
         quantized_bits_per_weight=plan.quantized_bits_per_weight,
-        calibration=_calibration_record(job) if _learns(job, plan) else None,
+        calibration=_calibration_record(job) if job.learns(plan) else None,
         layers={name: layers[name] for name in plan.quantized},
         files=files,
         versions=manifest.versions(),
@@ -263,12 +263,6 @@ def manifest_of(
         created=manifest.now(),
         notes=plan.notes,
     )
-
-
-def _learns(job: Job, plan: Plan | GGUFPlan) -> bool:
-    if isinstance(plan, GGUFPlan):
-        return job.seeks_importance
-    return plan.recipe.needs_calibration
 
 
 def _calibration_record(job: Job) -> manifest.Calibration:

@@ -1,0 +1,168 @@
+"""GGUF files of every type, from the command's own code to real llama.cpp."""
+
+import shutil
+
+import gguf
+import pytest
+import torch
+from llamacpp import next_token, serve
+
+from quantkit import resources
+from quantkit.errors import DataError, RecipeError
+from quantkit.gguf import imatrix
+from quantkit.gguf.imatrix import ImportanceMatrix
+from quantkit.model.source import ModelSource
+from quantkit.quantize.prepare import CalibrationChoice
+from quantkit.quantize.run import quantize
+from quantkit.recipe import load
+from quantkit.score import loading
+from quantkit.verify.checkpoint import verify
+
+NAMES = [name for name in resources.names("recipes") if name.startswith("gguf-")]
+TEXT = CalibrationChoice("python-docs", 32, 128)
+TOKENS = list(range(40, 72))
+# llama.cpp also rounds what goes into layers, to 8 bits; plain floats it takes as they are.
+EXACT = {"gguf-f32": 2e-3, "gguf-f16": 2e-2, "gguf-bf16": 2e-2}
+ROUNDED_INPUTS = 0.15
+
+
+@pytest.fixture(scope="module")
+def source():
+    return ModelSource.open("demo")
+
+
+@pytest.fixture(scope="module")
+def made(source, tmp_path_factory):
+    recipes = [load(name) for name in NAMES]
+    out = tmp_path_factory.mktemp("out")
+    return dict(zip(NAMES, quantize(source, recipes, out, "cpu"), strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_llama_cpp_computes_what_our_reading_of_the_file_computes(made, name):
+    checkpoint = made[name]
+    model = loading.load(checkpoint, torch.device("cpu"))
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS])).logits[0, -1].log_softmax(-1)
+    with serve(checkpoint.gguf.path) as server:
+        found = next_token(server, TOKENS, len(expected))
+        answer = server.handle_completions({"prompt": "The ", "n_predict": 8, "temperature": 0})
+    assert answer["choices"][0]["text"]
+    likely = expected.topk(200).indices
+    gap = (found - expected)[likely].abs().max().item()
+    assert gap < EXACT.get(name, ROUNDED_INPUTS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_file_passes_verification(made, source, name):
+    result = verify(made[name].folder, source)
+    assert not result.faults
+    assert "weights" in result.passed
+
+
+def test_more_bits_are_closer_to_the_source(made):
+    def error(name):
+        layers = made[name].manifest.layers.values()
+        return sum(layer.relative_error for layer in layers) / len(layers)
+
+    order = ["gguf-q8_0", "gguf-q6_k", "gguf-q5_k_m", "gguf-q4_k_m", "gguf-q3_k_m", "gguf-q2_k"]
+    errors = [error(name) for name in order]
+    assert errors == sorted(errors)
+
+
+@pytest.fixture(scope="module")
+def weighted(source, tmp_path_factory):
+    out = tmp_path_factory.mktemp("weighted")
+    recipes = [load("gguf-q4_k_m"), load("awq-w4a16")]
+    return quantize(source, recipes, out, "cpu", calibration=TEXT)[0]
+
+
+def test_what_matters_is_learnt_in_the_pass_that_serves_the_others(
+    source, made, weighted, tmp_path
+):
+    assert weighted.manifest.calibration is not None
+    assert weighted.digest != made["gguf-q4_k_m"].digest
+    alone = quantize(source, [load("gguf-q4_k_m")], tmp_path / "o", "cpu", calibration=TEXT)[0]
+    assert alone.digest == weighted.digest
+
+
+def test_importance_is_the_mean_square_of_what_a_layer_reads(source, weighted):
+    matrix = ImportanceMatrix.read(weighted.folder / imatrix.FILE)
+    model = loading.load(source, torch.device("cpu"))
+    from quantkit.calibration import tokens
+
+    tokenizer = loading.tokenizer(source.folder)
+    ids = tokens.load("python-docs", tokenizer, 512, model.config.vocab_size, 32, 128).ids
+    seen = []
+    layer = model.model.layers[2].mlp.down_proj
+    handle = layer.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        for row in ids:
+            model(row[None])
+    handle.remove()
+    expected = torch.cat(seen, 1)[0].square().mean(0)
+    torch.testing.assert_close(
+        matrix.values["blk.2.ffn_down.weight"], expected, rtol=1e-3, atol=1e-8
+    )
+    assert matrix.counts["blk.2.ffn_down.weight"].tolist() == [ids.numel()]
+
+
+def test_a_matrix_that_is_brought_along_gives_the_same_file(source, weighted, tmp_path):
+    path = weighted.folder / imatrix.FILE
+    again = quantize(source, [load("gguf-q4_k_m")], tmp_path, "cpu", imatrix=path)[0]
+    name = weighted.gguf.path.name
+    same = [
+        kind == again.gguf.tensors[tensor].kind
+        for tensor, kind in ((n, e.kind) for n, e in weighted.gguf.tensors.items())
+    ]
+    assert all(same)
+    # Sums and counts are what is stored, so means differ in their last bits.
+    differing = sum(
+        not torch.equal(weighted.gguf.read(tensor), again.gguf.read(tensor))
+        for tensor in weighted.gguf.tensors
+    )
+    assert name == again.gguf.path.name
+    assert differing <= 0.1 * len(weighted.gguf.tensors)
+
+
+def test_a_matrix_of_another_model_is_refused(source, weighted, tmp_path):
+    matrix = ImportanceMatrix.read(weighted.folder / imatrix.FILE)
+    other = {name: torch.ones(7) for name in matrix.values}
+    ImportanceMatrix(other, matrix.counts, ("other",)).write(tmp_path / "other.gguf")
+    with pytest.raises(DataError, match="another model"):
+        quantize(
+            source, [load("gguf-q4_k_m")], tmp_path / "o", "cpu", imatrix=tmp_path / "other.gguf"
+        )
+
+
+def test_a_matrix_without_a_gguf_recipe_is_refused(source, tmp_path):
+    with pytest.raises(RecipeError, match="none was asked for"):
+        quantize(source, [load("fp8-dynamic")], tmp_path, "cpu", imatrix=tmp_path / "x")
+
+
+def test_damage_is_found(made, source, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(made["gguf-q4_0"].folder, folder)
+    entry = made["gguf-q4_0"].gguf.tensors["blk.1.ffn_up.weight"]
+    path = folder / made["gguf-q4_0"].gguf.path.name
+    data = bytearray(path.read_bytes())
+    data[entry.offset : entry.offset + entry.n_bytes] = data[: entry.n_bytes]
+    path.write_bytes(data)
+    faults = verify(folder, source).faults
+    assert any("sha256" in fault or "hash" in fault for fault in faults)
+    assert any("blk.1.ffn_up.weight" in fault for fault in faults)
+
+
+def test_metadata_are_what_model_browsers_show(made):
+    metadata = made["gguf-q4_k_m"].gguf.metadata
+    assert metadata["general.file_type"] == int(gguf.LlamaFileType.MOSTLY_Q4_K_M)
+    assert metadata["general.quantized_by"].startswith("quantkit")
+    assert metadata["tokenizer.ggml.pre"]
+
+
+def test_one_tensor_can_have_another_type(source, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("summary: a test\ngguf: q4_k_m\ntensors: {ffn_down: q8_0}\n")
+    (checkpoint,) = quantize(source, [load(str(path))], tmp_path / "out", "cpu")
+    kinds = {n: e.kind.name for n, e in checkpoint.gguf.tensors.items() if "ffn_down" in n}
+    assert set(kinds.values()) == {"Q8_0"}
