@@ -140,8 +140,8 @@ def _weights(x: torch.Tensor, importance: torch.Tensor, size: int, factor: int) 
     """What weighs the errors of groups; `factor` multiplies the mean square."""
     squares = x * x
     mean = factor * fits.total(_groups(squares, SUPER)) / SUPER
-    spread = fits.root(squares.view(len(x), -1, SUPER) + mean.view(len(x), -1, 1))
-    return _groups(importance * spread.view_as(x), size)
+    spread = fits.root(squares.reshape(len(x), -1, SUPER) + mean.view(len(x), -1, 1))
+    return _groups(importance * spread.flatten(1), size)
 
 
 def _fit(
