@@ -135,7 +135,6 @@ def affine(
     """
     low = x.amin(-1, keepdim=True).clamp_(max=0)
     high = x.amax(-1, keepdim=True)
-    lowest, flat = low, high == low
     sum_w, sum_x = total(weights), total(weights * x)
 
     def snap(inverse: torch.Tensor) -> torch.Tensor:
@@ -164,8 +163,8 @@ def affine(
         scale = torch.where(better, new_scale, scale)
         low = torch.where(better, new_low, low)
         least = torch.where(better, new_error, least)
-    low = torch.where(flat, lowest, low)
-    return scale.masked_fill_(flat, 0), -low, levels.masked_fill_(flat, 0)
+    # Equal weights have no range: the scale became 1 / infinity, the levels are not numbers.
+    return scale, -low, levels.nan_to_num_(0.0)
 
 
 def peak(x: torch.Tensor) -> torch.Tensor:

@@ -115,7 +115,8 @@ def _four_or_five(
         fitted = _fit_important(groups, _weights(x, importance, 32, 2), top, 63)
     levels, (d, scales), (dmin, minima) = fitted
     if importance is None or top == 31:
-        scales = scales.clamp(max=63)  # ggml forgets this, for scales once negative, in one case
+        # What was negative has wrapped; ggml leaves it so for Q4_K with importance only.
+        scales = scales.clamp(max=63)
     head, tail = scales.chunk(2, -1)
     low, high = minima.chunk(2, -1)
     first, second = head | tail >> 4 << 6, low | high >> 4 << 6

@@ -69,7 +69,7 @@ IMPORTANCE = {
     "ordinary": noise(3, (COLUMNS,)).square(),
     "of many sizes": noise(4, (COLUMNS,)).mul(4).exp(),
     # Hardly a column counts: the searches of ggml make negative scales.
-    "mostly zeros": noise(5, (COLUMNS,)).square() * some(0.15, 6, (COLUMNS,)),
+    "mostly zeros": noise(5, (COLUMNS,)).square() * some(0.08, 6, (COLUMNS,)),
     "zeros": torch.zeros(COLUMNS),
 }
 
