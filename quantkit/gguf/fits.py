@@ -61,20 +61,24 @@ def symmetric(
     empty = furthest.abs() < NOTHING
     weighted = weights * x
 
-    def attempt(factor: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        levels = (x * quotient(-factor, furthest)).round_().clamp_(-top, top - 1)
-        return levels, total(weighted * levels), total(weights * levels * levels)
+    def snap(inverse: torch.Tensor) -> torch.Tensor:
+        return (x * inverse).round_().clamp_(-top, top - 1)
 
-    levels, cross, square = attempt(top)
+    def sums(levels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return total(weighted * levels), total((weights * levels).mul_(levels))
+
+    chosen = quotient(-top, furthest)
+    cross, square = sums(snap(chosen))
     scale = torch.where(square != 0, cross / square, 0.0)
     best = scale * cross
     for factor in candidates(0.0, 0.1, [*range(-9, 0), *range(1, 10)], top):
-        tried, cross, square = attempt(factor)
+        inverse = quotient(-factor, furthest)
+        cross, square = sums(snap(inverse))
         better = (square > 0) & (cross * cross > best * square)
-        levels = torch.where(better, tried, levels)
+        chosen = torch.where(better, inverse, chosen)
         scale = torch.where(better, cross / square, scale)
         best = torch.where(better, scale * cross, best)
-    return scale.masked_fill_(empty, 0), (levels + top).masked_fill_(empty, 0)
+    return scale.masked_fill_(empty, 0), snap(chosen).add_(top).masked_fill_(empty, 0)
 
 
 def symmetric_by_descent(x: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,23 +103,19 @@ def positive(x: torch.Tensor, weights: torch.Tensor, top: int) -> tuple[torch.Te
     largest = x.amax(-1, keepdim=True)
     empty = largest < NOTHING
 
-    def attempt(factor: float) -> tuple[torch.Tensor, torch.Tensor]:
-        inverse = quotient(factor, largest)
-        return nearest(inverse * x), quotient(1, inverse)
-
-    def error(levels: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        change = x - scale * levels
+    def error(levels: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+        change = x - quotient(1, inverse) * levels
         return total(weights * change * change)
 
-    levels, scale = attempt(top)
-    least = error(levels & 255, scale)
-    levels.clamp_(max=top)
+    chosen = quotient(top, largest)
+    least = error(nearest(chosen * x) & 255, chosen)
     for factor in candidates(0.0, 0.1, [*range(-4, 0), *range(1, 5)], top):
-        tried, scale = attempt(factor)
-        tried_error = error(tried.clamp_(max=top), scale)
-        better = tried_error < least
-        levels = torch.where(better, tried, levels)
-        least = torch.where(better, tried_error, least)
+        inverse = quotient(factor, largest)
+        new_error = error(nearest(inverse * x).clamp_(max=top), inverse)
+        better = new_error < least
+        chosen = torch.where(better, inverse, chosen)
+        least = torch.where(better, new_error, least)
+    levels = nearest(chosen * x).clamp_(max=top)
     scale, levels = _descend(x, weights, levels, top, signed=False)
     return scale.masked_fill_(empty, 0), levels.masked_fill_(empty, 0)
 
@@ -135,10 +135,9 @@ def affine(
     """
     low = x.amin(-1, keepdim=True).clamp_(max=0)
     high = x.amax(-1, keepdim=True)
-    lowest, flat = low, high == low
     sum_w, sum_x = total(weights), total(weights * x)
 
-    def snap(inverse: torch.Tensor) -> torch.Tensor:
+    def snap(low: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
         return (x - low).mul_(inverse).round_().clamp_(0, top)
 
     def error(levels: torch.Tensor, scale: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
@@ -146,26 +145,28 @@ def affine(
         return total((change.abs_() if absolute else change.square_()).mul_(weights))
 
     inverse = quotient(top, high - low)
-    levels, scale = snap(inverse), quotient(1, inverse)
-    least = error(levels, scale, low)
+    scale = quotient(1, inverse)
+    least = error(snap(low, inverse), scale, low)
+    chosen = low, inverse
     for factor in factors:
-        tried = snap(quotient(factor, high - low))
-        weighted = weights * tried
-        sum_l, sum_l2, sum_xl = total(weighted), total(weighted * tried), total(weighted * x)
+        inverse = quotient(factor, high - low)
+        levels = snap(low, inverse)
+        weighted = weights * levels
+        sum_l, sum_l2, sum_xl = total(weighted), total(weighted * levels), total(weighted * x)
         determinant = sum_w * sum_l2 - sum_l * sum_l
         new_scale = (sum_w * sum_xl - sum_x * sum_l) / determinant
         new_low = (sum_l2 * sum_x - sum_l * sum_xl) / determinant
         above = new_low > 0
         new_scale = torch.where(above, sum_xl / sum_l2, new_scale)
         new_low = torch.where(above, 0.0, new_low)
-        new_error = error(tried, new_scale, new_low)
+        new_error = error(levels, new_scale, new_low)
         better = (determinant > 0) & (new_error < least)
-        levels = torch.where(better, tried, levels)
+        chosen = torch.where(better, low, chosen[0]), torch.where(better, inverse, chosen[1])
         scale = torch.where(better, new_scale, scale)
         low = torch.where(better, new_low, low)
         least = torch.where(better, new_error, least)
-    low = torch.where(flat, lowest, low)
-    return scale.masked_fill_(flat, 0), -low, levels.masked_fill_(flat, 0)
+    # Equal weights have no range: the scale became 1 / infinity, the levels are not numbers.
+    return scale, -low, snap(*chosen).nan_to_num_(0.0)
 
 
 def peak(x: torch.Tensor) -> torch.Tensor:

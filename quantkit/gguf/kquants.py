@@ -115,7 +115,8 @@ def _four_or_five(
         fitted = _fit_important(groups, _weights(x, importance, 32, 2), top, 63)
     levels, (d, scales), (dmin, minima) = fitted
     if importance is None or top == 31:
-        scales = scales.clamp(max=63)  # ggml forgets this, for scales once negative, in one case
+        # What was negative has wrapped; ggml leaves it so for Q4_K with importance only.
+        scales = scales.clamp(max=63)
     head, tail = scales.chunk(2, -1)
     low, high = minima.chunk(2, -1)
     first, second = head | tail >> 4 << 6, low | high >> 4 << 6
@@ -140,8 +141,8 @@ def _weights(x: torch.Tensor, importance: torch.Tensor, size: int, factor: int) 
     """What weighs the errors of groups; `factor` multiplies the mean square."""
     squares = x * x
     mean = factor * fits.total(_groups(squares, SUPER)) / SUPER
-    spread = fits.root(squares.view(len(x), -1, SUPER) + mean.view(len(x), -1, 1))
-    return _groups(importance * spread.view_as(x), size)
+    spread = fits.root(squares.reshape(len(x), -1, SUPER) + mean.view(len(x), -1, 1))
+    return _groups(importance * spread.flatten(1), size)
 
 
 def _fit(
