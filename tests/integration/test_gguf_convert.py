@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from families import FAMILIES, SMALL, make_source
-from tokenizers import Regex, Tokenizer, decoders, models, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, processors, trainers
 from tokenizers import normalizers as normal
 from tokenizers import pre_tokenizers as cut
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -309,14 +309,14 @@ def byte_level(name):
     return inner
 
 
-def sentencepiece(normalizer, splitter, n_missing=0):
+def sentencepiece(normalizer, splitter, n_missing=0, spaces=()):
     """Characters and bytes; as in such models, all pairs whose sum is a token are merges."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = cut.Metaspace(prepend_scheme="always", split=True)
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     trainer = trainers.BpeTrainer(
         vocab_size=1200,
-        special_tokens=SPECIALS + byte_tokens,
+        special_tokens=[*SPECIALS, *byte_tokens, *spaces],
         limit_alphabet=100,
         show_progress=False,
     )
@@ -402,6 +402,22 @@ def test_sentencepiece_tokenizers_agree(name, tmp_path):
     convert(source, tmp_path / "model.gguf")
     left_out = left_out or (lambda text: False)
     assert different_tokens(source.folder, tmp_path / "model.gguf", left_out) == []
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "llama 2", "gemma"])
+def test_added_tokens_are_found_in_text(name, tmp_path):
+    added = ["<tool>", "Hello HELLO", "<|think|>", "\n\n\n"]
+    if name == "gpt-2":
+        inner = byte_level(name)
+    else:
+        inner = sentencepiece(*SENTENCEPIECE[name][:2], spaces=["▁▁", "▁▁▁"])
+        added += ["▁▁", "▁▁▁"]
+    inner.add_tokens([AddedToken(text, normalized=False) for text in added])
+    source = save_with(inner, tmp_path / "model")
+    convert(source, tmp_path / "model.gguf")
+    # Nobody writes the sign for a space; after a space it would be cut off here and not there.
+    path, left_out = tmp_path / "model.gguf", lambda text: "▁" in text
+    assert different_tokens(source.folder, path, left_out) == []
 
 
 def varint(number):
