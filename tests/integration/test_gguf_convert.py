@@ -373,6 +373,21 @@ def test_every_named_pre_tokenizer_cuts_as_llama_cpp_does(name, tmp_path):
     assert different_tokens(source.folder, tmp_path / "model.gguf", left_out) == []
 
 
+def test_skipping_merges_may_differ_where_it_changes_nothing(tmp_path):
+    inner = byte_level("gpt-4o")
+    inner.model.ignore_merges = True
+    source = save_with(inner, tmp_path / "model")
+    assert vocabulary(source, 1300)["tokenizer.ggml.pre"] == "gpt-4o"
+    convert(source, tmp_path / "model.gguf")
+    assert different_tokens(source.folder, tmp_path / "model.gguf", has_marks) == []
+    file = source.folder / "tokenizer.json"
+    written = json.loads(file.read_text())
+    del written["model"]["merges"][-1]  # now one token comes about only by skipping
+    file.write_text(json.dumps(written))
+    with pytest.raises(SourceError, match="has no name for"):
+        vocabulary(source, 1300)
+
+
 def test_the_published_tokenizer_counts_where_transformers_builds_another(tmp_path):
     source = save_with(byte_level("smollm"), tmp_path)
     settings = tmp_path / "tokenizer_config.json"
