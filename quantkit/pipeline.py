@@ -17,7 +17,7 @@ from quantkit.progress import Progress, Silent
 from quantkit.quantize import plan as planning
 from quantkit.quantize.prepare import CalibrationChoice, load_tokens
 from quantkit.quantize.run import quantize
-from quantkit.recipe import Recipe
+from quantkit.recipe import AnyRecipe, GGUFRecipe
 from quantkit.registry import NATIVE
 from quantkit.report import files
 from quantkit.report.comparison import Report
@@ -40,7 +40,7 @@ class Outcome:
 
 def run(
     source: ModelSource,
-    recipes: Sequence[Recipe],
+    recipes: Sequence[AnyRecipe],
     tasks: Sequence[str],
     out: Path,
     device: str = "auto",
@@ -96,7 +96,7 @@ def run(
 
 def finished_before(
     source: ModelSource,
-    recipes: Sequence[Recipe],
+    recipes: Sequence[AnyRecipe],
     out: Path,
     calibration: CalibrationChoice | None,
     engine: str = NATIVE,
@@ -108,18 +108,22 @@ def finished_before(
     architecture = Architecture.of(source.folder, source.trust_remote_code)
     stored = architecture.stored(source)
     wanted = None
-    if calibration is not None and any(recipe.needs_calibration for recipe in candidates):
+    if calibration is not None:
         wanted = load_tokens(source, architecture, calibration).digest
     found = []
     for recipe in candidates:
         checkpoint = Checkpoint.open(out / recipe.name)
-        digest = planning.make(architecture, stored, recipe).recipe.digest
+        is_file = isinstance(recipe, GGUFRecipe)
+        digest = recipe.digest
+        if not isinstance(recipe, GGUFRecipe):
+            digest = planning.make(architecture, stored, recipe).recipe.digest
         used = checkpoint.manifest.calibration
+        learns = recipe.needs_calibration or (is_file and wanted is not None)
         if (
             checkpoint.manifest.engine.split()[0] == engine
             and checkpoint.manifest.source.fingerprint == source.fingerprint
             and checkpoint.manifest.recipe_digest == digest
-            and (not recipe.needs_calibration or (used is not None and used.digest == wanted))
+            and (used.digest if used else None) == (wanted if learns else None)
         ):
             found.append(checkpoint)
     return found

@@ -25,7 +25,10 @@ class Comparison(NamedTuple):
     identical: float
     """Share of blocks with the same bytes."""
     worst_gap: float
-    """Of the blocks that differ, the largest (our error - ggml's) / ggml's; 0 if none is worse."""
+    """Of the blocks that differ, the largest (our error - ggml's) / ggml's; 0 if none is worse.
+
+    An error below a billionth of the block's own square counts as that: it is rounding.
+    """
     total_ratio: float
     """Our error over ggml's, all blocks together; 1 when both are nothing."""
 
@@ -73,7 +76,7 @@ def quantize(
 
 def dequantize(data: torch.Tensor, kind: gguf.GGMLQuantizationType) -> torch.Tensor:
     """The numbers that bytes [rows, bytes of a row] stand for, float32 [rows, columns]."""
-    return torch.from_numpy(gguf.quants.dequantize(data.cpu().numpy(), kind))
+    return torch.from_numpy(gguf.quants.dequantize(data.cpu().contiguous().numpy(), kind))
 
 
 def block_errors(
@@ -83,10 +86,15 @@ def block_errors(
     weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Weighted squared error of every block, float64 [rows, blocks of a row]."""
-    change = (dequantize(data, kind).double() - x.cpu().double()).square()
+    return _block_sums((dequantize(data, kind).double() - x.cpu().double()).square(), kind, weights)
+
+
+def _block_sums(
+    squares: torch.Tensor, kind: gguf.GGMLQuantizationType, weights: torch.Tensor | None
+) -> torch.Tensor:
     if weights is not None:
-        change = change * weights.cpu().double()
-    return change.view(len(x), -1, gguf.GGML_QUANT_SIZES[kind][0]).sum(-1)
+        squares = squares * weights.cpu().double()
+    return squares.view(len(squares), -1, gguf.GGML_QUANT_SIZES[kind][0]).sum(-1)
 
 
 def compare(
@@ -104,8 +112,8 @@ def compare(
     our_error = block_errors(x, ours, kind, weights)
     their_error = block_errors(x, theirs, kind, weights)
     assert torch.isfinite(our_error[torch.isfinite(their_error)]).all(), "NaN where ggml has none"
-    # What is equal in float64 has no gap, even when the error is nothing.
-    gap = ((our_error - their_error) / their_error.clamp(min=1e-300))[differ]
+    floor = (1e-9 * _block_sums(x.cpu().double().square(), kind, weights)).clamp(min=1e-300)
+    gap = ((our_error - their_error) / torch.maximum(their_error, floor))[differ]
     ours_total, theirs_total = our_error.nansum().item(), their_error.nansum().item()
     return Comparison(
         identical=1 - differ.double().mean().item(),

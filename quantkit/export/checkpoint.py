@@ -8,9 +8,14 @@ from pathlib import Path
 import torch
 
 from quantkit import grid
+from quantkit.errors import CheckpointError
 from quantkit.export import compressed_tensors
 from quantkit.export.folder import SCALES_FILE
 from quantkit.export.manifest import Manifest
+from quantkit.gguf import imatrix
+from quantkit.gguf.layout import Layout
+from quantkit.gguf.plan import NAME as GGUF_NAME
+from quantkit.gguf.reader import GGUF, read_file
 from quantkit.model.shards import StoredTensor, TensorSpec, read_header
 from quantkit.model.source import read_tensors
 
@@ -72,8 +77,27 @@ class Checkpoint:
         endings = tuple(spec.name for spec in compressed_tensors.kv_specs("", "F32"))
         return {n: tensor for n, tensor in self.tensors.items() if n.endswith(endings)}
 
+    @property
+    def is_gguf(self) -> bool:
+        """Whether the weights are one file for llama.cpp."""
+        return self.manifest.format == GGUF_NAME
+
+    @cached_property
+    def gguf(self) -> GGUF:
+        """That file, its header checked."""
+        names = [n for n in self.manifest.files if n.endswith(".gguf") and n != imatrix.FILE]
+        if len(names) != 1:
+            raise CheckpointError(f"{self.folder} does not list one GGUF file; run verify")
+        return read_file(self.folder / names[0])
+
     def state(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         """Every parameter of the model by its own name, dequantised where need be."""
+        if self.is_gguf:
+            layout = Layout.of_folder(self.folder)
+            for entry in layout.tensors:
+                restored = layout.restore(entry.name, self.gguf.dequantized(entry.name))
+                yield from ((name, weight.to(dtype)) for name, weight in restored.items())
+            return
         quantized = set(self.kv_scales)
         for module in self.manifest.layers:
             quantized.update(self.parts(module))

@@ -1,7 +1,7 @@
 """Weights to GGUF blocks: rows of numbers in, rows of bytes out."""
 
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGMLQuantizationType
 
 from quantkit.gguf import kquants, nonlinear, plain
 from quantkit.gguf.values import FLOATS
@@ -9,12 +9,6 @@ from quantkit.gguf.values import FLOATS
 KINDS = plain.KINDS | nonlinear.KINDS | kquants.KINDS
 AT_ONCE = {"cuda": 1 << 24, "cpu": 1 << 18}
 """Weights that are searched together: enough to fill a GPU, or few enough for a CPU's caches."""
-
-
-def row_bytes(columns: int, kind: GGMLQuantizationType) -> int:
-    """Bytes of one stored row."""
-    length, size = GGML_QUANT_SIZES[kind]
-    return columns // length * size
 
 
 @torch.no_grad()

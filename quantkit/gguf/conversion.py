@@ -4,6 +4,7 @@ A few workers each read, quantise and write one tensor at a time, so that memory
 largest tensors in flight, whatever the model's size.
 """
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -11,13 +12,18 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
+from gguf import LlamaFileType
 
 from quantkit import grid
 from quantkit.errors import MethodError, SourceError
 from quantkit.gguf import blocks, values
+from quantkit.gguf.general import general
 from quantkit.gguf.layout import GGUFTensor
+from quantkit.gguf.mixture import FILE_TYPES
 from quantkit.gguf.plan import GGUFPlan, layer_of
-from quantkit.gguf.writer import GGUFFile
+from quantkit.gguf.vocabulary import vocabulary
+from quantkit.gguf.writer import GGUFFile, Value
+from quantkit.model.source import ModelSource
 from quantkit.progress import Progress
 
 GPU_WORKERS = 4
@@ -30,9 +36,20 @@ def file_name(model: str, plan: GGUFPlan) -> str:
     return f"{safe}-{plan.recipe.gguf}.gguf"
 
 
+def metadata(plan: GGUFPlan, source: ModelSource) -> dict[str, Value]:
+    """All that a file says of itself: the model, how it computes, and its vocabulary."""
+    file_type = LlamaFileType(FILE_TYPES[plan.recipe.gguf])
+    return {
+        **general(plan.layout, source, file_type),
+        **plan.layout.metadata,
+        **vocabulary(source, plan.layout.n_vocabulary),
+    }
+
+
 def write(
     plan: GGUFPlan,
     path: Path,
+    metadata: Mapping[str, Value],
     importance: Mapping[str, torch.Tensor],
     device: torch.device,
     progress: Progress,
@@ -43,7 +60,7 @@ def write(
     """
     tensors = plan.layout.tensors
     kinds = [(t.name, t.shape, plan.kinds[t.name]) for t in tensors]
-    file = GGUFFile(path, plan.metadata, kinds)
+    file = GGUFFile(path, metadata, kinds)
     errors: dict[str, float] = {}
 
     def convert(tensor: GGUFTensor) -> None:
@@ -51,18 +68,22 @@ def write(
         if error is not None:
             errors[layer_of(tensor)] = error
             progress.detail(f"{plan.recipe.name}: {tensor.name} off by {error:.5f}")
-        progress.advance(tensor.shape.numel())
+        progress.advance(math.prod(tensor.shape))
 
     progress.start(f"write {plan.recipe.name}", plan.n_parameters, "weights")
     cores = os.cpu_count() or 1
     n_workers = GPU_WORKERS if device.type == "cuda" else min(MAX_CPU_WORKERS, cores)
-    with ThreadPoolExecutor(n_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        try:
-            done, _ = wait([pool.submit(convert, t) for t in tensors], None, FIRST_EXCEPTION)
-            for future in done:
-                future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    try:
+        with ThreadPoolExecutor(n_workers, "", torch.set_num_threads, (1,)) as pool:
+            try:
+                done, _ = wait([pool.submit(convert, t) for t in tensors], None, FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+    except BaseException:
+        file.abandon()
+        raise
     progress.finish()
     return errors, file.close()
 
@@ -78,7 +99,7 @@ def _convert(
     kind = plan.kinds[tensor.name]
     weight = plan.layout.build(tensor.name)
     if not weight.isfinite().all():
-        raise SourceError(f"{tensor.parts[0]} holds NaN or infinity; get the source again")
+        raise SourceError(f"{tensor.name} holds NaN or infinity; get the source again")
     weight = weight.to(device).reshape(-1, weight.shape[-1])
     data = blocks.quantize(weight, kind, importance)
     file.write(tensor.name, data.cpu())

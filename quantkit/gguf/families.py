@@ -16,7 +16,6 @@ from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, Keys, RopeScalingType
 from quantkit.errors import SourceError
 from quantkit.gguf.writer import Value
 from quantkit.hush import hushed
-from quantkit.model.source import ModelSource
 
 SILU = ("silu", "swish")
 GELU = ("gelu_pytorch_tanh",)
@@ -71,13 +70,13 @@ FAMILIES = {
 }
 
 
-def family_of(source: ModelSource) -> Family:
+def family_of(config: Mapping[str, Any], folder: Path) -> Family:
     """The family of a model, or an error that names those there are."""
-    names = source.config.get("architectures") or [str(source.config.get("model_type"))]
+    names = config.get("architectures") or [str(config.get("model_type"))]
     family = FAMILIES.get(names[0])
     if family is None:
         raise SourceError(
-            f"{source.folder} is a {names[0]}, which cannot be written as GGUF; "
+            f"{folder} is a {names[0]}, which cannot be written as GGUF; "
             f"there are: {', '.join(sorted(FAMILIES))}"
         )
     return family

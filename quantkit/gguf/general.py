@@ -15,9 +15,8 @@ from quantkit.model.source import ModelSource
 HUB = "https://huggingface.co"
 
 
-def general(layout: Layout, file_type: LlamaFileType) -> dict[str, Value]:
+def general(layout: Layout, source: ModelSource, file_type: LlamaFileType) -> dict[str, Value]:
     """What the file is, where it comes from and who made it."""
-    source = layout.source
     n_parameters = sum(math.prod(tensor.shape) for tensor in layout.tensors if tensor.parts)
     card = _card(source)
     found = gguf.Metadata.get_model_id_components(

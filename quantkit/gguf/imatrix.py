@@ -27,6 +27,8 @@ CHUNK_SIZE = "imatrix.chunk_size"
 DEFAULT_CHUNK = 512  # tokens; the old form counts chunks and does not say how long they are
 FEW = 1000
 """Fewer observations than this leave a column's mean square to chance."""
+FILE = "imatrix.gguf"
+"""Its name beside a file that was made with it."""
 MOST = 2**53  # observations; no text is that long
 UNOBSERVED = ("token_embd.weight", "output.weight")
 """Tensors that llama.cpp's tool leaves out unless asked."""
@@ -70,7 +72,7 @@ class ImportanceMatrix:
         writer.add_uint32(CHUNK_SIZE, self.chunk_size)
         for name in sorted(self.values):
             count = self.counts[name]
-            sums = self.values[name].double().view(len(count), -1) * count[:, None]
+            sums = self.values[name].double().reshape(len(count), -1) * count[:, None]
             sums = sums.float() if len(count) > 1 else sums[0].float()
             column = count[:, None] if len(count) > 1 else count
             writer.add_tensor(name + SUMS, sums.contiguous().numpy())

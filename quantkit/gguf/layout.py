@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from gguf import MODEL_TENSOR, TENSOR_NAMES, get_tensor_name_map
@@ -28,8 +29,10 @@ from quantkit.gguf.families import (
     rotary_dim,
 )
 from quantkit.gguf.writer import Value
-from quantkit.model.architecture import IGNORABLE
-from quantkit.model.source import WEIGHT_TYPES, ModelSource
+from quantkit.model.architecture import IGNORABLE, Architecture
+from quantkit.model.shards import TensorSpec
+from quantkit.model.source import WEIGHT_TYPES
+from quantkit.model.source import read_config as read_json
 
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
@@ -49,6 +52,24 @@ class Change(Enum):
     ADD_ONE = "add one"
     COMPUTE = "compute"
     """There is no such tensor in the source: it comes from the config."""
+
+
+class Described(Protocol):
+    """A model of which only config and tensors matter: a source, or a file made from one."""
+
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+    @property
+    def tensors(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class _Skeleton:
+    folder: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorSpec]
 
 
 @dataclass(frozen=True)
@@ -76,7 +97,7 @@ class GGUFTensor:
 class Layout:
     """What a GGUF file of a model holds besides the vocabulary."""
 
-    source: ModelSource
+    source: "Described"
     family: Family
     config: Mapping[str, Any]
     tensors: list[GGUFTensor]
@@ -84,9 +105,9 @@ class Layout:
     """Keys of the architecture, such as `llama.block_count`."""
 
     @classmethod
-    def of(cls, source: ModelSource) -> "Layout":
+    def of(cls, source: "Described") -> "Layout":
         """Map all tensors of a model, refusing what llama.cpp does not know."""
-        family = family_of(source)
+        family = family_of(source.config, source.folder)
         config = read_config(source.folder)
         metadata = metadata_of(family, config, source.folder)
         names = get_tensor_name_map(family.arch, config["num_hidden_layers"])
@@ -108,6 +129,13 @@ class Layout:
         if missing:
             raise SourceError(f"{source.folder} lacks {missing[0]}; download it again")
         return cls(source, family, config, tensors + _computed(config), metadata)
+
+    @classmethod
+    def of_folder(cls, folder: Path, trust_remote_code: bool = False) -> "Layout":
+        """The same from a config alone, whose tensors are elsewhere."""
+        shapes = Architecture.of(folder, trust_remote_code).shapes
+        specs = {name: TensorSpec(name, "F32", shape) for name, shape in shapes.items()}
+        return cls.of(_Skeleton(folder, read_json(folder), specs))
 
     @cached_property
     def by_name(self) -> dict[str, GGUFTensor]:

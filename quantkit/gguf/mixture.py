@@ -113,8 +113,8 @@ def choose(
     for pattern in patterns:
         if pattern.pattern not in used:
             raise RecipeError(
-                f"the override '{pattern.pattern}' applies to no tensor that is quantised; "
-                "patterns are searched for in names such as blk.0.ffn_down.weight"
+                f"the override '{pattern.pattern}' applies to no tensor: it is in the name of none "
+                "that is quantised, such as blk.0.ffn_down.weight, or an earlier override takes it"
             )
     return {name: choices[name] for name, _ in tensors}
 

@@ -1,18 +1,17 @@
 """What a GGUF file will hold, worked out before any weight is read."""
 
-import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, Keys
 
-from quantkit.errors import RecipeError
 from quantkit.gguf import mixture
-from quantkit.gguf.blocks import row_bytes
 from quantkit.gguf.layout import GGUFTensor, Layout
+from quantkit.gguf.mixture import Choice
 from quantkit.gguf.values import FLOATS
+from quantkit.gguf.writer import size_bytes
 from quantkit.recipe import GGUFRecipe
 
 NAME = "gguf"
@@ -44,7 +43,7 @@ class GGUFPlan:
 
     @property
     def n_parameters(self) -> int:
-        return sum(prod(tensor.shape) for tensor in self.layout.tensors)
+        return sum(prod(tensor.shape) for tensor in self.layout.tensors if tensor.parts)
 
     @property
     def size_bytes(self) -> int:
@@ -62,8 +61,7 @@ class GGUFPlan:
         return 8 * sum(map(self._bytes, tensors)) / sum(prod(t.shape) for t in tensors)
 
     def _bytes(self, tensor: GGUFTensor) -> int:
-        rows = prod(tensor.shape[:-1])
-        return rows * row_bytes(tensor.shape[-1], self.kinds[tensor.name])
+        return size_bytes(tensor.shape, self.kinds[tensor.name])
 
 
 def layer_of(tensor: GGUFTensor) -> str:
@@ -73,15 +71,10 @@ def layer_of(tensor: GGUFTensor) -> str:
 
 def make(layout: Layout, recipe: GGUFRecipe, has_importance: bool) -> GGUFPlan:
     """Choose a type for every tensor."""
-    for pattern in recipe.tensors:
-        if not any(re.search(pattern, tensor.name) for tensor in layout.tensors):
-            raise RecipeError(
-                f"recipe {recipe.name}: no tensor of this model has '{pattern}' in it"
-            )
     choices = mixture.choose(
         recipe.gguf,
         [(tensor.name, tensor.shape) for tensor in layout.tensors],
-        layout.metadata,
+        {Keys.General.ARCHITECTURE: layout.family.name, **layout.metadata},
         has_importance,
         recipe.tensors,
     )
@@ -93,7 +86,7 @@ def make(layout: Layout, recipe: GGUFRecipe, has_importance: bool) -> GGUFPlan:
     )
 
 
-def _fallbacks(choices: dict[str, Any]) -> list[str]:
+def _fallbacks(choices: Mapping[str, Choice]) -> list[str]:
     """Which tensors got another type because their rows do not divide, in words."""
     counted = Counter(
         (choice.fallback_from.name, choice.kind.name)

@@ -152,9 +152,10 @@ def prepare(
     stored = architecture.stored(source)
     plans = [planning.make(architecture, stored, recipe) for recipe in weights]
     gguf_plans, matrix = _plan_files(source, files, calibration is not None, imatrix, progress)
-    for plan in (*plans, *gguf_plans):
+    every: list[Plan | GGUFPlan] = [*plans, *gguf_plans]
+    for plan in every:
         progress.note(_announce(plan, len(architecture.linears) + len(architecture.routers)))
-    size = sum(plan.size_bytes for plan in (*plans, *gguf_plans))
+    size = sum(plan.size_bytes for plan in every)
     require_space(out, size)
     record = manifest.source_record(
         source.place,

@@ -13,6 +13,7 @@ from quantkit.export import compressed_tensors, folder, manifest
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import Layer, Manifest
 from quantkit.gguf import conversion
+from quantkit.gguf import imatrix as imatrix_file
 from quantkit.gguf.imatrix import ImportanceMatrix
 from quantkit.gguf.plan import NAME as GGUF
 from quantkit.gguf.plan import GGUFPlan
@@ -29,8 +30,6 @@ from quantkit.quantize.prepare import CalibrationChoice, Job, prepare
 from quantkit.recipe import AnyRecipe
 from quantkit.registry import NATIVE
 from quantkit.storage import scratch_folder
-
-IMATRIX_FILE = "imatrix.gguf"
 
 
 class Clock:
@@ -132,10 +131,11 @@ def _write_file(
     if importance is not None:
         matrix = _matrix(job, plan, importance)
     if matrix is not None:
-        matrix.write(scratch / IMATRIX_FILE)
+        matrix.write(scratch / imatrix_file.FILE)
     path = scratch / conversion.file_name(job.source.label, plan)
     weights = {} if matrix is None else matrix.values
-    errors, digest = conversion.write(plan, path, weights, job.device, progress)
+    described = conversion.metadata(plan, job.source)
+    errors, digest = conversion.write(plan, path, described, weights, job.device, progress)
     folder.copy_side_files(scratch, job.source)
     files = folder.hash_files(scratch, {path.name: digest})
     clock.lap(plan.recipe.name)
@@ -149,11 +149,12 @@ def _matrix(job: Job, plan: GGUFPlan, importance: Importance) -> ImportanceMatri
     """What the pass found, by the names that the file has for layers."""
     assert job.calibration is not None
     means = importance.means()
-    names = {t.name: t.module for t in plan.layout.tensors if t.module in means}
+    names = {t.name: t.module for t in plan.layout.tensors if t.module and t.module in means}
     return ImportanceMatrix(
         {name: means[module] for name, module in names.items()},
-        {name: importance.n_tokens[module] for name, module in names.items()},
-        [job.calibration.name],
+        {name: torch.tensor([importance.n_tokens[module]]) for name, module in names.items()},
+        (job.calibration.name,),
+        job.calibration.ids.shape[1],
     )
 
 

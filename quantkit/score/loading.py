@@ -39,7 +39,7 @@ def load(
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     if gone := [name for name in missing if name not in tied]:
         raise CheckpointError(f"{target.folder} lacks {gone[0]}; run verify")
-    if isinstance(target, Checkpoint):
+    if isinstance(target, Checkpoint) and not target.is_gguf:
         _round_inputs(model, target)
         _round_cache(model, target)
     return model.to(device).eval()
@@ -51,7 +51,7 @@ def compute_dtype(device: torch.device) -> torch.dtype:
 
 
 def _round_inputs(model: Any, checkpoint: Checkpoint) -> None:
-    scheme = checkpoint.manifest.recipe.input_activations
+    scheme = checkpoint.manifest.weights_recipe.input_activations
     if scheme is None:
         return
     modules = list(checkpoint.manifest.layers)
@@ -62,7 +62,7 @@ def _round_inputs(model: Any, checkpoint: Checkpoint) -> None:
 
 
 def _round_cache(model: Any, checkpoint: Checkpoint) -> None:
-    if checkpoint.manifest.recipe.kv_cache is None:
+    if checkpoint.manifest.weights_recipe.kv_cache is None:
         return
     scales = {name: tensor.read() for name, tensor in checkpoint.kv_scales.items()}
     for attention in attentions(model):

@@ -24,6 +24,7 @@ from quantkit.progress import Progress, Silent
 from quantkit.quantize import plan as planning
 from quantkit.quantize.plan import Plan
 from quantkit.storage import guarded
+from quantkit.verify import gguf
 
 # A swapped or scrambled weight is off by about 1.4; rounding a bell-shaped one by 0.03 (FP8),
 # 0.01 (8 bits) or 0.13 (4 bits). Half way up in between is room for odd distributions.
@@ -78,6 +79,8 @@ def verify(
     checkpoint = Checkpoint.open(path)
     manifest = checkpoint.manifest
     result.record("files", list(file_faults(path, manifest)))
+    if checkpoint.is_gguf:
+        return _verify_gguf(checkpoint, source, result, progress, trust_remote_code)
     try:
         tensors = checkpoint.tensors
         result.record("headers", [])
@@ -100,6 +103,43 @@ def verify(
     errors: dict[str, float] = {}
     faults = list(_value_faults(checkpoint, plan, original, errors, progress))
     result.record("weights" if original else "weights (finite, scales positive)", faults)
+    result.worst = sorted(errors.items(), key=lambda item: -item[1])[:5]
+    return result
+
+
+def _verify_gguf(
+    checkpoint: Checkpoint,
+    source: ModelSource | None,
+    result: Verification,
+    progress: Progress,
+    trust_remote_code: bool,
+) -> Verification:
+    """The same for a file that llama.cpp reads."""
+    manifest = checkpoint.manifest
+    try:
+        header = checkpoint.gguf
+        result.record("header", [])
+    except QuantkitError as error:
+        result.record("header", [str(error)])
+        return result
+    original = _same_source(manifest, source or _find_source(manifest, result), result)
+    try:
+        plan = gguf.expected_plan(checkpoint, original, trust_remote_code)
+    except QuantkitError as error:
+        result.record("config", [str(error)])
+        return result
+    result.record("metadata", list(gguf.metadata_faults(checkpoint, plan)))
+    faults = list(gguf.tensor_faults(checkpoint, plan))
+    result.record("tensors", faults)
+    size = sum(entry.n_bytes for entry in header.tensors.values())
+    wrong = [f"{size} bytes, the manifest says {manifest.size_bytes}"]
+    result.record("bits per weight", [] if size == manifest.size_bytes else wrong)
+    if faults:
+        result.left_out.append("weights: not read back, since the tensors are not the right ones")
+        return result
+    errors: dict[str, float] = {}
+    faults = list(gguf.value_faults(checkpoint, plan, original, errors, progress))
+    result.record("weights" if original else "weights (finite)", faults)
     result.worst = sorted(errors.items(), key=lambda item: -item[1])[:5]
     return result
 

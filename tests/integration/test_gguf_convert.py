@@ -96,7 +96,7 @@ KEYS = {
 
 def convert(source, path, kind=F32, layout=None):
     layout = layout or Layout.of(source)
-    metadata = general(layout, gguf.LlamaFileType.ALL_F32) | layout.metadata
+    metadata = general(layout, source, gguf.LlamaFileType.ALL_F32) | layout.metadata
     metadata |= vocabulary(source, layout.n_vocabulary)
     kinds = {t.name: kind if len(t.shape) > 1 else F32 for t in layout.tensors}
     file = GGUFFile(path, metadata, [(t.name, t.shape, kinds[t.name]) for t in layout.tensors])
@@ -506,7 +506,7 @@ def test_general_keys_come_from_the_model_card(tmp_path):
     (source.folder / "README.md").write_text(
         "---\nlicense: mit\nlanguage: [en, no]\nbase_model: someone/Base-Model\n---\nText\n"
     )
-    found = general(Layout.of(source), gguf.LlamaFileType.MOSTLY_Q4_K_M)
+    found = general(Layout.of(source), source, gguf.LlamaFileType.MOSTLY_Q4_K_M)
     assert found["general.architecture"] == "llama"
     assert found["general.name"] == "Tiny-7B-Instruct"
     assert (found["general.license"], found["general.languages"]) == ("mit", ["en", "no"])

@@ -336,6 +336,11 @@ def test_most_tensors_missing_means_another_model():
         matrix_of({"model.layers.0.mlp.up_proj.weight": 64}).check(COLUMNS)
 
 
+def test_half_of_the_tensors_may_be_missing():
+    needed = COLUMNS | {f"blk.{layer}.ffn_up.weight": 64 for layer in range(10, 20)}
+    assert len(matrix_of(COLUMNS).check(needed)) == 10
+
+
 def test_a_few_tensors_missing_are_named():
     needed = COLUMNS | {"blk.10.ffn_up.weight": 64, "blk.11.ffn_up.weight": 64}
     assert matrix_of(COLUMNS).check(needed) == [

@@ -1,6 +1,7 @@
 """GGUF files are read as the official package reads them, or refused in one sentence."""
 
 import struct
+import tracemalloc
 from pathlib import Path
 
 import gguf
@@ -161,6 +162,7 @@ MALFORMED = {
     "long array": (assemble([key("k", 9, u32(10) + HUGE)]), "key 'k' takes 368934"),
     "many texts": (assemble([key("k", 9, u32(8) + HUGE)]), "key 'k' claims 46116860"),
     "key twice": (assemble([key("k", 0, b"\1")] * 2), "key 'k' stands in it twice"),
+    "long key twice": (assemble([key("k" * 999, 0, b"\1")] * 2), "key 'kkk"),
     "unknown value type": (assemble([key("k", 13, b"")]), "'k' has the unknown type 13"),
     "unknown array type": (assemble([key("k", 9, u32(99) + HUGE)]), "unknown type 99"),
     "array in array": (assemble([key("k", 9, u32(9) + HUGE)]), "arrays inside an array"),
@@ -192,12 +194,17 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_malformed_file_is_refused_with_its_reason(tmp_path, name):
+def test_malformed_file_is_refused_with_its_reason_and_in_little_memory(tmp_path, name):
     content, reason = MALFORMED[name]
     path = tmp_path / "x.gguf"
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=reason) as caught:
-        read_file(path)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match=reason) as caught:
+            read_file(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
     message = str(caught.value)
     assert message.startswith(str(path))
     assert "\n" not in message

@@ -1,0 +1,98 @@
+"""Checks of a GGUF file: that it is the file which its recipe demands, and holds the source."""
+
+import math
+from collections.abc import Iterator
+
+from gguf import GGMLQuantizationType as Kind
+
+from quantkit import grid
+from quantkit.export.checkpoint import Checkpoint
+from quantkit.gguf import imatrix
+from quantkit.gguf import plan as planning
+from quantkit.gguf.layout import Layout
+from quantkit.gguf.plan import GGUFPlan, layer_of
+from quantkit.gguf.values import FLOATS
+from quantkit.model.source import ModelSource
+from quantkit.progress import Progress
+from quantkit.recipe import GGUFRecipe
+
+# Rounding a bell-shaped weight is off by 0.3 (2 bits), 0.08 (4 bits) or 0.005 (8 bits); a swapped
+# or scrambled one by about 1.4.
+MAX_RELATIVE_ERROR = {Kind.Q2_K: 0.6, Kind.Q3_K: 0.5, Kind.Q6_K: 0.1, Kind.Q8_0: 0.05}
+USUAL_LIMIT = 0.3
+ERROR_TOLERANCE = 1e-3
+
+
+def expected_plan(checkpoint: Checkpoint, source: ModelSource | None, trust: bool) -> GGUFPlan:
+    """The plan that must have made this file, from its source or from its config alone."""
+    recipe = checkpoint.manifest.recipe
+    assert isinstance(recipe, GGUFRecipe)
+    layout = Layout.of(source) if source else Layout.of_folder(checkpoint.folder, trust)
+    return planning.make(layout, recipe, imatrix.FILE in checkpoint.manifest.files)
+
+
+def tensor_faults(checkpoint: Checkpoint, plan: GGUFPlan) -> Iterator[str]:
+    """Every tensor that is missing, too much, or of another shape or type."""
+    found = checkpoint.gguf.tensors
+    for tensor in plan.layout.tensors:
+        entry, kind = found.get(tensor.name), plan.kinds[tensor.name]
+        if entry is None:
+            yield f"{tensor.name} is missing"
+        elif (entry.shape, entry.kind) != (tensor.shape, kind):
+            yield (
+                f"{tensor.name} is {entry.kind.name} {list(entry.shape)}, "
+                f"not {kind.name} {list(tensor.shape)}"
+            )
+    for name in sorted(found.keys() - plan.kinds.keys()):
+        yield f"{name} does not belong here"
+
+
+def metadata_faults(checkpoint: Checkpoint, plan: GGUFPlan) -> Iterator[str]:
+    """Settings by which llama.cpp would compute something else."""
+    found = checkpoint.gguf.metadata
+    for key, value in plan.layout.metadata.items():
+        there = found.get(key)
+        same = there == value
+        if isinstance(value, float) and isinstance(there, float):
+            same = math.isclose(there, value, rel_tol=1e-6)  # stored in 32 bits
+        if not same:
+            yield f"{key} is {there}, not {value}"
+
+
+def value_faults(
+    checkpoint: Checkpoint,
+    plan: GGUFPlan,
+    source: ModelSource | None,
+    errors: dict[str, float],
+    progress: Progress,
+) -> Iterator[str]:
+    """Numbers that are not finite, or not those of the source."""
+    progress.start(f"verify {checkpoint.label}", plan.size_bytes)
+    for tensor in plan.layout.tensors:
+        kind = plan.kinds[tensor.name]
+        values = checkpoint.gguf.dequantized(tensor.name)
+        progress.advance(checkpoint.gguf.tensors[tensor.name].n_bytes)
+        if not values.isfinite().all():
+            yield f"{tensor.name} holds NaN or infinity"
+            continue
+        if source is None:
+            continue
+        original = plan.layout.build(tensor.name)
+        if kind in FLOATS:
+            if not original.to(FLOATS[kind]).float().equal(values):
+                yield f"{tensor.name} is not the source's"
+            continue
+        layer = layer_of(tensor)
+        error = errors[layer] = grid.relative_error(original, values)
+        limit = MAX_RELATIVE_ERROR.get(kind, USUAL_LIMIT)
+        noted = checkpoint.manifest.layers.get(layer)
+        if noted is None:
+            yield f"{layer} is not in the manifest's list of layers"
+        elif error > limit:
+            yield f"{tensor.name} is {error:.3f} off its source, more than {limit}"
+        elif abs(error - noted.relative_error) > ERROR_TOLERANCE * max(error, 1e-6):
+            yield (
+                f"{tensor.name} is {error:.5f} off its source, its manifest says "
+                f"{noted.relative_error:.5f}"
+            )
+    progress.finish()
