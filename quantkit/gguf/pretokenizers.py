@@ -68,10 +68,23 @@ def is_byte_level(tokenizer: Mapping[str, Any]) -> bool:
 def byte_level_name(tokenizer: Mapping[str, Any], place: str) -> str:
     """llama.cpp's name for the way a byte-level tokenizer cuts text."""
     cut, normal = steps(tokenizer.get("pre_tokenizer")), steps(tokenizer.get("normalizer"))
-    name = BYTE_LEVEL.get((cut, bool(tokenizer["model"].get("ignore_merges"))))
+    skips = bool(tokenizer["model"].get("ignore_merges"))
+    name = BYTE_LEVEL.get((cut, skips))
+    if name is None and (cut, not skips) in BYTE_LEVEL and _merges_make_all(tokenizer):
+        name = BYTE_LEVEL[cut, not skips]
     if name is None or normal not in BYTE_LEVEL_NORMALIZERS:
         raise _refusal(place, normal, cut, sorted(BYTE_LEVEL.values()))
     return name
+
+
+def _merges_make_all(tokenizer: Mapping[str, Any]) -> bool:
+    """Whether merging any token's text gives that token, so that skipping merges is the same."""
+    from tokenizers import models
+
+    vocabulary = tokenizer["model"]["vocab"]
+    merger = models.BPE(vocabulary, [tuple(pair) for pair in tokenizer["model"]["merges"]])
+    added = {token["content"] for token in tokenizer["added_tokens"]}
+    return all(len(merger.tokenize(text)) == 1 for text in vocabulary if text not in added)
 
 
 def space_in_front(tokenizer: Mapping[str, Any], place: str) -> bool:

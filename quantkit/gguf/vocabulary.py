@@ -61,7 +61,8 @@ def vocabulary(source: ModelSource, n_tokens: int) -> dict[str, Value]:
         values[Keys.Tokenizer.MODEL] = "llama"
         values[Keys.Tokenizer.PRE] = "default"
         values[Keys.Tokenizer.ADD_PREFIX] = pretokenizers.space_in_front(described, place)
-        values[Keys.Tokenizer.SCORES] = _scores(source.folder, described, tokens, kinds, merges)
+        kinds = _spaces_as_pieces(described, kinds, merges)
+        values[Keys.Tokenizer.SCORES] = _scores(source.folder, tokens, kinds, merges)
         # A text holds spaces where pieces hold their sign.
         tokens = [
             token.replace("▁", " ") if kind == TokenType.USER_DEFINED else token
@@ -137,9 +138,25 @@ def _tokens(
     return tokens, kinds
 
 
+def _spaces_as_pieces(
+    described: Mapping[str, Any], kinds: list[TokenType], merges: list[list[str]]
+) -> list[TokenType]:
+    """Rows of spaces that a model lists as added tokens (Gemma does), as the pieces they are.
+
+    They are looked for in text before its spaces become signs, so that only merges find them.
+    """
+    made = {"".join(pair) for pair in merges}
+    pieces = {
+        token["id"]
+        for token in described["added_tokens"]
+        if "▁" in token["content"] and token["content"] in made
+        if not token["special"] and not token["normalized"]
+    }
+    return [TokenType.NORMAL if i in pieces else kind for i, kind in enumerate(kinds)]
+
+
 def _scores(
     folder: Path,
-    described: Mapping[str, Any],
     tokens: list[str],
     kinds: list[TokenType],
     merges: list[list[str]],

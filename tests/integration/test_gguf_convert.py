@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from families import FAMILIES, SMALL, make_source
-from tokenizers import Regex, Tokenizer, decoders, models, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, processors, trainers
 from tokenizers import normalizers as normal
 from tokenizers import pre_tokenizers as cut
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -309,14 +309,14 @@ def byte_level(name):
     return inner
 
 
-def sentencepiece(normalizer, splitter, n_missing=0):
+def sentencepiece(normalizer, splitter, n_missing=0, spaces=()):
     """Characters and bytes; as in such models, all pairs whose sum is a token are merges."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = cut.Metaspace(prepend_scheme="always", split=True)
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     trainer = trainers.BpeTrainer(
         vocab_size=1200,
-        special_tokens=SPECIALS + byte_tokens,
+        special_tokens=[*SPECIALS, *byte_tokens, *spaces],
         limit_alphabet=100,
         show_progress=False,
     )
@@ -373,6 +373,21 @@ def test_every_named_pre_tokenizer_cuts_as_llama_cpp_does(name, tmp_path):
     assert different_tokens(source.folder, tmp_path / "model.gguf", left_out) == []
 
 
+def test_skipping_merges_may_differ_where_it_changes_nothing(tmp_path):
+    inner = byte_level("gpt-4o")
+    inner.model.ignore_merges = True
+    source = save_with(inner, tmp_path / "model")
+    assert vocabulary(source, 1300)["tokenizer.ggml.pre"] == "gpt-4o"
+    convert(source, tmp_path / "model.gguf")
+    assert different_tokens(source.folder, tmp_path / "model.gguf", has_marks) == []
+    file = source.folder / "tokenizer.json"
+    written = json.loads(file.read_text())
+    del written["model"]["merges"][-1]  # now one token comes about only by skipping
+    file.write_text(json.dumps(written))
+    with pytest.raises(SourceError, match="has no name for"):
+        vocabulary(source, 1300)
+
+
 def test_the_published_tokenizer_counts_where_transformers_builds_another(tmp_path):
     source = save_with(byte_level("smollm"), tmp_path)
     settings = tmp_path / "tokenizer_config.json"
@@ -402,6 +417,22 @@ def test_sentencepiece_tokenizers_agree(name, tmp_path):
     convert(source, tmp_path / "model.gguf")
     left_out = left_out or (lambda text: False)
     assert different_tokens(source.folder, tmp_path / "model.gguf", left_out) == []
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "llama 2", "gemma"])
+def test_added_tokens_are_found_in_text(name, tmp_path):
+    added = ["<tool>", "Hello HELLO", "<|think|>", "\n\n\n"]
+    if name == "gpt-2":
+        inner = byte_level(name)
+    else:
+        inner = sentencepiece(*SENTENCEPIECE[name][:2], spaces=["▁▁", "▁▁▁"])
+        added += ["▁▁", "▁▁▁"]
+    inner.add_tokens([AddedToken(text, normalized=False) for text in added])
+    source = save_with(inner, tmp_path / "model")
+    convert(source, tmp_path / "model.gguf")
+    # Nobody writes the sign for a space; after a space it would be cut off here and not there.
+    path, left_out = tmp_path / "model.gguf", lambda text: "▁" in text
+    assert different_tokens(source.folder, path, left_out) == []
 
 
 def varint(number):
