@@ -42,6 +42,9 @@ Imatrix = Annotated[
         metavar="FILE", help="Importance matrix for GGUF, of llama.cpp's or ours, not a new one."
     ),
 ]
+Requantize = Annotated[
+    bool, typer.Option("--requantize", help="Take a GGUF file that is quantised already.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace results that exist.")]
 Revision = Annotated[

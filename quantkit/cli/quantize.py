@@ -1,5 +1,6 @@
 """`quantkit quantize`."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,16 +18,32 @@ from quantkit.cli.options import (
     Out,
     Quiet,
     Recipes,
+    Requantize,
     Revision,
     Samples,
     TrustRemoteCode,
     Verbose,
 )
+from quantkit.errors import DataError
 from quantkit.registry import NATIVE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from quantkit.export.checkpoint import Checkpoint
     from quantkit.quantize.prepare import Job
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """What can be said of a run whose source is a GGUF file."""
+
+    device: str
+    force: bool
+    imatrix: Path | None
+    requantize: bool
+    quiet: bool
+    verbose: bool
 
 
 def command(
@@ -37,6 +54,7 @@ def command(
     samples: Samples = None,
     length: Length = None,
     imatrix: Imatrix = None,
+    requantize: Requantize = False,
     engine: Engine = NATIVE,
     device: Device = "auto",
     offload: Offload = "auto",
@@ -54,6 +72,14 @@ def command(
     """
     from quantkit.cli import console, start
 
+    if model.lower().endswith(".gguf") and Path(model).is_file():
+        if calibration:
+            raise DataError(
+                "a GGUF file cannot be calibrated here; give --imatrix, a matrix made before"
+            )
+        how = FileOptions(device, force, imatrix, requantize, quiet, verbose)
+        _quantize_file(model, recipe, out, how, json)
+        return
     source, loaded = start.model_and_recipes(model, recipe, revision, trust_remote_code, engine)
 
     from quantkit.quantize.prepare import CalibrationChoice, prepare
@@ -90,7 +116,42 @@ def command(
             engine=engine,
             imatrix=imatrix,
         )
-    if json:
+    _show_made(checkpoints, json)
+
+
+def _quantize_file(
+    model: str,
+    recipes: "Sequence[str]",
+    out: Path,
+    how: "FileOptions",
+    as_json: bool,
+) -> None:
+    """The same from a GGUF file, which cannot be run here and so cannot be calibrated."""
+    from quantkit.cli import console, start
+
+    start.stay_offline_if(True)
+    from quantkit.quantize.from_gguf import quantize_file
+    from quantkit.recipe import load
+
+    loaded = [load(name) for name in recipes]
+    with console.progress(how.quiet, how.verbose) as progress:
+        made = quantize_file(
+            Path(model),
+            loaded,
+            out,
+            how.device,
+            how.force,
+            progress,
+            how.imatrix,
+            how.requantize,
+        )
+    _show_made(made, as_json)
+
+
+def _show_made(checkpoints: "list[Checkpoint]", as_json: bool) -> None:
+    from quantkit.cli import console
+
+    if as_json:
         console.print_json(
             [{"path": str(c.folder), "manifest": c.manifest.to_json()} for c in checkpoints]
         )

@@ -12,19 +12,20 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
-from gguf import LlamaFileType
+from gguf import GGMLQuantizationType, LlamaFileType
 
 from quantkit import grid
 from quantkit.errors import MethodError, SourceError
 from quantkit.gguf import blocks, values
 from quantkit.gguf.general import general
-from quantkit.gguf.layout import GGUFTensor
+from quantkit.gguf.layout import GGUFTensor, Layout
 from quantkit.gguf.mixture import FILE_TYPES
 from quantkit.gguf.plan import GGUFPlan, layer_of
 from quantkit.gguf.vocabulary import vocabulary
 from quantkit.gguf.writer import GGUFFile, Value
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress
+from quantkit.recipe import GGUFRecipe
 
 GPU_WORKERS = 4
 MAX_CPU_WORKERS = 8
@@ -36,13 +37,12 @@ def file_name(model: str, plan: GGUFPlan) -> str:
     return f"{safe}-{plan.recipe.gguf}.gguf"
 
 
-def metadata(plan: GGUFPlan, source: ModelSource) -> dict[str, Value]:
+def metadata(layout: Layout, recipe: GGUFRecipe, source: ModelSource) -> dict[str, Value]:
     """All that a file says of itself: the model, how it computes, and its vocabulary."""
-    file_type = LlamaFileType(FILE_TYPES[plan.recipe.gguf])
     return {
-        **general(plan.layout, source, file_type),
-        **plan.layout.metadata,
-        **vocabulary(source, plan.layout.n_vocabulary),
+        **general(layout, source, LlamaFileType(FILE_TYPES[recipe.gguf])),
+        **layout.metadata,
+        **vocabulary(source, layout.n_vocabulary),
     }
 
 
@@ -101,7 +101,7 @@ def _convert(
     if not weight.isfinite().all():
         raise SourceError(f"{tensor.name} holds NaN or infinity; get the source again")
     weight = weight.to(device).reshape(-1, weight.shape[-1])
-    data = blocks.quantize(weight, kind, importance)
+    data = _blocks(weight, kind, importance)
     file.write(tensor.name, data.cpu())
     if kind in values.FLOATS:
         return None
@@ -109,3 +109,15 @@ def _convert(
     if not error < float("inf"):
         raise MethodError(f"{kind.name} gave non-finite values for {tensor.parts[0]}")
     return error
+
+
+def _blocks(
+    weight: torch.Tensor, kind: GGMLQuantizationType, importance: torch.Tensor | None
+) -> torch.Tensor:
+    """Bytes of a weight; of several experts one after another, each by what matters to it."""
+    if importance is None or importance.numel() == weight.shape[1]:
+        return blocks.quantize(weight, kind, None if importance is None else importance.flatten())
+    rows = importance.reshape(-1, weight.shape[1])
+    experts = weight.view(len(rows), -1, weight.shape[1])
+    parts = [blocks.quantize(w, kind, row) for w, row in zip(experts, rows, strict=True)]
+    return torch.cat(parts)

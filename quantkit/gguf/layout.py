@@ -137,6 +137,11 @@ class Layout:
         specs = {name: TensorSpec(name, "F32", shape) for name, shape in shapes.items()}
         return cls.of(_Skeleton(folder, read_json(folder), specs))
 
+    @property
+    def architecture(self) -> str:
+        """llama.cpp's name for it."""
+        return self.family.name
+
     @cached_property
     def by_name(self) -> dict[str, GGUFTensor]:
         """The tensors under their GGUF names."""

@@ -4,11 +4,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any, Protocol
 
+import torch
 from gguf import GGMLQuantizationType, Keys
 
 from quantkit.gguf import mixture
-from quantkit.gguf.layout import GGUFTensor, Layout
+from quantkit.gguf.layout import GGUFTensor
 from quantkit.gguf.mixture import Choice
 from quantkit.gguf.values import FLOATS
 from quantkit.gguf.writer import size_bytes
@@ -18,12 +20,24 @@ NAME = "gguf"
 """The format, as manifests call it."""
 
 
+class AnyLayout(Protocol):
+    """Tensors of a file to be, from a model in Hugging Face form or from another file."""
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def tensors(self) -> list[GGUFTensor]: ...
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+    def build(self, name: str) -> torch.Tensor: ...
+
+
 @dataclass(frozen=True)
 class GGUFPlan:
     """One file to be: its recipe, and the type of every tensor."""
 
     recipe: GGUFRecipe
-    layout: Layout
+    layout: AnyLayout
     kinds: dict[str, GGMLQuantizationType]
     """By the tensor's name in the file, in order."""
     notes: list[str] = field(default_factory=list)
@@ -69,12 +83,12 @@ def layer_of(tensor: GGUFTensor) -> str:
     return tensor.parts[0].removesuffix(".weight")
 
 
-def make(layout: Layout, recipe: GGUFRecipe, has_importance: bool) -> GGUFPlan:
+def make(layout: AnyLayout, recipe: GGUFRecipe, has_importance: bool) -> GGUFPlan:
     """Choose a type for every tensor."""
     choices = mixture.choose(
         recipe.gguf,
         [(tensor.name, tensor.shape) for tensor in layout.tensors],
-        {Keys.General.ARCHITECTURE: layout.family.name, **layout.metadata},
+        {Keys.General.ARCHITECTURE: layout.architecture, **layout.metadata},
         has_importance,
         recipe.tensors,
     )

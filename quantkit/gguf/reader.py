@@ -8,7 +8,7 @@ meant or refused in one sentence.
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -80,6 +80,15 @@ class GGUF:
     path: Path
     metadata: Mapping[str, Value]
     tensors: Mapping[str, Entry]
+    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Where each key's type and value lie in the file."""
+
+    def stored(self, key: str) -> bytes:
+        """A value as the file has it, type and all, for taking it over into another file."""
+        start, stop = self.spans[key]
+        with self.path.open("rb") as stream:
+            stream.seek(start)
+            return stream.read(stop - start)
 
     def read(self, name: str) -> torch.Tensor:
         """The bytes of a tensor, uint8 [rows, row bytes]; leading dimensions count as rows."""
@@ -145,11 +154,14 @@ class _Header:
         if n_keys * 13 + n_tensors * 24 > self._left():
             self._refuse(f"it claims {n_keys} keys and {n_tensors} tensors")
         metadata: dict[str, Value] = {}
+        spans: dict[str, tuple[int, int]] = {}
         for _ in range(n_keys):
             key = self._text("a key", MAX_KEY_BYTES)
             if key in metadata:
                 self._refuse(f"key {key!r} stands in it twice")
+            start = self._at
             metadata[key] = self._value(key)
+            spans[key] = (start, self._at)
         alignment = self._alignment(metadata)
         infos = [self._info() for _ in range(n_tensors)]
         base = self._at + -self._at % alignment
@@ -159,7 +171,7 @@ class _Header:
                 self._refuse(f"tensor {info.name!r} stands in it twice")
             tensors[info.name] = self._placed(info, base, alignment)
         self._check_overlap(tensors)
-        return GGUF(self._path, metadata, tensors)
+        return GGUF(self._path, metadata, tensors, spans)
 
     def _preamble(self) -> None:
         if self._take(4, "its magic") != MAGIC:

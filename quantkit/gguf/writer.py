@@ -23,7 +23,8 @@ from quantkit.storage import sha256_of
 ALIGNMENT = 32
 
 Scalar = bool | int | float | str
-Value = Scalar | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]
+Value = Scalar | bytes | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]
+"""Bytes are a value of another file, which brings its type along."""
 
 PACKING = {
     GGUFValueType.BOOL: "<?",
@@ -134,6 +135,8 @@ def _kind(value: Scalar) -> GGUFValueType:
 
 
 def _typed(value: Value) -> bytes:
+    if isinstance(value, bytes):
+        return value
     if isinstance(value, bool | int | float | str):
         return struct.pack("<I", _kind(value)) + _bare(value, _kind(value))
     assert len(value), "an empty array has no type"

@@ -16,7 +16,7 @@ from quantkit.export import manifest
 from quantkit.gguf import plan as gguf_plan
 from quantkit.gguf.imatrix import ImportanceMatrix
 from quantkit.gguf.layout import Layout
-from quantkit.gguf.plan import GGUFPlan
+from quantkit.gguf.plan import AnyLayout, GGUFPlan
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource, refuse_experts
 from quantkit.progress import Progress
@@ -55,6 +55,8 @@ class Job:
     on_host: bool = False
     """Hidden states go to host memory."""
     engine: str = NATIVE
+    layout: Layout | None = None
+    """How llama.cpp arranges the source, where it is asked for."""
     files: list[GGUFPlan] = field(default_factory=list)
     """Of recipes that make one file for llama.cpp ..."""
     file_targets: list[Path] = field(default_factory=list)
@@ -158,10 +160,13 @@ def prepare(
     architecture = _architecture(source, engine, progress)
     stored = architecture.stored(source)
     plans = [planning.make(architecture, stored, recipe) for recipe in weights]
-    gguf_plans, matrix = _plan_files(source, files, calibration is not None, imatrix, progress)
+    layout = Layout.of(source) if files else None
+    matrix = read_matrix(imatrix, layout, progress) if imatrix and layout else None
+    weighted = calibration is not None or matrix is not None
+    gguf_plans = [gguf_plan.make(layout, recipe, weighted) for recipe in files] if layout else []
     every: list[Plan | GGUFPlan] = [*plans, *gguf_plans]
     for plan in every:
-        progress.note(_announce(plan, len(architecture.linears) + len(architecture.routers)))
+        progress.note(announce(plan, len(architecture.linears) + len(architecture.routers)))
     size = sum(plan.size_bytes for plan in every)
     require_space(out, size)
     record = manifest.source_record(
@@ -180,6 +185,7 @@ def prepare(
         where,
         None,
         engine=engine,
+        layout=layout,
         files=gguf_plans,
         file_targets=[out / recipe.name for recipe in files],
         matrix=matrix,
@@ -208,25 +214,13 @@ def _architecture(source: ModelSource, engine: str, progress: Progress) -> Archi
     return architecture
 
 
-def _plan_files(
-    source: ModelSource,
-    recipes: Sequence[GGUFRecipe],
-    calibrated: bool,
-    imatrix: Path | None,
-    progress: Progress,
-) -> tuple[list[GGUFPlan], ImportanceMatrix | None]:
-    """Files for llama.cpp, and what inputs matter to them if the user brought that."""
-    if not recipes:
-        return [], None
-    layout = Layout.of(source)
-    matrix = None
-    if imatrix is not None:
-        matrix = ImportanceMatrix.read(imatrix)
-        widths = {t.name: t.shape[-1] for t in layout.tensors if t.module is not None}
-        for warning in matrix.check(widths):
-            progress.note(f"warning: {imatrix.name}: {warning}")
-    weighted = calibrated or matrix is not None
-    return [gguf_plan.make(layout, recipe, weighted) for recipe in recipes], matrix
+def read_matrix(path: Path, layout: AnyLayout, progress: Progress) -> ImportanceMatrix:
+    """What inputs matter, from a file; one of another model is refused."""
+    matrix = ImportanceMatrix.read(path)
+    widths = {t.name: t.shape[-1] for t in layout.tensors if t.module is not None}
+    for warning in matrix.check(widths):
+        progress.note(f"warning: {path.name}: {warning}")
+    return matrix
 
 
 def _calibrated(
@@ -280,7 +274,8 @@ def _thin(calibration: CalibrationTokens, plans: list[Plan]) -> list[str]:
     ]
 
 
-def _announce(plan: Plan | GGUFPlan, n_layers: int) -> str:
+def announce(plan: Plan | GGUFPlan, n_layers: int) -> str:
+    """One line on what will be written."""
     what = f"{len(plan.quantized)} of {n_layers} linear layers"
     if isinstance(plan, GGUFPlan):
         what = f"{len(plan.quantized)} of {len(plan.kinds)} tensors in blocks"

@@ -134,7 +134,8 @@ def _write_file(
         matrix.write(scratch / imatrix_file.FILE)
     path = scratch / conversion.file_name(job.source.label, plan)
     weights = {} if matrix is None else matrix.values
-    described = conversion.metadata(plan, job.source)
+    assert job.layout is not None
+    described = conversion.metadata(job.layout, plan.recipe, job.source)
     errors, digest = conversion.write(plan, path, described, weights, job.device, progress)
     folder.copy_side_files(scratch, job.source)
     files = folder.hash_files(scratch, {path.name: digest})

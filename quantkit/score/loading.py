@@ -22,6 +22,11 @@ def load(
 ) -> Any:
     """The model in float32 on a CPU and in bfloat16 on a GPU, ready for a forward pass."""
     dtype = compute_dtype(device)
+    if isinstance(target, Checkpoint) and target.manifest.source.name.endswith(".gguf"):
+        raise CheckpointError(
+            f"{target.folder} was made from a GGUF file, which has no config that transformers "
+            "reads; score it in llama.cpp's server with --server"
+        )
     refuse_experts(read_config(target.folder), target.folder, "which quantkit cannot score yet")
     if isinstance(target, ModelSource):
         trust_remote_code = target.trust_remote_code

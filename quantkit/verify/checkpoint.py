@@ -8,7 +8,7 @@ and the weights, read back, with the source.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,6 +25,9 @@ from quantkit.quantize import plan as planning
 from quantkit.quantize.plan import Plan
 from quantkit.storage import guarded
 from quantkit.verify import gguf
+
+if TYPE_CHECKING:
+    from quantkit.gguf.requantize import FileLayout
 
 # A swapped or scrambled weight is off by about 1.4; rounding a bell-shaped one by 0.03 (FP8),
 # 0.01 (8 bits) or 0.13 (4 bits). Half way up in between is room for odd distributions.
@@ -122,7 +125,12 @@ def _verify_gguf(
     except QuantkitError as error:
         result.record("header", [str(error)])
         return result
-    original = _same_source(manifest, source or _find_source(manifest, result), result)
+    original: ModelSource | FileLayout | None = gguf.original_file(checkpoint)
+    if original is None and manifest.source.name.endswith(".gguf"):
+        result.left_out.append(f"all but the header: {manifest.source.name} is not as it was")
+        return result
+    if original is None:
+        original = _same_source(manifest, source or _find_source(manifest, result), result)
     try:
         plan = gguf.expected_plan(checkpoint, original, trust_remote_code)
     except QuantkitError as error:

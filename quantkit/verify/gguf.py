@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 from gguf import GGMLQuantizationType as Kind
+from gguf import Keys
 
 from quantkit import grid
 from quantkit.export.checkpoint import Checkpoint
@@ -11,6 +13,8 @@ from quantkit.gguf import imatrix
 from quantkit.gguf import plan as planning
 from quantkit.gguf.layout import Layout
 from quantkit.gguf.plan import GGUFPlan, layer_of
+from quantkit.gguf.reader import read_file
+from quantkit.gguf.requantize import FileLayout
 from quantkit.gguf.values import FLOATS
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress
@@ -20,14 +24,32 @@ from quantkit.recipe import GGUFRecipe
 # or scrambled one by about 1.4.
 MAX_RELATIVE_ERROR = {Kind.Q2_K: 0.6, Kind.Q3_K: 0.5, Kind.Q6_K: 0.1, Kind.Q8_0: 0.05}
 USUAL_LIMIT = 0.3
+OWN_KEYS = (Keys.General.FILE_TYPE, Keys.General.QUANTIZATION_VERSION, Keys.General.QUANTIZED_BY)
+"""What differs between a file and one that was made from it."""
 ERROR_TOLERANCE = 1e-3
 
 
-def expected_plan(checkpoint: Checkpoint, source: ModelSource | None, trust: bool) -> GGUFPlan:
+def original_file(checkpoint: Checkpoint) -> FileLayout | None:
+    """The GGUF file that this one was made from, if it was and is still there."""
+    place = Path(checkpoint.manifest.source.name)
+    if place.suffix != ".gguf" or not place.is_file():
+        return None
+    layout = FileLayout.of(read_file(place), requantize=True)
+    same = layout.fingerprint == checkpoint.manifest.source.fingerprint
+    return layout if same else None
+
+
+def expected_plan(
+    checkpoint: Checkpoint, source: ModelSource | FileLayout | None, trust: bool
+) -> GGUFPlan:
     """The plan that must have made this file, from its source or from its config alone."""
     recipe = checkpoint.manifest.recipe
     assert isinstance(recipe, GGUFRecipe)
-    layout = Layout.of(source) if source else Layout.of_folder(checkpoint.folder, trust)
+    layout: planning.AnyLayout
+    if isinstance(source, FileLayout):
+        layout = source
+    else:
+        layout = Layout.of(source) if source else Layout.of_folder(checkpoint.folder, trust)
     return planning.make(layout, recipe, imatrix.FILE in checkpoint.manifest.files)
 
 
@@ -51,6 +73,8 @@ def metadata_faults(checkpoint: Checkpoint, plan: GGUFPlan) -> Iterator[str]:
     """Settings by which llama.cpp would compute something else."""
     found = checkpoint.gguf.metadata
     for key, value in plan.layout.metadata.items():
+        if key in OWN_KEYS:
+            continue
         there = found.get(key)
         same = there == value
         if isinstance(value, float) and isinstance(there, float):
@@ -62,7 +86,7 @@ def metadata_faults(checkpoint: Checkpoint, plan: GGUFPlan) -> Iterator[str]:
 def value_faults(
     checkpoint: Checkpoint,
     plan: GGUFPlan,
-    source: ModelSource | None,
+    source: ModelSource | FileLayout | None,
     errors: dict[str, float],
     progress: Progress,
 ) -> Iterator[str]:

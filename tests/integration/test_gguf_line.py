@@ -8,10 +8,12 @@ import torch
 from llamacpp import next_token, serve
 
 from quantkit import resources
-from quantkit.errors import DataError, RecipeError
-from quantkit.gguf import imatrix
+from quantkit.errors import DataError, RecipeError, SourceError
+from quantkit.gguf import blocks, imatrix
 from quantkit.gguf.imatrix import ImportanceMatrix
 from quantkit.model.source import ModelSource
+from quantkit.progress import Silent
+from quantkit.quantize.from_gguf import quantize_file
 from quantkit.quantize.prepare import CalibrationChoice
 from quantkit.quantize.run import quantize
 from quantkit.recipe import load
@@ -166,3 +168,63 @@ def test_one_tensor_can_have_another_type(source, tmp_path):
     (checkpoint,) = quantize(source, [load(str(path))], tmp_path / "out", "cpu")
     kinds = {n: e.kind.name for n, e in checkpoint.gguf.tensors.items() if "ffn_down" in n}
     assert set(kinds.values()) == {"Q8_0"}
+
+
+def test_a_file_makes_the_same_file_as_the_model_it_came_from(source, made, tmp_path):
+    whole = made["gguf-f32"].gguf.path
+    (again,) = quantize_file(whole, [load("gguf-q4_k_m")], tmp_path, "cpu", False, Silent())
+    direct = made["gguf-q4_k_m"].gguf
+    assert again.gguf.path.name == direct.path.name
+    assert list(again.gguf.metadata) == list(direct.metadata)
+    for name in direct.tensors:
+        assert torch.equal(again.gguf.read(name), direct.read(name)), name
+    assert not verify(again.folder).faults
+    with serve(again.gguf.path) as server:
+        answer = server.handle_completions({"prompt": "The ", "n_predict": 4, "temperature": 0})
+    assert answer["choices"][0]["text"]
+
+
+def test_a_quantised_file_is_taken_only_when_asked(made, tmp_path):
+    path = made["gguf-q8_0"].gguf.path
+    with pytest.raises(SourceError, match="quantised already"):
+        quantize_file(path, [load("gguf-q4_0")], tmp_path / "a", "cpu", False, Silent())
+    (again,) = quantize_file(
+        path, [load("gguf-q4_0")], tmp_path / "b", "cpu", False, Silent(), requantize=True
+    )
+    assert again.gguf.tensors["blk.0.ffn_up.weight"].kind.name == "Q4_0"
+
+
+def test_only_gguf_can_be_made_from_gguf(made, tmp_path):
+    path = made["gguf-f32"].gguf.path
+    with pytest.raises(RecipeError, match="needs a model in Hugging Face form"):
+        quantize_file(path, [load("fp8-dynamic")], tmp_path, "cpu", False, Silent())
+
+
+def test_experts_are_quantised_each_by_what_matters_to_it(tmp_path):
+    torch.manual_seed(0)
+    weight, importance = torch.randn(3, 8, 256), torch.rand(3, 256)
+    writer = gguf.GGUFWriter(tmp_path / "moe-F32.gguf", "llama")
+    writer.add_block_count(1)
+    writer.add_tensor("token_embd.weight", torch.randn(16, 256).numpy())
+    writer.add_tensor("blk.0.ffn_up_exps.weight", weight.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    name = "blk.0.ffn_up_exps.weight"
+    matrix = ImportanceMatrix({name: importance}, {name: torch.tensor([5000] * 3)}, ("text",))
+    matrix.write(tmp_path / "m.gguf")
+    (made,) = quantize_file(
+        tmp_path / "moe-F32.gguf",
+        [load("gguf-q4_k_s")],
+        tmp_path / "out",
+        "cpu",
+        False,
+        Silent(),
+        tmp_path / "m.gguf",
+    )
+    stored = made.gguf.read(name).view(3, 8, -1)
+    kept = ImportanceMatrix.read(tmp_path / "m.gguf").values[name]
+    for expert in range(3):
+        alone = blocks.quantize(weight[expert], made.gguf.tensors[name].kind, kept[expert])
+        assert torch.equal(stored[expert], alone)
