@@ -34,7 +34,7 @@ def list_recipes(context: typer.Context, json: AsJson = False) -> None:
     )
     for addition, meaning in ADDITIONS.items():
         example = next(r.name for r in recipes if not isinstance(r, GGUFRecipe))
-        typer.echo(f"+{addition} behind any other than GGUF {meaning}: -r {example}+{addition}")
+        typer.echo(f"+{addition} behind any name but GGUF's {meaning}: -r {example}+{addition}")
 
 
 @app.command("show")

@@ -21,7 +21,7 @@ def test_missing_folder(refused, tmp_path):
 
 
 def test_file_as_model(refused, tmp_path):
-    file = tmp_path / "model.gguf"
+    file = tmp_path / "model.bin"
     file.touch()
     assert refused(file) == f"{file} is a file; MODEL is a folder, a hub id or `demo`"
 

@@ -11,7 +11,7 @@ from quantkit.cli.main import main
 from quantkit.errors import ScoreError, UnknownName
 from quantkit.model.shards import read_header
 from quantkit.model.source import ModelSource
-from quantkit.recipe import Recipe
+from quantkit.recipe import Recipe, load
 from quantkit.report import markdown, table
 from quantkit.report.comparison import Report
 from quantkit.score.evaluation import read_all
@@ -52,7 +52,7 @@ def test_report_keeps_its_contract(report):
     assert report["baseline"]["recipe"] is None
     assert report["baseline"]["bits_per_weight"] == 16
     names = [c["recipe"] for c in report["candidates"]]
-    assert sorted(names) == sorted(n for n in resources.names("recipes") if Recipe.load(n).demo)
+    assert sorted(names) == sorted(n for n in resources.names("recipes") if load(n).demo)
 
 
 def test_demo_shows_what_quantisation_costs(report):
