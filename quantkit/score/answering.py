@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from quantkit.errors import HardwareError, ScoreError
@@ -90,10 +91,11 @@ class Answerer:
     ) -> Iterator[list[tuple[int, Answer]]]:
         shared = self._cache(prefix) if prefix else None
         waiting = sorted(rows, key=lambda row: (len(row.tokens), row.tokens))
+        pending: _Pending | None = None
         while waiting:
             size = self._fitting(len(prefix), shared, waiting)
             try:
-                done = self._batch(prefix, shared, waiting[-size:], requests, starts, watcher)
+                fresh = self._batch(prefix, shared, waiting[-size:], requests, starts, watcher)
             except torch.OutOfMemoryError as error:
                 if size == 1:
                     raise HardwareError(
@@ -104,7 +106,11 @@ class Answerer:
                 torch.cuda.empty_cache()
                 continue
             del waiting[-size:]
-            yield done
+            if pending is not None:  # while the device is busy with the next
+                yield self._answers_of(pending, requests)
+            pending = fresh
+        if pending is not None:
+            yield self._answers_of(pending, requests)
 
     def _fitting(self, n_prefix: int, shared: Any, waiting: list[_Row]) -> int:
         """How many of the longest rows make a batch."""
@@ -131,7 +137,7 @@ class Answerer:
         requests: Sequence[Request],
         starts: list[int],
         watcher: Watcher | None,
-    ) -> list[tuple[int, Answer]]:
+    ) -> "_Pending":
         width = max(len(row.tokens) for row in rows) - len(prefix)
         # Padding comes last, where causal attention of what counts does not see it.
         ids = torch.zeros(len(rows), width, dtype=torch.long)
@@ -146,17 +152,22 @@ class Answerer:
         ).last_hidden_state
         flat = hidden.reshape(-1, hidden.shape[-1])
         scored = _scored(rows, len(prefix), width, requests, starts)
-        values, best = self._score(flat, scored, watcher)
+        return _Pending(rows, *self._score(flat, scored, watcher))
+
+    def _answers_of(
+        self, batch: "_Pending", requests: Sequence[Request]
+    ) -> list[tuple[int, Answer]]:
+        values, best = batch.values.double().cpu(), batch.best.cpu()
         if not values.isfinite().all():
             raise ScoreError(
-                f"the model's outputs are not finite{self._culprit(rows[0])}; the checkpoint is "
-                "damaged, or overflows in this type"
+                f"the model's outputs are not finite{self._culprit(batch.rows[0])}; the checkpoint "
+                "is damaged, or overflows in this type"
             )
         done, at = [], 0
-        for row in rows:
+        for row in batch.rows:
             for index in row.asked:
                 stop = at + len(requests[index].continuation)
-                total = float(values[at:stop].double().sum())
+                total = float(values[at:stop].sum())
                 done.append((index, Answer(total, bool(best[at:stop].all()))))
                 at = stop
         return done
@@ -176,7 +187,7 @@ class Answerer:
             best.append(predicted.likeliest() == targets[part])
             if watcher is not None:
                 watcher(predicted, scored.places[part])
-        return torch.cat(values).cpu(), torch.cat(best).cpu()
+        return torch.cat(values), torch.cat(best)
 
     def _culprit(self, row: _Row) -> str:
         """From where on they are not, if that can be found."""
@@ -214,6 +225,16 @@ class Answerer:
 
 
 @dataclass(frozen=True)
+class _Pending:
+    """A batch that the device may still be working on."""
+
+    rows: list[_Row]
+    values: torch.Tensor
+    """Log-probability of every token that was asked for, row by row."""
+    best: torch.Tensor
+
+
+@dataclass(frozen=True)
 class _Scored:
     where: torch.Tensor
     """Positions of a batch, flattened, that predict a token that was asked for."""
@@ -228,17 +249,16 @@ def _scored(
     requests: Sequence[Request],
     starts: list[int],
 ) -> _Scored:
-    where: list[int] = []
-    targets: list[int] = []
-    places: list[int] = []
+    where, targets, places = [], [], []
     for place, row in enumerate(rows):
         end = place * width + len(row.tokens) - n_prefix
         for index in row.asked:
             continuation = requests[index].continuation
-            where += range(end - len(continuation), end)
-            targets += continuation
-            places += range(starts[index], starts[index + 1])
-    return _Scored(torch.tensor(where), torch.tensor(targets), torch.tensor(places))
+            where.append(np.arange(end - len(continuation), end))
+            targets.append(np.array(continuation))
+            places.append(np.arange(starts[index], starts[index + 1]))
+    joined = (torch.from_numpy(np.concatenate(parts)) for parts in (where, targets, places))
+    return _Scored(*joined)
 
 
 def _rows(requests: Sequence[Request], max_length: int) -> list[_Row]:

@@ -24,6 +24,7 @@ DRAWN = 16
 STEPS = 4096
 MIDDLE = 32760
 """Moves steps, which are negative, into the range of 16-bit integers."""
+MOST_BYTES_BESIDE = 1 << 30
 LOWEST = -15.99
 """Log-probabilities below are kept as this: what is that unlikely weighs nothing."""
 
@@ -48,11 +49,14 @@ class Reference:
     """The mass of all but the likeliest."""
 
     @classmethod
-    def empty(cls, n_tokens: int) -> "Reference":
+    def empty(cls, n_tokens: int, device: torch.device | None = None) -> "Reference":
+        """Room for a text's predictions, beside the model where that fits."""
+        if n_tokens * (KEPT + DRAWN) * 6 > MOST_BYTES_BESIDE:
+            device = None
         return cls(
-            torch.zeros(n_tokens, KEPT + DRAWN, dtype=torch.int32),
-            torch.zeros(n_tokens, KEPT + DRAWN, dtype=torch.int16),
-            torch.zeros(n_tokens),
+            torch.zeros(n_tokens, KEPT + DRAWN, dtype=torch.int32, device=device),
+            torch.zeros(n_tokens, KEPT + DRAWN, dtype=torch.int16, device=device),
+            torch.zeros(n_tokens, device=device),
         )
 
     def record(self, predicted: Distribution, places: torch.Tensor) -> None:
@@ -62,13 +66,17 @@ class Reference:
         ids = torch.cat([likeliest, predicted.draw(DRAWN, likeliest, generator)], 1)
         kept = predicted.log_probabilities(ids).clamp_(min=LOWEST)
         rest = 1 - kept[:, :KEPT].exp().sum(-1)
-        self.ids[places] = ids.to(torch.int32).cpu()
-        self.steps[places] = (kept.mul_(STEPS).round_() + MIDDLE).to(torch.int16).cpu()
-        self.rest[places] = rest.clamp_(min=0).cpu()
+        steps = (kept.mul_(STEPS).round_() + MIDDLE).to(torch.int16)
+        where = self.rest.device
+        places = places.to(where)
+        self.ids[places] = ids.to(where, torch.int32)
+        self.steps[places] = steps.to(where)
+        self.rest[places] = rest.clamp_(min=0).to(where)
 
     def write(self, path: Path) -> None:
         """Keep it; the file appears whole or not at all."""
-        write_whole(path, {"ids": self.ids, "steps": self.steps, "rest": self.rest})
+        parts = {"ids": self.ids, "steps": self.steps, "rest": self.rest}
+        write_whole(path, {name: part.cpu() for name, part in parts.items()})
 
     @classmethod
     def read(cls, path: Path) -> "Reference":
@@ -77,21 +85,37 @@ class Reference:
 
 
 class Divergence:
-    """Per token: how far from the source, and whether both would say the same."""
+    """Per token: how far from the source, and whether both would say the same.
 
-    def __init__(self, reference: Reference) -> None:
+    Where the reference fits, it lies beside the model, so that comparing makes nobody wait.
+    """
+
+    def __init__(self, reference: Reference, device: torch.device | None = None) -> None:
         n_tokens = reference.ids.shape[0]
-        self._reference = reference
-        self.kl = torch.zeros(n_tokens)
-        self.agrees = torch.zeros(n_tokens, dtype=torch.bool)
+        if reference.ids.nbytes + reference.steps.nbytes > MOST_BYTES_BESIDE:
+            device = None
+        parts = (reference.ids, reference.steps, reference.rest)
+        self._reference = Reference(*(part.to(device) for part in parts)) if device else reference
+        self._kl = torch.zeros(n_tokens, device=device)
+        self._agrees = torch.zeros(n_tokens, dtype=torch.bool, device=device)
+
+    @property
+    def kl(self) -> torch.Tensor:
+        """In nats."""
+        return self._kl.cpu()
+
+    @property
+    def agrees(self) -> torch.Tensor:
+        return self._agrees.cpu()
 
     def see(self, predicted: Distribution, places: torch.Tensor) -> None:
         """A watcher for the candidate."""
         device = predicted.normaliser.device
+        places = places.to(self._kl.device)
         ids = self._reference.ids[places].to(device).long()
         source = (self._reference.steps[places].to(device).float() - MIDDLE) / STEPS
         gap = source - predicted.log_probabilities(ids)
         kl = (source[:, :KEPT].exp() * gap[:, :KEPT]).sum(-1)
         kl += self._reference.rest[places].to(device) * gap[:, KEPT:].mean(-1)
-        self.kl[places] = kl.cpu()
-        self.agrees[places] = (predicted.likeliest() == ids[:, 0]).cpu()
+        self._kl[places] = kl.to(self._kl.device)
+        self._agrees[places] = (predicted.likeliest() == ids[:, 0]).to(self._kl.device)

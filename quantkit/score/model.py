@@ -184,10 +184,10 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         watcher: Watcher | None = None
         recorded = compared = None
         if self._kept.is_source and not reference.is_file():
-            recorded = divergence.Reference.empty(n_tokens)
+            recorded = divergence.Reference.empty(n_tokens, self.device)
             watcher = recorded.record
         elif reference.is_file():
-            compared = divergence.Divergence(divergence.Reference.read(reference))
+            compared = divergence.Divergence(divergence.Reference.read(reference), self.device)
             watcher = compared.see
         self._progress.start(f"score {self._label}", n_tokens, "tokens")
         losses = torch.zeros(len(windows), dtype=torch.float64)
