@@ -137,13 +137,3 @@ def test_roots_are_rounded_once():
 def test_nearest_integers_are_even_at_ties():
     values = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 2.5000002])
     assert search.nearest(values).tolist() == [0, 2, 2, 0, -2, 3]
-
-
-@pytest.mark.gpu
-@each_kind
-@pytest.mark.parametrize("importance", IMPORTANCE.values(), ids=IMPORTANCE.keys())
-def test_a_gpu_writes_the_same_bytes(kind, importance):
-    x = torch.cat(list(WEIGHTS.values()))
-    found = KINDS[kind](x.cuda(), None if importance is None else importance.cuda())
-    assert found.is_cuda
-    assert torch.equal(found.cpu(), KINDS[kind](x, importance))
