@@ -145,10 +145,11 @@ def _fit_important(
     """As `_fit`, with scales and minima rounded by weighted least squares."""
     factors = search.candidates(range(37), 0.05, -0.9, top)
     scale, low, levels = search.fit_affine(groups, weights, top, factors)
-    sums = search.ordered_sum(weights)
-    d, scales = search.fit_positive(scale, sums, limit)
-    dmin, minima = search.fit_positive(-low, sums, limit)
-    return levels, (d.half(), scales.to(torch.uint8)), (dmin.half(), minima.to(torch.uint8))
+    # Both in one search: it is many steps over few numbers.
+    both, sums = torch.stack([scale, -low], 1), search.ordered_sum(weights).unsqueeze(1)
+    d, integers = search.fit_positive(both, sums, limit)
+    scales, minima = zip(d.half(), integers.to(torch.uint8).unbind(1), strict=True)
+    return levels, scales, minima
 
 
 def _by_largest(numbers: torch.Tensor, limit: int) -> Numbers:

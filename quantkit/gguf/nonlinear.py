@@ -11,8 +11,8 @@ import torch
 from gguf import GGMLQuantizationType
 
 from quantkit.gguf import search
+from quantkit.gguf.values import NONLINEAR
 
-VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 BLOCK = 32
 
 
@@ -63,7 +63,7 @@ def _fit(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     peak = search.extreme(x)
     empty = peak.abs() < search.EMPTY
     peak.masked_fill_(empty, 1)
-    values = torch.tensor(VALUES, dtype=x.dtype, device=x.device)[_levels(x.device).int()]
+    values = torch.tensor(NONLINEAR, dtype=x.dtype, device=x.device)[_levels(x.device).int()]
 
     def sums(inverse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         picked = _look_up(values, x, inverse)
@@ -87,7 +87,7 @@ def _levels(device: torch.device) -> torch.Tensor:
     Values change halfway between integers, so that a number rounded down to a half has the level
     of the number itself. A search among sixteen values takes torch six times as long.
     """
-    values = torch.tensor(VALUES, device=device)
+    values = torch.tensor(NONLINEAR, device=device)
     twice = torch.arange(-256, 256, device=device)
     return (twice[:, None] >= values[1:] + values[:-1]).sum(-1, dtype=torch.uint8)
 
