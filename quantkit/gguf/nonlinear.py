@@ -11,10 +11,9 @@ import torch
 from gguf import GGMLQuantizationType
 
 from quantkit.gguf import search
+from quantkit.gguf.values import NONLINEAR
 
-VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 BLOCK = 32
-SUPER_BLOCK = 256
 
 
 def iq4_nl(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
@@ -26,39 +25,33 @@ def iq4_nl(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
         weights = search.search_weights(blocks, search.planes(importance[None], BLOCK), mean)
     scale = _fit(blocks, weights)
     levels = _look_up(_levels(x.device), blocks, search.divide_or_zero(1, scale))
-    return search.join(search.half_bytes(scale), search.pack_nibbles(levels))
+    return search.join(search.half_bytes(scale), search.pack(levels, 4))
 
 
 def iq4_xs(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
     """Sixteen values, a scale of six bits for 32 of them and a scale for eight such scales."""
-    blocks = _parts(x)
-    weights = blocks * blocks
+    groups = search.groups(x, BLOCK)
+    weights = groups * groups
     if importance is not None:
-        mean = search.ordered_sum(weights.transpose(0, 1).flatten(0, 1)) * (2 / SUPER_BLOCK)
-        weights = search.search_weights(blocks, _parts(importance[None]), mean)
-    scales = _fit(blocks, weights)
+        mean = search.ordered_sum(search.ungroup(weights)) * (2 / search.SUPER)
+        weights = search.search_weights(groups, search.groups(importance[None], BLOCK), mean)
+    scales = _fit(groups, weights)
     scale = search.divide(search.extreme(scales), -32)
     steps = (search.divide_or_zero(1, scale) * scales).round_().clamp_(-32, 31)
-    levels = _look_up(_levels(x.device), blocks, search.divide_or_zero(1, scale * steps))
+    levels = _look_up(_levels(x.device), groups, search.divide_or_zero(1, scale * steps))
     stored = (steps + 32).to(torch.uint8)
-    # The lower four bits of two scales in a byte, the upper two of four.
-    lower = search.pack_nibbles(torch.cat([stored[::2], stored[1::2]]))
-    high = stored >> 4
-    upper = high[::4] | high[1::4] << 2 | high[2::4] << 4 | high[3::4] << 6
-    nibbles = search.pack_nibbles(levels).transpose(0, 1).flatten(0, 1)
-    return search.join(search.half_bytes(scale), upper, lower, nibbles)
+    return search.join(
+        search.half_bytes(scale),
+        search.pack(stored >> 4, 2, 2),
+        search.pack(stored & 15, 4, 4),
+        search.pack(search.ungroup(levels), 4, 8),
+    )
 
 
 KINDS: dict[GGMLQuantizationType, Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]] = {
     GGMLQuantizationType.IQ4_NL: iq4_nl,
     GGMLQuantizationType.IQ4_XS: iq4_xs,
 }
-
-
-def _parts(x: torch.Tensor) -> torch.Tensor:
-    """[rows, columns] as [numbers of a block, blocks of a super-block, rows, super-blocks]."""
-    parts = search.planes(x, SUPER_BLOCK).view(-1, BLOCK, len(x), x.shape[1] // SUPER_BLOCK)
-    return parts.transpose(0, 1).contiguous()
 
 
 def _fit(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -70,7 +63,7 @@ def _fit(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     peak = search.extreme(x)
     empty = peak.abs() < search.EMPTY
     peak.masked_fill_(empty, 1)
-    values = torch.tensor(VALUES, dtype=x.dtype, device=x.device)[_levels(x.device).int()]
+    values = torch.tensor(NONLINEAR, dtype=x.dtype, device=x.device)[_levels(x.device).int()]
 
     def sums(inverse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         picked = _look_up(values, x, inverse)
@@ -94,7 +87,7 @@ def _levels(device: torch.device) -> torch.Tensor:
     Values change halfway between integers, so that a number rounded down to a half has the level
     of the number itself. A search among sixteen values takes torch six times as long.
     """
-    values = torch.tensor(VALUES, device=device)
+    values = torch.tensor(NONLINEAR, device=device)
     twice = torch.arange(-256, 256, device=device)
     return (twice[:, None] >= values[1:] + values[:-1]).sum(-1, dtype=torch.uint8)
 

@@ -18,6 +18,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFValueType
 
 from quantkit.errors import CheckpointError
+from quantkit.gguf.values import FLOATS, KINDS, dequantize
 from quantkit.model.shards import StoredTensor
 
 MAGIC = b"GGUF"
@@ -41,11 +42,6 @@ NUMBERS = {
     GGUFValueType.INT64: "<i8",
     GGUFValueType.FLOAT64: "<f8",
     GGUFValueType.BOOL: "<u1",
-}
-PLAIN = {
-    GGMLQuantizationType.F32: torch.float32,
-    GGMLQuantizationType.F16: torch.float16,
-    GGMLQuantizationType.BF16: torch.bfloat16,
 }
 
 Scalar = str | int | float | bool
@@ -100,16 +96,14 @@ class GGUF:
         """The values of a tensor in float32 and in its own shape."""
         entry = self._entry(name)
         raw = self.read(name)
-        if entry.kind in PLAIN:
-            return raw.view(PLAIN[entry.kind]).float().reshape(entry.shape)
+        if entry.kind in FLOATS:
+            return dequantize(raw, entry.kind).reshape(entry.shape)
         values = torch.empty(len(raw), entry.columns)
         step = max(1, CHUNK_VALUES // entry.columns)
         try:
-            # A damaged scale may overflow; that shows in the values.
-            with np.errstate(all="ignore"):
-                for start in range(0, len(raw), step):
-                    rows = gguf.quants.dequantize(raw[start : start + step].numpy(), entry.kind)
-                    values[start : start + step] = torch.from_numpy(rows)
+            for start in range(0, len(raw), step):
+                rows = slice(start, start + step)
+                values[rows] = _numbers(raw[rows], entry.kind)
         except NotImplementedError as error:
             raise CheckpointError(
                 f"{self.path}: tensor {name} is of type {entry.kind.name}, which holds no floats"
@@ -136,6 +130,14 @@ def read_file(path: Path) -> GGUF:
             return _Header(path, stream, size).parse()
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _numbers(raw: torch.Tensor, kind: GGMLQuantizationType) -> torch.Tensor:
+    """Rows of bytes as float32; types that quantkit never writes are left to the package."""
+    if kind in KINDS:
+        return dequantize(raw, kind)
+    with np.errstate(all="ignore"):  # a damaged scale may overflow; that shows in the values
+        return torch.from_numpy(gguf.quants.dequantize(raw.numpy(), kind))
 
 
 class _Header:

@@ -1,27 +1,47 @@
-"""What the block types share: ggml's arithmetic in float32, the search for a scale, and bytes.
+"""What the block types share: planes of numbers, ggml's arithmetic, its searches for scales, bytes.
 
 ggml looks at one block after the other; here all blocks are looked at together, as planes
-[numbers of a block, rows, blocks of a row]. Every operation rounds as ggml's does and sums go in
-its order, so that bytes are equal, on a GPU too: no product is fused with a sum.
+[numbers of a block, rows, blocks of a row]: what belongs to a block lacks the first dimension.
+Candidates tie or nearly tie often, so every operation in float32 rounds as ggml's does and sums
+go in its order; then CPU and GPU choose what ggml chooses. Three habits follow, here and in the
+types: no product fused with a sum, no reduction of torch for a sum, and `divide` for plain numbers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
 EMPTY = 1e-15
 """A block whose largest number is below this is stored as zeros."""
+SUPER = 256
+"""Numbers of a super-block, whose groups share the precision of their scales."""
 
 
 def planes(x: torch.Tensor, size: int) -> torch.Tensor:
     """[rows, columns] as [numbers of a block, rows, blocks of a row]."""
-    rows, columns = x.shape
-    return x.reshape(rows, columns // size, size).permute(2, 0, 1).contiguous()
+    assert x.dtype == torch.float32
+    # In two dimensions torch has a fast copy for this.
+    return x.reshape(-1, size).t().contiguous().view(size, len(x), -1)
+
+
+def groups(x: torch.Tensor, size: int) -> torch.Tensor:
+    """[rows, columns] as [numbers of a group, groups of a super-block, rows, super-blocks].
+
+    What belongs to a group is thus in planes of its own, with super-blocks for blocks.
+    """
+    parts = planes(x, SUPER).view(SUPER // size, size, len(x), -1)
+    return parts.transpose(0, 1).contiguous()
+
+
+def ungroup(numbers: torch.Tensor) -> torch.Tensor:
+    """What `groups` made, as planes [numbers of a super-block, rows, super-blocks]."""
+    return numbers.transpose(0, 1).flatten(0, 1)
 
 
 def join(*fields: torch.Tensor) -> torch.Tensor:
     """Fields of blocks, each uint8 [bytes, rows, blocks of a row], as rows of bytes."""
-    return torch.cat(fields).permute(1, 2, 0).flatten(1).contiguous()
+    rows = fields[0].shape[1]
+    return torch.cat(fields).flatten(1).t().contiguous().view(rows, -1)
 
 
 def half_bytes(numbers: torch.Tensor) -> torch.Tensor:
@@ -29,19 +49,17 @@ def half_bytes(numbers: torch.Tensor) -> torch.Tensor:
     return numbers.half().unsqueeze(-1).view(torch.uint8).movedim(-1, 0)
 
 
-def pack_nibbles(levels: torch.Tensor) -> torch.Tensor:
-    """Four bits of each number: the first half of a block in low nibbles, the second in high."""
-    low, high = (levels.to(torch.uint8) & 15).chunk(2)
-    return low | high << 4
+def pack(levels: torch.Tensor, bits: int, n_sets: int = 1) -> torch.Tensor:
+    """Levels of few bits, uint8 [numbers, ...], as bytes that hold several of them.
 
-
-def pack_bits(bits: torch.Tensor) -> torch.Tensor:
-    """Eight numbers that are 0 or 1 in a byte, the first lowest."""
-    bits = bits.to(torch.uint8)
-    packed = bits[::8]
-    for place in range(1, 8):
-        packed = packed | bits[place::8] << place
-    return packed
+    The numbers make sets, a set is split into as many parts as a byte has room for levels, and a
+    byte takes one level of each part, of the first part in its lowest bits.
+    """
+    first, *others = levels.reshape(n_sets, 8 // bits, -1, *levels.shape[1:]).unbind(1)
+    packed = first.clone()
+    for place, part in enumerate(others, 1):
+        packed |= part << bits * place
+    return packed.flatten(0, 1)
 
 
 def ordered_sum(terms: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -70,24 +88,44 @@ def divide_or_zero(a: torch.Tensor | float, b: torch.Tensor) -> torch.Tensor:
     return divide(a, b).masked_fill(b == 0, 0)
 
 
+def root(x: torch.Tensor) -> torch.Tensor:
+    """Square roots, rounded once: torch's own in float32 is off by a bit in one of 140."""
+    return x.double().sqrt_().float()
+
+
+def nearest(x: torch.Tensor) -> torch.Tensor:
+    """The nearest integers as ggml finds them, int32: ties to even, wrapped beyond 22 bits."""
+    return ((x + 12582912.0).view(torch.int32) & 0x7FFFFF) - 0x400000
+
+
 def extreme(x: torch.Tensor) -> torch.Tensor:
     """The number of every block that is farthest from zero, with its sign; of equals the first."""
-    found: torch.Tensor = x.gather(0, x.abs().argmax(0, keepdim=True))[0]
+    found: torch.Tensor = x.gather(0, x.abs().max(0, keepdim=True).indices)[0]
     return found + 0.0  # a block of negative zeros has the extreme zero
 
 
-def steps(first: int, last: int, width: float, *offsets: float) -> list[float]:
+def limits(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least and the largest number of every block.
+
+    Of equals the first: zero has two signs, and a minimum is stored with its own.
+    """
+    low, high = x.amin(0), x.amax(0)
+    if ((low == 0) | (high == 0)).any():  # rare, and to find the first takes 30 times as long
+        return x.min(0).values, x.max(0).values
+    return low, high
+
+
+def candidates(steps: Sequence[int], width: float, *offsets: float) -> list[float]:
     """width * step + offset + offset ... for every step, each operation in float32."""
-    counted = torch.arange(first, last + 1, dtype=torch.float32) * width
+    factors = torch.tensor(steps, dtype=torch.float32) * width
     for offset in offsets:
-        counted += offset
-    return counted.tolist()
+        factors += offset
+    return factors.tolist()
 
 
 def search_weights(x: torch.Tensor, importance: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
     """How much an error of each number counts: `mean` is a mean square that x is seen against."""
-    # torch's root of a float32 is not always the nearest one.
-    return importance * (mean + x * x).double().sqrt_().float()
+    return importance * root(mean + x * x)
 
 
 def fit_symmetric(
@@ -97,6 +135,7 @@ def fit_symmetric(
 
     Candidates put the extreme number near -half. Each rounds x to integers, and then the best
     scale for these integers is known; the candidate with the least weighted error stays.
+    (ggml's make_qx_quants)
     """
     peak = extreme(x)
     empty = peak.abs() < EMPTY
@@ -108,19 +147,137 @@ def fit_symmetric(
 
     def sums(inverse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         integers = rounded(inverse)
-        return ordered_sum(weighted * integers), ordered_sum(weights * integers * integers)
+        square = ordered_sum((weights * integers).mul_(integers))
+        return ordered_sum(integers.mul_(weighted)), square
 
     inverse = divide(-half, peak)
     product, square = sums(inverse)
     scale = divide_or_zero(product, square)
     best = scale * product
-    for wanted in steps(-9, 9, 0.1, half):
-        if wanted == half:
-            continue
+    for wanted in candidates([*range(-9, 0), *range(1, 10)], 0.1, half):
         candidate = divide(-wanted, peak)
         product, square = sums(candidate)
         better = (square > 0) & (product * product > best * square)
         inverse = torch.where(better, candidate, inverse)
-        scale = torch.where(better, divide(product, square), scale)
+        scale = torch.where(better, product / square, scale)
         best = torch.where(better, scale * product, best)
     return scale.masked_fill_(empty, 0), rounded(inverse).add_(half).masked_fill_(empty, 0)
+
+
+def fit_affine(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    top: int,
+    factors: Sequence[float],
+    absolute: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The scale, the minimum (never above zero) and the levels of 0 ... top of every block.
+
+    Candidates stretch the range: each factor over it rounds x to levels, a weighted line through
+    these is the scale and the minimum, and the least weighted error stays, squared or `absolute`.
+    A minimum that is found replaces the old one for the candidates that follow.
+    (ggml's make_qkx2_quants and make_qkx3_quants)
+    """
+    low, high = limits(x)
+    low = low.masked_fill_(low > 0, 0)
+    total, total_x = ordered_sum(weights), ordered_sum(weights * x)
+
+    def rounded(inverse: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+        # Where no range is left, or one too small for an inverse, all levels are zero.
+        inverse = inverse.nan_to_num(posinf=0.0, neginf=0.0)
+        return (x - low).mul_(inverse).round_().clamp_(0, top)
+
+    def error(levels: torch.Tensor, scale: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+        """Overwrites the levels."""
+        change = levels.mul_(scale).add_(low).sub_(x)
+        return ordered_sum((change.abs_() if absolute else change.square_()).mul_(weights))
+
+    inverse, start = divide(top, high - low), low
+    scale = divide(1, inverse)
+    best = error(rounded(inverse, low), scale, low)
+    for factor in factors:
+        candidate = divide(factor, high - low)
+        levels = rounded(candidate, low)
+        weighted = weights * levels
+        sum_l, sum_l2 = ordered_sum(weighted), ordered_sum(weighted * levels)
+        sum_xl = ordered_sum(weighted.mul_(x))
+        determinant = total * sum_l2 - sum_l * sum_l
+        slope = (total * sum_xl - total_x * sum_l) / determinant
+        foot = (sum_l2 * total_x - sum_l * sum_xl) / determinant
+        above = foot > 0
+        slope = torch.where(above, sum_xl / sum_l2, slope)
+        foot = foot.masked_fill_(above, 0)
+        found = error(levels, slope, foot)
+        better = (determinant > 0) & (found < best)
+        inverse, start = torch.where(better, candidate, inverse), torch.where(better, low, start)
+        scale, low = torch.where(better, slope, scale), torch.where(better, foot, low)
+        best = torch.where(better, found, best)
+    return scale, low, rounded(inverse, start)
+
+
+def fit_by_descent(x: torch.Tensor, half: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `fit_symmetric`, weighted by x squared, but from one start by moving single levels.
+
+    (ggml's make_q3_quants)
+    """
+    peak = extreme(x)
+    empty = peak.abs() < EMPTY
+    levels = nearest(x * divide(-half, peak)).clamp_(-half, half - 1)
+    scale, levels = _descend(x, x * x, levels, half - 1, signed=True)
+    return scale.masked_fill_(empty, 0), (levels + half).masked_fill_(empty, 0)
+
+
+def fit_positive(
+    x: torch.Tensor, weights: torch.Tensor, top: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scale of every block and its levels of 0 ... top; x >= 0 is level * scale.
+
+    The best of nine scales is the start, then single levels move. A negative x, which `fit_affine`
+    makes when hardly a number of a block counts, may get a negative level; ggml keeps levels in
+    bytes, so 256 is added, and so it is here. (ggml's make_qp_quants)
+    """
+    largest = x.amax(0)
+    empty = largest < EMPTY
+
+    def error(levels: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+        change = x - divide(1, inverse) * levels
+        return ordered_sum(weights * change * change)
+
+    inverse = divide(top, largest)
+    best = error(nearest(inverse * x) & 255, inverse)
+    for wanted in candidates([*range(-4, 0), *range(1, 5)], 0.1, top):
+        candidate = divide(wanted, largest)
+        found = error(nearest(candidate * x).clamp_(max=top), candidate)
+        better = found < best
+        inverse = torch.where(better, candidate, inverse)
+        best = torch.where(better, found, best)
+    levels = nearest(inverse * x).clamp_(max=top)
+    scale, levels = _descend(x, weights, levels, top, signed=False)
+    return scale.masked_fill_(empty, 0), levels.masked_fill_(empty, 0)
+
+
+def _descend(
+    x: torch.Tensor, weights: torch.Tensor, levels: torch.Tensor, top: int, signed: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Five passes over the numbers, each moving a level where that fits all the block better."""
+    weighted = weights * x
+    product, square = ordered_sum(weighted * levels), ordered_sum(weights * levels * levels)
+    chosen = list(levels if signed else levels & 255)
+    numbers = list(zip(x, weights, weighted, strict=True))
+    for _ in range(5):
+        for i, (number, weight, both) in enumerate(numbers):
+            level = chosen[i]
+            rest = product - both * level
+            rest_square = square - weight * level * level
+            moved = nearest(number * rest_square / rest)
+            moved = moved.clamp_(-top - 1, top) if signed else moved.clamp_(max=top)
+            new_product = rest + both * moved
+            new_square = rest_square + weight * moved * moved
+            better = (rest > 0) & (moved != level) & (new_square > 0)
+            if not signed:
+                better &= rest_square > 0
+            better &= new_product * new_product * square > product * product * new_square
+            chosen[i] = torch.where(better, moved if signed else moved & 255, level)
+            product = torch.where(better, new_product, product)
+            square = torch.where(better, new_square, square)
+    return torch.where(square > 0, product / square, 0.0), torch.stack(chosen)

@@ -131,13 +131,3 @@ def test_halves_go_away_from_zero_in_q8_0():
 def test_sums_go_in_order():
     terms = torch.tensor([1e8, 1.0, -1e8, 1.0])
     assert search.ordered_sum(terms).item() == 1
-
-
-@pytest.mark.gpu
-@by_kind
-@pytest.mark.parametrize("importance", ["none", "uneven"])
-def test_a_gpu_writes_the_same_bytes(kind, importance):
-    x, weights = heavy_tails(torch.Generator().manual_seed(5)), importance_for(COLUMNS, importance)
-    there = KINDS[kind](x.cuda(), None if weights is None else weights.cuda())
-    assert there.is_cuda
-    assert torch.equal(there.cpu(), KINDS[kind](x, weights))
