@@ -7,7 +7,7 @@ from quantkit.gguf import kquants, nonlinear, plain
 from quantkit.gguf.values import FLOATS
 
 KINDS = plain.KINDS | nonlinear.KINDS | kquants.KINDS
-AT_ONCE = {"cuda": 1 << 24, "cpu": 1 << 18}
+AT_ONCE = {"cuda": 1 << 25, "cpu": 1 << 18}
 """Weights that are searched together: enough to fill a GPU, or few enough for a CPU's caches."""
 
 

@@ -137,6 +137,11 @@ def fit_symmetric(
     scale for these integers is known; the candidate with the least weighted error stays.
     (ggml's make_qx_quants)
     """
+    wanted = candidates([*range(-9, 0), *range(1, 10)], 0.1, half)
+    if x.is_cuda:
+        from quantkit.gguf import kernels
+
+        return kernels.fit_symmetric(x, weights, half, wanted, EMPTY)
     peak = extreme(x)
     empty = peak.abs() < EMPTY
     peak.masked_fill_(empty, 1)
@@ -154,8 +159,8 @@ def fit_symmetric(
     product, square = sums(inverse)
     scale = divide_or_zero(product, square)
     best = scale * product
-    for wanted in candidates([*range(-9, 0), *range(1, 10)], 0.1, half):
-        candidate = divide(-wanted, peak)
+    for factor in wanted:
+        candidate = divide(-factor, peak)
         product, square = sums(candidate)
         better = (square > 0) & (product * product > best * square)
         inverse = torch.where(better, candidate, inverse)
@@ -178,6 +183,10 @@ def fit_affine(
     A minimum that is found replaces the old one for the candidates that follow.
     (ggml's make_qkx2_quants and make_qkx3_quants)
     """
+    if x.is_cuda:
+        from quantkit.gguf import kernels
+
+        return kernels.fit_affine(x, weights, top, factors, absolute)
     low, high = limits(x)
     low = low.masked_fill_(low > 0, 0)
     total, total_x = ordered_sum(weights), ordered_sum(weights * x)
