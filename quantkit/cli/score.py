@@ -59,6 +59,10 @@ def command(
         str | None,
         typer.Option(metavar="POINTS", help="Random questions until +-POINTS, such as 1.0pp."),
     ] = None,
+    backend: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="What computes: transformers, or llama.cpp for GGUF."),
+    ] = "transformers",
     server: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Ask an engine that serves MODEL, such as vLLM."),
@@ -89,6 +93,7 @@ def command(
         data,
         cache=cache,
         server=server,
+        backend=backend,
     )
     if server is not None and len(models) != 1:
         raise typer.BadParameter("a server serves one model: give its folder alone")

@@ -107,7 +107,7 @@ def _fallbacks(choices: Mapping[str, Choice]) -> list[str]:
         for choice in choices.values()
         if choice.fallback_from is not None
     )
-    return [
-        f"{n} tensors are {kind} instead of {wanted}, whose blocks do not divide their rows"
-        for (wanted, kind), n in counted.items()
-    ]
+    if not counted:
+        return []
+    told = [f"{n} in {kind} for {wanted}" for (wanted, kind), n in counted.most_common()]
+    return [f"rows that blocks do not divide: {' and '.join(told)}"]

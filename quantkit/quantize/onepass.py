@@ -8,7 +8,6 @@ While a block is computed on, the next one is read and the last one is written.
 """
 
 import gc
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -29,15 +28,15 @@ from quantkit.progress import Progress
 from quantkit.quantize import feeders, kvcache
 from quantkit.quantize.calibrated import BlockResult, quantize_block
 from quantkit.quantize.datafree import copy_tensor, require_finite
-from quantkit.quantize.delivery import Delivery, Parcel
+from quantkit.quantize.delivery import Delivery
 from quantkit.quantize.estimate import TOKENS_PER_BATCH
+from quantkit.quantize.finished import Finished, Status
 from quantkit.quantize.hidden import HiddenStates
 from quantkit.quantize.importance import Importance
 from quantkit.quantize.journal import Journal
 from quantkit.quantize.plan import Plan
 from quantkit.quantize.statistics import Collector
 from quantkit.recipe import Recipe
-from quantkit.storage import gib
 
 MAX_FALLBACK_SHARE = 0.01
 TOKENS_REPLAYED = {"cuda": 4096, "cpu": 512}
@@ -143,7 +142,7 @@ def _pass(
     streams = _streams(plans, hidden, device, on_host, importance)
     del hidden
     done = [journal.n_done for journal in journals]
-    status = _Status(progress, tokens.numel(), device)
+    status = Status(progress, tokens.numel(), device)
     progress.start("calibrate", len(decoder.blocks) * len(streams), "blocks")
     with Delivery() as delivery:
         for index, state in decoder.read_ahead(require_finite):
@@ -153,7 +152,7 @@ def _pass(
                 if not pending:
                     _replay(here, plans, writers)
                 for i, result in here.quantize(plans, pending).items():
-                    finished = _Finished(here, plans[i], result)
+                    finished = Finished(index, here.prefix, state, plans[i], result)
                     delivery.submit(partial(finished.deliver, writers[i], journals[i], status))
                 progress.advance(1)
     progress.finish()
@@ -324,89 +323,6 @@ def _quantised_state(
     for name, linear in result.linears.items():
         after[f"{name}.weight"] = grid.dequantize(linear.quantized, recipe.weights)
     return after
-
-
-class _Finished:
-    """A block that a recipe has quantised, on its way to disk and journal."""
-
-    def __init__(self, here: _Here, plan: Plan, result: BlockResult) -> None:
-        self.plan, self.index, self.prefix = plan, here.index, here.prefix
-        self.linears = {
-            name: (linear.damping, linear.fallback) for name, linear in result.linears.items()
-        }
-        tensors: dict[str, torch.Tensor] = {}
-        scales = {f"{n}.folded": scale for n, scale in result.folded.items()}
-        for name, linear in result.linears.items():
-            tensors |= compressed_tensors.tensors(
-                self.prefix + name, linear.quantized, plan.recipe, linear.input_scale
-            )
-            if linear.in_scale is not None:
-                scales[f"{name}.in_scale"] = linear.in_scale
-            if linear.out_scale is not None:
-                scales[f"{name}.out_scale"] = linear.out_scale
-        tensors |= result.kv_scales
-        done = {f"{name}.weight" for name in result.linears}
-        for name, tensor in here.state.items():
-            if name not in done:
-                tensors[self.prefix + name] = result.changed.get(name, tensor)
-        self.tensors = Parcel(tensors)
-        self.scales = Parcel({self.prefix + n: scale.float() for n, scale in scales.items()})
-        errors = [x for r in result.linears.values() for x in (r.relative_error, r.output_error)]
-        self.errors = Parcel({"": torch.stack(errors).view(-1, 2)})
-
-    def deliver(self, writer: FolderWriter, journal: Journal, status: "_Status") -> None:
-        """Write the tensors, then the journal. Runs in the background."""
-        layers = self._layers()
-        tensors = self.tensors.opened()
-        for name, tensor in tensors.items():
-            writer.write(name, tensor)
-        writer.flush()
-        journal.record(self.index, layers, self.scales.opened(), list(tensors))
-        status.tell(self.plan, self.index, layers)
-
-    def _layers(self) -> dict[str, Layer]:
-        errors = self.errors.opened()[""].tolist()
-        layers: dict[str, Layer] = {}
-        for (name, (damping, fallback)), pair in zip(self.linears.items(), errors, strict=True):
-            relative, output = pair
-            if not max(relative, output) < float("inf"):
-                raise MethodError(
-                    f"{self.plan.recipe.method} gave non-finite values for {self.prefix}{name}"
-                )
-            layers[self.prefix + name] = Layer(
-                relative_error=relative, output_error=output, damping=damping, fallback=fallback
-            )
-        return layers
-
-
-class _Status:
-    """What a person who watches wants to know: speed, memory, and which layer loses most."""
-
-    def __init__(self, progress: Progress, n_tokens: int, device: torch.device) -> None:
-        self._progress = progress
-        self._n_tokens = n_tokens
-        self._device = device
-        self._started = time.monotonic()
-        self._worst: tuple[float, str] = (0.0, "")
-        self._first: int | None = None
-
-    def tell(self, plan: Plan, index: int, layers: Mapping[str, Layer]) -> None:
-        """A recipe has finished a block."""
-        for name, layer in layers.items():
-            assert layer.output_error is not None
-            self._worst = max(self._worst, (layer.output_error, f"{name} of {plan.recipe.name}"))
-            self._progress.detail(
-                f"{plan.recipe.name}: {name} output error {layer.output_error:.2e}"
-            )
-        if self._first is None:
-            self._first = index
-        n_blocks = index - self._first + 1
-        speed = self._n_tokens * n_blocks / (time.monotonic() - self._started)
-        words = [f"{speed:,.0f} tokens/s a block"]
-        if self._device.type == "cuda":
-            words.append(f"GPU {gib(torch.cuda.max_memory_allocated(self._device))}")
-        words.append(f"worst {self._worst[1]} {self._worst[0]:.1e}")
-        self._progress.status(", ".join(words))
 
 
 def _head_width(config: Any) -> int:

@@ -110,8 +110,15 @@ class Endpoint:
         finally:
             self._hang_up()
 
-    def echo_all(self, prompts: Sequence[list[int]], keep: Callable[[int, Echo], None]) -> None:
+    def echo_all(
+        self,
+        prompts: Sequence[list[int]],
+        n_scored: Sequence[int],
+        keep: Callable[[int, Echo], None],
+    ) -> None:
         """Ask for many prompts at a time; `keep` gets the number of each and its answer.
+
+        A server tells of all tokens, so how many are scored makes no difference to it.
 
         It is called in this thread, as answers come in. After an error nothing new is asked, and
         what was under way is still kept; after an interrupt all connections are cut.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit import device as devices
-from quantkit.errors import CheckpointError, ScoreError
+from quantkit.errors import CheckpointError, ScoreError, UnknownName
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import now, versions
 from quantkit.model.architecture import Architecture
@@ -23,6 +23,8 @@ from quantkit.score import answers, lmeval
 from quantkit.score.answers import Text
 from quantkit.score.evaluation import Evaluation
 from quantkit.score.scorecard import Score, Scorecard, Settings
+
+BACKENDS = ("transformers", "llama.cpp")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Asked:
     """Only these documents, by task."""
     server: str | None = None
     """The address of an engine that serves the model; nothing is loaded here then."""
+    backend: str = "transformers"
+    """What computes here: one of `BACKENDS`."""
 
 
 def score(
@@ -69,13 +73,15 @@ def evaluate(
 
     started = time.monotonic()
     progress = progress or Silent()
+    if asked.backend not in BACKENDS:
+        raise UnknownName("backend", asked.backend, BACKENDS)
     where = devices.choose(device)
     if isinstance(target, Checkpoint):
         _require_sound(target)
     with lmeval.quiet():
         loaded = lmeval.load(asked.tasks, asked.data, asked.num_fewshot, asked.seed)
         folder = asked.cache or cache.default_folder()
-        if asked.server is None:
+        if asked.server is None and asked.backend == BACKENDS[0]:
             from quantkit.score.model import EvaluatedModel
 
             lm: Any = EvaluatedModel(
@@ -90,7 +96,7 @@ def evaluate(
             dtype, computed_on = str(lm.model.dtype).removeprefix("torch."), where
         else:
             lm = _served(target, asked, folder, progress, trust_remote_code)
-            dtype, computed_on = "served", None
+            dtype, computed_on = "served" if asked.server else asked.backend, None
         try:
             results = lmeval.run(lm, loaded, asked.limit, asked.samples)
         finally:
@@ -110,7 +116,7 @@ def evaluate(
         ),
         groups=_groups(results),
         versions={**versions(), "lm_eval": lmeval.version()},
-        device=devices.describe(computed_on) if computed_on else f"served at {asked.server}",
+        device=devices.describe(computed_on) if computed_on else lm.where,
         seconds=time.monotonic() - started,
         created=now(),
     )
@@ -142,16 +148,29 @@ def _served(
         def close(self) -> None:
             kept.close()
 
-    assert asked.server is not None
-    facts = {"model": target.digest, "server": asked.server}
+        @property
+        def where(self) -> str:
+            return f"served at {asked.server}" if asked.server else f"{asked.backend}, on this host"
+
+    facts = {"model": target.digest, "server": asked.server or asked.backend}
     kept = cache.AnswerCache(folder, cache.identity(facts))
     return Kept(
-        asked.server,
+        asked.server or _in_llama_cpp(target, asked),
         loading.tokenizer(target.folder, trust_remote_code),
         asked.max_length,
         answers=cache.ByName(kept),
         advance=progress.advance,
     )
+
+
+def _in_llama_cpp(target: ModelSource | Checkpoint, asked: Asked) -> Any:
+    from quantkit.score.llamacpp import LlamaCpp
+
+    if not isinstance(target, Checkpoint) or not target.is_gguf:
+        raise ScoreError(f"--backend llama.cpp runs GGUF files, and {target.label} is none")
+    metadata = target.gguf.metadata
+    context = metadata.get(f"{metadata['general.architecture']}.context_length")
+    return LlamaCpp(target.gguf.path, int(str(context or 2048)), asked.max_length)
 
 
 def _require_sound(checkpoint: Checkpoint) -> None:

@@ -5,8 +5,8 @@ This scores what will really answer, with the engine's own kernels.
 
 import hashlib
 from array import array
-from collections.abc import Callable, MutableMapping
-from typing import Any
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any, Protocol
 
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import has_bos_prefix
@@ -22,6 +22,25 @@ PROBE = "The naïve café paid 3,141.59 €…\n\n    def f(x):\treturn x ** 2  
 Answers = MutableMapping[str, tuple[float, bool]]
 
 
+class Engine(Protocol):
+    """What answers: a server behind an address, or an engine in this process."""
+
+    url: str
+    model: str
+    max_model_len: int | None
+
+    def echo_text(self, text: str) -> Echo:
+        """A text as the engine reads it."""
+
+    def echo_all(
+        self,
+        prompts: Sequence[list[int]],
+        n_scored: Sequence[int],
+        keep: Callable[[int, Echo], None],
+    ) -> None:
+        """Log-probabilities of prompts, of their last tokens at least."""
+
+
 class ServedModel(TemplateLM):  # type: ignore[misc]
     """Log-likelihoods from a server.
 
@@ -31,7 +50,7 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
 
     def __init__(
         self,
-        url: str,
+        served: "str | Engine",
         tokenizer: Any,
         max_length: int | None = None,
         model: str | None = None,
@@ -42,7 +61,11 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         advance: Callable[[int], None] = lambda n_tokens: None,
     ) -> None:
         super().__init__()
-        endpoint = Endpoint(url, model, concurrent, timeout_s, api_key)
+        endpoint = (
+            Endpoint(served, model, concurrent, timeout_s, api_key)
+            if isinstance(served, str)
+            else served
+        )
         self.endpoint = endpoint
         self.tokenizer = tokenizer
         self._answers: Answers = {} if answers is None else answers
@@ -158,7 +181,8 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
             self._answers[key] = echo.tail(n)
             self._advance(n)
 
-        self.endpoint.echo_all([tokens for _, (tokens, _) in waiting], keep)
+        prompts = [tokens for _, (tokens, _) in waiting]
+        self.endpoint.echo_all(prompts, [n for _, (_, n) in waiting], keep)
         return [(value, greedy) for value, greedy in map(self._answers.__getitem__, keys)]
 
     def _key(self, tokens: list[int], n_continuation: int) -> str:
@@ -174,7 +198,7 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         )
 
 
-def _windows(endpoint: Endpoint, asked: int | None) -> int:
+def _windows(endpoint: "Engine", asked: int | None) -> int:
     """The length of windows: their first token comes on top, and the server adds one of its own."""
     if endpoint.max_model_len is None:
         if asked is None:

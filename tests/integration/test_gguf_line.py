@@ -1,6 +1,7 @@
 """GGUF files of every type, from the command's own code to real llama.cpp."""
 
 import shutil
+from dataclasses import replace
 
 import gguf
 import pytest
@@ -8,7 +9,7 @@ import torch
 from llamacpp import next_token, serve
 
 from quantkit import resources
-from quantkit.errors import DataError, RecipeError, SourceError
+from quantkit.errors import DataError, RecipeError, ScoreError, SourceError, UnknownName
 from quantkit.gguf import blocks, imatrix
 from quantkit.gguf.imatrix import ImportanceMatrix
 from quantkit.model.source import ModelSource
@@ -18,6 +19,7 @@ from quantkit.quantize.prepare import CalibrationChoice
 from quantkit.quantize.run import quantize
 from quantkit.recipe import load
 from quantkit.score import loading
+from quantkit.score.harness import Asked, evaluate
 from quantkit.verify.checkpoint import verify
 
 NAMES = [name for name in resources.names("recipes") if name.startswith("gguf-")]
@@ -228,3 +230,20 @@ def test_experts_are_quantised_each_by_what_matters_to_it(tmp_path):
     for expert in range(3):
         alone = blocks.quantize(weight[expert], made.gguf.tensors[name].kind, kept[expert])
         assert torch.equal(stored[expert], alone)
+
+
+def test_scores_in_llama_cpp_are_those_of_our_reading(made, tmp_path):
+    asked = Asked(("python_docs", "python_quiz"), limit=2, max_length=64, cache=tmp_path / "cache")
+    here = evaluate(made["gguf-q8_0"], asked, "cpu").card.scores
+    there = evaluate(made["gguf-q8_0"], replace(asked, backend="llama.cpp"), "cpu").card
+    assert there.settings.dtype == "llama.cpp"
+    for name in ("python_docs/perplexity", "python_quiz/acc"):
+        assert there.scores[name].n == here[name].n
+        assert there.scores[name].value == pytest.approx(here[name].value, rel=0.02)
+
+
+def test_only_gguf_is_scored_in_llama_cpp(source):
+    with pytest.raises(ScoreError, match="runs GGUF files"):
+        evaluate(source, Asked(("python_quiz",), limit=1, backend="llama.cpp"), "cpu")
+    with pytest.raises(UnknownName, match="backend"):
+        evaluate(source, Asked(("python_quiz",), limit=1, backend="llama"), "cpu")

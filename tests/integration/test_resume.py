@@ -107,7 +107,7 @@ def stopped(tmp_path, monkeypatch):
     """A run that was stopped by a full disk after two blocks."""
     source = small_model(tmp_path / "model")
     expected = run(source, tmp_path / "whole")
-    deliver, calls = onepass._Finished.deliver, []
+    deliver, calls = onepass.Finished.deliver, []
 
     def until_full(finished, *rest):
         if finished.index == 2:
@@ -118,10 +118,10 @@ def stopped(tmp_path, monkeypatch):
         calls.append(finished.index)
         deliver(finished, *rest)
 
-    monkeypatch.setattr(onepass._Finished, "deliver", until_full)
+    monkeypatch.setattr(onepass.Finished, "deliver", until_full)
     with pytest.raises(StorageError, match="is full"):
         run(source, tmp_path / "out")
-    monkeypatch.setattr(onepass._Finished, "deliver", counted)
+    monkeypatch.setattr(onepass.Finished, "deliver", counted)
     calls.clear()
     return source, tmp_path / "out", expected, calls
 
