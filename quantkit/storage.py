@@ -95,6 +95,7 @@ def scratch_folder(target: Path, force: bool = False, resumable: bool = False) -
     keep = False
     try:
         with guarded(target), _alone_in(scratch):
+            _clear_halves(scratch)
             try:
                 yield scratch
             except BaseException as error:
@@ -118,6 +119,13 @@ def scratch_folder(target: Path, force: bool = False, resumable: bool = False) -
     finally:
         if not keep:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _clear_halves(folder: Path) -> None:
+    """Remove what a killed run was writing and had not given its name yet."""
+    for path in folder.rglob(".*"):
+        if path.is_file():
+            path.unlink()
 
 
 @contextmanager

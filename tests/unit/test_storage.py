@@ -203,6 +203,18 @@ def test_leftover_scratch_of_the_same_process_is_cleared(tmp_path):
     assert names(tmp_path) == ["out"]
 
 
+def test_a_half_written_file_of_a_killed_run_does_not_stay(tmp_path):
+    scratch = tmp_path / ".out.partial"
+    (scratch / "journal").mkdir(parents=True)
+    (scratch / "journal" / "00000.json").write_text("{}")
+    for path in (scratch / ".config.json.4711", scratch / "journal" / ".00001.json.4711"):
+        path.write_text("{")
+    with scratch_folder(tmp_path / "out", resumable=True) as folder:
+        (folder / "config.json").write_text("{}")
+    found = sorted(path.name for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert found == ["00000.json", "config.json"]
+
+
 def test_require_space_looks_at_the_nearest_folder(tmp_path, monkeypatch):
     asked = []
 
