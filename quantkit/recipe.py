@@ -8,6 +8,7 @@ import difflib
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -189,8 +190,7 @@ class GGUFRecipe(_Named):
     def _known(cls, kind: Any) -> str:
         name = str(kind).upper()
         if name not in GGUF_TYPES:
-            near = difflib.get_close_matches(name, GGUF_TYPES, n=1)
-            meant = f"did you mean {near[0]}?" if near else f"there are: {', '.join(GGUF_TYPES)}"
+            meant = _meant(name, GGUF_TYPES)
             raise ValueError(f"'{kind}' is no file type of llama.cpp's that we write; {meant}")
         return name
 
@@ -239,9 +239,7 @@ class Recipe(_Named):
     @classmethod
     def _known(cls, method: str) -> str:
         if method not in METHODS:
-            near = difflib.get_close_matches(method, METHODS, n=1)
-            meant = f"did you mean {near[0]}?" if near else f"there are: {', '.join(METHODS)}"
-            raise ValueError(f"'{method}' is unknown; {meant}")
+            raise ValueError(f"'{method}' is unknown; {_meant(method, METHODS)}")
         return method
 
     @field_validator("weights")
@@ -429,6 +427,13 @@ def split_addition(name: str) -> tuple[str, str | None]:
     if not plus or "/" in addition or addition.endswith((".yaml", ".yml")):
         return name, None
     return base, addition
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    """A hint at what somebody may have wanted to write."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
 
 
 def _problems(error: ValidationError, kind: type[BaseModel]) -> list[str]:
