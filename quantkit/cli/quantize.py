@@ -24,7 +24,7 @@ from quantkit.cli.options import (
     TrustRemoteCode,
     Verbose,
 )
-from quantkit.errors import DataError
+from quantkit.errors import DataError, RecipeError
 from quantkit.registry import NATIVE
 
 if TYPE_CHECKING:
@@ -77,6 +77,9 @@ def command(
             raise DataError(
                 "a GGUF file cannot be calibrated here; give --imatrix, a matrix made before"
             )
+        if dry_run or engine != NATIVE:
+            option = "--dry-run" if dry_run else "--engine"
+            raise RecipeError(f"{option} does not go with a GGUF file as MODEL; leave it out")
         how = FileOptions(device, force, imatrix, requantize, quiet, verbose)
         _quantize_file(model, recipe, out, how, json)
         return

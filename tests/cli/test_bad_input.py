@@ -27,6 +27,25 @@ def test_file_as_model(refused, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (["--dry-run"], "--dry-run does not go with a GGUF file"),
+        (["--engine", "llmcompressor"], "--engine does not go with a GGUF file"),
+        (["--calibration", "python-docs"], "cannot be calibrated here; give --imatrix"),
+    ],
+)
+def test_what_a_gguf_file_cannot_do_is_said_before_anything_is_written(
+    run_cli, tmp_path, option, words
+):
+    file, out = tmp_path / "model.gguf", tmp_path / "out"
+    file.touch()
+    result = run_cli(["quantize", str(file), "-r", "gguf-q8_0", "-o", str(out), *option])
+    assert result.code == 3
+    assert words in result.stderr
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
     ("name", "words"),
     [
         ("nobody/nothing-of-this-name", "HF_HUB_OFFLINE is set; give a folder"),
