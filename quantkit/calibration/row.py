@@ -1,0 +1,42 @@
+"""One row of a source, recognised: a chat, an instruction or plain text."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Kind = Literal["chat", "instruction", "text"]
+Message = Mapping[str, Any]
+"""As the OpenAI API has it: `role`, `content`, and for tools `tool_calls`, `tool_call_id`, `name`."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one row says, and where it stands."""
+
+    source: str
+    """The name of its source in the spec."""
+    place: str
+    """Where it stands, for people: `traffic.jsonl:17`."""
+    kind: Kind
+    messages: Sequence[Message] = ()
+    """Of a chat, or of an instruction as a chat of one turn."""
+    tools: Sequence[Mapping[str, Any]] = field(default=())
+    text: str = ""
+    """Of a plain text."""
+
+    @property
+    def plain(self) -> str:
+        """All that people and models said, one turn below the other."""
+        if self.kind == "text":
+            return self.text
+        return "\n\n".join(said for m in self.messages if (said := content(m)))
+
+
+def content(message: Message) -> str:
+    """The text of a message, whose content may have several parts or be missing."""
+    parts = message.get("content")
+    if parts is None:
+        return ""
+    if isinstance(parts, str):
+        return parts
+    return "".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))
