@@ -1,0 +1,148 @@
+"""Rows out of files: JSON, tables and plain text, packed or not, one row at a time.
+
+Memory stays small whatever the size of a file; only a `.json` that is one document is read whole.
+"""
+
+import glob
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+from quantkit.calibration.json_rows import json_document, json_lines
+from quantkit.calibration.plain_text import TEXT_CHARACTERS, documents
+from quantkit.calibration.record import OnBad, Reading, Record, Trouble, pass_over
+from quantkit.calibration.streams import PACKINGS, as_utf8, explained, packing_of, unpacked
+from quantkit.calibration.tables import parquet, separated, spooled
+from quantkit.errors import DataError
+
+__all__ = ["TEXT_CHARACTERS", "Record", "Trouble", "find", "read", "read_stream"]
+
+Format = Callable[[Iterable[bytes], Reading], Iterator[Record]]
+PARQUET = ".parquet"
+FORMATS: dict[str, Format] = {
+    ".jsonl": json_lines,
+    ".ndjson": json_lines,
+    ".json": json_document,
+    ".csv": partial(separated, delimiter=","),
+    ".tsv": partial(separated, delimiter="\t"),
+    ".txt": documents,
+    ".md": documents,
+    ".raw": documents,
+    ".text": documents,
+}
+KNOWN = f"{', '.join((*FORMATS, PARQUET))}, each also with {' or '.join(PACKINGS)} behind"
+# They stand beside data and speak about it.
+ABOUT = ("readme", "license", "dataset_info", "dataset_infos")
+
+
+def find(path: Path | str) -> list[Path]:
+    """The files that a path stands for: itself, those of a folder, or those of a pattern."""
+    path = Path(path).expanduser()
+    if path.is_dir():
+        found = _of_folder(path)
+    elif path.exists():
+        _ending(path)
+        return [path]
+    else:
+        matched = _matching(path)
+        if not matched:
+            raise DataError(f"there is no file, folder or pattern {path}")
+        found = []
+        for match in matched:
+            found += _of_folder(match) if match.is_dir() else [match]
+        # `**` finds a folder as well as what is in it.
+        found = sorted({file for file in found if _is_known(file)})
+    if not found:
+        raise DataError(f"nothing in {path} has a known ending; known are {KNOWN}")
+    return found
+
+
+def read(
+    path: Path, skip_bad: bool = False, on_bad: OnBad = pass_over, name: str | None = None
+) -> Iterator[Record]:
+    """The rows of one file; `name` is what their places begin with, else the file's own name."""
+    reading = Reading(str(path), name or path.name, skip_bad, on_bad)
+    with explained(reading.path):
+        ending, packing = _ending(path)
+        with path.open("rb") as raw:
+            stream = unpacked(raw, packing)
+            if ending == PARQUET:
+                records = parquet(spooled(stream) if packing else path, reading)
+                nothing = "holds no rows"
+            else:
+                records = FORMATS[ending](as_utf8(stream), reading)
+                nothing = "is empty" if ending not in (".csv", ".tsv") else "has no rows"
+            yield from _some(records, reading, nothing)
+
+
+def read_stream(
+    stream: BinaryIO, name: str, skip_bad: bool = False, on_bad: OnBad = pass_over
+) -> Iterator[Record]:
+    """The rows of standard input: JSON or plain text, told by how it begins, packed or not."""
+    reading = Reading(name, name, skip_bad, on_bad)
+    with explained(name):
+        plain = unpacked(stream, "")
+        if packing := packing_of(plain):
+            plain = unpacked(plain, packing)
+        lines = iter(as_utf8(plain))
+        read = []
+        for line in lines:
+            read.append(line)
+            if line.strip():
+                break
+        form = json_document if _is_json(read[-1] if read else b"") else documents
+        yield from _some(form(chain(read, lines), reading), reading, "is empty")
+
+
+def _is_json(line: bytes) -> bool:
+    line = b"".join(line[:1000].split())
+    # A bracket alone may be text.
+    return line.startswith((b"{", b"[{", b'["', b"[[")) or line == b"["
+
+
+def _some(records: Iterator[Record], reading: Reading, nothing: str) -> Iterator[Record]:
+    """The records, unless there are none for no reason told."""
+    first = next(records, None)
+    if first is not None:
+        yield first
+        yield from records
+    elif not reading.n_bad:
+        reading.bad_file(nothing)
+
+
+def _matching(pattern: Path) -> list[Path]:
+    # Path.glob takes no absolute patterns and finds hidden files.
+    return [Path(name) for name in sorted(glob.glob(str(pattern), recursive=True))]  # noqa: PTH207
+
+
+def _of_folder(folder: Path) -> list[Path]:
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file()
+        and _is_known(path)
+        and path.name.split(".")[0].lower() not in ABOUT
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
+def _is_known(path: Path) -> bool:
+    try:
+        _ending(path)
+    except DataError:
+        return False
+    return path.is_file()
+
+
+def _ending(path: Path) -> tuple[str, str]:
+    """How the file is to be read, and how it is packed."""
+    name, packing = path.name.lower(), ""
+    if name.endswith(PACKINGS):
+        name, _, last = name.rpartition(".")
+        packing = f".{last}"
+    ending = Path(name).suffix
+    if ending in FORMATS or ending == PARQUET:
+        return ending, packing
+    raise DataError(f"{path} has no known ending; known are {KNOWN}")

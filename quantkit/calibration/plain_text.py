@@ -1,0 +1,75 @@
+"""Documents of plain text: consecutive lines, parted at blank ones where there are any."""
+
+from collections.abc import Iterable, Iterator
+
+from quantkit.calibration.record import Reading, Record
+
+TEXT_CHARACTERS = 8000
+"""A document ends before it grows beyond this; only a single line may be longer."""
+
+
+def documents(lines: Iterable[bytes], reading: Reading) -> Iterator[Record]:
+    """Pieces of a text file, each placed at the line where it begins.
+
+    One article a line is a usual layout, so a line is never cut.
+    """
+    gathered = _Gathered(reading.name)
+    for number, raw in enumerate(lines, 1):
+        try:
+            line = raw.decode()
+        except UnicodeDecodeError as error:
+            reading.bad(number, f"byte {error.start + 1} is not UTF-8 ({raw[error.start]:#04x})")
+            continue
+        if "\0" in line:
+            reading.bad(number, f"byte {raw.index(0) + 1} is NUL, which no text holds")
+            continue
+        line = line.removesuffix("\n").removesuffix("\r")
+        if len(line) > TEXT_CHARACTERS:
+            yield from gathered.flush()
+            yield Record(f"{reading.name}:{number}", line)
+            continue
+        while gathered.size + len(line) > TEXT_CHARACTERS:
+            yield from gathered.cut()
+        gathered.add(number, line)
+    yield from gathered.flush()
+
+
+class _Gathered:
+    """Lines that will be a document."""
+
+    def __init__(self, name: str) -> None:
+        self.size = 0
+        self._name = name
+        self._lines: list[tuple[int, str]] = []
+        self._paragraph = 0
+        """How many of them come before the last blank one."""
+
+    def add(self, number: int, line: str) -> None:
+        blank = not line.strip()
+        if blank and not self._lines:
+            return
+        if blank:
+            self._paragraph = len(self._lines)
+        self._lines.append((number, line))
+        self.size += len(line) + 1
+
+    def cut(self) -> Iterator[Record]:
+        """Part with the lines before the last blank one, or with all."""
+        if not self._paragraph:
+            yield from self.flush()
+            return
+        later = self._lines[self._paragraph :]
+        del self._lines[self._paragraph :]
+        yield from self.flush()
+        for number, line in later:
+            self.add(number, line)
+
+    def flush(self) -> Iterator[Record]:
+        """Part with all lines."""
+        lines, self._lines = self._lines, []
+        self.size = self._paragraph = 0
+        while lines and not lines[-1][1].strip():
+            lines.pop()
+        if lines:
+            text = "\n".join(line for _, line in lines)
+            yield Record(f"{self._name}:{lines[0][0]}", text)
