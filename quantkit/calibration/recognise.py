@@ -1,0 +1,301 @@
+"""What a row is, told by its fields: a chat, an instruction, plain text, or a server's log.
+
+    messages                         OpenAI chat, with `tools` beside it
+    conversations                    ShareGPT: from/value
+    instruction, input, output       Alpaca
+    instruction, context, response   Dolly
+    question, answer, context        question answering, SQuAD among it
+    prompt, completion / chosen      completions and preferences; both may be messages
+    request, body, payload, ...      logs, with the answer under `response`
+    text, content, document, ...     plain text
+
+The first that fits is taken, in the order of the code; `columns` decides where names differ.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quantkit.calibration import server_logs
+from quantkit.calibration.messages import (
+    Malformed,
+    are_messages,
+    normalise,
+    parsed,
+    says_something,
+    tools,
+)
+from quantkit.calibration.record import Record
+from quantkit.calibration.row import Kind, Row
+from quantkit.errors import DataError, UnknownName
+
+SHOWN_CHARACTERS = 200
+CHATS = ("messages", "conversations", "conversation", "dialog", "dialogue")
+TEXTS = (
+    *("text", "content", "document", "page", "body", "code", "article", "passage"),
+    *("markdown", "raw_content", "page_content"),
+)
+ANSWERS = ("completion", "response", "chosen", "output", "answer", "text")
+# The question, what belongs to it, and where its answer may stand, best first.
+INSTRUCTIONS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("instruction", ("input", "context"), ("output", "response", "completion", "answer")),
+    ("question", ("context", "input"), ("answer", "answers", "response", "output")),
+    ("prompt", ("context", "input"), ANSWERS),
+    ("inputs", (), ("targets",)),
+    ("input", (), ("output", "target")),
+)
+NEEDS_ANSWER = ("inputs", "input")
+"""Names that mean a question only when an answer is there."""
+COLUMNS = frozenset(
+    {*CHATS, *TEXTS, *server_logs.REQUESTS, *server_logs.BESIDE, "tools", "system"}
+    | {name for ask, more, said in INSTRUCTIONS for name in (ask, *more, *said)}
+)
+
+
+Found = dict[str, Any]
+"""What a shape finds in a row: `messages` and `tools`, or `text`."""
+
+
+class Unrecognised(DataError):
+    """A row whose fields mean nothing known, or whose messages are wrong."""
+
+
+class Empty(DataError):
+    """A row that is understood and says nothing."""
+
+
+class _Nothing(Exception):
+    """A shape was recognised and is empty; carries what is."""
+
+
+@dataclass(frozen=True)
+class Recogniser:
+    """Turns the records of one source into rows."""
+
+    source: str
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Our name of a field -> theirs; dots reach into objects: `request.body.messages`."""
+    kind: Kind | None = None
+    """Take only this, where a row could be read in several ways."""
+
+    def __post_init__(self) -> None:
+        for name in self.columns:
+            if name not in COLUMNS:
+                raise UnknownName("column", name, COLUMNS)
+
+    def __call__(self, record: Record) -> Row:
+        value = record.value
+        try:
+            row = self._row(record.place, value)
+        except Malformed as error:
+            raise Unrecognised(f"{record.place}: {error}; the row is {shown(value)}") from error
+        except _Nothing as error:
+            raise Empty(f"{record.place}: {error}") from None
+        if row is None:
+            raise self._unrecognised(record)
+        return row
+
+    def _row(self, place: str, value: Any) -> Row | None:
+        if isinstance(value, list):
+            value = {"messages": value} if are_messages(value) else None
+        elif isinstance(value, str):
+            value = {"text": value}
+        if not isinstance(value, Mapping):
+            return None
+        if self.columns:
+            value = self._renamed(value)
+        empty = None
+        for kind, shape in SHAPES:
+            if self.kind not in (None, kind):
+                continue
+            try:
+                found = shape(value)
+            except _Nothing as error:
+                # Tables have all columns in all rows, and fill those that a row is about.
+                empty = empty or error
+                continue
+            if found is not None:
+                return Row(self.source, place, kind, **found)
+        if isinstance(inner := value.get("row"), Mapping):
+            # The hub's viewer hands rows out in an object each.
+            return self._row(place, inner)
+        if empty:
+            raise empty
+        return None
+
+    def _renamed(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        found = {ours: reach(value, theirs) for ours, theirs in self.columns.items()}
+        return {ours: held for ours, held in found.items() if held is not None}
+
+    def _unrecognised(self, record: Record) -> Unrecognised:
+        value = record.value
+        what = f"the row is no {self.kind}" if self.kind else "the row is of no known kind"
+        hint = "`columns:` in the spec says which field is which"
+        if isinstance(value, Mapping):
+            fields = ", ".join(str(name)[:40] for name in list(value)[:20]) or "none"
+            what += f" by its fields ({fields})"
+            absent = [theirs for theirs in self.columns.values() if reach(value, theirs) is None]
+            if absent:
+                hint = f"`columns:` in the spec names {', '.join(absent)}, which it does not have"
+        return Unrecognised(f"{record.place}: {what}; {hint}; the row is {shown(value)}")
+
+
+def reach(value: Any, path: str) -> Any:
+    """What stands at a dotted path, through objects, lists and JSON written as text."""
+    if isinstance(value, Mapping) and path in value:
+        return value[path]
+    for part in path.split("."):
+        if isinstance(value, str):
+            value = parsed(value)
+        if isinstance(value, Mapping):
+            value = value.get(part)
+        elif isinstance(value, list) and part.isdigit() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return None
+    return value
+
+
+def shown(value: Any) -> str:
+    """A row for people, shortened."""
+    text = json.dumps(_short(value), ensure_ascii=False, default=str)
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
+
+
+def _short(value: Any) -> Any:
+    """The beginning of a value, so that a row of megabytes is not written to be cut."""
+    if isinstance(value, Mapping):
+        return {str(key)[:40]: _short(held) for key, held in list(value.items())[:20]}
+    if isinstance(value, list):
+        return [_short(held) for held in value[:3]]
+    if isinstance(value, str | bytes):
+        return value[:80] if isinstance(value, str) else f"{len(value)} bytes"
+    return value
+
+
+def _chat(row: Mapping[str, Any]) -> Found | None:
+    for key in CHATS:
+        messages = row.get(key)
+        if isinstance(messages, str):
+            messages = parsed(messages)
+        if messages == []:
+            raise _Nothing(f"its {key} are empty")
+        if isinstance(messages, list) and (key == "messages" or are_messages(messages)):
+            return _finished(messages, row, server_logs.answer(row))
+    prompt = row.get("prompt")
+    before: list[Mapping[str, Any]] = prompt if are_messages(prompt) else []
+    if isinstance(prompt, str) and prompt.strip():
+        before = [{"role": "user", "content": prompt}]
+    for key in ANSWERS:
+        if are_messages(said := row.get(key)):
+            # Preferences hold the whole chat, or only what answers the prompt.
+            answers_only = said[0].get("role", said[0].get("from")) in ("assistant", "gpt")
+            return _finished([*before, *said] if answers_only else said, row)
+    if are_messages(prompt):
+        text = _said(row, ANSWERS) or ""
+        answer = {"role": "assistant", "content": text} if text.strip() else None
+        return _finished(prompt, row, answer)
+    return None
+
+
+def _logged_chat(row: Mapping[str, Any]) -> Found | None:
+    logged = server_logs.exchange(row)
+    if logged is None or "messages" not in logged.request:
+        return None
+    messages = logged.request["messages"]
+    if not messages:
+        raise _Nothing("its request has no messages")
+    return _finished(messages, logged.request, logged.answer)
+
+
+def _finished(
+    given: Sequence[Any], beside: Mapping[str, Any], answer: Mapping[str, Any] | None = None
+) -> Found:
+    """Messages in our form, with the answer behind them when they wait for one."""
+    messages = normalise(given)
+    if answer and messages[-1]["role"] != "assistant":
+        messages += normalise([answer], first=len(messages) + 1)
+    system = beside.get("system")
+    if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    if not says_something(messages):
+        raise _Nothing("nobody says anything in its messages")
+    return {
+        "messages": messages,
+        "tools": tools(beside.get("tools") or beside.get("functions")),
+    }
+
+
+def _instruction(row: Mapping[str, Any]) -> Found | None:
+    for ask, more, said in INSTRUCTIONS:
+        asked = row.get(ask)
+        if not isinstance(asked, str):
+            continue
+        answer = _said(row, said)
+        if ask in NEEDS_ANSWER and (answer is None or parsed(asked)):
+            continue
+        given = [asked, *(row[name] for name in more if isinstance(row.get(name), str))]
+        user = "\n\n".join(part for part in given if part.strip())
+        if not user:
+            raise _Nothing(f"its {ask} is empty")
+        messages = [{"role": "user", "content": user}]
+        if isinstance(system := row.get("system"), str) and system.strip():
+            messages.insert(0, {"role": "system", "content": system})
+        if answer and answer.strip():
+            messages.append({"role": "assistant", "content": answer})
+        return {"messages": messages}
+    return None
+
+
+def _said(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """The answer of a row; None when it has no field for one."""
+    for name in names:
+        if name not in row:
+            continue
+        said = row[name]
+        if isinstance(said, Mapping) and "choices" in said:
+            said = server_logs.answer({"response": said}) or ""
+        if isinstance(said, Mapping):
+            # SQuAD keeps every annotator's answer, and where it stands in the text.
+            said = said.get("text", said.get("content"))
+        if isinstance(said, list):
+            said = next((one for one in said if isinstance(one, str)), "")
+        choices = row.get("choices")
+        if isinstance(said, int) and isinstance(choices, list) and 0 <= said < len(choices):
+            said = choices[said]
+        return "" if said is None else str(said)
+    return None
+
+
+def _completion(row: Mapping[str, Any]) -> Found | None:
+    """A logged completion, whose prompt reached the model as it is, without a template."""
+    logged = server_logs.exchange(row)
+    prompt = logged.request.get("prompt") if logged else None
+    if isinstance(prompt, list) and prompt:
+        prompt = prompt[0]
+    if logged is None or not isinstance(prompt, str):
+        return None
+    said = logged.answer.get("content") if logged.answer else ""
+    if not prompt.strip():
+        raise _Nothing("the prompt of its request is empty")
+    return {"text": prompt + said if isinstance(said, str) else prompt}
+
+
+def _text(row: Mapping[str, Any]) -> Found | None:
+    texts = {name: row[name] for name in TEXTS if isinstance(row.get(name), str)}
+    for text in texts.values():
+        if text.strip():
+            return {"text": text}
+    if texts:
+        raise _Nothing(f"its {next(iter(texts))} is empty")
+    return None
+
+
+SHAPES: tuple[tuple[Kind, Callable[[Mapping[str, Any]], Found | None]], ...] = (
+    ("chat", _chat),
+    ("instruction", _instruction),
+    ("chat", _logged_chat),
+    ("text", _completion),
+    ("text", _text),
+)

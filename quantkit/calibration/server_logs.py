@@ -1,0 +1,140 @@
+"""Logs of OpenAI-compatible servers: the request in a row, and the answer that was given to it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quantkit.calibration.messages import are_messages, parsed
+
+REQUESTS = ("request", "request_body", "body", "kwargs", "payload", "input", "params", "json")
+ANSWERS = ("response", "response_body", "output", "body", "result", "message", "chunks")
+BESIDE = ("response", "response_body", "output", "result", "completion")
+"""Where a row keeps the answer beside the request; a text there is the answer itself."""
+SAID = ("content", "tool_calls", "function_call", "refusal")
+DEPTH = 4
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What was asked, and what was answered."""
+
+    request: Mapping[str, Any]
+    """A body with `messages` or `prompt`."""
+    answer: Mapping[str, Any] | None
+    """An assistant's message."""
+
+
+def exchange(row: Mapping[str, Any]) -> Exchange | None:
+    """The request and the answer in a row of a log."""
+    body = _request(row, DEPTH)
+    if body is None:
+        return None
+    return Exchange(body, answer(row))
+
+
+def answer(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What the assistant answered, where a row keeps it beside the request."""
+    for key in BESIDE:
+        if isinstance(said := row.get(key), str) and not _events(said) and parsed(said) is None:
+            return {"role": "assistant", "content": said} if said.strip() else None
+        if found := _answer(said, DEPTH):
+            return found
+    return _answer({"choices": row["choices"]}, 0) if "choices" in row else None
+
+
+def _request(value: Any, depth: int, inside: bool = False) -> Mapping[str, Any] | None:
+    if isinstance(value, str):
+        value = parsed(value)
+    if inside and are_messages(value):
+        return {"messages": value}
+    if not isinstance(value, Mapping):
+        return None
+    if inside and (
+        isinstance(value.get("messages"), list) or isinstance(value.get("prompt"), str | list)
+    ):
+        return value
+    for key in REQUESTS if depth else ():
+        if key in value and (found := _request(value[key], depth - 1, inside=True)):
+            return found
+    return None
+
+
+def _answer(value: Any, depth: int) -> Mapping[str, Any] | None:
+    if isinstance(value, str):
+        value = _events(value) or parsed(value)
+    if isinstance(value, list):
+        if are_messages(value):
+            return value[-1] if value[-1].get("role") == "assistant" else None
+        return _joined(chunk for chunk in value if isinstance(chunk, Mapping | str))
+    if not isinstance(value, Mapping):
+        return None
+    choices = value.get("choices")
+    if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
+        first = choices[0]
+        if isinstance(message := first.get("message"), Mapping):
+            # An answer that was cut off while the model reasoned says nothing.
+            said = any(message.get(key) for key in SAID)
+            return {"role": "assistant", **message} if said else None
+        if isinstance(first.get("text"), str):
+            return {"role": "assistant", "content": first["text"]}
+        return _joined([value])
+    if value.get("role") == "assistant":
+        return value
+    for key in ANSWERS if depth else ():
+        if key in value and (found := _answer(value[key], depth - 1)):
+            return found
+    return None
+
+
+def _events(text: str) -> list[Any]:
+    """The chunks of a stream that was logged as it went over the wire."""
+    if not text.lstrip().startswith("data:"):
+        return []
+    lines = (line.strip() for line in text.splitlines())
+    return [
+        chunk
+        for line in lines
+        if line.startswith("data:") and (chunk := parsed(line.removeprefix("data:")))
+    ]
+
+
+def _joined(chunks: Iterable[Any]) -> Mapping[str, Any] | None:
+    """The message that the chunks of a stream add up to."""
+    content: list[str] = []
+    reasoning: list[str] = []
+    calls: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        if isinstance(chunk, str):
+            chunk = parsed(chunk.strip().removeprefix("data:")) or {}
+        choices = chunk.get("choices")
+        first = choices[0] if isinstance(choices, list) and choices else None
+        if not isinstance(first, Mapping) or first.get("index", 0) != 0:
+            continue
+        delta = first.get("delta")
+        if not isinstance(delta, Mapping):
+            delta = {"content": first.get("text")}
+        for kept, key in ((content, "content"), (reasoning, "reasoning_content")):
+            if isinstance(piece := delta.get(key), str):
+                kept.append(piece)
+        for call in delta.get("tool_calls") or ():
+            _add_call(calls, call)
+    if not content and not calls:
+        return None
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(content)}
+    if reasoning:
+        message["reasoning_content"] = "".join(reasoning)
+    if calls:
+        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+    return message
+
+
+def _add_call(calls: dict[int, dict[str, Any]], piece: Mapping[str, Any]) -> None:
+    """The first piece of a call names it, those after it carry its arguments."""
+    call = calls.setdefault(
+        piece.get("index", 0), {"type": "function", "function": {"name": "", "arguments": ""}}
+    )
+    if isinstance(piece.get("id"), str):
+        call["id"] = piece["id"]
+    for key, value in (piece.get("function") or {}).items():
+        if key in ("name", "arguments") and isinstance(value, str):
+            call["function"][key] += value
