@@ -53,7 +53,8 @@ def find(path: Path | str) -> list[Path]:
         for match in matched:
             found += _of_folder(match) if match.is_dir() else [match]
         # `**` finds a folder as well as what is in it.
-        found = sorted({file for file in found if _is_known(file)})
+        known = sorted({file for file in found if _is_known(file)})
+        found = [file for file in known if not _is_about(file)] or known
     if not found:
         raise DataError(f"nothing in {path} has a known ending; known are {KNOWN}")
     return found
@@ -66,15 +67,16 @@ def read(
     reading = Reading(str(path), name or path.name, skip_bad, on_bad)
     with explained(reading.path):
         ending, packing = _ending(path)
+        if ending == PARQUET and not packing:
+            yield from _some(parquet(path, reading), reading)
+            return
         with path.open("rb") as raw:
             stream = unpacked(raw, packing)
             if ending == PARQUET:
-                records = parquet(spooled(stream) if packing else path, reading)
-                nothing = "holds no rows"
+                with spooled(stream) as file:
+                    yield from _some(parquet(file, reading), reading)
             else:
-                records = FORMATS[ending](as_utf8(stream), reading)
-                nothing = "is empty" if ending not in (".csv", ".tsv") else "has no rows"
-            yield from _some(records, reading, nothing)
+                yield from _some(FORMATS[ending](as_utf8(stream), reading), reading)
 
 
 def read_stream(
@@ -93,7 +95,7 @@ def read_stream(
             if line.strip():
                 break
         form = json_document if _is_json(read[-1] if read else b"") else documents
-        yield from _some(form(chain(read, lines), reading), reading, "is empty")
+        yield from _some(form(chain(read, lines), reading), reading)
 
 
 def _is_json(line: bytes) -> bool:
@@ -102,14 +104,14 @@ def _is_json(line: bytes) -> bool:
     return line.startswith((b"{", b"[{", b'["', b"[[")) or line == b"["
 
 
-def _some(records: Iterator[Record], reading: Reading, nothing: str) -> Iterator[Record]:
+def _some(records: Iterator[Record], reading: Reading) -> Iterator[Record]:
     """The records, unless there are none for no reason told."""
     first = next(records, None)
     if first is not None:
         yield first
         yield from records
     elif not reading.n_bad:
-        reading.bad_file(nothing)
+        reading.bad_file("is empty")
 
 
 def _matching(pattern: Path) -> list[Path]:
@@ -123,9 +125,13 @@ def _of_folder(folder: Path) -> list[Path]:
         for path in folder.rglob("*")
         if path.is_file()
         and _is_known(path)
-        and path.name.split(".")[0].lower() not in ABOUT
+        and not _is_about(path)
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
+
+
+def _is_about(path: Path) -> bool:
+    return path.name.split(".")[0].lower() in ABOUT
 
 
 def _is_known(path: Path) -> bool:

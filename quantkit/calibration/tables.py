@@ -1,9 +1,11 @@
 """Rows of tables: CSV, tab-separated values and Parquet."""
 
 import csv
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -65,7 +67,7 @@ def separated(lines: Iterable[bytes], reading: Reading, delimiter: str) -> Itera
         if header is None:
             if fault:
                 raise DataError(f"{reading.path}, line {number}: {fault}")
-            if row:
+            if any(name.strip() for name in row):
                 header = _header(row, reading, number)
         elif fault and row:
             reading.bad(number, fault)
@@ -85,8 +87,6 @@ def _header(row: list[str], reading: Reading, number: int) -> list[str]:
             f"{reading.path}, line {number}: the header names {sorted(twice)[0]!r} twice; "
             "the first line must name each column"
         )
-    if not any(names):
-        raise DataError(f"{reading.path}, line {number}: the header names no column")
     return names
 
 
@@ -132,11 +132,10 @@ def _values(batch: Any, before: int, reading: Reading) -> Iterator[dict[str, Any
         yield value
 
 
-def spooled(stream: BinaryIO) -> BinaryIO:
+@contextmanager
+def spooled(stream: BinaryIO) -> Iterator[BinaryIO]:
     """A packed Parquet file, whose end must be read first, on disk when it is large."""
-    import shutil
-
-    spool = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115
-    shutil.copyfileobj(stream, spool, 1 << 20)
-    spool.seek(0)
-    return spool  # type: ignore[return-value]
+    with tempfile.SpooledTemporaryFile(SPOOL_BYTES) as spool:
+        shutil.copyfileobj(stream, spool, 1 << 20)
+        spool.seek(0)
+        yield spool  # type: ignore[misc]
