@@ -11,7 +11,7 @@ word's hash wherever it stands. An odd base has an inverse, so the division is a
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -23,6 +23,7 @@ Places = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 PIECE = 1 << 15  # bytes at a time, so that sums of eight bytes each stay in a core's cache
+PORTION_TEXTS, PORTION_CHARACTERS = 1 << 13, 1 << 23
 BASE = 0x9E3779B97F4A7C15
 BREAK, LETTER, ALONE = 0, 1, 2  # what a character does to a word: end it, go on with it, be one
 NO_SPACES = (
@@ -65,7 +66,26 @@ def shingles(words: Words, n: int) -> Words:
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     first = np.arange(offsets[-1]) + np.repeat(words.offsets[:-1] - offsets[:-1], counts)
     last = first + np.repeat(np.minimum(lengths, n), counts)
-    return Words(_spans(words.hashes, first, last), offsets)
+    found = np.empty(len(first), np.uint64)
+    for at in range(0, len(first), PIECE):
+        begin, end = first[at : at + PIECE], last[at : at + PIECE]
+        values = words.hashes[begin[0] : end[-1]]
+        found[at : at + PIECE] = _spans(values, begin - begin[0], end - begin[0])
+    return Words(found, offsets)
+
+
+def portions(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Texts in lists that are worth a batch and small in memory, in their order."""
+    portion: list[str] = []
+    n_characters = 0
+    for text in texts:
+        portion.append(text)
+        n_characters += len(text)
+        if len(portion) == PORTION_TEXTS or n_characters >= PORTION_CHARACTERS:
+            yield portion
+            portion, n_characters = [], 0
+    if portion:
+        yield portion
 
 
 def has_words(text: str, n: int) -> bool:
