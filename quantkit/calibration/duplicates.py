@@ -7,6 +7,7 @@ hashing), found in sorted arrays; a candidate is confirmed by what is kept of it
 eight bits of every order.
 """
 
+from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
@@ -161,7 +162,9 @@ def signatures(texts: Sequence[str], seed: int) -> npt.NDArray[np.uint32]:
     matrix = RMinHash.digest_matrix_from_flat_token_hashes(
         parts.hashes, parts.offsets.astype(np.uint64), N_PERMUTATIONS, seed
     )
-    return np.array(matrix.to_rows(), np.uint32).reshape(len(texts), N_PERMUTATIONS)
+    # By way of `array`, which reads lists of integers twice as fast as numpy does.
+    rows = b"".join(array("I", row) for row in matrix.to_rows())
+    return np.frombuffer(rows, np.uint32).reshape(len(texts), N_PERMUTATIONS)
 
 
 def band_rows(threshold: float) -> int:
