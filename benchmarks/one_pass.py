@@ -21,6 +21,7 @@ import torch
 from data_free import make_model
 
 from quantkit import device as devices
+from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.export.folder import open_folder
 from quantkit.export.manifest import versions
 from quantkit.model.architecture import Architecture
@@ -78,7 +79,8 @@ def measure(
     entered = [writer.__enter__() for writer in writers]
     journals = [Journal.open(out / plan.recipe.name, {}) for plan in plans]
     started = time.monotonic()
-    quantize_blocks(source, plans, entered, tokens, torch.device("cuda"), watch, journals, offload)
+    samples = CalibrationTokens("random", tokens)
+    quantize_blocks(source, plans, entered, samples, torch.device("cuda"), watch, journals, offload)
     whole = time.monotonic() - started
     for writer in writers:
         writer.__exit__(None, None, None)

@@ -37,16 +37,58 @@ class SetSpec(BaseModel):
 
 @dataclass(frozen=True)
 class CalibrationTokens:
-    """Samples of equal length, and a digest that tells them apart from all others."""
+    """Samples padded to one length, and a digest that tells them apart from all others."""
 
     name: str
     ids: torch.Tensor
-    """[samples, length]"""
+    """[samples, length]; what stands behind a sample's real tokens does not matter."""
+    lengths: torch.Tensor | None = None
+    """[samples], how many tokens of each sample are real; None where all are."""
+
+    def __post_init__(self) -> None:
+        if self.lengths is None:
+            return
+        n_samples, length = self.ids.shape
+        if self.lengths.shape != (n_samples,):
+            raise DataError(
+                f"{self.name} has {n_samples} samples but {self.lengths.numel()} lengths of them"
+            )
+        wrong = ((self.lengths < 1) | (self.lengths > length)).nonzero()
+        if len(wrong):
+            place = int(wrong[0])
+            raise DataError(
+                f"sample {place} of {self.name} has {int(self.lengths[place])} tokens: it must "
+                f"have 1 to {length}; leave empty samples out"
+            )
+
+    @property
+    def mask(self) -> torch.Tensor | None:
+        """Which positions are real [samples, length]; None where all are."""
+        length = self.ids.shape[1]
+        if self.lengths is None or bool((self.lengths == length).all()):
+            return None
+        return torch.arange(length) < self.lengths[:, None]
+
+    @property
+    def n_tokens(self) -> int:
+        """Real tokens of all samples."""
+        return self.ids.numel() if self.lengths is None else int(self.lengths.sum())
 
     @property
     def digest(self) -> str:
-        raw = self.ids.to(torch.int32).contiguous().numpy().tobytes()
-        return hashlib.sha256(f"{tuple(self.ids.shape)}".encode() + raw).hexdigest()
+        ids, what, mask = self.ids, f"{tuple(self.ids.shape)}", self.mask
+        if mask is not None:
+            assert self.lengths is not None
+            ids, what = ids * mask, f"{what} {self.lengths.tolist()}"
+        raw = ids.to(torch.int32).contiguous().numpy().tobytes()
+        return hashlib.sha256(what.encode() + raw).hexdigest()
+
+    def longest_first(self) -> "CalibrationTokens":
+        """The same samples by falling length, so that padding gathers in the last batches."""
+        if self.lengths is None:
+            return self
+        order = self.lengths.argsort(descending=True, stable=True)
+        return CalibrationTokens(self.name, self.ids[order], self.lengths[order])
 
 
 def load(

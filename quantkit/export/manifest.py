@@ -65,6 +65,9 @@ class Calibration(Record):
     digest: str
     n_samples: int
     length: int
+    """Of the longest sample, to which the others are padded."""
+    n_tokens: int | None = None
+    """Real tokens of all samples; manifests of old do not say it, and have no padding."""
 
 
 class Manifest(Record):

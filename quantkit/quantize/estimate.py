@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from quantkit import device as devices
+from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import HardwareError
 from quantkit.model.architecture import Architecture
 from quantkit.quantize.calibrated import JUDGING_ROWS
@@ -35,6 +36,7 @@ class Estimate:
 
     n_blocks: int
     n_tokens: int
+    """Real ones: padding costs time and memory too, but teaches nothing."""
     n_streams: int
     hidden_bytes: int
     """Of all streams together."""
@@ -55,12 +57,13 @@ class Estimate:
 def estimate(
     architecture: Architecture,
     plans: Sequence[Plan],
-    tokens: torch.Tensor,
+    calibration: CalibrationTokens,
     device: torch.device,
 ) -> Estimate:
     """The cost of the pass that these calibrated recipes need."""
     block = _largest_block(architecture)
-    n_tokens, length = tokens.numel(), tokens.shape[1]
+    n_positions, length = calibration.ids.numel(), calibration.ids.shape[1]
+    n_tokens, padded = calibration.n_tokens, calibration.mask is not None
     groups = _groups(block)
     parameters = sum(rows * columns for rows, columns in block.values())
     narrow = min(columns for _, columns in block.values())
@@ -73,7 +76,7 @@ def estimate(
     n_blocks = _n_blocks(architecture)
     tallest = max(rows * columns for rows, columns in groups)
     solving = 4 * (4 * wide * wide + 4 * tallest)
-    running = bytes_each * batch * (6 * wide + 12 * narrow)
+    running = bytes_each * batch * ((6 + padded) * wide + 12 * narrow)
     working = (
         2 * parameters * bytes_each
         + 4 * sum(columns * columns for _, columns in groups)
@@ -84,7 +87,7 @@ def estimate(
         many, few = _work(plan, groups)
         products, solves = products + many, solves + few
     forwards = n_streams + len(own)
-    products += 2.0 * parameters * n_tokens * forwards
+    products += 2.0 * parameters * n_positions * forwards
     products += 1.15 * n_tokens * n_streams * sum(columns**2 for _, columns in groups)
     fast, slow = _speeds(device)
     seconds = n_blocks * (products / fast + solves / slow) / EFFICIENCY
@@ -92,7 +95,7 @@ def estimate(
         n_blocks,
         n_tokens,
         n_streams,
-        n_streams * n_tokens * narrow * bytes_each,
+        n_streams * n_positions * narrow * bytes_each,
         working,
         2 * parameters,
         seconds,

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from quantkit.quantize.padding import Keep, real
+
 # Linear, its feeder, and whether only the second half of the feeder's rows count (fused gate/up).
 PROPOSED = (("o_proj", "v_proj"), ("down_proj", "up_proj"))
 
@@ -52,8 +54,12 @@ def find(
     groups: dict[str, list[str]],
     forward: Callable[[], Any],
     head_width: int,
+    keep: Keep = None,
 ) -> dict[str, Feeder]:
-    """The feeder of every group that has one; `forward` runs the block on one sample."""
+    """The feeder of every group that has one; `forward` runs the block on one sample.
+
+    `keep` says which positions of that sample are real.
+    """
     linears = [n for n, module in block.named_modules() if isinstance(module, torch.nn.Linear)]
     inputs, norms = _watch(block, linears, forward)
     found = {}
@@ -66,7 +72,8 @@ def find(
             parent, _, last = leader.rpartition(".")
             name = f"{parent}.{feeder}" if parent else feeder
             if last == target and len(members) == 1 and _has(block, name):
-                linear = _try_linear(block, leader, name, inputs[leader], forward, head_width)
+                before = real(inputs[leader], keep)
+                linear = _try_linear(block, leader, name, before, forward, head_width, keep)
                 if linear is not None:
                     found[leader] = linear
     return found
@@ -121,6 +128,7 @@ def _try_linear(
     before: torch.Tensor,
     forward: Callable[[], Any],
     head_width: int,
+    keep: Keep,
 ) -> Feeder | None:
     """A linear as the feeder, if scaling its rows scales what the leader reads and nothing else."""
     linear = block.get_submodule(name)
@@ -145,6 +153,7 @@ def _try_linear(
         linear.weight.data = original[0]
         if original[1] is not None:
             linear.bias.data = original[1]
+    after = real(after, keep)
     expected = before * feeder.spread(factor)
     gap = (after - expected).float().norm() / expected.float().norm().clamp(min=1e-30)
     return feeder if gap < 1e-2 else None

@@ -9,6 +9,8 @@ from functools import partial
 
 import torch
 
+from quantkit.quantize.padding import Keep, real
+
 
 class Importance:
     """Sums of squared inputs by layer, for all linears of the decoder blocks."""
@@ -18,11 +20,11 @@ class Importance:
         self.n_tokens: dict[str, int] = {}
 
     @contextmanager
-    def watching(self, block: torch.nn.Module, prefix: str) -> Iterator[None]:
-        """Count the tokens of the forward pass within."""
-        alive: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    def watching(self, block: torch.nn.Module, prefix: str, keep: Keep = None) -> Iterator[None]:
+        """Count the tokens of the forward pass within, at the positions to keep."""
+        alive: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
         handles = [
-            module.register_forward_pre_hook(partial(self._see, prefix + name, alive))
+            module.register_forward_pre_hook(partial(self._see, prefix + name, keep, alive))
             for name, module in block.named_modules()
             if isinstance(module, torch.nn.Linear)
         ]
@@ -35,23 +37,24 @@ class Importance:
     def _see(
         self,
         name: str,
-        alive: dict[int, tuple[torch.Tensor, torch.Tensor]],
+        keep: Keep,
+        alive: dict[int, tuple[torch.Tensor, torch.Tensor, int]],
         module: torch.nn.Module,
         inputs: tuple[torch.Tensor, ...],
     ) -> None:
         (tensor,) = inputs
-        flat = tensor.reshape(-1, tensor.shape[-1])
         # Layers that read one tensor share its sum; it is kept, so that no identity is used twice.
         if id(tensor) not in alive:
+            flat = real(tensor, keep).reshape(-1, tensor.shape[-1])
             norm = torch.linalg.vector_norm(flat, 2, 0, dtype=torch.float32)
-            alive[id(tensor)] = tensor, norm.square()
-        square = alive[id(tensor)][1]
+            alive[id(tensor)] = tensor, norm.square(), len(flat)
+        _, square, n_tokens = alive[id(tensor)]
         if name in self._sums:
             self._sums[name] += square
         else:
             self._sums[name] = square.clone()
             self.n_tokens[name] = 0
-        self.n_tokens[name] += len(flat)
+        self.n_tokens[name] += n_tokens
 
     def forget(self) -> None:
         """Begin again."""

@@ -17,6 +17,7 @@ from quantkit import grid
 from quantkit.errors import MethodError
 from quantkit.model.architecture import attentions
 from quantkit.model.shards import DTYPES
+from quantkit.quantize.padding import Keep, real
 from quantkit.recipe import WeightScheme
 
 if TYPE_CHECKING:
@@ -74,10 +75,11 @@ class Observer:
         return cls(attentions(block) if any(plan.kv_scales for plan in plans) else {})
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Observe the forward passes within; they compute what they always do."""
+    def watching(self, keep: Keep = None) -> Iterator[None]:
+        """Observe the positions to keep of the passes within, which compute what they always do."""
         handles = [
-            intercept(module, partial(self._see, name)) for name, module in self.attentions.items()
+            intercept(module, partial(self._see, name, keep))
+            for name, module in self.attentions.items()
         ]
         try:
             yield
@@ -86,11 +88,18 @@ class Observer:
                 handle.remove()
 
     def _see(
-        self, name: str, keys: torch.Tensor, values: torch.Tensor
+        self, name: str, keep: Keep, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        _raise(self.keys, name, keys.abs().amax())
-        _raise(self.values, name, values.abs().amax((0, 2)).flatten())
+        _raise(self.keys, name, _real(keys, keep).abs().amax())
+        _raise(self.values, name, _real(values, keep).abs().amax((0, 2)).flatten())
         return keys, values
+
+
+def _real(states: torch.Tensor, keep: Keep) -> torch.Tensor:
+    """The real positions of [batch, heads, tokens, width], as if they were of one sample."""
+    if keep is None:
+        return states
+    return real(states.transpose(1, 2), keep).transpose(0, 1)[None]
 
 
 def _raise(largest: dict[str, torch.Tensor], name: str, seen: torch.Tensor) -> None:

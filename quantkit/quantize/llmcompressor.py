@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from quantkit import grid
+from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import HardwareError, MethodError, MissingDependency, RecipeError
 from quantkit.export import compressed_tensors
 from quantkit.export.folder import FolderWriter
@@ -121,13 +122,13 @@ def quantize_model(
     source: ModelSource,
     plan: Plan,
     writer: FolderWriter,
-    ids: torch.Tensor | None,
+    calibration: CalibrationTokens | None,
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress,
 ) -> CalibratedOutcome:
     """Let the engine carry out one recipe, check what it made, and write it."""
-    made = carry_out(source, plan, ids, dtype, progress)
+    made = carry_out(source, plan, calibration, dtype, progress)
     scales = folded_scales(made.folds, plan)
     _compare(made.state, plan, source, scales)
     if made.fallbacks:
@@ -169,14 +170,14 @@ def quantize_model(
 def carry_out(
     source: ModelSource,
     plan: Plan,
-    ids: torch.Tensor | None,
+    calibration: CalibrationTokens | None,
     dtype: torch.dtype,
     progress: Progress,
 ) -> Made:
     """Load the model, run `oneshot` on it, and take its parameters out again."""
     try:
         with _listening(progress):
-            return _oneshot(source, plan, ids, dtype, progress)
+            return _oneshot(source, plan, calibration, dtype, progress)
     except Exception as error:  # whatever goes wrong in somebody else's code
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise MethodError(
@@ -191,7 +192,7 @@ def carry_out(
 def _oneshot(
     source: ModelSource,
     plan: Plan,
-    ids: torch.Tensor | None,
+    calibration: CalibrationTokens | None,
     dtype: torch.dtype,
     progress: Progress,
 ) -> Made:
@@ -213,12 +214,12 @@ def _oneshot(
     steps = [classes[name](**arguments) for name, arguments in modifiers(plan)]
     data: dict[str, Any] = {}
     n_stages = 1
-    if ids is not None:
-        rows = [{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in ids]
+    if calibration is not None:
+        rows = _rows(calibration)
         data = {
             "dataset": DataLoader(rows, batch_size=1),  # type: ignore[arg-type]
             "num_calibration_samples": len(rows),
-            "max_seq_length": ids.shape[1],
+            "max_seq_length": calibration.ids.shape[1],
             # Else it looks for a processor, which may need packages for images.
             "processor": AutoTokenizer.from_pretrained(
                 source.folder, trust_remote_code=source.trust_remote_code
@@ -236,6 +237,18 @@ def _oneshot(
     with disable_onloading():  # else every tensor goes to the GPU once more
         made.state.update((n, t) for n, t in model.state_dict().items() if n not in tied)
     return made
+
+
+def _rows(calibration: CalibrationTokens) -> list[dict[str, torch.Tensor]]:
+    """The samples without their padding, one a batch.
+
+    A mask would not do: attention heeds it, but Hessians and observers count every position that
+    they are shown, and AWQ leaves out only what another mask, that of the loss, tells it to.
+    """
+    lengths = calibration.lengths
+    ends = [None] * len(calibration.ids) if lengths is None else lengths.tolist()
+    rows = [row[:end] for row, end in zip(calibration.ids, ends, strict=True)]
+    return [{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in rows]
 
 
 def _recorders(model: Any, made: Made, progress: Progress) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from quantkit import grid
+from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import HardwareError, MethodError, RecipeError
 from quantkit.export import compressed_tensors
 from quantkit.export.folder import FolderWriter
@@ -34,6 +35,7 @@ from quantkit.quantize.finished import Finished, Status
 from quantkit.quantize.hidden import HiddenStates
 from quantkit.quantize.importance import Importance
 from quantkit.quantize.journal import Journal
+from quantkit.quantize.padding import Keep, Padding, real
 from quantkit.quantize.plan import Plan
 from quantkit.quantize.statistics import Collector
 from quantkit.recipe import Recipe
@@ -54,9 +56,9 @@ class Stream:
     """Watches the source's own stream, if anybody wants to know."""
 
     @contextmanager
-    def watching(self, block: torch.nn.Module, prefix: str) -> Iterator[None]:
-        """Let the forward pass within be seen."""
-        with self.importance.watching(block, prefix) if self.importance else nullcontext():
+    def watching(self, block: torch.nn.Module, prefix: str, keep: Keep) -> Iterator[None]:
+        """Let the forward pass within be seen, at the positions to keep."""
+        with self.importance.watching(block, prefix, keep) if self.importance else nullcontext():
             yield
 
 
@@ -73,7 +75,7 @@ def quantize_blocks(
     source: ModelSource,
     plans: Sequence[Plan],
     writers: Sequence[FolderWriter],
-    tokens: torch.Tensor,
+    calibration: CalibrationTokens,
     device: torch.device,
     progress: Progress,
     journals: Sequence[Journal],
@@ -85,7 +87,7 @@ def quantize_blocks(
     `importance` is filled on the way, from the source's own stream.
     """
     on_host = offload == "always"
-    arguments = (source, plans, writers, tokens, device, progress, journals)
+    arguments = (source, plans, writers, calibration, device, progress, journals)
     try:
         prefix = _pass(*arguments, on_host, importance)
     except torch.OutOfMemoryError as error:
@@ -127,7 +129,7 @@ def _pass(
     source: ModelSource,
     plans: Sequence[Plan],
     writers: Sequence[FolderWriter],
-    tokens: torch.Tensor,
+    calibration: CalibrationTokens,
     device: torch.device,
     progress: Progress,
     journals: Sequence[Journal],
@@ -137,17 +139,19 @@ def _pass(
     """Take all streams through all blocks; returns the prefix of the blocks' names."""
     decoder = Decoder.open(source, device)
     _require_blocks_only(decoder, plans)
-    batch_size = max(1, TOKENS_PER_BATCH[device.type] // tokens.shape[1])
-    hidden, arguments = decoder.start(tokens, batch_size)
+    calibration = calibration.longest_first()
+    batch_size = max(1, TOKENS_PER_BATCH[device.type] // calibration.ids.shape[1])
+    padding = Padding.of(calibration, batch_size, device)
+    hidden, arguments = decoder.start(calibration.ids, batch_size)
     streams = _streams(plans, hidden, device, on_host, importance)
     del hidden
     done = [journal.n_done for journal in journals]
-    status = Status(progress, tokens.numel(), device)
+    status = Status(progress, calibration.n_tokens, device)
     progress.start("calibrate", len(decoder.blocks) * len(streams), "blocks")
     with Delivery() as delivery:
         for index, state in decoder.read_ahead(require_finite):
             for stream in streams:
-                here = _Here(decoder, index, state, stream, arguments[index])
+                here = _Here(decoder, index, state, stream, arguments[index], padding)
                 pending = [i for i in stream.indices if done[i] <= index]
                 if not pending:
                     _replay(here, plans, writers)
@@ -186,6 +190,7 @@ class _Here:
     state: dict[str, torch.Tensor]
     stream: Stream
     arguments: dict[str, Any]
+    padding: Padding
 
     @property
     def prefix(self) -> str:
@@ -194,9 +199,8 @@ class _Here:
     @cached_property
     def samples(self) -> torch.Tensor:
         """Some inputs of the block, to try things on."""
-        tokens = TOKENS_REPLAYED[self.decoder.device.type]
-        length = self.stream.hidden.first(1).shape[1]
-        return self.stream.hidden.first(max(1, tokens // length))
+        n_tokens = TOKENS_REPLAYED[self.decoder.device.type]
+        return self.stream.hidden.first(self.padding.n_samples(n_tokens))
 
     def run(self, state: Mapping[str, torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
         """The block's output with these parameters."""
@@ -207,7 +211,7 @@ class _Here:
         """Take the stream's hidden states through the block with these parameters."""
         with self.decoder.loaded(self.index, state) as block:
             for place, batch in self.stream.hidden:
-                with self.stream.watching(block, self.prefix):
+                with self.stream.watching(block, self.prefix, self.padding.keep[place]):
                     output = self.decoder.run(block, batch, self.arguments)
                 self.stream.hidden.replace(place, output)
 
@@ -252,8 +256,9 @@ class _Here:
             cached = kvcache.Observer.of(block, [plans[i] for i in pending])
             inputs_only = self.stream.propagates and not cached.attentions
             for place, batch in hidden:
-                seen = self.stream.watching(block, self.prefix)
-                with collector.watching(inputs_only), cached.watching(), seen:
+                keep = self.padding.keep[place]
+                seen = self.stream.watching(block, self.prefix, keep)
+                with collector.watching(keep, inputs_only), cached.watching(keep), seen:
                     output = decoder.run(block, batch, self.arguments)
                 if not self.stream.propagates:
                     hidden.replace(place, output)
@@ -270,6 +275,7 @@ class _Here:
                     collector.groups,
                     lambda: decoder.run(block, self.samples[:1], self.arguments),
                     _head_width(decoder.model.config),
+                    self.padding.first(1),
                 ),
             )
 
@@ -280,6 +286,7 @@ class _Replay:
     def __init__(self, here: _Here, samples: torch.Tensor) -> None:
         self._here = here
         self._samples = samples
+        self._keep = here.padding.first(len(samples))
 
     @cached_property
     def _wanted(self) -> torch.Tensor:
@@ -287,7 +294,7 @@ class _Replay:
 
     def __call__(self, weights: dict[str, torch.Tensor]) -> torch.Tensor:
         output = self._here.run(self._here.state | weights, self._samples)
-        return (output - self._wanted).float().square().sum()
+        return real(output - self._wanted, self._keep).float().square().sum()
 
 
 def _replay(here: _Here, plans: Sequence[Plan], writers: Sequence[FolderWriter]) -> None:

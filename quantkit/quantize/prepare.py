@@ -234,13 +234,16 @@ def _calibrated(
     """The same job with its calibration tokens and what the pass will cost."""
     found = load_tokens(job.source, architecture, calibration)
     n_samples, length = found.ids.shape
-    progress.note(f"calibration: {n_samples} samples of {length} tokens from {found.name}")
+    size = f"{length} tokens"
+    if found.mask is not None:
+        size = f"up to {length} tokens, {found.n_tokens:,} in all,"
+    progress.note(f"calibration: {n_samples} samples of {size} from {found.name}")
     learners = [plan for plan in job.plans if plan.recipe.needs_calibration]
     for warning in _thin(found, learners):
         progress.note(warning)
     if job.engine != NATIVE:
         return replace(job, calibration=found)
-    cost = estimate(architecture, learners, found.ids, job.device)
+    cost = estimate(architecture, learners, found, job.device)
     on_host = require_room(cost, job.device, offload)
     progress.note(_announce_cost(cost, on_host, job.device, disk_bytes))
     return replace(job, calibration=found, cost=cost, on_host=on_host)
@@ -265,7 +268,7 @@ def _thin(calibration: CalibrationTokens, plans: list[Plan]) -> list[str]:
     if not plans:
         return []
     widest = max(weight.shape[1] for plan in plans for weight in plan.quantized.values())
-    n_tokens = calibration.ids.numel()
+    n_tokens = calibration.n_tokens
     if n_tokens >= 2 * widest:
         return []
     return [

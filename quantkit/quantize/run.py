@@ -196,7 +196,7 @@ def _quantize(
                 job.source,
                 plan,
                 writer,
-                job.calibration.ids if job.calibration and plan.recipe.needs_calibration else None,
+                job.calibration if plan.recipe.needs_calibration else None,
                 DTYPES[job.source_record.dtype],
                 job.device,
                 progress,
@@ -221,7 +221,7 @@ def _quantize(
             job.source,
             [job.plans[i] for i in learning],
             [writers[i] for i in learning],
-            job.calibration.ids,
+            job.calibration,
             job.device,
             progress,
             [kept for kept in journals if kept is not None],
@@ -274,4 +274,5 @@ def _calibration_record(job: Job) -> manifest.Calibration:
         digest=job.calibration.digest,
         n_samples=n_samples,
         length=length,
+        n_tokens=job.calibration.n_tokens,
     )

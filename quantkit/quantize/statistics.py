@@ -13,6 +13,8 @@ from functools import partial
 
 import torch
 
+from quantkit.quantize.padding import Keep, real
+
 SLAB = 1024
 """Rows of G that one product makes."""
 
@@ -84,14 +86,14 @@ class Collector:
     """The linear that was reached last."""
 
     @contextmanager
-    def watching(self, inputs_only: bool = False) -> Iterator[None]:
-        """Collect from the one forward pass within.
+    def watching(self, keep: Keep = None, inputs_only: bool = False) -> Iterator[None]:
+        """Collect the positions to keep from the one forward pass within.
 
         With `inputs_only` the pass's result is wrong from the second time on: what the last linear
         computes would be thrown away, so it computes nothing.
         """
         handles = [
-            linear.register_forward_pre_hook(partial(self._see, name))
+            linear.register_forward_pre_hook(partial(self._see, name, keep))
             for name, linear in self.linears.items()
         ]
         last = self.linears.get(self._last) if inputs_only else None
@@ -111,7 +113,9 @@ class Collector:
         for statistics in self.statistics.values():
             statistics.complete()
 
-    def _see(self, name: str, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    def _see(
+        self, name: str, keep: Keep, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]
+    ) -> None:
         (tensor,) = inputs
         leader, _ = self._alive.setdefault(id(tensor), (name, tensor))
         members = self.groups.setdefault(leader, [])
@@ -120,7 +124,7 @@ class Collector:
         if leader == name:
             if name not in self.statistics:
                 self.statistics[name] = Statistics.zeros(tensor.shape[-1], tensor.device)
-            self.statistics[name].add(tensor)
+            self.statistics[name].add(real(tensor, keep))
         self._last = name
 
 

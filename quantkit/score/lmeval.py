@@ -71,7 +71,7 @@ def run(
 
     # Not `simple_evaluate`: it also collects facts about the machine, for longer than small
     # models take to score, and asks git about the working directory.
-    with _explained(list(loaded["tasks"])), _templates_compiled_once():
+    with _explained(list(loaded["tasks"])), templates_compiled_once():
         results = lm_eval.evaluate(
             lm=lm,
             task_dict=loaded,
@@ -98,7 +98,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _templates_compiled_once() -> Iterator[None]:
+def templates_compiled_once() -> Iterator[None]:
     """Spare lm-eval the compiling of a task's templates for every document.
 
     Without this, five-shot MMLU takes longer to write down than a small model takes to answer it.

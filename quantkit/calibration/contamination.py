@@ -1,0 +1,70 @@
+"""Overlap with evaluation data: rows that share words in a row with what a model is scored on.
+
+Thirteen words are the length that GPT-3's authors took (Brown et al. 2020, appendix C): shorter
+runs are common phrases, longer ones miss what was copied with a slip.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from quantkit.calibration.shingles import Hashes, portions, shingles, words
+
+N_WORDS = 13
+SPARSE = 8  # slots for every n-gram at the least: most others are told by an empty slot
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationText:
+    """All n-grams of texts that a model will be scored on.
+
+    A text of fewer words counts as a whole: only a row that says the same, and no more, shares it.
+    """
+
+    n: int
+    ngrams: Hashes
+    """Sorted, each once."""
+
+    @classmethod
+    def of(cls, texts: Iterable[str], n: int = N_WORDS) -> "EvaluationText":
+        """Of all these texts."""
+        parts = [np.unique(shingles(words(portion), n).hashes) for portion in portions(texts)]
+        return cls(n, np.unique(np.concatenate([np.empty(0, np.uint64), *parts])))
+
+    @cached_property
+    def digest(self) -> str:
+        """The same for the same n-grams, in whatever order the texts came."""
+        return hashlib.sha256(
+            f"{self.n} ".encode() + self.ngrams.astype("<u8").tobytes()
+        ).hexdigest()
+
+    def overlaps(self, texts: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Whether each text shares at least one n-gram."""
+        found = [np.empty(0, np.bool_)]
+        found.extend(self._overlaps(portion) for portion in portions(texts))
+        return np.concatenate(found)
+
+    def _overlaps(self, texts: Sequence[str]) -> npt.NDArray[np.bool_]:
+        parts = shingles(words(texts), self.n)
+        shift, taken = self._slots
+        maybe = np.flatnonzero(taken.take(parts.hashes >> shift))
+        wanted = parts.hashes[maybe]
+        at = np.searchsorted(self.ngrams, wanted)
+        inside = at < len(self.ngrams)
+        hits = maybe[inside][self.ngrams[at[inside]] == wanted[inside]]
+        shared = np.zeros(len(texts), np.bool_)
+        shared[np.searchsorted(parts.offsets, hits, side="right") - 1] = True
+        return shared
+
+    @cached_property
+    def _slots(self) -> tuple[np.uint64, npt.NDArray[np.bool_]]:
+        """Which leading bits occur at all, and how far to shift for them."""
+        bits = (SPARSE * len(self.ngrams) + 1).bit_length()
+        shift = np.uint64(64 - bits)
+        taken = np.zeros(1 << bits, np.bool_)
+        taken[self.ngrams >> shift] = True
+        return shift, taken
