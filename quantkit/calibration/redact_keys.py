@@ -1,0 +1,185 @@
+"""Keys, tokens and passwords: the part of `redact` that is about secrets.
+
+Three ways of knowing one: the prefix that its issuer gave it, the place where it stands (a header,
+a URL, a key file), and the name that it is assigned to, if the value is as random as a secret.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+
+Span = tuple[int, int]
+
+# Most prefixes end in a mark that prose has rarely: found by it, then read backwards.
+_MARKED = tuple(
+    (width, f"(?<={prefix}){body}")
+    for width, prefix, body in (
+        (4, "gh[pousr]_", "[A-Za-z0-9]{30,255}"),
+        (11, "github_pat_", "[A-Za-z0-9_]{36,255}"),
+        (6, "gl(?:pat|ptt|dat|imt|agt|cbt)-", "[A-Za-z0-9_=.-]{18,}"),
+        (5, "glrt-", "[A-Za-z0-9_=.-]{18,}"),
+        (5, "xox[abeoprs]-", "[A-Za-z0-9-]{10,}"),
+        (5, "xapp-", "[A-Za-z0-9-]{20,}"),
+        (8, "[srp]k_(?:live|test)_", "[A-Za-z0-9]{16,}"),
+        (6, "whsec_", "[A-Za-z0-9+/=]{24,}"),
+        # A word in it without any digit is a class of a style sheet.
+        (3, "[sr]k-", "(?=[A-Za-z_-]{0,60}[0-9])[A-Za-z0-9_-]{20,}"),
+        (4, "gsk_", "[A-Za-z0-9]{40,}"),
+        (3, "hf_", "[A-Za-z0-9]{30,}"),
+        (4, "npm_", "[A-Za-z0-9]{36,}"),
+        (5, "pypi-", "Ag[A-Za-z0-9_-]{50,}"),
+        (7, "dop_v1_", "[a-f0-9]{64}"),
+        (6, "shp(?:at|ca|pa|ss)_", "[a-fA-F0-9]{32}"),
+        (9, "dckr_pat_", "[A-Za-z0-9_-]{20,}"),
+        (4, "key-", "[a-f0-9]{32}"),
+    )
+)
+_BY_MARK = re.compile("[_-](?<=[a-z1].)(?:" + "|".join(f"({pattern})" for _, pattern in _MARKED) + r")(?!\w)")
+_WIDTHS = tuple(width for width, _ in _MARKED)
+
+# The others, by capitals or whole words.
+_BY_CAPITALS = re.compile(
+    r"[AS](?:(?<=A)(?:KIA|SIA|GPA|IDA|ROA)[A-Z2-7]{16}(?![A-Za-z0-9])"  # AWS
+    r"|(?<=A)Iza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])"  # Google
+    r"|[CK](?<=AC|SK)[a-f0-9]{32}(?![A-Za-z0-9])"  # Twilio
+    r"|(?<=S)G\.[A-Za-z0-9_-]{16,32}\.[A-Za-z0-9_-]{32,64}(?![A-Za-z0-9_-]))"  # SendGrid
+)
+_BY_WORD = {
+    "eyJ": re.compile(r"eyJ[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{8,}+(?:\.[A-Za-z0-9_-]*+)*+"),  # JWT
+    "ya29.": re.compile(r"ya29\.[A-Za-z0-9_-]{20,}"),
+    "hooks.slack": re.compile(r"hooks\.slack\.com/services/\w+/\w+/[A-Za-z0-9]{16,}"),
+}
+_PEM = re.compile(
+    r"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----"
+    r"(?:(?:[A-Za-z0-9+/=\s\\:,.()>#]|-(?!----)){0,30000}+-----END [A-Z0-9 ]{0,40}-----"
+    r"|(?:(?:\s|\\[nr])*+[A-Za-z0-9+/=]{20,}+)*+)"
+)
+_BEARER = re.compile(r"[Bb](?:earer|EARER)\s{1,4}([A-Za-z0-9._~+/-]{16,}=*)")
+_URL_PASSWORD = re.compile(r"://[^\s/:@\"'<>\[\]]{0,128}:([^\s/\"'<>]{1,256})@(?=[\w\[$])")
+_NO_SECRET = re.compile(
+    r"\[[A-Z]+\]|[$%{<*]|x{3,}|\.{3}|(?i:your|my|example|changeme|none|null|true|false|redacted|"
+    r"placeholder|todo|str\b|string|self\.|os\.|process\.|env\.|config\.|settings\.|secrets\.|"
+    r"data:|https?:|/|\./|~/)"
+)
+"""How a value starts that stands for a secret, or for where to get one."""
+
+
+def find_keys(text: str) -> Iterator[Span]:
+    """Secrets of all ways of knowing them; what they are assigned to stays."""
+    spans = [*_by_shape(text), *_by_place(text), *_by_name(text)]
+    yield from sorted(spans, key=lambda span: (span[0], -span[1]))
+
+
+def _by_shape(text: str) -> Iterator[Span]:
+    for found in _BY_MARK.finditer(text):
+        start = found.start() + 1 - _WIDTHS[(found.lastindex or 1) - 1]
+        if _starts_freely(text, start) and _mixed(found.group()):
+            yield start, found.end() - len(found.group()) + len(found.group().rstrip(".-=_"))
+    patterns = [pattern for word, pattern in _BY_WORD.items() if word in text]
+    for pattern in (_BY_CAPITALS, *patterns):
+        for found in pattern.finditer(text):
+            if _starts_freely(text, found.start()):
+                yield found.span()
+
+
+def _starts_freely(text: str, start: int) -> bool:
+    """Not in a word or in base64; the letter of an escape such as \\n is no word."""
+    return not re.search(r"(?<!\\[nrtu])[A-Za-z0-9_+]$", text[max(0, start - 3) : start])
+
+
+def _by_place(text: str) -> Iterator[Span]:
+    if "-----BEGIN" in text:
+        yield from (found.span() for found in _PEM.finditer(text))
+    for found in _BEARER.finditer(text):
+        if _mixed(found.group(1)):
+            yield found.span(1)
+    for found in _URL_PASSWORD.finditer(text):
+        if not re.match(r"\[[A-Z]+\]$|[$%{<*]", found.group(1)):
+            yield found.span(1)
+
+
+# A name stands before `:`, `=` or `>`, maybe in quotes; it is read backwards from there.
+_ASSIGNMENT = re.compile(r"[:=>](?<=[\w\"'\])\\ ].)[>=]?(?![>=])")
+_NAME_BACKWARDS = re.compile(r"[ \t]{0,4}[\"'\\\])]{0,4}((?i:yek )[\w-]{3,12}|[\w.-]{3,48})")
+_PASSWORD = re.compile(r"pass(?:word|wd|phrase|code|wort)?(?![a-z])|pwd|kennwort|contraseña")
+_TOKEN = re.compile(
+    r"secret|token|credential|sess(?:ion)?[_-]?(?:id|key)?$|csrf|xsrf|(?<![a-z])sig(?:nature)?$|jwt|"
+    r"auth(?:orization)?(?:[_-]?(?:key|code|header))?$|webhook|cookie|"
+    r"(?:api|access|auth|private|secret|encryption|signing|account|master|license|subscription|"
+    r"shared|storage|instrumentation|app|client|service|deploy|bot)[_ -]?key"
+)
+_VALUE = re.compile(
+    r"(?:\s{0,4}(?:[brfu]?[\"'`]|\\[\"'])\s?|[ \t]{0,8})"
+    r"(?:(?:Basic|Token|token|Bearer|Digest|ApiKey)\s)?([^\s\"'`\\<>,;&|]{6,256})"
+)
+_SAID = re.compile(
+    r"[Pp](?:ass(?:word|code|phrase|wort)|wd|in)\s(?:is|was|to|ist)\s?:?\s?[\"'`]?([^\s\"'`<>]{6,64})"
+)
+_FLAG = re.compile(r"--[a-z-]{0,20}(?:password|token|secret|api-?key)[ =][\"']?([^\s\"'`]{6,256})")
+
+
+@lru_cache(maxsize=4096)
+def _role(name: str) -> str:
+    """What a name says of its value: `password`, `token` or nothing."""
+    name = name.lower()
+    if _PASSWORD.search(name):
+        return "password"
+    return "token" if _TOKEN.search(name) else ""
+
+
+def _by_name(text: str) -> Iterator[Span]:
+    done = 0
+    for mark in _ASSIGNMENT.finditer(text):
+        at = mark.start()
+        name = _NAME_BACKWARDS.match(text[max(0, at - 56) : at][::-1])
+        role = _role(name.group(1)[::-1]) if name and at >= done else ""
+        value = _VALUE.match(text, mark.end()) if role else None
+        if value:
+            secret = _trimmed(value.group(1))
+            if _like_a_password(secret) if role == "password" else _random(secret):
+                done = value.end()
+                yield value.start(1), value.start(1) + len(secret)
+    for pattern in (_SAID, _FLAG):
+        for found in pattern.finditer(text):
+            secret = _trimmed(found.group(1))
+            if _like_a_password(secret):
+                yield found.start(1), found.start(1) + len(secret)
+
+
+def _trimmed(value: str) -> str:
+    """Without the end of the sentence or of the bracket around it."""
+    return value.rstrip(".,:?" + "".join(end for end in ")]}" if end not in value[:-1]))
+
+
+_DIGIT, _LOWER, _UPPER = map(re.compile, ("[0-9]", "[a-z]", "[A-Z]"))
+_LETTER = re.compile("[A-Za-z]")
+_SIGN = re.compile(r"[!@#$%^&*+?~/_-]")
+_CODE = re.compile(r"[A-Za-z_][\w.]*[(\[]|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+$|[A-Z][A-Z_]+$")
+
+
+def _like_a_password(value: str) -> bool:
+    """Not a word, a call or a stand-in: something with a digit or a sign in it."""
+    if len(value) < 6 or _NO_SECRET.match(value) or _CODE.match(value):
+        return False
+    n_kinds = sum(bool(kind.search(value)) for kind in (_DIGIT, _LOWER, _UPPER, _SIGN))
+    return n_kinds >= 3 or (n_kinds == 2 and bool(_DIGIT.search(value)))
+
+
+def _random(value: str) -> bool:
+    """Whether the value is long and mixed as no word and no number is."""
+    if len(value) < 16 or _NO_SECRET.match(value) or _CODE.match(value):
+        return False
+    return _mixed(value) and _entropy(value) >= 3.0
+
+
+def _mixed(value: str) -> bool:
+    """Digits and letters both, and no words in snake_case with a number."""
+    return bool(_LETTER.search(value)) and len(_DIGIT.findall(value)) > len(value) // 24
+
+
+def _entropy(value: str) -> float:
+    """Bits a character."""
+    shares = [n / len(value) for n in Counter(value).values()]
+    return -sum(share * math.log2(share) for share in shares)
