@@ -64,6 +64,7 @@ class Seen:
 
         Rows with an equal prefix are duplicates too, unless it is None.
         """
+        assert len(texts) == len(prefixes)
         found, at = [np.empty(0, np.int64)], 0
         for portion in portions(texts):
             found.append(self._add(portion, prefixes[at : at + len(portion)]))

@@ -25,6 +25,7 @@ ROLES = {
     "observation": "tool",
     "ipython": "tool",
 }
+OURS = ("user", "assistant", "system", "tool")
 CALLS = ("function_call", "tool_call")
 TEXT_PARTS = ("text", "input_text", "output_text")
 
@@ -43,7 +44,7 @@ def are_messages(value: Any) -> TypeGuard[list[Mapping[str, Any]]]:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(m, Mapping) for m in value)
+        and all(isinstance(m, dict) for m in value)
         and any("role" in m or "from" in m for m in value)
     )
 
@@ -56,8 +57,10 @@ def says_something(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _message(number: int, given: Any) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
+    if not isinstance(given, dict):
         raise Malformed(f"message {number} is {_kind(given)}, not an object")
+    if len(given) == 2 and given.get("role") in OURS and type(given.get("content")) is str:
+        return dict(given)  # nearly all messages are so, and there are millions
     role = given.get("role") or given.get("from")
     if not isinstance(role, str):
         raise Malformed(f"message {number} has no role")
@@ -92,7 +95,7 @@ def _message(number: int, given: Any) -> dict[str, Any]:
 def _text(number: int, content: Any) -> str:
     if isinstance(content, str):
         return content
-    if isinstance(content, list) and all(isinstance(part, str | Mapping) for part in content):
+    if isinstance(content, list) and all(isinstance(part, str | dict) for part in content):
         # A line break between parts is what vLLM puts there.
         return "\n".join(text for part in content if (text := _part(part)))
     if content is None:
@@ -100,7 +103,7 @@ def _text(number: int, content: Any) -> str:
     raise Malformed(f"the content of message {number} is {_kind(content)}, not a text")
 
 
-def _part(part: str | Mapping[str, Any]) -> str:
+def _part(part: str | dict[str, Any]) -> str:
     if isinstance(part, str):
         return part
     text = part.get("text") if part.get("type", "text") in TEXT_PARTS else None
@@ -113,7 +116,7 @@ def _calls(number: int, given: Mapping[str, Any]) -> list[dict[str, Any]]:
         calls = parsed(calls)
     if not calls:
         # The older way to call one function.
-        calls = [once] if isinstance(once := given.get("function_call"), Mapping) else []
+        calls = [once] if isinstance(once := given.get("function_call"), dict) else []
     if not isinstance(calls, list):
         raise Malformed(f"the tool calls of message {number} are {_kind(calls)}, not a list")
     made = [_call(call) for call in calls]
@@ -131,10 +134,10 @@ def _written_calls(text: str) -> list[dict[str, Any]]:
 
 def _call(given: Any) -> dict[str, Any] | None:
     """A call as the API has it, with its arguments as a JSON text."""
-    if not isinstance(given, Mapping):
+    if not isinstance(given, dict):
         return None
     function = given.get("function", given)
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return None
     arguments = function.get("arguments", function.get("parameters"))
     if not isinstance(arguments, str):
@@ -155,7 +158,7 @@ def tools(given: Any) -> list[dict[str, Any]]:
             raise Malformed("its tools are a text that is no JSON")
     if not given:
         return []
-    if not isinstance(given, list) or not all(isinstance(tool, Mapping) for tool in given):
+    if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
         raise Malformed(f"its tools are {_kind(given)}, not a list of objects")
     return [
         {"type": "function", "function": dict(tool)}

@@ -101,7 +101,7 @@ class Recogniser:
             value = {"messages": value} if are_messages(value) else None
         elif isinstance(value, str):
             value = {"text": value}
-        if not isinstance(value, Mapping):
+        if not isinstance(value, dict):
             return None
         if self.columns:
             value = self._renamed(value)
@@ -117,7 +117,7 @@ class Recogniser:
                 continue
             if found is not None:
                 return Row(self.source, place, kind, **found)
-        if isinstance(inner := value.get("row"), Mapping):
+        if isinstance(inner := value.get("row"), dict):
             # The hub's viewer hands rows out in an object each.
             return self._row(place, inner)
         if empty:
@@ -132,7 +132,7 @@ class Recogniser:
         value = record.value
         what = f"the row is no {self.kind}" if self.kind else "the row is of no known kind"
         hint = "`columns:` in the spec says which field is which"
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             fields = ", ".join(str(name)[:40] for name in list(value)[:20]) or "none"
             what += f" by its fields ({fields})"
             absent = [theirs for theirs in self.columns.values() if reach(value, theirs) is None]
@@ -143,12 +143,12 @@ class Recogniser:
 
 def reach(value: Any, path: str) -> Any:
     """What stands at a dotted path, through objects, lists and JSON written as text."""
-    if isinstance(value, Mapping) and path in value:
+    if isinstance(value, dict) and path in value:
         return value[path]
     for part in path.split("."):
         if isinstance(value, str):
             value = parsed(value)
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             value = value.get(part)
         elif isinstance(value, list) and part.isdigit() and int(part) < len(value):
             value = value[int(part)]
@@ -165,7 +165,7 @@ def shown(value: Any) -> str:
 
 def _short(value: Any) -> Any:
     """The beginning of a value, so that a row of megabytes is not written to be cut."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {str(key)[:40]: _short(held) for key, held in list(value.items())[:20]}
     if isinstance(value, list):
         return [_short(held) for held in value[:3]]
@@ -182,7 +182,7 @@ def _chat(row: Mapping[str, Any]) -> Found | None:
         if messages == []:
             raise _Nothing(f"its {key} are empty")
         if isinstance(messages, list) and (key == "messages" or are_messages(messages)):
-            return _finished(messages, row, server_logs.answer(row))
+            return _finished(messages, row, row)
     prompt = row.get("prompt")
     before: list[Mapping[str, Any]] = prompt if are_messages(prompt) else []
     if isinstance(prompt, str) and prompt.strip():
@@ -193,28 +193,26 @@ def _chat(row: Mapping[str, Any]) -> Found | None:
             answers_only = said[0].get("role", said[0].get("from")) in ("assistant", "gpt")
             return _finished([*before, *said] if answers_only else said, row)
     if are_messages(prompt):
-        text = _said(row, ANSWERS) or ""
-        answer = {"role": "assistant", "content": text} if text.strip() else None
-        return _finished(prompt, row, answer)
+        return _finished(prompt, row, {"response": _said(row, ANSWERS)})
     return None
 
 
 def _logged_chat(row: Mapping[str, Any]) -> Found | None:
-    logged = server_logs.exchange(row)
-    if logged is None or "messages" not in logged.request:
+    logged = server_logs.request(row)
+    if logged is None or "messages" not in logged:
         return None
-    messages = logged.request["messages"]
+    messages = logged["messages"]
     if not messages:
         raise _Nothing("its request has no messages")
-    return _finished(messages, logged.request, logged.answer)
+    return _finished(messages, logged, row)
 
 
 def _finished(
-    given: Sequence[Any], beside: Mapping[str, Any], answer: Mapping[str, Any] | None = None
+    given: Sequence[Any], beside: Mapping[str, Any], log: Mapping[str, Any] | None = None
 ) -> Found:
-    """Messages in our form, with the answer behind them when they wait for one."""
+    """Messages in our form, with the answer from a log behind them when they wait for one."""
     messages = normalise(given)
-    if answer and messages[-1]["role"] != "assistant":
+    if log and messages[-1]["role"] != "assistant" and (answer := server_logs.answer(log)):
         messages += normalise([answer], first=len(messages) + 1)
     system = beside.get("system")
     if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
@@ -254,9 +252,9 @@ def _said(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
         if name not in row:
             continue
         said = row[name]
-        if isinstance(said, Mapping) and "choices" in said:
+        if isinstance(said, dict) and "choices" in said:
             said = server_logs.answer({"response": said}) or ""
-        if isinstance(said, Mapping):
+        if isinstance(said, dict):
             # SQuAD keeps every annotator's answer, and where it stands in the text.
             said = said.get("text", said.get("content"))
         if isinstance(said, list):
@@ -270,13 +268,13 @@ def _said(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
 
 def _completion(row: Mapping[str, Any]) -> Found | None:
     """A logged completion, whose prompt reached the model as it is, without a template."""
-    logged = server_logs.exchange(row)
-    prompt = logged.request.get("prompt") if logged else None
+    logged = server_logs.request(row)
+    prompt = logged.get("prompt") if logged else None
     if isinstance(prompt, list) and prompt:
         prompt = prompt[0]
-    if logged is None or not isinstance(prompt, str):
+    if not isinstance(prompt, str):
         return None
-    said = logged.answer.get("content") if logged.answer else ""
+    said = (server_logs.answer(row) or {}).get("content")
     if not prompt.strip():
         raise _Nothing("the prompt of its request is empty")
     return {"text": prompt + said if isinstance(said, str) else prompt}

@@ -1,7 +1,6 @@
 """Logs of OpenAI-compatible servers: the request in a row, and the answer that was given to it."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from quantkit.calibration.messages import are_messages, parsed
@@ -11,34 +10,22 @@ ANSWERS = ("response", "response_body", "output", "body", "result", "message", "
 BESIDE = ("response", "response_body", "output", "result", "completion")
 """Where a row keeps the answer beside the request; a text there is the answer itself."""
 SAID = ("content", "tool_calls", "function_call", "refusal")
+REPLY = ("choices", "error", "object", "usage", "body")
 DEPTH = 4
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """What was asked, and what was answered."""
-
-    request: Mapping[str, Any]
-    """A body with `messages` or `prompt`."""
-    answer: Mapping[str, Any] | None
-    """An assistant's message."""
-
-
-def exchange(row: Mapping[str, Any]) -> Exchange | None:
-    """The request and the answer in a row of a log."""
-    body = _request(row, DEPTH)
-    if body is None:
-        return None
-    return Exchange(body, answer(row))
+def request(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The body with `messages` or `prompt` that a row of a log holds."""
+    return _request(row, DEPTH)
 
 
 def answer(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """What the assistant answered, where a row keeps it beside the request."""
     for key in BESIDE:
-        if isinstance(said := row.get(key), str) and not _events(said) and parsed(said) is None:
-            return {"role": "assistant", "content": said} if said.strip() else None
-        if found := _answer(said, DEPTH):
+        if found := _answer(said := row.get(key), DEPTH):
             return found
+        if isinstance(said, str) and said.strip() and not _is_reply(said):
+            return {"role": "assistant", "content": said}
     return _answer({"choices": row["choices"]}, 0) if "choices" in row else None
 
 
@@ -47,7 +34,7 @@ def _request(value: Any, depth: int, inside: bool = False) -> Mapping[str, Any] 
         value = parsed(value)
     if inside and are_messages(value):
         return {"messages": value}
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         return None
     if inside and (
         isinstance(value.get("messages"), list) or isinstance(value.get("prompt"), str | list)
@@ -65,13 +52,13 @@ def _answer(value: Any, depth: int) -> Mapping[str, Any] | None:
     if isinstance(value, list):
         if are_messages(value):
             return value[-1] if value[-1].get("role") == "assistant" else None
-        return _joined(chunk for chunk in value if isinstance(chunk, Mapping | str))
-    if not isinstance(value, Mapping):
+        return _joined(chunk for chunk in value if isinstance(chunk, dict | str))
+    if not isinstance(value, dict):
         return None
     choices = value.get("choices")
-    if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
+    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
         first = choices[0]
-        if isinstance(message := first.get("message"), Mapping):
+        if isinstance(message := first.get("message"), dict):
             # An answer that was cut off while the model reasoned says nothing.
             said = any(message.get(key) for key in SAID)
             return {"role": "assistant", **message} if said else None
@@ -84,6 +71,12 @@ def _answer(value: Any, depth: int) -> Mapping[str, Any] | None:
         if key in value and (found := _answer(value[key], depth - 1)):
             return found
     return None
+
+
+def _is_reply(text: str) -> bool:
+    """Whether a text is what the server sent; other JSON is what a model was asked to write."""
+    value = parsed(text)
+    return bool(_events(text)) or (isinstance(value, dict) and any(key in value for key in REPLY))
 
 
 def _events(text: str) -> list[Any]:
@@ -108,10 +101,10 @@ def _joined(chunks: Iterable[Any]) -> Mapping[str, Any] | None:
             chunk = parsed(chunk.strip().removeprefix("data:")) or {}
         choices = chunk.get("choices")
         first = choices[0] if isinstance(choices, list) and choices else None
-        if not isinstance(first, Mapping) or first.get("index", 0) != 0:
+        if not isinstance(first, dict) or first.get("index", 0) != 0:
             continue
         delta = first.get("delta")
-        if not isinstance(delta, Mapping):
+        if not isinstance(delta, dict):
             delta = {"content": first.get("text")}
         for kept, key in ((content, "content"), (reasoning, "reasoning_content")):
             if isinstance(piece := delta.get(key), str):

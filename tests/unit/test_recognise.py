@@ -260,11 +260,20 @@ def test_a_list_of_messages_may_be_the_input():
         {"error": {"message": "too many requests"}},
         {"message": "too many requests", "code": 429},
         {"choices": []},
+        '{"error": {"message": "too many requests"}}',
         {"choices": [{"message": {"role": "assistant", "content": None}}]},
     ],
 )
 def test_a_request_without_an_answer_stays_one(response):
     assert recognise({"request": BODY, "response": response}).messages == [SYSTEM, USER]
+
+
+@pytest.mark.parametrize("answer", ['{"sum": 4}', "[4]", "{4"])
+def test_an_answer_in_json_is_an_answer(answer):
+    expected = ("chat", [SIMPLE[0], ("assistant", answer)])
+    assert said({"messages": [USER], "response": answer}) == expected
+    assert said({"prompt": [USER], "completion": answer}) == expected
+    assert said({"prompt": "What is 2 + 2?", "completion": answer})[1] == expected[1]
 
 
 def test_an_answer_is_not_said_twice():
