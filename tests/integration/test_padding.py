@@ -134,6 +134,25 @@ def test_the_padding_of_this_test_would_be_noticed(source, padded):
     assert not torch.allclose(observer.values["self_attn"], held.values["self_attn"], rtol=0.01)
 
 
+class Attention(torch.nn.Module):
+    """Puts given keys and values into a cache."""
+
+    def forward(self, keys, values, past_key_values=None):
+        return past_key_values.update(keys, values)
+
+
+def test_the_largest_keys_and_values_are_real_ones():
+    # [samples, heads, tokens, width]; one and two positions of three are real.
+    keys = torch.arange(12.0).view(2, 1, 3, 2)
+    observer, keep = Observer({"": Attention()}), torch.tensor([0, 3, 4])
+    with observer.watching(keep):
+        went_on = observer.attentions[""](keys, -keys)
+    assert torch.equal(went_on[0], keys)
+    assert torch.equal(went_on[1], -keys)
+    assert observer.keys[""] == 9
+    assert observer.values[""].tolist() == [8, 9]
+
+
 @torch.no_grad()
 def replayed(source, calibration):
     """The error of a block's output, on all samples, after a change to one of its weights."""
