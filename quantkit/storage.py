@@ -77,14 +77,16 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def scratch_folder(target: Path, force: bool = False, resumable: bool = False) -> Iterator[Path]:
+def scratch_folder(
+    target: Path, force: bool = False, resumable: bool = False, marker: str = MANIFEST
+) -> Iterator[Path]:
     """A folder that takes the name `target` only when its contents are complete.
 
     An existing target is refused before anything is done, unless `force`; even then it is
     replaced only by a finished one. A resumable folder keeps its name and, when the work is
     stopped from outside, its contents; without `force` the next call finds them there.
     """
-    refuse_existing(target, force)
+    refuse_existing(target, force, marker)
     ending = "partial" if resumable else f"partial-{os.getpid()}"
     scratch = target.with_name(f".{target.name}.{ending}")
     with guarded(target):
@@ -142,14 +144,15 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def refuse_existing(target: Path, force: bool) -> None:
+def refuse_existing(target: Path, force: bool, marker: str = MANIFEST) -> None:
     """Stop when an output of that name is there already; never replace what is not ours."""
     if not target.exists():
         return
     if not force:
         raise StorageError(f"{target} exists already; use --force to replace it")
-    if not (target / MANIFEST).is_file():
-        raise StorageError(f"{target} is no checkpoint of quantkit, so it is not replaced")
+    if not (target / marker).is_file():
+        what = "checkpoint" if marker == MANIFEST else "calibration set"
+        raise StorageError(f"{target} is no {what} of quantkit, so it is not replaced")
 
 
 def sync_folder(folder: Path) -> None:

@@ -35,6 +35,11 @@ class EvaluationText:
         parts = [np.unique(shingles(words(portion), n).hashes) for portion in portions(texts)]
         return cls(n, np.unique(np.concatenate([np.empty(0, np.uint64), *parts])))
 
+    @classmethod
+    def joined(cls, parts: "Sequence[EvaluationText]") -> "EvaluationText":
+        """Of several in one."""
+        return cls(parts[0].n, np.unique(np.concatenate([part.ngrams for part in parts])))
+
     @cached_property
     def digest(self) -> str:
         """The same for the same n-grams, in whatever order the texts came."""

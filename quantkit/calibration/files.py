@@ -152,3 +152,12 @@ def _ending(path: Path) -> tuple[str, str]:
     if ending in FORMATS or ending == PARQUET:
         return ending, packing
     raise DataError(f"{path} has no known ending; known are {KNOWN}")
+
+
+def is_data(name: str) -> bool:
+    """Whether a name stands for data: a folder that is there, a pattern, or a known ending."""
+    try:
+        _ending(Path(name))
+    except DataError:
+        return "*" in name or Path(name).expanduser().is_dir()
+    return True

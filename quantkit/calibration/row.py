@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 Kind = Literal["chat", "instruction", "text"]
 Message = Mapping[str, Any]
-"""As the OpenAI API has it: `role`, `content`, and for tools `tool_calls`, `tool_call_id`, `name`."""
+"""As the OpenAI API has it: `role`, `content`, and for tools `tool_calls` and the like."""
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,11 @@ class ModelSource:
         )
 
     @property
+    def context(self) -> int:
+        """The most tokens that the model was made for."""
+        return context_of(self.config)
+
+    @property
     def digest(self) -> str:
         """What identifies the model."""
         return self.fingerprint
@@ -105,7 +110,14 @@ def is_local(name: str) -> bool:
     return name == "demo" or Path(name).exists()
 
 
-def _locate(name: str, revision: str | None, cached_only: bool = False) -> tuple[Path, str | None]:
+def locate(name: str, revision: str | None = None, weights: bool = True) -> Path:
+    """The folder of a model, fetched if need be; without its weights where nobody reads them."""
+    return _locate(name, revision, weights=weights)[0]
+
+
+def _locate(
+    name: str, revision: str | None, cached_only: bool = False, weights: bool = True
+) -> tuple[Path, str | None]:
     if name == "demo":
         return resources.DEMO_MODEL, None
     path = Path(name).expanduser()
@@ -115,11 +127,11 @@ def _locate(name: str, revision: str | None, cached_only: bool = False) -> tuple
         raise SourceError(f"{name} is a file; MODEL is a folder, a hub id or `demo`")
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise SourceError(f"there is no folder {name}; MODEL is a folder, a hub id or `demo`")
-    return _download(name, revision, cached_only)
+    return _download(name, revision, cached_only, weights)
 
 
 def _download(
-    name: str, revision: str | None, cached_only: bool = False
+    name: str, revision: str | None, cached_only: bool = False, weights: bool = True
 ) -> tuple[Path, str | None]:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -129,7 +141,7 @@ def _download(
             snapshot_download(
                 name,
                 revision=revision,
-                allow_patterns=[*SIDE_FILES, "*.safetensors"],
+                allow_patterns=[*SIDE_FILES, "*.safetensors"] if weights else [*SIDE_FILES],
                 # Second copies of the weights that some models bring.
                 ignore_patterns=["consolidated*", "*/*"],
                 local_files_only=cached_only,
@@ -166,6 +178,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{path} is not valid JSON: {error}") from error
     return config
+
+
+def context_of(config: Mapping[str, Any]) -> int:
+    """The most tokens that a model of this config was made for."""
+    return int(config.get("max_position_embeddings") or 2048)
 
 
 def check_kind(config: Mapping[str, Any], folder: Path, trust_remote_code: bool = False) -> None:

@@ -9,7 +9,8 @@ import torch
 
 from quantkit import device as devices
 from quantkit import resources
-from quantkit.calibration import tokens
+from quantkit.calibration import loading
+from quantkit.calibration.build import Vocabulary
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError, RecipeError, SourceError, UnknownName
 from quantkit.export import manifest
@@ -19,7 +20,7 @@ from quantkit.gguf.layout import Layout
 from quantkit.gguf.plan import AnyLayout, GGUFPlan
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource, refuse_experts
-from quantkit.progress import Progress
+from quantkit.progress import Progress, Silent
 from quantkit.quantize import llmcompressor
 from quantkit.quantize import plan as planning
 from quantkit.quantize.estimate import OFFLOAD, PROCESS_BYTES, Estimate, estimate, require_room
@@ -38,6 +39,8 @@ class CalibrationChoice:
     name: str
     n_samples: int | None = None
     length: int | None = None
+    evaluation: loading.Evaluation | None = None
+    """Finds what models will be scored on, for sets that avoid it."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +235,7 @@ def _calibrated(
     progress: Progress,
 ) -> Job:
     """The same job with its calibration tokens and what the pass will cost."""
-    found = load_tokens(job.source, architecture, calibration)
+    found = load_tokens(job.source, architecture, calibration, progress)
     n_samples, length = found.ids.shape
     size = f"{length} tokens"
     if found.mask is not None:
@@ -250,16 +253,28 @@ def _calibrated(
 
 
 def load_tokens(
-    source: ModelSource, architecture: Architecture, choice: CalibrationChoice
+    source: ModelSource,
+    architecture: Architecture,
+    choice: CalibrationChoice,
+    progress: Progress | None = None,
 ) -> CalibrationTokens:
     """The calibration tokens that were asked for, in the source's own vocabulary."""
     from transformers import AutoTokenizer
 
-    context = int(source.config.get("max_position_embeddings") or 2048)
     embedding = next(iter(architecture.shapes.values()))
-    tokenizer = AutoTokenizer.from_pretrained(source.folder)
-    return tokens.load(
-        choice.name, tokenizer, context, embedding[0], choice.n_samples, choice.length
+    model = Vocabulary(
+        source.label,
+        AutoTokenizer.from_pretrained(source.folder),
+        source.context,
+        embedding[0],
+    )
+    return loading.load(
+        choice.name,
+        model,
+        progress or Silent(),
+        choice.n_samples,
+        choice.length,
+        choice.evaluation,
     )
 
 

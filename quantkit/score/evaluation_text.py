@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from quantkit.calibration import files, recognise
+from quantkit.calibration.contamination import EvaluationText
 from quantkit.score import lmeval
 
 
@@ -20,6 +22,25 @@ def texts(tasks: Sequence[str], data: Path | None = None) -> Iterator[str]:
         with lmeval.quiet(), lmeval.templates_compiled_once():
             found = [text for document in task.eval_docs for text in _of_document(task, document)]
         yield from found
+
+
+def known(
+    names: Sequence[str], base: Path, data: Path | None = None
+) -> tuple[EvaluationText, dict[str, str]]:
+    """The text of tasks and of files below `base` in one, and a digest for each name."""
+    parts, digests = [], {}
+    for name in names:
+        found = _of_file(base / name) if files.is_data(name) else texts([name], data)
+        parts.append(EvaluationText.of(found))
+        digests[name] = parts[-1].digest
+    return EvaluationText.joined(parts), digests
+
+
+def _of_file(path: Path) -> Iterator[str]:
+    recogniser = recognise.Recogniser(path.name)
+    for file in files.find(path):
+        for record in files.read(file):
+            yield recogniser(record).plain
 
 
 def _of_document(task: Any, document: Any) -> list[str]:

@@ -1,0 +1,326 @@
+"""From sources to a set: read, render, choose, pack, measure."""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from quantkit import __version__
+from quantkit.calibration import calibration_set, figures, packing, selection
+from quantkit.calibration.calibration_set import CalibrationSet, Manifest, Pool, SourceRecord
+from quantkit.calibration.candidates import Candidates
+from quantkit.calibration.contamination import EvaluationText
+from quantkit.calibration.packing import Sample
+from quantkit.calibration.pool import GatheredSource, describe, gather, require_rows
+from quantkit.calibration.redact import KINDS, redact
+from quantkit.calibration.rendering import Piece, Refused, Renderer
+from quantkit.calibration.row import Row
+from quantkit.calibration.selection import Choice, Shape
+from quantkit.calibration.spec import USUAL_SAMPLES, SetSpec
+from quantkit.calibration.tokens import CalibrationTokens
+from quantkit.errors import DataError
+from quantkit.model.source import context_of, locate, read_config
+from quantkit.progress import Progress
+
+ENOUGH = 8
+"""Times as much text as the set holds is enough to choose from."""
+CHARACTERS_PER_TOKEN = 4
+N_RANDOM = 20
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The model that a set is for."""
+
+    model: str
+    tokenizer: Any
+    context: int
+    n_tokens: int
+    """Of the model's embedding."""
+
+    @classmethod
+    def of(cls, name: str, revision: str | None = None) -> "Vocabulary":
+        """Of a folder, a hub model or `demo`; weights are neither fetched nor read."""
+        from transformers import AutoTokenizer
+
+        folder = locate(name, revision, weights=False)
+        config = read_config(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        label = name if name == "demo" else Path(name).name
+        n_tokens = config.get("vocab_size") or len(tokenizer)
+        return cls(label, tokenizer, context_of(config), int(n_tokens))
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A piece, and the row that it is of."""
+
+    piece: Piece
+    source: int
+    row: int
+    """Its place in its source's rows."""
+
+
+def build(
+    name: str,
+    spec: SetSpec,
+    base: Path,
+    model: Vocabulary,
+    progress: Progress,
+    evaluation: EvaluationText | None = None,
+    avoided: dict[str, str] | None = None,
+    skip_bad: bool = False,
+) -> CalibrationSet:
+    """The set that a spec describes, for one model."""
+    length = min(spec.max_length, model.context)
+    if length < spec.max_length:
+        progress.note(f"samples of {length:,} tokens, the model's context")
+    _note_unusual(spec, progress)
+    renderer = Renderer(model.tokenizer, length, spec.chat)
+    enough = ENOUGH * spec.n_samples * length * CHARACTERS_PER_TOKEN
+    gathered = gather(spec, base, enough, renderer.check, evaluation, progress, skip_bad)
+    require_rows(gathered)
+    gathered, redacted = _redacted(gathered, spec, progress)
+    rendered = _render(gathered, renderer, spec.seed, skip_bad, progress)
+    candidates = _candidates(rendered, gathered, model, spec.seed)
+    shape = Shape(spec.n_samples, length, spec.short == "pack")
+    selection.require_enough(
+        candidates, shape, [s.name for s in gathered], [describe(s.account) for s in gathered]
+    )
+    progress.start("choose", 1, "sets")
+    choice = selection.cover(candidates, shape)
+    draws = [selection.at_random(candidates, shape, spec.seed + i) for i in range(N_RANDOM)]
+    if spec.select == "random":
+        choice = replace(choice, samples=draws[0], why={})
+    progress.finish()
+    measured = [
+        figures.measure(candidates, samples, choice.clusters, choice.n_clusters)
+        for samples in (choice.samples, *draws)
+    ]
+    tokens = _tokens(name, choice.samples, candidates, length, model)
+    manifest = Manifest(
+        name=name,
+        spec=spec,
+        n_samples=len(choice.samples),
+        length=length,
+        n_tokens=tokens.n_tokens,
+        tokenizer=calibration_set.Tokenizer(
+            model=model.model,
+            digest=calibration_set.tokenizer_digest(model.tokenizer),
+            template_digest=calibration_set.template_digest(model.tokenizer),
+            vocabulary=model.n_tokens,
+        ),
+        sources=_source_records(gathered, rendered, choice.samples, candidates, spec),
+        pool=_pool(candidates, choice),
+        figures=measured[0],
+        random=figures.mean(measured[1:]),
+        n_random=N_RANDOM,
+        redacted=dict(redacted),
+        avoided=avoided or {},
+        digest=tokens.digest,
+        version=__version__,
+    )
+    return CalibrationSet(tokens, _table(choice, rendered, gathered, model.tokenizer), manifest)
+
+
+def _note_unusual(spec: SetSpec, progress: Progress) -> None:
+    few, many = USUAL_SAMPLES
+    if spec.n_samples < few:
+        progress.note(
+            f"warning: {spec.n_samples} samples are unusual: under {few}, statistics depend on "
+            "which ones they happen to be"
+        )
+    elif spec.n_samples > many:
+        progress.note(
+            f"warning: {spec.n_samples} samples are unusual: over {many}, calibration takes longer "
+            "and hardly gets better"
+        )
+
+
+def _redacted(
+    gathered: list[GatheredSource], spec: SetSpec, progress: Progress
+) -> tuple[list[GatheredSource], Counter[str]]:
+    """The same rows with what must not be written replaced, before anything else sees them."""
+    counts: Counter[str] = Counter()
+    if not spec.redact:
+        return gathered, counts
+    kinds = KINDS if spec.redact is True else tuple(spec.redact)
+    progress.start("redact", sum(len(source.rows) for source in gathered), "rows")
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, str):
+            found = redact(value, kinds)
+            counts.update(found.counts)
+            return found.text
+        if isinstance(value, dict):
+            return {key: clean(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [clean(item) for item in value]
+        return value
+
+    def rows(source: GatheredSource) -> list[Row]:
+        made = []
+        for row in source.rows:
+            messages, tools = clean(list(row.messages)), clean(list(row.tools))
+            made.append(replace(row, messages=messages, tools=tools, text=clean(row.text)))
+        progress.advance(len(made))
+        return made
+
+    done = [replace(source, rows=rows(source)) for source in gathered]
+    progress.finish()
+    return done, counts
+
+
+def _render(
+    gathered: list[GatheredSource],
+    renderer: Renderer,
+    seed: int,
+    skip_bad: bool,
+    progress: Progress,
+) -> list[Rendered]:
+    """All rows as pieces; what the template refuses is counted, or an error."""
+    progress.start("render", sum(len(source.rows) for source in gathered), "rows")
+    rendered: list[Rendered] = []
+    for index, source in enumerate(gathered):
+        rng = random.Random(f"{seed} {source.name}")
+        for place, row in enumerate(source.rows):
+            try:
+                pieces = renderer.pieces(row, rng)
+            except Refused as error:
+                if not skip_bad:
+                    raise
+                source.account.leave_out("refused by the template", str(error))
+                continue
+            if not pieces:
+                source.account.leave_out("empty", f"{row.place} has no tokens")
+            if row.kind != "text" and row.messages[-1]["role"] != "assistant":
+                source.account.remarks["without an answer"] += 1
+            rendered += [Rendered(piece, index, place) for piece in pieces]
+        progress.advance(len(source.rows))
+    progress.finish()
+    for index, source in enumerate(gathered):
+        if n := source.account.remarks["without an answer"]:
+            progress.note(
+                f"{source.name}: {n:,} rows end before an answer; they are rendered up to where "
+                "the assistant would begin"
+            )
+        if not any(item.source == index for item in rendered):
+            raise DataError(f"{source.name} has no usable row: {describe(source.account)}")
+    return rendered
+
+
+def _candidates(
+    rendered: list[Rendered], gathered: list[GatheredSource], model: Vocabulary, seed: int
+) -> Candidates:
+    pieces = [item.piece for item in rendered]
+    source = np.array([item.source for item in rendered])
+    largest = max(int(piece.ids.max()) for piece in pieces)
+    if largest >= model.n_tokens:
+        raise DataError(
+            f"the tokenizer gives the id {largest}, the model has {model.n_tokens} tokens: "
+            "they do not belong together"
+        )
+    weights = np.array([0.0 if s.weight is None else s.weight for s in gathered])
+    if not weights.any():  # as much as each has, those rows included that were not drawn
+        tokens = np.bincount(source, [len(piece.ids) for piece in pieces], len(gathered))
+        weights = tokens * [1 + s.account.counts["not drawn"] / len(s.rows) for s in gathered]
+    return Candidates(pieces, source, weights / weights.sum(), model.n_tokens, seed)
+
+
+def _tokens(
+    name: str, samples: list[Sample], candidates: Candidates, length: int, model: Vocabulary
+) -> CalibrationTokens:
+    padding = model.tokenizer.pad_token_id
+    padding = model.tokenizer.eos_token_id if padding is None else padding
+    ids, lengths = packing.arrays(
+        samples, [piece.ids for piece in candidates.pieces], length, padding or 0
+    )
+    full = bool((lengths == length).all())
+    return CalibrationTokens(
+        name,
+        torch.from_numpy(ids.astype(np.int64)),
+        None if full else torch.from_numpy(lengths.astype(np.int64)),
+    )
+
+
+def _source_records(
+    gathered: list[GatheredSource],
+    rendered: list[Rendered],
+    samples: list[Sample],
+    candidates: Candidates,
+    spec: SetSpec,
+) -> list[SourceRecord]:
+    """What each source gave; a row is used in part when not all of its tokens are in the set."""
+    used: Counter[tuple[int, int]] = Counter()
+    for sample in samples:
+        for part in sample:
+            item = rendered[part.piece]
+            used[item.source, item.row] += part.n_tokens
+    whole: Counter[tuple[int, int]] = Counter()
+    cut = set()
+    for item in rendered:
+        whole[item.source, item.row] += len(item.piece.ids)
+        if item.piece.cut:
+            cut.add((item.source, item.row))
+    records = []
+    for index, source in enumerate(gathered):
+        rows = Counter({reason: n for reason, n in source.account.counts.items() if n})
+        for key in whole:
+            if key[0] == index:
+                partial = key in cut or used[key] < whole[key]
+                rows["not chosen" if not used[key] else "in part" if partial else "whole"] += 1
+        records.append(
+            SourceRecord(
+                name=source.name,
+                share=float(candidates.shares[index]),
+                n_tokens=sum(n for key, n in used.items() if key[0] == index),
+                licence=spec.sources[index].licence,
+                digest=source.digest,
+                files=source.files,
+                rows=dict(rows),
+                remarks=dict(source.account.remarks),
+                examples=source.account.examples,
+            )
+        )
+    return records
+
+
+def _pool(candidates: Candidates, choice: Choice) -> Pool:
+    steps = np.linspace(0, 1, 21)
+    used = [part.n_tokens for sample in choice.samples for part in sample]
+    return Pool(
+        n_pieces=len(candidates.pieces),
+        n_tokens=int(candidates.lengths.sum()),
+        n_clusters=choice.n_clusters,
+        lengths=np.quantile(candidates.lengths, steps, method="nearest").tolist(),
+        set_lengths=np.quantile(used, steps, method="nearest").tolist(),
+    )
+
+
+def _table(
+    choice: Choice, rendered: list[Rendered], gathered: list[GatheredSource], tokenizer: Any
+) -> list[dict[str, Any]]:
+    """Every piece of every sample, for people."""
+    rows = []
+    for number, sample in enumerate(choice.samples):
+        for part in sample:
+            item = rendered[part.piece]
+            row = gathered[item.source].rows[item.row]
+            rows.append(
+                {
+                    "sample": number,
+                    "source": row.source,
+                    "place": row.place,
+                    "kind": row.kind,
+                    "n_tokens": part.n_tokens,
+                    "cut": item.piece.cut or part.n_tokens < len(item.piece.ids),
+                    "cluster": int(choice.clusters[part.piece]),
+                    "why": choice.why.get(part.piece, "drawn at random"),
+                    "text": tokenizer.decode(item.piece.ids[: part.n_tokens]),
+                }
+            )
+    return rows

@@ -1,0 +1,195 @@
+"""A calibration set as a folder: tokens, the samples for people, and a manifest of how it was made.
+
+    tokens.safetensors   `input_ids` [samples, length] and `lengths` [samples]
+    samples.parquet      every piece of every sample: its source, place, text and why it was chosen
+    calibration.json     the manifest, written last
+
+The same sources and seed give the same bytes, so nothing in it tells the time.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from quantkit.calibration.figures import Figures
+from quantkit.calibration.spec import SetSpec
+from quantkit.calibration.tokens import CalibrationTokens
+from quantkit.errors import DataError
+from quantkit.storage import scratch_folder, sha256_of, write_json
+
+FILE = "calibration.json"
+TOKENS = "tokens.safetensors"
+SAMPLES = "samples.parquet"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class SourceRecord(_Record):
+    """What a source gave, and what became of all its rows."""
+
+    name: str
+    share: float
+    """Of the set's tokens, as asked for ..."""
+    n_tokens: int
+    """... and the tokens that it gave."""
+    licence: str | None = None
+    digest: str
+    files: dict[str, str] = {}
+    """sha256 by name."""
+    rows: dict[str, int]
+    """How many were read, and what became of them: all other numbers add up to that one."""
+    remarks: dict[str, int] = {}
+    examples: dict[str, str] = {}
+    """A sentence on one row, by what became of it."""
+
+
+class Tokenizer(_Record):
+    """What turned text into tokens."""
+
+    model: str
+    digest: str
+    template_digest: str | None = None
+    vocabulary: int
+
+
+class Pool(_Record):
+    """What was chosen from."""
+
+    n_pieces: int
+    n_tokens: int
+    n_clusters: int
+    lengths: list[int]
+    """Quantiles of the pieces' lengths, from 0 to 100% in steps of 5 ..."""
+    set_lengths: list[int]
+    """... and those of the pieces in the set."""
+
+
+class Manifest(_Record):
+    """Everything that is known about a set without opening its tokens."""
+
+    schema_version: Literal[1] = 1
+    name: str
+    spec: SetSpec
+    n_samples: int
+    length: int
+    n_tokens: int
+    tokenizer: Tokenizer
+    sources: list[SourceRecord]
+    pool: Pool
+    figures: Figures
+    random: Figures | None = None
+    """The mean of random draws from the same pool."""
+    n_random: int = 0
+    redacted: dict[str, int] = {}
+    avoided: dict[str, str] = {}
+    """Digest of the evaluation text by its name."""
+    digest: str
+    """`CalibrationTokens.digest`."""
+    files: dict[str, str] = {}
+    version: str
+
+
+@dataclass(frozen=True)
+class CalibrationSet:
+    """Tokens, what they say, and where they come from."""
+
+    tokens: CalibrationTokens
+    samples: list[dict[str, Any]]
+    manifest: Manifest
+
+    def write(self, target: Path, force: bool = False) -> None:
+        """Leave a finished folder, or none."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        with scratch_folder(target, force, marker=FILE) as scratch:
+            lengths = self.tokens.lengths
+            n_samples, length = self.tokens.ids.shape
+            stored = {
+                "input_ids": self.tokens.ids.to(torch.int32).contiguous(),
+                "lengths": torch.full((n_samples,), length, dtype=torch.int32)
+                if lengths is None
+                else lengths.to(torch.int32),
+            }
+            save_file(stored, scratch / TOKENS)
+            pq.write_table(
+                pa.Table.from_pylist(self.samples), scratch / SAMPLES, compression="zstd"
+            )
+            files = {name: sha256_of(scratch / name) for name in (TOKENS, SAMPLES)}
+            record = self.manifest.model_copy(update={"files": files})
+            write_json(scratch / FILE, record.model_dump(mode="json"))
+
+
+def is_set(path: Path) -> bool:
+    """Whether a folder holds a set."""
+    return (path / FILE).is_file()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """What a set says of itself."""
+    try:
+        return Manifest.model_validate(json.loads((folder / FILE).read_bytes()))
+    except (OSError, ValueError, ValidationError) as error:
+        first = str(error).splitlines()[0]
+        raise DataError(f"{folder} is no calibration set of this version: {first}") from error
+
+
+def read(folder: Path) -> CalibrationSet:
+    """A set from its folder, checked against its manifest."""
+    import pyarrow.parquet as pq
+
+    manifest = read_manifest(folder)
+    for name, digest in manifest.files.items():
+        path = folder / name
+        if not path.is_file() or sha256_of(path) != digest:
+            raise DataError(f"{path} is not the file that {FILE} tells of; build the set again")
+    try:
+        stored = load_file(folder / TOKENS)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"cannot read {folder / TOKENS}: {error}") from error
+    tokens = CalibrationTokens(
+        manifest.name, stored["input_ids"].long(), _unless_full(stored["lengths"], manifest.length)
+    )
+    return CalibrationSet(tokens, pq.read_table(folder / SAMPLES).to_pylist(), manifest)
+
+
+def _unless_full(lengths: torch.Tensor, length: int) -> torch.Tensor | None:
+    return None if bool((lengths == length).all()) else lengths.long()
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """A digest of everything that decides which tokens a text becomes."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        known = json.loads(backend.to_str())
+        for state in ("truncation", "padding"):  # settings of the moment
+            known.pop(state, None)
+    else:
+        known = {"vocabulary": tokenizer.get_vocab()}
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+def template_digest(tokenizer: Any) -> str | None:
+    """A digest of the chat template, if there is one."""
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
+        return None
+    return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()
+
+
+def require_tokenizer(manifest: Manifest, tokenizer: Any, folder: Path) -> None:
+    """Refuse tokens that mean something else to this model."""
+    if manifest.tokenizer.digest != tokenizer_digest(tokenizer):
+        raise DataError(
+            f"{folder} was made with the tokenizer of {manifest.tokenizer.model}, which is not "
+            "this model's; build it again with --model"
+        )

@@ -1,0 +1,96 @@
+"""Calibration tokens by the name that people give: a folder, a set, or data of their own."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from quantkit import resources
+from quantkit.calibration import calibration_set, spec
+from quantkit.calibration.build import Vocabulary, build
+from quantkit.calibration.calibration_set import CalibrationSet
+from quantkit.calibration.contamination import EvaluationText
+from quantkit.calibration.files import is_data
+from quantkit.calibration.spec import SetSpec
+from quantkit.calibration.tokens import CalibrationTokens
+from quantkit.errors import DataError
+from quantkit.progress import Progress
+
+Evaluation = Callable[[Sequence[str], Path], tuple[EvaluationText, dict[str, str]]]
+"""Finds what models will be scored on: names and a folder for files in, text and digests out."""
+
+
+def load(
+    name: str,
+    model: Vocabulary,
+    progress: Progress,
+    n_samples: int | None = None,
+    length: int | None = None,
+    evaluation: Evaluation | None = None,
+) -> CalibrationTokens:
+    """Tokens of a finished set, or of one that is made now from a set's file or from data."""
+    if length is not None and length > model.context:
+        raise DataError(
+            f"samples of {length} tokens are longer than the model's context, {model.context}"
+        )
+    folder = Path(name).expanduser()
+    if folder.is_dir() and calibration_set.is_set(folder):
+        found = calibration_set.read(folder)
+        calibration_set.require_tokenizer(found.manifest, model.tokenizer, folder)
+        return _part(found, n_samples, length, model.context)
+    wanted, base = find(name)
+    changes = {"n_samples": n_samples, "max_length": length}
+    wanted = spec.changed(wanted, {k: v for k, v in changes.items() if v is not None}, name)
+    return make(name, wanted, base, model, progress, evaluation).tokens
+
+
+def make(
+    name: str,
+    wanted: SetSpec,
+    base: Path,
+    model: Vocabulary,
+    progress: Progress,
+    evaluation: Evaluation | None,
+    skip_bad: bool = False,
+) -> CalibrationSet:
+    """Build a set, clear of what it is to avoid."""
+    text: EvaluationText | None = None
+    digests: dict[str, str] = {}
+    if wanted.avoid:
+        if evaluation is None:
+            raise DataError(
+                f"{name} avoids {', '.join(wanted.avoid)}: build it first with `quantkit "
+                "calibrate build`, and give its folder"
+            )
+        text, digests = evaluation(wanted.avoid, base)
+    return build(name, wanted, base, model, progress, text, digests, skip_bad)
+
+
+def find(name: str) -> tuple[SetSpec, Path]:
+    """A set's file by its name or path, or a set of one file of data; and where its paths start."""
+    shipped = name in resources.names("calibration")
+    if name == "-" or (is_data(name) and not shipped):
+        return spec.of_files([name]), Path()
+    path = resources.find("calibration", name)
+    return spec.read(path), path.parent
+
+
+def _part(
+    found: CalibrationSet, n_samples: int | None, length: int | None, context: int
+) -> CalibrationTokens:
+    """A finished set, or the beginning of it: its samples are shuffled."""
+    tokens = found.tokens
+    have = tokens.ids.shape
+    n_samples, length = n_samples or have[0], length or have[1]
+    if n_samples > have[0] or length > have[1]:
+        raise DataError(
+            f"{tokens.name} has {have[0]} samples of {have[1]} tokens, {n_samples} of {length} "
+            "were asked for; build a larger set"
+        )
+    if length > context:
+        raise DataError(
+            f"{tokens.name} has samples of {have[1]} tokens, the model's context is {context}; "
+            "give --length"
+        )
+    if (n_samples, length) == tuple(have):
+        return tokens
+    lengths = None if tokens.lengths is None else tokens.lengths[:n_samples].clamp(max=length)
+    return CalibrationTokens(tokens.name, tokens.ids[:n_samples, :length], lengths)

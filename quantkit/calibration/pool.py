@@ -1,0 +1,269 @@
+"""All sources read once, in bounded memory: what is usable of them, and what became of the rest.
+
+Every row is recognised, compared with those before it and with what models will be scored on.
+Of the rows that stay, each source keeps a uniform sample large enough to choose from.
+"""
+
+import hashlib
+import heapq
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from quantkit.calibration import files, hub, python_text, recognise
+from quantkit.calibration.contamination import EvaluationText
+from quantkit.calibration.duplicates import Seen, prefix_of
+from quantkit.calibration.files import Record, Trouble
+from quantkit.calibration.row import Row
+from quantkit.calibration.spec import Files, Hub, Python, SetSpec, Stdin, source_name
+from quantkit.errors import DataError
+from quantkit.progress import Progress
+from quantkit.storage import sha256_of
+
+BATCH_ROWS = 4096
+BATCH_CHARACTERS = 16 << 20
+MIN_ROWS = 4096
+"""Of a source, kept in any case where there are as many ..."""
+MAX_CHARACTERS = 256 << 20
+"""... unless they are longer than this together."""
+
+
+@dataclass
+class Account:
+    """What became of every row of one source."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    remarks: Counter[str] = field(default_factory=Counter)
+    """What is worth knowing of rows that were not left out."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """One sentence on a row that was left out, by the reason."""
+
+    def leave_out(self, reason: str, example: str = "") -> None:
+        self.counts[reason] += 1
+        if example:
+            self.examples.setdefault(reason, example)
+
+
+@dataclass
+class GatheredSource:
+    """The rows of one source that may be chosen from."""
+
+    name: str
+    weight: float | None
+    rows: list[Row]
+    account: Account
+    digest: str
+    """Of its files, or of its rows where there are none."""
+    files: dict[str, str] = field(default_factory=dict)
+    """sha256 by file name."""
+
+
+class Reservoir:
+    """A uniform sample of rows, bounded in characters."""
+
+    def __init__(self, characters: int, rng: random.Random) -> None:
+        self._limit = min(characters, MAX_CHARACTERS)
+        self._rng = rng
+        self._heap: list[tuple[float, int, Row]] = []
+        self._characters = 0
+        self.n_evicted = 0
+
+    def add(self, number: int, row: Row, characters: int) -> None:
+        """Take a row in; one that was drawn before may have to go."""
+        # The largest draws go first: whatever stays is a uniform sample of all that came.
+        heapq.heappush(self._heap, (-self._rng.random(), number, row))
+        self._characters += characters
+        while self._characters > self._limit and (
+            len(self._heap) > MIN_ROWS or self._characters > MAX_CHARACTERS
+        ):
+            if len(self._heap) == 1:
+                return
+            _, _, gone = heapq.heappop(self._heap)
+            self._characters -= len(gone.plain)
+            self.n_evicted += 1
+
+    def rows(self) -> list[Row]:
+        """What stayed, in the order in which it came."""
+        return [row for _, _, row in sorted(self._heap, key=lambda item: item[1])]
+
+
+def gather(
+    spec: SetSpec,
+    base: Path,
+    characters: int,
+    check: Callable[[Row], None],
+    evaluation: EvaluationText | None,
+    progress: Progress,
+    skip_bad: bool = False,
+) -> list[GatheredSource]:
+    """Read all sources; `characters` is how much of each is enough to choose from."""
+    seen = None if spec.near_duplicates is None else Seen(spec.near_duplicates, spec.seed)
+    gathered = []
+    for index, source in enumerate(spec.sources):
+        name = source_name(source)
+        account = Account()
+        reservoir = Reservoir(characters, random.Random(f"{spec.seed} {index}"))
+        digest = hashlib.sha256()
+        number = 0
+        progress.start(f"read {name}", _size(source, base), _unit(source))
+        for batch, texts in _batches(_rows(source, name, base, account, skip_bad, progress)):
+            for text in texts:
+                digest.update(text.encode("utf-8", "surrogatepass"))
+            for row in batch[:1]:
+                check(row)
+            keep = _distinct(batch, texts, seen, account)
+            if evaluation is not None:
+                keep = _clean(keep, texts, batch, evaluation, account)
+            for place in keep:
+                reservoir.add(number + place, batch[place], len(texts[place]))
+            number += len(batch)
+        progress.finish()
+        account.counts["not drawn"] += reservoir.n_evicted
+        hashes = _hashes(source, base)
+        total = hashlib.sha256("".join(hashes.values()).encode()) if hashes else digest
+        gathered.append(
+            GatheredSource(
+                name, source.weight, reservoir.rows(), account, total.hexdigest(), hashes
+            )
+        )
+    return gathered
+
+
+def _distinct(batch: list[Row], texts: list[str], seen: Seen | None, account: Account) -> list[int]:
+    """Places of rows that are not like one before."""
+    if seen is None:
+        return list(range(len(batch)))
+    first = seen.add(texts, [prefix_of(row) for row in batch])
+    keep = []
+    for place, earlier in enumerate(first.tolist()):
+        if earlier < 0:
+            keep.append(place)
+        else:
+            account.leave_out("near-duplicate", f"{batch[place].place} repeats an earlier row")
+    return keep
+
+
+def _clean(
+    keep: list[int],
+    texts: list[str],
+    batch: list[Row],
+    evaluation: EvaluationText,
+    account: Account,
+) -> list[int]:
+    """Of these places, those that share nothing with what models will be scored on."""
+    found = evaluation.overlaps([texts[place] for place in keep]).tolist()
+    for place, overlaps in zip(keep, found, strict=True):
+        if overlaps:
+            account.leave_out(
+                "contaminated", f"{batch[place].place} shares 13 words with the evaluation data"
+            )
+    return [place for place, overlaps in zip(keep, found, strict=True) if not overlaps]
+
+
+def _batches(rows: Iterator[Row]) -> Iterator[tuple[list[Row], list[str]]]:
+    """Rows and what they say, some thousands at a time."""
+    batch: list[Row] = []
+    texts: list[str] = []
+    characters = 0
+    for row in rows:
+        batch.append(row)
+        texts.append(row.plain)
+        characters += len(texts[-1])
+        if len(batch) >= BATCH_ROWS or characters >= BATCH_CHARACTERS:
+            yield batch, texts
+            batch, texts, characters = [], [], 0
+    if batch:
+        yield batch, texts
+
+
+def _rows(
+    source: Any, name: str, base: Path, account: Account, skip_bad: bool, progress: Progress
+) -> Iterator[Row]:
+    """Recognised rows; what is not usable is counted, or an error."""
+
+    def bad(trouble: Trouble) -> None:
+        account.counts["read"] += 1
+        account.leave_out("unreadable", f"{trouble.place}: {trouble.reason}")
+
+    if isinstance(source, Python):
+        for row in islice(_python(source, name), source.max_rows):
+            account.counts["read"] += 1
+            yield row
+        return
+    known = recognise.Recogniser(name, source.columns, source.rows)
+    for record in islice(_records(source, base, skip_bad, bad, progress), source.max_rows):
+        account.counts["read"] += 1
+        try:
+            yield known(record)
+        except recognise.Empty as error:
+            account.leave_out("empty", str(error))
+        except recognise.Unrecognised as error:
+            if not skip_bad:
+                raise
+            account.leave_out("unrecognised", str(error))
+
+
+def _records(
+    source: Files | Hub | Stdin,
+    base: Path,
+    skip_bad: bool,
+    bad: Callable[[Trouble], None],
+    progress: Progress,
+) -> Iterator[Record]:
+    if isinstance(source, Hub):
+        yield from hub.stream(source.dataset, source.config, source.split, source.revision)
+    elif isinstance(source, Stdin):
+        yield from files.read_stream(sys.stdin.buffer, "stdin", skip_bad, bad)
+    else:
+        for path in files.find(base / source.path):
+            yield from files.read(path, skip_bad, bad)
+            progress.advance(path.stat().st_size)
+
+
+def _python(source: Python, name: str) -> Iterator[Row]:
+    if source.kind == "python-docs":
+        documents = [*python_text.topics("train"), *python_text.docstrings("train")]
+    else:
+        documents = list(python_text.sources("train"))
+    for document in documents:
+        yield Row(name, document.name, "text", text=document.text)
+
+
+def _size(source: Any, base: Path) -> int:
+    if isinstance(source, Files):
+        return sum(path.stat().st_size for path in files.find(base / source.path))
+    return source.max_rows or 0
+
+
+def _unit(source: Any) -> str:
+    return "bytes" if isinstance(source, Files) else "rows"
+
+
+def _hashes(source: Any, base: Path) -> dict[str, str]:
+    if not isinstance(source, Files):
+        return {}
+    root = base / source.path
+    return {
+        str(path.relative_to(root)) if root.is_dir() else path.name: sha256_of(path)
+        for path in files.find(root)
+    }
+
+
+def require_rows(gathered: list[GatheredSource]) -> None:
+    """Every source must have something to give."""
+    for source in gathered:
+        if not source.rows:
+            raise DataError(f"{source.name} has no usable row: {describe(source.account)}")
+
+
+def describe(account: Account) -> str:
+    """What became of the rows of a source, in one line."""
+    counts = dict(account.counts)
+    total = counts.pop("read", 0)
+    taken = ", ".join(f"{n:,} {reason}" for reason, n in counts.items() if n)
+    return f"{total:,} rows read" + (f", {taken}" if taken else "")

@@ -1,0 +1,242 @@
+"""Which pieces make a set that stands for the whole pool.
+
+Each source gets its share of samples. Its pieces are laid out by cluster and, within a cluster, by
+length, and the row is cut into as many stretches as pieces are wanted: one comes from each, so that
+sources, topics and lengths have their due parts by construction. Within its stretch a piece is
+first the one nearest to the middle; then pieces are exchanged for others of their stretch for as
+long as the set's token frequencies come closer to the pool's (in Jensen-Shannon divergence).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from quantkit.calibration import packing
+from quantkit.calibration.candidates import Candidates
+from quantkit.calibration.packing import Sample
+from quantkit.errors import DataError
+
+SWEEPS = 4
+LENGTH_BINS = 32
+PIECES_PER_CLUSTER = 4
+CLUSTERS = (8, 256)
+COVERAGE = 0.05
+"""What it is worth, against the divergence, to have every common token at least once."""
+SPARE = 1.02
+"""Pieces are chosen for a little more than is needed: the last of a sample is cut."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Samples, and where each chosen piece comes from."""
+
+    samples: list[Sample]
+    clusters: np.ndarray
+    """Of all candidates."""
+    n_clusters: int
+    why: dict[int, str]
+    """A few words on each chosen piece."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is asked for."""
+
+    n_samples: int
+    length: int
+    packs: bool
+
+    def shares(self, candidates: Candidates) -> np.ndarray:
+        """Each source's share of the samples, such that it gets its share of the tokens."""
+        if self.packs:
+            return candidates.shares
+        tokens = np.bincount(candidates.source, candidates.lengths, len(candidates.shares))
+        numbers = np.bincount(candidates.source, minlength=len(candidates.shares))
+        samples = candidates.shares * numbers / np.maximum(tokens, 1)
+        return samples / samples.sum()
+
+    def samples(
+        self, chosen: Sequence[int], spare: Sequence[int], lengths: np.ndarray, n: int
+    ) -> list[Sample]:
+        """The chosen pieces in samples; spare ones follow where they do not suffice."""
+        if self.packs:
+            return packing.pack(chosen, spare, lengths, n, self.length)
+        return packing.pad([*chosen, *spare][:n], lengths)
+
+
+def cover(candidates: Candidates, shape: Shape) -> Choice:
+    """Samples that stand for the pool."""
+    quotas = _quotas(shape.shares(candidates), shape.n_samples)
+    wanted = [_n_pieces(candidates, s, quota, shape) for s, quota in enumerate(quotas)]
+    n_clusters = int(np.clip(sum(wanted) // PIECES_PER_CLUSTER, *CLUSTERS))
+    clusters = candidates.clusters(n_clusters)
+    stretches: list[np.ndarray] = []
+    for s, n in enumerate(wanted):
+        mine = np.flatnonzero(candidates.source == s)
+        order = mine[np.lexsort((candidates.lengths[mine], clusters[mine]))]
+        stretches += np.array_split(order, n)
+    chosen = _exchange(candidates, stretches, [_middle(candidates, s) for s in stretches])
+    rng = np.random.default_rng(candidates.seed)
+    samples: list[Sample] = []
+    for s, quota in enumerate(quotas):
+        taken = np.array([piece for piece in chosen if candidates.source[piece] == s], int)
+        others = np.setdiff1d(np.flatnonzero(candidates.source == s), taken)
+        first, spare = rng.permutation(taken).tolist(), rng.permutation(others).tolist()
+        samples += shape.samples(first, spare, candidates.lengths, quota)
+    shuffled = [samples[i] for i in rng.permutation(len(samples))]
+    return Choice(shuffled, clusters, n_clusters, _reasons(candidates, shuffled, stretches))
+
+
+def at_random(candidates: Candidates, shape: Shape, seed: int) -> list[Sample]:
+    """Samples drawn by chance alone: what any other tool would take."""
+    rng = np.random.default_rng(seed)
+    quotas = rng.multinomial(shape.n_samples, shape.shares(candidates))
+    samples: list[Sample] = []
+    for s, quota in enumerate(quotas.tolist()):
+        order = rng.permutation(np.flatnonzero(candidates.source == s)).tolist()
+        n = _n_pieces(candidates, s, quota, shape)
+        samples += shape.samples(order[:n], order[n:], candidates.lengths, quota)
+    return [samples[i] for i in rng.permutation(len(samples))]
+
+
+def require_enough(candidates: Candidates, shape: Shape, names: list[str], what: list[str]) -> None:
+    """Refuse a set that cannot be filled, and say what there is and what took the rest."""
+    for s, quota in enumerate(_quotas(shape.shares(candidates), shape.n_samples)):
+        mine = candidates.source == s
+        if shape.packs:
+            tokens = int(candidates.lengths[mine].sum())
+            if tokens >= quota * shape.length:
+                continue
+            have = f"{tokens:,} tokens in {int(mine.sum()):,} pieces"
+            need = f"{quota * shape.length:,} for {quota} samples of {shape.length:,}"
+        else:
+            if int(mine.sum()) >= quota:
+                continue
+            have, need = f"{int(mine.sum()):,} usable rows", f"{quota}"
+        raise DataError(
+            f"{names[s]} has {have}, its share of the set is {need} ({what[s]}); "
+            "add rows, lower its weight, or ask for fewer or shorter samples"
+        )
+
+
+def _reasons(
+    candidates: Candidates, samples: list[Sample], stretches: list[np.ndarray]
+) -> dict[int, str]:
+    """What each piece in the samples stands for."""
+    stands_for = {
+        piece: (len(stretch), lengths.min(), lengths.max())
+        for stretch in stretches
+        for lengths in (candidates.lengths[stretch],)
+        for piece in stretch.tolist()
+    }
+    reasons = {}
+    for part in (part for sample in samples for part in sample):
+        n, shortest, longest = stands_for[part.piece]
+        reasons[part.piece] = f"stands for {n} alike of {shortest} to {longest} tokens"
+    return reasons
+
+
+def _quotas(shares: np.ndarray, n_samples: int) -> list[int]:
+    """Whole samples for each source; the largest remainders are rounded up."""
+    exact = shares * n_samples
+    quotas = np.floor(exact).astype(int)
+    for place in np.argsort(quotas - exact, kind="stable")[: n_samples - int(quotas.sum())]:
+        quotas[place] += 1
+    return quotas.tolist()
+
+
+def _n_pieces(candidates: Candidates, source: int, quota: int, shape: Shape) -> int:
+    """Pieces that fill a source's samples, as long as they are on average."""
+    mine = candidates.lengths[candidates.source == source]
+    if not quota:
+        return 0
+    n = int(np.ceil(SPARE * quota * shape.length / mine.mean())) if shape.packs else quota
+    return min(n, len(mine))
+
+
+def _middle(candidates: Candidates, stretch: np.ndarray) -> int:
+    features = candidates.features[stretch]
+    return int(stretch[(features @ features.sum(0)).argmax()])
+
+
+def _exchange(candidates: Candidates, stretches: list[np.ndarray], chosen: list[int]) -> list[int]:
+    """Exchange pieces within their stretches while that brings the set closer to the pool.
+
+    The divergence is a sum over tokens, and over bins of lengths; an exchange changes only those
+    that its two pieces have.
+    """
+    counts, tokens = candidates.counts, _Balance(candidates.histogram, candidates.common)
+    tokens.start(counts.histogram(np.array(chosen), candidates.vocabulary))
+    bins, due = _length_bins(candidates)
+    lengths = _Balance(due)
+    lengths.start(np.bincount(bins[chosen], minlength=len(due)).astype(float))
+    for _ in range(SWEEPS):
+        changed = 0
+        # What a token costs on average, so that long pieces are not worse for being long.
+        each = tokens.mean_cost
+        for place, stretch in enumerate(stretches):
+            if len(stretch) < 2:
+                continue
+            old = chosen[place]
+            tokens.add(*counts.of(old), sign=-1)
+            lengths.add(bins[[old]], np.ones(1), sign=-1)
+            where, first = counts.spans(stretch)
+            gain = tokens.gain(counts.tokens[where], counts.numbers[where])
+            worth = np.add.reduceat(gain, first) - each * candidates.lengths[stretch]
+            worth += lengths.gain(bins[stretch], np.ones(len(stretch)))
+            best = int(stretch[worth.argmin()])
+            tokens.add(*counts.of(best))
+            lengths.add(bins[[best]], np.ones(1))
+            chosen[place] = best
+            changed += best != old
+        if not changed:
+            break
+    return chosen
+
+
+class _Balance:
+    """How far counts are from the frequencies that are due: Jensen-Shannon, term by term."""
+
+    def __init__(self, due: np.ndarray, common: np.ndarray | None = None) -> None:
+        self._due = due
+        self._bonus = np.zeros(len(due))
+        if common is not None:
+            self._bonus[common] = COVERAGE / len(common)
+
+    def start(self, counts: np.ndarray) -> None:
+        """Begin with these counts; their sum stays what counts are divided by."""
+        self._counts, self._total = counts, float(counts.sum())
+
+    @property
+    def mean_cost(self) -> float:
+        """The divergence, as the part of each count."""
+        places = np.flatnonzero(self._due)
+        return float(self._terms(places, self._counts[places]).sum()) / 2 / self._total
+
+    def add(self, places: np.ndarray, numbers: np.ndarray, sign: int = 1) -> None:
+        """Count more, or less, at places that differ."""
+        self._counts[places] += sign * numbers
+
+    def gain(self, places: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """What adding would change, place by place."""
+        before = self._counts[places]
+        return self._terms(places, before + numbers) - self._terms(places, before)
+
+    def _terms(self, places: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        p, q = self._due[places], counts / self._total
+        m = (p + q) / 2
+        with np.errstate(divide="ignore", invalid="ignore"):
+            both = np.where(q > 0, q * np.log(q / m), 0) + np.where(p > 0, p * np.log(p / m), 0)
+        return both - np.where(q > 0, self._bonus[places], 0)
+
+
+def _length_bins(candidates: Candidates) -> tuple[np.ndarray, np.ndarray]:
+    """The bin of each piece by its length, and the share of pieces that each bin is due."""
+    share = candidates.weights / candidates.lengths
+    share = share / share.sum()
+    order = np.argsort(candidates.lengths, kind="stable")
+    at = np.searchsorted(np.cumsum(share[order]), np.arange(1, LENGTH_BINS) / LENGTH_BINS)
+    edges = np.unique(candidates.lengths[order][np.minimum(at, len(order) - 1)])
+    bins = np.searchsorted(edges, candidates.lengths)
+    return bins, np.bincount(bins, share, minlength=len(edges) + 1)
