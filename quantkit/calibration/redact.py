@@ -76,7 +76,7 @@ _IPV4 = re.compile(r"\.(?<=[0-9].)[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}(?!\w|\.[0-9
 _IPV4_NO_START = re.compile(r"(?:[^\Wnrt]|(?<!\\)[nrt]|[.+$])$|(?<!\bip)(?<=[A-Za-z_])[-/]$")
 _NUMBERING = re.compile(
     r"(?i)(?:\bv|version|\bver\.?|release|\brev|build|firmware|driver|section|\bsec\.|chapter|"
-    r"clause|figure|\bfig\.|table|appendix|article|paragraph|step|rule|\boid|§)\W{0,5}$"
+    r"clause|figure|\bfig\.|table|appendix|article|paragraph|step|rule|\boid|§)s?[\W_]{0,7}$"
     r"|[=<>~!^]=\s?$"
 )
 _HEADING = re.compile(r"(?:^|\n)[#\s]*$")
@@ -92,11 +92,8 @@ def _ipv4(text: str) -> Iterator[Span]:
             address = IPv4Address(text[start:end])
         except AddressValueError:
             continue
-        if (
-            address.is_loopback
-            or address.packed[1:] == b"\0\0\0"
-            or address.packed[:2] == b"\xff\xff"
-        ):
+        first, *others = address.packed
+        if first in (0, 127) or not any(others) or (first, others[0]) == (255, 255):
             continue
         if _IPV4_NO_START.search(before):
             # Java writes host/address:port; a browser's version stands after a slash, too.
@@ -127,7 +124,7 @@ def _ipv6(text: str) -> Iterator[Span]:
         start, end = found.span()
         before = text[max(0, start - 5) : start]
         start -= min(4, len(before) - len(before.rstrip(_HEX)))
-        before = text[max(0, start - 2) : start]
+        before = text[max(0, start - 3) : start]
         shape = text[start:end]
         if shape.startswith(":") and not shape.startswith("::"):
             start, shape, before = start + 1, shape[1:], ""  # the colon of `addr:2001:db8::7`
@@ -135,7 +132,7 @@ def _ipv6(text: str) -> Iterator[Span]:
         if shape.endswith(":") and not shape.endswith("::"):
             shape = shape[:-1]
         end = start + len(shape)
-        if re.search(r"(?:[^\Wnrt]|(?<!\\)[nrt]|\w\[)$", before) or text[end : end + 1].isalnum():
+        if re.search(r"(?:[^\Wnrt]|(?<!\\)[nrt])\[?$", before) or text[end : end + 1].isalnum():
             continue
         try:
             address = IPv6Address(shape)

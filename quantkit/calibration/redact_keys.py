@@ -52,7 +52,9 @@ _BY_WORD = {
     "AC": r"AC[a-f0-9]{32}(?![A-Za-z0-9])",  # Twilio
     "SK": r"SK[a-f0-9]{32}(?![A-Za-z0-9])",
     "SG.": r"SG\.[A-Za-z0-9_-]{16,32}\.[A-Za-z0-9_-]{32,64}(?![A-Za-z0-9_-])",  # SendGrid
-    "eyJ": r"eyJ[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{8,}+(?:\.[A-Za-z0-9_-]*+)*+",  # JSON web token
+    # A JSON web token; only from the start of a word, or every part of a long one would be read.
+    "eyJ": r"(?:(?<![A-Za-z0-9_-])|(?<=\\[nrt]))eyJ"
+    r"[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{8,}+(?:\.[A-Za-z0-9_-]*+)*+",
     "hooks.slack": r"hooks\.slack\.com/services/\w+/\w+/[A-Za-z0-9]{16,}",
 }
 _UNLIKE_A_WORD = re.compile(r"[0-9]|[a-z][A-Z]")

@@ -59,8 +59,8 @@ def _stands_alone(text: str, start: int, end: int) -> bool:
 _CARD = re.compile(
     r"(?<![0-9])(?<![0-9][-.])(?:"
     r"[0-9]{4}([ .-])[0-9]{4}\1[0-9]{4}\1[0-9]{4}(?P<rest>\1[0-9]{1,3}(?![0-9]))?"
-    r"|[0-9]{4}([ .-])[0-9]{6}\2[0-9]{4,5}"
-    r"|[0-9]{4}([ .-])[0-9]{3}\3[0-9]{3}\3[0-9]{3}"
+    r"|[0-9]{4}([ .-])[0-9]{6}\3[0-9]{4,5}"
+    r"|[0-9]{4}([ .-])[0-9]{3}\4[0-9]{3}\4[0-9]{3}"
     r"|[0-9]{13,19})(?![0-9]|[-.][0-9])"
 )
 _CARD_WORD = re.compile(
@@ -182,7 +182,7 @@ def _phones(text: str, at: int, run: str) -> Iterator[Span]:
     for found in _INTERNATIONAL.finditer(run):
         start, end = at + found.start(), at + found.end()
         shape = found.group()
-        in_groups = len(shape) - _n_digits(shape) > 1
+        in_groups = not shape.lstrip("+ (").isdigit()  # `+ 123456789` is a sum
         if _DECIMAL.fullmatch(shape) or (not in_groups and _n_digits(shape) < 10):
             continue
         if shape.startswith("0") and _among_numbers(run, found.start(), found.end()):
