@@ -676,6 +676,9 @@ class Tally:
 
     n: int = 0
     found: int = 0
+    """Those that are gone in full or in part, with the right placeholder."""
+    exact: int = 0
+    """Those of which nothing is left, while all around them stays."""
     n_look_alikes: int = 0
     replaced: int = 0
     """Replacements by this placeholder, in all cases of all kinds."""
@@ -705,6 +708,7 @@ def measure(seed: int = 0, n_each: int = 1000) -> tuple[dict[str, Tally], list[t
             # All around it has to stay as well.
             clean = result.text == case.text.replace(case.secret, f"[{case.kind.upper()}]")
             tallies[case.kind].found += found
+            tallies[case.kind].exact += clean
             right = times if found else 0
         else:
             tallies[case.kind].n_look_alikes += 1

@@ -73,7 +73,9 @@ def find_emails(text: str) -> Iterator[Span]:
 
 
 _IPV4 = re.compile(r"\.(?<=[0-9].)[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}(?!\w|\.[0-9]|-[A-Za-z])")
-_IPV4_NO_START = re.compile(r"(?:[^\Wnrt]|(?<!\\)[nrt]|[.+$])$|(?<!\bip)(?<=[A-Za-z_])[-/]$")
+_IPV4_NO_START = re.compile(
+    r"(?:[^\Wnrt]|(?<!\\)[nrt]|[.+$])$|(?<!\bip)(?<!\\nip)(?<=[A-Za-z_])[-/]$"
+)
 _NUMBERING = re.compile(
     r"(?i)(?:\bv|version|\bver\.?|release|\brev|build|firmware|driver|section|\bsec\.|chapter|"
     r"clause|figure|\bfig\.|table|appendix|article|paragraph|step|rule|\boid|§)s?[\W_]{0,7}$"
@@ -126,7 +128,7 @@ def _ipv6(text: str) -> Iterator[Span]:
         start -= min(4, len(before) - len(before.rstrip(_HEX)))
         before = text[max(0, start - 3) : start]
         shape = text[start:end]
-        if shape.startswith(":") and not shape.startswith("::"):
+        if re.match(r":(?:::|[^:])", shape):
             start, shape, before = start + 1, shape[1:], ""  # the colon of `addr:2001:db8::7`
         shape = shape.rstrip(".")
         if shape.endswith(":") and not shape.endswith("::"):

@@ -39,7 +39,9 @@ _BEFORE_DASH = (
 )
 _BY_MARK = tuple(
     (
-        re.compile(rf"{mark}(?:{'|'.join(f'((?<={p}){body})' for _, p, body in rows)})(?!\w)"),
+        re.compile(
+            rf"{mark}(?<=[a-z1].)(?:{'|'.join(f'((?<={p}){body})' for _, p, body in rows)})(?!\w)"
+        ),
         tuple(width for width, _, _ in rows),
     )
     for mark, rows in (("_", _BEFORE_UNDERSCORE), ("-", _BEFORE_DASH))
@@ -124,13 +126,16 @@ _TOKEN = re.compile(
 )
 _VALUE = re.compile(
     r"\s{0,4}(?:[brfu]?[\"'`]|\\[\"'])([^\s\"'`\\<>]{6,256})"
-    r"|[ \t]{0,8}(?:(?:Basic|Token|token|Bearer|Digest|ApiKey)\s)?([^\s\"'`\\<>,;&|]{6,256})"
+    r"|[ \t]{0,8}(?:(?:Basic|Token|token|Bearer|Digest|ApiKey)\s)?"
+    r"((?:[^\s\"'`\\<>,;&|]|&(?!\w+=)){6,256})"
 )
 _SAID = re.compile(
     r"ass(?:word|code|phrase|wort)\s(?:is|was|to|ist)\s?:?\s?[\"'`]?([^\s\"'`<>]{6,64})"
 )
 _KEY_IS = re.compile(r" is (?<=(?:key|ken|ret) is )[\"'`]?([^\s\"'`<>]{16,256})")
-_FLAG = re.compile(r"--[a-z-]{0,20}(?:password|token|secret|api-?key)[ =][\"']?([^\s\"'`]{6,256})")
+_FLAG = re.compile(
+    r"--(?=[a-z])[a-z-]{0,20}(?:password|token|secret|api-?key)[ =][\"']?([^\s\"'`]{6,256})"
+)
 
 
 @lru_cache(maxsize=4096)

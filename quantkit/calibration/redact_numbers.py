@@ -124,14 +124,14 @@ def find_cards(text: str) -> Iterator[Span]:
 
 
 _PHONE_WORD = re.compile(
-    r"(?i)(?:(?<![a-z])(?:t[eé]l|phone|mobile?|móvil|cell|handy|fax|whats?app|sms|gsm|contact|"
+    r"(?i)(?:(?:(?<![a-z])|(?<=\\[nrt]))(?:t[eé]l|phone|mobile?|móvil|cell|handy|fax|whats?app|sms|gsm|contact|"
     r"telefono|teléfono|cellulare|portable|signal|hotline|ring|dial|call|text|reach)|"
     r"[a-z]?(?:phone|mobile|telefon|nummer|_tel|fax))"
     r"(?:[ _-]?(?:number|num|no|nr|nummer|me|us|him|her|them))?\.?"
     r"(?:\s(?:is|was|at|on|to|under|me|ist|unter|au|al))*[\s:=\"'\\>|(]{0,6}$"
 )
 _OTHER_NUMBER = re.compile(
-    r"(?i)(?<![a-z])(?:order|invoice|ticket|case|ref|reference|id|sku|part|isbn|issn|serial|account|acct|"
+    r"(?i)(?:(?<![a-z])|(?<=\\[nrt]))(?:order|invoice|ticket|case|ref|reference|id|sku|part|isbn|issn|serial|account|acct|"
     r"iban|tracking|bug|issue|po|rfc|pmid|doi|cas|ean|gtin|upc|vin|arxiv|patent|model|lot|"
     r"batch|customer|policy|vat|tax|nr|no|parcel|shipment|rechnung|bestellung|commande)"
     r"(?:[ _-]?(?:number|num|no|nr|id|code))?s?\.?[\s:=#\"'\\>|(-]{0,5}$"

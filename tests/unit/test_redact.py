@@ -13,6 +13,7 @@ from quantkit.errors import UnknownName
 
 # Slightly under what benchmarks/results/redaction.json has.
 RECALL = {"email": 0.97, "phone": 0.965, "card": 0.98, "key": 0.96, "ip": 0.99}
+EXACT = {"email": 0.97, "phone": 0.965, "card": 0.98, "key": 0.95, "ip": 0.985}
 PRECISION = {"email": 0.99, "phone": 0.985, "card": 0.985, "key": 0.99, "ip": 0.99}
 
 
@@ -24,6 +25,7 @@ def tallies():
 @pytest.mark.parametrize("kind", KINDS)
 def test_recall_and_precision_keep_their_floors(kind, tallies):
     assert tallies[kind].recall >= RECALL[kind]
+    assert tallies[kind].exact / tallies[kind].n >= EXACT[kind]
     assert tallies[kind].precision >= PRECISION[kind]
 
 
@@ -98,28 +100,21 @@ def test_placeholders_are_no_secrets(kind):
         assert redact(text).text == text
 
 
-@pytest.mark.parametrize(
-    "unit",
-    (
-        *(
-            "a",
-            "1",
-            "@",
-            ".",
-            "-",
-            "::",
-            "1 ",
-            "a@",
-            "=a",
-            "://a:",
-            "password=",
-            "+ ",
-            "((0",
-            "1.1.",
-        ),
-        *("-----BEGIN PRIVATE KEY-----", "eyJ", "030 1234567 ", "2024-01-01 ", "sk-", "glpat-"),
+HOSTILE = (
+    *("a", "1", "@", ".", "-", "::", "1 ", "a@", "=a", "://a:", "password=", "+ ", "((0", "1.1."),
+    *(
+        "-----BEGIN PRIVATE KEY-----",
+        "eyJ",
+        "030 1234567 ",
+        "2024-01-01 ",
+        "sk-",
+        "glpat-",
+        "pass=&",
     ),
 )
+
+
+@pytest.mark.parametrize("unit", HOSTILE)
 def test_hostile_text_does_not_stall(unit):
     text = unit * (300_000 // len(unit))
     started = time.process_time()
