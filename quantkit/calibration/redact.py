@@ -48,7 +48,7 @@ _DOMAIN = re.compile(
     r"(?:xn--[a-z0-9-]{2,59}|[^\W\d_]{2,24}+))(?![\w(\[])"
 )
 _LOCAL_BACKWARDS = re.compile(r"[\w.+%&'~-]{1,64}")
-_FILE_ENDINGS = frozenset("png jpg jpeg gif svg webp ico css js json html txt pdf xml yaml".split())
+_FILE_ENDINGS = frozenset(("png", "jpg", "jpeg", "gif", "svg", "webp", "css", "js", "json", "html"))
 
 
 def find_emails(text: str) -> Iterator[Span]:
@@ -72,11 +72,13 @@ def find_emails(text: str) -> Iterator[Span]:
         yield at - len(local), end
 
 
-_IPV4 = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}(?![\w]|\.[0-9]|-[A-Za-z])")
-_IPV4_NO_START = re.compile(r"(?<!\\[nrt])[\w.+$]$|[A-Za-z_][-/]$")
+_IPV4 = re.compile(r"\.(?<=[0-9].)[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}(?!\w|\.[0-9]|-[A-Za-z])")
+_IPV4_NO_START = re.compile(
+    r"(?:[^\Wnrt]|(?<!\\)[nrt]|[.+$])$|(?<!\bip)(?<!\\nip)(?<=[A-Za-z_])[-/]$"
+)
 _NUMBERING = re.compile(
     r"(?i)(?:\bv|version|\bver\.?|release|\brev|build|firmware|driver|section|\bsec\.|chapter|"
-    r"clause|figure|\bfig\.|table|appendix|article|paragraph|step|rule|\boid|§)\W{0,5}$"
+    r"clause|figure|\bfig\.|table|appendix|article|paragraph|step|rule|\boid|§)s?[\W_]{0,7}$"
     r"|[=<>~!^]=\s?$"
 )
 _HEADING = re.compile(r"(?:^|\n)[#\s]*$")
@@ -85,12 +87,15 @@ _HEADING = re.compile(r"(?:^|\n)[#\s]*$")
 def _ipv4(text: str) -> Iterator[Span]:
     for found in _IPV4.finditer(text):
         start, end = found.span()
+        before = text[max(0, start - 4) : start]
+        start -= min(3, len(before) - len(before.rstrip(_DECIMAL)))
         before = text[max(0, start - 20) : start]
         try:
-            address = IPv4Address(found.group())
+            address = IPv4Address(text[start:end])
         except AddressValueError:
             continue
-        if address.is_loopback or address.packed[1:] == b"\0\0\0" or address.packed[:2] == b"\xff\xff":
+        first, *others = address.packed
+        if first in (0, 127) or not any(others) or (first, others[0]) == (255, 255):
             continue
         if _IPV4_NO_START.search(before):
             # Java writes host/address:port; a browser's version stands after a slash, too.
@@ -98,16 +103,20 @@ def _ipv4(text: str) -> Iterator[Span]:
                 continue
         elif _NUMBERING.search(before):
             continue
-        if max(address.packed) <= 20 and _HEADING.search(before):
-            if re.match(r"\.?\s[A-Z]", text[end : end + 3]):
-                continue
+        heading = max(address.packed) <= 20 and _HEADING.search(before)
+        if heading and re.match(r"\.?\s[A-Z]", text[end : end + 3]):
+            continue
         yield start, end
 
 
 _COLONS = re.compile(r":[0-9A-Fa-f]{0,4}:[0-9A-Fa-f:.]*")
+_DECIMAL = "0123456789"
 _HEX = "0123456789abcdefABCDEF"
 _IPV6_IN_USE = tuple(
-    map(IPv6Network, ("2000::/3", "fc00::/7", "fe80::/10", "ff00::/8", "64:ff9b::/96", "::ffff:0:0/96"))
+    map(
+        IPv6Network,
+        ("2000::/3", "fc00::/7", "fe80::/10", "ff00::/8", "64:ff9b::/96", "::ffff:0:0/96"),
+    )
 )
 """What is assigned; leaves out `a::b` of C++, `x[1::2]` of Python, and hardware addresses."""
 
@@ -117,15 +126,15 @@ def _ipv6(text: str) -> Iterator[Span]:
         start, end = found.span()
         before = text[max(0, start - 5) : start]
         start -= min(4, len(before) - len(before.rstrip(_HEX)))
-        before = text[max(0, start - 2) : start]
+        before = text[max(0, start - 3) : start]
         shape = text[start:end]
-        if shape.startswith(":") and not shape.startswith("::"):
+        if re.match(r":(?:::|[^:])", shape):
             start, shape, before = start + 1, shape[1:], ""  # the colon of `addr:2001:db8::7`
         shape = shape.rstrip(".")
         if shape.endswith(":") and not shape.endswith("::"):
             shape = shape[:-1]
         end = start + len(shape)
-        if re.search(r"(?<!\\[nrt])\w$|\w\[$", before) or text[end : end + 1].isalnum():
+        if re.search(r"(?:[^\Wnrt]|(?<!\\)[nrt])\[?$", before) or text[end : end + 1].isalnum():
             continue
         try:
             address = IPv6Address(shape)

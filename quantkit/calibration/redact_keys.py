@@ -9,54 +9,64 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import chain
 
 Span = tuple[int, int]
 
-# Most prefixes end in a mark that prose has rarely: found by it, then read backwards.
-_MARKED = tuple(
-    (width, f"(?<={prefix}){body}")
-    for width, prefix, body in (
-        (4, "gh[pousr]_", "[A-Za-z0-9]{30,255}"),
-        (11, "github_pat_", "[A-Za-z0-9_]{36,255}"),
-        (6, "gl(?:pat|ptt|dat|imt|agt|cbt)-", "[A-Za-z0-9_=.-]{18,}"),
-        (5, "glrt-", "[A-Za-z0-9_=.-]{18,}"),
-        (5, "xox[abeoprs]-", "[A-Za-z0-9-]{10,}"),
-        (5, "xapp-", "[A-Za-z0-9-]{20,}"),
-        (8, "[srp]k_(?:live|test)_", "[A-Za-z0-9]{16,}"),
-        (6, "whsec_", "[A-Za-z0-9+/=]{24,}"),
-        # A word in it without any digit is a class of a style sheet.
-        (3, "[sr]k-", "(?=[A-Za-z_-]{0,60}[0-9])[A-Za-z0-9_-]{20,}"),
-        (4, "gsk_", "[A-Za-z0-9]{40,}"),
-        (3, "hf_", "[A-Za-z0-9]{30,}"),
-        (4, "npm_", "[A-Za-z0-9]{36,}"),
-        (5, "pypi-", "Ag[A-Za-z0-9_-]{50,}"),
-        (7, "dop_v1_", "[a-f0-9]{64}"),
-        (6, "shp(?:at|ca|pa|ss)_", "[a-fA-F0-9]{32}"),
-        (9, "dckr_pat_", "[A-Za-z0-9_-]{20,}"),
-        (4, "key-", "[a-f0-9]{32}"),
-    )
+# `re` skips fast to a literal, slowly to one of several characters: so every pattern that runs over
+# a whole text starts with a literal, and what stands in front of it is read backwards.
+_BEFORE_UNDERSCORE = (
+    (4, "gh[pousr]_", "[A-Za-z0-9]{30,255}"),
+    (11, "github_pat_", "[A-Za-z0-9_]{36,255}"),
+    (8, "[srp]k_(?:live|test)_", "[A-Za-z0-9]{16,}"),
+    (6, "whsec_", "[A-Za-z0-9+/=]{24,}"),
+    (4, "gsk_", "[A-Za-z0-9]{40,}"),
+    (3, "hf_", "[A-Za-z0-9]{30,}"),
+    (4, "npm_", "[A-Za-z0-9]{36,}"),
+    (7, "dop_v1_", "[a-f0-9]{64}"),
+    (6, "shp(?:at|ca|pa|ss)_", "[a-fA-F0-9]{32}"),
+    (9, "dckr_pat_", "[A-Za-z0-9_-]{20,}"),
 )
-_BY_MARK = re.compile("[_-](?<=[a-z1].)(?:" + "|".join(f"({pattern})" for _, pattern in _MARKED) + r")(?!\w)")
-_WIDTHS = tuple(width for width, _ in _MARKED)
-
-# The others, by capitals or whole words.
-_BY_CAPITALS = re.compile(
-    r"[AS](?:(?<=A)(?:KIA|SIA|GPA|IDA|ROA)[A-Z2-7]{16}(?![A-Za-z0-9])"  # AWS
-    r"|(?<=A)Iza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])"  # Google
-    r"|[CK](?<=AC|SK)[a-f0-9]{32}(?![A-Za-z0-9])"  # Twilio
-    r"|(?<=S)G\.[A-Za-z0-9_-]{16,32}\.[A-Za-z0-9_-]{32,64}(?![A-Za-z0-9_-]))"  # SendGrid
+_BEFORE_DASH = (
+    (6, "gl(?:pat|ptt|dat|imt|agt|cbt)-", "[A-Za-z0-9_=.-]{18,}"),
+    (5, "glrt-", "[A-Za-z0-9_=.-]{18,}"),
+    (5, "xox[abeoprs]-", "[A-Za-z0-9-]{10,}"),
+    (5, "xapp-", "[A-Za-z0-9-]{20,}"),
+    # Without a digit it is a class of a style sheet.
+    (3, "[sr]k-", "(?=[A-Za-z_-]{0,60}[0-9])[A-Za-z0-9_-]{20,}"),
+    (5, "pypi-", "Ag[A-Za-z0-9_-]{50,}"),
+    (4, "key-", "[a-f0-9]{32}"),
+)
+_BY_MARK = tuple(
+    (
+        re.compile(
+            rf"{mark}(?<=[a-z1].)(?:{'|'.join(f'((?<={p}){body})' for _, p, body in rows)})(?!\w)"
+        ),
+        tuple(width for width, _, _ in rows),
+    )
+    for mark, rows in (("_", _BEFORE_UNDERSCORE), ("-", _BEFORE_DASH))
 )
 _BY_WORD = {
-    "eyJ": re.compile(r"eyJ[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{8,}+(?:\.[A-Za-z0-9_-]*+)*+"),  # JWT
-    "ya29.": re.compile(r"ya29\.[A-Za-z0-9_-]{20,}"),
-    "hooks.slack": re.compile(r"hooks\.slack\.com/services/\w+/\w+/[A-Za-z0-9]{16,}"),
+    "AKIA": r"AKIA[A-Z2-7]{16}(?![A-Za-z0-9])",  # AWS
+    "ASIA": r"ASIA[A-Z2-7]{16}(?![A-Za-z0-9])",
+    "AIza": r"AIza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])",  # Google
+    "ya29.": r"ya29\.[A-Za-z0-9_-]{20,}",
+    "AC": r"AC[a-f0-9]{32}(?![A-Za-z0-9])",  # Twilio
+    "SK": r"SK[a-f0-9]{32}(?![A-Za-z0-9])",
+    "SG.": r"SG\.[A-Za-z0-9_-]{16,32}\.[A-Za-z0-9_-]{32,64}(?![A-Za-z0-9_-])",  # SendGrid
+    # A JSON web token; only from the start of a word, or every part of a long one would be read.
+    "eyJ": r"(?:(?<![A-Za-z0-9_-])|(?<=\\[nrt]))eyJ"
+    r"[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{8,}+(?:\.[A-Za-z0-9_-]*+)*+",
+    "hooks.slack": r"hooks\.slack\.com/services/\w+/\w+/[A-Za-z0-9]{16,}",
 }
+_UNLIKE_A_WORD = re.compile(r"[0-9]|[a-z][A-Z]")
+_WORDS = tuple((word, re.compile(pattern)) for word, pattern in _BY_WORD.items())
 _PEM = re.compile(
     r"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----"
     r"(?:(?:[A-Za-z0-9+/=\s\\:,.()>#]|-(?!----)){0,30000}+-----END [A-Z0-9 ]{0,40}-----"
     r"|(?:(?:\s|\\[nr])*+[A-Za-z0-9+/=]{20,}+)*+)"
 )
-_BEARER = re.compile(r"[Bb](?:earer|EARER)\s{1,4}([A-Za-z0-9._~+/-]{16,}=*)")
+_BEARER = re.compile(r"earer\s{1,4}([A-Za-z0-9._~+/-]{16,}=*)")
 _URL_PASSWORD = re.compile(r"://[^\s/:@\"'<>\[\]]{0,128}:([^\s/\"'<>]{1,256})@(?=[\w\[$])")
 _NO_SECRET = re.compile(
     r"\[[A-Z]+\]|[$%{<*]|x{3,}|\.{3}|(?i:your|my|example|changeme|none|null|true|false|redacted|"
@@ -73,20 +83,22 @@ def find_keys(text: str) -> Iterator[Span]:
 
 
 def _by_shape(text: str) -> Iterator[Span]:
-    for found in _BY_MARK.finditer(text):
-        start = found.start() + 1 - _WIDTHS[(found.lastindex or 1) - 1]
-        if _starts_freely(text, start) and _mixed(found.group()):
-            yield start, found.end() - len(found.group()) + len(found.group().rstrip(".-=_"))
-    patterns = [pattern for word, pattern in _BY_WORD.items() if word in text]
-    for pattern in (_BY_CAPITALS, *patterns):
+    for pattern, widths in _BY_MARK:
         for found in pattern.finditer(text):
-            if _starts_freely(text, found.start()):
-                yield found.span()
+            start = found.start() + 1 - widths[(found.lastindex or 1) - 1]
+            key = found.group().rstrip(".-=_")
+            if _starts_freely(text, start) and _UNLIKE_A_WORD.search(key):
+                yield start, found.start() + len(key)
+    for word, pattern in _WORDS:
+        if word in text:
+            for found in pattern.finditer(text):
+                if _starts_freely(text, found.start()):
+                    yield found.span()
 
 
 def _starts_freely(text: str, start: int) -> bool:
     """Not in a word or in base64; the letter of an escape such as \\n is no word."""
-    return not re.search(r"(?<!\\[nrtu])[A-Za-z0-9_+]$", text[max(0, start - 3) : start])
+    return not re.search(r"(?:[^\Wnrt]|(?<!\\)[nrt]|[_+])$", text[max(0, start - 3) : start])
 
 
 def _by_place(text: str) -> Iterator[Span]:
@@ -101,23 +113,29 @@ def _by_place(text: str) -> Iterator[Span]:
 
 
 # A name stands before `:`, `=` or `>`, maybe in quotes; it is read backwards from there.
-_ASSIGNMENT = re.compile(r"[:=>](?<=[\w\"'\])\\ ].)[>=]?(?![>=])")
+_ASSIGNMENTS = [re.compile(rf"{mark}(?<=[\w\"'\])\\ ].)[>=]?(?![>=])") for mark in ":=>"]
 _NAME_BACKWARDS = re.compile(r"[ \t]{0,4}[\"'\\\])]{0,4}((?i:yek )[\w-]{3,12}|[\w.-]{3,48})")
-_PASSWORD = re.compile(r"pass(?:word|wd|phrase|code|wort)?(?![a-z])|pwd|kennwort|contraseña")
+_PASSWORD = re.compile(
+    r"pass(?:word|wd|phrase|code|wort)|(?<![a-z])pass(?![a-z])|pwd|kennwort|contraseña"
+)
 _TOKEN = re.compile(
     r"secret|token|credential|sess(?:ion)?[_-]?(?:id|key)?$|csrf|xsrf|(?<![a-z])sig(?:nature)?$|jwt|"
-    r"auth(?:orization)?(?:[_-]?(?:key|code|header))?$|webhook|cookie|"
+    r"auth(?:orization)?(?:[_-]?(?:key|code|header))?$|webhook|"
     r"(?:api|access|auth|private|secret|encryption|signing|account|master|license|subscription|"
     r"shared|storage|instrumentation|app|client|service|deploy|bot)[_ -]?key"
 )
 _VALUE = re.compile(
-    r"(?:\s{0,4}(?:[brfu]?[\"'`]|\\[\"'])\s?|[ \t]{0,8})"
-    r"(?:(?:Basic|Token|token|Bearer|Digest|ApiKey)\s)?([^\s\"'`\\<>,;&|]{6,256})"
+    r"\s{0,4}(?:[brfu]?[\"'`]|\\[\"'])([^\s\"'`\\<>]{6,256})"
+    r"|[ \t]{0,8}(?:(?:Basic|Token|token|Bearer|Digest|ApiKey)\s)?"
+    r"((?:[^\s\"'`\\<>,;&|]|&(?!\w+=)){6,256})"
 )
 _SAID = re.compile(
-    r"[Pp](?:ass(?:word|code|phrase|wort)|wd|in)\s(?:is|was|to|ist)\s?:?\s?[\"'`]?([^\s\"'`<>]{6,64})"
+    r"ass(?:word|code|phrase|wort)\s(?:is|was|to|ist)\s?:?\s?[\"'`]?([^\s\"'`<>]{6,64})"
 )
-_FLAG = re.compile(r"--[a-z-]{0,20}(?:password|token|secret|api-?key)[ =][\"']?([^\s\"'`]{6,256})")
+_KEY_IS = re.compile(r" is (?<=(?:key|ken|ret) is )[\"'`]?([^\s\"'`<>]{16,256})")
+_FLAG = re.compile(
+    r"--(?=[a-z])[a-z-]{0,20}(?:password|token|secret|api-?key)[ =][\"']?([^\s\"'`]{6,256})"
+)
 
 
 @lru_cache(maxsize=4096)
@@ -130,21 +148,24 @@ def _role(name: str) -> str:
 
 
 def _by_name(text: str) -> Iterator[Span]:
-    done = 0
-    for mark in _ASSIGNMENT.finditer(text):
+    for mark in chain.from_iterable(pattern.finditer(text) for pattern in _ASSIGNMENTS):
         at = mark.start()
         name = _NAME_BACKWARDS.match(text[max(0, at - 56) : at][::-1])
-        role = _role(name.group(1)[::-1]) if name and at >= done else ""
+        role = _role(name.group(1)[::-1]) if name else ""
         value = _VALUE.match(text, mark.end()) if role else None
         if value:
-            secret = _trimmed(value.group(1))
+            start = value.start(value.lastindex or 1)
+            secret = _trimmed(value[value.lastindex or 1])
             if _like_a_password(secret) if role == "password" else _random(secret):
-                done = value.end()
-                yield value.start(1), value.start(1) + len(secret)
-    for pattern in (_SAID, _FLAG):
+                yield start, start + len(secret)
+    for pattern, is_secret in (
+        (_SAID, _like_a_password),
+        (_FLAG, _like_a_password),
+        (_KEY_IS, _random),
+    ):
         for found in pattern.finditer(text):
             secret = _trimmed(found.group(1))
-            if _like_a_password(secret):
+            if is_secret(secret):
                 yield found.start(1), found.start(1) + len(secret)
 
 

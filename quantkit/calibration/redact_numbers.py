@@ -6,6 +6,7 @@ and what is left is compared with the ways in which cards and phones are written
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 Span = tuple[int, int]
 
@@ -18,15 +19,18 @@ _DATE = re.compile(
 )
 
 
-def _runs(text: str) -> Iterator[tuple[int, str]]:
-    """Where digits stand together, with dates left out."""
+@lru_cache(maxsize=1)
+def _runs(text: str) -> tuple[tuple[int, str], ...]:
+    """Where digits stand together, without dates; asked for twice, for cards and for phones."""
+    runs = []
     for found in _RUN.finditer(text):
         start, run = found.start(), found.group().translate(_PLAIN_MARKS)
         done = 0
         for date in _DATE.finditer(run):
-            yield start + done, run[done : date.start()]
+            runs.append((start + done, run[done : date.start()]))
             done = date.end()
-        yield start + done, run[done:]
+        runs.append((start + done, run[done:]))
+    return tuple((start, run) for start, run in runs if _n_digits(run) >= 7)
 
 
 def _n_digits(run: str) -> int:
@@ -37,8 +41,11 @@ def _before(text: str, start: int) -> str:
     return text[max(0, start - 32) : start]
 
 
-_WORD_OR_DECIMAL_BEFORE = re.compile(r"(?<!\\[nrt])[\w$€£¥#]$|[0-9][.,:]$|\w[-/+]$")
-_WORD_OR_DECIMAL_AFTER = re.compile(r"[\w%€]|[.,:/+-][0-9]| ?(?:€|EUR|USD)\b|-[A-Za-z]")
+_WORD_OR_DECIMAL_BEFORE = re.compile(r"(?:[^\Wnrt]|(?<!\\)[nrt]|[$€£¥#])$|[0-9][.:]$|\w[-/+]$")
+"""The letter of an escape such as \\n is no word."""
+_WORD_OR_DECIMAL_AFTER = re.compile(
+    r"[\w%€]|[.:/+-][0-9]|,[0-9]{3}(?![0-9])| ?(?:€|EUR|USD)\b|-[A-Za-z]"
+)
 
 
 def _stands_alone(text: str, start: int, end: int) -> bool:
@@ -51,12 +58,14 @@ def _stands_alone(text: str, start: int, end: int) -> bool:
 
 _CARD = re.compile(
     r"(?<![0-9])(?<![0-9][-.])(?:"
-    r"[0-9]{4}([ .-])[0-9]{4}\1[0-9]{4}\1[0-9]{4}(?:\1[0-9]{3}(?![0-9]))?"
-    r"|[0-9]{4}([ .-])[0-9]{6}\2[0-9]{4,5}"
-    r"|[0-9]{4}([ .-])[0-9]{3}\3[0-9]{3}\3[0-9]{3}"
+    r"[0-9]{4}([ .-])[0-9]{4}\1[0-9]{4}\1[0-9]{4}(?P<rest>\1[0-9]{1,3}(?![0-9]))?"
+    r"|[0-9]{4}([ .-])[0-9]{6}\3[0-9]{4,5}"
+    r"|[0-9]{4}([ .-])[0-9]{3}\4[0-9]{3}\4[0-9]{3}"
     r"|[0-9]{13,19})(?![0-9]|[-.][0-9])"
 )
-_CARD_WORD = re.compile(r"(?i)card|visa|credit|debit|amex|master|\bcc\b|\bpan\b|karte|carte|tarjeta")
+_CARD_WORD = re.compile(
+    r"(?i)card|visa|credit|debit|amex|master|\bcc\b|\bpan\b|karte|carte|tarjeta"
+)
 # First digits and lengths that the issuers have been given.
 _ISSUERS = (
     (range(4, 5), 1, (13, 16, 19)),  # Visa
@@ -72,7 +81,9 @@ _ISSUERS = (
     (range(644, 660), 3, (16, 17, 18, 19)),
     (range(62, 63), 2, (16, 17, 18, 19)),  # UnionPay
     (range(2200, 2205), 4, (16,)),  # Mir
-    *((range(p, p + 1), 4, (13, 15, 16, 18, 19)) for p in (5018, 5020, 5038, 5893, 6304)),  # Maestro
+    *(
+        (range(p, p + 1), 4, (13, 15, 16, 18, 19)) for p in (5018, 5020, 5038, 5893, 6304)
+    ),  # Maestro
     *((range(p, p + 1), 4, (13, 15, 16, 18, 19)) for p in (6759, 6761, 6762, 6763)),
 )
 
@@ -83,10 +94,11 @@ def luhn(digits: str) -> bool:
     return sum(map(int, doubled)) % 10 == 0
 
 
-def _issued(digits: str) -> bool:
-    return any(
+def _valid(digits: str) -> bool:
+    issued = any(
         len(digits) in lengths and int(digits[:n]) in prefixes for prefixes, n, lengths in _ISSUERS
     )
+    return issued and luhn(digits)
 
 
 def find_cards(text: str) -> Iterator[Span]:
@@ -97,29 +109,36 @@ def find_cards(text: str) -> Iterator[Span]:
         for found in _CARD.finditer(run):
             start, end = at + found.start(), at + found.end()
             digits = "".join(filter(str.isdigit, found.group()))
-            if not _stands_alone(text, start, end) or not _issued(digits) or not luhn(digits):
+            if found["rest"] and not _valid(digits):  # the security code or the year beside it
+                digits, end = digits[:16], at + found.start("rest")
+            if not _stands_alone(text, start, end) or not _valid(digits):
                 continue
             # A plain one of 13 is as likely the code of a product.
-            if len(digits) == 13 and end - start == 13 and not _CARD_WORD.search(_before(text, start)):
+            if (
+                len(digits) == 13
+                and end - start == 13
+                and not _CARD_WORD.search(_before(text, start))
+            ):
                 continue
             yield start, end
 
 
 _PHONE_WORD = re.compile(
-    r"(?i)(?:(?<![a-z])(?:t[eé]l|phone|mobile?|móvil|cell|handy|fax|whats?app|sms|gsm|contact|"
+    r"(?i)(?:(?:(?<![a-z])|(?<=\\[nrt]))(?:t[eé]l|phone|mobile?|móvil|cell|handy|fax|whats?app|sms|gsm|contact|"
     r"telefono|teléfono|cellulare|portable|signal|hotline|ring|dial|call|text|reach)|"
     r"[a-z]?(?:phone|mobile|telefon|nummer|_tel|fax))"
     r"(?:[ _-]?(?:number|num|no|nr|nummer|me|us|him|her|them))?\.?"
     r"(?:\s(?:is|was|at|on|to|under|me|ist|unter|au|al))*[\s:=\"'\\>|(]{0,6}$"
 )
 _OTHER_NUMBER = re.compile(
-    r"(?i)(?:order|invoice|ticket|case|ref|reference|id|sku|part|isbn|issn|serial|account|acct|"
-    r"iban|tracking|item|bug|issue|po|rfc|pmid|doi|cas|ean|gtin|upc|vin|arxiv|patent|model|lot|"
+    r"(?i)(?:(?<![a-z])|(?<=\\[nrt]))(?:order|invoice|ticket|case|ref|reference|id|sku|part|isbn|issn|serial|account|acct|"
+    r"iban|tracking|bug|issue|po|rfc|pmid|doi|cas|ean|gtin|upc|vin|arxiv|patent|model|lot|"
     r"batch|customer|policy|vat|tax|nr|no|parcel|shipment|rechnung|bestellung|commande)"
     r"(?:[ _-]?(?:number|num|no|nr|id|code))?s?\.?[\s:=#\"'\\>|(-]{0,5}$"
 )
 _INTERNATIONAL = re.compile(
-    r"(?<![0-9+])(?:\+|00(?=[1-9][0-9]{0,2}[ ./(-]))[ (]{0,2}[1-9](?:[ ./()-]{0,3}[0-9]){6,14}(?![0-9])"
+    r"(?<![0-9+])(?:\+|00(?=[1-9][0-9]{0,2}[ ./(-]))[ (]{0,2}"
+    r"[1-9](?:[ ./()-]{0,3}[0-9]){6,14}(?![0-9])"
 )
 # By country, as written at home; a single space between groups may be any of the marks.
 _NATIONAL = tuple(
@@ -154,8 +173,6 @@ _DECIMAL = re.compile(r"[+0-9]+\.[0-9]+")
 def find_phones(text: str) -> Iterator[Span]:
     """Phone numbers, with the extension."""
     for at, run in _runs(text):
-        if _n_digits(run) < 7:
-            continue
         for start, end in sorted(_phones(text, at, run)):
             extension = _EXTENSION.match(text, end)
             yield start, extension.end() if extension else end
@@ -165,8 +182,10 @@ def _phones(text: str, at: int, run: str) -> Iterator[Span]:
     for found in _INTERNATIONAL.finditer(run):
         start, end = at + found.start(), at + found.end()
         shape = found.group()
-        in_groups = len(shape) - _n_digits(shape) > 1
-        if _DECIMAL.fullmatch(shape) or not in_groups and _n_digits(shape) < 10:
+        in_groups = not shape.lstrip("+ (").isdigit()  # `+ 123456789` is a sum
+        if _DECIMAL.fullmatch(shape) or (not in_groups and _n_digits(shape) < 10):
+            continue
+        if shape.startswith("0") and _among_numbers(run, found.start(), found.end()):
             continue
         if _ends_well(text, end) and not _WORD_OR_DECIMAL_BEFORE.search(_before(text, start)):
             yield start, end
@@ -188,7 +207,9 @@ def _phones(text: str, at: int, run: str) -> Iterator[Span]:
 
 
 def _ends_well(text: str, end: int) -> bool:
-    return bool(_EXTENSION.match(text, end)) or not re.compile(r"[\w%]|[.,:/+-][0-9]").match(text, end)
+    return bool(_EXTENSION.match(text, end)) or not re.compile(r"[\w%]|[.:/+-][0-9]").match(
+        text, end
+    )
 
 
 def _among_numbers(run: str, start: int, end: int) -> bool:
