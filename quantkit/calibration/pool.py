@@ -226,11 +226,8 @@ def _records(
 
 
 def _python(source: Python, name: str) -> Iterator[Row]:
-    if source.kind == "python-docs":
-        documents = [*python_text.topics("train"), *python_text.docstrings("train")]
-    else:
-        documents = list(python_text.sources("train"))
-    for document in documents:
+    docs = source.kind == "python-docs"
+    for document in python_text.train() if docs else python_text.sources("train"):
         yield Row(name, document.name, "text", text=document.text)
 
 

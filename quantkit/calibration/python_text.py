@@ -10,6 +10,7 @@ import hashlib
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -76,6 +77,12 @@ def sources(split: Split, optional: bool = False) -> Iterator[Document]:
         text = _read(path)
         if text:
             yield Document(f"source:{name}", "source", text)
+
+
+@cache
+def train() -> tuple[Document, ...]:
+    """What the demo is calibrated on; read once, since parsing the whole library takes seconds."""
+    return (*topics("train"), *docstrings("train"))
 
 
 def heldout() -> list[Document]:

@@ -12,10 +12,11 @@ from quantkit import resources
 from quantkit.errors import DataError, RecipeError, ScoreError, SourceError, UnknownName
 from quantkit.gguf import blocks, imatrix
 from quantkit.gguf.imatrix import ImportanceMatrix
+from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.progress import Silent
 from quantkit.quantize.from_gguf import quantize_file
-from quantkit.quantize.prepare import CalibrationChoice
+from quantkit.quantize.prepare import CalibrationChoice, load_tokens
 from quantkit.quantize.run import quantize
 from quantkit.recipe import load
 from quantkit.score import loading
@@ -93,10 +94,7 @@ def test_what_matters_is_learnt_in_the_pass_that_serves_the_others(
 def test_importance_is_the_mean_square_of_what_a_layer_reads(source, weighted):
     matrix = ImportanceMatrix.read(weighted.folder / imatrix.FILE)
     model = loading.load(source, torch.device("cpu"))
-    from quantkit.calibration import tokens
-
-    tokenizer = loading.tokenizer(source.folder)
-    ids = tokens.load("python-docs", tokenizer, 512, model.config.vocab_size, 32, 128).ids
+    ids = load_tokens(source, Architecture.of(source.folder), TEXT).ids
     seen = []
     layer = model.model.layers[2].mlp.down_proj
     handle = layer.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))

@@ -80,8 +80,8 @@ def test_calibration_must_be_given(tmp_path, capsys):
     ("choice", "words"),
     [
         (CalibrationChoice("python-docs", 8, 5000), "longer than the model's context, 1024"),
-        (CalibrationChoice("python-docs", 10**6, 128), "1000000 were asked for"),
-        (CalibrationChoice("missing.txt"), "cannot read calibration text missing.txt"),
+        (CalibrationChoice("python-docs", 10**6, 128), "128,000,000 for 1000000 samples"),
+        (CalibrationChoice("missing.txt"), "there is no file, folder or pattern missing.txt"),
     ],
     ids=["too long", "too many", "no file"],
 )
@@ -93,7 +93,7 @@ def test_calibration_that_cannot_be(tmp_path, choice, words):
 def test_empty_and_short_text_is_refused(tmp_path):
     source, recipe = ModelSource.open("demo"), Recipe.load("gptq-w4a16")
     text = tmp_path / "text.txt"
-    for content, words in (("", "is empty"), ("a few words", "enough for 0 samples")):
+    for content, words in (("", "is empty"), ("a few words", "has 4 tokens in 1 pieces")):
         text.write_text(content)
         with pytest.raises(DataError, match=words):
             quantize(source, [recipe], tmp_path / "o", calibration=CalibrationChoice(str(text)))

@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from quantkit.calibration import tokens
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError
 from quantkit.export.manifest import Calibration
@@ -39,12 +38,11 @@ def source():
 
 
 @pytest.fixture(scope="module")
-def text(source, tmp_path_factory):
+def text(source):
     """Rows of real text [samples, length]."""
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text((source.folder / "config.json").read_text() * 4)
     tokenizer = AutoTokenizer.from_pretrained(source.folder)
-    return tokens.load(str(path), tokenizer, 512, 4096, len(LENGTHS), LENGTH).ids
+    ids = tokenizer((source.folder / "config.json").read_text() * 4)["input_ids"]
+    return torch.tensor(ids[: len(LENGTHS) * LENGTH]).view(-1, LENGTH)
 
 
 @pytest.fixture
