@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quantkit.errors import ScoreError
+from quantkit.report import decision, hardware
+from quantkit.report.document import Comparison, Document, Entry, Recommendation
 from quantkit.score import findings
 from quantkit.score.evaluation import Evaluation
 from quantkit.score.findings import Finding
-from quantkit.score.scorecard import Score, Scorecard
-
-SCHEMA = 1
+from quantkit.score.scorecard import Scorecard
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class Report:
                 raise ScoreError(f"two of the scored models are called {card.name}")
             if card.source_fingerprint != baseline.digest:
                 raise ScoreError(f"{card.name} was not made from {baseline.name}")
-            if card.settings != baseline.settings:
+            if differences := card.settings.differences(baseline.settings):
                 raise ScoreError(
                     f"{card.name} and {baseline.name} were scored with different settings "
-                    f"({_difference(card, baseline)}); score them alike"
+                    f"({', '.join(differences)}); score them alike"
                 )
         headline = headline_of(baseline)
-        return cls(baseline, tuple(sorted(candidates, key=lambda c: _loss(c, headline))))
+        return cls(baseline, tuple(sorted(candidates, key=lambda c: decision.loss(c, headline))))
 
     @property
     def headline(self) -> str:
@@ -84,16 +84,49 @@ class Report:
         before = self.baseline.scores[metric].value
         return card.scores[metric].value / before - 1 if before else float("nan")
 
+    @property
+    def recommendation(self) -> Recommendation:
+        """The candidate to take, and why."""
+        found = decision.recommend(
+            self.baseline, self.candidates, self.headline, self.accuracy, dict(self.findings)
+        )
+        return Recommendation(name=found[0], reason=found[1])
+
+    @property
+    def document(self) -> Document:
+        """The report as it is written to a file."""
+        front = decision.front(self.candidates, self.headline)
+        return Document(
+            headline=self.headline,
+            accuracy=self.accuracy,
+            baseline=self._entry(self.baseline, False),
+            groups=self.baseline.groups,
+            candidates=[self._entry(card, card.name in front) for card in self.candidates],
+            recommended=self.recommendation,
+        )
+
     def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
-            "baseline": _entry(self.baseline),
-            "candidates": [
-                _entry(card)
-                | {"comparisons": [f.to_json() for f in self.findings.get(card.name, ())]}
-                for card in self.candidates
-            ],
-        }
+        return self.document.to_json()
+
+    def _entry(self, card: Scorecard, pareto: bool) -> Entry:
+        found = self.findings.get(card.name, ())
+        return Entry(
+            name=card.name,
+            recipe=card.recipe,
+            format=card.format,
+            digest=card.digest,
+            size_bytes=card.size_bytes,
+            size_ratio=card.size_bytes / self.baseline.size_bytes,
+            bits_per_weight=card.bits_per_weight,
+            scores=card.scores,
+            settings=card.settings,
+            device=card.device,
+            created=card.created,
+            made=card.made,
+            comparisons=[Comparison.model_validate(f.to_json()) for f in found],
+            pareto=pareto,
+            gpus=hardware.runs_on(card),
+        )
 
 
 def headline_of(card: Scorecard) -> str:
@@ -103,25 +136,3 @@ def headline_of(card: Scorecard) -> str:
     return next(
         (key for key in card.scores if key.endswith("/perplexity")), next(iter(card.scores))
     )
-
-
-def _loss(card: Scorecard, metric: str) -> float:
-    score: Score = card.scores[metric]
-    return -score.value if score.higher_is_better else score.value
-
-
-def _difference(card: Scorecard, other: Scorecard) -> str:
-    a, b = card.settings.model_dump(), other.settings.model_dump()
-    return ", ".join(f"{key}: {a[key]} and {b[key]}" for key in a if a[key] != b[key])
-
-
-def _entry(card: Scorecard) -> dict[str, Any]:
-    kept = ("name", "recipe", "format", "size_bytes", "bits_per_weight", "scores")
-    data = card.to_json()
-    return {
-        **{key: data[key] for key in kept},
-        "digest": card.digest,
-        "settings": data["settings"],
-        "device": card.device,
-        "created": card.created,
-    }

@@ -5,6 +5,7 @@ lm-eval's perplexities are per word and per byte of its own counting. The headli
 same requests.
 """
 
+import hashlib
 import math
 import time
 from collections.abc import Sequence
@@ -15,16 +16,25 @@ from typing import Any
 from quantkit import device as devices
 from quantkit.errors import CheckpointError, ScoreError, UnknownName
 from quantkit.export.checkpoint import Checkpoint
-from quantkit.export.manifest import now, versions
+from quantkit.export.manifest import Manifest, now, versions
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress, Silent
+from quantkit.recipe import Recipe
 from quantkit.score import answers, lmeval
 from quantkit.score.answers import Text
 from quantkit.score.evaluation import Evaluation
-from quantkit.score.scorecard import Score, Scorecard, Settings
+from quantkit.score.scorecard import LayerError, Made, Score, Scorecard, Settings
 
 BACKENDS = ("transformers", "llama.cpp")
+KL_QUANTILES = {
+    "kl_median": 0.5,
+    "kl_p75": 0.75,
+    "kl_p90": 0.9,
+    "kl_p95": 0.95,
+    "kl_p99": 0.99,
+    "kl_p999": 0.999,
+}
 
 
 @dataclass(frozen=True)
@@ -102,6 +112,7 @@ def evaluate(
         finally:
             lm.close()
     progress.finish()
+    outcomes = answers.of_samples(results["samples"], lm.texts)
     card = Scorecard(
         **_identity(target),
         scores=_scores(results, lm.texts),
@@ -113,6 +124,7 @@ def evaluate(
             asked_length=asked.max_length,
             dtype=dtype,
             seed=asked.seed,
+            data=_documents(outcomes),
         ),
         groups=_groups(results),
         versions={**versions(), "lm_eval": lmeval.version()},
@@ -120,7 +132,18 @@ def evaluate(
         seconds=time.monotonic() - started,
         created=now(),
     )
-    return Evaluation(card, answers.of_samples(results["samples"], lm.texts))
+    return Evaluation(card, outcomes)
+
+
+def _documents(outcomes: Sequence[answers.Outcome]) -> dict[str, str]:
+    """A digest of all documents of each task, by lm-eval's own hashes of them."""
+    seen: dict[str, set[str]] = {}
+    for outcome in outcomes:
+        seen.setdefault(outcome.task, set()).add(f"{outcome.doc_id} {outcome.doc_hash}")
+    return {
+        task: hashlib.sha256("\n".join(sorted(hashes)).encode()).hexdigest()[:16]
+        for task, hashes in seen.items()
+    }
 
 
 def _served(
@@ -193,6 +216,7 @@ def _identity(target: ModelSource | Checkpoint) -> dict[str, Any]:
             "size_bytes": manifest.size_bytes,
             "bits_per_weight": manifest.bits_per_weight,
             "source_fingerprint": manifest.source.fingerprint,
+            "made": made(manifest),
         }
     stored = Architecture.of(target.folder, target.trust_remote_code).stored(target)
     size = sum(spec.size_bytes for spec in stored)
@@ -203,6 +227,31 @@ def _identity(target: ModelSource | Checkpoint) -> dict[str, Any]:
         "bits_per_weight": 8 * size / sum(spec.n_elements for spec in stored),
         "source_fingerprint": target.fingerprint,
     }
+
+
+def made(manifest: Manifest) -> Made:
+    """What a score file keeps of a manifest, so that a report needs no checkpoint."""
+    recipe = manifest.recipe
+    activations = recipe.input_activations if isinstance(recipe, Recipe) else None
+    return Made(
+        method=recipe.method if isinstance(recipe, Recipe) else recipe.gguf,
+        weight_bits=recipe.weights.num_bits if isinstance(recipe, Recipe) else None,
+        weight_type=recipe.weights.type if isinstance(recipe, Recipe) else None,
+        activation_bits=activations.num_bits if activations is not None else None,
+        recipe_digest=manifest.recipe_digest,
+        engine=manifest.engine,
+        calibration=manifest.calibration.name if manifest.calibration else None,
+        calibration_digest=manifest.calibration.digest if manifest.calibration else None,
+        disk_bytes=sum(file.size_bytes for file in manifest.files.values()),
+        seconds=manifest.seconds,
+        peak_host_bytes=manifest.peak_host_bytes,
+        peak_device_bytes=manifest.peak_device_bytes,
+        device=manifest.device,
+        layers={
+            name: LayerError(weight=layer.relative_error, output=layer.output_error)
+            for name, layer in manifest.layers.items()
+        },
+    )
 
 
 def sizes_of(asked: Asked) -> dict[str, int]:
@@ -274,7 +323,7 @@ def _of_text(task: str, text: Text) -> dict[str, Score]:
     import torch
 
     whole = torch.cat(text.kl).double().sort().values
-    for name, share in (("kl_median", 0.5), ("kl_p99", 0.99)):
+    for name, share in KL_QUANTILES.items():
         at = min(len(whole) - 1, int(share * len(whole)))
         scores[f"{task}/{name}"] = Score(value=float(whole[at]), stderr=None, n=n_tokens)
     return scores

@@ -48,6 +48,19 @@ class Settings(Record):
     dtype: str = "float32"
     """What was computed in."""
     seed: int
+    data: dict[str, str] | None = None
+    """A digest of the documents by task; None in files of old."""
+
+    def differences(self, other: "Settings") -> list[str]:
+        """What keeps two scores from being compared, such as `limit: 100 and None`."""
+        ours, theirs = self.model_dump(), other.model_dump()
+        told = [f"{k}: {ours[k]} and {theirs[k]}" for k in ours if ours[k] != theirs[k]]
+        if ours["data"] != theirs["data"]:
+            told = [line for line in told if not line.startswith("data: ")]
+            if self.data is not None and other.data is not None:
+                names = [t for t in self.data if self.data[t] != other.data.get(t)]
+                told.append(f"the documents of {', '.join(names[:3]) or 'some task'}")
+        return told
 
     def same_as(
         self, tasks: Sequence[str], limit: int | None, max_length: int | None, device: str
@@ -58,6 +71,39 @@ class Settings(Record):
         dtype = "bfloat16" if choose(device).type == "cuda" else "float32"
         asked = (set(tasks), limit, max_length, dtype)
         return asked == (set(self.tasks), self.limit, self.asked_length, self.dtype)
+
+
+class LayerError(Record):
+    """What quantisation cost one layer."""
+
+    weight: float
+    """Norm of the weight's change over the norm of the weight."""
+    output: float | None = None
+    """Squared error of its output on calibration data, over that output's square."""
+
+
+class Made(Record):
+    """How a checkpoint came to be, as its manifest tells."""
+
+    method: str
+    """`gptq`, `awq` and so on, or the mixture of a GGUF file."""
+    weight_bits: int | None = None
+    """Of the quantised layers; None where they differ."""
+    weight_type: str | None = None
+    """`int` or `float`."""
+    activation_bits: int | None = None
+    """None where activations stay in 16 bits."""
+    recipe_digest: str
+    engine: str
+    calibration: str | None = None
+    calibration_digest: str | None = None
+    disk_bytes: int
+    """Of all its files."""
+    seconds: float
+    peak_host_bytes: int
+    peak_device_bytes: int | None
+    device: str
+    layers: dict[str, LayerError] = {}
 
 
 class Scorecard(Record):
@@ -77,6 +123,8 @@ class Scorecard(Record):
     scores: dict[str, Score]
     """By `<task>/<metric>`."""
     settings: Settings
+    made: Made | None = None
+    """None for a source, and in files of old."""
     groups: dict[str, list[str]] = {}
     """Groups of tasks and the tasks that they hold."""
     versions: dict[str, str]

@@ -1,0 +1,130 @@
+"""The report as a file: what programs read, with a published schema.
+
+Versions only add keys: 1 had none of those that have a default here.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from quantkit.errors import ScoreError
+from quantkit.score.scorecard import Made, Score, Settings
+
+VERSION = 2
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", use_attribute_docstrings=True, populate_by_name=True
+    )
+
+
+class Comparison(Record):
+    """One score of a candidate against the source's, from answers one by one."""
+
+    score: str
+    """Such as `mmlu/acc` or `wikitext/perplexity`."""
+    n_questions: int | None = None
+    """Of an accuracy ..."""
+    gained: int | None = None
+    """... those that only the candidate gets right ..."""
+    lost: int | None = None
+    """... and those that only the source does."""
+    difference: float | None = None
+    """Candidate less source, as a fraction of all questions."""
+    n_documents: int | None = None
+    """Of a perplexity ..."""
+    n_tokens: int | None = None
+    ratio: float | None = None
+    """... candidate over source."""
+    low: float | None
+    """The 95% interval of the difference or ratio; None with too few documents."""
+    high: float | None
+    p_value: float
+    adjusted_p: float
+    """After Holm's correction over all candidates."""
+    source_at_chance: bool = False
+    """The source does no better than guessing."""
+    verdict: str
+
+
+class Entry(Record):
+    """One scored model."""
+
+    name: str
+    recipe: str | None
+    """None for the source."""
+    format: str
+    digest: str
+    """Of the files that were scored; a report is believed by it, not by where it lies."""
+    size_bytes: int
+    """Of all tensors: what a GPU has to hold."""
+    size_ratio: float | None = None
+    """Over the source's."""
+    bits_per_weight: float
+    scores: dict[str, Score]
+    """By `<task>/<metric>`."""
+    settings: Settings
+    device: str
+    created: str
+    made: Made | None = None
+    comparisons: list[Comparison] = []
+    pareto: bool = False
+    """No other candidate is both smaller and better."""
+    gpus: str | None = None
+    """Which GPUs run it natively."""
+
+    def comparison(self, score: str) -> Comparison | None:
+        """The paired comparison of one score, where there is one."""
+        return next((c for c in self.comparisons if c.score == score), None)
+
+
+class Recommendation(Record):
+    """The candidate to take, and why; or why none."""
+
+    name: str | None
+    reason: str
+
+
+class Document(Record):
+    """A source and its candidates, best first."""
+
+    version: Literal[1, 2] = Field(default=2, alias="schema")
+    headline: str | None = None
+    """The score that candidates are ordered by."""
+    accuracy: str | None = None
+    """The accuracy shown beside it."""
+    baseline: Entry
+    groups: dict[str, list[str]] = {}
+    """Groups of tasks and the tasks that they hold."""
+    candidates: list[Entry]
+    recommended: Recommendation | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", by_alias=True)
+
+
+def read(path: Path) -> Document:
+    """A report from its file, of this version or an older one."""
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ScoreError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ScoreError(f"{path} is no report: it is not valid JSON") from error
+    version = data.get("schema") if isinstance(data, dict) else None
+    if isinstance(version, int) and version > VERSION:
+        raise ScoreError(f"{path} has schema {version}, of a newer quantkit; upgrade quantkit")
+    try:
+        return Document.model_validate(data)
+    except ValidationError as error:
+        item = error.errors()[0]
+        where = ".".join(str(part) for part in item["loc"])
+        raise ScoreError(f"{path} is no report: {where}: {item['msg']}") from error
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a report's file."""
+    return Document.model_json_schema(by_alias=True)
