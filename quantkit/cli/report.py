@@ -6,19 +6,32 @@ from typing import Annotated
 import typer
 
 from quantkit.cli.options import AsJson
+from quantkit.errors import ScoreError
 
 
 def command(
     scores: Annotated[
-        list[Path], typer.Argument(metavar="SCORES...", help="Score files, or folders of them.")
-    ],
+        list[Path] | None,
+        typer.Argument(metavar="SCORES...", help="Score files, or folders of them."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="DIR", help="Write report files here.")
     ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of report.json, and stop.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Compare scored models with their source."""
-    from quantkit.cli import start
+    from quantkit.cli import console, start
+
+    if schema:
+        from quantkit.report import document
+
+        console.print_json(document.schema())
+        return
+    if not scores:
+        raise ScoreError("give score files, or folders of them")
     from quantkit.report import files
     from quantkit.report.comparison import Report
     from quantkit.score.evaluation import read_all

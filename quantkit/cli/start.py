@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from quantkit.errors import Interrupted, ScoreError
 from quantkit.registry import NATIVE, check_engine
 from quantkit.resources import PACKAGE
@@ -110,6 +112,8 @@ def show_report(report: "Report", as_json: bool) -> None:
         console.print_json(report.to_json())
         return
     console.print_table(table.titles(report, narrow=True), table.rows(report, narrow=True))
+    for line in table.advice(report):
+        typer.echo(line)
     _show_verdicts(report)
 
 

@@ -28,6 +28,7 @@ class Report:
     @classmethod
     def of(cls, evaluations: Sequence[Evaluation]) -> "Report":
         """The same from scores with their answers, which are then paired."""
+        evaluations = _once(evaluations)
         report = cls.compare([evaluation.card for evaluation in evaluations])
         outcomes = {e.card.name: e.outcomes for e in evaluations if e.outcomes}
         source = outcomes.pop(report.baseline.name, None)
@@ -93,9 +94,14 @@ class Report:
         return Recommendation(name=found[0], reason=found[1])
 
     @property
+    def front(self) -> set[str]:
+        """Candidates that no other one beats in both size and quality."""
+        return decision.front(self.candidates, self.headline)
+
+    @property
     def document(self) -> Document:
         """The report as it is written to a file."""
-        front = decision.front(self.candidates, self.headline)
+        front = self.front
         return Document(
             headline=self.headline,
             accuracy=self.accuracy,
@@ -127,6 +133,17 @@ class Report:
             pareto=pareto,
             gpus=hardware.runs_on(card),
         )
+
+
+def _once(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Each model once: runs of several machines bring the same source, scored again."""
+    newest: dict[tuple[str, str], Evaluation] = {}
+    for evaluation in evaluations:
+        key = (evaluation.card.digest, evaluation.card.settings.model_dump_json())
+        before = newest.get(key)
+        if before is None or before.card.created < evaluation.card.created:
+            newest[key] = evaluation
+    return list(newest.values())
 
 
 def headline_of(card: Scorecard) -> str:

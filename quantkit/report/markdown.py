@@ -14,6 +14,7 @@ def render(report: Report) -> str:
         _line(["---", *["---:"] * (len(headings) - 1)]),
         *[_line([_safe(cell) for cell in row]) for row in table.rows(report)],
         "",
+        *[line for text in table.advice(report) for line in (_safe(text), "")],
         *_verdicts(report),
         _how(report),
         "",

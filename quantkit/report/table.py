@@ -55,11 +55,25 @@ def _narrow(title: str) -> str:
     return "\n".join(["_\n".join(task.rsplit("_", 1)), metric]) if metric else title
 
 
+def _mark(report: Report, card: Scorecard) -> str:
+    """A star for what nothing beats in both size and quality."""
+    return " *" if len(report.candidates) > 1 and card.name in report.front else ""
+
+
+def advice(report: Report) -> list[str]:
+    """Which one to take, and what the star means."""
+    found = report.recommendation
+    lines = [f"Recommended: {found.name or 'none'}: {found.reason}."]
+    if len(report.candidates) > 1:
+        lines.append("* No other is both smaller and better.")
+    return lines
+
+
 def _row(report: Report, card: Scorecard) -> list[str]:
     score = card.scores[report.headline]
     is_source = card is report.baseline
     return [
-        f"{card.name} (source)" if is_source else card.name,
+        f"{card.name} (source)" if is_source else f"{card.name}{_mark(report, card)}",
         gib(card.size_bytes),
         f"{card.size_bytes / report.baseline.size_bytes:.1%}",
         f"{card.bits_per_weight:.2f}",
