@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from markupsafe import Markup
 
@@ -59,13 +60,13 @@ def plane(
     ys: Sequence[float | None],
     x: Axis,
     y: Axis,
-    tight: bool = False,
+    ends: Literal["padded", "exact"] = "padded",
 ) -> Plane:
-    """A plane that holds some points, the first and the last on its edges if it is `tight`."""
+    """A plane that holds some points, with room at both sides or without."""
     height = 340 if width >= WIDE else 280
     vertical = scale(ys, y, height - BOTTOM, TOP, n_ticks=5)
     margin = max(svg.text_width(vertical.tick_text(tick)) for tick in vertical.ticks)
     left = round(margin + 10)
     n_ticks = 8 if width >= WIDE else 4
-    across = scale(xs, x, left, width - RIGHT, n_ticks, tight=tight)
+    across = scale(xs, x, left, width - RIGHT, n_ticks, ends=ends)
     return Plane(width, height, across, vertical)

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from quantkit.page import svg
 from quantkit.page.markup import render
 
-WIDE = 720
+WIDE = 736
 NARROW = 340
 
 

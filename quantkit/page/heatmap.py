@@ -13,7 +13,7 @@ Values = Sequence[Sequence[float | None]]
 PALEST = 0.07
 LONGEST = 110
 """Room for a name, at most."""
-STRIP = 180
+STRIP = 220
 
 
 def heatmap(

@@ -42,7 +42,7 @@ def _draw(width: int, title: str, series: Sequence[Series], x: Axis, y: Axis) ->
         for number, one in enumerate(series)
     ]
     every = [point for _, _, points in kept for point in points]
-    plane = axes.plane(width, [a for a, _ in every], [b for _, b in every], x, y, tight=True)
+    plane = axes.plane(width, [a for a, _ in every], [b for _, b in every], x, y, ends="exact")
     drawn = plane.axes()
     for number, one, points in kept:
         places = [(plane.x(a), plane.y(b)) for a, b in points]

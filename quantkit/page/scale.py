@@ -3,9 +3,11 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 UNKNOWN = "\N{EN DASH}"
 """What stands where there is no value."""
+PADDING = 0.05
 STEPS = (1, 2, 5, 10)
 
 
@@ -55,7 +57,8 @@ class Scale:
     def tick_text(self, tick: float) -> str:
         """A tick, with as many digits as tell it from its neighbours."""
         if self.axis.log or len(self.ticks) < 2:
-            return f"{tick:.4g}" if self.axis.percent is False else f"{tick * 100:.4g}%"
+            shown = f"{tick * (100 if self.axis.percent else 1):,.6g}".replace("e-0", "e-")
+            return f"{shown}%" if self.axis.percent else shown
         factor = 100 if self.axis.percent else 1
         step = (self.ticks[1] - self.ticks[0]) * factor
         digits = max(0, -math.floor(math.log10(step) + 1e-9))
@@ -69,15 +72,19 @@ def scale(
     end: float,
     n_ticks: int = 5,
     with_zero: bool = False,
-    tight: bool = False,
+    ends: Literal["round", "padded", "exact"] = "round",
 ) -> Scale:
-    """A scale that holds all values, between round ends unless it is `tight`."""
+    """A scale that holds all values."""
     known = [v for v in values if v is not None and axis.takes(v)]
     if axis.log:
         low, high = (min(known), max(known)) if known else (1.0, 10.0)
-        low, high = _round_down(low), _round_up(high)
         if low == high:
-            low, high = low / 10, high * 10
+            low, high = low / 3, high * 3
+        if ends == "round":
+            low, high = _round_down(low), _round_up(high)
+        elif ends == "padded":
+            more = (high / low) ** PADDING
+            low, high = low / more, high * more
         return Scale(axis, low, high, start, end, log_ticks(low, high, n_ticks))
     if with_zero:
         known.append(0.0)
@@ -86,7 +93,9 @@ def scale(
         low, high = (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
         low = 0.0 if with_zero and low > 0 else low
     step = _step(high - low, n_ticks)
-    if not tight:
+    if ends == "padded":
+        low, high = low - PADDING * (high - low), high + PADDING * (high - low)
+    if ends == "round":
         low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
     return Scale(axis, low, high, start, end, ticks(low, high, n_ticks))
 
@@ -103,7 +112,7 @@ def log_ticks(low: float, high: float, n: int = 5) -> tuple[float, ...]:
     """Powers of ten, or their multiples where there are too few of them."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     stride = max(1, math.ceil((last - first) / n))
-    for parts in ((1,), (1, 3), (1, 2, 5)):
+    for parts in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 6, 8)):
         found = [
             part * 10.0**k
             for k in range(first, last + 1, stride)

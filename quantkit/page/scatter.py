@@ -58,7 +58,8 @@ def _draw(
     if len(best) > 1:
         way = [(plane.x(p.x), plane.y(p.y)) for p in best]
         drawn.append(svg.element("path", d=svg.path(way), class_="front"))
-    drawn += [_point(plane, point, groups.index(point.group)) for point in points]
+    for point in sorted(points, key=lambda p: p.front):  # the best on top
+        drawn.append(_point(plane, point, groups.index(point.group)))
     drawn += _names(plane, points)
     summary = f"{len(points)} points, {y.label} against {x.label}"
     summary += f"; the best are {', '.join(p.name for p in best)}." if best else "."
@@ -83,25 +84,40 @@ def _point(plane: Plane, point: Point, series: int) -> Markup:
 def _names(plane: Plane, points: Sequence[Point]) -> list[Markup]:
     """Names where there is room, the best points' first; all of them are in the table."""
     places = [(plane.x(p.x), plane.y(p.y)) for p in points]
-    taken: list[Box] = [(x - 5, y - 5, x + 5, y + 5) for x, y in places]
+    marks: list[Box] = [(x - 5, y - 5, x + 5, y + 5) for x, y in places]
+    errors = _error_boxes(plane, points)
+    names: list[Box] = []
     drawn = []
-    order = sorted(range(len(points)), key=lambda i: (not points[i].front, i))
-    for i in order:
+    for i in sorted(range(len(points)), key=lambda i: (not points[i].front, i)):
         name = svg.shorten(points[i].name, 0.4 * plane.width, SMALL)
         wide = svg.text_width(name, SMALL)
+        ways = []
         for left, baseline in _around(*places[i], wide):
             box = (left, baseline - 9, left + wide, baseline + 3)
             inside = left >= plane.x.start and box[2] <= plane.width and box[1] >= plane.y.end - 8
-            if inside and baseline < plane.y.start and not any(_meet(box, b) for b in taken):
-                taken.append(box)
-                class_ = "point-name best" if points[i].front else "point-name"
-                drawn.append(svg.text(left, baseline, name, None, class_))
-                break
+            if inside and baseline < plane.y.start and not any(_meet(box, b) for b in names):
+                # A name over a mark hides it; one over an error bar can be read.
+                cost = 4 * sum(_meet(box, b) for b in marks) + sum(_meet(box, b) for b in errors)
+                ways.append((cost, len(ways), box))
+        if ways and (min(ways)[0] < 4 or points[i].front):
+            box = min(ways)[2]
+            names.append(box)
+            class_ = "point-name best" if points[i].front else "point-name"
+            drawn.append(svg.text(box[0], box[3] - 3, name, None, class_))
     return drawn
 
 
+def _error_boxes(plane: Plane, points: Sequence[Point]) -> list[Box]:
+    boxes = []
+    for point in points:
+        if point.interval is not None and all(map(plane.y.axis.takes, point.interval)):
+            x, (bottom, top) = plane.x(point.x), map(plane.y, point.interval)
+            boxes.append((x - 2, top, x + 2, bottom))
+    return boxes
+
+
 def _around(x: float, y: float, wide: float) -> list[tuple[float, float]]:
-    """Where a name may begin: right, left, above, below, and the corners."""
+    """Where a name may begin: right, left, above, below, the corners, and further away."""
     return [
         (x + 9, y + 4),
         (x - 9 - wide, y + 4),
@@ -111,6 +127,8 @@ def _around(x: float, y: float, wide: float) -> list[tuple[float, float]]:
         (x + 7, y + 16),
         (x - 7 - wide, y - 8),
         (x - 7 - wide, y + 16),
+        *((x + 7, y + away) for away in (-22, 30, -36, 44)),
+        *((x - 7 - wide, y + away) for away in (-22, 30, -36, 44)),
     ]
 
 

@@ -50,11 +50,17 @@ def told(tooltip: str, *children: Markup, class_: str | None = None) -> Markup:
 
 def text_width(content: str, size: float = SIZE) -> float:
     """About how wide a text is, on the wide side, since fonts differ."""
-    units = sum(
-        1.0 if unicodedata.east_asian_width(c) in "WF" else 0.35 if c in "iljI.,:;|!' " else 0.62
-        for c in content
-    )
-    return units * size
+    return size * sum(map(_character_width, content))
+
+
+def _character_width(character: str) -> float:
+    if unicodedata.combining(character):
+        return 0.0
+    if unicodedata.east_asian_width(character) in "WF" or character in "mMwW@%…":
+        return 1.0
+    if character in "ijlI.,:;|!' -":
+        return 0.38
+    return 0.8 if character.isupper() or character in "<>=+~&#" else 0.63
 
 
 def shorten(content: str, width: float, size: float = SIZE) -> str:

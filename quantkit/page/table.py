@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from quantkit.page.markup import render
 
-LONG = 32
+LONG = 24
 """Characters; longer texts are given room, and wrap."""
 SHADES = 8
 """Steps of `Cell.shade`, as in the style sheet."""
