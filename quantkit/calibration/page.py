@@ -7,7 +7,6 @@ from markupsafe import Markup
 from quantkit.calibration.calibration_set import CalibrationSet, Manifest
 from quantkit.calibration.figures import BETTER_HIGH, Figures
 from quantkit.calibration.inspection import NAMES, warnings, worse_than_random
-from quantkit.calibration.spec import source_name
 from quantkit.page.bars import Bar, bars
 from quantkit.page.document import Section, document
 from quantkit.page.lines import Series, lines
@@ -297,26 +296,24 @@ def _making(manifest: Manifest) -> list[str | Markup]:
         "Tokenizer": f"{tokenizer.model}, {tokenizer.vocabulary:,} tokens",
         "quantkit": manifest.version,
     }
-    hashes = {"tokens of the set": manifest.digest, "tokenizer": tokenizer.digest}
+    hashes = {"the tokens": manifest.digest, "the tokenizer": tokenizer.digest}
     if tokenizer.template_digest:
-        hashes["chat template"] = tokenizer.template_digest
+        hashes["the chat template"] = tokenizer.template_digest
     hashes |= {f"evaluation text of {name}": digest for name, digest in manifest.avoided.items()}
     hashes |= manifest.files
-    columns = [Column("Of"), Column("sha256")]
-    rows = [[name, _hash(digest)] for name, digest in hashes.items()]
-    read = []
+    read: list[list[str | Markup]] = []
     for source, asked in zip(manifest.sources, spec.sources, strict=True):
-        kind = asked.kind
-        read.append([source_name(asked), f"rows read ({kind})", _hash(source.digest)])
+        read.append([source.name, f"all its rows ({asked.kind})", _hash(source.digest)])
         read += [[source.name, name, _hash(digest)] for name, digest in source.files.items()]
     return [
         details(settings),
-        table("Hashes", columns, rows, sortable=False, dense=False),
+        details({f"sha256 of {name}": _hash(digest) for name, digest in hashes.items()}),
         table(
             "What was read",
             [Column("Source"), Column("File"), Column("sha256")],
             read,
             searchable=len(read) > 12,
+            wide=True,
         ),
     ]
 

@@ -26,7 +26,7 @@ def notices(title: str, sentences: Sequence[str]) -> Markup:
     return render("notices.html", title=title, sentences=sentences) if sentences else Markup()
 
 
-def details(items: Mapping[str, str]) -> Markup:
+def details(items: Mapping[str, str | Markup]) -> Markup:
     """Names and what they stand for, such as settings and hashes."""
     return render("details.html", items=items)
 

@@ -8,6 +8,8 @@ from typing import Literal
 UNKNOWN = "\N{EN DASH}"
 """What stands where there is no value."""
 PADDING = 0.05
+NARROWEST = 1.5
+"""Of a logarithmic scale, the last value over the first."""
 STEPS = (1, 2, 5, 10)
 
 
@@ -62,6 +64,10 @@ class Scale:
         factor = 100 if self.axis.percent else 1
         step = (self.ticks[1] - self.ticks[0]) * factor
         digits = max(0, -math.floor(math.log10(step) + 1e-9))
+        largest = factor * max(map(abs, self.ticks))
+        if largest < 1e-4:
+            shown = f"{tick * factor:.{digits + math.floor(math.log10(largest))}e}"
+            return f"{shown}%" if self.axis.percent else shown
         return f"{tick * factor:,.{digits}f}{'%' if self.axis.percent else ''}"
 
 
@@ -78,8 +84,8 @@ def scale(
     known = [v for v in values if v is not None and axis.takes(v)]
     if axis.log:
         low, high = (min(known), max(known)) if known else (1.0, 10.0)
-        if low == high:
-            low, high = low / 3, high * 3
+        if high < low * NARROWEST:
+            low, high = low / NARROWEST, high * NARROWEST
         if ends == "round":
             low, high = _round_down(low), _round_up(high)
         elif ends == "padded":
@@ -89,7 +95,7 @@ def scale(
     if with_zero:
         known.append(0.0)
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
-    if low == high:
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # the same, as far as ticks can tell
         low, high = (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
         low = 0.0 if with_zero and low > 0 else low
     step = _step(high - low, n_ticks)

@@ -91,7 +91,7 @@ def _names(plane: Plane, points: Sequence[Point]) -> list[Markup]:
     for i in sorted(range(len(points)), key=lambda i: (not points[i].front, i)):
         name = svg.shorten(points[i].name, 0.4 * plane.width, SMALL)
         wide = svg.text_width(name, SMALL)
-        ways = []
+        ways: list[tuple[int, int, Box]] = []
         for left, baseline in _around(*places[i], wide):
             box = (left, baseline - 9, left + wide, baseline + 3)
             inside = left >= plane.x.start and box[2] <= plane.width and box[1] >= plane.y.end - 8
