@@ -12,7 +12,7 @@ PACKAGE = ROOT / "quantkit"
 # Lower rows never import from higher ones.
 LAYERS = [
     {"errors", "progress", "hush", "offline", "registry", "__init__"},
-    {"storage", "resources", "device", "doctor"},
+    {"storage", "resources", "device", "doctor", "page"},
     {"recipe"},
     {"grid"},
     {"model"},

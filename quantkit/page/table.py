@@ -1,0 +1,74 @@
+"""Tables that can be sorted and searched, and scroll in a box of their own when they are wide."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from markupsafe import Markup
+
+from quantkit.page.markup import render
+
+LONG = 24
+"""Characters; longer texts are given room, and wrap."""
+SHADES = 8
+"""Steps of `Cell.shade`, as in the style sheet."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading."""
+
+    title: str
+    numeric: bool = False
+    """Set to the right, and sorted by value."""
+    note: str = ""
+    """A few small words below the title."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number, or anything that is more than words."""
+
+    text: str | Markup
+    value: float | None = None
+    """What to sort by; cells without one come last."""
+    tone: Literal["", "good", "bad", "quiet"] = ""
+    shade: float | None = None
+    """From 0 to 1: how dark its background is."""
+
+    @property
+    def order(self) -> str | None:
+        """The value to sort by, in full."""
+        return repr(self.value) if self.value is not None and math.isfinite(self.value) else None
+
+    @property
+    def classes(self) -> str:
+        """For the style sheet."""
+        step = 0 if self.shade is None else round(min(max(self.shade, 0.0), 1.0) * SHADES)
+        long = "long" if len(self.text) > LONG else ""
+        return " ".join(filter(None, (self.tone, f"shade-{step}" if step else "", long)))
+
+
+def table(
+    caption: str,
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[Cell | str | Markup]],
+    *,
+    sortable: bool = True,
+    searchable: bool = False,
+    dense: bool = False,
+    wide: bool = False,
+) -> Markup:
+    """A table whose first column names the rows; a wide one takes the margin as well."""
+    cells = [[c if isinstance(c, Cell) else Cell(c) for c in row] for row in rows]
+    return render(
+        "table.html",
+        caption=caption,
+        columns=columns,
+        rows=cells,
+        sortable=sortable and len(rows) > 1,
+        searchable=searchable,
+        dense=dense,
+        wide=wide,
+    )
