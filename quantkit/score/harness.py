@@ -24,17 +24,9 @@ from quantkit.recipe import Recipe
 from quantkit.score import answers, lmeval
 from quantkit.score.answers import Text
 from quantkit.score.evaluation import Evaluation
-from quantkit.score.scorecard import LayerError, Made, Score, Scorecard, Settings
+from quantkit.score.scorecard import KL_QUANTILES, LayerError, Made, Score, Scorecard, Settings
 
 BACKENDS = ("transformers", "llama.cpp")
-KL_QUANTILES = {
-    "kl_median": 0.5,
-    "kl_p75": 0.75,
-    "kl_p90": 0.9,
-    "kl_p95": 0.95,
-    "kl_p99": 0.99,
-    "kl_p999": 0.999,
-}
 
 
 @dataclass(frozen=True)
