@@ -27,30 +27,42 @@ SEARCHABLE = 8
 
 def render(report: Document, quantkit: str) -> str:
     """The whole page; the same report gives the same bytes."""
-    chosen = report.recommended.name if report.recommended else None
     sections = [
-        Section("All of them", [_table(report)]),
+        Section("Which to take", [_reason(report), _table(report)]),
         Section("Quality against size", _against_size(report)),
         Section("Is a difference real?", _verdicts(report)),
         Section("Accuracy by group of tasks", _groups(report)),
         Section("How far predictions moved", _divergence(report)),
         Section("Which layers hurt", _layers(report)),
-        Section("What it took to make them", _cost(report)),
+        Section("How they were made", [_more(report), *_cost(report)]),
         Section("How it was measured", _how(report)),
     ]
     return document(
         f"{report.baseline.name}: quantised versions compared",
         [section for section in sections if any(section.parts)],
         kind="Quality report",
-        lead=f"Take {chosen}." if chosen else "None of them is recommended.",
-        top=[
-            notices("To know before reading on", _warnings(report)),
-            report.recommended.reason[:1].upper() + report.recommended.reason[1:] + "."
-            if report.recommended
-            else "",
-            facts(_facts(report)),
-        ],
+        lead=_lead(report),
+        top=[notices("To know before reading on", _warnings(report)), facts(_facts(report))],
         footer=f"Written by quantkit {quantkit}. Nothing on this page is loaded from elsewhere.",
+    )
+
+
+def _lead(report: Document) -> str:
+    chosen = report.recommended.name if report.recommended else None
+    n = len(report.candidates)
+    what = f"{n} version{'' if n == 1 else 's'} of the model beside the original."
+    return f"{what} Recommended: {chosen}." if chosen else f"{what} None is recommended."
+
+
+def _reason(report: Document) -> str:
+    if report.recommended is None:
+        return ""
+    told = report.recommended.reason
+    if report.recommended.name is None:
+        return f"{told[:1].upper()}{told[1:]}."
+    return (
+        f"{report.recommended.name} is {told}. Candidates that no other beats in both size and "
+        "quality are called the best of their size."
     )
 
 
@@ -93,30 +105,28 @@ def _listed(names: Sequence[str], most: int = 5) -> str:
 
 
 def _table(report: Document) -> Markup:
-    """One row a model, the source first."""
+    """One row a model, the source first: what to decide by."""
     columns = [
         Column("Model"),
-        Column("Format"),
-        Column("In memory", numeric=True),
-        Column("On disk", numeric=True),
+        Column("Size", numeric=True, note="in memory"),
         Column("Of source", numeric=True),
         Column("Bits", numeric=True, note="per weight"),
     ]
     scored = [name for name in (report.headline, report.accuracy) if name]
     for name in scored:
-        columns += [Column(name, numeric=True), Column("Change", numeric=True, note="95% interval")]
+        task, _, metric = name.partition("/")
+        columns += [
+            Column(metric.capitalize(), numeric=True, note=task),
+            Column("Change", numeric=True, note="95% interval"),
+        ]
     kl = _divergence_names(report)
-    columns += [Column(title, numeric=True) for title in kl.values()]
-    columns += [
-        Column("Made in", numeric=True),
-        Column("Peak memory", numeric=True, note="GPU, or host"),
-        Column("Runs natively on"),
-        Column("Worth a look"),
+    columns += [Column(title, numeric=True, note=note) for title, note in kl.values()]
+    columns += [Column("Worth a look")]
+    rows = [
+        _row(report, entry, scored, list(kl)) for entry in (report.baseline, *report.candidates)
     ]
-    entries = [report.baseline, *report.candidates]
-    rows = [_row(report, entry, scored, list(kl)) for entry in entries]
     return table(
-        "Every scored model; the source first, then from best to worst",
+        "The source first, then from best to worst",
         columns,
         rows,
         searchable=len(rows) > SEARCHABLE,
@@ -128,13 +138,10 @@ def _row(
     report: Document, entry: Entry, scored: Sequence[str], kl: Sequence[str]
 ) -> list[Cell | str | Markup]:
     source = entry is report.baseline
-    made = entry.made
     ratio = entry.size_bytes / report.baseline.size_bytes
     row: list[Cell | str | Markup] = [
         f"{entry.name} (source)" if source else entry.name,
-        entry.format,
         Cell(gib(entry.size_bytes), entry.size_bytes),
-        Cell(gib(made.disk_bytes), made.disk_bytes) if made else _unknown(),
         Cell(f"{ratio:.1%}", ratio),
         Cell(f"{entry.bits_per_weight:.2f}", entry.bits_per_weight),
     ]
@@ -146,14 +153,45 @@ def _row(
         score = entry.scores.get(name)
         known = score is not None and not source
         row.append(Cell(_small(name, score.value), score.value) if known and score else Cell(""))
-    peak = (made.peak_device_bytes or made.peak_host_bytes) if made else None
-    row += [
-        Cell(duration(made.seconds), made.seconds) if made else Cell(""),
-        Cell(gib(peak), peak) if peak else Cell(""),
-        entry.gpus or "",
-        _worth(report, entry),
-    ]
+    row.append(_worth(report, entry))
     return row
+
+
+def _more(report: Document) -> Markup:
+    """What is good to know of each besides quality."""
+    columns = [
+        Column("Model"),
+        Column("Format"),
+        Column("Method"),
+        Column("On disk", numeric=True),
+        Column("Made in", numeric=True),
+        Column("Peak memory", numeric=True, note="of GPU or host"),
+        Column("Calibrated on"),
+        Column("Runs natively on"),
+    ]
+    rows: list[list[Cell | str | Markup]] = []
+    for entry in (report.baseline, *report.candidates):
+        made = entry.made
+        peak = (made.peak_device_bytes or made.peak_host_bytes) if made else None
+        rows.append(
+            [
+                entry.name,
+                entry.format,
+                made.method if made else "",
+                Cell(gib(made.disk_bytes), made.disk_bytes) if made else _unknown(),
+                Cell(duration(made.seconds), made.seconds) if made else _unknown(),
+                Cell(gib(peak), peak) if peak else _unknown(),
+                (made.calibration or "no data") if made else "",
+                entry.gpus or "",
+            ]
+        )
+    return table(
+        "How each was made, and where it runs",
+        columns,
+        rows,
+        searchable=len(rows) > SEARCHABLE,
+        wide=True,
+    )
 
 
 def _worth(report: Document, entry: Entry) -> Cell:
@@ -307,9 +345,13 @@ def _group_cell(found: Comparison | None) -> Cell:
     return Cell(f"{100 * found.difference:+.1f} ({ends})", found.difference, tone)
 
 
-def _divergence_names(report: Document) -> dict[str, str]:
+def _divergence_names(report: Document) -> dict[str, tuple[str, str]]:
     task = (report.headline or "").partition("/")[0]
-    titles = {"kl_mean": "KL mean", "kl_p99": "KL p99", "top1_agreement": "Same first token"}
+    titles = {
+        "kl_mean": ("KL", "mean, nats"),
+        "kl_p99": ("KL", "99th percentile"),
+        "top1_agreement": ("Same word", "likeliest token"),
+    }
     return {
         f"{task}/{name}": title
         for name, title in titles.items()
