@@ -46,7 +46,8 @@ class Cell:
     def classes(self) -> str:
         """For the style sheet."""
         step = 0 if self.shade is None else round(min(max(self.shade, 0.0), 1.0) * SHADES)
-        long = "long" if len(self.text) > LONG else ""
+        words = self.text.striptags() if isinstance(self.text, Markup) else self.text
+        long = "long" if len(words) > LONG else ""
         return " ".join(filter(None, (self.tone, f"shade-{step}" if step else "", long)))
 
 

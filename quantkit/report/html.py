@@ -21,7 +21,11 @@ from quantkit.score.scorecard import KL_QUANTILES
 from quantkit.storage import duration, gib
 
 SHOWN = 8
-"""Candidates with pictures of their own; all are in tables."""
+"""Candidates that a picture has room for; all are in tables."""
+SERIES = 6
+MAPS = 4
+WORST = 30
+EACH = 3
 SEARCHABLE = 8
 
 
@@ -67,9 +71,7 @@ def _reason(report: Document) -> str:
 
 
 def _facts(report: Document) -> list[Fact]:
-    n = len(report.candidates)
-    found = [Fact(str(n), "candidate" if n == 1 else "candidates")]
-    found.append(Fact(gib(report.baseline.size_bytes), "size of the source"))
+    found = [Fact(gib(report.baseline.size_bytes), "size of the source")]
     if report.headline:
         score = report.baseline.scores[report.headline]
         found.append(
@@ -108,6 +110,7 @@ def _table(report: Document) -> Markup:
     """One row a model, the source first: what to decide by."""
     columns = [
         Column("Model"),
+        Column("Worth a look"),
         Column("Size", numeric=True, note="in memory"),
         Column("Of source", numeric=True),
         Column("Bits", numeric=True, note="per weight"),
@@ -121,7 +124,6 @@ def _table(report: Document) -> Markup:
         ]
     kl = _divergence_names(report)
     columns += [Column(title, numeric=True, note=note) for title, note in kl.values()]
-    columns += [Column("Worth a look")]
     rows = [
         _row(report, entry, scored, list(kl)) for entry in (report.baseline, *report.candidates)
     ]
@@ -141,6 +143,7 @@ def _row(
     ratio = entry.size_bytes / report.baseline.size_bytes
     row: list[Cell | str | Markup] = [
         f"{entry.name} (source)" if source else entry.name,
+        _worth(report, entry),
         Cell(gib(entry.size_bytes), entry.size_bytes),
         Cell(f"{ratio:.1%}", ratio),
         Cell(f"{entry.bits_per_weight:.2f}", entry.bits_per_weight),
@@ -153,7 +156,6 @@ def _row(
         score = entry.scores.get(name)
         known = score is not None and not source
         row.append(Cell(_small(name, score.value), score.value) if known and score else Cell(""))
-    row.append(_worth(report, entry))
     return row
 
 
@@ -210,18 +212,20 @@ def _change(report: Document, entry: Entry, name: str) -> Cell:
         shift = found.ratio - 1 if found and found.ratio else after.value / before.value - 1
         ends = (found.low, found.high) if found else (None, None)
         told = f"{shift:+.2%}"
+        between = ""
         if ends[0] is not None and ends[1] is not None:
-            told += f" ({ends[0] - 1:+.2%} to {ends[1] - 1:+.2%})"
+            between = f"{ends[0] - 1:+.2%} to {ends[1] - 1:+.2%}"
         worse = shift > 0
     else:
         shift = found.difference if found and found.difference is not None else 0.0
         shift = shift if found else after.value - before.value
-        told = f"{100 * shift:+.1f} points"
+        told, between = f"{100 * shift:+.1f}", ""
         if found and found.low is not None and found.high is not None:
-            told = f"{100 * shift:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
+            between = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
         worse = shift < 0
     real = found is not None and found.adjusted_p < ALPHA
-    return Cell(told, shift, _tone(worse, real))
+    text = Markup("{}<small>{}</small>").format(told, between) if between else told
+    return Cell(text, shift, _tone(worse, real))
 
 
 def _against_size(report: Document) -> list[str | Markup]:
@@ -229,6 +233,7 @@ def _against_size(report: Document) -> list[str | Markup]:
     if name is None or not report.candidates:
         return []
     perplexity = name.endswith("/perplexity")
+    unit = 1 << 30 if report.baseline.size_bytes >= 1 << 30 else 1 << 20
     points = []
     for entry in report.candidates:
         cell = _change(report, entry, name)
@@ -242,7 +247,7 @@ def _against_size(report: Document) -> list[str | Markup]:
         points.append(
             Point(
                 entry.name,
-                entry.size_bytes / (1 << 30),
+                entry.size_bytes / unit,
                 cell.value,
                 interval,
                 entry.format,
@@ -254,7 +259,7 @@ def _against_size(report: Document) -> list[str | Markup]:
         scatter(
             "Size and what it costs",
             points,
-            Axis("GiB in memory", digits=3),
+            Axis("GiB in memory" if unit == 1 << 30 else "MiB in memory", digits=2),
             y,
             front="nothing is both smaller and better",
             note="Bars are 95% intervals of the change against the source. "
@@ -264,33 +269,26 @@ def _against_size(report: Document) -> list[str | Markup]:
 
 
 def _verdicts(report: Document) -> list[str | Markup]:
-    asked = report.baseline.settings.tasks
-    rows: list[list[Cell | str | Markup]] = []
-    for entry in report.candidates:
-        for found in entry.comparisons:
-            task, _, metric = found.score.rpartition("/")
-            if task in asked and metric != "acc_norm":
+    """A table for each score that was asked for: what answers one by one say."""
+    parts: list[str | Markup] = []
+    columns = [Column("Model"), Column("Against the source"), Column("p", True, "adjusted")]
+    for score in dict.fromkeys(c.score for c in _comparisons(report)):
+        task, _, metric = score.rpartition("/")
+        if task not in report.baseline.settings.tasks or metric == "acc_norm":
+            continue
+        rows: list[list[Cell | str | Markup]] = []
+        for entry in report.candidates:
+            if (found := entry.comparison(score)) is not None:
                 real = found.adjusted_p < ALPHA
-                rows.append(
-                    [
-                        entry.name,
-                        found.score,
-                        Cell(found.verdict, tone="" if real else "quiet"),
-                        Cell(f"{found.adjusted_p:.4f}", found.adjusted_p),
-                    ]
-                )
-    if not rows:
+                told = Cell(found.verdict) if real else Cell(found.verdict, tone="quiet")
+                rows.append([entry.name, told, Cell(f"{found.adjusted_p:.4f}", found.adjusted_p)])
+        parts.append(table(score, columns, rows, searchable=len(rows) > 2 * SEARCHABLE))
+    if not parts:
         return []
-    columns = [
-        Column("Model"),
-        Column("Score"),
-        Column("Against the source"),
-        Column("p", numeric=True, note="adjusted"),
-    ]
     return [
         "Candidates answer the same questions as the source, so answers are compared one by one; "
-        "p-values are adjusted for the number of candidates (Holm).",
-        table("Findings", columns, rows, searchable=len(rows) > SEARCHABLE),
+        "p-values are adjusted for the number of candidates (Holm). Grey is what is not shown.",
+        *parts,
     ]
 
 
@@ -342,7 +340,8 @@ def _group_cell(found: Comparison | None) -> Cell:
         return _unknown()
     tone = _tone(found.difference < 0, found.adjusted_p < ALPHA)
     ends = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
-    return Cell(f"{100 * found.difference:+.1f} ({ends})", found.difference, tone)
+    text = Markup("{}<small>{}</small>").format(f"{100 * found.difference:+.1f}", ends)
+    return Cell(text, found.difference, tone)
 
 
 def _divergence_names(report: Document) -> dict[str, tuple[str, str]]:
@@ -362,7 +361,7 @@ def _divergence_names(report: Document) -> dict[str, tuple[str, str]]:
 def _divergence(report: Document) -> list[str | Markup]:
     task = (report.headline or "").partition("/")[0]
     series = []
-    for entry in report.candidates[:SHOWN]:
+    for entry in _pictured(report, SERIES, report.candidates):
         points = [
             (1 - share, entry.scores[f"{task}/{name}"].value)
             for name, share in KL_QUANTILES.items()
@@ -385,24 +384,43 @@ def _divergence(report: Document) -> list[str | Markup]:
     ]
 
 
+def _pictured(report: Document, most: int, among: Sequence[Entry]) -> list[Entry]:
+    """Candidates that get a picture: the recommended one, the front, then the best."""
+    chosen = report.recommended.name if report.recommended else None
+    ranked = sorted(among, key=lambda e: (e.name != chosen, not e.pareto))[:most]
+    return [entry for entry in among if entry in ranked]
+
+
 def _layers(report: Document) -> list[str | Markup]:
-    """Error by layer and kind of linear, for those that were made here."""
-    parts: list[str | Markup] = []
-    ranked = sorted(report.candidates, key=lambda entry: not entry.pareto)
-    for entry in ranked[:SHOWN]:
-        if entry.made is None or not entry.made.layers:
+    """The worst layers of all, and a map of the errors of some candidates."""
+    known = [entry for entry in report.candidates if entry.made and entry.made.layers]
+    if not known:
+        return []
+    worst = [
+        found
+        for entry in known[: WORST // EACH]
+        if entry.made
+        for found in layers.ranked(entry.name, entry.made.layers)[:EACH]
+    ]
+    parts: list[str | Markup] = [
+        "The squared error of a layer's output on calibration data, over that output's square; "
+        "for recipes without data the error of the weight itself.",
+        table(
+            f"The worst {EACH} layers of each",
+            [Column("Layer"), Column("Model"), Column("Error", numeric=True), Column("Of the")],
+            [[w.layer, w.candidate, Cell(f"{w.error:.2e}", w.error), w.what] for w in worst],
+        ),
+    ]
+    # Errors of weights alone look the same all over.
+    told = [entry for entry in known if entry.made and layers.grid(entry.made.layers).is_output]
+    for entry in _pictured(report, MAPS, told or known):
+        if entry.made is None:
             continue
         found = layers.grid(entry.made.layers)
         what = "error of the output" if found.is_output else "error of the weight"
+        axis = Axis(f"{what}, relative", log=True)
         parts.append(
-            heatmap(
-                entry.name,
-                found.kinds,
-                found.blocks,
-                found.values,
-                Axis(f"{what}, relative", log=True),
-                note=f"Worst: {found.worst}.",
-            )
+            heatmap(entry.name, found.kinds, found.blocks, found.values, axis, note=found.outside)
         )
     return parts
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from quantkit.score.scorecard import LayerError
 
+BLOCK = re.compile(r"\.(\d+)\.(.+?)(?:\.weight)?$")
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -16,28 +18,52 @@ class Grid:
     values: list[list[float | None]]
     is_output: bool
     """Errors of outputs, which only calibrated recipes know; otherwise of weights."""
-    worst: str
+    outside: str
+    """Layers outside the blocks, in words."""
+
+
+@dataclass(frozen=True)
+class Worst:
+    """One layer of one candidate."""
+
+    candidate: str
+    layer: str
+    error: float
+    what: str
+
+
+def ranked(candidate: str, layers: Mapping[str, LayerError]) -> list[Worst]:
+    """All layers, the worst first."""
+    errors, is_output = _errors(layers)
+    what = "output" if is_output else "weight"
+    order = sorted(errors, key=lambda name: -errors[name])
+    return [Worst(candidate, name, errors[name], what) for name in order]
 
 
 def grid(layers: Mapping[str, LayerError]) -> Grid:
-    """Layers by the number in their name and what comes after it, as `3` and `mlp.down_proj`."""
-    is_output = all(layer.output is not None for layer in layers.values())
-    errors = {
-        name: layer.output if is_output and layer.output is not None else layer.weight
-        for name, layer in layers.items()
-    }
+    """Layers by the number in their name and the last part of it, as `3` and `down_proj`."""
+    errors, is_output = _errors(layers)
     placed: dict[tuple[str, str], float] = {}
+    outside = []
     for name, error in errors.items():
-        found = re.search(r"\.(\d+)\.(.+)$", name)
-        block, kind = (found[1], found[2]) if found else ("", name)
-        placed[kind.removesuffix(".weight"), block] = error
+        if found := BLOCK.search(name):
+            placed[found[2].rpartition(".")[2], found[1]] = error
+        else:
+            outside.append(f"{name} {error:.2g}")
     kinds = list(dict.fromkeys(kind for kind, _ in placed))
-    blocks = sorted({block for _, block in placed}, key=lambda b: int(b) if b else -1)
-    worst = max(errors, key=lambda name: errors[name])
+    blocks = sorted({block for _, block in placed}, key=int)
     return Grid(
         kinds,
         blocks,
         [[placed.get((kind, block)) for block in blocks] for kind in kinds],
         is_output,
-        f"{worst} ({errors[worst]:.2g})",
+        f"Outside the blocks: {', '.join(outside)}." if outside else "",
     )
+
+
+def _errors(layers: Mapping[str, LayerError]) -> tuple[dict[str, float], bool]:
+    """Errors of outputs where all are known, otherwise of weights."""
+    outputs = {name: layer.output for name, layer in layers.items() if layer.output is not None}
+    if len(outputs) == len(layers):
+        return outputs, True
+    return {name: layer.weight for name, layer in layers.items()}, False
