@@ -98,6 +98,13 @@ class Report:
         """Candidates that no other one beats in both size and quality."""
         return decision.front(self.candidates, self.headline)
 
+    def best(self, n: int) -> "Report":
+        """The same with `n` candidates: the recommended one, the front, then the best."""
+        chosen, front = self.recommendation.name, self.front
+        ranked = sorted(self.candidates, key=lambda c: (c.name != chosen, c.name not in front))
+        kept = {card.name for card in ranked[:n]}
+        return replace(self, candidates=tuple(c for c in self.candidates if c.name in kept))
+
     @property
     def document(self) -> Document:
         """The report as it is written to a file."""

@@ -3,10 +3,23 @@
 from quantkit.report import table
 from quantkit.report.comparison import Report
 
+MOST_LINES = 60
+"""What a comment on a pull request may take."""
 
-def render(report: Report) -> str:
-    """A table with a heading, and what was measured how."""
+
+def render(whole: Report) -> str:
+    """A table with a heading, and what was measured how; the best candidates if there are many."""
+    for n_shown in range(min(len(whole.candidates), MOST_LINES), 0, -1):
+        text = _render(whole, whole.best(n_shown))
+        if text.count("\n") <= MOST_LINES:
+            return text
+    return _render(whole, whole.best(1))
+
+
+def _render(whole: Report, report: Report) -> str:
     headings = table.titles(report)
+    left_out = len(whole.candidates) - len(report.candidates)
+    more = [f"{left_out} more are in report.html and report.json.", ""] if left_out else []
     lines = [
         f"# {_safe(report.baseline.name)}: quantised versions compared",
         "",
@@ -14,7 +27,8 @@ def render(report: Report) -> str:
         _line(["---", *["---:"] * (len(headings) - 1)]),
         *[_line([_safe(cell) for cell in row]) for row in table.rows(report)],
         "",
-        *[line for text in table.advice(report) for line in (_safe(text), "")],
+        *more,
+        *[line for text in table.advice(whole) for line in (_safe(text), "")],
         *_verdicts(report),
         _how(report),
         "",

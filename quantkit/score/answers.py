@@ -1,5 +1,6 @@
 """What a model answered to every question and on every document, so that models can be paired."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from quantkit.errors import ScoreError
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import torch
 
 LOSS = "loss"
@@ -59,23 +61,87 @@ def of_samples(samples: dict[str, list[dict[str, Any]]], texts: dict[str, Text])
     return found
 
 
-def write(path: Path, outcomes: list[Outcome]) -> None:
+class Answers(Sequence[Outcome]):
+    """Outcomes as columns, which thousands of them for many candidates have to be."""
+
+    def __init__(self, columns: "Mapping[str, npt.NDArray[Any]]") -> None:
+        self._columns = columns
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome]) -> "Answers":
+        """The same in columns, unless it is already."""
+        if isinstance(outcomes, Answers):
+            return outcomes
+        return cls(
+            {
+                name: _column([getattr(o, name) for o in outcomes])
+                for name in Outcome.__annotations__
+            }
+        )
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self[i] for i in range(len(self))[place]]
+        return Outcome(**{name: values[place].item() for name, values in self._columns.items()})
+
+    def __len__(self) -> int:
+        return len(self._columns["task"])
+
+    def column(self, name: str) -> "npt.NDArray[Any]":
+        """One field of all outcomes."""
+        return self._columns[name]
+
+    def of_metric(self, metric: str) -> "Answers":
+        """Those of one metric alone."""
+        kept = self._columns["metric"] == metric
+        return Answers({name: values[kept] for name, values in self._columns.items()})
+
+
+def _column(values: Sequence[Any]) -> "npt.NDArray[Any]":
+    import numpy as np
+
+    return np.array(values) if len(values) else np.empty(0)
+
+
+def _stored(column: Any) -> "npt.NDArray[Any]":
+    """A column of a file; words that come again and again are read once."""
+    import numpy as np
+    import pyarrow
+
+    if not pyarrow.types.is_string(column.type):
+        return column.to_numpy()
+    encoded = column.combine_chunks().dictionary_encode()
+    words = encoded.dictionary.to_pylist()
+    return np.array(words)[encoded.indices.to_numpy()] if words else np.empty(0)
+
+
+def write(path: Path, outcomes: Sequence[Outcome]) -> None:
     """A Parquet file, which appears whole or not at all."""
     import pyarrow
     from pyarrow import parquet
 
-    columns = {name: [getattr(o, name) for o in outcomes] for name in Outcome.__annotations__}
+    found = Answers.of(outcomes)
+    columns = {name: found.column(name).tolist() for name in Outcome.__annotations__}
     scratch = path.with_name(f".{path.name}.partial")
     parquet.write_table(pyarrow.table(columns), scratch)
     scratch.replace(path)
 
 
-def read(path: Path) -> list[Outcome]:
+def read(path: Path) -> Answers:
     """The outcomes of a Parquet file."""
     from pyarrow import ArrowException, parquet
 
     try:
-        rows = parquet.read_table(path).to_pylist()
-        return [Outcome(**row) for row in rows]
+        table = parquet.read_table(path)
+        columns = {
+            name: _stored(table[name])
+            if name in table.column_names
+            else _column([Outcome.chance] * len(table))
+            for name in Outcome.__annotations__
+            if name in table.column_names or name == "chance"  # files of old have no chance
+        }
     except (OSError, ArrowException, TypeError) as error:
         raise ScoreError(f"{path} holds no answers: {error}; score the model again") from error
+    if missing := [name for name in Outcome.__annotations__ if name not in columns]:
+        raise ScoreError(f"{path} holds no answers: it has no {missing[0]}; score the model again")
+    return Answers(columns)

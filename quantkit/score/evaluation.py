@@ -1,5 +1,6 @@
 """A model's scores together with its answers one by one, and their files."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ class Evaluation:
     """Scores, and what they are made of."""
 
     card: Scorecard
-    outcomes: list[Outcome]
+    outcomes: Sequence[Outcome]
     """Empty when only the scores are known."""
 
     def write(self, folder: Path) -> None:

@@ -5,12 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from quantkit.errors import ScoreError
-from quantkit.score.answers import LOSS, Outcome
+from quantkit.score.answers import LOSS, Answers, Outcome
 from quantkit.score.paired import (
     AccuracyChange,
     PerplexityChange,
-    compare_accuracy,
+    compare_accuracies,
     compare_perplexity,
     holm,
 )
@@ -19,8 +22,10 @@ from quantkit.score.verdict import verdict
 ONE_SIDED = 1.645
 """Standard deviations above chance that guessing reaches in one case of twenty."""
 ACCURACIES = ("acc", "acc_norm", "exact_match")
-Key = tuple[str, int, str]
-"""Task, document and its hash."""
+KEY = ("task", "doc_id", "doc_hash")
+"""What tells a document from all others."""
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -56,44 +61,49 @@ def compare(
     groups: Mapping[str, Sequence[str]],
 ) -> dict[str, list[Finding]]:
     """Findings of every candidate, task by task and for every group of tasks."""
-    before = _by_metric(source)
-    after = {name: _by_metric(outcomes) for name, outcomes in candidates.items()}
+    before = _by_metric(Answers.of(source))
+    after = {name: Answers.of(outcomes) for name, outcomes in candidates.items()}
     found: dict[str, list[Finding]] = {name: [] for name in candidates}
+    paired = {
+        (name, metric): _paired(name, answers, after[name], metric)
+        for metric, answers in before.items()
+        if metric in (LOSS, *ACCURACIES)
+        for name in candidates
+    }
     for score, metric, tasks in _scores(before, groups):
-        changes = {
-            name: _change(name, metric, before[metric], after[name].get(metric, {}), tasks)
-            for name in candidates
-        }
+        chosen = np.isin(before[metric].column("task"), sorted(tasks))
+        values = [paired[name, metric] for name in candidates]
+        changes = dict(zip(candidates, _changes(before[metric], values, chosen), strict=True))
         adjusted = holm([change.p_value for change in changes.values()])
-        guessed = _at_chance([o for key, o in before[metric].items() if key[0] in tasks])
+        guessed = _at_chance(before[metric], chosen)
         for (name, change), p in zip(changes.items(), adjusted, strict=True):
             found[name].append(Finding(score, change, p, guessed))
     return found
 
 
-def _at_chance(outcomes: Sequence[Outcome]) -> bool:
+def _at_chance(answers: Answers, chosen: Mask) -> bool:
     """Whether so many right answers may well have come from guessing."""
-    spread = math.sqrt(sum(o.chance * (1 - o.chance) for o in outcomes))
-    right = sum(o.value - o.chance for o in outcomes)
+    chance = answers.column("chance")[chosen]
+    spread = math.sqrt(float((chance * (1 - chance)).sum()))
+    right = float((answers.column("value")[chosen] - chance).sum())
     return bool(spread) and right < ONE_SIDED * spread
 
 
-def _by_metric(outcomes: Sequence[Outcome]) -> dict[str, dict[Key, Outcome]]:
-    found: dict[str, dict[Key, Outcome]] = {}
-    for outcome in outcomes:
-        key = (outcome.task, outcome.doc_id, outcome.doc_hash)
-        found.setdefault(outcome.metric, {})[key] = outcome
-    return found
+def _by_metric(answers: Answers) -> dict[str, Answers]:
+    metrics = dict.fromkeys(answers.column("metric").tolist())
+    return {metric: answers.of_metric(metric) for metric in metrics}
 
 
 def _scores(
-    before: Mapping[str, Mapping[Key, Outcome]], groups: Mapping[str, Sequence[str]]
+    before: Mapping[str, Answers], groups: Mapping[str, Sequence[str]]
 ) -> list[tuple[str, str, set[str]]]:
     """What can be compared: a name, a metric and the tasks whose documents count."""
     found = []
     grouped = {task for members in groups.values() for task in members}
     for metric in (LOSS, *ACCURACIES):
-        tasks = list(dict.fromkeys(key[0] for key in before.get(metric, {})))
+        if metric not in before:
+            continue
+        tasks = list(dict.fromkeys(before[metric].column("task").tolist()))
         shown = "perplexity" if metric == LOSS else metric
         for group, members in groups.items():
             if inside := set(members) & set(tasks):
@@ -102,21 +112,32 @@ def _scores(
     return found
 
 
-def _change(
-    name: str,
-    metric: str,
-    before: Mapping[Key, Outcome],
-    after: Mapping[Key, Outcome],
-    tasks: set[str],
-) -> AccuracyChange | PerplexityChange:
-    keys = [key for key in before if key[0] in tasks]
-    if any(key not in after for key in keys):
+def _paired(name: str, before: Answers, after: Answers, metric: str) -> Floats:
+    """A candidate's values on the source's documents, in their order."""
+    mine = after.of_metric(metric)
+    if len(mine) == len(before) and all(
+        np.array_equal(mine.column(key), before.column(key)) for key in KEY
+    ):
+        return mine.column("value")
+    places = {key: i for i, key in enumerate(_keys(mine))}
+    wanted = _keys(before)
+    if missing := [key for key in wanted if key not in places]:
         raise ScoreError(
-            f"{name} was asked other questions than the source ({', '.join(sorted(tasks)[:3])}); "
+            f"{name} was asked other questions than the source ({missing[0][0]}); "
             "score both with the same settings and data"
         )
-    first = [before[key].value for key in keys]
-    second = [after[key].value for key in keys]
-    if metric == LOSS:
-        return compare_perplexity(first, second, [before[key].weight for key in keys])
-    return compare_accuracy(first, second)
+    return mine.column("value")[[places[key] for key in wanted]]
+
+
+def _keys(answers: Answers) -> list[tuple[str, int, str]]:
+    return list(zip(*(answers.column(name).tolist() for name in KEY), strict=True))
+
+
+def _changes(
+    before: Answers, after: Sequence[Floats], chosen: Mask
+) -> Sequence[AccuracyChange | PerplexityChange]:
+    first, others = before.column("value")[chosen], [values[chosen] for values in after]
+    if before.column("metric")[0] == LOSS:
+        weights = before.column("weight")[chosen]
+        return [compare_perplexity(first, second, weights) for second in others]
+    return compare_accuracies(first, others)

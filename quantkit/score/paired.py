@@ -6,8 +6,9 @@ scores. Functions take plain arrays; a subject group is compared by handing over
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
@@ -22,6 +23,8 @@ ALPHA = 0.05
 Z = NormalDist().inv_cdf(1 - ALPHA / 2)
 DRAWS = 10_000
 MIN_DOCUMENTS = 5  # fewer have no spread to speak of
+MOST_KEPT = 1 << 23
+"""Counts that are kept for the next candidate: 64 MiB."""
 PICKS_AT_ONCE = 1 << 20  # resampled documents in memory: about 32 MB
 MOST = 100.0  # a draw of one document over and over has no spread; no quantile lies beyond this
 
@@ -67,13 +70,26 @@ class PerplexityChange:
 
 def compare_accuracy(source: ArrayLike, candidate: ArrayLike) -> AccuracyChange:
     """Compare two models by which of the same questions they get right (1) and wrong (0)."""
-    before, after = _aligned("questions", source, candidate)
-    if not np.isin((before, after), (0, 1)).all():
-        raise ScoreError("an answer is right (1) or wrong (0); compare answers, not averages")
-    n, gained, lost = len(before), int((after > before).sum()), int((after < before).sum())
-    low, high = difference_interval(gained, lost, n)
-    p = mcnemar(gained, lost)
-    return AccuracyChange(n, gained, lost, (gained - lost) / n, float(low), float(high), p)
+    return compare_accuracies(source, [candidate])[0]
+
+
+def compare_accuracies(source: ArrayLike, candidates: Sequence[ArrayLike]) -> list[AccuracyChange]:
+    """The same for many candidates, whose intervals are found together."""
+    gained, lost = [], []
+    for candidate in candidates:
+        before, after = _aligned("questions", source, candidate)
+        if not (((before == 0) | (before == 1)) & ((after == 0) | (after == 1))).all():
+            raise ScoreError("an answer is right (1) or wrong (0); compare answers, not averages")
+        gained.append(int((after > before).sum()))
+        lost.append(int((after < before).sum()))
+    n = len(np.asarray(source))
+    ends = difference_interval(gained, lost, n)
+    return [
+        AccuracyChange(
+            n, more, less, (more - less) / n, float(low), float(high), mcnemar(more, less)
+        )
+        for more, less, low, high in zip(gained, lost, *ends, strict=True)
+    ]
 
 
 def mcnemar(gained: int, lost: int) -> float:
@@ -178,8 +194,7 @@ def compare_perplexity(
     without_one = residuals / (total - length)
     error = math.sqrt((n - 1) / n * float((without_one**2).sum()))
     observed = float(np.clip(_over(np.float64(mean), np.float64(error)), -MOST, MOST))
-    rng = np.random.default_rng(seed)
-    resampled = _bootstrap_t(residuals, length, draws, rng)
+    resampled, rng = _bootstrap_t(residuals, length, draws, seed)
     in_effect = total**2 / float((length**2).sum())
     student = np.abs(rng.standard_t(max(in_effect - 1, 1.0), draws))
     least, most = np.quantile(resampled, (ALPHA / 2, 1 - ALPHA / 2))
@@ -196,21 +211,43 @@ def compare_perplexity(
     )
 
 
-def _bootstrap_t(residuals: Floats, length: Floats, draws: int, rng: np.random.Generator) -> Floats:
-    """Deviations of resampled means from the mean, each in its own standard errors."""
+def _bootstrap_t(
+    residuals: Floats, length: Floats, draws: int, seed: int
+) -> tuple[Floats, np.random.Generator]:
+    """Deviations of resampled means from the mean, each in its own standard errors.
+
+    And the generator, which goes on from there.
+    """
     n = len(length)
     columns = np.stack((residuals, length, residuals**2, residuals * length, length**2), axis=1)
+    rng = np.random.default_rng(seed)
+    parts: Iterable[Floats]
+    if n * draws <= MOST_KEPT:  # the same for every candidate
+        parts, state = _kept_picks(n, draws, seed)
+        rng.bit_generator.state = state
+    else:
+        parts = _picks(n, draws, rng)
+    r, t, rr, rt, tt = np.concatenate([counts @ columns for counts in parts]).T
+    shift = r / t
+    squares = np.maximum(rr - 2 * shift * rt + shift**2 * tt, 0)
+    error = np.sqrt(n / (n - 1) * squares) / t
+    return np.clip(_over(shift, error), -MOST, MOST), rng
+
+
+def _picks(n: int, draws: int, rng: np.random.Generator) -> Iterable[Floats]:
+    """How often each of `n` documents is picked, draw by draw, some thousands at a time."""
     rows = max(1, PICKS_AT_ONCE // n)
-    sums = []
     for start in range(0, draws, rows):
         size = min(rows, draws - start)
         picks = rng.integers(0, n, (size, n)) + n * np.arange(size)[:, None]
-        counts = np.bincount(picks.ravel(), minlength=size * n).reshape(size, n)
-        sums.append(counts.astype(np.float64) @ columns)
-    r, t, rr, rt, tt = np.concatenate(sums).T
-    shift = r / t
-    squares = np.maximum(rr - 2 * shift * rt + shift**2 * tt, 0)
-    return np.clip(_over(shift, np.sqrt(n / (n - 1) * squares) / t), -MOST, MOST)
+        counts = np.bincount(picks.ravel(), minlength=size * n)
+        yield counts.reshape(size, n).astype(np.float64)
+
+
+@lru_cache(maxsize=2)
+def _kept_picks(n: int, draws: int, seed: int) -> tuple[list[Floats], Any]:
+    rng = np.random.default_rng(seed)
+    return list(_picks(n, draws, rng)), rng.bit_generator.state
 
 
 def _over(value: Any, error: Any) -> Any:
