@@ -11,9 +11,7 @@ MOST_TIMES = 1_000_000
 """So many times the questions asked so far are out of anybody's reach."""
 
 
-def of_change(
-    comparison: Comparison, confidence: float, times: float = 1.0
-) -> Interval | None:
+def of_change(comparison: Comparison, confidence: float, times: float = 1.0) -> Interval | None:
     """The interval of a difference of accuracies or a ratio of perplexities.
 
     With `times` as many questions, if all goes on as it began. None where the report's own interval

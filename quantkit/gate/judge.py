@@ -176,8 +176,8 @@ def _amount(
     if bound.kind == "max_increase_pct":
         if old <= 0:
             raise ScoreError(
-                f"{plain(figure.key)} of {words.AGAINST[case.against]} is {before:g}, of which there "
-                "is no percentage; limit it by max or max_increase"
+                f"{plain(figure.key)} of {words.AGAINST[case.against]} is {before:g}, of which "
+                "there is no percentage; limit it by max or max_increase"
             )
         return 100 * (new / old - 1)
     counted = case.comparisons(figure.key) if case.earlier is None else []

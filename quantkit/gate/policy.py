@@ -1,11 +1,11 @@
 """What a gate demands: rules from YAML, every problem of a file said at once.
 
-    rules:
-      - recipes: ["gptq-*"]
-        class: 4-bit
-        perplexity: {max_increase_pct: 2}
-        mmlu: {max_drop: 1.0, confidence: 0.95}
-    cannot_tell: ask
+rules:
+  - recipes: ["gptq-*"]
+    class: 4-bit
+    perplexity: {max_increase_pct: 2}
+    mmlu: {max_drop: 1.0, confidence: 0.95}
+cannot_tell: ask
 """
 
 import difflib
@@ -26,7 +26,6 @@ from quantkit.errors import PolicyError
 from quantkit.gate.text import plain
 
 SHIPPED = Path(__file__).parent / "policies"
-DEFAULT = "the default policies"
 
 Class = Literal["8-bit", "4-bit", "below"]
 Bounded = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -150,16 +149,12 @@ def load(path: Path) -> Policy:
     return _validated(_parsed(path), str(path))
 
 
-def default() -> Policy:
+def default(with_earlier: bool = False) -> Policy:
     """The policies that ship with quantkit, put together."""
     parts = [load(path) for path in sorted(SHIPPED.glob("*.yaml"))]
-    first = parts[0]
-    return first.model_copy(
-        update={
-            "rules": [rule for part in parts for rule in part.rules],
-            "against": [rule for part in parts for rule in part.against],
-        }
-    )
+    against = [rule for part in parts for rule in part.against] if with_earlier else []
+    rules = [rule for part in parts for rule in part.rules]
+    return parts[0].model_copy(update={"rules": rules, "against": against})
 
 
 def _parsed(path: Path) -> Any:

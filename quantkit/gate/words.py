@@ -96,13 +96,15 @@ def _allowed(check: Check) -> str:
 
 
 def _told(check: Check, value: float, shortest: bool = False, unsigned: bool = False) -> str:
-    """A number in its limit's unit; drops as negative changes."""
+    """A number in its limit's unit; drops as negative changes, in sentences without a sign."""
     shown = value if unsigned else _sign(check) * value
     digits = f"{shown:.15g}" if shortest else _apart(check, shown, unsigned)
     if check.kind in ("max", "min"):
         return digits
     sign = "+" if shown > 0 and not unsigned else ""
-    unit = {"max_increase_pct": "%", "max_drop": " points"}.get(check.kind, "")
+    unit = {"max_increase_pct": "%", "max_drop": " points" if unsigned else " pp"}.get(
+        check.kind, ""
+    )
     if check.kind == "max_drop" and not _in_points(check):
         unit = ""
     return f"{sign}{digits}{unit}"
