@@ -3,7 +3,6 @@
 What cannot be judged never passes: it fails, is told apart as `cannot tell`, or is an error.
 """
 
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -288,4 +287,4 @@ def _float(value: Fraction) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(HUGE, value)
+        return HUGE if value > 0 else -HUGE

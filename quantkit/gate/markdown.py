@@ -7,7 +7,7 @@ from quantkit.gate.verdict import Answer, Check, Verdict
 MOST_ROWS = 300
 """A job's summary takes a mebibyte, a comment 65,536 characters."""
 MOST_CHARACTERS = 60_000
-SAFE = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,;()%+-/=")
+SAFE = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,:;()%+-/=")
 HEADINGS = ("candidate", "metric", "value", "limit", "answer")
 
 
@@ -20,7 +20,7 @@ def render(verdict: Verdict) -> str:
     # What did not pass comes first, for it must not be cut.
     ordered = sorted(verdict.checks, key=lambda check: check.answer is Answer.PASS)
     rows = [_row(check) for check in ordered]
-    room = MOST_CHARACTERS - sum(len(line) + 1 for line in lines)
+    room = MOST_CHARACTERS - 200 - sum(len(line) + 1 for line in lines)
     kept: list[str] = []
     for row in rows[:MOST_ROWS]:
         room -= len(row) + 1
@@ -45,8 +45,8 @@ def safe(text: str) -> str:
     for char in plain(text):
         mark = char if char in SAFE or ord(char) > 127 else f"&#{ord(char)};"
         # Platforms look for @names and #numbers once more after the markup.
-        found.append(f"{mark}&#8203;" if char in "@#!$~&%" and char != "%" else mark)
-    return "".join(found).replace("www.", "www&#46;")
+        found.append(f"{mark}&#8203;" if char in "@#!$~&" else mark)
+    return "".join(found).replace("www.", "www&#46;").replace("://", "&#58;//")
 
 
 def _cut(text: str) -> str:

@@ -56,8 +56,9 @@ def sentence(check: Check, needed_of: str = "", n: int | None = None) -> str:
         return f"{found}; {allowed}"
     found += f"; {allowed}, and more than that is neither shown nor ruled out"
     if check.needed is not None and n is not None:
-        return f"{found}: about {check.needed:,} {needed_of} would tell, {n:,} were compared"
-    return f"{found}: it lies at the limit itself, and no number of {needed_of} would tell soon"
+        about = f"{float(f'{check.needed:.2g}'):,.0f}"
+        return f"{found}: about {about} {needed_of} would tell, {n:,} were compared"
+    return f"{found}: what was found is the limit itself, so no number of {needed_of} would tell"
 
 
 def last_line(verdict: Verdict) -> str:
@@ -107,6 +108,8 @@ def _told(check: Check, value: float, shortest: bool = False, unsigned: bool = F
     )
     if check.kind == "max_drop" and not _in_points(check):
         unit = ""
+    if digits == "1" and unit == " points":
+        unit = " point"
     return f"{sign}{digits}{unit}"
 
 
