@@ -77,7 +77,8 @@ def _judged(
     rules = policies.default(against is not None) if policy is None else policies.load(policy)
     document = _read(report)
     verdict = judge(document, rules, None if against is None else _read(against))
-    return verdict.with_checks(*(check_folder(document, folder) for folder in checkpoints))
+    checks = [check_folder(document, folder, verdict.unjudged) for folder in checkpoints]
+    return verdict.with_checks(*checks)
 
 
 def _read(path: Path) -> "Document":

@@ -1,5 +1,6 @@
 """Whether a folder is the checkpoint that a report scored."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from quantkit.gate.text import plain
@@ -7,8 +8,8 @@ from quantkit.gate.verdict import Answer, Check
 from quantkit.report.document import Document
 
 
-def check_folder(document: Document, folder: Path) -> Check:
-    """Its files must be those of its manifest, and its manifest's those that were scored."""
+def check_folder(document: Document, folder: Path, unjudged: Sequence[str] = ()) -> Check:
+    """Its files must be those of its manifest, those that were scored, and judged by some rule."""
     from quantkit.export.manifest import Manifest
     from quantkit.verify.checkpoint import file_faults
 
@@ -23,6 +24,9 @@ def check_folder(document: Document, folder: Path) -> Check:
         reason = f"{where} is not what its manifest says, and not what was scored: {plain(fault)}"
         if scored is not None:
             reason = f"{where} was changed after it was scored: {plain(fault)}"
+    elif scored is not None and scored.name in unjudged:
+        answer = Answer.FAIL
+        reason = f"no rule of the policy judges {plain(scored.name)}, which is {where}"
     elif scored is not None:
         answer = Answer.PASS
         reason = f"{where} is what the report calls {plain(scored.name)}, byte by byte"
