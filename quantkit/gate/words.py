@@ -93,12 +93,15 @@ def _falls(check: Check) -> bool:
 
 def _allowed(check: Check) -> str:
     told = _told(check, check.bound or 0.0, shortest=True, unsigned=True)
-    return f"at least {told} is demanded" if check.kind == "min" else f"at most {told} is allowed"
+    verb = "are" if told.endswith("points") else "is"
+    return (
+        f"at least {told} is demanded" if check.kind == "min" else f"at most {told} {verb} allowed"
+    )
 
 
 def _told(check: Check, value: float, shortest: bool = False, unsigned: bool = False) -> str:
     """A number in its limit's unit; drops as negative changes, in sentences without a sign."""
-    shown = value if unsigned else _sign(check) * value
+    shown = (value if unsigned else _sign(check) * value) + 0.0  # no negative zero
     digits = f"{shown:.15g}" if shortest else _apart(check, shown, unsigned)
     if check.kind in ("max", "min"):
         return digits

@@ -691,6 +691,13 @@ def test_numbers_are_shown_apart_from_their_limit(good):
     assert words.amount(check) == "+2.00001%"
 
 
+def test_no_change_is_told_without_a_sign():
+    document = paired(0, 0, 1.0)
+    check = judge(document, rules(quiz={"max_drop": 3})).checks[0]
+    assert words.amount(check) == "0.00 pp"
+    assert check.reason.endswith("is that of the source (0.7 to 0.7); at most 3 points are allowed")
+
+
 def test_broken_figures_are_told_in_few_digits(good):
     document = rescored(good, "wiki/perplexity", 1e304)
     check = judge(document, rules(perplexity={"max_increase_pct": 2})).checks[0]
