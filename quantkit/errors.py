@@ -12,6 +12,7 @@
       DataError           text for calibration or scoring is missing or too short
       MethodError         a method could not do its work on a tensor
       ScoreError          an evaluation could not be run or read
+      PolicyError         a gate's policy is wrong or does not fit its report; all problems at once
       Interrupted         the user pressed Ctrl-C; says what was kept
 
 A message says what happened, to which thing, and what to do next.
@@ -86,6 +87,10 @@ class MethodError(QuantkitError):
 
 class ScoreError(QuantkitError):
     """An evaluation could not be run or read."""
+
+
+class PolicyError(QuantkitError):
+    """A gate's policy is wrong, or does not fit the report."""
 
 
 class Interrupted(QuantkitError):

@@ -74,7 +74,12 @@ def print_json(data: Any) -> None:
 
 
 def print_lines(heading: str, lines: Sequence[tuple[str, str]]) -> None:
-    """Names and sentences on stdout; sentences wrap beside their names."""
+    """Names and sentences on stdout."""
+    typer.echo("\n" + lines_text(heading, lines))
+
+
+def lines_text(heading: str, lines: Sequence[tuple[str, str]]) -> str:
+    """A heading, then names and sentences; sentences wrap beside their names."""
     from rich.console import Console as Screen
     from rich.table import Table
     from rich.text import Text
@@ -90,13 +95,20 @@ def print_lines(heading: str, lines: Sequence[tuple[str, str]]) -> None:
     with screen.capture() as capture:
         screen.print(Text(heading, style="bold"))
         screen.print(table)
-    typer.echo("\n" + "\n".join(line.rstrip() for line in capture.get().strip("\n").split("\n")))
+    return "\n".join(line.rstrip() for line in capture.get().strip("\n").split("\n"))
 
 
 def print_table(
     headings: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)
 ) -> None:
-    """A table on stdout; columns in `words` hold text, the others numbers.
+    """A table on stdout."""
+    typer.echo(table_text(headings, rows, words))
+
+
+def table_text(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)
+) -> str:
+    """A table; columns in `words` hold text, the others numbers.
 
     Only text after the first column may wrap. Where the output is no terminal, nothing does.
     """
@@ -119,7 +131,7 @@ def print_table(
         table.add_row(*(Text(cell) for cell in row))
     with screen.capture() as capture:
         screen.print(table)
-    typer.echo("\n".join(line.rstrip() for line in capture.get().strip("\n").split("\n")))
+    return "\n".join(line.rstrip() for line in capture.get().strip("\n").split("\n"))
 
 
 def _bars(screen: Any, unit: str) -> Any:

@@ -112,7 +112,7 @@ def read(path: Path) -> Document:
         data = json.loads(path.read_bytes())
     except OSError as error:
         raise ScoreError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ScoreError(f"{path} is no report: it is not valid JSON") from error
     version = data.get("schema") if isinstance(data, dict) else None
     if isinstance(version, int) and version > VERSION:

@@ -20,7 +20,6 @@ from quantkit.errors import ScoreError
 Floats = NDArray[np.float64]
 
 ALPHA = 0.05
-Z = NormalDist().inv_cdf(1 - ALPHA / 2)
 DRAWS = 10_000
 MIN_DOCUMENTS = 5  # fewer have no spread to speak of
 MOST_KEPT = 1 << 23
@@ -101,9 +100,9 @@ def mcnemar(gained: int, lost: int) -> float:
 
 
 def difference_interval(
-    gained: ArrayLike, lost: ArrayLike, n_questions: ArrayLike
+    gained: ArrayLike, lost: ArrayLike, n_questions: ArrayLike, confidence: float = 1 - ALPHA
 ) -> tuple[Floats, Floats]:
-    """95% score interval of a paired difference; arrays give arrays.
+    """Score interval of a paired difference, of 95% unless told otherwise; arrays give arrays.
 
     T. Tango, Statistics in Medicine 17 (1998) 891-908: every difference that a score test does not
     reject; at zero that is McNemar's test without correction. Among the intervals that Fagerland,
@@ -113,13 +112,14 @@ def difference_interval(
     counts = (np.asarray(count, np.float64) for count in (gained, lost, n_questions))
     gains, losses, n = np.broadcast_arrays(*counts)
     estimate = (gains - losses) / n
+    z = deviations(confidence)
 
     def rejected(delta: Floats) -> Any:
         # The most likely share of losses if the difference were delta, then the test itself.
         b = (2 * n - gains + losses) * delta - gains - losses
         root = np.sqrt(np.maximum(b * b + 8 * n * losses * delta * (1 - delta), 0))
         variance = n * ((root - b) / (2 * n) + delta * (1 - delta))
-        return (gains - losses - n * delta) ** 2 > Z * Z * variance
+        return (gains - losses - n * delta) ** 2 > z * z * variance
 
     def end(outside: float) -> Floats:
         inner, outer = estimate, np.full_like(estimate, outside)
@@ -130,6 +130,11 @@ def difference_interval(
         return inner
 
     return end(-1.0), end(1.0)
+
+
+def deviations(confidence: float) -> float:
+    """How many standard deviations an interval of this confidence reaches to either side."""
+    return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
 def questions_needed(discordant: float, half_width: float) -> int:

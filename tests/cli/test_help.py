@@ -10,7 +10,7 @@ import pytest
 import quantkit
 from quantkit import resources
 
-COMMANDS = ["demo", "run", "quantize", "verify", "score", "report", "recipes", "doctor"]
+COMMANDS = ["demo", "run", "quantize", "verify", "score", "report", "gate", "recipes", "doctor"]
 HEAVY = ["torch", "transformers", "pydantic", "yaml", "rich", "numpy"]
 RECIPES = resources.names("recipes")
 
@@ -87,6 +87,7 @@ def test_module_is_the_command():
         (["doctor", "me"], "me"),
         (["verify"], "DIR"),
         (["report"], "SCORES"),
+        (["gate"], "REPORT"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -23,6 +23,7 @@ LAYERS = [
     {"verify"},
     {"score"},
     {"report"},
+    {"gate"},
     {"pipeline"},
     {"cli"},
     {"__main__"},

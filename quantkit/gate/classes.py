@@ -1,0 +1,29 @@
+"""How many bits a candidate has, in the three classes that policies speak of."""
+
+import re
+
+from quantkit.report.document import Entry
+
+# Of bits per weight over the whole model, where it is not known how the quantised layers were
+# stored: embeddings in 16 bits lift a 4-bit model to 7, and 3-bit mixtures end near 4.
+FOUR_FROM = 4.1
+EIGHT_FROM = 7.5
+
+
+def class_of(entry: Entry) -> str:
+    """`8-bit`, also for more bits; `4-bit` for 4 to 6; `below` for 2 and 3."""
+    bits = _stored_bits(entry)
+    if bits is not None:
+        return "8-bit" if bits > 6 else "4-bit" if bits >= 4 else "below"
+    bpw = entry.bits_per_weight
+    return "8-bit" if bpw >= EIGHT_FROM else "4-bit" if bpw >= FOUR_FROM else "below"
+
+
+def _stored_bits(entry: Entry) -> int | None:
+    """Of the quantised layers; a mixture of GGUF says it by name."""
+    if entry.made is None:
+        return None
+    if entry.made.weight_bits is not None:
+        return entry.made.weight_bits
+    found = re.match(r"(?:I?Q|B?F)(\d+)", entry.made.method)
+    return int(found[1]) if found else None

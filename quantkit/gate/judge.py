@@ -1,0 +1,290 @@
+"""From a report and a policy to a verdict: no file is opened and nothing is printed here.
+
+What cannot be judged never passes: it fails, is told apart as `cannot tell`, or is an error.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from fractions import Fraction
+
+from quantkit.errors import PolicyError, ScoreError
+from quantkit.gate import fitting, intervals, words
+from quantkit.gate.classes import class_of
+from quantkit.gate.figures import Figure, find
+from quantkit.gate.policy import RELATIVE, Bound, Policy, Rule
+from quantkit.gate.text import plain
+from quantkit.gate.verdict import Answer, Check, Verdict
+from quantkit.report.document import Comparison, Document, Entry
+
+TINY, HUGE = sys.float_info.min, sys.float_info.max
+SAME = 1e-9
+"""Figures of a report that differ by less are the same one, computed in two ways."""
+
+
+def judge(document: Document, policy: Policy, earlier: Document | None = None) -> Verdict:
+    """Hold every candidate against the rules that name it."""
+    fitting.require_sound(document, "the report")
+    if earlier is not None:
+        if not policy.against:
+            raise PolicyError("the policy has no rules under `against`, which --against needs")
+        fitting.require_sound(earlier, "the earlier report")
+        fitting.require_comparable(document, earlier)
+    elif not policy.rules:
+        raise PolicyError("all rules of the policy stand under `against`: give --against REPORT")
+    rules = {"rules": policy.rules, "against": policy.against if earlier is not None else []}
+    fitting.require_fitting(document, rules)
+    checks: list[Check] = []
+    for entry in document.candidates:
+        checks += _of_rules(policy.rules, _Case(document, entry), policy)
+        if earlier is not None:
+            before = _counterpart(entry, document, earlier)
+            case = _Case(document, entry, earlier, before)
+            checks += _of_rules(policy.against, case, policy)
+    judged = {check.candidate for check in checks if check.bound is not None}
+    unjudged = [entry.name for entry in document.candidates if entry.name not in judged]
+    if unjudged and (policy.unjudged == "error" or not judged):
+        raise PolicyError(
+            f"no rule judges {', '.join(map(plain, unjudged))}; add one, or `unjudged: warn` "
+            "where some candidates need no judging"
+        )
+    notes = tuple(_notes(document, policy, earlier, rules))
+    return Verdict(tuple(checks), policy.cannot_tell, tuple(unjudged), notes)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A candidate, and what it is compared with: its source, or itself in an earlier report."""
+
+    document: Document
+    entry: Entry
+    earlier: Document | None = None
+    before: Entry | None = None
+
+    @property
+    def against(self) -> str:
+        return "source" if self.earlier is None else "earlier"
+
+    def figure_before(self, figure: Figure) -> float | None:
+        if self.earlier is None:
+            return figure.of(self.document.baseline, self.document)
+        return None if self.before is None else figure.of(self.before, self.earlier)
+
+    def comparisons(self, key: str) -> list[Comparison]:
+        """With the source; of both reports where two of them are compared."""
+        entries = [self.entry] if self.before is None else [self.entry, self.before]
+        found = [entry.comparison(key) for entry in entries]
+        return [comparison for comparison in found if comparison is not None]
+
+    @property
+    def n_wanted(self) -> int:
+        return 1 if self.earlier is None else 2
+
+
+def covers(rule: Rule, entry: Entry) -> bool:
+    """Whether a rule means a candidate."""
+    names = (entry.name, entry.recipe or entry.name)
+    named = any(fnmatchcase(name, pattern) for name in names for pattern in rule.recipes)
+    return named and rule.bits in (None, class_of(entry))
+
+
+def _of_rules(rules: Sequence[Rule], case: _Case, policy: Policy) -> Iterator[Check]:
+    for rule in rules:
+        if not covers(rule, case.entry):
+            continue
+        for asked, limit in rule.limits.items():
+            figure = find(case.document, asked)
+            if figure is None:  # `if_scored`, or the policy would not have fitted
+                continue
+            for bound in limit.bounds:
+                yield _check(figure, bound, case, policy)
+
+
+def _check(figure: Figure, bound: Bound, case: _Case, policy: Policy) -> Check:
+    before, after = case.figure_before(figure), figure.of(case.entry, case.document)
+    check = Check(
+        candidate=case.entry.name,
+        asked=figure.asked,
+        metric=figure.key,
+        kind=bound.kind,
+        bound=bound.value,
+        against=case.against,
+        before=before,
+        after=after,
+        amount=None,
+        low=None,
+        high=None,
+        confidence=bound.confidence,
+        answer=Answer.FAIL,
+        reason="",
+    )
+    if lacking := _lacking(figure, bound, case, before, after):
+        if policy.missing == "error":
+            raise ScoreError(lacking)
+        return replace(check, reason=lacking)
+    assert after is not None
+    exact = _amount(figure, bound, case, before, after)
+    check = replace(check, amount=_float(exact))
+    if reason := _guessed(figure, bound, case):
+        return replace(check, answer=Answer.CANNOT_TELL, reason=reason)
+    if bound.confidence is not None:
+        return _three_way(check, figure, bound, case)
+    held = exact >= _exact(bound.value) if bound.kind == "min" else exact <= _exact(bound.value)
+    check = replace(check, answer=Answer.PASS if held else Answer.FAIL)
+    return replace(check, reason=words.sentence(check))
+
+
+def _lacking(
+    figure: Figure, bound: Bound, case: _Case, before: float | None, after: float | None
+) -> str:
+    """Why there is nothing to hold against a limit."""
+    name, key = plain(case.entry.name), plain(figure.key)
+    if after is None:
+        return f"{name} has no {key}, which the policy limits; score it with that task"
+    if bound.kind not in RELATIVE or before is not None:
+        return ""
+    if case.earlier is None:
+        return f"the source has no {key} to compare {name} with; score it with that task"
+    if case.before is None:
+        return f"the earlier report has no {name} to compare with"
+    return f"{name} has no {key} in the earlier report; score both alike"
+
+
+def _guessed(figure: Figure, bound: Bound, case: _Case) -> str:
+    """Why a drop means nothing where even the source only guesses."""
+    found = case.comparisons(figure.key)
+    if bound.kind != "max_drop" or not any(c.source_at_chance for c in found):
+        return ""
+    return (
+        f"the source itself does no better than guessing on {plain(figure.key)}, "
+        "so a drop cannot be judged; choose a task that the source can do"
+    )
+
+
+def _amount(
+    figure: Figure, bound: Bound, case: _Case, before: float | None, after: float
+) -> Fraction:
+    """What is held against the limit, exactly: a drop of one point is not one of 1.0000000001."""
+    new = _exact(after)
+    if bound.kind not in RELATIVE or before is None:
+        return new
+    old = _exact(before)
+    if bound.kind == "max_increase":
+        return new - old
+    if bound.kind == "max_increase_pct":
+        if old <= 0:
+            raise ScoreError(
+                f"{plain(figure.key)} of {words.AGAINST[case.against]} is {before:g}, of which "
+                "there is no percentage; limit it by max or max_increase"
+            )
+        return 100 * (new / old - 1)
+    counted = case.comparisons(figure.key) if case.earlier is None else []
+    for one in counted:
+        # Shares such as 2/3 are rounded in a file; how many questions changed is not.
+        if one.n_questions and one.gained is not None and one.lost is not None:
+            drop = Fraction(one.lost - one.gained, one.n_questions)
+            if abs(drop - (old - new)) < SAME:
+                return 100 * drop
+    return (old - new) * (100 if figure.is_share else 1)
+
+
+def _three_way(check: Check, figure: Figure, bound: Bound, case: _Case) -> Check:
+    """Pass if the whole interval is within the limit, fail if all of it lies beyond."""
+    assert bound.confidence is not None
+    found = case.comparisons(figure.key)
+    now = _interval(check, bound, found) if len(found) == case.n_wanted else None
+    if now is None:
+        return replace(
+            check,
+            answer=Answer.CANNOT_TELL,
+            reason=f"the report has no interval of {plain(figure.key)} for "
+            f"{plain(case.entry.name)}, which `confidence` needs: report it from scores that have "
+            "their answers beside them, with five documents or more",
+        )
+    check = replace(check, low=now[0], high=now[1])
+    if (answer := _answer(now, bound.value)) is not Answer.CANNOT_TELL:
+        check = replace(check, answer=answer)
+        return replace(check, reason=words.sentence(check))
+
+    def is_told(times: float) -> bool:
+        then = _interval(check, bound, found, times)
+        return then is not None and _answer(then, bound.value) is not Answer.CANNOT_TELL
+
+    n = intervals.n_of(found[0])
+    needed = intervals.needed(n, is_told) if n else None
+    check = replace(check, answer=Answer.CANNOT_TELL, needed=needed)
+    noun = "questions" if found[0].n_questions is not None else "documents"
+    return replace(check, reason=words.sentence(check, noun, n))
+
+
+def _answer(interval: intervals.Interval, bound: float) -> Answer:
+    low, high = interval
+    if high <= bound:
+        return Answer.PASS
+    return Answer.FAIL if low > bound else Answer.CANNOT_TELL
+
+
+def _interval(
+    check: Check, bound: Bound, found: Sequence[Comparison], times: float = 1.0
+) -> intervals.Interval | None:
+    """The interval of what is held against the limit, in the limit's unit."""
+    assert bound.confidence is not None
+    # Two intervals that both hold with this confidence: each may err half as often.
+    each = 1 - (1 - bound.confidence) / len(found)
+    parts = [intervals.of_change(comparison, each, times) for comparison in found]
+    if any(part is None for part in parts):
+        return None
+    (low, high), *others = [part for part in parts if part is not None]
+    if bound.kind == "max_drop":
+        for other_low, other_high in others:
+            low, high = low - other_high, high - other_low
+        return -100 * high, -100 * low
+    for other_low, other_high in others:
+        low, high = low / max(other_high, TINY), high / max(other_low, TINY)
+    unit = 100.0 if bound.kind == "max_increase_pct" else (check.before or 0.0)
+    return min(unit * (low - 1), HUGE), min(unit * (high - 1), HUGE)
+
+
+def _counterpart(entry: Entry, document: Document, earlier: Document) -> Entry | None:
+    """The same checkpoint of the earlier report: by name, or by a recipe that each has once."""
+    for other in earlier.candidates:
+        if (other.name, other.recipe) == (entry.name, entry.recipe):
+            return other
+    ours = [e for e in document.candidates if e.recipe == entry.recipe]
+    theirs = [e for e in earlier.candidates if e.recipe == entry.recipe]
+    return theirs[0] if len(ours) == len(theirs) == 1 and entry.recipe is not None else None
+
+
+def _notes(
+    document: Document, policy: Policy, earlier: Document | None, rules: dict[str, list[Rule]]
+) -> Iterator[str]:
+    """What was left out, so that nobody takes it for judged."""
+    told = {}
+    for rule in (rule for part in rules.values() for rule in part):
+        if not any(covers(rule, entry) for entry in document.candidates):
+            continue
+        for asked in rule.limits:
+            if find(document, asked) is None:
+                told[asked] = f"{plain(asked)} was not judged: the report has no such score"
+    yield from told.values()
+    if earlier is None:
+        if policy.against:
+            yield "rules under `against` were not applied: there is no --against"
+        return
+    matched = [_counterpart(entry, document, earlier) for entry in document.candidates]
+    gone = [e.name for e in earlier.candidates if not any(e is other for other in matched)]
+    if gone:
+        yield f"only in the earlier report: {', '.join(map(plain, gone))}"
+
+
+def _exact(value: float) -> Fraction:
+    """The decimal number that a file shows, not the binary one nearest to it."""
+    return Fraction(repr(float(value)))
+
+
+def _float(value: Fraction) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return HUGE if value > 0 else -HUGE

@@ -1,0 +1,211 @@
+"""What a gate demands: rules from YAML, every problem of a file said at once.
+
+rules:
+  - recipes: ["gptq-*"]
+    class: 4-bit
+    perplexity: {max_increase_pct: 2}
+    mmlu: {max_drop: 1.0, confidence: 0.95}
+cannot_tell: ask
+"""
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import (  # noqa: TID253
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from quantkit.errors import PolicyError
+from quantkit.gate.text import plain
+
+SHIPPED = Path(__file__).parent / "policies"
+
+Class = Literal["8-bit", "4-bit", "below"]
+Bounded = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Growth = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
+RELATIVE = ("max_increase_pct", "max_increase", "max_drop")
+KINDS = ("max", "min", *RELATIVE)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One limit of one metric."""
+
+    kind: str
+    """One of `KINDS`."""
+    value: float
+    confidence: float | None
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, use_attribute_docstrings=True
+    )
+
+
+class Limit(_Strict):
+    """What one metric may be, or how far it may move."""
+
+    max: Bounded | None = None
+    min: Bounded | None = None
+    max_increase_pct: Growth | None = None
+    """Per cent of what it was before."""
+    max_increase: Growth | None = None
+    """In the metric's own unit."""
+    max_drop: Growth | None = None
+    """In points for shares such as an accuracy, in the metric's own unit otherwise."""
+    confidence: Annotated[float, Field(strict=True, gt=0.5, lt=1)] | None = None
+    """Judge by the whole interval of this confidence, not by the point estimate."""
+    if_scored: Annotated[bool, Field(strict=True)] = False
+    """Leave it out, and say so, where not even the source has such a score."""
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> "Limit":
+        given = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if not given:
+            raise ValueError(f"no limit is given; there are: {', '.join(KINDS)}")
+        if self.confidence is not None and (plain_ones := [k for k in given if k not in RELATIVE]):
+            raise ValueError(
+                f"confidence goes with {', '.join(RELATIVE)}, not with {plain_ones[0]}: "
+                "intervals are those of changes"
+            )
+        return self
+
+    @property
+    def bounds(self) -> Iterator[Bound]:
+        for kind in KINDS:
+            if (value := getattr(self, kind)) is not None:
+                yield Bound(kind, value, self.confidence)
+
+
+class Rule(_Strict):
+    """Limits for some of the candidates. Every other key of its YAML is a metric's name."""
+
+    recipes: Annotated[list[str], Field(min_length=1)] = ["*"]
+    """Patterns on the recipe's or the candidate's name."""
+    bits: Class | None = Field(default=None, alias="class")
+    """Only candidates of this many bits."""
+    limits: Annotated[dict[str, Limit], Field(min_length=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split(cls, data: Any) -> Any:
+        """Put metrics, which stand beside `recipes` and `class`, below a key of their own."""
+        if not isinstance(data, dict):
+            raise ValueError("a rule is a list of `metric: {limit: number}` lines")
+        words = ("recipes", "class")
+        limits = {key: value for key, value in data.items() if key not in words}
+        wrong = []
+        for key, value in limits.items():
+            if isinstance(value, dict) and isinstance(key, str):
+                continue
+            near = difflib.get_close_matches(str(key), words, n=1)
+            hint = f"did you mean {near[0]}?" if near else "a limit reads like {max: 0.05}"
+            wrong.append(f"{plain(str(key))}: neither a metric with its limits nor a key; {hint}")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        if not limits:
+            raise ValueError("a rule needs a metric, such as perplexity: {max_increase_pct: 2}")
+        return {**{key: data[key] for key in words if key in data}, "limits": limits}
+
+
+class Policy(_Strict):
+    """All that a report must satisfy."""
+
+    rules: list[Rule] = []
+    cannot_tell: Literal["fail", "warn", "ask"] = "fail"
+    """When a change is neither shown to be within its limit nor beyond it."""
+    missing: Literal["fail", "error"] = "fail"
+    """When a candidate lacks a score that a rule names."""
+    unjudged: Literal["error", "warn"] = "error"
+    """When no rule judges a candidate."""
+    against: list[Rule] = []
+    """For a release against the one before; limits are on changes only."""
+
+    @model_validator(mode="after")
+    def _demands_something(self) -> "Policy":
+        if not self.rules and not self.against:
+            raise ValueError("a policy needs rules")
+        for place, rule in enumerate(self.against):
+            for metric, limit in rule.limits.items():
+                fixed = [b.kind for b in limit.bounds if b.kind not in RELATIVE]
+                if fixed:
+                    raise ValueError(
+                        f"against.{place}.{plain(metric)}: {fixed[0]} needs no earlier report; "
+                        "put it into rules"
+                    )
+        return self
+
+
+def load(path: Path) -> Policy:
+    """A policy from its file."""
+    return _validated(_parsed(path), str(path))
+
+
+def default(with_earlier: bool = False) -> Policy:
+    """The policies that ship with quantkit, put together."""
+    parts = [load(path) for path in sorted(SHIPPED.glob("*.yaml"))]
+    against = [rule for part in parts for rule in part.against] if with_earlier else []
+    rules = [rule for part in parts for rule in part.rules]
+    return parts[0].model_copy(update={"rules": rules, "against": against})
+
+
+def _parsed(path: Path) -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Refuses a key that stands twice; YAML would keep the last and drop the other limit."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set()
+            for key, _ in node.value:
+                name = getattr(key, "value", None)
+                if isinstance(name, str) and name in seen:
+                    line = key.start_mark.line + 1
+                    raise PolicyError(f"{path}: {plain(name)} stands twice, again in line {line}")
+                seen.add(name if isinstance(name, str) else None)
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(path.read_bytes(), Loader)  # a SafeLoader
+    except OSError as error:
+        raise PolicyError(f"cannot read {path}: {error.strerror}") from error
+    except PolicyError:
+        raise
+    except Exception as error:  # PyYAML's constructors raise whatever they stumble over
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark else ""
+        raise PolicyError(f"{path} is not valid YAML{where}") from error
+
+
+def _validated(data: Any, where: str) -> Policy:
+    if not isinstance(data, dict):
+        raise PolicyError(f"{where} is no policy: it has no `rules:`")
+    try:
+        return Policy.model_validate(data)
+    except ValidationError as error:
+        problems = "\n  ".join(dict.fromkeys(map(_told, error.errors())))
+        raise PolicyError(f"{where} is not a valid policy:\n  {problems}") from error
+
+
+def _told(item: Any) -> str:
+    """A problem with its place, as the file has it."""
+    place = [str(part) for part in item["loc"] if part != "limits"]
+    path = plain(".".join(place))
+    if item["type"] == "extra_forbidden":
+        kind = Limit if len(place) > 2 else Policy
+        known = list(kind.model_fields)
+        near = difflib.get_close_matches(place[-1], known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+        return f"{path}: unknown key; {hint}"
+    if item["type"] == "literal_error" and place[-1] == "class":
+        return f"{path}: there are {', '.join(get_args(Class))}"
+    message = plain(item["msg"].removeprefix("Value error, "))
+    return f"{path}: {message}" if path else message

@@ -1,0 +1,147 @@
+"""Policies of a gate: what a file may say, and that all its problems are told at once."""
+
+import pytest
+
+from quantkit.errors import PolicyError
+from quantkit.gate import policy
+
+
+def load(tmp_path, text):
+    path = tmp_path / "gate.yaml"
+    path.write_text(text)
+    return policy.load(path)
+
+
+def refused(tmp_path, text):
+    with pytest.raises(PolicyError) as caught:
+        load(tmp_path, text)
+    return str(caught.value)
+
+
+def test_a_whole_policy(tmp_path):
+    found = load(
+        tmp_path,
+        """
+rules:
+  - recipes: ["gptq-*", awq-w4a16]
+    class: 4-bit
+    perplexity: {max_increase_pct: 2}
+    mmlu: {max_drop: 1.0, confidence: 0.95}
+cannot_tell: ask
+missing: error
+unjudged: warn
+against:
+  - perplexity: {max_increase_pct: 0.5}
+""",
+    )
+    rule = found.rules[0]
+    assert (rule.recipes, rule.bits) == (["gptq-*", "awq-w4a16"], "4-bit")
+    assert list(rule.limits["mmlu"].bounds) == [policy.Bound("max_drop", 1.0, 0.95)]
+    assert (found.cannot_tell, found.missing, found.unjudged) == ("ask", "error", "warn")
+    assert found.against[0].recipes == ["*"]
+
+
+def test_the_strictest_is_the_default(tmp_path):
+    found = load(tmp_path, "rules: [{kl_mean: {max: 1}}]")
+    assert (found.cannot_tell, found.missing, found.unjudged) == ("fail", "fail", "error")
+
+
+def test_all_problems_at_once(tmp_path):
+    message = refused(
+        tmp_path,
+        """
+rules:
+  - recipe: ["*"]
+    kl_mean: {max: 1}
+  - kl_mean: {maxx: 1, max: 2}
+  - clas: 8-bit
+    kl_mean: {max: 1}
+  - class: 5-bit
+    kl_mean: {max: 1}
+  - mmlu: {max_drop: .nan}
+  - mmlu: {max_drop: -1}
+  - mmlu: {}
+  - mmlu: {max: yes}
+  - mmlu: {max: "2"}
+  - mmlu: {max_drop: 1, confidence: 95}
+  - recipes: []
+    mmlu: {max_drop: 1}
+  - kl_mean: 0.05
+  - class: 4-bit
+canot_tell: fail
+missing: pass
+""",
+    )
+    for words in (
+        "gate.yaml is not a valid policy:\n",
+        "rules.0: recipe: neither a metric with its limits nor a key; did you mean recipes?",
+        "rules.1.kl_mean.maxx: unknown key; did you mean max?",
+        "rules.2: clas: neither a metric with its limits nor a key; did you mean class?",
+        "rules.3.class: there are 8-bit, 4-bit, below",
+        "rules.4.mmlu.max_drop: Input should be a finite number",
+        "rules.5.mmlu.max_drop: Input should be greater than or equal to 0",
+        "rules.6.mmlu: no limit is given; there are: max, min,",
+        "rules.7.mmlu.max: Input should be a valid number",
+        "rules.8.mmlu.max: Input should be a valid number",
+        "rules.9.mmlu.confidence: Input should be less than 1",
+        "rules.10.recipes: List should have at least 1 item",
+        "rules.11: kl_mean: neither a metric with its limits",
+        "rules.12: a rule needs a metric",
+        "canot_tell: unknown key; did you mean cannot_tell?",
+        "missing: Input should be 'fail' or 'error'",
+    ):
+        assert words in message, words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is no policy: it has no `rules:`"),
+        ("[]", "is no policy"),
+        ("rules: [", "is not valid YAML at line"),
+        ("a: \x00", "is not valid YAML"),
+        ("rules: []", "a policy needs rules"),
+        ("cannot_tell: fail", "a policy needs rules"),
+        ("rules: [5]", "rules.0: a rule is a list of"),
+        ("rules: [{5: {max: 1}}]", "5: neither a metric"),
+        (
+            "rules:\n  - kl_mean: {max: 1}\n    kl_mean: {max: 9}",
+            "kl_mean stands twice, again in line 3",
+        ),
+        ("rules: [{kl_mean: {max: 1, max: 9}}]", "max stands twice"),
+        ("rules: [{mmlu: {min: 0.5, confidence: 0.9}}]", "confidence goes with max_increase_pct"),
+        ("against: [{kl_mean: {max: 1}}]", "against.0.kl_mean: max needs no earlier report"),
+        ("rules: !!python/object/apply:os.getcwd []", "is not valid YAML"),
+    ],
+)
+def test_what_is_no_policy(tmp_path, text, words):
+    assert words in refused(tmp_path, text)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(PolicyError, match=r"cannot read .*none\.yaml: No such file"):
+        policy.load(tmp_path / "none.yaml")
+
+
+def test_names_in_messages_are_one_line(tmp_path):
+    message = refused(tmp_path, 'rules: [{"a\\n::error::b": 1}]')
+    assert "\n::error" not in message
+    assert "a\\n::error::b" in message
+
+
+def test_shipped_policies_cover_every_class_and_agree():
+    parts = [policy.load(path) for path in sorted(policy.SHIPPED.glob("*.yaml"))]
+    assert {p.cannot_tell for p in parts} == {"warn"}
+    assert {p.missing for p in parts} == {"fail"}
+    assert {p.unjudged for p in parts} == {"error"}
+    assert {r.bits for r in policy.default().rules} == {"8-bit", "4-bit", "below"}
+    assert all(r.recipes == ["*"] for r in policy.default().rules)
+    assert policy.default().against == []
+    assert policy.default(with_earlier=True).against
+    # Perplexity catches what is broken, so a report without one is not judged by them.
+    assert all(not r.limits["perplexity"].if_scored for r in policy.default().rules)
+
+
+def test_shipped_policies_say_why():
+    for path in policy.SHIPPED.glob("*.yaml"):
+        assert path.read_text().startswith("# "), path
