@@ -9,7 +9,18 @@ from typing import Annotated, NoReturn
 import typer
 
 from quantkit import __version__
-from quantkit.cli import calibrate, demo, doctor, quantize, recipes, report, run, score, verify
+from quantkit.cli import (
+    calibrate,
+    card,
+    demo,
+    doctor,
+    quantize,
+    recipes,
+    report,
+    run,
+    score,
+    verify,
+)
 from quantkit.errors import (
     EXIT_BUG,
     EXIT_ERROR,
@@ -50,6 +61,7 @@ app.command("quantize")(quantize.command)
 app.command("verify")(verify.command)
 app.command("score")(score.command)
 app.command("report")(report.command)
+app.command("card")(card.command)
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(recipes.app, name="recipes")
 app.command("doctor")(doctor.command)
