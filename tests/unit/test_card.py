@@ -38,19 +38,17 @@ HOSTILE = [
     "日本\u2028語\x00",
 ]
 FIGURES = (
-    Figure(
-        "wikitext", "perplexity", 21.78125, 0.25, 1000, False, 20.5, 0.2, "6.25% higher: a loss"
-    ),
+    Figure("wikitext", "perplexity", 21.75, 0.25, 1000, False, 20.5, 0.2, "6.10% higher: a loss"),
     Figure("mmlu", "acc", 0.30125, 0.0125, 400, True, 0.31, 0.0126),
 )
 SCORED = Scored(FIGURES, 100, None, 2048, "float32", "2026-01-02T00:00:00+00:00", "0.4.13")
 
 
-def manifest_of(recipe="gptq-w4a16", name="org/Model-7B", revision="abc123", said=None, **more):
-    loaded = load(recipe)
+def manifest_of(kind="gptq-w4a16", name="org/Model-7B", revision="abc123", said=None, **more):
+    loaded = load(kind)
     values = {
         "name": loaded.name,
-        "format": "gguf" if recipe.startswith("gguf") else "compressed-tensors",
+        "format": "gguf" if kind.startswith("gguf") else "compressed-tensors",
         "source": Source(
             name=name,
             revision=revision,
@@ -101,7 +99,7 @@ def test_the_hub_reads_the_metadata(tmp_path):
     assert (data.library_name, data.pipeline_tag) == ("transformers", "text-generation")
     assert data.tags == ["quantized", "compressed-tensors", "w4a16", "int4", "gptq", "vllm"]
     values = {(r.dataset_type, r.metric_type): r.metric_value for r in data.eval_results}
-    assert values == {("wikitext", "perplexity"): 21.78125, ("mmlu", "accuracy"): 0.30125}
+    assert values == {("wikitext", "perplexity"): 21.75, ("mmlu", "accuracy"): 0.30125}
     assert data.eval_results[0].dataset_name == "wikitext (first 100 documents)"
 
 
@@ -137,10 +135,10 @@ def test_scores_stand_beside_the_sources_with_intervals():
     text = card_of(manifest_of(), [SCORED])
     row = next(line for line in text.splitlines() if line.startswith("| wikitext/perplexity"))
     assert "20.5000 (20.1080 to 20.8920)" in row
-    assert "21.7812 (21.2912 to 22.2712)" in row
-    assert "+6.25%" in row
+    assert "21.7500 (21.2600 to 22.2400)" in row
+    assert "+6.10%" in row
     assert "| 30.1% (27.7 to 32.6) | -0.9 points | higher | 400 |" in text
-    assert "- wikitext/perplexity: 6.25% higher: a loss" in text
+    assert "- wikitext/perplexity: 6.10% higher: a loss" in text
     assert "the first 100 documents" in text
     assert "Quality was not measured" not in text
 
@@ -278,7 +276,7 @@ def test_what_people_write_stays():
 
 
 def test_results_of_a_person_are_kept():
-    text = card_of(manifest_of(), [SCORED]).replace("value: 21.78125", "value: 19.5")
+    text = card_of(manifest_of(), [SCORED]).replace("value: 21.75", "value: 19.5")
     again = card_of(manifest_of(), [SCORED], old=text)
     results = keys_of(again)["model-index"][0]["results"]
     assert results[0]["metrics"][0]["value"] == 19.5
