@@ -31,7 +31,7 @@ def existing(folder: Path) -> str | None:
     try:
         # As bytes, so that a person's line ends stay what they are.
         text = path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error

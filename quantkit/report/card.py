@@ -12,6 +12,8 @@ from quantkit.score.scorecard import Score, Scorecard, Settings
 
 # Of a distribution over tokens its mean and its far end are enough.
 LEFT_OUT = ("kl_median", "kl_p75", "kl_p90", "kl_p95", "kl_p999")
+# Distances from the source, whose own is nothing by definition.
+DISTANCES = ("kl_mean", "kl_p99", "top1_agreement")
 
 
 def of_document(
@@ -103,7 +105,7 @@ def _scored(
         task, _, metric = name.rpartition("/")
         if task not in settings.tasks or metric in LEFT_OUT:
             continue
-        source = before.get(name)
+        source = None if metric in DISTANCES else before.get(name)
         verdict, at_chance = verdicts.get(name, (None, False))
         figures.append(
             Figure(

@@ -324,6 +324,7 @@ def scorecard(name, recipe, digest, value, **settings):
             scores={
                 "wikitext/perplexity": Score(value=value, stderr=0.1, n=10),
                 "wikitext/kl_p75": Score(value=0.1, stderr=None, n=10),
+                "wikitext/kl_mean": Score(value=0.1, stderr=None, n=10),
                 "other/acc": Score(value=0.1, stderr=None, n=10),
             },
             settings=Settings(**defaults | {"max_length": 128, "seed": 0} | settings),
@@ -344,7 +345,8 @@ def test_scores_are_taken_by_digest_and_put_beside_the_source():
         scorecard("fp8-dynamic", "fp8-dynamic", "e" * 64, 20.1),
     ]
     (run,) = report_card.scored(manifest, given, None)
-    (figure,) = run.figures
+    figure, distance = run.figures
+    assert (distance.metric, distance.source) == ("kl_mean", None)
     assert (figure.task, figure.metric, figure.value, figure.source) == (
         "wikitext",
         "perplexity",
