@@ -1,4 +1,4 @@
-"""The whole line: quantize, verify, score, report, in one folder.
+"""The whole line: quantize, verify, score, report, model cards, in one folder.
 
 What is finished stays: after an interruption the same call takes up checkpoints and scores that
 are there and belong to the same source, recipe and settings.
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantkit.errors import CheckpointError
-from quantkit.export import manifest
+from quantkit.export import card, manifest
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource, refuse_experts
@@ -19,6 +19,7 @@ from quantkit.quantize.prepare import CalibrationChoice, load_tokens
 from quantkit.quantize.run import quantize
 from quantkit.recipe import AnyRecipe, GGUFRecipe
 from quantkit.registry import NATIVE
+from quantkit.report import card as report_card
 from quantkit.report import files
 from quantkit.report.comparison import Report
 from quantkit.score import lmeval
@@ -63,6 +64,7 @@ def run(
     finished = [] if force else finished_before(source, recipes, out, calibration, engine)
     for checkpoint in finished:
         progress.note(f"{checkpoint.manifest.name}: taken up as it was finished before")
+        card.existing(checkpoint.folder)  # one that cannot be updated is refused before the work
     have = {checkpoint.manifest.name for checkpoint in finished}
     missing = [recipe for recipe in recipes if recipe.name not in have]
     made = []
@@ -91,6 +93,10 @@ def run(
     targets: list[ModelSource | Checkpoint] = [source, *checkpoints]
     report = Report.of([_score(target, scoring, force, progress) for target in targets])
     files.write(report, out)
+    document, lm_eval = report.document, report.baseline.versions.get("lm_eval")
+    for checkpoint in checkpoints:
+        scored = report_card.of_document(checkpoint.manifest, document, lm_eval)
+        card.refresh(checkpoint.folder, checkpoint.manifest, [scored] if scored else [])
     return Outcome(checkpoints, report, out)
 
 

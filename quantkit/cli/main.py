@@ -11,6 +11,7 @@ import typer
 from quantkit import __version__
 from quantkit.cli import (
     calibrate,
+    card,
     demo,
     doctor,
     gate,
@@ -62,6 +63,7 @@ app.command("verify")(verify.command)
 app.command("score")(score.command)
 app.command("report")(report.command)
 app.command("gate")(gate.command)
+app.command("card")(card.command)
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(recipes.app, name="recipes")
 app.command("doctor")(doctor.command)

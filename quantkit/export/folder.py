@@ -10,6 +10,7 @@ import torch
 from quantkit.errors import SourceError
 from quantkit.export import compressed_tensors, manifest
 from quantkit.export.manifest import Manifest, StoredFile
+from quantkit.model.description import README
 from quantkit.model.shards import ShardWriter, StoredTensor, TensorSpec, assign_to_shards, index_of
 from quantkit.model.source import INDEX, SIDE_FILES, ModelSource
 from quantkit.recipe import Recipe
@@ -125,8 +126,13 @@ def _read(path: Path) -> bytes:
 
 
 def hash_files(folder: Path, known: Mapping[str, str] | None = None) -> dict[str, StoredFile]:
-    """Hash and size of every file in a folder, the manifest apart; `known` hashes are taken."""
-    paths = [p for p in sorted(folder.iterdir()) if p.is_file() and p.name != manifest.FILE]
+    """Hash and size of every file of the model; `known` hashes are taken.
+
+    The manifest cannot hold its own hash, and the card may be edited: scores are kept by these
+    hashes, and neither file changes what the model computes.
+    """
+    apart = (manifest.FILE, README)
+    paths = [p for p in sorted(folder.iterdir()) if p.is_file() and p.name not in apart]
     with ThreadPoolExecutor() as pool:
         hashes = list(pool.map(lambda p: (known or {}).get(p.name) or sha256_of(p), paths))
     return {

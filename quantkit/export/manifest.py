@@ -5,6 +5,7 @@ It is written last, so that its presence means the checkpoint is whole.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from quantkit.errors import CheckpointError
+from quantkit.model import description
+from quantkit.model.description import text, texts
 from quantkit.model.shards import TensorSpec
 from quantkit.recipe import AnyRecipe, Recipe
 from quantkit.storage import MANIFEST
@@ -30,6 +33,17 @@ class StoredFile(Record):
     size_bytes: int
 
 
+class Described(Record):
+    """What the source says of itself, in its README, its config or its file's metadata."""
+
+    license: str | list[str] | None = None
+    license_name: str | None = None
+    license_link: str | None = None
+    languages: list[str] = []
+    hub_id: str | None = None
+    """The name that its own card gives it, where that is one of the hub's."""
+
+
 class Source(Record):
     """The model that was quantised."""
 
@@ -43,6 +57,8 @@ class Source(Record):
     other_dtypes: dict[str, str] = {}
     extra_tensors: dict[str, tuple[str, list[int]]] = {}
     """Tensors that the config does not know, copied as they are: type and shape."""
+    described: Described | None = None
+    """None in manifests of old, which did not ask."""
 
 
 class Layer(Record):
@@ -153,6 +169,7 @@ def source_record(
     stored: list[TensorSpec],
     unknown: list[str],
     usual_dtype: str,
+    described: Described | None = None,
 ) -> Source:
     """What the manifest keeps of a source: enough to know every tensor without it."""
     return Source(
@@ -163,6 +180,30 @@ def source_record(
         dtype=usual_dtype,
         other_dtypes={s.name: s.dtype for s in stored if s.dtype != usual_dtype},
         extra_tensors={s.name: (s.dtype, list(s.shape)) for s in stored if s.name in unknown},
+        described=described,
+    )
+
+
+def describe_folder(folder: Path, config: Mapping[str, Any]) -> Described:
+    """What a model folder says of itself; what it does not say stays unknown."""
+    card = description.read(folder)
+    licenses = texts(card.get("license")) or texts(config.get("license"))
+    return Described(
+        license=licenses[0] if len(licenses) == 1 else licenses or None,
+        license_name=text(card.get("license_name")),
+        license_link=text(card.get("license_link")),
+        languages=texts(card.get("language")),
+        hub_id=description.own_name(card),
+    )
+
+
+def describe_file(metadata: Mapping[str, Any]) -> Described:
+    """The same of a GGUF file."""
+    return Described(
+        license=text(metadata.get("general.license")),
+        license_name=text(metadata.get("general.license.name")),
+        license_link=text(metadata.get("general.license.link")),
+        languages=texts(metadata.get("general.languages")),
     )
 
 

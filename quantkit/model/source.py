@@ -15,6 +15,7 @@ from typing import Any
 
 from quantkit import resources
 from quantkit.errors import SourceError
+from quantkit.model.description import README
 from quantkit.model.shards import StoredTensor, read_header
 
 WEIGHT_TYPES = ("BF16", "F16", "F32")
@@ -141,7 +142,8 @@ def _download(
             snapshot_download(
                 name,
                 revision=revision,
-                allow_patterns=[*SIDE_FILES, "*.safetensors"] if weights else [*SIDE_FILES],
+                # The model's card as well, which tells its licence; it is read, never copied.
+                allow_patterns=[*SIDE_FILES, README, *(["*.safetensors"] if weights else [])],
                 # Second copies of the weights that some models bring.
                 ignore_patterns=["consolidated*", "*/*"],
                 local_files_only=cached_only,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quantkit import device as devices
 from quantkit.errors import RecipeError
-from quantkit.export import folder, manifest
+from quantkit.export import card, folder, manifest
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import Layer, Manifest
 from quantkit.gguf import conversion, imatrix
@@ -40,6 +40,7 @@ def quantize_file(
                 "GGUF files can be made"
             )
         refuse_existing(out / recipe.name, force)
+    cards = [card.existing(out / recipe.name) for recipe in recipes]
     layout = FileLayout.of(read_file(path), requantize)
     matrix = read_matrix(matrix_path, layout, progress) if matrix_path else None
     plans = [
@@ -53,12 +54,14 @@ def quantize_file(
     clock.lap("plan")
     made = []
     with ExitStack() as stack:
-        for plan in plans:
+        for plan, old in zip(plans, cards, strict=True):
             target = out / plan.recipe.name
             scratch = stack.enter_context(scratch_folder(target, force, False))
             if matrix is not None:
                 matrix.write(scratch / imatrix.FILE)
             record = _write(layout, plan, scratch, matrix, device, progress, clock)
+            card.write(scratch, record, old=old)
+            folder.write_manifest(scratch, record)
             made.append(Checkpoint(target, record))
     return made
 
@@ -79,7 +82,7 @@ def _write(
     weights = {} if matrix is None else matrix.values
     errors, digest = conversion.write(plan, path, described, weights, where, progress)
     clock.lap(plan.recipe.name)
-    record = Manifest(
+    return Manifest(
         name=plan.recipe.name,
         format=planning.NAME,
         source=manifest.Source(
@@ -88,6 +91,7 @@ def _write(
             fingerprint=layout.fingerprint,
             size_bytes=layout.size_bytes,
             dtype=layout.usual_type,
+            described=manifest.describe_file(layout.file.metadata),
         ),
         recipe=plan.recipe,
         recipe_digest=plan.recipe.digest,
@@ -107,5 +111,3 @@ def _write(
         created=manifest.now(),
         notes=plan.notes,
     )
-    folder.write_manifest(scratch, record)
-    return record

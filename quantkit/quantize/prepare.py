@@ -179,6 +179,7 @@ def prepare(
         stored,
         architecture.check(source),
         planning.usual_dtype(stored),
+        manifest.describe_folder(source.folder, source.config),
     )
     job = Job(
         source,

@@ -9,7 +9,7 @@ import torch
 
 from quantkit import __version__
 from quantkit import device as devices
-from quantkit.export import compressed_tensors, folder, manifest
+from quantkit.export import card, compressed_tensors, folder, manifest
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import Layer, Manifest
 from quantkit.gguf import conversion
@@ -76,6 +76,8 @@ def quantize(
         engine=engine,
         imatrix=imatrix,
     )
+    # What people wrote into the cards of checkpoints that --force replaces.
+    cards = {target: card.existing(target) for target in (*job.targets, *job.file_targets)}
     clock.lap("plan")
     importance = Importance() if job.seeks_importance else None
     with ExitStack() as stack:
@@ -108,10 +110,13 @@ def quantize(
             folder.write_side_files(scratch, source, plan.recipe, plan.ignored)
             files = folder.hash_files(scratch, writer.hashes)
             record = manifest_of(job, plan, outcome.layers, files, clock)
+            card.write(scratch, record, old=cards[target])
             folder.write_manifest(scratch, record)
             made[plan.recipe.name] = Checkpoint(target, record)
         for scratch, target, file in zip(file_scratches, job.file_targets, job.files, strict=True):
             record = _write_file(job, file, scratch, importance, progress, clock)
+            card.write(scratch, record, old=cards[target])
+            folder.write_manifest(scratch, record)
             made[file.recipe.name] = Checkpoint(target, record)
     for target in job.targets:  # only now, so that a kill before the renaming loses nothing
         journal.discard(target)
@@ -141,9 +146,7 @@ def _write_file(
     files = folder.hash_files(scratch, {path.name: digest})
     clock.lap(plan.recipe.name)
     layers = {name: Layer(relative_error=error) for name, error in errors.items()}
-    record = manifest_of(job, plan, layers, files, clock)
-    folder.write_manifest(scratch, record)
-    return record
+    return manifest_of(job, plan, layers, files, clock)
 
 
 def _matrix(job: Job, plan: GGUFPlan, importance: Importance) -> ImportanceMatrix:

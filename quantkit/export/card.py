@@ -1,0 +1,128 @@
+"""The model card of a checkpoint folder, its README.md.
+
+The card belongs to whoever edits it; ours is what stands between two marks, and those keys of the
+metadata that nobody changed since. It is no part of what the manifest hashes.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from quantkit.errors import CheckpointError
+from quantkit.export import card_facts, card_text, front_matter
+from quantkit.export.card_facts import Scored
+from quantkit.export.manifest import Manifest
+from quantkit.model.description import README
+from quantkit.storage import write_text
+
+BEGIN = "<!-- quantkit:begin -->"
+END = "<!-- quantkit:end -->"
+KEYS = "<!-- quantkit:keys "
+HINT = "<!-- `quantkit card` rewrites what is between these marks; write above or below them. -->"
+# Whole lines only: a name inside the text cannot pass for one.
+MARK = re.compile(r"^(?:<!-- quantkit:(?P<kind>begin|end) -->)[ \t]*\r?$", re.M)
+REMEMBERED = re.compile(rf"^{re.escape(KEYS)}(?P<json>\{{.*\}}) -->[ \t]*\r?$", re.M)
+
+
+def existing(folder: Path) -> str | None:
+    """The card of a folder as it is, or None; one that could not be updated is refused."""
+    path = folder / README
+    try:
+        # As bytes, so that a person's line ends stay what they are.
+        text = path.read_bytes().decode("utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is not UTF-8 text; convert or remove it") from error
+    front, rest = front_matter.split(text)
+    front_matter.load(front, path)
+    _block(rest, path)
+    return text
+
+
+def write(
+    folder: Path, manifest: Manifest, scored: Sequence[Scored] = (), old: str | None = None
+) -> None:
+    """Write the card, into `old` where a person may have written something."""
+    write_text(folder / README, text_of(folder, manifest, scored, old))
+
+
+def refresh(folder: Path, manifest: Manifest, scored: Sequence[Scored] = ()) -> bool:
+    """Bring a finished checkpoint's card up to date; whether anything changed."""
+    old = existing(folder)
+    new = text_of(folder, manifest, scored, old)
+    if new != old:
+        write_text(folder / README, new)
+    return new != old
+
+
+def text_of(
+    folder: Path, manifest: Manifest, scored: Sequence[Scored] = (), old: str | None = None
+) -> str:
+    """The card of a checkpoint, with what people wrote into the old one."""
+    return compose(
+        old,
+        card_facts.metadata(manifest, scored),
+        card_text.body(manifest, scored, _has_chat(folder)),
+        folder / README,
+    )
+
+
+def compose(old: str | None, ours: Mapping[str, object], body: str, where: object) -> str:
+    """A card from our keys and text, and from the card that is there."""
+    front, rest = front_matter.split(old or "")
+    found = _block(rest, where)
+    before = _remembered(rest[slice(*found)]) if found else {}
+    merged = front_matter.merge(front, ours, before, where)
+    remembered = json.dumps(front_matter.fingerprints(ours))
+    block = "\n".join([BEGIN, HINT, f"{KEYS}{remembered} -->", "", body, "", END])
+    if found:
+        text = rest[: found[0]] + block + rest[found[1] :]
+    else:
+        text = f"{rest.rstrip()}\n\n{block}\n" if rest.strip() else f"\n{block}\n"
+    front = front_matter.updated(front, merged, where)
+    ends = "" if not front or front.endswith("\n") else "\n"
+    return f"---\n{front}{ends}---\n{text}"
+
+
+def has_scores(text: str | None) -> bool:
+    """Whether a card tells scores of ours."""
+    rest = front_matter.split(text or "")[1]
+    found = _block(rest, README)
+    return found is not None and "model-index" in _remembered(rest[slice(*found)])
+
+
+def _block(rest: str, where: object) -> tuple[int, int] | None:
+    """Where our part of a card begins and ends."""
+    marks = list(MARK.finditer(rest))
+    if not marks:
+        return None
+    if [mark["kind"] for mark in marks] != ["begin", "end"]:
+        raise CheckpointError(
+            f"{where} must hold one line {BEGIN} and below it one line {END}; "
+            "repair them, or remove them all to get a new part at the end"
+        )
+    return marks[0].start(), marks[1].end()
+
+
+def _remembered(block: str) -> dict[str, str]:
+    found = REMEMBERED.search(block)
+    try:
+        keys = json.loads(found["json"]) if found else {}
+    except ValueError:
+        return {}  # then every key counts as a person's
+    return keys if isinstance(keys, dict) else {}
+
+
+def _has_chat(folder: Path) -> bool:
+    """Whether the model knows how to render a conversation."""
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(config, dict) and bool(config.get("chat_template"))

@@ -1,0 +1,168 @@
+"""What a model card says, before it is put into words: names, tags, metadata, scores."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from quantkit.export.manifest import Described, Manifest
+from quantkit.gguf import imatrix
+from quantkit.gguf.plan import NAME as GGUF
+from quantkit.model.description import HUB_ID
+from quantkit.recipe import GGUFRecipe
+
+HUB = "https://huggingface.co"
+# Of the hub's own list of metrics; the others go by their lm-eval names.
+METRIC_TYPES = {"acc": "accuracy"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One score of the checkpoint, beside its source's where that is known."""
+
+    task: str
+    metric: str
+    value: float
+    stderr: float | None
+    n: int
+    higher_is_better: bool
+    source: float | None = None
+    source_stderr: float | None = None
+    verdict: str | None = None
+    """What a comparison answer by answer came to."""
+    source_at_chance: bool = False
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scores that were measured alike."""
+
+    figures: tuple[Figure, ...]
+    limit: int | None
+    """Only so many documents of each task."""
+    num_fewshot: int | None
+    max_length: int
+    computed_in: str
+    """A type, `llama.cpp`, or `served`."""
+    created: str
+    lm_eval: str | None = None
+
+    @property
+    def tasks(self) -> list[str]:
+        """Tasks in the order of their figures."""
+        return list(dict.fromkeys(figure.task for figure in self.figures))
+
+
+def last_part(name: str) -> str:
+    """What may be told of a name that can be a path of somebody's machine."""
+    return PurePath(name.replace("\\", "/")).name or "model"
+
+
+def source_name(manifest: Manifest) -> str:
+    """The source for people: its hub id, or the last part of where it lay."""
+    known = base_model(manifest)
+    name = known or last_part(manifest.source.name)
+    return name.removesuffix(".gguf")
+
+
+def slug(manifest: Manifest) -> str:
+    """A name that needs no quotes anywhere: the model and how it was quantised."""
+    short = last_part(source_name(manifest))
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", short).strip("-.") or "model"
+    return f"{safe}-{re.sub(r'[^A-Za-z0-9._-]+', '-', manifest.name)}"
+
+
+def base_model(manifest: Manifest) -> str | None:
+    """The source's hub id: it came from there, or its own card says so."""
+    source = manifest.source
+    if source.revision is not None and HUB_ID.fullmatch(source.name):
+        return source.name
+    return described(manifest).hub_id
+
+
+def described(manifest: Manifest) -> Described:
+    """What the source said of itself."""
+    return manifest.source.described or Described()
+
+
+def license_link(manifest: Manifest) -> str | None:
+    """The licence's address; one inside the source's folder is told only where it still leads."""
+    link = described(manifest).license_link
+    if link is None or re.match(r"https?://", link):
+        return link
+    name = link.removeprefix("./")
+    if name in manifest.files:
+        return name
+    hub = base_model(manifest)
+    plain = re.fullmatch(r"[\w.-]+", name) is not None
+    return f"{HUB}/{hub}/blob/main/{name}" if hub and plain else None
+
+
+def is_gguf(manifest: Manifest) -> bool:
+    """Whether llama.cpp serves it."""
+    return manifest.format == GGUF
+
+
+def gguf_file(manifest: Manifest) -> str:
+    """The file that llama.cpp loads."""
+    names = (n for n in manifest.files if n.endswith(".gguf") and n != imatrix.FILE)
+    return next(names, f"{slug(manifest)}.gguf")
+
+
+def tags(manifest: Manifest) -> list[str]:
+    """Words that people search by."""
+    recipe = manifest.recipe
+    if isinstance(recipe, GGUFRecipe):
+        found = ["quantized", "gguf", recipe.gguf.lower()]
+        return [*found, *(["imatrix"] if imatrix.FILE in manifest.files else []), "llama.cpp"]
+    weights, inputs = recipe.weights, recipe.input_activations
+    scheme = f"w{weights.num_bits}a{inputs.num_bits if inputs else 16}"
+    kind = "fp8" if weights.type == "float" else f"int{weights.num_bits}"
+    cache = ["fp8-kv-cache"] if recipe.kv_cache else []
+    methods = recipe.method.split("-")
+    return ["quantized", manifest.format, scheme, kind, *methods, *cache, "vllm"]
+
+
+def metadata(manifest: Manifest, scored: Sequence[Scored] = ()) -> dict[str, Any]:
+    """The card's keys, as the hub's specification of model cards names them."""
+    said = described(manifest)
+    base = base_model(manifest)
+    keys: dict[str, Any] = {
+        "base_model": base,
+        "base_model_relation": "quantized" if base else None,
+        "license": said.license,
+        "license_name": said.license_name,
+        "license_link": license_link(manifest),
+        "language": said.languages or None,
+        # The hub takes any folder with a config.json for transformers' unless told otherwise.
+        "library_name": "gguf" if is_gguf(manifest) else "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": tags(manifest),
+        "model-index": _index(manifest, scored) if scored else None,
+    }
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def _index(manifest: Manifest, scored: Sequence[Scored]) -> list[dict[str, Any]]:
+    results = []
+    for run in scored:
+        part = f" (first {run.limit} documents)" if run.limit else ""
+        for task in run.tasks:
+            metrics = [
+                {
+                    "type": METRIC_TYPES.get(figure.metric, figure.metric),
+                    "name": figure.metric,
+                    "value": figure.value,
+                }
+                for figure in run.figures
+                if figure.task == task
+            ]
+            results.append(
+                {
+                    "task": {"type": "text-generation"},
+                    "dataset": {"type": task, "name": f"{task}{part}"},
+                    "metrics": metrics,
+                }
+            )
+    return [{"name": slug(manifest), "results": results}]

@@ -1,0 +1,342 @@
+"""The words of a model card: what a checkpoint is, how it was made, what it costs, its limits."""
+
+import json
+import shlex
+from collections.abc import Sequence
+
+from quantkit.export import card_facts as facts
+from quantkit.export import front_matter, gpus
+from quantkit.export.card_facts import Figure, Scored
+from quantkit.export.manifest import Manifest
+from quantkit.gguf import imatrix
+from quantkit.recipe import GGUFRecipe, Recipe
+from quantkit.registry import METHODS, NATIVE
+from quantkit.storage import duration, gib
+
+N_WORST = 5
+SMALL = 500_000_000
+"""Weights below which a model's scores say little about models that people serve."""
+Z95 = 1.96
+SHARES = ("acc", "acc_norm", "exact_match", "top1_agreement")
+"""Scores that are parts of a whole, shown in percent."""
+EXPLAINED = {
+    "rtn": "Every weight is rounded to the nearest number that the format has.",
+    "gptq": "GPTQ rounds a layer column by column, and lets the columns still to come make up for "
+    "the error, judged by the inputs that the layer sees.",
+    "awq": "AWQ enlarges the input channels that matter most before rounding, undoes that in what "
+    "feeds them, and clips outliers where the layer's output gains from it.",
+    "awq-gptq": "AWQ's scales first: input channels that matter are enlarged, which is undone in "
+    "what feeds them. Then GPTQ's rounding, column by column, each making up for the last.",
+    "smoothquant-gptq": "SmoothQuant moves outliers of the activations into the weights, so that "
+    "both round well; GPTQ then rounds the weights column by column.",
+}
+
+
+def plain(text: str) -> str:
+    """Somebody else's text: no markup, no new lines, no new columns."""
+    text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for mark in "\\`*_[]|~#!$":
+        text = text.replace(mark, f"\\{mark}")
+    return text.replace("://", ":&#47;/")  # no address that turns into a link by itself
+
+
+def body(manifest: Manifest, scored: Sequence[Scored] = (), has_chat: bool = False) -> str:
+    """The whole text below the metadata."""
+    sections = [
+        f"# {plain(facts.last_part(facts.source_name(manifest)))}, {plain(manifest.name)}",
+        _what(manifest),
+        f"## How it was made\n\n{_how(manifest)}",
+        f"## Size\n\n{_size(manifest)}",
+        f"## Scores\n\n{_scores(manifest, scored)}",
+        *([f"## Layers that lost most\n\n{_worst(manifest)}"] if manifest.layers else []),
+        f"## Serving\n\n{_serving(manifest, has_chat)}",
+        f"## Checking\n\n{_checking(manifest)}",
+        f"## Limits\n\n{_limits(manifest, scored)}",
+        f"## Licence\n\n{_licence(manifest)}",
+    ]
+    return "\n\n".join(sections)
+
+
+def _what(manifest: Manifest) -> str:
+    source = manifest.source
+    hub = facts.base_model(manifest)
+    name = f"[{plain(hub)}]({facts.HUB}/{hub})" if hub else plain(facts.source_name(manifest))
+    at = f" at revision {plain(source.revision)}" if hub and source.revision else ""
+    form = "one GGUF file for llama.cpp"
+    if not facts.is_gguf(manifest):
+        form = f"a folder in {plain(manifest.format)} form for vLLM"
+    return (
+        f"This is {name}{at}, quantised with quantkit: {plain(manifest.recipe.summary)}. It is "
+        f"{form}, has {manifest.bits_per_weight:.2f} bits per weight and takes "
+        f"{manifest.size_bytes / source.size_bytes:.1%} of the source's memory."
+    )
+
+
+def _how(manifest: Manifest) -> str:
+    recipe = manifest.recipe
+    if isinstance(recipe, Recipe):
+        scheme, cache = recipe.explain().splitlines()[:2]
+        words = [scheme, *([cache] if recipe.kv_cache else [])]
+        words.append(EXPLAINED.get(recipe.method) or f"{METHODS[recipe.method].summary}.")
+    else:
+        words = [plain(recipe.explain().splitlines()[0])]
+        if imatrix.FILE in manifest.files:
+            words.append(
+                f"Rounding errors were weighted by how much inputs matter (`{imatrix.FILE}`)."
+            )
+    # What the recipe says about itself goes with its digest: it can be run again as it stands.
+    told = recipe.model_dump(mode="json", exclude_none=True, exclude={"demo"})
+    versions = manifest.versions
+    rows = [
+        ["recipe", f"{plain(recipe.name)}, digest `{manifest.recipe_digest[:16]}`"],
+        ["engine", "quantkit's own" if manifest.engine == NATIVE else plain(manifest.engine)],
+        ["calibration", _calibration(manifest)],
+        *([["notes", plain("; ".join(manifest.notes))]] if manifest.notes else []),
+        [
+            "versions",
+            plain(", ".join(f"{n} {versions[n]}" for n in ("quantkit", "torch") if n in versions)),
+        ],
+        # All that differs from one run to the next stands in this line.
+        ["made", plain(f"{manifest.created[:10]}, {_took(manifest)}")],
+    ]
+    return "\n\n".join([" ".join(words), _table(["", ""], rows), _fenced("yaml", _yaml(told))])
+
+
+def _took(manifest: Manifest) -> str:
+    return f"in {duration(manifest.seconds)} on {manifest.device}"
+
+
+def _yaml(recipe: dict[str, object]) -> str:
+    return front_matter.dump(recipe).rstrip("\n")
+
+
+def _calibration(manifest: Manifest) -> str:
+    data = manifest.calibration
+    if data is None and imatrix.FILE in manifest.files:
+        return f"an importance matrix that was made before, `{imatrix.FILE}`"
+    if data is None:
+        return "none: no data took part"
+    tokens = data.n_tokens if data.n_tokens is not None else data.n_samples * data.length
+    return (
+        f"{plain(facts.last_part(data.name))}, {data.n_samples:,} samples, {tokens:,} tokens, "
+        f"digest `{data.digest[:16]}`"
+    )
+
+
+def _size(manifest: Manifest) -> str:
+    source = manifest.source
+    disk = sum(file.size_bytes for file in manifest.files.values())
+    rows = [
+        _size_row("source", source.size_bytes, 8 * source.size_bytes / manifest.n_parameters, 1.0),
+        _size_row(
+            "this checkpoint",
+            manifest.size_bytes,
+            manifest.bits_per_weight,
+            manifest.size_bytes / source.size_bytes,
+        ),
+    ]
+    headings = ["", "bytes of tensors", "", "bits per weight", "of source"]
+    return (
+        f"{_table(headings, rows)}\n\n"
+        f"{manifest.n_parameters:,} weights, embeddings included; the quantised layers alone take "
+        f"{manifest.quantized_bits_per_weight:.2f} bits per weight. All files together are "
+        f"{gib(disk)}."
+    )
+
+
+def _size_row(name: str, size: int, bits: float, share: float) -> list[str]:
+    return [name, f"{size:,}", gib(size), f"{bits:.2f}", f"{share:.1%}"]
+
+
+def _scores(manifest: Manifest, scored: Sequence[Scored]) -> str:
+    if not scored:
+        return "None are known: what quantising cost was not measured, or not told to this card."
+    return "\n\n".join(_run(run) for run in scored)
+
+
+def _run(run: Scored) -> str:
+    rows = [
+        [
+            plain(f"{figure.task}/{figure.metric}"),
+            _shown(figure.metric, figure.source, figure.source_stderr),
+            _shown(figure.metric, figure.value, figure.stderr),
+            _change(figure),
+            "higher" if figure.higher_is_better else "lower",
+            f"{figure.n:,}",
+        ]
+        for figure in run.figures
+    ]
+    table = _table(["score", "source", "this checkpoint", "change", "better", "n"], rows)
+    limit = f", the first {run.limit:,} documents of each task" if run.limit else ""
+    shots = f", {run.num_fewshot} examples" if run.num_fewshot else ""
+    where = {
+        "served": "answers came from a serving engine",
+        "llama.cpp": "answers came from llama.cpp",
+    }.get(run.computed_in, f"computed by quantkit in {run.computed_in}, not by a serving engine")
+    harness = f"lm-eval {run.lm_eval}" if run.lm_eval else "lm-eval"
+    how = (
+        f"{harness}{limit}{shots}; windows of {run.max_length:,} tokens; {where}; "
+        f"{run.created[:10]}. Brackets hold 95% intervals of the figure alone."
+    )
+    verdicts = [
+        f"- {plain(f'{figure.task}/{figure.metric}')}: {plain(figure.verdict)}"
+        + (" (the source itself does no better than guessing)" if figure.source_at_chance else "")
+        for figure in run.figures
+        if figure.verdict
+    ]
+    paired = ["Against the source, answer by answer:\n\n" + "\n".join(verdicts)] if verdicts else []
+    return "\n\n".join([table, plain(how), *paired])
+
+
+def _shown(metric: str, value: float | None, stderr: float | None) -> str:
+    if value is None:
+        return ""
+    scale, digits, unit = (100, 1, "%") if metric in SHARES else (1, 4, "")
+    words = f"{scale * value:.{digits}f}{unit}"
+    if stderr is None:
+        return words
+    ends = (scale * (value + side * Z95 * stderr) for side in (-1, 1))
+    return f"{words} ({' to '.join(f'{end:.{digits}f}' for end in ends)})"
+
+
+def _change(figure: Figure) -> str:
+    if figure.source is None:
+        return ""
+    if figure.metric in SHARES:
+        return f"{100 * (figure.value - figure.source):+.1f} points"
+    return f"{figure.value / figure.source - 1:+.2%}" if figure.source else ""
+
+
+def _worst(manifest: Manifest) -> str:
+    learnt = any(layer.output_error is not None for layer in manifest.layers.values())
+    worst = sorted(
+        manifest.layers.items(),
+        key=lambda item: (-(item[1].output_error or 0.0), -item[1].relative_error),
+    )
+    headings = ["layer", "change of the weight", *(["change of its output"] if learnt else [])]
+    rows = [
+        [
+            plain(name),
+            f"{layer.relative_error:.4f}",
+            *([f"{layer.output_error or 0.0:.2e}"] if learnt else []),
+        ]
+        for name, layer in worst[:N_WORST]
+    ]
+    output = " The output's is that of its square on calibration data." if learnt else ""
+    return f"{_table(headings, rows)}\n\nRelative to the norm of what was changed.{output}"
+
+
+def _serving(manifest: Manifest, has_chat: bool) -> str:
+    name = facts.slug(manifest)
+    if facts.is_gguf(manifest):
+        command, port = f"llama-server -m {shlex.quote(facts.gguf_file(manifest))}", 8080
+        engine = "With llama.cpp, in this folder:"
+    else:
+        recipe = manifest.weights_recipe
+        flags = " --kv-cache-dtype fp8" if recipe.kv_cache else ""
+        command, port = f"vllm serve . --served-model-name {name}{flags}", 8000
+        engine = "With vLLM, in this folder:"
+    words = [engine, _fenced("bash", command)]
+    if not facts.is_gguf(manifest) and manifest.weights_recipe.kv_cache:
+        words.append(
+            "Without `--kv-cache-dtype fp8` the scales of keys and values may stay unused."
+        )
+    if any(file.endswith(".py") for file in manifest.files):
+        words.append(
+            "The model brings code of its own. Read it, then add `--trust-remote-code` if the "
+            "engine does not know the architecture."
+        )
+    asked: dict[str, object] = {"model": name, "max_tokens": 64}
+    if has_chat:
+        way = "chat/completions"
+        asked["messages"] = [{"role": "user", "content": "Say hello."}]
+    else:
+        way = "completions"
+        asked["prompt"] = "Once upon a time"
+    question = (
+        f"curl http://localhost:{port}/v1/{way} -H 'Content-Type: application/json' \\\n"
+        f"  -d {shlex.quote(json.dumps(asked))}"
+    )
+    return "\n\n".join([*words, "Then:", _fenced("bash", question)])
+
+
+def _checking(manifest: Manifest) -> str:
+    hub = facts.base_model(manifest)
+    source = f" --source {hub}" if hub else ""
+    if hub and manifest.source.revision:
+        source += f" --revision {shlex.quote(manifest.source.revision)}"
+    return (
+        f"{_fenced('bash', f'quantkit verify .{source}')}\n\n"
+        "compares files with their hashes in `quantkit.json`, tensors with the recipe, and weights "
+        f"with the source. Digest of the model's files: `{manifest.digest[:16]}`."
+    )
+
+
+def _limits(manifest: Manifest, scored: Sequence[Scored]) -> str:
+    recipe = manifest.recipe
+    lines = []
+    if manifest.calibration is None and imatrix.FILE in manifest.files:
+        lines.append("Which text its importance matrix was made from is not known to this card.")
+    elif manifest.calibration is None:
+        lines.append("No data took part, so no kind of text was favoured.")
+    else:
+        lines.append(
+            f"Calibrated on {plain(facts.last_part(manifest.calibration.name))}: text unlike it "
+            "may lose more than the scores show."
+        )
+    tasks = list(dict.fromkeys(task for run in scored for task in run.tasks))
+    if tasks:
+        lines.append(
+            f"Measured: {plain(', '.join(tasks))}. Nothing else was: not long contexts, other "
+            "languages, tool use, safety or speed."
+        )
+    else:
+        lines.append("Quality was not measured; score it on your own task before you rely on it.")
+    if manifest.n_parameters < SMALL:
+        lines.append(
+            f"A model of {manifest.n_parameters / 1e6:,.1f} million weights: its scores say little "
+            "about what the same recipe does to larger ones."
+        )
+    if fallen := sum(layer.fallback for layer in manifest.layers.values()):
+        lines.append(f"{fallen} layers were rounded to nearest, because the method failed on them.")
+    if isinstance(recipe, GGUFRecipe):
+        where = gpus.native("gguf", None, None)
+    else:
+        inputs = recipe.input_activations
+        where = gpus.native(
+            manifest.format, recipe.weights.type, inputs.num_bits if inputs else None
+        )
+    lines.append(f"Runs on: {where}.")
+    lines.append("Whatever limits and biases the source has, this checkpoint has too.")
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _licence(manifest: Manifest) -> str:
+    said = facts.described(manifest)
+    stated = [said.license] if isinstance(said.license, str) else said.license or []
+    files = sorted(name for name in manifest.files if name.upper().startswith("LICENSE"))
+    beside = f" Its text lies beside this card: {plain(', '.join(files))}." if files else ""
+    if not stated:
+        return (
+            "Unknown: the source does not state one where quantkit reads it, so none is stated "
+            f"here. The source's terms hold; look them up before you pass this on.{beside}"
+        )
+    name = f" ({plain(said.license_name)})" if said.license_name else ""
+    return (
+        f"As the source states: {plain(', '.join(stated))}{name}. Quantising does not change its "
+        f"terms.{beside}"
+    )
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _fenced(language: str, text: str) -> str:
+    """A block of code, with a fence longer than any inside it."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}{language}\n{text}\n{fence}"

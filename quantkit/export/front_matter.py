@@ -1,0 +1,110 @@
+"""The YAML at the top of a model card, shared with whoever edits the card.
+
+What we write is remembered by a hash of each value, so that the next time a value of ours can be
+told from one that a person put there.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from quantkit.errors import CheckpointError
+from quantkit.model.description import FRONT
+
+
+class _Loader(yaml.SafeLoader):
+    """As the hub reads it: only true and false are truths, and `no` is Norwegian."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in pairs if not tag.endswith(":bool")]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+
+
+def dump(data: Mapping[str, Any]) -> str:
+    """YAML that any reader takes, whatever the texts hold."""
+    found = yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=10_000)
+    return str(found)
+
+
+def split(text: str) -> tuple[str, str]:
+    """The YAML of a card, without its dashes, and everything below."""
+    found = FRONT.match(text)
+    return (found["front"], text[found.end() :]) if found else ("", text)
+
+
+def load(front: str, where: object) -> dict[str, Any]:
+    """The keys of a card; refuses what no reader could take."""
+    try:
+        data = yaml.load(front, Loader=_Loader)
+    except Exception as error:  # PyYAML's constructors raise whatever they stumble over
+        mark = getattr(error, "problem_mark", None)
+        line = f" (line {mark.line + 2})" if mark else ""
+        raise CheckpointError(
+            f"the metadata at the top of {where} is not valid YAML{line}; repair or remove it"
+        ) from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise CheckpointError(
+            f"the metadata at the top of {where} must be `key: value` lines; repair or remove it"
+        )
+    return data
+
+
+def fingerprints(ours: Mapping[str, Any]) -> dict[str, str]:
+    """What is remembered of our values."""
+    return {key: _fingerprint(value) for key, value in ours.items()}
+
+
+def _fingerprint(value: Any) -> str:
+    plain = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(plain.encode()).hexdigest()[:12]
+
+
+def merge(
+    front: str, ours: Mapping[str, Any], before: Mapping[str, str], where: object
+) -> dict[str, Any]:
+    """All keys: people's as they are, ours as they are now.
+
+    A key that a person changed or took out since we wrote it (`before`) is theirs.
+    """
+    current = load(front, where)
+    kept = {
+        key: value
+        for key, value in current.items()
+        if before.get(str(key)) != _fingerprint(value) or key in ours
+    }
+    for key, value in ours.items():
+        if key not in current:
+            if key not in before or not current:
+                kept[key] = value
+        elif before.get(key) == _fingerprint(current[key]):
+            kept[key] = value
+        elif key == "tags" and key not in before and isinstance(current[key], list):
+            kept[key] = list(dict.fromkeys([*current[key], *value]))
+    return kept
+
+
+def updated(front: str, merged: Mapping[str, Any], where: object) -> str:
+    """The YAML text with these keys; as it was written, comments and all, as far as that goes."""
+    current = load(front, where)
+    if merged == current:
+        return front
+    if all(key in merged and merged[key] == value for key, value in current.items()):
+        added = {key: value for key, value in merged.items() if key not in current}
+        longer = front + ("" if not front or front.endswith("\n") else "\n") + dump(added)
+        try:
+            if load(longer, where) == merged:
+                return longer
+        except CheckpointError:
+            pass  # such as `{a: 1}`, which takes no further lines
+    return dump(merged)

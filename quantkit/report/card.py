@@ -1,0 +1,132 @@
+"""Scores on their way into a checkpoint's model card, told apart by what was scored."""
+
+from collections.abc import Sequence
+
+from quantkit.errors import ScoreError
+from quantkit.export.card_facts import Figure, Scored
+from quantkit.export.manifest import Manifest
+from quantkit.report.comparison import Report
+from quantkit.report.document import Document, Entry
+from quantkit.score.evaluation import Evaluation
+from quantkit.score.scorecard import Score, Scorecard, Settings
+
+# Of a distribution over tokens its mean and its far end are enough.
+LEFT_OUT = ("kl_median", "kl_p75", "kl_p90", "kl_p95", "kl_p999")
+# Distances from the source, whose own is nothing by definition.
+DISTANCES = ("kl_mean", "kl_p99", "top1_agreement")
+
+
+def of_document(
+    manifest: Manifest, document: Document, lm_eval: str | None = None
+) -> Scored | None:
+    """What a report says of a checkpoint; None where it does not know it."""
+    found = next((e for e in document.candidates if e.digest == manifest.digest), None)
+    if found is None or document.baseline.digest != manifest.source.fingerprint:
+        return None
+    return _of_entry(found, document.baseline, lm_eval)
+
+
+def of_evaluations(manifest: Manifest, evaluations: Sequence[Evaluation]) -> list[Scored]:
+    """All scores of a checkpoint, oldest first, each beside its source's where that is there."""
+    own = [e for e in evaluations if e.card.digest == manifest.digest]
+    return [
+        _of_evaluation(manifest, evaluation, evaluations)
+        for evaluation in sorted(own, key=lambda e: e.card.created)
+    ]
+
+
+def scored(
+    manifest: Manifest, evaluations: Sequence[Evaluation], document: Document | None
+) -> list[Scored]:
+    """Scores from files and from a report; refuses when something was given and nothing fits."""
+    found = of_evaluations(manifest, evaluations)
+    told = of_document(manifest, document) if document else None
+    if document and told is None:
+        raise ScoreError(_refusal(manifest, [*document.candidates, document.baseline]))
+    if evaluations and not found:
+        raise ScoreError(_refusal(manifest, [evaluation.card for evaluation in evaluations]))
+    if told is not None:
+        # A report compares with all its candidates: it goes before the same run's own file.
+        found = [run for run in found if not _same_run(run, told)] + [told]
+    return found
+
+
+def _same_run(one: Scored, other: Scored) -> bool:
+    return one.created == other.created and one.tasks == other.tasks
+
+
+def _refusal(manifest: Manifest, given: Sequence[Entry | Scorecard]) -> str:
+    """One sentence: what was looked for, and what is near it."""
+    near = [e for e in given if e.recipe == manifest.recipe.name] or [e for e in given if e.recipe]
+    names = [f"{e.name} (digest {e.digest[:12]}, {e.created[:10]})" for e in (near or given)[:3]]
+    more = f"; near: {', '.join(names)}" if names else ""
+    return (
+        f"no score of this checkpoint, {manifest.name} with digest {manifest.digest[:12]}, among "
+        f"the {len(given)} given{more}; score the folder as it is now"
+    )
+
+
+def _of_evaluation(
+    manifest: Manifest, evaluation: Evaluation, given: Sequence[Evaluation]
+) -> Scored:
+    card = evaluation.card
+    lm_eval = card.versions.get("lm_eval")
+    alike = {
+        e.card.name: e
+        for e in given
+        if e.card.source_fingerprint == manifest.source.fingerprint
+        and not e.card.settings.differences(card.settings)
+    }
+    sources = [e for e in alike.values() if e.card.recipe is None]
+    if len(sources) != 1:
+        return _scored(card.scores, {}, {}, card.settings, card.created, lm_eval)
+    # With all that were scored alike, so that chances are corrected as in their report.
+    others = [e for e in alike.values() if e.card.recipe and e.card.name != card.name]
+    document = Report.of([sources[0], evaluation, *others]).document
+    entry = next(e for e in document.candidates if e.digest == card.digest)
+    return _of_entry(entry, document.baseline, lm_eval)
+
+
+def _of_entry(entry: Entry, baseline: Entry, lm_eval: str | None) -> Scored:
+    verdicts = {c.score: (c.verdict, c.source_at_chance) for c in entry.comparisons}
+    return _scored(entry.scores, baseline.scores, verdicts, entry.settings, entry.created, lm_eval)
+
+
+def _scored(
+    scores: dict[str, Score],
+    before: dict[str, Score],
+    verdicts: dict[str, tuple[str, bool]],
+    settings: Settings,
+    created: str,
+    lm_eval: str | None,
+) -> Scored:
+    figures = []
+    for name, score in scores.items():
+        task, _, metric = name.rpartition("/")
+        if task not in settings.tasks or metric in LEFT_OUT:
+            continue
+        source = None if metric in DISTANCES else before.get(name)
+        verdict, at_chance = verdicts.get(name, (None, False))
+        figures.append(
+            Figure(
+                task=task,
+                metric=metric,
+                value=score.value,
+                stderr=score.stderr,
+                n=score.n,
+                higher_is_better=score.higher_is_better,
+                source=source.value if source else None,
+                source_stderr=source.stderr if source else None,
+                verdict=verdict,
+                source_at_chance=at_chance,
+            )
+        )
+    return Scored(
+        figures=tuple(figures),
+        limit=settings.limit,
+        num_fewshot=settings.num_fewshot,
+        max_length=settings.max_length,
+        computed_in=settings.dtype,
+        created=created,
+        lm_eval=lm_eval,
+    )
