@@ -9,7 +9,18 @@ from typing import Annotated, NoReturn
 import typer
 
 from quantkit import __version__
-from quantkit.cli import calibrate, demo, doctor, quantize, recipes, report, run, score, verify
+from quantkit.cli import (
+    calibrate,
+    demo,
+    doctor,
+    gpus,
+    quantize,
+    recipes,
+    report,
+    run,
+    score,
+    verify,
+)
 from quantkit.errors import (
     EXIT_BUG,
     EXIT_ERROR,
@@ -52,6 +63,7 @@ app.command("score")(score.command)
 app.command("report")(report.command)
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(recipes.app, name="recipes")
+app.command("gpus")(gpus.command)
 app.command("doctor")(doctor.command)
 
 

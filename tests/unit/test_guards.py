@@ -23,6 +23,7 @@ LAYERS = [
     {"verify"},
     {"score"},
     {"report"},
+    {"advise"},
     {"pipeline"},
     {"cli"},
     {"__main__"},
