@@ -60,7 +60,7 @@ class GPU:
     """Generation and lanes."""
     tdp_watts: float | None = None
     compute_capability: str | None = None
-    """NVIDIA's number, AMD's gfx name, or a word for the family."""
+    """NVIDIA's number or AMD's gfx name; others have none."""
     aliases: tuple[str, ...] = ()
     note: str = ""
     sources: tuple[Source, ...] = ()

@@ -41,8 +41,7 @@ def runs(gpu: GPU, format: str, engine: str = "vllm") -> Support:
     if gpu.vendor == "amd" and gpu.compute_capability:
         return _amd(gpu.compute_capability, format)
     if gpu.vendor == "intel":
-        is_gaudi = (gpu.compute_capability or "").startswith("gaudi")
-        return _gaudi(format) if is_gaudi else _intel(format)
+        return _gaudi(format) if gpu.generation == "Gaudi" else _intel(format)
     if gpu.vendor == "cpu":
         return _cpu(format)
     if gpu.vendor == "apple":
@@ -51,7 +50,7 @@ def runs(gpu: GPU, format: str, engine: str = "vllm") -> Support:
 
 
 def _llama_cpp(gpu: GPU, format: str) -> Support:
-    if (gpu.compute_capability or "").startswith("gaudi"):
+    if gpu.generation == "Gaudi":
         return Support("no", "llama.cpp has no backend for Gaudi")
     if format == "gguf":
         return Support("native", "llama.cpp has kernels for it on CPUs and on GPUs of every vendor")
