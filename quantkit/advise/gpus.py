@@ -126,8 +126,8 @@ def find(name: str) -> GPU:
         return found
     raise UnknownName(
         "GPU",
-        name,
-        [gpu.name for gpu in load()],
+        name.lower(),  # near matches mind the case; names here do not
+        [gpu.name.lower() for gpu in load()],
         "`quantkit gpus` lists all; memory and bandwidth describe any other.",
     )
 

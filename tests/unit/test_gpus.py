@@ -172,8 +172,8 @@ def test_every_name_leads_home(gpu):
 
 
 def test_unknown_names_get_near_ones():
-    with pytest.raises(UnknownName, match=r"unknown GPU 'L40X'\. Did you mean L40"):
-        find("L40X")
+    with pytest.raises(UnknownName, match=r"unknown GPU 'rtx4095'\. Did you mean rtx 40"):
+        find("RTX4095")
 
 
 @pytest.mark.parametrize(
