@@ -15,6 +15,7 @@ from quantkit.cli import (
     demo,
     doctor,
     gate,
+    gpus,
     quantize,
     recipes,
     report,
@@ -66,6 +67,7 @@ app.command("gate")(gate.command)
 app.command("card")(card.command)
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(recipes.app, name="recipes")
+app.command("gpus")(gpus.command)
 app.command("doctor")(doctor.command)
 
 

@@ -23,7 +23,7 @@ LAYERS = [
     {"verify"},
     {"score"},
     {"report"},
-    {"gate"},
+    {"gate", "advise"},
     {"pipeline"},
     {"cli"},
     {"__main__"},

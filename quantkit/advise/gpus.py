@@ -1,0 +1,227 @@
+"""GPUs and what they can do: known ones by name, this machine's own, or one in the user's words.
+
+`gpus.yaml` beside this file holds the figures and where each of them comes from.
+"""
+
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from quantkit.errors import HardwareError, UnknownName
+
+DATA = Path(__file__).with_name("gpus.yaml")
+VENDORS = ("nvidia", "amd", "intel", "apple", "cpu", "unknown")
+# Brands, trade marks and the like, which people write or leave out.
+NOISE = re.compile(
+    r"\((r|tm)\)|nvidia|geforce|quadro|tesla|rtx|amd|instinct|radeon|rx(?=\s?\d)"
+    r"|intel|graphics|data center gpu|apple|generation|[^a-z0-9]"
+)
+UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+QUANTITY = re.compile(r"([\d.]+)\s*([kmgtp]?)(i?)b(/s|ps)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A public page, and which figures it gives."""
+
+    url: str
+    gives: tuple[str, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class GPU:
+    """One device as programs see it. Rates are dense peaks; None: it has none, or none is known."""
+
+    name: str
+    vendor: str
+    """One of VENDORS."""
+    memory_gb: float
+    """What the vendor prints."""
+    bandwidth_gb_s: float
+    generation: str = ""
+    year: int | None = None
+    memory_bytes: int | None = None
+    """What the driver reports, where that is known; see `usable_bytes`."""
+    fp16_tflops: float | None = None
+    """FP16, and BF16 where there is any, summed up in FP32."""
+    fp8_tflops: float | None = None
+    int8_tops: float | None = None
+    fp4_tflops: float | None = None
+    link: str | None = None
+    """What joins such GPUs, besides PCIe."""
+    link_gb_s: float | None = None
+    """Both directions together, for one GPU."""
+    pcie: str | None = None
+    """Generation and lanes."""
+    tdp_watts: float | None = None
+    compute_capability: str | None = None
+    """NVIDIA's number or AMD's gfx name; others have none."""
+    aliases: tuple[str, ...] = ()
+    note: str = ""
+    sources: tuple[Source, ...] = ()
+    derived: Mapping[str, str] = field(default_factory=dict)
+    """Figures that follow from others, and how."""
+    unverified: tuple[str, ...] = ()
+    """Figures that no page was found for."""
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory to plan with: as reported, else the printed number in its smaller reading."""
+        return self.memory_bytes or int(self.memory_gb * 1e9)
+
+    @property
+    def capability(self) -> float | None:
+        """NVIDIA's compute capability as a number, to compare with; None for others."""
+        if self.vendor != "nvidia" or self.compute_capability is None:
+            return None
+        return float(self.compute_capability)
+
+
+# What must come from somewhere; the rest are names and words.
+FIGURES = (
+    "year", "memory_gb", "memory_bytes", "bandwidth_gb_s", "fp16_tflops", "fp8_tflops",
+    "int8_tops", "fp4_tflops", "link_gb_s", "pcie", "tdp_watts", "compute_capability",
+)  # fmt: skip
+
+
+@cache
+def load() -> tuple[GPU, ...]:
+    """All devices of the file, in its order."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the other takes ten times as long
+    with DATA.open(encoding="utf-8") as stream:
+        return tuple(_device(entry) for entry in yaml.load(stream, loader))
+
+
+def _device(entry: dict[str, Any]) -> GPU:
+    sources = tuple(
+        Source(s["url"], tuple(s["gives"]), s.get("note", "")) for s in entry.pop("sources", ())
+    )
+    for key in ("aliases", "unverified"):
+        entry[key] = tuple(entry.get(key, ()))
+    return GPU(**entry, sources=sources)
+
+
+def normal(name: str) -> str:
+    """A name without case, spacing, brands and trade marks."""
+    return NOISE.sub("", name.lower()) or name.lower()
+
+
+@cache
+def _by_name() -> dict[str, GPU]:
+    return {normal(name): gpu for gpu in load() for name in (gpu.name, *gpu.aliases)}
+
+
+def find(name: str) -> GPU:
+    """A device by any of its names; `auto` is this machine's own."""
+    if name == "auto":
+        return detect()
+    if found := _by_name().get(normal(name)):
+        return found
+    raise UnknownName(
+        "GPU",
+        name.lower(),  # near matches mind the case; names here do not
+        [gpu.name.lower() for gpu in load()],
+        "`quantkit gpus` lists all; memory and bandwidth describe any other.",
+    )
+
+
+def describe(
+    memory: str,
+    bandwidth: str,
+    compute_capability: str | None = None,
+    name: str = "a GPU of your own",
+    fp16_tflops: float | None = None,
+    fp8_tflops: float | None = None,
+    int8_tops: float | None = None,
+    fp4_tflops: float | None = None,
+) -> GPU:
+    """A device that the file does not know, from what its data sheet says.
+
+    The vendor follows from the compute capability: NVIDIA writes it `8.9`, AMD `gfx942`.
+    """
+    size = parse_bytes(memory)
+    return GPU(
+        name=name,
+        vendor=_vendor_of(compute_capability),
+        memory_gb=size / 1e9,
+        memory_bytes=int(size),
+        bandwidth_gb_s=parse_bytes(bandwidth, per_second=True) / 1e9,
+        compute_capability=compute_capability,
+        fp16_tflops=fp16_tflops,
+        fp8_tflops=fp8_tflops,
+        int8_tops=int8_tops,
+        fp4_tflops=fp4_tflops,
+    )
+
+
+def _vendor_of(compute_capability: str | None) -> str:
+    if compute_capability is None:
+        return "unknown"
+    if compute_capability.startswith("gfx"):
+        return "amd"
+    if re.fullmatch(r"\d+\.\d", compute_capability):
+        return "nvidia"
+    raise HardwareError(
+        f"compute capability '{compute_capability}' is neither a number as NVIDIA writes it (8.9) "
+        "nor a gfx name of AMD's (gfx942)"
+    )
+
+
+def parse_bytes(text: str, per_second: bool = False) -> float:
+    """Bytes in `24GB` (10^9 each) or `24 GiB` (2^30 each); with `/s` where a rate is wanted."""
+    match = QUANTITY.fullmatch(text.strip())
+    rate = bool(match and match[4])
+    try:
+        number = float(match[1]) if match else 0.0
+    except ValueError:  # two dots
+        number = 0.0
+    if match is None or rate is not per_second or number <= 0:
+        what, example = ("bandwidth", "1008GB/s") if per_second else ("size of memory", "24GB")
+        raise HardwareError(f"'{text}' is no {what}; write it like {example}")
+    return float(number * (1024 if match[3] else 1000) ** UNITS[match[2].lower()])
+
+
+def detect() -> GPU:
+    """This machine's first GPU, with the memory that it reports.
+
+    nvidia-smi answers at once; torch, which also knows AMD's, is asked only without it.
+    """
+    name, memory_bytes = _from_nvidia_smi() or _from_torch() or (None, 0)
+    if name is None:
+        raise HardwareError(
+            "no GPU found on this machine, neither by nvidia-smi nor by torch; name one of "
+            "`quantkit gpus`"
+        )
+    if (known := _by_name().get(normal(name))) is None:
+        raise HardwareError(
+            f"this machine's GPU, '{name}', is not in the list of `quantkit gpus`; give its memory "
+            "and bandwidth"
+        )
+    return replace(known, memory_bytes=memory_bytes)
+
+
+def _from_nvidia_smi() -> tuple[str, int] | None:
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
+        name, mebibytes = answer.stdout.splitlines()[0].rsplit(",", 1)
+        return name.strip(), int(mebibytes) << 20
+    # Missing, failing, slow, or with nothing to say: boards that share memory answer [N/A].
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+        return None
+
+
+def _from_torch() -> tuple[str, int] | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(0)
+    return properties.name, properties.total_memory

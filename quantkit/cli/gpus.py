@@ -1,0 +1,73 @@
+"""`quantkit gpus`."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quantkit.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from quantkit.advise.gpus import GPU
+
+HEADINGS = ("GPU", "GB", "GB/s", "16-bit", "FP8", "INT8", "FP4", "compute")
+
+
+def command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One GPU, or `auto` for this machine's.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """List GPUs that quantkit knows, or show one with what it runs and where figures come from."""
+    from quantkit.advise.gpus import find, load
+    from quantkit.cli import console
+
+    gpus = load() if name is None else (find(name),)
+    if json:
+        public = [_public(gpu) for gpu in gpus]
+        console.print_json(public if name is None else public[0])
+    elif name is None:
+        console.print_table(HEADINGS, [_row(gpu) for gpu in gpus], words=(0, 7))
+        typer.echo("Dense peak rates in TFLOPS (INT8: TOPS), summed up in 32 bits.")
+    else:
+        _show(gpus[0])
+
+
+def _row(gpu: "GPU") -> list[str]:
+    rates = (gpu.fp16_tflops, gpu.fp8_tflops, gpu.int8_tops, gpu.fp4_tflops)
+    amounts = [_number(value) for value in (gpu.memory_gb, gpu.bandwidth_gb_s, *rates)]
+    return [gpu.name, *amounts, gpu.compute_capability or ""]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _public(gpu: "GPU") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from quantkit.advise.support import ENGINES, FORMATS, runs
+
+    support = {e: {f: runs(gpu, f, e)._asdict() for f in FORMATS} for e in ENGINES}
+    return {**asdict(gpu), "usable_bytes": gpu.usable_bytes, "runs": support}
+
+
+def _show(gpu: "GPU") -> None:
+    from quantkit.advise.gpus import FIGURES
+    from quantkit.advise.support import ENGINES, FORMATS, runs
+    from quantkit.cli import console
+    from quantkit.storage import gib
+
+    typer.echo(f"{gpu.name} ({gpu.vendor}, {gpu.generation})")
+    if gpu.note:
+        typer.echo(gpu.note)
+    origin = dict.fromkeys(gpu.unverified, "unverified")
+    origin |= {name: f"= {arithmetic}" for name, arithmetic in gpu.derived.items()}
+    known = [f for f in FIGURES if getattr(gpu, f) is not None]
+    figures = [(f, f"{getattr(gpu, f)}  {origin.get(f, '')}".rstrip()) for f in known]
+    console.print_lines("Figures", [*figures, ("to plan with", gib(gpu.usable_bytes))])
+    for engine in ENGINES:
+        lines = [(f, ": ".join(runs(gpu, f, engine))) for f in FORMATS]
+        console.print_lines(f"In {engine}", lines)
+    sources = [(source.url, ", ".join(source.gives)) for source in gpu.sources]
+    console.print_lines("Sources", sources)
