@@ -16,6 +16,7 @@ from quantkit.calibration.candidates import Candidates
 from quantkit.calibration.contamination import EvaluationText
 from quantkit.calibration.packing import Sample
 from quantkit.calibration.pool import GatheredSource, describe, gather, require_rows
+from quantkit.calibration.recognise import QUOTES
 from quantkit.calibration.redact import KINDS, redact
 from quantkit.calibration.rendering import Piece, Refused, Renderer
 from quantkit.calibration.row import Row
@@ -88,15 +89,16 @@ def build(
     rendered = _render(gathered, renderer, spec.seed, skip_bad, progress)
     candidates = _candidates(rendered, gathered, model, spec.seed)
     shape = Shape(spec.n_samples, length, spec.short == "pack")
-    selection.require_enough(
-        candidates, shape, [s.name for s in gathered], [describe(s.account) for s in gathered]
-    )
+    names, accounts = [s.name for s in gathered], [describe(s.account) for s in gathered]
+    selection.require_enough(candidates, shape, names, accounts)
     progress.start("choose", 1, "sets")
     choice = selection.cover(candidates, shape)
     draws = [selection.at_random(candidates, shape, spec.seed + i) for i in range(N_RANDOM)]
     if spec.select == "random":
-        choice = replace(choice, samples=draws[0], why={})
+        drawn = selection.at_random(candidates, shape, spec.seed, exact=True)
+        choice = replace(choice, samples=drawn, why={})
     progress.finish()
+    selection.require_full(candidates, shape, choice.samples, names, accounts)
     measured = [
         figures.measure(candidates, samples, choice.clusters, choice.n_clusters)
         for samples in (choice.samples, *draws)
@@ -164,6 +166,10 @@ def _redacted(
 
     def rows(source: GatheredSource) -> list[Row]:
         made = []
+        for reason, told in source.account.examples.items():
+            # A row is quoted shortened, which may cut what would be found.
+            told = told.partition(QUOTES)[0]
+            source.account.examples[reason] = redact(told, kinds).text
         for row in source.rows:
             messages, tools = clean(list(row.messages)), clean(list(row.tools))
             made.append(replace(row, messages=messages, tools=tools, text=clean(row.text)))
