@@ -46,17 +46,26 @@ def tokens_by_source(candidates, samples):
     return given
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("packs", [True, False], ids=["pack", "pad"])
-@pytest.mark.parametrize("n_samples", [64, 128])
-def test_a_chosen_set_beats_the_mean_of_random_ones_in_every_figure(n_samples, packs, seed):
-    candidates, shape = pool(seed), Shape(n_samples, 128, packs)
+def compared(candidates, shape):
+    """A chosen set's figures, and the mean of random ones."""
     choice = selection.cover(candidates, shape)
-    assert len(choice.samples) == n_samples
+    assert len(choice.samples) == shape.n_samples
     clusters = (choice.clusters, choice.n_clusters)
-    ours = figures.measure(candidates, choice.samples, *clusters)
     draws = [selection.at_random(candidates, shape, i) for i in range(20)]
     theirs = figures.mean([figures.measure(candidates, d, *clusters) for d in draws])
+    return figures.measure(candidates, choice.samples, *clusters), theirs
+
+
+@pytest.mark.parametrize("packs", [True, False], ids=["pack", "pad"])
+@pytest.mark.parametrize("n_samples", [64, 128])
+def test_chosen_sets_beat_random_ones_in_every_figure(n_samples, packs):
+    found = [compared(pool(seed), Shape(n_samples, 128, packs)) for seed in range(3)]
+    for ours, theirs in found:
+        assert ours.token_distance < 0.8 * theirs.token_distance
+        assert ours.source_distance < theirs.source_distance
+        assert ours.cluster_distance < theirs.cluster_distance
+    # Lengths and rare topics are a matter of luck in a single set, but not in several.
+    ours, theirs = (figures.mean(side) for side in zip(*found, strict=True))
     for name in Figures.model_fields:
         mine, chance = getattr(ours, name), getattr(theirs, name)
         assert mine >= chance if name in BETTER_HIGH else mine < chance, name
