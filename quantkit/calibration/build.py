@@ -23,7 +23,7 @@ from quantkit.calibration.row import Row
 from quantkit.calibration.selection import Choice, Shape
 from quantkit.calibration.spec import USUAL_SAMPLES, SetSpec
 from quantkit.calibration.tokens import CalibrationTokens
-from quantkit.errors import DataError
+from quantkit.errors import DataError, SourceError
 from quantkit.model.source import context_of, locate, read_config
 from quantkit.progress import Progress
 
@@ -50,7 +50,11 @@ class Vocabulary:
 
         folder = locate(name, revision, weights=False)
         config = read_config(folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            raise SourceError(f"{name} has no tokenizer that can be read: {first}") from error
         label = name if name == "demo" else Path(name).name
         n_tokens = config.get("vocab_size") or len(tokenizer)
         return cls(label, tokenizer, context_of(config), int(n_tokens))

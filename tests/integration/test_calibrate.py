@@ -372,6 +372,14 @@ def test_chats_for_a_model_without_a_template(refused, tiny_model, chat_file):
     assert message.startswith("chats.jsonl:1 is a chat and this model's tokenizer has no chat")
 
 
+def test_a_model_without_a_tokenizer(refused, tiny_model, chat_file):
+    folder = tiny_model(vocab_size=4096)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    message = refused("--from", chat_file, model=folder)
+    assert message.startswith(f"{folder} has no tokenizer that can be read: ")
+
+
 def test_fewer_rows_than_samples(refused, tmp_path):
     rows = [{"text": "lisa pria funo"}, {"text": ""}, {"text": "lisa pria funo"}]
     message = refused("--from", write(tmp_path / "few.jsonl", rows))
