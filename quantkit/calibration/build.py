@@ -16,13 +16,14 @@ from quantkit.calibration.candidates import Candidates
 from quantkit.calibration.contamination import EvaluationText
 from quantkit.calibration.packing import Sample
 from quantkit.calibration.pool import GatheredSource, describe, gather, require_rows
+from quantkit.calibration.recognise import QUOTES
 from quantkit.calibration.redact import KINDS, redact
 from quantkit.calibration.rendering import Piece, Refused, Renderer
 from quantkit.calibration.row import Row
 from quantkit.calibration.selection import Choice, Shape
 from quantkit.calibration.spec import USUAL_SAMPLES, SetSpec
 from quantkit.calibration.tokens import CalibrationTokens
-from quantkit.errors import DataError
+from quantkit.errors import DataError, SourceError
 from quantkit.model.source import context_of, locate, read_config
 from quantkit.progress import Progress
 
@@ -49,7 +50,11 @@ class Vocabulary:
 
         folder = locate(name, revision, weights=False)
         config = read_config(folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            raise SourceError(f"{name} has no tokenizer that can be read: {first}") from error
         label = name if name == "demo" else Path(name).name
         n_tokens = config.get("vocab_size") or len(tokenizer)
         return cls(label, tokenizer, context_of(config), int(n_tokens))
@@ -88,15 +93,16 @@ def build(
     rendered = _render(gathered, renderer, spec.seed, skip_bad, progress)
     candidates = _candidates(rendered, gathered, model, spec.seed)
     shape = Shape(spec.n_samples, length, spec.short == "pack")
-    selection.require_enough(
-        candidates, shape, [s.name for s in gathered], [describe(s.account) for s in gathered]
-    )
+    names, accounts = [s.name for s in gathered], [describe(s.account) for s in gathered]
+    selection.require_enough(candidates, shape, names, accounts)
     progress.start("choose", 1, "sets")
     choice = selection.cover(candidates, shape)
     draws = [selection.at_random(candidates, shape, spec.seed + i) for i in range(N_RANDOM)]
     if spec.select == "random":
-        choice = replace(choice, samples=draws[0], why={})
+        drawn = selection.at_random(candidates, shape, spec.seed, exact=True)
+        choice = replace(choice, samples=drawn, why={})
     progress.finish()
+    selection.require_full(candidates, shape, choice.samples, names, accounts)
     measured = [
         figures.measure(candidates, samples, choice.clusters, choice.n_clusters)
         for samples in (choice.samples, *draws)
@@ -164,6 +170,10 @@ def _redacted(
 
     def rows(source: GatheredSource) -> list[Row]:
         made = []
+        for reason, told in source.account.examples.items():
+            # A row is quoted shortened, which may cut what would be found.
+            told = told.partition(QUOTES)[0]
+            source.account.examples[reason] = redact(told, kinds).text
         for row in source.rows:
             messages, tools = clean(list(row.messages)), clean(list(row.tools))
             made.append(replace(row, messages=messages, tools=tools, text=clean(row.text)))

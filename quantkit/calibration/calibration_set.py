@@ -147,10 +147,12 @@ def read(folder: Path) -> CalibrationSet:
     """A set from its folder, checked against its manifest."""
     import pyarrow.parquet as pq
 
+    if not is_set(folder):
+        raise DataError(f"{folder} is no calibration set: it has no {FILE}")
     manifest = read_manifest(folder)
-    for name, digest in manifest.files.items():
+    for name in (TOKENS, SAMPLES):
         path = folder / name
-        if not path.is_file() or sha256_of(path) != digest:
+        if not path.is_file() or sha256_of(path) != manifest.files.get(name):
             raise DataError(f"{path} is not the file that {FILE} tells of; build the set again")
     try:
         stored = load_file(folder / TOKENS)

@@ -70,7 +70,9 @@ def _sources(manifest: Manifest) -> list[str]:
             share = source.n_tokens / manifest.n_tokens
             if share > DOMINANT:
                 said.append(f"{share:.0%} of the tokens come from {source.name}")
-            if abs(share - source.share) > OFF_SHARE:
+            if not source.n_tokens:
+                said.append(f"{source.name} gives nothing: its share is less than a sample")
+            elif abs(share - source.share) > OFF_SHARE:
                 said.append(
                     f"{source.name} gives {share:.0%} of the tokens, {source.share:.0%} asked"
                 )

@@ -6,6 +6,7 @@ Of the rows that stay, each source keeps a uniform sample large enough to choose
 
 import hashlib
 import heapq
+import os
 import random
 import sys
 from collections import Counter
@@ -220,8 +221,8 @@ def _records(
     elif isinstance(source, Stdin):
         yield from files.read_stream(sys.stdin.buffer, "stdin", skip_bad, bad)
     else:
-        for path in files.find(base / source.path):
-            yield from files.read(path, skip_bad, bad)
+        for name, path in _files(source, base).items():
+            yield from files.read(path, skip_bad, bad, name)
             progress.advance(path.stat().st_size)
 
 
@@ -233,7 +234,7 @@ def _python(source: Python, name: str) -> Iterator[Row]:
 
 def _size(source: Any, base: Path) -> int:
     if isinstance(source, Files):
-        return sum(path.stat().st_size for path in files.find(base / source.path))
+        return sum(path.stat().st_size for path in _files(source, base).values())
     return source.max_rows or 0
 
 
@@ -244,11 +245,15 @@ def _unit(source: Any) -> str:
 def _hashes(source: Any, base: Path) -> dict[str, str]:
     if not isinstance(source, Files):
         return {}
-    root = base / source.path
-    return {
-        str(path.relative_to(root)) if root.is_dir() else path.name: sha256_of(path)
-        for path in files.find(root)
-    }
+    return {name: sha256_of(path) for name, path in _files(source, base).items()}
+
+
+def _files(source: Files, base: Path) -> dict[str, Path]:
+    """A source's files by the names that rows and manifests know them by, no two alike."""
+    root = base / Path(source.path).expanduser()
+    found = files.find(root)
+    top = root if root.is_dir() else Path(os.path.commonpath([path.parent for path in found]))
+    return {str(path.relative_to(top)): path for path in found}
 
 
 def require_rows(gathered: list[GatheredSource]) -> None:

@@ -31,6 +31,8 @@ from quantkit.calibration.row import Kind, Row
 from quantkit.errors import DataError, UnknownName
 
 SHOWN_CHARACTERS = 200
+QUOTES = "; the row is "
+"""Stands in an error before what the row says."""
 CHATS = ("messages", "conversations", "conversation", "dialog", "dialogue")
 TEXTS = (
     *("text", "content", "document", "page", "body", "code", "article", "passage"),
@@ -89,7 +91,7 @@ class Recogniser:
         try:
             row = self._row(record.place, value)
         except Malformed as error:
-            raise Unrecognised(f"{record.place}: {error}; the row is {shown(value)}") from error
+            raise Unrecognised(f"{record.place}: {error}{QUOTES}{shown(value)}") from error
         except _Nothing as error:
             raise Empty(f"{record.place}: {error}") from None
         if row is None:
@@ -138,7 +140,7 @@ class Recogniser:
             absent = [theirs for theirs in self.columns.values() if reach(value, theirs) is None]
             if absent:
                 hint = f"`columns:` in the spec names {', '.join(absent)}, which it does not have"
-        return Unrecognised(f"{record.place}: {what}; {hint}; the row is {shown(value)}")
+        return Unrecognised(f"{record.place}: {what}; {hint}{QUOTES}{shown(value)}")
 
 
 def reach(value: Any, path: str) -> Any:

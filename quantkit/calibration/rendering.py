@@ -7,6 +7,7 @@ at a random place: text into windows, chats before a turn of the user, so that t
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from quantkit.calibration.messages import parsed
 from quantkit.calibration.row import Message, Row, content
 from quantkit.errors import DataError
 
@@ -21,6 +23,8 @@ MAX_WINDOWS = 16
 """Windows that one row may give, so that no single document fills a set."""
 CHARACTERS_PER_TOKEN = 8
 """More than any tokenizer needs on average; longer texts are cut before they are encoded."""
+LONG = 4
+"""Times the characters of a sample, from which on a chat is measured without being encoded."""
 SPEAKERS = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 
 
@@ -64,7 +68,8 @@ class Renderer:
         if row.kind == "text":
             return self._windows(row.text, rng)
         if self.has_template and not self._plain:
-            return [self._chat(row, rng)]
+            piece = self._chat(row, rng)
+            return [piece] if len(piece.ids) else []
         if row.kind == "instruction":
             return self._windows(row.plain, rng)
         turns = [f"{SPEAKERS.get(m['role'], m['role'])}: {content(m)}" for m in row.messages]
@@ -89,69 +94,135 @@ class Renderer:
         room = max(1, self.length - len(before) - len(after))
         excerpts = _excerpts(text, room * CHARACTERS_PER_TOKEN, rng)
         pieces = []
-        for excerpt in excerpts:
+        for excerpt, is_last in excerpts:
             ids = self._encode(excerpt, special=False)
             if not ids:
                 continue
             if len(excerpts) == 1 and len(ids) <= room:
-                return [Piece(_array([*before, *ids, *after]), False)]
+                return [self._piece([*before, *ids, *after], False)]
             first = rng.randrange(min(room, len(ids))) if len(ids) > room else 0
             edges = sorted({0, *range(first, len(ids), room), len(ids)})
             for start, stop in pairwise(edges):
-                end = after if stop == len(ids) else []
-                part = ids[start:stop]
-                pieces.append(Piece(_array([*before, *part, *end]), True))
+                end = after if is_last and stop == len(ids) else []
+                pieces.append(self._piece([*before, *ids[start:stop], *end], True))
         if len(pieces) > MAX_WINDOWS:
             pieces = [pieces[i] for i in sorted(rng.sample(range(len(pieces)), MAX_WINDOWS))]
         return pieces
+
+    def _piece(self, ids: Sequence[int], cut: bool) -> Piece:
+        return Piece(np.asarray(ids[: self.length], dtype=np.int32), cut)
 
     def _chat(self, row: Row, rng: random.Random) -> Piece:
         """A chat through the template; a long one begins at a random turn and ends in mid-air."""
         # Never more characters than could matter, so that a row of megabytes costs nothing.
         limit = self.length * CHARACTERS_PER_TOKEN
-        messages = [_shorten(m, limit, rng) for m in row.messages]
+        messages = [_shorten(_bounded(m, limit), limit, rng) for m in row.messages]
         cut = any(m is not old for m, old in zip(messages, row.messages, strict=True))
-        ids = self.template(messages, row)
-        if len(ids) <= self.length:
-            return Piece(_array(ids), cut)
-        messages = self._from_some_turn(messages, rng)
-        opening = self._encode(content(messages[_first_user(messages)]), special=False)
-        if len(opening) > self.length // 2:
-            # Otherwise a long first turn would leave no room for an answer.
-            keep = int(len(content(messages[_first_user(messages)])) * self.length / 2)
-            at = _first_user(messages)
-            messages[at] = _shorten(messages[at], max(1, keep // len(opening)), rng)
-        ids = self.template(messages, row)[: self.length]
-        return Piece(_array(ids), True)
+        if _characters(messages) <= LONG * limit:
+            ids = self.template(messages, row)
+            if len(ids) <= self.length:
+                return self._piece(ids, cut)
+        messages = self._with_short_opening(self._from_some_turn(messages, rng), rng)
+        return self._piece(self.template(messages, row), True)
 
     def template(self, messages: Sequence[Message], row: Row) -> list[int]:
         """The tokens of a chat; one that ends with the user is open for the assistant's answer."""
         from jinja2.exceptions import TemplateError
 
+        errors = (TemplateError, TypeError, KeyError, ValueError, AttributeError)
         try:
-            ids: list[int] = self._tokenizer.apply_chat_template(
-                list(messages),
-                tools=list(row.tools) or None,
-                add_generation_prompt=messages[-1]["role"] != "assistant",
-                tokenize=True,
-                return_dict=False,
-            )
-        except (TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
+            return self._apply([_with_objects(m) for m in messages], row)
+        except errors as error:
+            if any("tool_calls" in m for m in messages):
+                # A few templates, such as DeepSeek's, want arguments to be the text they were.
+                with suppress(*errors):
+                    return self._apply(messages, row)
             roles = ", ".join(str(m.get("role")) for m in messages[:6])
+            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
             raise Refused(
-                f"{row.place}: the model's chat template refuses it ({error or type(error)}); its "
+                f"{row.place}: the model's chat template refuses it ({reason}); its "
                 f"roles are {roles}; change the row, or use --skip-bad to go on without it"
             ) from error
+
+    def _apply(self, messages: Sequence[Message], row: Row) -> list[int]:
+        ids: list[int] = self._tokenizer.apply_chat_template(
+            list(messages),
+            tools=list(row.tools) or None,
+            add_generation_prompt=messages[-1]["role"] != "assistant",
+            tokenize=True,
+            return_dict=False,
+        )
         return ids
 
     def _from_some_turn(self, messages: list[Message], rng: random.Random) -> list[Message]:
         """The same chat from a random turn of the user on, if enough is left to fill a sample."""
-        opening = [m for m in messages if m["role"] == "system"]
-        turns = [m for m in messages if m["role"] != "system"]
-        sizes = [len(self._encode(content(m), special=False)) for m in turns]
+        n_system = next((i for i, m in enumerate(messages) if m["role"] != "system"), 0)
+        turns = messages[n_system:]
+        is_long = _characters(turns) > LONG * self.length * CHARACTERS_PER_TOKEN
+        if is_long:
+            sizes = [_characters([m]) / CHARACTERS_PER_TOKEN for m in turns]
+        else:
+            sizes = [len(self._encode(content(m), special=False)) for m in turns]
+        left = np.cumsum(sizes[::-1])[::-1]
         starts = [i for i, m in enumerate(turns) if m["role"] == "user"]
-        enough = [i for i in starts if sum(sizes[i:]) >= self.length]
-        return [*opening, *turns[rng.choice(enough) if enough else (starts or [0])[0] :]]
+        enough = [i for i in starts if left[i] >= self.length]
+        start = rng.choice(enough) if enough else (starts or [0])[0]
+        stop = len(turns)
+        if is_long:  # what follows lies far behind the end of the sample
+            stop = int(np.searchsorted(-left, LONG * self.length - left[start])) + 1
+        return [*messages[:n_system], *turns[start:stop]]
+
+    def _with_short_opening(self, messages: Sequence[Message], rng: random.Random) -> list[Message]:
+        """A part of opening turns that would leave no room for an answer."""
+        made = list(messages)
+        for at in range(_first_user(messages) + 1):
+            said = content(made[at])
+            n_tokens = len(self._encode(said, special=False))
+            if n_tokens > self.length // 2:
+                parts = 4 if made[at]["role"] == "system" else 2
+                keep = len(said) * self.length // (parts * n_tokens)
+                made[at] = _shorten(made[at], max(1, keep), rng)
+        return made
+
+
+def _characters(messages: Sequence[Message]) -> int:
+    """How much they say; a turn costs something even if it is empty."""
+    return sum(len(content(m)) + CHARACTERS_PER_TOKEN for m in messages)
+
+
+def _with_objects(message: Message) -> Message:
+    """A message as vLLM hands it to templates: arguments of calls are objects there, not JSON."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {**message, "tool_calls": [_with_object(call) for call in calls]}
+
+
+def _with_object(call: Message) -> Message:
+    function = call.get("function")
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not isinstance(arguments, str):
+        return call
+    value = parsed(arguments) if arguments.strip() else {}
+    return {**call, "function": {**function, "arguments": value}} if type(value) is dict else call
+
+
+def _bounded(message: Message, limit: int) -> Message:
+    """The same message with no longer text than that in its calls and its reasoning."""
+    calls, reasoning = message.get("tool_calls") or [], message.get("reasoning_content") or ""
+    if any(len(str(call)) > limit for call in calls):
+        message = {**message, "tool_calls": _within([_with_object(c) for c in calls], limit)}
+    if len(reasoning) > limit:
+        message = {**message, "reasoning_content": reasoning[:limit]}
+    return message
+
+
+def _within(value: Any, limit: int) -> Any:
+    if isinstance(value, dict):
+        return {key: _within(held, limit) for key, held in value.items()}
+    if isinstance(value, list):
+        return [_within(held, limit) for held in value[:limit]]
+    return value[:limit] if isinstance(value, str) else value
 
 
 def _first_user(messages: Sequence[Message]) -> int:
@@ -166,13 +237,13 @@ def _shorten(message: Message, limit: int, rng: random.Random) -> Message:
     return {**message, "content": said[start : start + limit]}
 
 
-def _excerpts(text: str, window: int, rng: random.Random) -> list[str]:
-    """A text whole, or some stretches of one so long that encoding all of it would be a waste."""
+def _excerpts(text: str, window: int, rng: random.Random) -> list[tuple[str, bool]]:
+    """A text whole, or some stretches of one so long that encoding all of it would be a waste.
+
+    Each comes with whether the text ends with it.
+    """
     if len(text) <= MAX_WINDOWS * window:
-        return [text]
+        return [(text, True)]
     slots = rng.sample(range(len(text) // window), MAX_WINDOWS)
-    return [text[slot * window : (slot + 1) * window] for slot in sorted(slots)]
-
-
-def _array(ids: Sequence[int]) -> np.ndarray:
-    return np.asarray(ids, dtype=np.int32)
+    stops = [(slot + 1) * window for slot in sorted(slots)]
+    return [(text[stop - window : stop], stop == len(text)) for stop in stops]

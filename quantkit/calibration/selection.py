@@ -19,6 +19,8 @@ from quantkit.errors import DataError
 
 SWEEPS = 4
 LENGTH_BINS = 32
+LENGTHS = 4.0
+"""What lengths are worth, against tokens, where a piece is a sample: few have to show them all."""
 PIECES_PER_CLUSTER = 4
 CLUSTERS = (8, 256)
 COVERAGE = 0.05
@@ -75,8 +77,9 @@ def cover(candidates: Candidates, shape: Shape) -> Choice:
     for s, n in enumerate(wanted):
         mine = np.flatnonzero(candidates.source == s)
         order = mine[np.lexsort((candidates.lengths[mine], clusters[mine]))]
-        stretches += np.array_split(order, n)
-    chosen = _exchange(candidates, stretches, [_middle(candidates, s) for s in stretches])
+        stretches += np.array_split(order, n) if n else []
+    chosen = [_middle(candidates, stretch) for stretch in stretches]
+    chosen = _exchange(candidates, stretches, chosen, shape.packs)
     rng = np.random.default_rng(candidates.seed)
     samples: list[Sample] = []
     for s, quota in enumerate(quotas):
@@ -88,12 +91,20 @@ def cover(candidates: Candidates, shape: Shape) -> Choice:
     return Choice(shuffled, clusters, n_clusters, _reasons(candidates, shuffled, stretches))
 
 
-def at_random(candidates: Candidates, shape: Shape, seed: int) -> list[Sample]:
-    """Samples drawn by chance alone: what any other tool would take."""
+def at_random(candidates: Candidates, shape: Shape, seed: int, exact: bool = False) -> list[Sample]:
+    """Samples drawn by chance alone: what any other tool would take.
+
+    Sources have their shares on average, or as exactly as whole samples allow.
+    """
     rng = np.random.default_rng(seed)
-    quotas = rng.multinomial(shape.n_samples, shape.shares(candidates))
+    shares = shape.shares(candidates)
+    quotas = (
+        _quotas(shares, shape.n_samples)
+        if exact
+        else rng.multinomial(shape.n_samples, shares).tolist()
+    )
     samples: list[Sample] = []
-    for s, quota in enumerate(quotas.tolist()):
+    for s, quota in enumerate(quotas):
         order = rng.permutation(np.flatnonzero(candidates.source == s)).tolist()
         n = _n_pieces(candidates, s, quota, shape)
         samples += shape.samples(order[:n], order[n:], candidates.lengths, quota)
@@ -118,6 +129,31 @@ def require_enough(candidates: Candidates, shape: Shape, names: list[str], what:
             f"{names[s]} has {have}, its share of the set is {need} ({what[s]}); "
             "add rows, lower its weight, or ask for fewer or shorter samples"
         )
+
+
+def require_full(
+    candidates: Candidates,
+    shape: Shape,
+    samples: Sequence[Sample],
+    names: list[str],
+    what: list[str],
+) -> None:
+    """Refuse samples that did not become as many as asked for, as ends of pieces were lost."""
+    if not shape.packs:
+        return
+    full = [s for s in samples if sum(part.n_tokens for part in s) == shape.length]
+    filled = np.bincount(
+        [candidates.source[sample[0].piece] for sample in full], minlength=len(names)
+    )
+    for s, quota in enumerate(_quotas(shape.shares(candidates), shape.n_samples)):
+        if filled[s] < quota:
+            mine = candidates.lengths[candidates.source == s]
+            raise DataError(
+                f"{names[s]} fills {filled[s]} of the {quota} samples of {shape.length:,} tokens "
+                f"that are its share: it has {mine.sum():,} tokens in {len(mine):,} pieces, and "
+                f"the last piece of a sample is cut ({what[s]}); add rows, lower its weight, or "
+                "ask for fewer or shorter samples"
+            )
 
 
 def _reasons(
@@ -160,7 +196,9 @@ def _middle(candidates: Candidates, stretch: np.ndarray) -> int:
     return int(stretch[(features @ features.sum(0)).argmax()])
 
 
-def _exchange(candidates: Candidates, stretches: list[np.ndarray], chosen: list[int]) -> list[int]:
+def _exchange(
+    candidates: Candidates, stretches: list[np.ndarray], chosen: list[int], packs: bool
+) -> list[int]:
     """Exchange pieces within their stretches while that brings the set closer to the pool.
 
     The divergence is a sum over tokens, and over bins of lengths; an exchange changes only those
@@ -168,7 +206,10 @@ def _exchange(candidates: Candidates, stretches: list[np.ndarray], chosen: list[
     """
     counts, tokens = candidates.counts, _Balance(candidates.histogram, candidates.common)
     tokens.start(counts.histogram(np.array(chosen), candidates.vocabulary))
-    bins, due = _length_bins(candidates)
+    # Packed samples are of one length, so that sources have their shares of tokens anyway; others
+    # have them only if the lengths of each source are right.
+    bins, due = _length_bins(candidates, by_source=not packs)
+    price = 1.0 if packs else LENGTHS
     lengths = _Balance(due)
     lengths.start(np.bincount(bins[chosen], minlength=len(due)).astype(float))
     for _ in range(SWEEPS):
@@ -184,7 +225,7 @@ def _exchange(candidates: Candidates, stretches: list[np.ndarray], chosen: list[
             where, first = counts.spans(stretch)
             gain = tokens.gain(counts.tokens[where], counts.numbers[where])
             worth = np.add.reduceat(gain, first) - each * candidates.lengths[stretch]
-            worth += lengths.gain(bins[stretch], np.ones(len(stretch)))
+            worth += price * lengths.gain(bins[stretch], np.ones(len(stretch)))
             best = int(stretch[worth.argmin()])
             tokens.add(*counts.of(best))
             lengths.add(bins[[best]], np.ones(1))
@@ -231,12 +272,21 @@ class _Balance:
         return both - np.where(q > 0, self._bonus[places], 0)
 
 
-def _length_bins(candidates: Candidates) -> tuple[np.ndarray, np.ndarray]:
-    """The bin of each piece by its length, and the share of pieces that each bin is due."""
+def _length_bins(candidates: Candidates, by_source: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The bin of each piece by its length, and the share of pieces that each bin is due.
+
+    The bins are those of all pieces, or of each source by itself.
+    """
     share = candidates.weights / candidates.lengths
     share = share / share.sum()
-    order = np.argsort(candidates.lengths, kind="stable")
-    at = np.searchsorted(np.cumsum(share[order]), np.arange(1, LENGTH_BINS) / LENGTH_BINS)
-    edges = np.unique(candidates.lengths[order][np.minimum(at, len(order) - 1)])
-    bins = np.searchsorted(edges, candidates.lengths)
-    return bins, np.bincount(bins, share, minlength=len(edges) + 1)
+    bins, n_bins = np.zeros(len(share), np.int64), 0
+    group = candidates.source if by_source else np.zeros(len(share), np.int64)
+    for g in np.unique(group):
+        mine = np.flatnonzero(group == g)
+        order = mine[np.argsort(candidates.lengths[mine], kind="stable")]
+        steps = np.arange(1, LENGTH_BINS) / LENGTH_BINS * share[mine].sum()
+        at = np.searchsorted(np.cumsum(share[order]), steps)
+        edges = np.unique(candidates.lengths[order][np.minimum(at, len(order) - 1)])
+        bins[mine] = n_bins + np.searchsorted(edges, candidates.lengths[mine])
+        n_bins += len(edges) + 1
+    return bins, np.bincount(bins, share, minlength=n_bins)

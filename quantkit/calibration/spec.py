@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from quantkit.calibration.redact import KINDS
 from quantkit.calibration.row import Kind
-from quantkit.errors import DataError
+from quantkit.errors import DataError, UnknownName
 
 N_SAMPLES = 256
 MAX_LENGTH = 2048
@@ -20,7 +21,7 @@ class _Strict(BaseModel):
 
 
 class _Source(_Strict):
-    weight: float | None = Field(default=None, gt=0)
+    weight: float | None = Field(default=None, gt=0, le=1e6)
     """Its share of the tokens, against the others'; without any weights, what each has."""
     name: str = ""
     """What it is called in tables; its path or dataset if not given."""
@@ -90,7 +91,15 @@ class SetSpec(_Strict):
     """Replace e-mail addresses, phone and card numbers, keys and IP addresses; or some of these."""
     avoid: list[str] = Field(default_factory=list)
     """Tasks or files that models will be scored on: rows that share 13 words with them are out."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**32)
+
+    @field_validator("redact")
+    @classmethod
+    def _known_kinds(cls, value: bool | list[str]) -> bool | list[str]:
+        for kind in [] if isinstance(value, bool) else value:
+            if kind not in KINDS:
+                raise ValueError(str(UnknownName("kind of redaction", kind, KINDS)))
+        return value
 
     @model_validator(mode="after")
     def _all_weights_or_none(self) -> "SetSpec":
@@ -140,9 +149,16 @@ def changed(wanted: SetSpec, changes: Mapping[str, Any], name: str) -> SetSpec:
 
 def of_files(paths: Sequence[str]) -> SetSpec:
     """A set of files, folders, patterns, or of `-`, standard input."""
+    ends = [Path(path).name for path in paths]
     sources: list[Any] = [
-        {"kind": "stdin"} if path == "-" else {"kind": "files", "path": path} for path in paths
+        {"kind": "stdin"}
+        if path == "-"
+        # Files of the same name in several folders are told apart by their paths.
+        else {"kind": "files", "path": path, "name": path if ends.count(end) > 1 else ""}
+        for path, end in zip(paths, ends, strict=True)
     ]
+    if twice := next((path for path in paths if paths.count(path) > 1), None):
+        raise DataError(f"{twice} is given twice; give it once")
     data = {"summary": f"rows of {', '.join(paths)}", "sources": sources}
     try:
         return SetSpec.model_validate(data)

@@ -151,10 +151,16 @@ def show(folder: Path, as_json: bool, n_samples: int) -> None:
 def _wanted(name: str | None, data: list[str], typed: dict[str, Any]) -> "tuple[SetSpec, Path]":
     """The set that was asked for, with what was typed in the place of what its file says."""
     from quantkit.calibration import loading, spec
+    from quantkit.calibration.files import is_data
 
-    if (name is None) == (not data):
+    if name is None and not data:
         raise DataError("give a set's name, its YAML file, or --from with data of your own")
+    if name is not None and data:
+        raise DataError(f"give the set {name} or --from with data of your own, not both")
     wanted, base = loading.find(name) if name else (spec.of_files(data), Path())
+    if base != Path() and "avoid" in typed:
+        # What is typed starts here; what a set's file says starts there.
+        typed["avoid"] = [str(Path(a).absolute()) if is_data(a) else a for a in typed["avoid"]]
     return spec.changed(wanted, typed, name or data[0]), base
 
 

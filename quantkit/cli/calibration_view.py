@@ -1,5 +1,8 @@
 """A calibration set in the terminal."""
 
+import shutil
+import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +12,7 @@ if TYPE_CHECKING:
     from quantkit.calibration.calibration_set import CalibrationSet, Manifest
 
 BAR = 28
+NARROW = 12
 SHOWN = 300
 
 
@@ -36,25 +40,27 @@ def show(found: "CalibrationSet", folder: Path, n_samples: int) -> None:
 def _show_sources(manifest: "Manifest") -> None:
     from quantkit.cli import console
 
-    rows = []
+    rows, others = [], []
     for source in manifest.sources:
         share = source.n_tokens / manifest.n_tokens
         taken = source.rows.get("whole", 0) + source.rows.get("in part", 0)
         left = {k: n for k, n in source.rows.items() if k not in ("read", "whole", "in part")}
+        if told := ", ".join(f"{n:,} {reason}" for reason, n in left.items() if n):
+            others.append((source.name, told))
         rows.append(
             [
                 source.name,
-                _bar(share),
+                _bar(share, NARROW),
                 f"{share:.1%}",
                 f"{source.share:.1%}",
                 f"{source.rows.get('read', 0):,}",
                 f"{taken:,}",
-                ", ".join(f"{n:,} {reason}" for reason, n in left.items()),
             ]
         )
-    console.print_table(
-        ["source", "tokens", "", "asked", "rows", "used", "left out"], rows, words=(0, 1, 6)
-    )
+    console.print_table(["source", "tokens", "", "asked", "rows", "used"], rows, words=(0, 1))
+    # Reasons are many, and names may be long: they have a line of their own.
+    if others:
+        console.print_lines("rows that are not in the set:", others)
 
 
 def _show_figures(manifest: "Manifest") -> None:
@@ -66,10 +72,10 @@ def _show_figures(manifest: "Manifest") -> None:
     for name in Figures.model_fields:
         ours = getattr(manifest.figures, name)
         theirs = None if manifest.random is None else getattr(manifest.random, name)
-        better = "higher is better" if name in BETTER_HIGH else "lower is better"
+        better = "high" if name in BETTER_HIGH else "low"
         rows.append([NAMES[name], f"{ours:.4f}", "" if theirs is None else f"{theirs:.4f}", better])
     console.print_table(
-        ["against the pool", "this set", f"mean of {manifest.n_random} random", ""],
+        ["against the pool", "this set", f"mean of {manifest.n_random} random", "good is"],
         rows,
         words=(0, 3),
     )
@@ -81,22 +87,31 @@ def _show_lengths(manifest: "Manifest") -> None:
     pool, ours = manifest.pool.lengths, manifest.pool.set_lengths
     top = max(*pool, *ours, 1)
     rows = [
-        [f"{5 * place}%", str(ours[place]), _bar(ours[place] / top), str(pool[place])]
+        [_share(place), f"{ours[place]:,}", _bar(ours[place] / top), f"{pool[place]:,}"]
         for place in range(0, len(pool), 2)
     ]
-    console.print_table(["shorter than", "tokens", "", "in the pool"], rows, words=(0, 2))
+    console.print_table(["of the pieces", "tokens up to", "", "in the pool"], rows, words=(0, 2))
+
+
+def _share(place: int) -> str:
+    return {0: "shortest", 20: "longest"}.get(place, f"{5 * place}%")
 
 
 def _show_samples(found: "CalibrationSet", n: int) -> None:
     step = max(1, len(found.samples) // n)
+    # Nothing wraps where the output is no terminal.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 2 * SHOWN
     for piece in found.samples[::step][:n]:
         text = " ".join(piece["text"].split())
+        source, place = piece["source"], piece["place"]
         typer.echo(
-            f"{piece['source']}, {piece['place']}: {piece['n_tokens']} tokens"
+            f"{place if place.startswith(source) else f'{source}, {place}'}: "
+            f"{piece['n_tokens']:,} tokens"
             f"{', cut' if piece['cut'] else ''}; {piece['why']}"
         )
-        typer.echo(f"  {text[:SHOWN]}{'…' if len(text) > SHOWN else ''}\n")
+        text = f"{text[:SHOWN]}{'…' if len(text) > SHOWN else ''}"
+        typer.echo(textwrap.fill(text, width, initial_indent="  ", subsequent_indent="  ") + "\n")
 
 
-def _bar(share: float) -> str:
-    return "█" * round(share * BAR) or "▏"
+def _bar(share: float, width: int = BAR) -> str:
+    return "█" * round(share * width) or "▏"

@@ -1,6 +1,7 @@
 """What tasks ask and what they count as an answer, as text: nothing of it may be calibrated on."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def _of_file(path: Path) -> Iterator[str]:
     recogniser = recognise.Recogniser(path.name)
     for file in files.find(path):
         for record in files.read(file):
-            yield recogniser(record).plain
+            with suppress(recognise.Empty):
+                yield recogniser(record).plain
 
 
 def _of_document(task: Any, document: Any) -> list[str]:
