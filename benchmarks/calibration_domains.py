@@ -26,9 +26,9 @@ import numpy as np
 import torch
 
 from quantkit import device as devices
-from quantkit.calibration import files
 from quantkit.calibration.build import Vocabulary, build
-from quantkit.calibration.recognise import Recogniser
+from quantkit.calibration.reading import files
+from quantkit.calibration.reading.recognise import Recogniser
 from quantkit.calibration.rendering import Renderer
 from quantkit.calibration.spec import SetSpec
 from quantkit.export.manifest import versions

@@ -24,8 +24,8 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 import redaction_corpus
 
-from quantkit.calibration import python_text
-from quantkit.calibration.redact import _FINDERS, KINDS, redact
+from quantkit.calibration.reading import python_text
+from quantkit.calibration.redaction.redact import _FINDERS, KINDS, redact
 from quantkit.storage import write_json
 
 

@@ -2,7 +2,7 @@
 
     python scripts/train_demo_model.py OUT [--work DIR]
 
-The text is what the running Python has on board (`quantkit.calibration.python_text`, split
+The text is what the running Python has on board (`quantkit.calibration.reading.python_text`, split
 `train`); paragraphs that also stand in the held-out split are cut from it first. `--work` keeps
 the tokens, so that they can be prepared on one machine (`--prepare-only`) and trained on another
 with a GPU. The run that made the published weights took under five minutes on one H200.
@@ -24,7 +24,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from quantkit.calibration import python_text
+from quantkit.calibration.reading import python_text
 
 END, USER, ASSISTANT = "<|endoftext|>", "<|user|>", "<|assistant|>"
 CHAT_TEMPLATE = (

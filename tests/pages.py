@@ -92,7 +92,7 @@ def calibration_set(**changes):
         SourceRecord,
         Tokenizer,
     )
-    from quantkit.calibration.figures import Figures
+    from quantkit.calibration.choosing.figures import Figures
     from quantkit.calibration.spec import SetSpec
     from quantkit.calibration.tokens import CalibrationTokens
 

@@ -11,7 +11,7 @@ import string
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from quantkit.calibration.redact import KINDS, redact
+from quantkit.calibration.redaction.redact import KINDS, redact
 
 ALNUM = string.ascii_letters + string.digits
 HEX = "0123456789abcdef"

@@ -10,17 +10,18 @@ import numpy as np
 import torch
 
 from quantkit import __version__
-from quantkit.calibration import calibration_set, figures, packing, selection
+from quantkit.calibration import calibration_set
 from quantkit.calibration.calibration_set import CalibrationSet, Manifest, Pool, SourceRecord
-from quantkit.calibration.candidates import Candidates
-from quantkit.calibration.contamination import EvaluationText
-from quantkit.calibration.packing import Sample
+from quantkit.calibration.choosing import figures, packing, selection
+from quantkit.calibration.choosing.candidates import Candidates
+from quantkit.calibration.choosing.packing import Sample
+from quantkit.calibration.choosing.selection import Choice, Shape
+from quantkit.calibration.overlap.contamination import EvaluationText
 from quantkit.calibration.pool import GatheredSource, describe, gather, require_rows
-from quantkit.calibration.recognise import QUOTES
-from quantkit.calibration.redact import KINDS, redact
+from quantkit.calibration.reading.recognise import QUOTES
+from quantkit.calibration.reading.row import Row
+from quantkit.calibration.redaction.redact import KINDS, redact
 from quantkit.calibration.rendering import Piece, Refused, Renderer
-from quantkit.calibration.row import Row
-from quantkit.calibration.selection import Choice, Shape
 from quantkit.calibration.spec import USUAL_SAMPLES, SetSpec
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError, SourceError

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from quantkit.calibration.figures import Figures
+from quantkit.calibration.choosing.figures import Figures
 from quantkit.calibration.spec import SetSpec
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError

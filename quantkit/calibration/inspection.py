@@ -1,7 +1,7 @@
 """What is thin about a calibration set, in sentences, before hours are spent with it."""
 
 from quantkit.calibration.calibration_set import CalibrationSet, Manifest
-from quantkit.calibration.figures import BETTER_HIGH, Figures
+from quantkit.calibration.choosing.figures import BETTER_HIGH, Figures
 from quantkit.calibration.spec import USUAL_SAMPLES
 
 DOMINANT = 0.8

@@ -7,8 +7,8 @@ from quantkit import resources
 from quantkit.calibration import calibration_set, spec
 from quantkit.calibration.build import Vocabulary, build
 from quantkit.calibration.calibration_set import CalibrationSet
-from quantkit.calibration.contamination import EvaluationText
-from quantkit.calibration.files import is_data
+from quantkit.calibration.overlap.contamination import EvaluationText
+from quantkit.calibration.reading.files import is_data
 from quantkit.calibration.spec import SetSpec
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError

@@ -5,7 +5,7 @@ from typing import Any
 from markupsafe import Markup
 
 from quantkit.calibration.calibration_set import CalibrationSet, Manifest
-from quantkit.calibration.figures import BETTER_HIGH, Figures
+from quantkit.calibration.choosing.figures import BETTER_HIGH, Figures
 from quantkit.calibration.inspection import NAMES, warnings, worse_than_random
 from quantkit.page.bars import Bar, bars
 from quantkit.page.document import Section, document

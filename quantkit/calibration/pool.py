@@ -16,11 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from quantkit.calibration import files, hub, python_text, recognise
-from quantkit.calibration.contamination import EvaluationText
-from quantkit.calibration.duplicates import Seen, prefix_of
-from quantkit.calibration.files import Record, Trouble
-from quantkit.calibration.row import Row
+from quantkit.calibration.overlap.contamination import EvaluationText
+from quantkit.calibration.overlap.duplicates import Seen, prefix_of
+from quantkit.calibration.reading import files, hub, python_text, recognise
+from quantkit.calibration.reading.files import Record, Trouble
+from quantkit.calibration.reading.row import Row
 from quantkit.calibration.spec import Files, Hub, Python, SetSpec, Stdin, source_name
 from quantkit.errors import DataError
 from quantkit.progress import Progress

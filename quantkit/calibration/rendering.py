@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.calibration.messages import parsed
-from quantkit.calibration.row import Message, Row, content
+from quantkit.calibration.reading.messages import parsed
+from quantkit.calibration.reading.row import Message, Row, content
 from quantkit.errors import DataError
 
 MAX_WINDOWS = 16

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from quantkit.calibration.redact import KINDS
-from quantkit.calibration.row import Kind
+from quantkit.calibration.reading.row import Kind
+from quantkit.calibration.redaction.redact import KINDS
 from quantkit.errors import DataError, UnknownName
 
 N_SAMPLES = 256

@@ -151,7 +151,7 @@ def show(folder: Path, as_json: bool, n_samples: int) -> None:
 def _wanted(name: str | None, data: list[str], typed: dict[str, Any]) -> "tuple[SetSpec, Path]":
     """The set that was asked for, with what was typed in the place of what its file says."""
     from quantkit.calibration import loading, spec
-    from quantkit.calibration.files import is_data
+    from quantkit.calibration.reading.files import is_data
 
     if name is None and not data:
         raise DataError("give a set's name, its YAML file, or --from with data of your own")
@@ -165,7 +165,7 @@ def _wanted(name: str | None, data: list[str], typed: dict[str, Any]) -> "tuple[
 
 
 def _needs_hub(wanted: "SetSpec", tasks_from: Path | None) -> bool:
-    from quantkit.calibration.files import is_data
+    from quantkit.calibration.reading.files import is_data
     from quantkit.cli import start
 
     away = [task for task in wanted.avoid if not is_data(task) and not start.is_own(task)]

@@ -64,7 +64,7 @@ def _show_sources(manifest: "Manifest") -> None:
 
 
 def _show_figures(manifest: "Manifest") -> None:
-    from quantkit.calibration.figures import BETTER_HIGH, Figures
+    from quantkit.calibration.choosing.figures import BETTER_HIGH, Figures
     from quantkit.calibration.inspection import NAMES
     from quantkit.cli import console
 

@@ -7,7 +7,7 @@ import typer
 from quantkit.cli.options import AsJson, Device, Out, Quiet, Verbose
 
 NEXT = """
-Everything is in {out}: checkpoints, scores/, report.json, report.md.
+Everything is in {out}: checkpoints, scores/, report.json, report.md, report.html.
 
 Next, with a model of yours (a folder or a hub id):
   quantkit recipes                                     what there is to choose from

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from quantkit.cli.options import AsJson
-from quantkit.errors import ScoreError
 
 
 def command(
@@ -31,7 +30,7 @@ def command(
         console.print_json(document.schema())
         return
     if not scores:
-        raise ScoreError("give score files, or folders of them")
+        raise typer.BadParameter("give score files, or folders of them")
     from quantkit.report import files
     from quantkit.report.comparison import Report
     from quantkit.score.evaluation import read_all

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (  # noqa: TID253
+from pydantic import (
     BaseModel,
     ConfigDict,
     Field,

@@ -5,8 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from quantkit.calibration import files, recognise
-from quantkit.calibration.contamination import EvaluationText
+from quantkit.calibration.overlap.contamination import EvaluationText
+from quantkit.calibration.reading import files, recognise
 from quantkit.score import lmeval
 
 

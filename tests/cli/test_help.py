@@ -10,7 +10,10 @@ import pytest
 import quantkit
 from quantkit import resources
 
-COMMANDS = ["demo", "run", "quantize", "verify", "score", "report", "gate", "recipes", "doctor"]
+COMMANDS = [
+    "demo", "run", "quantize", "verify", "score", "report", "gate", "card", "calibrate", "recipes",
+    "gpus", "doctor",
+]  # fmt: skip
 HEAVY = ["torch", "transformers", "pydantic", "yaml", "rich", "numpy"]
 RECIPES = resources.names("recipes")
 

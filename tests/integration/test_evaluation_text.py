@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from quantkit.calibration import python_text
-from quantkit.calibration.contamination import EvaluationText
+from quantkit.calibration.overlap.contamination import EvaluationText
+from quantkit.calibration.reading import python_text
 from quantkit.score import evaluation_text
 from quantkit.score.evaluation_text import texts
 from quantkit.score.tasks.python_quiz.questions import N_QUESTIONS

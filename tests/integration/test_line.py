@@ -192,7 +192,7 @@ def test_unknown_task_is_refused_with_near_matches():
 def test_perplexity_per_token_is_plain_arithmetic(demo):
     card = Scorecard.read(demo / "scores" / "source.json")
     per_byte = card.scores["python_docs/bits_per_byte"].value
-    from quantkit.calibration import python_text
+    from quantkit.calibration.reading import python_text
 
     n_bytes = sum(len(d.text.encode()) for d in python_text.heldout())
     perplexity = card.scores["python_docs/perplexity"]

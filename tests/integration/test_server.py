@@ -22,7 +22,7 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
-from quantkit.calibration import python_text
+from quantkit.calibration.reading import python_text
 from quantkit.errors import ScoreError
 from quantkit.model.source import ModelSource
 from quantkit.quantize.prepare import CalibrationChoice

@@ -13,8 +13,8 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quantkit.calibration import plain_text, tables
-from quantkit.calibration.files import Record, Trouble, find, read, read_stream
+from quantkit.calibration.reading import plain_text, tables
+from quantkit.calibration.reading.files import Record, Trouble, find, read, read_stream
 from quantkit.errors import DataError
 
 ROWS = [{"text": "first"}, {"text": "zweite Zeile, größer"}, {"text": '三\nlines "quoted", too'}]

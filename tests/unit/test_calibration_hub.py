@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from quantkit.calibration import hub
+from quantkit.calibration.reading import hub
 from quantkit.errors import DataError
 
 ROWS = [{"text": "first"}, {"text": "second"}]

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from quantkit.calibration import contamination, shingles
-from quantkit.calibration.contamination import EvaluationText
+from quantkit.calibration.overlap import contamination, shingles
+from quantkit.calibration.overlap.contamination import EvaluationText
 
 SENTENCE = "The quick brown fox jumps over the lazy dog while nobody in town is watching it"
 WORDS = SENTENCE.split()

@@ -6,9 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from quantkit.calibration import buckets, duplicates
-from quantkit.calibration.duplicates import Seen, prefix_of
-from quantkit.calibration.row import Row
+from quantkit.calibration.overlap import buckets, duplicates
+from quantkit.calibration.overlap.duplicates import Seen, prefix_of
+from quantkit.calibration.reading.row import Row
 from quantkit.errors import DataError
 
 

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantkit.calibration import packing
-from quantkit.calibration.packing import Part
+from quantkit.calibration.choosing import packing
+from quantkit.calibration.choosing.packing import Part
 
 PACKED = {
     "length": st.integers(2, 40),

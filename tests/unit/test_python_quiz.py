@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from quantkit.calibration import python_text
+from quantkit.calibration.reading import python_text
 from quantkit.score.tasks.python_quiz import questions as quiz
 
 

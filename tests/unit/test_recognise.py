@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from quantkit.calibration.recognise import SHOWN_CHARACTERS, Empty, Recogniser, Unrecognised
-from quantkit.calibration.record import Record
+from quantkit.calibration.reading.recognise import SHOWN_CHARACTERS, Empty, Recogniser, Unrecognised
+from quantkit.calibration.reading.record import Record
 from quantkit.errors import DataError, UnknownName
 
 USER = {"role": "user", "content": "What is 2 + 2?"}

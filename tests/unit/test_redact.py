@@ -7,8 +7,8 @@ import redaction_corpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantkit.calibration.redact import KINDS, redact
-from quantkit.calibration.redact_numbers import luhn
+from quantkit.calibration.redaction.numbers import luhn
+from quantkit.calibration.redaction.redact import KINDS, redact
 from quantkit.errors import UnknownName
 
 # Slightly under what benchmarks/results/redaction.json has.

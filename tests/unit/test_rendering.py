@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from quantkit.calibration import rendering
+from quantkit.calibration.reading.row import Row
 from quantkit.calibration.rendering import Refused, Renderer
-from quantkit.calibration.row import Row
 from quantkit.errors import DataError
 
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]

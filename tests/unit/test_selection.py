@@ -8,12 +8,12 @@ import pytest
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import ks_2samp
 
-from quantkit.calibration import figures, selection
-from quantkit.calibration.candidates import Candidates
-from quantkit.calibration.figures import BETTER_HIGH, Figures
-from quantkit.calibration.packing import Part
+from quantkit.calibration.choosing import figures, selection
+from quantkit.calibration.choosing.candidates import Candidates
+from quantkit.calibration.choosing.figures import BETTER_HIGH, Figures
+from quantkit.calibration.choosing.packing import Part
+from quantkit.calibration.choosing.selection import Shape
 from quantkit.calibration.rendering import Piece
-from quantkit.calibration.selection import Shape
 from quantkit.errors import DataError
 
 TOPICS, OWN, SHARED = 12, 30, 40

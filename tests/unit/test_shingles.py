@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantkit.calibration import shingles
-from quantkit.calibration.shingles import Words, words
+from quantkit.calibration.overlap import shingles
+from quantkit.calibration.overlap.shingles import Words, words
 
 WITHOUT_SPACES = [
     (0x0E00, 0x0EFF),

@@ -8,7 +8,7 @@ def load(**_: Any) -> dict[str, Any]:
     """The held-out documents as lm-eval wants them."""
     from datasets import Dataset
 
-    from quantkit.calibration import python_text
+    from quantkit.calibration.reading import python_text
 
     rows = [{"name": d.name, "text": d.text} for d in python_text.heldout()]
     return {"test": Dataset.from_list(rows)}

@@ -11,8 +11,8 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from quantkit.calibration import python_text
-from quantkit.calibration.python_text import Document
+from quantkit.calibration.reading import python_text
+from quantkit.calibration.reading.python_text import Document
 
 N_QUESTIONS = 400  # of some 600: the demo scores nine models with them
 ENDING_WORDS = 4

@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from rensa import RMinHash
 
-from quantkit.calibration.buckets import Column, Index, Pairs, packed, unpacked
-from quantkit.calibration.row import Row, content
-from quantkit.calibration.shingles import (
+from quantkit.calibration.overlap.buckets import Column, Index, Pairs, packed, unpacked
+from quantkit.calibration.overlap.shingles import (
     Hashes,
     Places,
     has_words,
@@ -27,6 +26,7 @@ from quantkit.calibration.shingles import (
     shingles,
     words,
 )
+from quantkit.calibration.reading.row import Row, content
 from quantkit.errors import DataError
 
 N_PERMUTATIONS = 128

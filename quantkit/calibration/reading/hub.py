@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from quantkit.calibration.record import Record
+from quantkit.calibration.reading.record import Record
 from quantkit.errors import DataError
 from quantkit.hush import hushed
 

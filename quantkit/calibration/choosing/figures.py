@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from quantkit.calibration.candidates import Candidates
-from quantkit.calibration.packing import Sample
+from quantkit.calibration.choosing.candidates import Candidates
+from quantkit.calibration.choosing.packing import Sample
 
 
 class Figures(BaseModel):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from quantkit.calibration.messages import are_messages, parsed
+from quantkit.calibration.reading.messages import are_messages, parsed
 
 REQUESTS = ("request", "request_body", "body", "kwargs", "payload", "input", "params", "json")
 ANSWERS = ("response", "response_body", "output", "body", "result", "message", "chunks")

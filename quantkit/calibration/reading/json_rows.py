@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from quantkit.calibration.record import Reading, Record
+from quantkit.calibration.reading.record import Reading, Record
 from quantkit.errors import DataError
 
 # fmt: off

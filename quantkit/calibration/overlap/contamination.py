@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from quantkit.calibration.shingles import Hashes, portions, shingles, words
+from quantkit.calibration.overlap.shingles import Hashes, portions, shingles, words
 
 N_WORDS = 13
 SPARSE = 8  # slots for every n-gram at the least: most others are told by an empty slot

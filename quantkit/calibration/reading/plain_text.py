@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from quantkit.calibration.record import Reading, Record
+from quantkit.calibration.reading.record import Reading, Record
 
 TEXT_CHARACTERS = 8000
 """A document ends before it grows beyond this; only a single line may be longer."""

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quantkit.calibration import server_logs
-from quantkit.calibration.messages import (
+from quantkit.calibration.reading import server_logs
+from quantkit.calibration.reading.messages import (
     Malformed,
     are_messages,
     normalise,
@@ -26,8 +26,8 @@ from quantkit.calibration.messages import (
     says_something,
     tools,
 )
-from quantkit.calibration.record import Record
-from quantkit.calibration.row import Kind, Row
+from quantkit.calibration.reading.record import Record
+from quantkit.calibration.reading.row import Kind, Row
 from quantkit.errors import DataError, UnknownName
 
 SHOWN_CHARACTERS = 200

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quantkit.calibration import packing
-from quantkit.calibration.candidates import Candidates
-from quantkit.calibration.packing import Sample
+from quantkit.calibration.choosing import packing
+from quantkit.calibration.choosing.candidates import Candidates
+from quantkit.calibration.choosing.packing import Sample
 from quantkit.errors import DataError
 
 SWEEPS = 4

@@ -21,8 +21,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address, IPv6Address, IPv6Network
 
-from quantkit.calibration.redact_keys import find_keys
-from quantkit.calibration.redact_numbers import find_cards, find_phones
+from quantkit.calibration.redaction.keys import find_keys
+from quantkit.calibration.redaction.numbers import find_cards, find_phones
 from quantkit.errors import UnknownName
 
 Span = tuple[int, int]

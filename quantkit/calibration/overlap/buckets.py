@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quantkit.calibration.shingles import Hashes, Places
+from quantkit.calibration.overlap.shingles import Hashes, Places
 
 MOST = 16  # rows of a key that are given: text from a template would pair every row with all others
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from quantkit.calibration.record import Reading, Record
+from quantkit.calibration.reading.record import Reading, Record
 from quantkit.errors import DataError
 
 BATCH_ROWS = 256

@@ -10,11 +10,11 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
-from quantkit.calibration.json_rows import json_document, json_lines
-from quantkit.calibration.plain_text import TEXT_CHARACTERS, documents
-from quantkit.calibration.record import OnBad, Reading, Record, Trouble, pass_over
-from quantkit.calibration.streams import PACKINGS, as_utf8, explained, packing_of, unpacked
-from quantkit.calibration.tables import parquet, separated, spooled
+from quantkit.calibration.reading.json_rows import json_document, json_lines
+from quantkit.calibration.reading.plain_text import TEXT_CHARACTERS, documents
+from quantkit.calibration.reading.record import OnBad, Reading, Record, Trouble, pass_over
+from quantkit.calibration.reading.streams import PACKINGS, as_utf8, explained, packing_of, unpacked
+from quantkit.calibration.reading.tables import parquet, separated, spooled
 from quantkit.errors import DataError
 
 __all__ = ["TEXT_CHARACTERS", "Record", "Trouble", "find", "read", "read_stream"]

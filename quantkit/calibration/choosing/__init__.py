@@ -1,0 +1,1 @@
+"""From a pool of pieces to samples that stand for it."""

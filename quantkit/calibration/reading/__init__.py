@@ -1,0 +1,1 @@
+"""Rows out of files, hubs and logs of every usual kind."""

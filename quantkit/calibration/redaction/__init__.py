@@ -1,0 +1,1 @@
+"""Takes personal and secret strings out of text before it is kept."""
