@@ -30,7 +30,7 @@ def command(
         console.print_json(document.schema())
         return
     if not scores:
-        raise typer.BadParameter("give score files, or folders of them")
+        raise typer.BadParameter("name score files, or folders of them", param_hint="SCORES")
     from quantkit.report import files
     from quantkit.report.comparison import Report
     from quantkit.score.evaluation import read_all

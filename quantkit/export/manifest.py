@@ -84,6 +84,8 @@ class Calibration(Record):
     """Of the longest sample, to which the others are padded."""
     n_tokens: int | None = None
     """Real tokens of all samples; manifests of old do not say it, and have no padding."""
+    perplexity: float | None = None
+    """Of some of these tokens, to the model as the pass had it; what is noise to it is high."""
 
 
 class Manifest(Record):

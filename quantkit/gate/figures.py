@@ -6,12 +6,17 @@ from dataclasses import dataclass
 
 from quantkit.errors import ScoreError
 from quantkit.gate.text import plain
+from quantkit.report import layers
 from quantkit.report.document import Document, Entry
 from quantkit.score.findings import ACCURACIES
 
 PERPLEXITY = "perplexity"
 ACCURACY = "accuracy"
 SIZES = ("size_ratio", "bits_per_weight", "size_bytes")
+OUTLIER = "layer_outlier"
+"""How many times as far off the worst layer is as the median of its kind."""
+CALIBRATION = "calibration_ratio"
+"""Perplexity of the calibration tokens over that of the text that is scored: noise is far off."""
 SHARES = (*ACCURACIES, "top1_agreement")
 """Metrics between 0 and 1, of which more is better and drops are told in points."""
 
@@ -45,6 +50,8 @@ class Figure:
 
     def of(self, entry: Entry, document: Document) -> float | None:
         """The figure of one scored model, None where it has none."""
+        if self.key in MADE:
+            return MADE[self.key](entry, document)
         if self.key == "size_ratio":
             value = entry.size_bytes / document.baseline.size_bytes
         elif self.is_size:
@@ -62,6 +69,9 @@ def find(document: Document, asked: str) -> Figure | None:
     """What a policy's name stands for in a report, None where it stands for nothing."""
     if asked in SIZES:
         return Figure(asked, asked, more_is_better=False)
+    if asked in MADE:
+        known = all(MADE[asked](entry, document) is not None for entry in document.candidates)
+        return Figure(asked, asked, more_is_better=False) if known else None
     keys = _keys(document)
     key = next((key for key in _meanings(document, asked) if key in keys), None)
     if key is None:
@@ -77,7 +87,29 @@ def known(document: Document) -> set[str]:
     metrics = {key.rpartition("/")[2] for key in keys}
     tasks = {key.rpartition("/")[0] for key in keys if key.rpartition("/")[2] in ACCURACIES}
     aliases = {ACCURACY} if tasks else set()
-    return {*keys, *metrics, *tasks, *aliases, *SIZES}
+    return {*keys, *metrics, *tasks, *aliases, *SIZES, *MADE}
+
+
+def _calibration_ratio(entry: Entry, document: Document) -> float | None:
+    """None where it is not known; nothing to be surprised at where nothing was learnt."""
+    headline = document.baseline.scores.get(document.headline or "")
+    if entry.made is None or headline is None or not (document.headline or "").endswith(PERPLEXITY):
+        return None
+    if entry.made.calibration is None:
+        return 0.0
+    found = entry.made.calibration_perplexity
+    return found / headline.value if found is not None and headline.value > 0 else None
+
+
+def _layer_outlier(entry: Entry, document: Document) -> float | None:
+    """None where it is not known how a candidate was made."""
+    if entry.made is None:
+        return None
+    return max(layers.outliers(entry.made.layers).values(), default=0.0)
+
+
+MADE = {CALIBRATION: _calibration_ratio, OUTLIER: _layer_outlier}
+"""Figures of how a candidate was made."""
 
 
 def _keys(document: Document) -> dict[str, None]:

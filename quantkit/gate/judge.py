@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from fractions import Fraction
 
 from quantkit.errors import PolicyError, ScoreError
-from quantkit.gate import fitting, intervals, words
+from quantkit.gate import causes, fitting, intervals, words
 from quantkit.gate.classes import class_of
-from quantkit.gate.figures import Figure, find
+from quantkit.gate.figures import OUTLIER, Figure, find
 from quantkit.gate.policy import RELATIVE, Bound, Policy, Rule
 from quantkit.gate.text import plain
 from quantkit.gate.verdict import Answer, Check, Verdict
@@ -42,6 +42,7 @@ def judge(document: Document, policy: Policy, earlier: Document | None = None) -
             before = _counterpart(entry, document, earlier)
             case = _Case(document, entry, earlier, before)
             checks += _of_rules(policy.against, case, policy)
+    checks = list(_with_causes(checks, document))
     judged = {check.candidate for check in checks if check.bound is not None}
     unjudged = [entry.name for entry in document.candidates if entry.name not in judged]
     if unjudged and (policy.unjudged == "error" or not judged):
@@ -51,6 +52,21 @@ def judge(document: Document, policy: Policy, earlier: Document | None = None) -
         )
     notes = tuple(_notes(document, policy, earlier, rules))
     return Verdict(tuple(checks), policy.cannot_tell, tuple(unjudged), notes)
+
+
+def _with_causes(checks: Sequence[Check], document: Document) -> Iterator[Check]:
+    """Tell with each candidate's first loss of quality what may be behind it."""
+    entries = {entry.name: entry for entry in document.candidates}
+    told: set[str] = set()
+    for check in checks:
+        quality = "/" in check.metric or check.metric == OUTLIER
+        lost = check.answer is Answer.FAIL and quality and check.amount is not None
+        if lost and check.candidate not in told:
+            told.add(check.candidate)
+            if found := causes.cause(entries[check.candidate]):
+                yield replace(check, reason=f"{check.reason}; {found}")
+                continue
+        yield check
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,24 @@ class _Recorder(torch.nn.Module):
         return hidden_states
 
 
+class _Given(torch.nn.Module):
+    """Stands for a block, and gives what the blocks are known to make."""
+
+    def __init__(self, block: torch.nn.Module, hidden: torch.Tensor) -> None:
+        super().__init__()
+        object.__setattr__(self, "_block", block)
+        self.hidden = hidden
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(object.__getattribute__(self, "_block"), name)
+
+    def forward(self, hidden_states: torch.Tensor, **arguments: Any) -> torch.Tensor:
+        return self.hidden
+
+
 @dataclass
 class Decoder:
     """A model's skeleton and its list of blocks."""
@@ -187,6 +205,40 @@ class Decoder:
             empty = {name: tensor.to("meta") for name, tensor in outside.items()}
             self.model.load_state_dict(empty, strict=False, assign=True)
         return hidden, [recorder.arguments for recorder in recorders]
+
+    @torch.no_grad()
+    def losses(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Negative log-likelihood of every token but each sample's first, from the last states.
+
+        The model itself does it, with blocks that give what is known, so that final norms, caps
+        and scales of logits are the family's own.
+        """
+        blocks = list(self.blocks)
+        outside = {
+            name: self.source.tensors[name].read().to(self.device).to(self.dtype)
+            for name in self.model.state_dict()
+            if name in self.source.tensors and not name.startswith(f"{self.prefix}.")
+        }
+        found = []
+        try:
+            self.model.load_state_dict(outside, strict=False, assign=True)
+            self.model.tie_weights()
+            self.model.get_output_embeddings().to(self.device)
+            tokens = tokens.to(self.device)
+            for sample in range(len(tokens)):
+                states, ids = hidden[sample : sample + 1], tokens[sample : sample + 1]
+                for index, block in enumerate(blocks):
+                    self.blocks[index] = _Given(block, states)
+                logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+                found.append(
+                    torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none")
+                )
+        finally:
+            for index, block in enumerate(blocks):
+                self.blocks[index] = block
+            empty = {name: tensor.to("meta") for name, tensor in outside.items()}
+            self.model.load_state_dict(empty, strict=False, assign=True)
+        return torch.cat(found)
 
     def run(
         self, block: torch.nn.Module, hidden: torch.Tensor, arguments: Mapping[str, Any]

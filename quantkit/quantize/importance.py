@@ -18,6 +18,8 @@ class Importance:
     def __init__(self) -> None:
         self._sums: dict[str, torch.Tensor] = {}
         self.n_tokens: dict[str, int] = {}
+        self.perplexity: float | None = None
+        """Of the tokens that were watched, where it is known."""
 
     @contextmanager
     def watching(self, block: torch.nn.Module, prefix: str, keep: Keep = None) -> Iterator[None]:

@@ -8,6 +8,7 @@ While a block is computed on, the next one is read and the last one is written.
 """
 
 import gc
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -41,6 +42,10 @@ from quantkit.quantize.statistics import Collector
 from quantkit.recipe import Recipe
 
 MAX_FALLBACK_SHARE = 0.01
+NOISE = 5
+"""Calibration tokens that are this near to guessing are no text."""
+SURPRISE_SAMPLES = 4
+SURPRISE_TOKENS = 512
 TOKENS_REPLAYED = {"cuda": 4096, "cpu": 512}
 
 
@@ -69,6 +74,8 @@ class CalibratedOutcome:
     layers: dict[str, Layer]
     scales: dict[str, torch.Tensor]
     """Folded scales by name, which a check against the source needs."""
+    perplexity: float | None = None
+    """Of the calibration tokens."""
 
 
 def quantize_blocks(
@@ -89,7 +96,7 @@ def quantize_blocks(
     on_host = offload == "always"
     arguments = (source, plans, writers, calibration, device, progress, journals)
     try:
-        prefix = _pass(*arguments, on_host, importance)
+        passed = _pass(*arguments, on_host, importance)
     except torch.OutOfMemoryError as error:
         done = min((journal.n_done for journal in journals), default=0)
         if on_host or offload == "never":
@@ -98,8 +105,8 @@ def quantize_blocks(
                 "the same command with fewer recipes at a time, a shorter --length, or "
                 + ("--device cpu" if on_host else "--offload auto")
             ) from error
-        prefix = None
-    if prefix is None:  # outside of the handler, whose traceback would hold on to the memory
+        passed = None
+    if passed is None:  # outside of the handler, whose traceback would hold on to the memory
         progress.finish()
         progress.note(
             f"{device} ran out of memory; going on with hidden states in host memory, which "
@@ -110,7 +117,10 @@ def quantize_blocks(
         gc.collect()
         torch.cuda.empty_cache()
         return quantize_blocks(*arguments, "always", importance)
-    outcomes = [CalibratedOutcome(journal.layers, journal.scales) for journal in journals]
+    prefix, perplexity = passed
+    outcomes = [CalibratedOutcome(j.layers, j.scales, perplexity) for j in journals]
+    if importance is not None:
+        importance.perplexity = perplexity
     for tensor in source.tensors.values():
         takers = [
             writer
@@ -135,8 +145,11 @@ def _pass(
     journals: Sequence[Journal],
     on_host: bool,
     importance: Importance | None,
-) -> str:
-    """Take all streams through all blocks; returns the prefix of the blocks' names."""
+) -> tuple[str, float | None]:
+    """Take all streams through all blocks; returns the prefix of the blocks' names.
+
+    And the perplexity of the calibration tokens.
+    """
     decoder = Decoder.open(source, device)
     _require_blocks_only(decoder, plans)
     calibration = calibration.longest_first()
@@ -160,7 +173,36 @@ def _pass(
                     delivery.submit(partial(finished.deliver, writers[i], journals[i], status))
                 progress.advance(1)
     progress.finish()
-    return decoder.prefix
+    perplexity = _perplexity(decoder, streams[0].hidden, calibration)
+    guessing = float(decoder.model.config.vocab_size)
+    if perplexity is not None and perplexity > guessing / NOISE:
+        progress.note(
+            f"warning: the model's perplexity on the calibration tokens is {perplexity:,.0f}, "
+            f"where guessing has {guessing:,.0f}: they look like noise to it; are they text, and "
+            "of its own tokenizer?"
+        )
+    return decoder.prefix, perplexity
+
+
+def _perplexity(
+    decoder: Decoder, hidden: HiddenStates, calibration: CalibrationTokens
+) -> float | None:
+    """What the model makes of its calibration tokens: noise is told by it.
+
+    Of some samples, after the last block; None where there is no room for the head.
+    """
+    states = hidden.first(SURPRISE_SAMPLES)[:, :SURPRISE_TOKENS]
+    n_samples, length = states.shape[:2]
+    lengths = calibration.lengths
+    if lengths is not None:
+        length = min(length, int(lengths[:n_samples].min()))
+    if length < 2:
+        return None
+    try:
+        losses = decoder.losses(states[:, :length], calibration.ids[:n_samples, :length])
+    except torch.OutOfMemoryError:
+        return None
+    return math.exp(min(float(losses.mean()), 700.0))
 
 
 def _streams(

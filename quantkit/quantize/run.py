@@ -109,7 +109,7 @@ def quantize(
                 folder.write_scales(scratch, outcome.scales)
             folder.write_side_files(scratch, source, plan.recipe, plan.ignored)
             files = folder.hash_files(scratch, writer.hashes)
-            record = manifest_of(job, plan, outcome.layers, files, clock)
+            record = manifest_of(job, plan, outcome.layers, files, clock, outcome.perplexity)
             card.write(scratch, record, old=cards[target])
             folder.write_manifest(scratch, record)
             made[plan.recipe.name] = Checkpoint(target, record)
@@ -146,7 +146,8 @@ def _write_file(
     files = folder.hash_files(scratch, {path.name: digest})
     clock.lap(plan.recipe.name)
     layers = {name: Layer(relative_error=error) for name, error in errors.items()}
-    return manifest_of(job, plan, layers, files, clock)
+    perplexity = importance.perplexity if importance is not None else None
+    return manifest_of(job, plan, layers, files, clock, perplexity)
 
 
 def _matrix(job: Job, plan: GGUFPlan, importance: Importance) -> ImportanceMatrix:
@@ -241,8 +242,9 @@ def manifest_of(
     layers: dict[str, Layer],
     files: dict[str, manifest.StoredFile],
     clock: Clock,
+    perplexity: float | None = None,
 ) -> Manifest:
-    """Put together what is known of a checkpoint."""
+    """Put together what is known of a checkpoint; the perplexity is that of its calibration."""
     return Manifest(
         name=plan.recipe.name,
         format=GGUF if isinstance(plan, GGUFPlan) else compressed_tensors.NAME,
@@ -255,7 +257,7 @@ def manifest_of(
         size_bytes=plan.size_bytes,
         bits_per_weight=plan.bits_per_weight,
         quantized_bits_per_weight=plan.quantized_bits_per_weight,
-        calibration=_calibration_record(job) if job.learns(plan) else None,
+        calibration=_calibration_record(job, perplexity) if job.learns(plan) else None,
         layers={name: layers[name] for name in plan.quantized},
         files=files,
         versions=manifest.versions(),
@@ -269,7 +271,7 @@ def manifest_of(
     )
 
 
-def _calibration_record(job: Job) -> manifest.Calibration:
+def _calibration_record(job: Job, perplexity: float | None) -> manifest.Calibration:
     assert job.calibration is not None
     n_samples, length = job.calibration.ids.shape
     return manifest.Calibration(
@@ -278,4 +280,5 @@ def _calibration_record(job: Job) -> manifest.Calibration:
         n_samples=n_samples,
         length=length,
         n_tokens=job.calibration.n_tokens,
+        perplexity=perplexity,
     )

@@ -1,6 +1,8 @@
 """Errors of layers as a grid: blocks of the model by kinds of linear."""
 
+import math
 import re
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -59,6 +61,23 @@ def grid(layers: Mapping[str, LayerError]) -> Grid:
         is_output,
         f"Outside the blocks: {', '.join(outside)}." if outside else "",
     )
+
+
+def outliers(layers: Mapping[str, LayerError]) -> dict[tuple[str, str], float]:
+    """How many times as far off each layer is as the median of its kind, by block and kind.
+
+    Of errors themselves: those of outputs are kept as squares.
+    """
+    found = grid(layers)
+    times = {}
+    for kind, row in zip(found.kinds, found.values, strict=True):
+        known = [value for value in row if value is not None]
+        median = statistics.median(known) if known else 0.0
+        for block, value in zip(found.blocks, row, strict=True):
+            if value is not None and median > 0:
+                ratio = value / median
+                times[block, kind] = math.sqrt(ratio) if found.is_output else ratio
+    return times
 
 
 def _errors(layers: Mapping[str, LayerError]) -> tuple[dict[str, float], bool]:

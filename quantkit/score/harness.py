@@ -234,6 +234,7 @@ def made(manifest: Manifest) -> Made:
         engine=manifest.engine,
         calibration=manifest.calibration.name if manifest.calibration else None,
         calibration_digest=manifest.calibration.digest if manifest.calibration else None,
+        calibration_perplexity=manifest.calibration.perplexity if manifest.calibration else None,
         disk_bytes=sum(file.size_bytes for file in manifest.files.values()),
         seconds=manifest.seconds,
         peak_host_bytes=manifest.peak_host_bytes,

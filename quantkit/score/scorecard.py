@@ -108,6 +108,8 @@ class Made(Record):
     engine: str
     calibration: str | None = None
     calibration_digest: str | None = None
+    calibration_perplexity: float | None = None
+    """Of the calibration tokens, to the model itself."""
     disk_bytes: int
     """Of all its files."""
     seconds: float

@@ -1,0 +1,150 @@
+"""The default policy stops checkpoints that went wrong, and says what to look at first.
+
+A quantiser that does wrong writes files and a manifest that fit each other; so damage is done to
+both, and only scores can show it.
+"""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from quantkit import grid
+from quantkit.calibration.tokens import CalibrationTokens
+from quantkit.cli.main import main
+from quantkit.export import compressed_tensors
+from quantkit.export.checkpoint import Checkpoint
+from quantkit.export.manifest import FILE
+from quantkit.gate import policy
+from quantkit.gate.judge import judge
+from quantkit.gate.verdict import Answer
+from quantkit.model.shards import ShardWriter, TensorSpec, read_header
+from quantkit.model.source import ModelSource
+from quantkit.quantize import prepare
+from quantkit.quantize.prepare import CalibrationChoice
+from quantkit.quantize.run import quantize
+from quantkit.recipe import load
+from quantkit.report import files
+from quantkit.report.comparison import Report
+from quantkit.score.harness import Asked, evaluate
+from quantkit.storage import sha256_of
+
+RECIPE = "gptq-w4a16"
+ASKED = Asked(("python_docs",), limit=10)
+BLOCK = "model.layers.3"
+LAYER = "model.layers.2.mlp.down_proj"
+
+
+@pytest.fixture(scope="module")
+def source():
+    return ModelSource.open("demo")
+
+
+@pytest.fixture(scope="module")
+def good(source, tmp_path_factory):
+    out = tmp_path_factory.mktemp("good")
+    choice = CalibrationChoice("python-docs", 32, 128)
+    return quantize(source, [load(RECIPE)], out, "cpu", calibration=choice)[0]
+
+
+@pytest.fixture(scope="module")
+def baseline(source):
+    return evaluate(source, ASKED, "cpu")
+
+
+def judged(baseline, *checkpoints):
+    report = Report.of([baseline, *(evaluate(c, ASKED, "cpu") for c in checkpoints)])
+    return judge(report.document, policy.default())
+
+
+def damaged(checkpoint, target, change, modules):
+    """A copy whose numbers `change` has altered, told of in its manifest as a quantiser would."""
+    folder = shutil.copytree(checkpoint.folder, target)
+    source = ModelSource.open("demo")
+    scheme = checkpoint.manifest.weights_recipe.weights
+    path = folder / "model.safetensors"
+    stored = {name: tensor.read() for name, tensor in read_header(path).items()}
+    codes = {name: tensor.dtype for name, tensor in read_header(path).items()}
+    manifest = json.loads((folder / FILE).read_text())
+    for module in modules:
+        quantized = checkpoint.quantized_weight(module)
+        quantized.values.copy_(change(quantized.values))
+        packed = compressed_tensors.pack(quantized.values, scheme.num_bits)
+        stored[f"{module}.weight_packed"] = packed
+        wanted = source.tensors[f"{module}.weight"].read().float()
+        error = float((grid.dequantize(quantized, scheme) - wanted).norm() / wanted.norm())
+        layer = manifest["layers"][module]
+        layer["output_error"] *= (error / layer["relative_error"]) ** 2
+        layer["relative_error"] = error
+    path.unlink()
+    specs = [TensorSpec(n, codes[n], tuple(t.shape)) for n, t in stored.items()]
+    writer = ShardWriter(path, specs)
+    for name, tensor in stored.items():
+        writer.write(name, tensor)
+    writer.close()
+    manifest["files"][path.name].update(sha256=sha256_of(path), size_bytes=path.stat().st_size)
+    (folder / FILE).write_text(json.dumps(manifest))
+    return Checkpoint.open(folder)
+
+
+def reasons(verdict):
+    assert verdict.outcome is Answer.FAIL
+    return "\n".join(check.reason for check in verdict.failures)
+
+
+def test_a_good_checkpoint_passes(baseline, good):
+    verdict = judged(baseline, good)
+    assert verdict.outcome is Answer.PASS
+    assert "calibration_ratio" in {check.metric for check in verdict.checks}
+
+
+def test_one_block_in_two_bits_is_named(baseline, good, tmp_path):
+    modules = [name for name in good.manifest.layers if name.startswith(f"{BLOCK}.")]
+    two_bits = lambda values: ((values + 6) / 4.0).round().clamp(0, 3) * 4 - 6  # noqa: E731
+    found = reasons(judged(baseline, damaged(good, tmp_path / "c", two_bits, modules)))
+    assert "block 3 stands out" in found
+
+
+def test_a_layer_of_zeros_is_named(baseline, good, tmp_path):
+    spoilt = damaged(good, tmp_path / "c", torch.zeros_like, [LAYER])
+    assert "down_proj of block 2 stands out" in reasons(judged(baseline, spoilt))
+
+
+def test_calibration_on_noise_is_named(baseline, source, tmp_path, monkeypatch):
+    noise = torch.randint(0, 4096, (32, 128), generator=torch.Generator().manual_seed(0))
+    tokens = CalibrationTokens("noise.jsonl", noise)
+    monkeypatch.setattr(prepare, "load_tokens", lambda *_: tokens)
+    made = quantize(
+        source, [load(RECIPE)], tmp_path, "cpu", calibration=CalibrationChoice("noise.jsonl")
+    )
+    found = reasons(judged(baseline, *made))
+    assert "calibration_ratio is" in found
+    assert "at most 100 is allowed" in found
+
+
+def test_a_score_of_other_files_is_named(baseline, good, tmp_path, capsys):
+    files.write(Report.of([baseline, evaluate(good, ASKED, "cpu")]), tmp_path)
+    changed = damaged(good, tmp_path / RECIPE, lambda values: values.flip(1), [LAYER])
+    report = str(tmp_path / "report.json")
+    assert main(["gate", report, "--checkpoint", str(good.folder)]) == 0
+    capsys.readouterr()
+    assert main(["gate", report, "--checkpoint", str(changed.folder)]) == 1
+    assert "changed after it was scored" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_twenty_honest_runs_pass(baseline, source, tmp_path):
+    for seed in range(20):
+        spec = tmp_path / f"{seed}.yaml"
+        spec.write_text(
+            f"sources: [{{kind: python-docs}}]\nn_samples: 32\nmax_length: 128\nseed: {seed}\n"
+        )
+        made = quantize(
+            source,
+            [load(RECIPE)],
+            tmp_path / str(seed),
+            "cpu",
+            calibration=CalibrationChoice(str(spec)),
+        )
+        assert judged(baseline, *made).outcome is Answer.PASS
