@@ -5,13 +5,20 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-all lint fix types docs bench clean
+.PHONY: browser demo test test-all lint fix types docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/quantkit demo
 
-test: lint types
+test: lint types browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadscope
+
+# Pages are tested in a real browser where there is one, or where it may be installed.
+browser:
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get && \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends \
+		chromium chromium-driver; } >/dev/null 2>&1 || \
+		echo "there is no Chromium, so tests of pages are skipped; on Debian: apt install chromium-driver"
 
 # The slow tier too; add `-m gpu` by hand on a machine with a GPU.
 test-all: lint types

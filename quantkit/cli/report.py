@@ -11,10 +11,16 @@ from quantkit.cli.options import AsJson
 def command(
     scores: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="SCORES...", help="Score files, or folders of them."),
+        typer.Argument(
+            metavar="SCORES...", help="Score files, folders of them, and checkpoints' folders."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="DIR", help="Write report files here.")
+    ] = None,
+    note: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Something that readers should know; repeats."),
     ] = None,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of report.json, and stop.")
@@ -31,11 +37,10 @@ def command(
         return
     if not scores:
         raise typer.BadParameter("name score files, or folders of them", param_hint="SCORES")
-    from quantkit.report import files
+    from quantkit.report import files, inputs
     from quantkit.report.comparison import Report
-    from quantkit.score.evaluation import read_all
 
-    report = Report.of(read_all(scores))
+    report = Report.of(inputs.read(scores), tuple(note or ()))
     if out is not None:
         files.write(report, out)
     start.show_report(report, json)

@@ -46,8 +46,8 @@ class Cell:
     def classes(self) -> str:
         """For the style sheet."""
         step = 0 if self.shade is None else round(min(max(self.shade, 0.0), 1.0) * SHADES)
-        words = self.text.striptags() if isinstance(self.text, Markup) else self.text
-        long = "long" if len(words) > LONG else ""
+        # Markup breaks its lines itself.
+        long = "long" if len(self.text) > LONG and not isinstance(self.text, Markup) else ""
         return " ".join(filter(None, (self.tone, f"shade-{step}" if step else "", long)))
 
 

@@ -24,12 +24,14 @@ class Report:
     candidates: tuple[Scorecard, ...]
     findings: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
     """By candidate, where answers one by one are known."""
+    notes: tuple[str, ...] = ()
+    """What readers should know, in the words of whoever made the report."""
 
     @classmethod
-    def of(cls, evaluations: Sequence[Evaluation]) -> "Report":
+    def of(cls, evaluations: Sequence[Evaluation], notes: tuple[str, ...] = ()) -> "Report":
         """The same from scores with their answers, which are then paired."""
         evaluations = _once(evaluations)
-        report = cls.compare([evaluation.card for evaluation in evaluations])
+        report = replace(cls.compare([e.card for e in evaluations]), notes=notes)
         outcomes = {e.card.name: e.outcomes for e in evaluations if e.outcomes}
         source = outcomes.pop(report.baseline.name, None)
         if not source or not outcomes:
@@ -116,6 +118,7 @@ class Report:
             groups=self.baseline.groups,
             candidates=[self._entry(card, card.name in front) for card in self.candidates],
             recommended=self.recommendation,
+            notes=list(self.notes),
         )
 
     def to_json(self) -> dict[str, Any]:

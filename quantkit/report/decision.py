@@ -41,6 +41,9 @@ def recommend(
     """The smallest candidate that loses little, and the reason in one sentence."""
     if not candidates:
         return None, "nothing was compared"
+    found = [f for told in findings.values() for f in told if f.score == accuracy]
+    if any(f.at_chance for f in found):
+        accuracy = None  # where the source guesses, a drop says nothing
     kept = [c for c in candidates if keeps(baseline, c, metric, accuracy, findings.get(c.name, ()))]
     limits = _limits(baseline, metric, accuracy)
     if not kept:
@@ -48,10 +51,10 @@ def recommend(
         return None, f"none stays within {limits}; {best.name} comes closest"
     chosen = min(kept, key=lambda c: (c.size_bytes, loss(c, metric)))
     share = chosen.size_bytes / baseline.size_bytes
-    return chosen.name, (
-        f"the smallest ({gib(chosen.size_bytes)}, {share:.0%} of the source) "
-        f"of {len(kept)} that stay within {limits}"
-    )
+    size = f"{gib(chosen.size_bytes)}, {share:.0%} of the source"
+    if len(kept) == 1:
+        return chosen.name, f"the only one that stays within {limits} ({size})"
+    return chosen.name, f"the smallest ({size}) of {len(kept)} that stay within {limits}"
 
 
 def keeps(

@@ -101,6 +101,8 @@ class Document(Record):
     """Groups of tasks and the tasks that they hold."""
     candidates: list[Entry]
     recommended: Recommendation | None = None
+    notes: list[str] = []
+    """What readers should know."""
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json", by_alias=True)

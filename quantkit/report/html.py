@@ -85,7 +85,7 @@ def _facts(report: Document) -> list[Fact]:
 
 
 def _warnings(report: Document) -> list[str]:
-    said = []
+    said = list(report.notes)
     if any(c.source_at_chance and c.score == report.accuracy for c in _comparisons(report)):
         said.append(f"{report.accuracy}: {GUESSED}")
     without = [entry.name for entry in report.candidates if not entry.comparisons]
@@ -223,7 +223,7 @@ def _change(report: Document, entry: Entry, name: str) -> Cell:
         if found and found.low is not None and found.high is not None:
             between = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
         worse = shift < 0
-    real = found is not None and found.adjusted_p < ALPHA
+    real = found is not None and found.adjusted_p < ALPHA and not found.source_at_chance
     text = Markup("{}<small>{}</small>").format(told, between) if between else told
     return Cell(text, shift, _tone(worse, real))
 
@@ -338,7 +338,8 @@ def _tone(is_worse: bool, is_real: bool) -> Literal["", "good", "bad"]:
 def _group_cell(found: Comparison | None) -> Cell:
     if found is None or found.difference is None or found.low is None or found.high is None:
         return _unknown()
-    tone = _tone(found.difference < 0, found.adjusted_p < ALPHA)
+    real = found.adjusted_p < ALPHA and not found.source_at_chance
+    tone = _tone(found.difference < 0, real)
     ends = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
     text = Markup("{}<small>{}</small>").format(f"{100 * found.difference:+.1f}", ends)
     return Cell(text, found.difference, tone)

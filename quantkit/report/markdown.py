@@ -28,6 +28,7 @@ def _render(whole: Report, report: Report) -> str:
         *[_line([_safe(cell) for cell in row]) for row in table.rows(report)],
         "",
         *more,
+        *[line for text in whole.notes for line in (f"Note: {_safe(text)}", "")],
         *[line for text in table.advice(whole) for line in (_safe(text), "")],
         *_verdicts(report),
         _how(report),

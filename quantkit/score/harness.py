@@ -232,7 +232,7 @@ def made(manifest: Manifest) -> Made:
         activation_bits=activations.num_bits if activations is not None else None,
         recipe_digest=manifest.recipe_digest,
         engine=manifest.engine,
-        calibration=manifest.calibration.name if manifest.calibration else None,
+        calibration=Path(manifest.calibration.name).name if manifest.calibration else None,
         calibration_digest=manifest.calibration.digest if manifest.calibration else None,
         calibration_perplexity=manifest.calibration.perplexity if manifest.calibration else None,
         disk_bytes=sum(file.size_bytes for file in manifest.files.values()),

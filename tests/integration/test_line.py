@@ -18,6 +18,7 @@ from quantkit.score.evaluation import read_all
 from quantkit.score.harness import score
 from quantkit.score.scorecard import Scorecard
 
+pytest_plugins = ["browser"]
 ENTRY = {"name", "recipe", "format", "size_bytes", "bits_per_weight", "scores"}
 SCORE = {"value", "stderr", "n", "higher_is_better"}
 
@@ -42,7 +43,7 @@ def change(report, name: str) -> float:
 
 
 def test_report_keeps_its_contract(report):
-    assert report["schema"] == 1
+    assert report["schema"] == 2
     for entry in (report["baseline"], *report["candidates"]):
         assert set(entry) >= ENTRY
         for key, value in entry["scores"].items():
@@ -53,6 +54,36 @@ def test_report_keeps_its_contract(report):
     assert report["baseline"]["bits_per_weight"] == 16
     names = [c["recipe"] for c in report["candidates"]]
     assert sorted(names) == sorted(n for n in resources.names("recipes") if load(n).demo)
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_page_opens_in_a_browser(browser, demo, report, width):
+    browser.show((demo / "report.html").read_text(), width)
+    assert browser.complaints() == []
+    assert browser.requests() == []
+    assert not browser.is_too_wide()
+    table = browser.find("table")
+    rows = table.find_elements("css selector", "tbody tr")
+    assert len(rows) == len(report["candidates"]) + 1
+    assert report["recommended"]["name"] in browser.find("header").text
+    assert len(browser.all("figure")) >= 6
+
+
+def test_the_page_sorts_and_searches(browser, demo, report):
+    browser.show((demo / "report.html").read_text())
+    table = browser.find("table")
+    names = lambda: [  # noqa: E731
+        row.find_element("css selector", "th").text
+        for row in table.find_elements("css selector", "tbody tr")
+        if row.is_displayed()
+    ]
+    sizes = {c["name"]: c["size_bytes"] for c in report["candidates"]}
+    table.find_elements("css selector", "thead button")[2].click()
+    by_size = [name for name in names() if name in sizes]
+    assert by_size == sorted(by_size, key=lambda name: sizes[name])
+    browser.find("input").send_keys("gguf")
+    assert names()
+    assert all("gguf" in name for name in names())
 
 
 def test_demo_shows_what_quantisation_costs(report):

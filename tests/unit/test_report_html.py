@@ -1,0 +1,94 @@
+"""The report as a page: complete, the same for the same scores, and safe with any name."""
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from quantkit.report import html, markdown
+from quantkit.report.comparison import Report
+from quantkit.report.document import Document
+from quantkit.score.answers import Outcome
+from quantkit.score.evaluation import Evaluation, read_all
+from quantkit.score.scorecard import LayerError, Made
+
+PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m"
+HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)>{{7*7}}'
+
+
+@pytest.fixture(scope="module")
+def cards():
+    return [evaluation.card for evaluation in read_all([PUBLISHED / "scores"])]
+
+
+def answers(rate, seed):
+    rng = random.Random(seed)
+    return [
+        Outcome("mmlu_law", i, f"{i:x}", "acc", float(rng.random() < rate), 1.0, 0.25)
+        for i in range(200)
+    ]
+
+
+def named(card, name):
+    made = Made(
+        method="gptq",
+        recipe_digest="r",
+        engine="native",
+        disk_bytes=1,
+        seconds=1,
+        peak_host_bytes=1,
+        peak_device_bytes=None,
+        device=name,
+        calibration=name,
+        layers={f"model.layers.{i}.{name}": LayerError(weight=0.1, output=0.2) for i in range(3)},
+    )
+    return card.model_copy(update={"name": name, "format": name, "device": name, "made": made})
+
+
+def test_published_report_is_what_its_json_says():
+    document = Document.model_validate_json((PUBLISHED / "report.json").read_bytes())
+    page = (PUBLISHED / "report.html").read_text()
+    assert "Q4_1" in page
+    assert "Q4\\_1" in (PUBLISHED / "report.md").read_text()
+    for entry in document.candidates:
+        assert entry.name in page
+        assert entry.made is not None
+        assert entry.comparison("wikitext/perplexity") is not None
+    assert document.recommended.name == "int8-w8a8"
+
+
+def test_same_scores_same_page(cards):
+    document = Report.compare(cards).document
+    again = Document.model_validate_json(document.model_dump_json(by_alias=True))
+    assert html.render(document, "1") == html.render(again, "1")
+
+
+def test_names_are_text_and_nothing_else(cards):
+    spoilt = [named(c, f"{HOSTILE}{i}") if c.recipe else c for i, c in enumerate(cards)]
+    groups = {"mmlu": ["mmlu_law"], HOSTILE: ["mmlu_law"]}
+    evaluations = [
+        Evaluation(card.model_copy(update={"groups": groups}), answers(0.6, i))
+        for i, card in enumerate(spoilt)
+    ]
+    page = html.render(Report.of(evaluations, (HOSTILE,)).document, "1")
+    assert "<script>alert" not in page
+    assert "<img" not in page
+    assert "{{7*7}}" in page  # shown, not computed
+    assert len(re.findall(r"<script\b", page)) == 1
+
+
+def test_many_candidates_stay_readable(cards):
+    source = next(card for card in cards if card.recipe is None)
+    other = next(card for card in cards if card.recipe)
+    many = [named(other, f"candidate-{i}") for i in range(200)]
+    report = Report.compare([source, *many])
+    assert html.render(report.document, "1").count("<tr") > 200
+    assert markdown.render(report).count("\n") <= markdown.MOST_LINES
+
+
+def test_each_model_counts_once(cards):
+    newer = [card.model_copy(update={"created": "2099-01-01"}) for card in cards]
+    report = Report.of([Evaluation(card, []) for card in (*cards, *newer)])
+    assert len(report.candidates) == len(cards) - 1
+    assert report.baseline.created == "2099-01-01"
