@@ -80,6 +80,7 @@ def build(
     evaluation: EvaluationText | None = None,
     avoided: dict[str, str] | None = None,
     skip_bad: bool = False,
+    data: Path | None = None,
 ) -> CalibrationSet:
     """The set that a spec describes, for one model."""
     length = min(spec.max_length, model.context)
@@ -88,7 +89,7 @@ def build(
     _note_unusual(spec, progress)
     renderer = Renderer(model.tokenizer, length, spec.chat)
     enough = ENOUGH * spec.n_samples * length * CHARACTERS_PER_TOKEN
-    gathered = gather(spec, base, enough, renderer.check, evaluation, progress, skip_bad)
+    gathered = gather(spec, base, enough, renderer.check, evaluation, progress, skip_bad, data)
     require_rows(gathered)
     gathered, redacted = _redacted(gathered, spec, progress)
     rendered = _render(gathered, renderer, spec.seed, skip_bad, progress)
@@ -331,7 +332,9 @@ def _table(
                     "cut": item.piece.cut or part.n_tokens < len(item.piece.ids),
                     "cluster": int(choice.clusters[part.piece]),
                     "why": choice.why.get(part.piece, "drawn at random"),
-                    "text": tokenizer.decode(item.piece.ids[: part.n_tokens]),
+                    "text": tokenizer.decode(
+                        item.piece.ids[: part.n_tokens], clean_up_tokenization_spaces=False
+                    ),
                 }
             )
     return rows

@@ -50,6 +50,7 @@ def make(
     progress: Progress,
     evaluation: Evaluation | None,
     skip_bad: bool = False,
+    data: Path | None = None,
 ) -> CalibrationSet:
     """Build a set, clear of what it is to avoid."""
     text: EvaluationText | None = None
@@ -61,7 +62,7 @@ def make(
                 "calibrate build`, and give its folder"
             )
         text, digests = evaluation(wanted.avoid, base)
-    return build(name, wanted, base, model, progress, text, digests, skip_bad)
+    return build(name, wanted, base, model, progress, text, digests, skip_bad, data)
 
 
 def find(name: str) -> tuple[SetSpec, Path]:

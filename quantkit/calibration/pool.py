@@ -101,8 +101,11 @@ def gather(
     evaluation: EvaluationText | None,
     progress: Progress,
     skip_bad: bool = False,
+    data: Path | None = None,
 ) -> list[GatheredSource]:
-    """Read all sources; `characters` is how much of each is enough to choose from."""
+    """Read all sources; `characters` is how much of each is enough to choose from.
+
+    `data` is a tree of datasets' folders, in the place of a hub."""
     seen = None if spec.near_duplicates is None else Seen(spec.near_duplicates, spec.seed)
     gathered = []
     for index, source in enumerate(spec.sources):
@@ -112,7 +115,8 @@ def gather(
         digest = hashlib.sha256()
         number = 0
         progress.start(f"read {name}", _size(source, base), _unit(source))
-        for batch, texts in _batches(_rows(source, name, base, account, skip_bad, progress)):
+        rows = _rows(source, name, base, account, skip_bad, progress, data)
+        for batch, texts in _batches(rows):
             for text in texts:
                 digest.update(text.encode("utf-8", "surrogatepass"))
             for row in batch[:1]:
@@ -183,7 +187,13 @@ def _batches(rows: Iterator[Row]) -> Iterator[tuple[list[Row], list[str]]]:
 
 
 def _rows(
-    source: Any, name: str, base: Path, account: Account, skip_bad: bool, progress: Progress
+    source: Any,
+    name: str,
+    base: Path,
+    account: Account,
+    skip_bad: bool,
+    progress: Progress,
+    data: Path | None,
 ) -> Iterator[Row]:
     """Recognised rows; what is not usable is counted, or an error."""
 
@@ -197,7 +207,7 @@ def _rows(
             yield row
         return
     known = recognise.Recogniser(name, source.columns, source.rows)
-    for record in islice(_records(source, base, skip_bad, bad, progress), source.max_rows):
+    for record in islice(_records(source, base, skip_bad, bad, progress, data), source.max_rows):
         account.counts["read"] += 1
         try:
             yield known(record)
@@ -215,9 +225,10 @@ def _records(
     skip_bad: bool,
     bad: Callable[[Trouble], None],
     progress: Progress,
+    data: Path | None,
 ) -> Iterator[Record]:
     if isinstance(source, Hub):
-        yield from hub.stream(source.dataset, source.config, source.split, source.revision)
+        yield from hub.stream(source.dataset, source.config, source.split, source.revision, data)
     elif isinstance(source, Stdin):
         yield from files.read_stream(sys.stdin.buffer, "stdin", skip_bad, bad)
     else:

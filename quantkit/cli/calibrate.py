@@ -68,9 +68,11 @@ def build(
     avoid: Annotated[
         str, typer.Option(metavar="A,B", help="Tasks or files that models will be scored on.")
     ] = "",
-    tasks_from: Annotated[
+    tree: Annotated[
         Path | None,
-        typer.Option("--data", metavar="DIR", help="Datasets of these tasks without a hub."),
+        typer.Option(
+            "--data", metavar="DIR", help="Datasets without a hub: a folder tree like a hub's."
+        ),
     ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Count rows that cannot be used, and go on.")
@@ -95,7 +97,7 @@ def build(
         "seed": seed,
     }
     wanted, base = _wanted(name, data or [], {k: v for k, v in typed.items() if v is not None})
-    start.stay_offline_if(start.is_local(model) and not _needs_hub(wanted, tasks_from))
+    start.stay_offline_if(start.is_local(model) and not _needs_hub(wanted, tree))
     from quantkit.calibration import calibration_set, loading
     from quantkit.calibration.build import Vocabulary
     from quantkit.score import evaluation_text
@@ -109,8 +111,9 @@ def build(
             base,
             Vocabulary.of(model, revision),
             progress,
-            partial(evaluation_text.known, data=tasks_from),
+            partial(evaluation_text.known, data=tree),
             skip_bad,
+            tree,
         )
         made.write(out, force)
     show(out, json, n_samples=0)
@@ -164,9 +167,9 @@ def _wanted(name: str | None, data: list[str], typed: dict[str, Any]) -> "tuple[
     return spec.changed(wanted, typed, name or data[0]), base
 
 
-def _needs_hub(wanted: "SetSpec", tasks_from: Path | None) -> bool:
+def _needs_hub(wanted: "SetSpec", tree: Path | None) -> bool:
     from quantkit.calibration.reading.files import is_data
     from quantkit.cli import start
 
     away = [task for task in wanted.avoid if not is_data(task) and not start.is_own(task)]
-    return any(s.kind == "hub" for s in wanted.sources) or bool(away and tasks_from is None)
+    return any(s.kind == "hub" for s in wanted.sources) or bool(away and tree is None)

@@ -36,6 +36,13 @@ def test_a_folder_streams_its_rows(folder):
     assert len(list(hub.stream(str(folder), "default", "test", None))) == 1
 
 
+def test_a_tree_of_folders_stands_in_for_the_hub(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    records = list(hub.stream("org/set", None, "train", "a revision", tmp_path))
+    assert [record.value for record in records] == ROWS
+    assert records[0].place == "org/set:train:1"
+
+
 def test_unknown_splits_and_configs_are_told_with_the_known_ones(folder):
     assert fault("org/set", None, "dev", None) == (
         "dataset org/set has no split dev; it has train, test"

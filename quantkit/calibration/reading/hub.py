@@ -13,11 +13,22 @@ TOLD = 8
 """How many configs or splits an error names."""
 
 
-def stream(dataset: str, config: str | None, split: str, revision: str | None) -> Iterator[Record]:
-    """The rows of one split; a folder of that name stands in for the hub, as in `datasets`."""
+def stream(
+    dataset: str,
+    config: str | None,
+    split: str,
+    revision: str | None,
+    data: Path | None = None,
+) -> Iterator[Record]:
+    """The rows of one split; a folder of that name stands in for the hub, as in `datasets`.
+
+    `data` is a tree of such folders, for machines that reach no hub.
+    """
     # The library retries the hub for half a minute and says so each time.
     with hushed("datasets", "huggingface_hub"):
-        rows = _opened(dataset, config, split, revision)
+        here = data is not None and (data / dataset).is_dir()
+        place = str(data / dataset) if data is not None and here else dataset
+        rows = _opened(place, config, split, None if here else revision)
         name = f"{dataset}/{config}:{split}" if config else f"{dataset}:{split}"
         number = 0
         while True:
