@@ -43,6 +43,8 @@ class Vocabulary:
     context: int
     n_tokens: int
     """Of the model's embedding."""
+    widest: int | None = None
+    """Inputs of its widest layer."""
 
     @classmethod
     def of(cls, name: str, revision: str | None = None) -> "Vocabulary":
@@ -58,7 +60,9 @@ class Vocabulary:
             raise SourceError(f"{name} has no tokenizer that can be read: {first}") from error
         label = name if name == "demo" else Path(name).name
         n_tokens = config.get("vocab_size") or len(tokenizer)
-        return cls(label, tokenizer, context_of(config), int(n_tokens))
+        widths = [config.get(key) for key in ("hidden_size", "intermediate_size", "ffn_dim")]
+        widest = max((int(w) for w in widths if isinstance(w, int)), default=None)
+        return cls(label, tokenizer, context_of(config), int(n_tokens), widest)
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,7 @@ def build(
             digest=calibration_set.tokenizer_digest(model.tokenizer),
             template_digest=calibration_set.template_digest(model.tokenizer),
             vocabulary=model.n_tokens,
+            widest=model.widest,
         ),
         sources=_source_records(gathered, rendered, choice.samples, candidates, spec),
         pool=_pool(candidates, choice),

@@ -59,6 +59,8 @@ class Tokenizer(_Record):
     digest: str
     template_digest: str | None = None
     vocabulary: int
+    widest: int | None = None
+    """Inputs of the model's widest layer."""
 
 
 class Pool(_Record):

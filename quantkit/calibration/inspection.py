@@ -9,13 +9,10 @@ REPEATED = 0.3
 OFF_SHARE = 0.02
 
 
-def warnings(found: CalibrationSet, widest: int | None = None) -> list[str]:
-    """Everything that a person should think about first.
-
-    `widest` is the number of inputs of the model's widest layer, where it is known.
-    """
+def warnings(found: CalibrationSet) -> list[str]:
+    """Everything that a person should think about first."""
     manifest = found.manifest
-    said = [*_sizes(manifest, widest), *_sources(manifest), *_rows(manifest)]
+    said = [*_sizes(manifest, manifest.tokenizer.widest), *_sources(manifest), *_rows(manifest)]
     for name in worse_than_random(manifest):
         said.append(f"{NAMES[name]} is no better than that of a random choice")
     return said

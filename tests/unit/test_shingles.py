@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from quantkit.calibration.overlap import shingles
@@ -140,6 +140,7 @@ def test_shingles_are_all_runs_inside_a_text_or_the_whole_of_a_short_one(texts, 
     assert len(pairs) == len({run for run, _ in pairs}) == len({value for _, value in pairs})
 
 
+@example("\N{HEXAGRAM FOR THE CREATIVE HEAVEN}")
 @given(TEXT.filter(lambda text: not any(unicodedata.category(c)[0] == "M" for c in text)))
 def test_a_text_has_as_many_words_as_are_hashed(text):
     n = len(words([text]).hashes)

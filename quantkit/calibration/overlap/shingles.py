@@ -31,7 +31,8 @@ NO_SPACES = (
 )
 TAIL = b"\n\n"  # ends a last word, and can be looked at behind any character
 _SPACE = re.compile(rb"[ \n\t\r]")
-_WORD = re.compile(rf"[{NO_SPACES}\U00010000-\U0010ffff]|[^\W_{NO_SPACES}\U00010000-\U0010ffff]+")
+ASTRAL = "\U00010000-\U0010ffff"
+_WORD = re.compile(rf"(?=[^\W_])[{NO_SPACES}]|[{ASTRAL}]|[^\W_{NO_SPACES}{ASTRAL}]+")
 
 
 @dataclass(frozen=True)
