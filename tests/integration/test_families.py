@@ -50,6 +50,9 @@ def test_streamed_blocks_compute_what_the_model_computes(family, tokens):
     model(tokens)
     for ours, theirs in zip(outputs, kept, strict=True):
         assert (ours - theirs).norm() / theirs.norm() < 1e-5
+    logits = model(tokens).logits[:, :-1].flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="none")
+    assert torch.allclose(decoder.losses(outputs[-1], tokens), expected, atol=1e-3)
 
 
 @torch.no_grad()
