@@ -83,12 +83,14 @@ def command(
         how = FileOptions(device, force, imatrix, requantize, quiet, verbose)
         _quantize_file(model, recipe, out, how, json)
         return
-    source, loaded = start.model_and_recipes(model, recipe, revision, trust_remote_code, engine)
+    source, loaded = start.model_and_recipes(
+        model, recipe, revision, trust_remote_code, engine, calibration
+    )
 
-    from quantkit.quantize.prepare import CalibrationChoice, prepare
+    from quantkit.quantize.prepare import prepare
     from quantkit.quantize.run import quantize
 
-    chosen = CalibrationChoice(calibration, samples, length) if calibration else None
+    chosen = start.calibration_choice(calibration, samples, length)
 
     if dry_run:
         with console.progress(quiet, verbose) as progress:

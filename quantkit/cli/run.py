@@ -53,13 +53,15 @@ def command(
     from quantkit.cli import console, start
 
     names = split(tasks)
-    start.stay_offline_if(start.is_local(model) and all(start.is_own(t) for t in names))
-    source, loaded = start.model_and_recipes(model, recipe, revision, trust_remote_code, engine)
+    at_home = all(start.is_own(t) for t in names) and not start.set_needs_hub(calibration)
+    start.stay_offline_if(start.is_local(model) and at_home)
+    source, loaded = start.model_and_recipes(
+        model, recipe, revision, trust_remote_code, engine, calibration
+    )
 
     from quantkit import pipeline
-    from quantkit.quantize.prepare import CalibrationChoice
 
-    chosen = CalibrationChoice(calibration, samples, length) if calibration else None
+    chosen = start.calibration_choice(calibration, samples, length)
 
     with start.telling_what_is_kept(out), console.progress(quiet, verbose) as progress:
         outcome = pipeline.run(

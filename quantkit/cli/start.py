@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from quantkit.errors import Interrupted, ScoreError
+from quantkit.errors import DataError, Interrupted, ScoreError
 from quantkit.registry import NATIVE, check_engine
 from quantkit.resources import PACKAGE
 from quantkit.storage import MANIFEST
@@ -15,9 +15,11 @@ from quantkit.storage import MANIFEST
 SOURCE_NAME = "source"
 
 if TYPE_CHECKING:
+    from quantkit.calibration.overlap.contamination import EvaluationText
     from quantkit.export.checkpoint import Checkpoint
     from quantkit.model.source import ModelSource
     from quantkit.pipeline import Outcome
+    from quantkit.quantize.prepare import CalibrationChoice
     from quantkit.recipe import AnyRecipe
     from quantkit.report.comparison import Report
     from quantkit.score.evaluation import Evaluation
@@ -37,6 +39,7 @@ def model_and_recipes(
     revision: str | None,
     trust_remote_code: bool,
     engine: str = NATIVE,
+    calibration: str | None = None,
 ) -> "tuple[ModelSource, list[AnyRecipe]]":
     """Open recipes first: they are quick to read and often wrong."""
     from quantkit.recipe import load
@@ -46,10 +49,50 @@ def model_and_recipes(
     if engine != NATIVE:
         # A name of its own, so that one report can compare both engines.
         loaded = [r.model_copy(update={"name": f"{r.name}-{engine}"}) for r in loaded]
-    stay_offline_if(is_local(model))
+    stay_offline_if(is_local(model) and not set_needs_hub(calibration))
     from quantkit.model.source import ModelSource
 
     return ModelSource.open(model, revision, trust_remote_code), loaded
+
+
+def set_needs_hub(name: str | None) -> bool:
+    """Whether a calibration set has to fetch rows, or tasks that it avoids."""
+    from quantkit import resources
+    from quantkit.calibration import spec
+    from quantkit.calibration.reading.files import is_data
+
+    if (
+        name is None
+        or name == "-"
+        or (is_data(name) and name not in resources.names("calibration"))
+    ):
+        return False
+    wanted = spec.read(resources.find("calibration", name))
+    away = [task for task in wanted.avoid if not is_data(task) and not is_own(task)]
+    return bool(away) or any(source.kind == "hub" for source in wanted.sources)
+
+
+def calibration_choice(
+    name: str | None, n_samples: int | None, length: int | None
+) -> "CalibrationChoice | None":
+    """What calibration was asked for; sets may avoid what models are scored on."""
+    from quantkit.quantize.prepare import CalibrationChoice
+
+    if name is None:
+        return None
+
+    def known(names: Sequence[str], base: Path) -> "tuple[EvaluationText, dict[str, str]]":
+        from quantkit.score import evaluation_text
+
+        try:
+            return evaluation_text.known(names, base)
+        except ScoreError as error:
+            raise DataError(
+                f"{name} avoids what models are scored on, and {error}; without a hub, build it "
+                "with `quantkit calibrate build … --data DIR` and give its folder"
+            ) from error
+
+    return CalibrationChoice(name, n_samples, length, known)
 
 
 def refuse_same_names(targets: "Sequence[ModelSource | Checkpoint]") -> None:

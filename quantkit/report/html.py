@@ -1,31 +1,18 @@
 """The report as a page: one file that a team opens, sorts and decides by."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 from markupsafe import Markup
 
-from quantkit.page.bars import Bar, bars
 from quantkit.page.document import Section, document
-from quantkit.page.heatmap import heatmap
-from quantkit.page.lines import Series, lines
 from quantkit.page.parts import Fact, details, facts, notices
-from quantkit.page.scale import Axis
-from quantkit.page.scatter import Point, scatter
 from quantkit.page.table import Cell, Column, table
-from quantkit.report import layers
+from quantkit.report import cells, pictures
 from quantkit.report.document import Comparison, Document, Entry
 from quantkit.report.table import GUESSED
 from quantkit.score.paired import ALPHA
-from quantkit.score.scorecard import KL_QUANTILES
 from quantkit.storage import duration, gib
 
-SHOWN = 8
-"""Candidates that a picture has room for; all are in tables."""
-SERIES = 6
-MAPS = 4
-WORST = 30
-EACH = 3
 SEARCHABLE = 8
 
 
@@ -33,12 +20,12 @@ def render(report: Document, quantkit: str) -> str:
     """The whole page; the same report gives the same bytes."""
     sections = [
         Section("Which to take", [_reason(report), _table(report)]),
-        Section("Quality against size", _against_size(report)),
+        Section("Quality against size", pictures.against_size(report)),
         Section("Is a difference real?", _verdicts(report)),
-        Section("Accuracy by group of tasks", _groups(report)),
-        Section("How far predictions moved", _divergence(report)),
-        Section("Which layers hurt", _layers(report)),
-        Section("How they were made", [_more(report), *_cost(report)]),
+        Section("Accuracy by group of tasks", pictures.groups(report)),
+        Section("How far predictions moved", pictures.divergence(report)),
+        Section("Which layers hurt", pictures.layer_maps(report)),
+        Section("How they were made", [_more(report), *pictures.cost(report)]),
         Section("How it was measured", _how(report)),
     ]
     return document(
@@ -75,7 +62,7 @@ def _facts(report: Document) -> list[Fact]:
     if report.headline:
         score = report.baseline.scores[report.headline]
         found.append(
-            Fact(_number(score.value, report.headline), f"{report.headline} of the source")
+            Fact(cells.number(score.value, report.headline), f"{report.headline} of the source")
         )
     if report.accuracy:
         score = report.baseline.scores[report.accuracy]
@@ -143,19 +130,23 @@ def _row(
     ratio = entry.size_bytes / report.baseline.size_bytes
     row: list[Cell | str | Markup] = [
         f"{entry.name} (source)" if source else entry.name,
-        _worth(report, entry),
+        cells.worth(report, entry),
         Cell(gib(entry.size_bytes), entry.size_bytes),
         Cell(f"{ratio:.1%}", ratio),
         Cell(f"{entry.bits_per_weight:.2f}", entry.bits_per_weight),
     ]
     for name in scored:
         score = entry.scores.get(name)
-        row.append(Cell(_number(score.value, name), score.value) if score else _unknown())
-        row.append(Cell("") if source else _change(report, entry, name))
+        row.append(Cell(cells.number(score.value, name), score.value) if score else cells.unknown())
+        row.append(Cell("") if source else cells.change(report, entry, name))
     for name in kl:
         score = entry.scores.get(name)
         known = score is not None and not source
-        row.append(Cell(_small(name, score.value), score.value) if known and score else Cell(""))
+        row.append(
+            Cell(cells.small_number(name, score.value), score.value)
+            if known and score
+            else Cell("")
+        )
     return row
 
 
@@ -180,9 +171,9 @@ def _more(report: Document) -> Markup:
                 entry.name,
                 entry.format,
                 made.method if made else "",
-                Cell(gib(made.disk_bytes), made.disk_bytes) if made else _unknown(),
-                Cell(duration(made.seconds), made.seconds) if made else _unknown(),
-                Cell(gib(peak), peak) if peak else _unknown(),
+                Cell(gib(made.disk_bytes), made.disk_bytes) if made else cells.unknown(),
+                Cell(duration(made.seconds), made.seconds) if made else cells.unknown(),
+                Cell(gib(peak), peak) if peak else cells.unknown(),
                 (made.calibration or "no data") if made else "",
                 entry.gpus or "",
             ]
@@ -194,78 +185,6 @@ def _more(report: Document) -> Markup:
         searchable=len(rows) > SEARCHABLE,
         wide=True,
     )
-
-
-def _worth(report: Document, entry: Entry) -> Cell:
-    if report.recommended and entry.name == report.recommended.name:
-        return Cell("recommended", 2, "good")
-    return Cell("best of its size", 1) if entry.pareto else Cell("", 0)
-
-
-def _change(report: Document, entry: Entry, name: str) -> Cell:
-    """Against the source, with the interval where answers are paired."""
-    before, after = report.baseline.scores.get(name), entry.scores.get(name)
-    if before is None or after is None:
-        return _unknown()
-    found = entry.comparison(name)
-    if name.endswith("/perplexity") and before.value:
-        shift = found.ratio - 1 if found and found.ratio else after.value / before.value - 1
-        ends = (found.low, found.high) if found else (None, None)
-        told = f"{shift:+.2%}"
-        between = ""
-        if ends[0] is not None and ends[1] is not None:
-            between = f"{ends[0] - 1:+.2%} to {ends[1] - 1:+.2%}"
-        worse = shift > 0
-    else:
-        shift = found.difference if found and found.difference is not None else 0.0
-        shift = shift if found else after.value - before.value
-        told, between = f"{100 * shift:+.1f}", ""
-        if found and found.low is not None and found.high is not None:
-            between = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
-        worse = shift < 0
-    real = found is not None and found.adjusted_p < ALPHA and not found.source_at_chance
-    text = Markup("{}<small>{}</small>").format(told, between) if between else told
-    return Cell(text, shift, _tone(worse, real))
-
-
-def _against_size(report: Document) -> list[str | Markup]:
-    name = report.headline
-    if name is None or not report.candidates:
-        return []
-    perplexity = name.endswith("/perplexity")
-    unit = 1 << 30 if report.baseline.size_bytes >= 1 << 30 else 1 << 20
-    points = []
-    for entry in report.candidates:
-        cell = _change(report, entry, name)
-        if cell.value is None:
-            continue
-        found = entry.comparison(name)
-        interval = None
-        if found and found.low is not None and found.high is not None:
-            less = 1 if perplexity else 0
-            interval = (found.low - less, found.high - less)
-        points.append(
-            Point(
-                entry.name,
-                entry.size_bytes / unit,
-                cell.value,
-                interval,
-                entry.format,
-                entry.pareto,
-            )
-        )
-    y = Axis(f"change of {name}", percent=True)
-    return [
-        scatter(
-            "Size and what it costs",
-            points,
-            Axis("GiB in memory" if unit == 1 << 30 else "MiB in memory", digits=2),
-            y,
-            front="nothing is both smaller and better",
-            note="Bars are 95% intervals of the change against the source. "
-            + ("Lower is better." if perplexity else "Higher is better."),
-        )
-    ]
 
 
 def _verdicts(report: Document) -> list[str | Markup]:
@@ -292,59 +211,6 @@ def _verdicts(report: Document) -> list[str | Markup]:
     ]
 
 
-def _groups(report: Document) -> list[str | Markup]:
-    """Changes of accuracy where tasks come in groups."""
-    asked = report.baseline.settings.tasks
-    names = [g for g in report.groups if g not in asked]
-    values: list[list[float | None]] = []
-    cells: list[list[Cell | str | Markup]] = []
-    for entry in report.candidates:
-        found = [entry.comparison(f"{group}/acc") for group in names]
-        values.append([_points(c) for c in found])
-        cells.append([entry.name, *(_group_cell(c) for c in found)])
-    kept = [i for i in range(len(names)) if any(line[i] is not None for line in values)]
-    if not kept:
-        return []
-    shown = values[:SHOWN]
-    return [
-        heatmap(
-            "Points lost or gained",
-            [entry.name for entry in report.candidates[:SHOWN]],
-            [names[i] for i in kept],
-            [[line[i] for i in kept] for line in shown],
-            Axis("points against the source", digits=1),
-        ),
-        table(
-            "Points against the source, with 95% intervals",
-            [Column("Model"), *(Column(names[i], numeric=True) for i in kept)],
-            [[row[0], *(row[i + 1] for i in kept)] for row in cells],
-            searchable=len(cells) > SEARCHABLE,
-            wide=len(kept) > 4,
-        ),
-    ]
-
-
-def _points(found: Comparison | None) -> float | None:
-    return 100 * found.difference if found and found.difference is not None else None
-
-
-def _tone(is_worse: bool, is_real: bool) -> Literal["", "good", "bad"]:
-    """Colour only for what is shown to differ."""
-    if not is_real:
-        return ""
-    return "bad" if is_worse else "good"
-
-
-def _group_cell(found: Comparison | None) -> Cell:
-    if found is None or found.difference is None or found.low is None or found.high is None:
-        return _unknown()
-    real = found.adjusted_p < ALPHA and not found.source_at_chance
-    tone = _tone(found.difference < 0, real)
-    ends = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
-    text = Markup("{}<small>{}</small>").format(f"{100 * found.difference:+.1f}", ends)
-    return Cell(text, found.difference, tone)
-
-
 def _divergence_names(report: Document) -> dict[str, tuple[str, str]]:
     task = (report.headline or "").partition("/")[0]
     titles = {
@@ -357,96 +223,6 @@ def _divergence_names(report: Document) -> dict[str, tuple[str, str]]:
         for name, title in titles.items()
         if any(f"{task}/{name}" in entry.scores for entry in report.candidates)
     }
-
-
-def _divergence(report: Document) -> list[str | Markup]:
-    task = (report.headline or "").partition("/")[0]
-    series = []
-    for entry in _pictured(report, SERIES, report.candidates):
-        points = [
-            (1 - share, entry.scores[f"{task}/{name}"].value)
-            for name, share in KL_QUANTILES.items()
-            if f"{task}/{name}" in entry.scores
-        ]
-        if len(points) > 1:
-            series.append(Series(entry.name, sorted(points)))
-    if not series:
-        return []
-    return [
-        "The Kullback-Leibler divergence of each token's prediction from the source's, in nats: "
-        "an average hides the few tokens where a model goes astray.",
-        lines(
-            "Divergence of the worst tokens",
-            series,
-            Axis("share of tokens that are further away", log=True, percent=True),
-            Axis("divergence, nats", log=True),
-            note="To the left are the worst tokens.",
-        ),
-    ]
-
-
-def _pictured(report: Document, most: int, among: Sequence[Entry]) -> list[Entry]:
-    """Candidates that get a picture: the recommended one, the front, then the best."""
-    chosen = report.recommended.name if report.recommended else None
-    ranked = sorted(among, key=lambda e: (e.name != chosen, not e.pareto))[:most]
-    return [entry for entry in among if entry in ranked]
-
-
-def _layers(report: Document) -> list[str | Markup]:
-    """The worst layers of all, and a map of the errors of some candidates."""
-    known = [entry for entry in report.candidates if entry.made and entry.made.layers]
-    if not known:
-        return []
-    worst = [
-        found
-        for entry in known[: WORST // EACH]
-        if entry.made
-        for found in layers.ranked(entry.name, entry.made.layers)[:EACH]
-    ]
-    parts: list[str | Markup] = [
-        "The squared error of a layer's output on calibration data, over that output's square; "
-        "for recipes without data the error of the weight itself.",
-        table(
-            f"The worst {EACH} layers of each",
-            [Column("Layer"), Column("Model"), Column("Error", numeric=True), Column("Of the")],
-            [[w.layer, w.candidate, Cell(f"{w.error:.2e}", w.error), w.what] for w in worst],
-        ),
-    ]
-    # Errors of weights alone look the same all over.
-    told = [entry for entry in known if entry.made and layers.grid(entry.made.layers).is_output]
-    for entry in _pictured(report, MAPS, told or known):
-        if entry.made is None:
-            continue
-        found = layers.grid(entry.made.layers)
-        what = "error of the output" if found.is_output else "error of the weight"
-        axis = Axis(f"{what}, relative", log=True)
-        parts.append(
-            heatmap(entry.name, found.kinds, found.blocks, found.values, axis, note=found.outside)
-        )
-    return parts
-
-
-def _cost(report: Document) -> list[str | Markup]:
-    made = [(entry.name, entry.made) for entry in report.candidates if entry.made]
-    if not made:
-        return []
-    return [
-        bars(
-            "Time of the run that made it",
-            [Bar(name, m.seconds) for name, m in made[: 3 * SHOWN]],
-            Axis("seconds", digits=1),
-            note="Recipes that were made in one run share its time.",
-        ),
-        bars(
-            "Most memory that was in use",
-            [
-                Bar(name, (m.peak_device_bytes or m.peak_host_bytes) / (1 << 30))
-                for name, m in made[: 3 * SHOWN]
-            ],
-            Axis("GiB", digits=2),
-            note="Of the GPU, or of the host where none was used.",
-        ),
-    ]
 
 
 def _how(report: Document) -> list[str | Markup]:
@@ -482,15 +258,3 @@ def _how(report: Document) -> list[str | Markup]:
         details(told),
         table("What was scored", columns, rows, searchable=len(rows) > SEARCHABLE),
     ]
-
-
-def _number(value: float, name: str) -> str:
-    return f"{value:.1%}" if name.endswith(("/acc", "/acc_norm")) else f"{value:.3f}"
-
-
-def _small(name: str, value: float) -> str:
-    return f"{value:.1%}" if name.endswith("top1_agreement") else f"{value:.4f}"
-
-
-def _unknown() -> Cell:
-    return Cell("", None, "quiet")

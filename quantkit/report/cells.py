@@ -1,0 +1,74 @@
+"""Cells of a report's tables."""
+
+from typing import Literal
+
+from markupsafe import Markup
+
+from quantkit.page.table import Cell
+from quantkit.report.document import Comparison, Document, Entry
+from quantkit.score.paired import ALPHA
+
+
+def change(report: Document, entry: Entry, name: str) -> Cell:
+    """Against the source, with the interval where answers are paired."""
+    before, after = report.baseline.scores.get(name), entry.scores.get(name)
+    if before is None or after is None:
+        return unknown()
+    found = entry.comparison(name)
+    if name.endswith("/perplexity") and before.value:
+        shift = found.ratio - 1 if found and found.ratio else after.value / before.value - 1
+        ends = (found.low, found.high) if found else (None, None)
+        told = f"{shift:+.2%}"
+        between = ""
+        if ends[0] is not None and ends[1] is not None:
+            between = f"{ends[0] - 1:+.2%} to {ends[1] - 1:+.2%}"
+        worse = shift > 0
+    else:
+        shift = found.difference if found and found.difference is not None else 0.0
+        shift = shift if found else after.value - before.value
+        told, between = f"{100 * shift:+.1f}", ""
+        if found and found.low is not None and found.high is not None:
+            between = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
+        worse = shift < 0
+    real = found is not None and found.adjusted_p < ALPHA and not found.source_at_chance
+    text = Markup("{}<small>{}</small>").format(told, between) if between else told
+    return Cell(text, shift, tone(worse, real))
+
+
+def tone(is_worse: bool, is_real: bool) -> Literal["", "good", "bad"]:
+    """Colour only for what is shown to differ."""
+    if not is_real:
+        return ""
+    return "bad" if is_worse else "good"
+
+
+def group_cell(found: Comparison | None) -> Cell:
+    if found is None or found.difference is None or found.low is None or found.high is None:
+        return unknown()
+    real = found.adjusted_p < ALPHA and not found.source_at_chance
+    colour = tone(found.difference < 0, real)
+    ends = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
+    text = Markup("{}<small>{}</small>").format(f"{100 * found.difference:+.1f}", ends)
+    return Cell(text, found.difference, colour)
+
+
+def points_of(found: Comparison | None) -> float | None:
+    return 100 * found.difference if found and found.difference is not None else None
+
+
+def number(value: float, name: str) -> str:
+    return f"{value:.1%}" if name.endswith(("/acc", "/acc_norm")) else f"{value:.3f}"
+
+
+def small_number(name: str, value: float) -> str:
+    return f"{value:.1%}" if name.endswith("top1_agreement") else f"{value:.4f}"
+
+
+def unknown() -> Cell:
+    return Cell("", None, "quiet")
+
+
+def worth(report: Document, entry: Entry) -> Cell:
+    if report.recommended and entry.name == report.recommended.name:
+        return Cell("recommended", 2, "good")
+    return Cell("best of its size", 1) if entry.pareto else Cell("", 0)

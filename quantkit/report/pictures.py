@@ -1,0 +1,185 @@
+"""The pictures of a report's page."""
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from quantkit.page.bars import Bar, bars
+from quantkit.page.heatmap import heatmap
+from quantkit.page.lines import Series, lines
+from quantkit.page.scale import Axis
+from quantkit.page.scatter import Point, scatter
+from quantkit.page.table import Cell, Column, table
+from quantkit.report import cells, layers
+from quantkit.report.document import Document, Entry
+from quantkit.score.scorecard import KL_QUANTILES
+
+SHOWN = 8
+"""Candidates that a picture has room for; all are in tables."""
+SERIES = 6
+MAPS = 4
+WORST = 30
+EACH = 3
+SEARCHABLE = 8
+
+
+def against_size(report: Document) -> list[str | Markup]:
+    name = report.headline
+    if name is None or not report.candidates:
+        return []
+    perplexity = name.endswith("/perplexity")
+    unit = 1 << 30 if report.baseline.size_bytes >= 1 << 30 else 1 << 20
+    points = []
+    for entry in report.candidates:
+        cell = cells.change(report, entry, name)
+        if cell.value is None:
+            continue
+        found = entry.comparison(name)
+        interval = None
+        if found and found.low is not None and found.high is not None:
+            less = 1 if perplexity else 0
+            interval = (found.low - less, found.high - less)
+        points.append(
+            Point(
+                entry.name,
+                entry.size_bytes / unit,
+                cell.value,
+                interval,
+                entry.format,
+                entry.pareto,
+            )
+        )
+    y = Axis(f"change of {name}", percent=True)
+    return [
+        scatter(
+            "Size and what it costs",
+            points,
+            Axis("GiB in memory" if unit == 1 << 30 else "MiB in memory", digits=2),
+            y,
+            front="nothing is both smaller and better",
+            note="Bars are 95% intervals of the change against the source. "
+            + ("Lower is better." if perplexity else "Higher is better."),
+        )
+    ]
+
+
+def groups(report: Document) -> list[str | Markup]:
+    """Changes of accuracy where tasks come in groups."""
+    asked = report.baseline.settings.tasks
+    names = [g for g in report.groups if g not in asked]
+    values: list[list[float | None]] = []
+    rows: list[list[Cell | str | Markup]] = []
+    for entry in report.candidates:
+        found = [entry.comparison(f"{group}/acc") for group in names]
+        values.append([cells.points_of(c) for c in found])
+        rows.append([entry.name, *(cells.group_cell(c) for c in found)])
+    kept = [i for i in range(len(names)) if any(line[i] is not None for line in values)]
+    if not kept:
+        return []
+    shown = values[:SHOWN]
+    return [
+        heatmap(
+            "Points lost or gained",
+            [entry.name for entry in report.candidates[:SHOWN]],
+            [names[i] for i in kept],
+            [[line[i] for i in kept] for line in shown],
+            Axis("points against the source", digits=1),
+        ),
+        table(
+            "Points against the source, with 95% intervals",
+            [Column("Model"), *(Column(names[i], numeric=True) for i in kept)],
+            [[row[0], *(row[i + 1] for i in kept)] for row in rows],
+            searchable=len(rows) > SEARCHABLE,
+            wide=len(kept) > 4,
+        ),
+    ]
+
+
+def divergence(report: Document) -> list[str | Markup]:
+    task = (report.headline or "").partition("/")[0]
+    series = []
+    for entry in _pictured(report, SERIES, report.candidates):
+        points = [
+            (1 - share, entry.scores[f"{task}/{name}"].value)
+            for name, share in KL_QUANTILES.items()
+            if f"{task}/{name}" in entry.scores
+        ]
+        if len(points) > 1:
+            series.append(Series(entry.name, sorted(points)))
+    if not series:
+        return []
+    return [
+        "The Kullback-Leibler divergence of each token's prediction from the source's, in nats: "
+        "an average hides the few tokens where a model goes astray.",
+        lines(
+            "Divergence of the worst tokens",
+            series,
+            Axis("share of tokens that are further away", log=True, percent=True),
+            Axis("divergence, nats", log=True),
+            note="To the left are the worst tokens.",
+        ),
+    ]
+
+
+def _pictured(report: Document, most: int, among: Sequence[Entry]) -> list[Entry]:
+    """Candidates that get a picture: the recommended one, the front, then the best."""
+    chosen = report.recommended.name if report.recommended else None
+    ranked = sorted(among, key=lambda e: (e.name != chosen, not e.pareto))[:most]
+    return [entry for entry in among if entry in ranked]
+
+
+def layer_maps(report: Document) -> list[str | Markup]:
+    """The worst layers of all, and a map of the errors of some candidates."""
+    known = [entry for entry in report.candidates if entry.made and entry.made.layers]
+    if not known:
+        return []
+    worst = [
+        found
+        for entry in known[: WORST // EACH]
+        if entry.made
+        for found in layers.ranked(entry.name, entry.made.layers)[:EACH]
+    ]
+    parts: list[str | Markup] = [
+        "The squared error of a layer's output on calibration data, over that output's square; "
+        "for recipes without data the error of the weight itself.",
+        table(
+            f"The worst {EACH} layers of each",
+            [Column("Layer"), Column("Model"), Column("Error", numeric=True), Column("Of the")],
+            [[w.layer, w.candidate, Cell(f"{w.error:.2e}", w.error), w.what] for w in worst],
+        ),
+    ]
+    # Errors of weights alone look the same all over.
+    told = [entry for entry in known if entry.made and layers.grid(entry.made.layers).is_output]
+    for entry in _pictured(report, MAPS, told or known):
+        if entry.made is None:
+            continue
+        found = layers.grid(entry.made.layers)
+        what = "error of the output" if found.is_output else "error of the weight"
+        axis = Axis(f"{what}, relative", log=True)
+        parts.append(
+            heatmap(entry.name, found.kinds, found.blocks, found.values, axis, note=found.outside)
+        )
+    return parts
+
+
+def cost(report: Document) -> list[str | Markup]:
+    made = [(entry.name, entry.made) for entry in report.candidates if entry.made]
+    if not made:
+        return []
+    return [
+        bars(
+            "Time of the run that made it",
+            [Bar(name, m.seconds) for name, m in made[: 3 * SHOWN]],
+            Axis("seconds", digits=1),
+            note="Recipes that were made in one run share its time.",
+        ),
+        bars(
+            "Most memory that was in use",
+            [
+                Bar(name, (m.peak_device_bytes or m.peak_host_bytes) / (1 << 30))
+                for name, m in made[: 3 * SHOWN]
+            ],
+            Axis("GiB", digits=2),
+            note="Of the GPU, or of the host where none was used.",
+        ),
+    ]
