@@ -64,6 +64,8 @@ def write_json(path: Path, data: Any, allow_nan: bool = False) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write text to a temporary sibling and rename it."""
+    if not path.name or path.is_dir():
+        raise StorageError(f"cannot write {path}: it is a folder; name a file")
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     with guarded(path):
         try:

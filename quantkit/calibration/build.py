@@ -1,5 +1,6 @@
 """From sources to a set: read, render, choose, pack, measure."""
 
+import json
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -164,13 +165,24 @@ def _redacted(
     kinds = KINDS if spec.redact is True else tuple(spec.redact)
     progress.start("redact", sum(len(source.rows) for source in gathered), "rows")
 
+    def opened(value: Any) -> Any:
+        """A call's arguments as text without escapes, behind which anything could hide."""
+        try:
+            known = json.loads(value) if isinstance(value, str) else value
+        except ValueError:
+            return value
+        return json.dumps(known, ensure_ascii=False) if isinstance(known, dict | list) else value
+
     def clean(value: Any) -> Any:
         if isinstance(value, str):
             found = redact(value, kinds)
             counts.update(found.counts)
             return found.text
         if isinstance(value, dict):
-            return {key: clean(item) for key, item in value.items()}
+            return {
+                clean(key): clean(opened(item)) if key == "arguments" else clean(item)
+                for key, item in value.items()
+            }
         if isinstance(value, list | tuple):
             return [clean(item) for item in value]
         return value

@@ -16,12 +16,13 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from quantkit.calibration.choosing.figures import Figures
 from quantkit.calibration.spec import SetSpec
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError
+from quantkit.model.shards import write_whole
 from quantkit.storage import scratch_folder, sha256_of, write_json
 
 FILE = "calibration.json"
@@ -122,7 +123,7 @@ class CalibrationSet:
                 if lengths is None
                 else lengths.to(torch.int32),
             }
-            save_file(stored, scratch / TOKENS)
+            write_whole(scratch / TOKENS, stored)
             pq.write_table(
                 pa.Table.from_pylist(self.samples), scratch / SAMPLES, compression="zstd"
             )

@@ -70,27 +70,27 @@ class Reservoir:
     def __init__(self, characters: int, rng: random.Random) -> None:
         self._limit = min(characters, MAX_CHARACTERS)
         self._rng = rng
-        self._heap: list[tuple[float, int, Row]] = []
+        self._heap: list[tuple[float, int, Row, int]] = []
         self._characters = 0
         self.n_evicted = 0
 
     def add(self, number: int, row: Row, characters: int) -> None:
         """Take a row in; one that was drawn before may have to go."""
         # The largest draws go first: whatever stays is a uniform sample of all that came.
-        heapq.heappush(self._heap, (-self._rng.random(), number, row))
+        heapq.heappush(self._heap, (-self._rng.random(), number, row, characters))
         self._characters += characters
         while self._characters > self._limit and (
             len(self._heap) > MIN_ROWS or self._characters > MAX_CHARACTERS
         ):
             if len(self._heap) == 1:
                 return
-            _, _, gone = heapq.heappop(self._heap)
-            self._characters -= len(gone.plain)
+            *_, freed = heapq.heappop(self._heap)
+            self._characters -= freed
             self.n_evicted += 1
 
     def rows(self) -> list[Row]:
         """What stayed, in the order in which it came."""
-        return [row for _, _, row in sorted(self._heap, key=lambda item: item[1])]
+        return [row for _, _, row, _ in sorted(self._heap, key=lambda item: item[1])]
 
 
 def gather(
@@ -115,7 +115,7 @@ def gather(
         digest = hashlib.sha256()
         number = 0
         progress.start(f"read {name}", _size(source, base), _unit(source))
-        rows = _rows(source, name, base, account, skip_bad, progress, data)
+        rows = _rows(source, name, base, account, skip_bad, progress, data, bool(spec.redact))
         for batch, texts in _batches(rows):
             for text in texts:
                 digest.update(text.encode("utf-8", "surrogatepass"))
@@ -125,7 +125,7 @@ def gather(
             if evaluation is not None:
                 keep = _clean(keep, texts, batch, evaluation, account)
             for place in keep:
-                reservoir.add(number + place, batch[place], len(texts[place]))
+                reservoir.add(number + place, batch[place], _size_of(batch[place], texts[place]))
             number += len(batch)
         progress.finish()
         account.counts["not drawn"] += reservoir.n_evicted
@@ -137,6 +137,12 @@ def gather(
             )
         )
     return gathered
+
+
+def _size_of(row: Row, text: str) -> int:
+    """Characters that keeping a row takes: tools and calls count as well."""
+    calls = [m["tool_calls"] for m in row.messages if m.get("tool_calls")]
+    return len(text) + (len(str(row.tools)) + len(str(calls)) if row.tools or calls else 0)
 
 
 def _distinct(batch: list[Row], texts: list[str], seen: Seen | None, account: Account) -> list[int]:
@@ -194,6 +200,7 @@ def _rows(
     skip_bad: bool,
     progress: Progress,
     data: Path | None,
+    private: bool,
 ) -> Iterator[Row]:
     """Recognised rows; what is not usable is counted, or an error."""
 
@@ -214,9 +221,14 @@ def _rows(
         except recognise.Empty as error:
             account.leave_out("empty", str(error))
         except recognise.Unrecognised as error:
-            if not skip_bad:
+            if not skip_bad and not private:
                 raise
-            account.leave_out("unrecognised", str(error))
+            if not skip_bad:  # what may hold anything is not shown
+                raise DataError(
+                    f"{record.place} is not recognised, and is not shown since rows are redacted; "
+                    "say in the set's file what it is (`columns`), or use --skip-bad"
+                ) from None
+            account.leave_out("unrecognised", record.place if private else str(error))
 
 
 def _records(

@@ -80,8 +80,9 @@ class Renderer:
         """Special tokens that the tokenizer puts before and after a text."""
         bare = self._encode("a", special=False)
         whole = self._encode("a", special=True)
-        at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
-        return whole[:at], whole[at + len(bare) :]
+        at = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), None)
+        # A tokenizer that writes text differently beside special tokens is taken without them.
+        return ([], []) if at is None else (whole[:at], whole[at + len(bare) :])
 
     def _encode(self, text: str, special: bool) -> list[int]:
         encoded = self._tokenizer(text, add_special_tokens=special, verbose=False)

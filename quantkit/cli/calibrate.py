@@ -156,6 +156,8 @@ def _wanted(name: str | None, data: list[str], typed: dict[str, Any]) -> "tuple[
     from quantkit.calibration import loading, spec
     from quantkit.calibration.reading.files import is_data
 
+    if "" in data:
+        raise DataError("--from is empty: name a file, a folder or a pattern, or - for stdin")
     if name is None and not data:
         raise DataError("give a set's name, its YAML file, or --from with data of your own")
     if name is not None and data:

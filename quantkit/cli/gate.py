@@ -74,6 +74,7 @@ def _judged(
     from quantkit.gate.judge import judge
     from quantkit.gate.scored import check_folder
 
+    report = report / "report.json" if report.is_dir() else report
     rules = policies.default(against is not None) if policy is None else policies.load(policy)
     document = _read(report)
     verdict = judge(document, rules, None if against is None else _read(against))
@@ -143,5 +144,5 @@ def _screen(verdict: "Verdict") -> str:
             lines = [(plain(check.candidate), check.reason) for check in found]
             parts.append(console.lines_text(f"{answer}:", lines))
     if verdict.notes:
-        parts.append("\n".join(f"note: {note}" for note in verdict.notes))
+        parts.append(console.lines_text("notes:", [("-", note) for note in verdict.notes]))
     return "\n\n".join([*parts, words.last_line(verdict)])

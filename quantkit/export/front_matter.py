@@ -5,7 +5,6 @@ told from one that a person put there.
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +13,8 @@ import yaml
 
 from quantkit.errors import CheckpointError
 from quantkit.model.description import FRONT
+
+DEEPEST = 20
 
 
 class _Loader(yaml.SafeLoader):
@@ -66,8 +67,20 @@ def fingerprints(ours: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _fingerprint(value: Any) -> str:
-    plain = json.dumps(value, sort_keys=True, default=str)
+    plain = repr(_normal(value))
     return hashlib.sha256(plain.encode()).hexdigest()[:12]
+
+
+def _normal(value: Any, depth: int = 0) -> Any:
+    """The same for the same YAML, whatever its keys are and however it is nested."""
+    if depth > DEEPEST:  # an anchor may hold itself
+        return "…"
+    if isinstance(value, Mapping):
+        items = [(str(key), _normal(item, depth + 1)) for key, item in value.items()]
+        return sorted(items, key=lambda item: item[0])
+    if isinstance(value, list | tuple | set):
+        return [_normal(item, depth + 1) for item in value]
+    return str(value)
 
 
 def merge(

@@ -29,4 +29,5 @@ def _odd(odd: dict[tuple[str, str], float]) -> str:
         return f"block {block} stands out: {len(odd)} layers are up to {worst:.1f} times as far off"
     block, kind = max(odd, key=lambda place: odd[place])
     more = f", and {len(odd) - 1} more stand out" if len(odd) > 1 else ""
+    kind = kind.rpartition(".")[2]
     return f"{plain(kind)} of block {block} stands out: it is {worst:.1f} times as far off{more}"

@@ -51,8 +51,11 @@ class Figure:
     def of(self, entry: Entry, document: Document) -> float | None:
         """The figure of one scored model, None where it has none."""
         if self.key in MADE:
-            return MADE[self.key](entry, document)
-        if self.key == "size_ratio":
+            made = MADE[self.key](entry, document)
+            if made is None:
+                return None
+            value = made
+        elif self.key == "size_ratio":
             value = entry.size_bytes / document.baseline.size_bytes
         elif self.is_size:
             value = float(getattr(entry, self.key))
@@ -70,7 +73,7 @@ def find(document: Document, asked: str) -> Figure | None:
     if asked in SIZES:
         return Figure(asked, asked, more_is_better=False)
     if asked in MADE:
-        known = all(MADE[asked](entry, document) is not None for entry in document.candidates)
+        known = any(MADE[asked](entry, document) is not None for entry in document.candidates)
         return Figure(asked, asked, more_is_better=False) if known else None
     keys = _keys(document)
     key = next((key for key in _meanings(document, asked) if key in keys), None)
@@ -91,21 +94,19 @@ def known(document: Document) -> set[str]:
 
 
 def _calibration_ratio(entry: Entry, document: Document) -> float | None:
-    """None where it is not known; nothing to be surprised at where nothing was learnt."""
+    """None where it is not known, and where nothing was learnt from data."""
     headline = document.baseline.scores.get(document.headline or "")
     if entry.made is None or headline is None or not (document.headline or "").endswith(PERPLEXITY):
         return None
-    if entry.made.calibration is None:
-        return 0.0
     found = entry.made.calibration_perplexity
     return found / headline.value if found is not None and headline.value > 0 else None
 
 
 def _layer_outlier(entry: Entry, document: Document) -> float | None:
     """None where it is not known how a candidate was made."""
-    if entry.made is None:
+    if entry.made is None or not entry.made.layers:
         return None
-    return max(layers.outliers(entry.made.layers).values(), default=0.0)
+    return max(layers.outliers(entry.made.layers).values(), default=1.0)
 
 
 MADE = {CALIBRATION: _calibration_ratio, OUTLIER: _layer_outlier}

@@ -12,7 +12,7 @@ from fractions import Fraction
 from quantkit.errors import PolicyError, ScoreError
 from quantkit.gate import causes, fitting, intervals, words
 from quantkit.gate.classes import class_of
-from quantkit.gate.figures import OUTLIER, Figure, find
+from quantkit.gate.figures import CALIBRATION, MADE, OUTLIER, Figure, find
 from quantkit.gate.policy import RELATIVE, Bound, Policy, Rule
 from quantkit.gate.text import plain
 from quantkit.gate.verdict import Answer, Check, Verdict
@@ -113,6 +113,8 @@ def _of_rules(rules: Sequence[Rule], case: _Case, policy: Policy) -> Iterator[Ch
             figure = find(case.document, asked)
             if figure is None:  # `if_scored`, or the policy would not have fitted
                 continue
+            if figure.key in MADE and figure.of(case.entry, case.document) is None:
+                continue  # told in a note
             for bound in limit.bounds:
                 yield _check(figure, bound, case, policy)
 
@@ -210,16 +212,25 @@ def _three_way(check: Check, figure: Figure, bound: Bound, case: _Case) -> Check
     assert bound.confidence is not None
     found = case.comparisons(figure.key)
     now = _interval(check, bound, found) if len(found) == case.n_wanted else None
+    beyond = check.amount is not None and check.amount > bound.value
     if now is None:
         return replace(
             check,
-            answer=Answer.CANNOT_TELL,
-            reason=f"the report has no interval of {plain(figure.key)} for "
+            # What is over the limit by itself needs no interval to be over it.
+            answer=Answer.FAIL if beyond else Answer.CANNOT_TELL,
+            reason=(words.sentence(replace(check, confidence=None, answer=Answer.FAIL)) + "; ")
+            * beyond
+            + f"the report has no interval of {plain(figure.key)} for "
             f"{plain(case.entry.name)}, which `confidence` needs: report it from scores that have "
             "their answers beside them, with five documents or more",
         )
     check = replace(check, low=now[0], high=now[1])
     if (answer := _answer(now, bound.value)) is not Answer.CANNOT_TELL:
+        if answer is Answer.PASS and beyond:
+            raise ScoreError(
+                f"scores and answers of {plain(case.entry.name)} contradict each other on "
+                f"{plain(figure.key)}; make the report again from its scores"
+            )
         check = replace(check, answer=answer)
         return replace(check, reason=words.sentence(check))
 
@@ -284,6 +295,7 @@ def _notes(
             if find(document, asked) is None:
                 told[asked] = f"{plain(asked)} was not judged: the report has no such score"
     yield from told.values()
+    yield from _unjudged_scores(document, rules)
     if earlier is None:
         if policy.against:
             yield "rules under `against` were not applied: there is no --against"
@@ -292,6 +304,34 @@ def _notes(
     gone = [e.name for e in earlier.candidates if not any(e is other for other in matched)]
     if gone:
         yield f"only in the earlier report: {', '.join(map(plain, gone))}"
+
+
+def _unjudged_scores(document: Document, rules: dict[str, list[Rule]]) -> Iterator[str]:
+    """Tasks that were scored and that no rule looks at, and candidates that lack a figure."""
+    asked = {name for part in rules.values() for rule in part for name in rule.limits}
+    figures = [figure for name in sorted(asked) if (figure := find(document, name)) is not None]
+    judged = {figure.key.rpartition("/")[0] for figure in figures}
+    for task in document.baseline.settings.tasks:
+        if task not in judged:
+            yield f"{plain(task)} was scored, and no rule looks at it"
+    for figure in figures:
+        if figure.key not in MADE:
+            continue
+        lacking = [
+            entry.name
+            for entry in document.candidates
+            if figure.of(entry, document) is None and not _needs_none(figure, entry)
+        ]
+        if lacking:
+            names = ", ".join(map(plain, lacking[:5]))
+            yield f"{figure.key} was not judged for {names}: it is not known how they were made"
+
+
+def _needs_none(figure: Figure, entry: Entry) -> bool:
+    """Whether a candidate has no such figure by its nature."""
+    if entry.made is None:
+        return False
+    return entry.made.calibration is None if figure.key == CALIBRATION else not entry.made.layers
 
 
 def _exact(value: float) -> Fraction:

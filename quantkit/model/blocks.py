@@ -50,10 +50,11 @@ class _Recorder(torch.nn.Module):
 class _Given(torch.nn.Module):
     """Stands for a block, and gives what the blocks are known to make."""
 
-    def __init__(self, block: torch.nn.Module, hidden: torch.Tensor) -> None:
+    def __init__(self, block: torch.nn.Module, hidden: torch.Tensor, in_tuple: bool) -> None:
         super().__init__()
         object.__setattr__(self, "_block", block)
         self.hidden = hidden
+        self.in_tuple = in_tuple
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -61,8 +62,8 @@ class _Given(torch.nn.Module):
         except AttributeError:
             return getattr(object.__getattribute__(self, "_block"), name)
 
-    def forward(self, hidden_states: torch.Tensor, **arguments: Any) -> torch.Tensor:
-        return self.hidden
+    def forward(self, hidden_states: torch.Tensor, **arguments: Any) -> Any:
+        return (self.hidden,) if self.in_tuple else self.hidden
 
 
 @dataclass
@@ -77,6 +78,8 @@ class Decoder:
     device: torch.device
     dtype: torch.dtype
     _side: torch.cuda.Stream | None = None
+    _in_tuples: bool = False
+    """Whether this family's blocks give their states in a tuple."""
 
     @classmethod
     def open(cls, source: ModelSource, device: torch.device) -> "Decoder":
@@ -228,7 +231,7 @@ class Decoder:
             for sample in range(len(tokens)):
                 states, ids = hidden[sample : sample + 1], tokens[sample : sample + 1]
                 for index, block in enumerate(blocks):
-                    self.blocks[index] = _Given(block, states)
+                    self.blocks[index] = _Given(block, states, self._in_tuples)
                 logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
                 found.append(
                     torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none")
@@ -245,5 +248,6 @@ class Decoder:
     ) -> torch.Tensor:
         """A block's output."""
         result = block(hidden, **arguments)
+        self._in_tuples = isinstance(result, tuple)
         output: torch.Tensor = result[0] if isinstance(result, tuple) else result
         return output

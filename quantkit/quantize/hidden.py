@@ -57,6 +57,8 @@ class HiddenStates:
 
     def first(self, n_samples: int) -> torch.Tensor:
         """Some samples of the first batch, on the device."""
+        if self.on_host:  # what was written last may still be on its way
+            torch.cuda.current_stream(self._device).wait_stream(self._copies())
         return self._batches[0][:n_samples].to(self._device)
 
     def replace(self, place: int, batch: torch.Tensor) -> None:

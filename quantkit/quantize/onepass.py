@@ -44,7 +44,7 @@ from quantkit.recipe import Recipe
 MAX_FALLBACK_SHARE = 0.01
 NOISE = 5
 """Calibration tokens that are this near to guessing are no text."""
-SURPRISE_SAMPLES = 4
+SURPRISE_SAMPLES = 2
 SURPRISE_TOKENS = 512
 TOKENS_REPLAYED = {"cuda": 4096, "cpu": 512}
 
@@ -158,11 +158,13 @@ def _pass(
     hidden, arguments = decoder.start(calibration.ids, batch_size)
     streams = _streams(plans, hidden, device, on_host, importance)
     del hidden
+    probe = _Probe.of(streams)
     done = [journal.n_done for journal in journals]
     status = Status(progress, calibration.n_tokens, device)
     progress.start("calibrate", len(decoder.blocks) * len(streams), "blocks")
     with Delivery() as delivery:
         for index, state in decoder.read_ahead(require_finite):
+            probe.advance(_Here(decoder, index, state, streams[0], arguments[index], padding))
             for stream in streams:
                 here = _Here(decoder, index, state, stream, arguments[index], padding)
                 pending = [i for i in stream.indices if done[i] <= index]
@@ -173,7 +175,7 @@ def _pass(
                     delivery.submit(partial(finished.deliver, writers[i], journals[i], status))
                 progress.advance(1)
     progress.finish()
-    perplexity = _perplexity(decoder, streams[0].hidden, calibration)
+    perplexity = _perplexity(decoder, probe, calibration, progress)
     guessing = float(decoder.model.config.vocab_size)
     if perplexity is not None and perplexity > guessing / NOISE:
         progress.note(
@@ -184,25 +186,53 @@ def _pass(
     return decoder.prefix, perplexity
 
 
-def _perplexity(
-    decoder: Decoder, hidden: HiddenStates, calibration: CalibrationTokens
-) -> float | None:
-    """What the model makes of its calibration tokens: noise is told by it.
+@dataclass
+class _Probe:
+    """Some samples on the source's own path, to tell what it makes of them."""
 
-    Of some samples, after the last block; None where there is no room for the head.
+    stream: Stream | None
+    """The stream that is on this path ..."""
+    own: torch.Tensor | None
+    """... or, where every stream propagates, states that are carried along."""
+
+    @classmethod
+    def of(cls, streams: Sequence[Stream]) -> "_Probe":
+        if not streams[0].propagates:
+            return cls(streams[0], None)
+        return cls(None, streams[0].hidden.first(SURPRISE_SAMPLES))
+
+    def advance(self, here: "_Here") -> None:
+        if self.own is not None:
+            self.own = here.run(here.state, self.own)
+
+    @property
+    def states(self) -> torch.Tensor:
+        if self.own is not None:
+            return self.own
+        assert self.stream is not None
+        return self.stream.hidden.first(SURPRISE_SAMPLES)
+
+
+def _perplexity(
+    decoder: Decoder, probe: _Probe, calibration: CalibrationTokens, progress: Progress
+) -> float | None:
+    """What the source makes of its calibration tokens: noise is told by it.
+
+    Only advice, so that nothing which goes wrong here stops a run.
     """
-    states = hidden.first(SURPRISE_SAMPLES)[:, :SURPRISE_TOKENS]
+    states = probe.states[:, :SURPRISE_TOKENS]
     n_samples, length = states.shape[:2]
-    lengths = calibration.lengths
-    if lengths is not None:
-        length = min(length, int(lengths[:n_samples].min()))
+    if calibration.lengths is not None:
+        length = min(length, int(calibration.lengths[:n_samples].min()))
     if length < 2:
         return None
     try:
         losses = decoder.losses(states[:, :length], calibration.ids[:n_samples, :length])
-    except torch.OutOfMemoryError:
+        mean = float(losses.mean())
+    except Exception as error:  # no room for the head, or a family that does it in its own way
+        progress.detail(f"the perplexity of the calibration tokens is not known: {error}")
         return None
-    return math.exp(min(float(losses.mean()), 700.0))
+    return math.exp(min(mean, 700.0)) if math.isfinite(mean) else None
 
 
 def _streams(

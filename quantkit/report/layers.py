@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from quantkit.score.scorecard import LayerError
 
+FAR_OFF = 1e6
+"""Stands for any number of times, where others have no error at all."""
 BLOCK = re.compile(r"\.(\d+)\.(.+?)(?:\.weight)?$")
 
 
@@ -43,41 +45,55 @@ def ranked(candidate: str, layers: Mapping[str, LayerError]) -> list[Worst]:
 
 
 def grid(layers: Mapping[str, LayerError]) -> Grid:
-    """Layers by the number in their name and the last part of it, as `3` and `down_proj`."""
+    """Layers by the number of their block and their kind; of many experts the worst counts."""
     errors, is_output = _errors(layers)
     placed: dict[tuple[str, str], float] = {}
     outside = []
     for name, error in errors.items():
-        if found := BLOCK.search(name):
-            placed[found[2].rpartition(".")[2], found[1]] = error
-        else:
+        if (place := _place(name)) is None:
             outside.append(f"{name} {error:.2g}")
-    kinds = list(dict.fromkeys(kind for kind, _ in placed))
-    blocks = sorted({block for _, block in placed}, key=int)
+        else:
+            placed[place] = max(error, placed.get(place, error))
+    kinds = list(dict.fromkeys(kind for _, kind in placed))
+    blocks = sorted({block for block, _ in placed}, key=int)
+    short = [kind.rpartition(".")[2] for kind in kinds]
     return Grid(
-        kinds,
+        short if len(set(short)) == len(short) else kinds,
         blocks,
-        [[placed.get((kind, block)) for block in blocks] for kind in kinds],
+        [[placed.get((block, kind)) for block in blocks] for kind in kinds],
         is_output,
         f"Outside the blocks: {', '.join(outside)}." if outside else "",
     )
 
 
 def outliers(layers: Mapping[str, LayerError]) -> dict[tuple[str, str], float]:
-    """How many times as far off each layer is as the median of its kind, by block and kind.
+    """How many times as far off each layer is as the others of its kind, by block and kind.
 
-    Of errors themselves: those of outputs are kept as squares.
+    Against their median. Of errors themselves: those of outputs are kept as squares.
     """
-    found = grid(layers)
-    times = {}
-    for kind, row in zip(found.kinds, found.values, strict=True):
-        known = [value for value in row if value is not None]
-        median = statistics.median(known) if known else 0.0
-        for block, value in zip(found.blocks, row, strict=True):
-            if value is not None and median > 0:
-                ratio = value / median
-                times[block, kind] = math.sqrt(ratio) if found.is_output else ratio
+    errors, is_output = _errors(layers)
+    members: dict[str, list[tuple[str, float]]] = {}
+    for name, error in errors.items():
+        if (place := _place(name)) is not None:
+            members.setdefault(place[1], []).append((place[0], error))
+    times: dict[tuple[str, str], float] = {}
+    for kind, found in members.items():
+        for index, (block, error) in enumerate(found):
+            others = [e for i, (_, e) in enumerate(found) if i != index]
+            if not others:
+                continue
+            median = statistics.median(others)
+            ratio = error / median if median > 0 else (1.0 if error == 0 else FAR_OFF)
+            ratio = min(ratio, FAR_OFF) if math.isfinite(ratio) else FAR_OFF
+            ratio = math.sqrt(ratio) if is_output else ratio
+            times[block, kind] = max(ratio, times.get((block, kind), 0.0))
     return times
+
+
+def _place(name: str) -> tuple[str, str] | None:
+    """A layer's block and kind, such as `3` and `mlp.experts.down_proj`; None outside of blocks."""
+    found = BLOCK.search(name)
+    return (found[1], re.sub(r"\.\d+(?=\.)", "", found[2])) if found else None
 
 
 def _errors(layers: Mapping[str, LayerError]) -> tuple[dict[str, float], bool]:

@@ -23,7 +23,7 @@ def _render(whole: Report, report: Report) -> str:
     lines = [
         f"# {_safe(report.baseline.name)}: quantised versions compared",
         "",
-        _line(headings),
+        _line([_safe(title) for title in headings]),
         _line(["---", *["---:"] * (len(headings) - 1)]),
         *[_line([_safe(cell) for cell in row]) for row in table.rows(report)],
         "",
@@ -59,7 +59,7 @@ def _verdicts(report: Report) -> list[str]:
 def _how(report: Report) -> str:
     settings = report.baseline.settings
     score = report.baseline.scores[report.headline]
-    tasks = ", ".join(f"{name} (version {v})" for name, v in settings.tasks.items())
+    tasks = ", ".join(f"{_safe(name)} (version {_safe(v)})" for name, v in settings.tasks.items())
     limit = f", the first {settings.limit} documents of each" if settings.limit else ""
     return (
         f"Scored with lm-eval {report.baseline.versions['lm_eval']}: {tasks}{limit}; "

@@ -47,7 +47,9 @@ def of_samples(samples: dict[str, list[dict[str, Any]]], texts: dict[str, Text])
     """From what lm-eval logs of every document."""
     found = []
     for task, logged in samples.items():
-        for place, sample in enumerate(logged):
+        # Some tasks read one answer in several ways, and log it for each; the first is the score.
+        first = logged[0].get("filter") if logged else None
+        for place, sample in enumerate(s for s in logged if s.get("filter") == first):
             who = (task, int(sample["doc_id"]), str(sample["doc_hash"]))
             if task in texts:
                 text = texts[task]

@@ -71,6 +71,8 @@ def compare(
         for name in candidates
     }
     for score, metric, tasks in _scores(before, groups):
+        if metric != LOSS and not tasks <= _counted(before[metric], metric, paired):
+            continue
         chosen = np.isin(before[metric].column("task"), sorted(tasks))
         values = [paired[name, metric] for name in candidates]
         changes = dict(zip(candidates, _changes(before[metric], values, chosen), strict=True))
@@ -79,6 +81,14 @@ def compare(
         for (name, change), p in zip(changes.items(), adjusted, strict=True):
             found[name].append(Finding(score, change, p, guessed))
     return found
+
+
+def _counted(before: Answers, metric: str, paired: Mapping[tuple[str, str], Floats]) -> set[str]:
+    """Tasks whose answers are right or wrong; some call a share of probability accuracy."""
+    tasks, values = before.column("task"), before.column("value")
+    every = [values, *(found for (_, m), found in paired.items() if m == metric)]
+    whole = np.all([(found == 0) | (found == 1) for found in every], axis=0)
+    return set(tasks.tolist()) - set(tasks[~whole].tolist())
 
 
 def _at_chance(answers: Answers, chosen: Mask) -> bool:

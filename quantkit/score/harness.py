@@ -274,6 +274,8 @@ def _scores(results: dict[str, Any], texts: dict[str, Text]) -> dict[str, Score]
             metric, _, suffix = key.partition(",")
             if metric.endswith("_stderr") or not isinstance(value, float | int) or not suffix:
                 continue
+            if f"{task}/{metric}" in scores:  # a second way of reading the same answers
+                continue
             stderr = figures.get(f"{metric}_stderr,{suffix}")
             scores[f"{task}/{metric}"] = Score(
                 value=_finite(task, metric, float(value)),

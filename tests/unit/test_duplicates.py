@@ -178,9 +178,11 @@ ASKED = "Please write a short poem about  the SEA"
 
 
 def test_threads_with_the_same_beginning_have_the_same_prefix():
-    one = chat(("system", "Be kind."), ("user", ASKED), ("assistant", "Waves."), ("user", "More"))
+    one = chat(("user", ASKED), ("assistant", "Waves."), ("user", "More"))
     two = chat(("user", ASKED.lower().replace("  ", "\n")), ("assistant", "Foam."))
     assert prefix_of(one) == prefix_of(two) == "user: please write a short poem about the sea"
+    # A question about another document is another question.
+    assert prefix_of(chat(("system", "Be kind."), ("user", ASKED))) != prefix_of(one)
 
 
 def test_a_prefix_goes_on_until_the_user_has_said_eight_words():

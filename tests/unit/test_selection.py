@@ -201,7 +201,8 @@ def test_too_few_tokens_are_told_with_their_numbers():
         enough(candidates, Shape(8, 20, True))
     assert str(refused.value) == (
         "theirs.jsonl has 50 tokens in 5 pieces, its share of the set is 80 for 4 samples of 20 "
-        "(5 rows read, 2 empty); add rows, lower its weight, or ask for fewer or shorter samples"
+        "(5 rows read, 2 empty): it is enough for 2; add rows, lower its weight, or ask for fewer "
+        "or shorter samples (--samples, --length)"
     )
     enough(candidates, Shape(4, 20, True))
 
@@ -211,8 +212,9 @@ def test_too_few_rows_to_pad_are_told_with_their_numbers():
     with pytest.raises(DataError) as refused:
         enough(candidates, Shape(12, 20, False))
     assert str(refused.value) == (
-        "theirs.jsonl has 5 usable rows, its share of the set is 6 (5 rows read, 2 empty); "
-        "add rows, lower its weight, or ask for fewer or shorter samples"
+        "theirs.jsonl has 5 usable rows, its share of the set is 6 (5 rows read, 2 empty): it "
+        "is enough for 5; add rows, lower its weight, or ask for fewer or shorter samples "
+        "(--samples, --length)"
     )
     enough(candidates, Shape(10, 20, False))
 

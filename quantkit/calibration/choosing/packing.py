@@ -40,7 +40,9 @@ def pack(
         while room and (left or reserve):
             if not left:
                 left = _Left([reserve.popleft()], lengths)
-            for piece in left.closing(room) if parts else [left.next()]:
+            # Pieces in turn, until one or two can close the sample.
+            near = parts and room <= 2 * left.longest
+            for piece in left.closing(room) if near else [left.next()]:
                 used = min(room, int(lengths[piece]))
                 parts.append(Part(piece, used))
                 room -= used
@@ -52,41 +54,50 @@ class _Left:
     """Pieces that are not packed yet, by turn and by length."""
 
     def __init__(self, pieces: Sequence[int], lengths: np.ndarray) -> None:
-        self._turns = deque(pieces)
         order = np.argsort(lengths[list(pieces)], kind="stable")
         self._pieces = np.array(pieces, np.int64)[order]
         self._lengths = lengths[self._pieces]
+        self._there = np.ones(len(self._pieces), bool)
+        self._turns = deque(np.argsort(order, kind="stable").tolist())
+        self._n = len(self._pieces)
 
     def __bool__(self) -> bool:
-        return len(self._pieces) > 0
+        return self._n > 0
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest piece that there was."""
+        return int(self._lengths[-1])
 
     def _take(self, *places: int) -> list[int]:
-        taken = self._pieces[list(places)].tolist()
-        self._pieces = np.delete(self._pieces, places)
-        self._lengths = np.delete(self._lengths, places)
+        self._there[list(places)] = False
+        self._n -= len(places)
+        taken: list[int] = self._pieces[list(places)].tolist()
         return taken
 
     def next(self) -> int:
         """The piece whose turn it is."""
         while True:
-            found = np.flatnonzero(self._pieces == self._turns.popleft())
-            if len(found):
-                return self._take(int(found[0]))[0]
+            place = self._turns.popleft()
+            if self._there[place]:
+                return self._take(place)[0]
 
     def closing(self, room: int) -> list[int]:
         """One or two pieces that fill the room and waste least, or any that does not fill it."""
-        n = len(self._pieces)
-        alone = int(np.searchsorted(self._lengths, room))
-        waste = int(self._lengths[alone]) - room if alone < n else None
+        there = np.flatnonzero(self._there)
+        lengths = self._lengths[there]
+        n = len(there)
+        alone = int(np.searchsorted(lengths, room))
+        waste = int(lengths[alone]) - room if alone < n else None
         if n > 1:
-            others = np.searchsorted(self._lengths, room - self._lengths)
+            others = np.searchsorted(lengths, room - lengths)
             others = np.maximum(others, np.arange(n) + 1)  # the longer one of a pair
             pairs = np.flatnonzero(others < n)
-            sums = self._lengths[pairs] + self._lengths[others[pairs]] - room
+            sums = lengths[pairs] + lengths[others[pairs]] - room
             if len(sums) and (waste is None or sums.min() < waste):
                 first = int(pairs[sums.argmin()])
-                return self._take(first, int(others[first]))
-        return self._take(alone) if waste is not None else [self.next()]
+                return self._take(int(there[first]), int(there[others[first]]))
+        return self._take(int(there[alone])) if waste is not None else [self.next()]
 
 
 def pad(pieces: Sequence[int], lengths: np.ndarray) -> list[Sample]:

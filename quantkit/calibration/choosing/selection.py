@@ -121,13 +121,17 @@ def require_enough(candidates: Candidates, shape: Shape, names: list[str], what:
                 continue
             have = f"{tokens:,} tokens in {int(mine.sum()):,} pieces"
             need = f"{quota * shape.length:,} for {quota} samples of {shape.length:,}"
+            n_fitting = tokens // shape.length
         else:
             if int(mine.sum()) >= quota:
                 continue
-            have, need = f"{int(mine.sum()):,} usable rows", f"{quota}"
+            n_fitting = int(mine.sum())
+            have, need = f"{n_fitting:,} usable rows", f"{quota}"
+        alone = len(names) == 1
         raise DataError(
-            f"{names[s]} has {have}, its share of the set is {need} ({what[s]}); "
-            "add rows, lower its weight, or ask for fewer or shorter samples"
+            f"{names[s]} has {have}, its share of the set is {need} ({what[s]}): it is enough for "
+            f"{n_fitting}; add rows, {'' if alone else 'lower its weight, '}or ask for fewer or "
+            "shorter samples (--samples, --length)"
         )
 
 

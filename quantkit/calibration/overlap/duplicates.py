@@ -191,8 +191,6 @@ def prefix_of(row: Row) -> str | None:
     turns, said = [], ""
     for message in row.messages:
         role, text = str(message.get("role", "")), " ".join(content(message).lower().split())
-        if role in ("system", "developer"):
-            continue
         turns.append(f"{role}: {text}")
         if role == "user":
             said += f" {text}"
