@@ -80,7 +80,9 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     heads = config.get("num_attention_heads")
     if isinstance(heads, int) and heads > 0:
         result["num_key_value_heads"] = (
-            config.get("num_key_value_heads") or family.n_kv_heads or heads
+            config.get("num_key_value_heads")
+            or family.n_kv_heads
+            or (1 if config.get("multi_query") else heads)
         )
         if not config.get("head_dim") and (hidden := config.get("hidden_size")):
             result["head_dim"] = family.head_dim or hidden // heads

@@ -5,6 +5,7 @@ assumed shows in the answer: memory is right to a few percent, the KV cache only
 model in question is built alike.
 """
 
+import math
 import re
 from typing import Any
 
@@ -19,15 +20,19 @@ KEYS = (
 # From the config.json of each on the hub.
 PUBLISHED = {
     "SmolLM2-135M": (576, 1536, 30, 9, 3, 49152),
+    "Qwen2.5-0.5B": (896, 4864, 24, 14, 2, 151936),
     "Llama-3.2-1B": (2048, 8192, 16, 32, 8, 128256),
+    "Qwen2.5-1.5B": (1536, 8960, 28, 12, 2, 151936),
     "Llama-3.2-3B": (3072, 8192, 28, 24, 8, 128256),
+    "Mistral-7B-v0.3": (4096, 14336, 32, 32, 8, 32768),
     "Llama-3.1-8B": (4096, 14336, 32, 32, 8, 128256),
+    "Qwen2.5-14B": (5120, 13824, 48, 40, 8, 152064),
     "Mistral-Small-24B": (5120, 32768, 40, 32, 8, 131072),
     "Qwen2.5-32B": (5120, 27648, 64, 40, 8, 152064),
     "Llama-3.1-70B": (8192, 28672, 80, 64, 8, 128256),
     "Llama-3.1-405B": (16384, 53248, 126, 128, 8, 128256),
 }
-TIED = ("SmolLM2-135M", "Llama-3.2-1B", "Llama-3.2-3B")
+TIED = ("SmolLM2-135M", "Qwen2.5-0.5B", "Llama-3.2-1B", "Qwen2.5-1.5B", "Llama-3.2-3B")
 HEADS = {"Mistral-Small-24B": 128}
 """Head widths that are not the hidden size over the heads."""
 
@@ -41,7 +46,7 @@ def parse(text: str) -> int | None:
 
 def config_of(n_weights: int) -> tuple[str, dict[str, Any]]:
     """The published model that was taken, and its config with layers to fit."""
-    name = min(PUBLISHED, key=lambda known: abs(_count(_config(known)) / n_weights - 1))
+    name = min(PUBLISHED, key=lambda known: abs(math.log(_count(_config(known)) / n_weights)))
     config = _config(name)
     layers = config["num_hidden_layers"]
     fixed = _count(config | {"num_hidden_layers": 1})
