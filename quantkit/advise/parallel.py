@@ -21,6 +21,8 @@ PADDED_TO = 64
 """vLLM rounds the vocabulary up to a multiple of this before it is cut."""
 BY_COLUMNS = ("o_proj", "down_proj", "dense", "c_proj")
 KEYS = ("k_proj", "v_proj")
+WHOLE = ("q_a_proj", "kv_a_proj_with_mqa")
+"""What latent attention compresses with, which every GPU has all of."""
 BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
@@ -42,6 +44,8 @@ def _share(spec: TensorSpec, cut: set[str], config: Mapping[str, Any], n_gpus: i
     if module not in cut or spec.n_elements == 1 or part == "weight_shape":
         return spec.size_bytes
     last = module.rpartition(".")[2]
+    if last in WHOLE:
+        return spec.size_bytes
     heads = int(config.get("num_attention_heads") or n_gpus)
     n_kv = int(config.get("num_key_value_heads") or heads)
     kept_kv = -(-n_kv // n_gpus)
@@ -99,6 +103,8 @@ def _tile_obstacle(shape: ModelShape, recipe: Recipe, n_gpus: int) -> str:
     for module, weight in plan.quantized.items():
         rows, columns = weight.shape
         last = module.rpartition(".")[2]
+        if last in WHOLE:
+            continue
         tile, size = (wide, columns) if last in BY_COLUMNS else (high, rows)
         ways = n_gpus
         if last in KEYS:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quantkit import resources
 from quantkit.advise import families, sizes
@@ -17,6 +17,9 @@ from quantkit.errors import SourceError
 from quantkit.model.architecture import EXPERT, IGNORABLE, Architecture, find_routers, matches_any
 from quantkit.model.headers import ITEM_BYTES, TensorSpec
 from quantkit.model.source import INDEX, check_kind, read_config, read_tensors
+
+if TYPE_CHECKING:
+    from quantkit.gguf.tensors import GGUFTensor
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -79,6 +82,18 @@ class ModelShape:
             attentions=self._attentions,
             routers=self.routers,
         )
+
+    @cached_property
+    def gguf(self) -> "tuple[list[GGUFTensor], dict[str, Any]]":
+        """The tensors of a GGUF file of this model and its metadata, whatever its types."""
+        from quantkit.gguf.families import family_of, metadata_of
+        from quantkit.gguf.tensors import tensors_of
+
+        place = Path(self.label)
+        family = family_of(self.config, place)
+        metadata = metadata_of(family, self.config, place)
+        tensors = tensors_of({t.name: t for t in self.tensors}, family, self.config, place)
+        return tensors, {"general.architecture": family.name, **metadata}
 
 
 def of(model: str) -> ModelShape:

@@ -3,8 +3,6 @@
 The plans are the same that a run makes; here they are made from a shape, without torch.
 """
 
-from pathlib import Path
-
 from quantkit.advise.shape import ModelShape
 from quantkit.model.headers import TensorSpec
 from quantkit.quantize import plan as planning
@@ -32,16 +30,13 @@ def gguf_tensors(
 ) -> dict[str, int]:
     """Bytes of every tensor of the file, by its name there."""
     from quantkit.gguf import mixture
-    from quantkit.gguf.families import family_of, metadata_of
-    from quantkit.gguf.tensors import size_bytes, tensors_of
+    from quantkit.gguf.tensors import size_bytes
 
-    config, place = shape.config, Path(shape.label)
-    family = family_of(config, place)
-    tensors = tensors_of({t.name: t for t in shape.tensors}, family, config, place)
+    tensors, metadata = shape.gguf
     choices = mixture.choose(
         recipe.gguf,
         [(tensor.name, tensor.shape) for tensor in tensors],
-        {"general.architecture": family.name, **metadata_of(family, config, place)},
+        metadata,
         has_importance,
         recipe.tensors,
     )
