@@ -70,11 +70,21 @@ NEEDED = (
 )  # fmt: skip
 
 
-def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+NATURAL = (
+    *NEEDED, "num_key_value_heads", "head_dim", "sliding_window", "attention_chunk_size",
+    "kv_lora_rank", "qk_rope_head_dim", "num_kv_shared_layers", "max_window_layers",
+    "sliding_window_pattern", "max_position_embeddings",
+)  # fmt: skip
+MOST_LAYERS = 10_000
+
+
+def completed(config: Mapping[str, Any], label: str = "the model") -> dict[str, Any]:
     """A config with what its class in transformers would add to it, as far as sizes depend on it.
 
-    Of an unknown family only what is true of all classes.
+    Of an unknown family only what is true of all classes. A config is somebody else's input:
+    numbers that are none are refused here, so that nobody else needs to ask.
     """
+    _check(config, label)
     family = FAMILIES.get(str(config.get("model_type")), Family())
     result = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, **family.defaults, **config}
     heads = config.get("num_attention_heads")
@@ -99,6 +109,33 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def _check(config: Mapping[str, Any], label: str) -> None:
+    wrong = [
+        key
+        for key in NATURAL
+        if (value := config.get(key)) is not None
+        and (type(value) is not int or not 0 <= value < 1 << 31)
+    ]
+    wrong += [
+        key
+        for key in ("rope_parameters", "rope_scaling")
+        if not isinstance(config.get(key) or {}, Mapping)
+    ]
+    kinds = config.get("layer_types")
+    if kinds and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
+        wrong.append("layer_types")
+    if not wrong and (config.get("num_hidden_layers") or 0) > MOST_LAYERS:
+        wrong.append("num_hidden_layers")
+    if wrong:
+        raise SourceError(f"{label}: the config has no usable {', '.join(wrong)}")
+
+
+def require(config: Mapping[str, Any], keys: tuple[str, ...], label: str) -> None:
+    """Refuse a config that lacks a number, or has none to work with."""
+    if missing := [key for key in keys if not config.get(key)]:
+        raise SourceError(f"{label}: the config has no usable {', '.join(missing)}")
+
+
 def shapes(config: Mapping[str, Any], label: str) -> dict[str, tuple[int, ...]]:
     """Every tensor that a checkpoint of this `completed` config stores, in the model's order."""
     kind = str(config.get("model_type"))
@@ -107,11 +144,7 @@ def shapes(config: Mapping[str, Any], label: str) -> dict[str, tuple[int, ...]]:
             f"{label} is of a family whose shapes quantkit cannot tell from the config alone "
             f"({kind}; it knows {', '.join(FAMILIES)}); give a folder with the weights"
         )
-    missing = [
-        key for key in NEEDED if type(config.get(key)) is not int or not 0 < config[key] < 1 << 31
-    ]
-    if missing:
-        raise SourceError(f"{label}: the config has no usable {', '.join(missing)}")
+    require(config, (*NEEDED, "head_dim"), label)
     hidden = config["hidden_size"]
     result: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config["vocab_size"], hidden)

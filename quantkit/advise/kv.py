@@ -45,9 +45,10 @@ def layers(config: Mapping[str, Any], n_gpus: int = 1) -> list[Layer]:
 
 
 def _values_per_token(config: Mapping[str, Any], n_gpus: int) -> int:
-    if rank := config.get("kv_lora_rank"):
-        return int(rank + config["qk_rope_head_dim"])  # of no head, so every GPU has all of it
     try:
+        if rank := config.get("kv_lora_rank"):
+            # Of no head, so every GPU has all of it.
+            return int(rank + config["qk_rope_head_dim"])
         heads = config["num_attention_heads"]
         n_kv = config.get("num_key_value_heads") or (1 if config.get("multi_query") else heads)
         head_dim = config.get("head_dim") or config["hidden_size"] // heads

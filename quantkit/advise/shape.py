@@ -22,13 +22,12 @@ if TYPE_CHECKING:
     from quantkit.gguf.tensors import GGUFTensor
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 EMBEDDINGS = ("embed", "wte", "wpe")
 """In the last part of a module's name that looks words or positions up, and is no Linear."""
 CACHED = ("k_proj", "qkv_proj", "query_key_value", "kv_a_proj_with_mqa", "Wqkv", "c_attn")
 """What a module that caches keys and values has as a part."""
-TRANSPOSED = ("gpt2", "openai-gpt")
-"""Model types whose layers are of class Conv1D, which no recipe means."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ def from_config(
     check_kind(config, Path(label), trust_remote_code=True)  # whose code is not run here
     named = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     dtype = DTYPES.get(named.removeprefix("torch."), "BF16")
-    full = families.completed(config)
+    full = families.completed(config, label)
     found = families.shapes(full, label)
     return _shape(full, [TensorSpec(n, dtype, s) for n, s in found.items()], label, assumed, note)
 
@@ -135,7 +134,8 @@ def from_config(
 def from_tensors(config: Mapping[str, Any], stored: Iterable[TensorSpec], label: str) -> ModelShape:
     """The shape that a checkpoint's headers give."""
     check_kind(config, Path(label), trust_remote_code=True)
-    full = families.completed(config)
+    full = families.completed(config, label)
+    families.require(full, NEEDED, label)
     by_name = {tensor.name: tensor for tensor in stored}
     tied = full["tie_word_embeddings"] and EMBEDDING in by_name
     kept = [
@@ -156,15 +156,13 @@ def _shape(
     note: str = "",
 ) -> ModelShape:
     routers = find_routers(Path(label), {tensor.name: tensor.shape for tensor in stored})
-    tensors = tuple(
-        Tensor(t.name, t.dtype, tuple(t.shape), _is_linear(t, config, routers)) for t in stored
-    )
+    tensors = tuple(Tensor(t.name, t.dtype, tuple(t.shape), _is_linear(t, routers)) for t in stored)
     parents = (t.name.removesuffix(".weight").rpartition(".") for t in tensors if t.is_linear)
     attentions = dict.fromkeys(parent for parent, _, last in parents if last in CACHED)
     return ModelShape(label, config, tensors, assumed, routers, note, tuple(attentions))
 
 
-def _is_linear(tensor: TensorSpec, config: Mapping[str, Any], routers: tuple[str, ...]) -> bool:
+def _is_linear(tensor: TensorSpec, routers: tuple[str, ...]) -> bool:
     """Whether a tensor is the weight of a Linear, going by its name and shape."""
     module, _, last = tensor.name.rpartition(".")
     if last != "weight" or len(tensor.shape) != 2 or module in routers:
@@ -172,8 +170,6 @@ def _is_linear(tensor: TensorSpec, config: Mapping[str, Any], routers: tuple[str
     if EXPERT.search(module):
         return True
     own = module.rpartition(".")[2]
-    if config.get("model_type") in TRANSPOSED:
-        return own == "lm_head"
     return not any(part in own for part in EMBEDDINGS)
 
 

@@ -177,6 +177,36 @@ def test_a_family_without_formulas_is_refused_by_name():
         shape.from_config({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "m")
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"num_hidden_layers": "x"},
+        {"num_hidden_layers": 10**9},
+        {"num_attention_heads": 0},
+        {"hidden_size": None},
+        {"hidden_size": 3},
+        {"num_key_value_heads": "2"},
+        {"head_dim": 64.0},
+        {"sliding_window": True},
+        {"rope_scaling": "linear"},
+        {"rope_parameters": [1]},
+        {"layer_types": "sliding_attention"},
+        {"layer_types": [1, 2]},
+        {"kv_lora_rank": 8},
+    ],
+    ids=str,
+)
+def test_configs_that_make_no_sense_are_refused_in_words(changed):
+    with pytest.raises(SourceError, match="config"):
+        fits(shape.from_config(LLAMA_8B | changed, "odd"), None, gpu(80 * GIB))
+
+
+def test_headers_without_the_numbers_that_memory_needs_are_refused():
+    gpt2 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 768}
+    with pytest.raises(SourceError, match="no usable hidden_size"):
+        shape.from_tensors(gpt2, [], "gpt2")
+
+
 @pytest.fixture
 def on_the_hub(monkeypatch, tmp_path):
     """A model of which the hub gives the config, and headers where there are any."""
