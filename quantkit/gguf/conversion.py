@@ -18,9 +18,10 @@ from quantkit import grid
 from quantkit.errors import MethodError, SourceError
 from quantkit.gguf import blocks, values
 from quantkit.gguf.general import general
-from quantkit.gguf.layout import GGUFTensor, Layout
+from quantkit.gguf.layout import Layout
 from quantkit.gguf.mixture import FILE_TYPES
 from quantkit.gguf.plan import GGUFPlan, layer_of
+from quantkit.gguf.tensors import GGUFTensor
 from quantkit.gguf.vocabulary import vocabulary
 from quantkit.gguf.writer import GGUFFile, Value
 from quantkit.model.source import ModelSource

@@ -9,13 +9,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, Keys, RopeScalingType
 
 from quantkit.errors import SourceError
-from quantkit.gguf.writer import Value
 from quantkit.hush import hushed
+
+if TYPE_CHECKING:
+    from quantkit.gguf.writer import Value
 
 SILU = ("silu", "swish")
 GELU = ("gelu_pytorch_tanh",)
@@ -110,7 +112,7 @@ def rotary_dim(config: Mapping[str, Any]) -> int:
     return int(head_dim(config) * rope_of(config).get("partial_rotary_factor", 1.0))
 
 
-def metadata_of(family: Family, config: Mapping[str, Any], folder: Path) -> dict[str, Value]:
+def metadata_of(family: Family, config: Mapping[str, Any], folder: Path) -> "dict[str, Value]":
     """The keys of an architecture, after checking that llama.cpp computes what they say."""
     _check(family, config, folder)
     n_heads = config["num_attention_heads"]

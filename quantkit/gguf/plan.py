@@ -4,17 +4,17 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from gguf import GGMLQuantizationType, Keys
 
 from quantkit.gguf import mixture
-from quantkit.gguf.layout import GGUFTensor
-from quantkit.gguf.mixture import Choice
-from quantkit.gguf.values import FLOATS
-from quantkit.gguf.writer import size_bytes
+from quantkit.gguf.mixture import UNQUANTISED, Choice
+from quantkit.gguf.tensors import GGUFTensor, size_bytes
 from quantkit.recipe import GGUFRecipe
+
+if TYPE_CHECKING:
+    import torch
 
 NAME = "gguf"
 """The format, as manifests call it."""
@@ -29,7 +29,7 @@ class AnyLayout(Protocol):
     def tensors(self) -> list[GGUFTensor]: ...
     @property
     def metadata(self) -> Mapping[str, Any]: ...
-    def build(self, name: str) -> torch.Tensor: ...
+    def build(self, name: str) -> "torch.Tensor": ...
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class GGUFPlan:
         return {
             layer_of(tensor): tensor
             for tensor in self.layout.tensors
-            if self.kinds[tensor.name] not in FLOATS
+            if self.kinds[tensor.name] not in UNQUANTISED
         }
 
     @property

@@ -16,9 +16,9 @@ from gguf import Keys
 
 from quantkit import __version__
 from quantkit.errors import SourceError
-from quantkit.gguf.layout import GGUFTensor
 from quantkit.gguf.mixture import FILE_TYPES
 from quantkit.gguf.reader import ALIGNMENT_KEY, GGUF
+from quantkit.gguf.tensors import GGUFTensor
 from quantkit.gguf.values import FLOATS
 from quantkit.gguf.writer import Value
 

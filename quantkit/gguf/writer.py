@@ -7,7 +7,6 @@ bytes go straight to their place, in parts and from any thread if need be. Nothi
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
-import math
 import os
 import struct
 import threading
@@ -15,8 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from gguf import GGML_QUANT_SIZES, GGUF_MAGIC, GGUF_VERSION, GGMLQuantizationType, GGUFValueType
+from gguf import GGUF_MAGIC, GGUF_VERSION, GGMLQuantizationType, GGUFValueType
 
+from quantkit.gguf.tensors import size_bytes as size_bytes
 from quantkit.model.shards import as_bytes, to_host
 from quantkit.storage import sha256_of
 
@@ -34,14 +34,6 @@ PACKING = {
     GGUFValueType.INT64: "<q",
     GGUFValueType.FLOAT32: "<f",
 }
-
-
-def size_bytes(shape: Sequence[int], kind: GGMLQuantizationType) -> int:
-    """Bytes that a tensor of this shape, in torch's order, takes in a file."""
-    weights, block_bytes = GGML_QUANT_SIZES[kind]
-    columns = shape[-1] if shape else 1
-    assert columns % weights == 0, f"rows of {columns} are no multiple of {kind.name}'s {weights}"
-    return math.prod(shape) // weights * block_bytes
 
 
 class GGUFFile:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import SourceError
 from quantkit.hush import hushed
-from quantkit.model.shards import TensorSpec
-from quantkit.model.source import WEIGHT_TYPES, ModelSource
+from quantkit.model.headers import WEIGHT_TYPES, TensorSpec
+from quantkit.model.source import ModelSource
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ class Architecture:
             if name in state
         }
         shapes = _separate_experts(folder, {n: tuple(t.shape) for n, t in state.items()})
-        routers = _routers(folder, shapes)
+        routers = find_routers(folder, shapes)
         found = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
         linears = {
             module: (shape[0], shape[1])
@@ -96,7 +96,7 @@ class Architecture:
                 f"{'; '.join(problems[:3])}{rest}"
             )
         for name in source.tensors:
-            if name not in self.shapes and not _matches_any(name, IGNORABLE):
+            if name not in self.shapes and not matches_any(name, IGNORABLE):
                 unknown.append(name)
         return unknown
 
@@ -106,7 +106,7 @@ class Architecture:
             TensorSpec(t.name, t.dtype, t.shape)
             for t in source.tensors.values()
             if not (t.name in self.tied and self.tied[t.name] in source.tensors)
-            and not (t.name not in self.shapes and _matches_any(t.name, IGNORABLE))
+            and not (t.name not in self.shapes and matches_any(t.name, IGNORABLE))
         ]
 
 
@@ -188,7 +188,7 @@ def _separate_experts(
     return result
 
 
-def _routers(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+def find_routers(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
     """What stands beside a block's experts and is called gate or router."""
     weights = [module for module, _ in _weights(shapes)]
     blocks = dict.fromkeys(EXPERT.split(module)[0] for module in weights if EXPERT.search(module))
@@ -215,5 +215,5 @@ def _matches(name: str, patterns: list[str]) -> bool:
     )
 
 
-def _matches_any(name: str, patterns: tuple[str, ...]) -> bool:
+def matches_any(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,4 +1,4 @@
-"""Safetensors files: headers checked strictly, tensors read one by one, files written in a stream.
+"""Safetensors files: tensors read one by one, files written in a stream.
 
 The library's own reader maps files into memory and its writer wants all tensors of a file at
 once. Here a tensor is read into memory we own (so it can be pinned and freed), and a file's
@@ -9,17 +9,17 @@ place in any order and from any thread.
 import errno
 import hashlib
 import json
-import math
 import os
 import threading
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from quantkit.errors import ShardError
+from quantkit.model.headers import StoredTensor as StoredTensor
+from quantkit.model.headers import TensorSpec as TensorSpec
+from quantkit.model.headers import read_header as read_header
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -38,57 +38,6 @@ DTYPES = {
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 FOLLOW_BYTES = 8 << 20
 FLUSH_BYTES = 256 << 20
-MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Name, type and shape of a tensor in a file."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def n_elements(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def size_bytes(self) -> int:
-        return self.n_elements * DTYPES[self.dtype].itemsize
-
-
-@dataclass(frozen=True)
-class StoredTensor(TensorSpec):
-    """A tensor and the place where its bytes lie."""
-
-    file: Path
-    start: int
-
-    def read_into(self, buffer: memoryview, offset: int = 0) -> None:
-        """Fill `buffer` with the bytes from `offset` of this tensor on."""
-        try:
-            descriptor = os.open(self.file, os.O_RDONLY)
-        except OSError as error:
-            raise ShardError(f"cannot read {self.name} from {self.file}: {error}") from error
-        try:
-            done = 0
-            while done < len(buffer):
-                got = os.preadv(descriptor, [buffer[done:]], self.start + offset + done)
-                if got == 0:
-                    raise ShardError(f"{self.file} ends inside tensor {self.name}: truncated")
-                done += got
-        except OSError as error:
-            raise ShardError(f"cannot read {self.name} from {self.file}: {error}") from error
-        finally:
-            os.close(descriptor)
-
-    def read(self, pinned: bool = False) -> torch.Tensor:
-        """The whole tensor, in memory of its own."""
-        raw = torch.empty(self.size_bytes, dtype=torch.uint8, pin_memory=pinned)
-        if raw.numel():
-            self.read_into(as_bytes(raw))
-        return raw.view(DTYPES[self.dtype]).reshape(self.shape)
 
 
 def to_host(tensor: torch.Tensor, wait: bool = True) -> torch.Tensor:
@@ -105,82 +54,6 @@ def to_host(tensor: torch.Tensor, wait: bool = True) -> torch.Tensor:
 def as_bytes(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor."""
     return memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
-
-
-def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a file, after checking that its header describes exactly its bytes."""
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as stream:
-            prefix = stream.read(8)
-            length = int.from_bytes(prefix, "little")
-            if len(prefix) < 8 or length > min(MAX_HEADER_BYTES, size - 8):
-                raise ShardError(
-                    f"{path} is no safetensors file or is truncated: it has {size} bytes; "
-                    "copy or download it again"
-                )
-            raw = stream.read(length)
-    except OSError as error:
-        raise ShardError(f"cannot read {path}: {error.strerror or error}") from error
-    try:
-        header = _parse(raw)
-        tensors = {name: _entry(path, name, 8 + length, value) for name, value in header.items()}
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ShardError(f"{path} has a corrupt header ({error}); copy it again") from error
-    end = 8 + length
-    for tensor in sorted(tensors.values(), key=lambda t: (t.start, t.size_bytes)):
-        if tensor.start != end:
-            raise ShardError(f"{path} has a corrupt header: a gap or overlap at {tensor.name}")
-        end += tensor.size_bytes
-    if end != size:
-        raise ShardError(
-            f"{path} is truncated or corrupt: its header describes {end} bytes, it has {size}; "
-            "copy or download it again"
-        )
-    return tensors
-
-
-def _parse(raw: bytes) -> dict[str, Any]:
-    """JSON as strictly as the reference implementation reads it; returns it without metadata."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            raise ValueError("a key stands in it twice")
-        return result
-
-    def refuse(text: str) -> Any:
-        raise ValueError(f"{text} is no number here")
-
-    def natural(text: str) -> int:
-        return refuse(text) if text.startswith("-") else int(text)
-
-    header = json.loads(
-        raw.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse, parse_int=natural
-    )
-    if not isinstance(header, dict):
-        raise ValueError("it is not a JSON object")
-    metadata = header.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(type(v) is str for v in metadata.values()):
-        raise ValueError("its metadata must be texts by name")
-    for name in header:
-        name.encode("utf-8")  # lone surrogates are no text
-    return header
-
-
-def _entry(path: Path, name: str, base: int, value: Any) -> StoredTensor:
-    dtype, shape, (start, stop) = value["dtype"], value["shape"], value["data_offsets"]
-    if dtype not in DTYPES:
-        raise ValueError(f"{name} has the unknown type {dtype}")
-    if type(shape) is not list or not all(type(n) is int for n in (*shape, start, stop)):
-        raise ValueError(f"{name} has an impossible shape or offset")
-    for n in range(len(shape) + 1):
-        if math.prod(shape[:n]) * DTYPES[dtype].itemsize >= 1 << 63:
-            raise ValueError(f"{name} has a shape beyond all files")
-    tensor = StoredTensor(name, dtype, tuple(shape), path, base + start)
-    if tensor.size_bytes != stop - start:
-        raise ValueError(f"{name} has {stop - start} bytes where its shape needs another number")
-    return tensor
 
 
 class ShardWriter:

@@ -16,9 +16,9 @@ from typing import Any
 from quantkit import resources
 from quantkit.errors import SourceError
 from quantkit.model.description import README
-from quantkit.model.shards import StoredTensor, read_header
+from quantkit.model.headers import WEIGHT_TYPES as WEIGHT_TYPES
+from quantkit.model.headers import StoredTensor, read_header
 
-WEIGHT_TYPES = ("BF16", "F16", "F32")
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

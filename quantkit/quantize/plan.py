@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from quantkit.errors import RecipeError
-from quantkit.export import compressed_tensors
+from quantkit.export import tensors
 from quantkit.model.architecture import Architecture
-from quantkit.model.shards import TensorSpec
+from quantkit.model.headers import TensorSpec
 from quantkit.model.source import ModelSource
 from quantkit.recipe import Recipe
 
@@ -56,7 +56,7 @@ class Plan:
         size = sum(
             stored[part.name].size_bytes
             for module, weight in self.quantized.items()
-            for part in compressed_tensors.specs(module, weight, self.recipe)
+            for part in tensors.specs(module, weight, self.recipe)
         )
         return 8 * size / sum(weight.n_elements for weight in self.quantized.values())
 
@@ -81,7 +81,7 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
     specs: list[TensorSpec] = []
     for spec in stored:
         if spec.name in replaced:
-            specs += compressed_tensors.specs(replaced[spec.name], spec, resolved)
+            specs += tensors.specs(replaced[spec.name], spec, resolved)
         else:
             specs.append(spec)
     kv_scales = _kv_scales(recipe, architecture, stored)
@@ -110,9 +110,7 @@ def _kv_scales(
             f"recipe {recipe.name}: no module of this model takes a cache of keys and values"
         )
     dtype = usual_dtype(stored)
-    specs = [
-        s for name in architecture.attentions for s in compressed_tensors.kv_specs(name, dtype)
-    ]
+    specs = [s for name in architecture.attentions for s in tensors.kv_specs(name, dtype)]
     if taken := {spec.name for spec in specs} & {spec.name for spec in stored}:
         raise RecipeError(f"recipe {recipe.name}: the source has a {min(taken)} of its own")
     return specs

@@ -1,0 +1,184 @@
+"""Tensors of a model from its config alone, by formulas, for the families that quantkit knows.
+
+No class of transformers is built, so this takes no torch and no time. Settings that a config
+leaves out are those of the family's class there.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quantkit.errors import SourceError
+
+PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
+FEEDFORWARD_NORMS = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a model type builds besides the usual, and what its config may leave unsaid."""
+
+    norms: tuple[str, ...] = PRE_NORMS
+    head_norms: str = ""
+    """Norms of queries and keys: of each `head`, of `all` heads together, or none."""
+    attention_bias: bool | None = None
+    """Whether q/k/v have biases and o has none; None: the config says it, for all four."""
+    fused: bool = False
+    """q/k/v are one layer, and so are gate and up."""
+    tied: bool = False
+    n_kv_heads: int | None = None
+    """Where the config does not say; None: as many as heads."""
+    head_dim: int | None = None
+    """Where the config does not say; None: the hidden size over the heads."""
+    defaults: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
+    """Other settings that a GGUF file would want to know."""
+
+
+GEMMA = {
+    "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "sliding_window": 4096,
+}  # fmt: skip
+CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier")
+
+
+FAMILIES = {
+    "llama": Family(),
+    "mistral": Family(attention_bias=False, n_kv_heads=8),
+    "qwen2": Family(attention_bias=True, n_kv_heads=32),
+    "qwen3": Family(head_norms="head", n_kv_heads=32, head_dim=128),
+    "gemma2": Family(
+        PRE_NORMS + FEEDFORWARD_NORMS,
+        tied=True,
+        n_kv_heads=4,
+        head_dim=256,
+        defaults={**GEMMA, **CAPS},
+    ),
+    "gemma3_text": Family(
+        PRE_NORMS + FEEDFORWARD_NORMS, "head", tied=True, n_kv_heads=4, head_dim=256, defaults=GEMMA
+    ),
+    "phi3": Family(attention_bias=False, fused=True),
+    "smollm3": Family(tied=True, n_kv_heads=4),
+    "granite": Family(
+        defaults={"hidden_act": "silu", **dict.fromkeys((*MULTIPLIERS, "logits_scaling"), 1.0)}
+    ),
+    "olmo2": Family(("post_attention_layernorm", "post_feedforward_layernorm"), "all"),
+}
+MLP_BIAS = ("llama", "granite", "smollm3")
+"""Families whose MLP has biases where `mlp_bias` says so."""
+NEEDED = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
+)  # fmt: skip
+
+
+NATURAL = (
+    *NEEDED, "num_key_value_heads", "head_dim", "sliding_window", "attention_chunk_size",
+    "kv_lora_rank", "qk_rope_head_dim", "num_kv_shared_layers", "max_window_layers",
+    "sliding_window_pattern", "max_position_embeddings",
+)  # fmt: skip
+MOST_LAYERS = 10_000
+
+
+def completed(config: Mapping[str, Any], label: str = "the model") -> dict[str, Any]:
+    """A config with what its class in transformers would add to it, as far as sizes depend on it.
+
+    Of an unknown family only what is true of all classes. A config is somebody else's input:
+    numbers that are none are refused here, so that nobody else needs to ask.
+    """
+    _check(config, label)
+    family = FAMILIES.get(str(config.get("model_type")), Family())
+    result = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, **family.defaults, **config}
+    heads = config.get("num_attention_heads")
+    if isinstance(heads, int) and heads > 0:
+        result["num_key_value_heads"] = (
+            config.get("num_key_value_heads")
+            or family.n_kv_heads
+            or (1 if config.get("multi_query") else heads)
+        )
+        if not config.get("head_dim") and (hidden := config.get("hidden_size")):
+            result["head_dim"] = family.head_dim or hidden // heads
+    if config.get("tie_word_embeddings") is None:
+        result["tie_word_embeddings"] = family.tied
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    # The key's older name, and the places where it used to stand.
+    if "rope_type" not in rope and "type" in rope:
+        rope["rope_type"] = rope["type"]
+    if "partial_rotary_factor" in config:
+        rope.setdefault("partial_rotary_factor", config["partial_rotary_factor"])
+    rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    result["rope_parameters"] = rope
+    return result
+
+
+def _check(config: Mapping[str, Any], label: str) -> None:
+    wrong = [
+        key
+        for key in NATURAL
+        if (value := config.get(key)) is not None
+        and (type(value) is not int or not 0 <= value < 1 << 31)
+    ]
+    wrong += [
+        key
+        for key in ("rope_parameters", "rope_scaling")
+        if not isinstance(config.get(key) or {}, Mapping)
+    ]
+    kinds = config.get("layer_types")
+    if kinds and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
+        wrong.append("layer_types")
+    if not wrong and (config.get("num_hidden_layers") or 0) > MOST_LAYERS:
+        wrong.append("num_hidden_layers")
+    if wrong:
+        raise SourceError(f"{label}: the config has no usable {', '.join(wrong)}")
+
+
+def require(config: Mapping[str, Any], keys: tuple[str, ...], label: str) -> None:
+    """Refuse a config that lacks a number, or has none to work with."""
+    if missing := [key for key in keys if not config.get(key)]:
+        raise SourceError(f"{label}: the config has no usable {', '.join(missing)}")
+
+
+def shapes(config: Mapping[str, Any], label: str) -> dict[str, tuple[int, ...]]:
+    """Every tensor that a checkpoint of this `completed` config stores, in the model's order."""
+    kind = str(config.get("model_type"))
+    if kind not in FAMILIES:
+        raise SourceError(
+            f"{label} is of a family whose shapes quantkit cannot tell from the config alone "
+            f"({kind}; it knows {', '.join(FAMILIES)}); give a folder with the weights"
+        )
+    require(config, (*NEEDED, "head_dim"), label)
+    hidden = config["hidden_size"]
+    result: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config["vocab_size"], hidden)
+    }
+    for index in range(config["num_hidden_layers"]):
+        for name, shape in _block(FAMILIES[kind], config):
+            result[f"model.layers.{index}.{name}"] = shape
+    result["model.norm.weight"] = (hidden,)
+    if not config["tie_word_embeddings"]:
+        result["lm_head.weight"] = (config["vocab_size"], hidden)
+    return result
+
+
+def _block(family: Family, config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    said = bool(config.get("attention_bias"))
+    into = said if family.attention_bias is None else family.attention_bias
+    out = said if family.attention_bias is None else False
+    mlp = bool(config.get("mlp_bias")) and config["model_type"] in MLP_BIAS
+    if family.fused:
+        rows = {"self_attn.qkv_proj": queries + 2 * keys, "mlp.gate_up_proj": 2 * inner}
+    else:
+        rows = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+        rows |= {"mlp.gate_proj": inner, "mlp.up_proj": inner}
+    linears = {name: (n, hidden) for name, n in rows.items()}
+    linears |= {"self_attn.o_proj": (hidden, queries), "mlp.down_proj": (hidden, inner)}
+    for name, shape in linears.items():
+        yield f"{name}.weight", shape
+        if mlp if name.startswith("mlp") else out if name.endswith("o_proj") else into:
+            yield f"{name}.bias", shape[:1]
+    for name in family.norms:
+        yield f"{name}.weight", (hidden,)
+    if family.head_norms:
+        wide = family.head_norms == "all"
+        yield "self_attn.q_norm.weight", (queries if wide else head,)
+        yield "self_attn.k_norm.weight", (keys if wide else head,)

@@ -1,0 +1,98 @@
+"""Bytes that keys and values of one sequence take in the cache, layer by layer, from the config.
+
+A layer that attends to a window keeps no more than the window; one with latent attention
+(DeepSeek V2 and V3) keeps one compressed vector a token instead of keys and values of all heads.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quantkit.errors import SourceError
+
+FULL = ("full_attention", "attention", "global")
+WINDOWED = ("sliding_attention", "chunked_attention", "local")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one layer keeps."""
+
+    n_values: int
+    """Numbers for each token, on each GPU."""
+    window: int | None = None
+    """The most tokens that it keeps; None: all."""
+
+    def values(self, context: int) -> int:
+        """Numbers for a sequence of this length."""
+        return self.n_values * (context if self.window is None else min(context, self.window))
+
+
+def bytes_for(config: Mapping[str, Any], context: int, kv_bits: int = 16, n_gpus: int = 1) -> int:
+    """Bytes for one sequence of `context` tokens, on each of the GPUs that share every layer."""
+    return sum(layer.values(context) for layer in layers(config, n_gpus)) * kv_bits // 8
+
+
+def bytes_per_token(config: Mapping[str, Any], kv_bits: int = 16) -> int:
+    """Bytes that one more token takes, while no window is full."""
+    return bytes_for(config, 1, kv_bits)
+
+
+def layers(config: Mapping[str, Any], n_gpus: int = 1) -> list[Layer]:
+    """All layers that keep keys and values of their own, in order."""
+    n_values = _values_per_token(config, n_gpus)
+    return [Layer(n_values, window) for window in _windows(config)]
+
+
+def _values_per_token(config: Mapping[str, Any], n_gpus: int) -> int:
+    try:
+        if rank := config.get("kv_lora_rank"):
+            # Of no head, so every GPU has all of it.
+            return int(rank + config["qk_rope_head_dim"])
+        heads = config["num_attention_heads"]
+        n_kv = config.get("num_key_value_heads") or (1 if config.get("multi_query") else heads)
+        head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise SourceError(
+            f"the config does not say how large keys and values are: {error}"
+        ) from error
+    return 2 * int(-(-n_kv // n_gpus)) * int(head_dim)  # fewer heads than GPUs: each has a copy
+
+
+def _windows(config: Mapping[str, Any]) -> list[int | None]:
+    kinds = config.get("layer_types") or _layer_types(config)
+    if shared := config.get("num_kv_shared_layers"):
+        kinds = kinds[:-shared]  # the last ones read an earlier one's
+    sizes = {
+        "sliding_attention": config.get("sliding_window"),
+        "local": config.get("sliding_window"),
+        "chunked_attention": config.get("attention_chunk_size"),
+    }
+    for kind in kinds:
+        if kind not in FULL + WINDOWED:
+            raise SourceError(
+                f"the config has layers of kind {kind}, whose memory quantkit cannot tell; "
+                f"it knows {', '.join(FULL + WINDOWED)}"
+            )
+    return [sizes.get(kind) for kind in kinds]
+
+
+def _layer_types(config: Mapping[str, Any]) -> list[str]:
+    """Which layers attend to a window, by the rules of each family for configs that do not say."""
+    n_layers, family = int(config["num_hidden_layers"]), config.get("model_type")
+    if config.get("use_sliding_window") is False:
+        return ["full_attention"] * n_layers
+    if family in ("qwen2", "qwen3"):
+        if not config.get("use_sliding_window"):
+            return ["full_attention"] * n_layers
+        first = config.get("max_window_layers", 28)
+        windowed = [index >= first for index in range(n_layers)]
+    elif family in ("gemma2", "gemma3_text"):
+        every = config.get("sliding_window_pattern", 6) if family == "gemma3_text" else 2
+        windowed = [bool((index + 1) % every) for index in range(n_layers)]
+    elif family == "smollm3":
+        rotated = config.get("no_rope_layers") or [1] * n_layers
+        windowed = [bool(config.get("use_sliding_window")) and not has for has in rotated]
+    else:
+        windowed = [config.get("sliding_window") is not None] * n_layers
+    return ["sliding_attention" if each else "full_attention" for each in windowed]

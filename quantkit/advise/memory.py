@@ -1,0 +1,151 @@
+"""Whether a model in a format fits on GPUs, and how many users at a time it then serves.
+
+Weights and KV cache are exact; the rest, which an engine takes beside them, is assumed. All
+assumptions stand in `Engine` and its two instances.
+"""
+
+from dataclasses import dataclass
+
+from quantkit.advise import kv, parallel
+from quantkit.advise.gpus import GPU
+from quantkit.advise.shape import ModelShape
+from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What an engine takes on each GPU beside weights and KV cache."""
+
+    fixed_bytes: int
+    """CUDA's context, libraries' workspaces, buffers for talking to other GPUs."""
+    graph_bytes: int
+    """Recorded CUDA graphs."""
+    batch_tokens: int
+    """Tokens that are computed together at most."""
+    n_logits: int
+    """Sequences whose next token is drawn together at most."""
+    page_tokens: int
+    """Tokens of a sequence for which room is given out at a time."""
+
+
+# A log of vLLM's for Llama 3 8B on one H100 (vllm-project/vllm pull request 10511) has 1.79 GiB
+# outside of torch and 1.26 GiB of activations; later ones have 0.2 GiB outside of torch. Its
+# message on graphs says 1 to 3 GiB; the lower end holds since it captures fewer sizes. Batches are
+# its defaults for a server, from 70 GiB on and below (get_batch_defaults in engine/arg_utils.py).
+VLLM = Engine(GIB, GIB, batch_tokens=8192, n_logits=1024, page_tokens=16)
+VLLM_SMALL = Engine(GIB, GIB, batch_tokens=2048, n_logits=256, page_tokens=16)
+LARGE_BYTES = 70 * GIB
+# llama.cpp computes 512 tokens at a time (-ub), keeps room for the logits of all of them, and
+# rounds the context up to 256 tokens.
+LLAMA_CPP = Engine(GIB // 2, 0, batch_tokens=512, n_logits=512, page_tokens=256)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a model lies on GPUs; bytes are those of the fullest GPU."""
+
+    fits: bool
+    """Whether as many users as asked for can be served."""
+    reason: str
+    """Why not; empty where it fits."""
+    n_gpus: int
+    usable_bytes: int
+    """What the engine may use at all."""
+    weight_bytes: int
+    overhead_bytes: int
+    """Assumed: activations, graphs, the engine itself."""
+    kv_bytes: int
+    """What is left for keys and values; 0 where nothing is."""
+    user_bytes: int
+    """What one user's context takes of it."""
+    users: int
+    """Users with a full context at the same time."""
+    kv_tokens: int
+    """Tokens of such contexts that the cache holds, all GPUs together."""
+
+
+def fits(
+    shape: ModelShape,
+    recipe: AnyRecipe | None,
+    gpu: GPU,
+    count: int = 1,
+    context: int = 8192,
+    users: int = 1,
+    utilisation: float = 0.9,
+    kv_bits: int | None = None,
+) -> Fit:
+    """How a model in a recipe's format, or as it is, lies on `count` such GPUs.
+
+    `utilisation` is the share of memory that the engine may use, vLLM's own default. `kv_bits`
+    follows from the recipe where it is not given.
+    """
+    if min(count, context, users) < 1 or not 0 < utilisation <= 1:
+        raise ValueError("GPUs, context and users start at 1; utilisation lies in (0, 1]")
+    if kv_bits is None:
+        kv_bits = 8 if isinstance(recipe, Recipe) and recipe.kv_cache is not None else 16
+    by_layers = isinstance(recipe, GGUFRecipe)
+    total = gpu.usable_bytes
+    weights = parallel.bytes_per_gpu(shape, recipe, count)
+    # Just above the limit the larger batch takes more than the memory that is gained: one would
+    # then ask for the smaller.
+    choices = [(LLAMA_CPP, total)] if by_layers else [(VLLM_SMALL, min(total, LARGE_BYTES - 1))]
+    if not by_layers and total >= LARGE_BYTES:
+        choices.append((VLLM, total))
+    engine, usable, overhead = max(
+        (
+            (engine, int(memory * utilisation), overhead_bytes(shape, engine, count, by_layers))
+            for engine, memory in choices
+        ),
+        key=lambda choice: choice[1] - choice[2],
+    )
+    left = max(0, usable - weights - overhead)
+    pages = -(-context // engine.page_tokens) * engine.page_tokens
+    user = _user_bytes(shape, pages, kv_bits, count, by_layers)
+    served = left // user
+    problem = parallel.obstacle(shape, recipe, count)
+    if not problem and weights + overhead > usable:
+        problem = (
+            f"weights take {weights / GIB:.1f} GiB and the engine {overhead / GIB:.1f} GiB "
+            f"of the {usable / GIB:.1f} GiB that it may use"
+        )
+    elif not problem and served < users:
+        problem = (
+            f"{served} of {users} users fit: each context takes {user / GIB:.2f} GiB "
+            f"of the {left / GIB:.1f} GiB left for the KV cache"
+        )
+    return Fit(
+        fits=not problem,
+        reason=problem,
+        n_gpus=count,
+        usable_bytes=usable,
+        weight_bytes=weights,
+        overhead_bytes=overhead,
+        kv_bytes=left,
+        user_bytes=user,
+        users=served,
+        kv_tokens=left * context // user,
+    )
+
+
+def overhead_bytes(shape: ModelShape, engine: Engine, count: int, by_layers: bool = False) -> int:
+    """Bytes that an engine takes beside weights and KV cache.
+
+    Activations: the residual stream with its copies, and the MLP's gate, up and product, in 16
+    bits; then the logits in 32 bits, and once more while they are sorted.
+    """
+    config = shape.config
+    hidden = int(config["hidden_size"])
+    inner = int(config.get("intermediate_size") or 4 * hidden)
+    shared = 1 if by_layers else count
+    activations = engine.batch_tokens * (4 * hidden + 3 * -(-inner // shared)) * 2
+    logits = engine.n_logits * int(config["vocab_size"]) * 4 * (1 if by_layers else 2)
+    return engine.fixed_bytes + engine.graph_bytes + activations + logits
+
+
+def _user_bytes(shape: ModelShape, tokens: int, kv_bits: int, count: int, by_layers: bool) -> int:
+    if not by_layers:
+        return kv.bytes_for(shape.config, tokens, kv_bits, count)
+    sizes = [layer.values(tokens) for layer in kv.layers(shape.config)]
+    return parallel.fullest(sizes, count) * kv_bits // 8

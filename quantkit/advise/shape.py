@@ -1,0 +1,189 @@
+"""A model's shape: config and tensors, without weights and without torch.
+
+From a folder or the hub it is what the headers of the files say; from a `config.json` alone, what
+formulas say; from a size such as 70B, an assumption.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quantkit import resources
+from quantkit.advise import families, sizes
+from quantkit.errors import SourceError
+from quantkit.model.architecture import EXPERT, IGNORABLE, Architecture, find_routers, matches_any
+from quantkit.model.headers import ITEM_BYTES, TensorSpec
+from quantkit.model.source import INDEX, check_kind, read_config, read_tensors
+
+if TYPE_CHECKING:
+    from quantkit.gguf.tensors import GGUFTensor
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+EMBEDDINGS = ("embed", "wte", "wpe")
+"""In the last part of a module's name that looks words or positions up, and is no Linear."""
+CACHED = ("k_proj", "qkv_proj", "query_key_value", "kv_a_proj_with_mqa", "Wqkv", "c_attn")
+"""What a module that caches keys and values has as a part."""
+
+
+@dataclass(frozen=True)
+class Tensor(TensorSpec):
+    """A tensor of the source, and whether it is the weight of a Linear."""
+
+    is_linear: bool = False
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What sizes follow from."""
+
+    label: str
+    config: Mapping[str, Any]
+    """With what its class would add, see `families.completed`."""
+    tensors: tuple[Tensor, ...]
+    """As a checkpoint of quantkit's stores them: a tied head not at all."""
+    assumed: bool = False
+    """Only a size was given; `note` says what was taken for it."""
+    routers: tuple[str, ...] = ()
+    note: str = ""
+    _attentions: tuple[str, ...] = field(default=())
+
+    @property
+    def n_parameters(self) -> int:
+        """Weights of the model, tied ones counted once."""
+        return sum(tensor.n_elements for tensor in self.tensors)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the model as it is."""
+        return sum(tensor.size_bytes for tensor in self.tensors)
+
+    @cached_property
+    def stored(self) -> list[TensorSpec]:
+        """The tensors in the form that plans take."""
+        return list(self.tensors)
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        """What a recipe's targets are matched with."""
+        return Architecture(
+            shapes={t.name: t.shape for t in self.tensors},
+            linears={
+                t.name.removesuffix(".weight"): (t.shape[0], t.shape[1])
+                for t in self.tensors
+                if t.is_linear
+            },
+            tied={},
+            attentions=self._attentions,
+            routers=self.routers,
+        )
+
+    @cached_property
+    def gguf(self) -> "tuple[list[GGUFTensor], dict[str, Any]]":
+        """The tensors of a GGUF file of this model and its metadata, whatever its types."""
+        from quantkit.gguf.families import family_of, metadata_of
+        from quantkit.gguf.tensors import tensors_of
+
+        place = Path(self.label)
+        family = family_of(self.config, place)
+        metadata = metadata_of(family, self.config, place)
+        tensors = tensors_of({t.name: t for t in self.tensors}, family, self.config, place)
+        return tensors, {"general.architecture": family.name, **metadata}
+
+
+def of(model: str) -> ModelShape:
+    """The shape of a folder, a `config.json`, a hub id, `demo`, or a size such as 70B."""
+    path = resources.DEMO_MODEL if model == "demo" else Path(model).expanduser()
+    if path.is_dir():
+        if not (path / INDEX).is_file() and not any(path.glob("*.safetensors")):
+            return from_config(read_config(path), _label(model, path))
+        return from_tensors(read_config(path), read_tensors(path).values(), _label(model, path))
+    if path.is_file():
+        return from_config(_read_json(path), _label(model, path.resolve().parent))
+    if (n_weights := sizes.parse(model)) is not None:
+        name, config = sizes.config_of(n_weights)
+        note = f"taken to be like {name} with {config['num_hidden_layers']} layers"
+        return from_config(config, model.strip(), assumed=True, note=note)
+    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
+        raise SourceError(
+            f"there is no {model}; a model is a folder, a config.json, a hub id such as "
+            "Qwen/Qwen3-8B, or a size such as 70B"
+        )
+    from quantkit.advise import hub
+
+    config, stored = hub.describe(model)
+    return from_config(config, model) if stored is None else from_tensors(config, stored, model)
+
+
+def from_config(
+    config: Mapping[str, Any], label: str, assumed: bool = False, note: str = ""
+) -> ModelShape:
+    """The shape that formulas give, in the type that the config names or else BF16."""
+    check_kind(config, Path(label), trust_remote_code=True)  # whose code is not run here
+    named = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+    dtype = DTYPES.get(named.removeprefix("torch."), "BF16")
+    full = families.completed(config, label)
+    found = families.shapes(full, label)
+    return _shape(full, [TensorSpec(n, dtype, s) for n, s in found.items()], label, assumed, note)
+
+
+def from_tensors(config: Mapping[str, Any], stored: Iterable[TensorSpec], label: str) -> ModelShape:
+    """The shape that a checkpoint's headers give."""
+    check_kind(config, Path(label), trust_remote_code=True)
+    full = families.completed(config, label)
+    families.require(full, NEEDED, label)
+    by_name = {tensor.name: tensor for tensor in stored}
+    tied = full["tie_word_embeddings"] and EMBEDDING in by_name
+    kept = [
+        tensor
+        for name, tensor in by_name.items()
+        if not (tied and name == HEAD) and not matches_any(name, IGNORABLE)
+    ]
+    if unknown := next((t for t in kept if t.dtype not in ITEM_BYTES), None):
+        raise SourceError(f"{label}: {unknown.name} has the unknown type {unknown.dtype}")
+    return _shape(full, kept, label)
+
+
+def _shape(
+    config: Mapping[str, Any],
+    stored: list[TensorSpec],
+    label: str,
+    assumed: bool = False,
+    note: str = "",
+) -> ModelShape:
+    routers = find_routers(Path(label), {tensor.name: tensor.shape for tensor in stored})
+    tensors = tuple(Tensor(t.name, t.dtype, tuple(t.shape), _is_linear(t, routers)) for t in stored)
+    parents = (t.name.removesuffix(".weight").rpartition(".") for t in tensors if t.is_linear)
+    attentions = dict.fromkeys(parent for parent, _, last in parents if last in CACHED)
+    return ModelShape(label, config, tensors, assumed, routers, note, tuple(attentions))
+
+
+def _is_linear(tensor: TensorSpec, routers: tuple[str, ...]) -> bool:
+    """Whether a tensor is the weight of a Linear, going by its name and shape."""
+    module, _, last = tensor.name.rpartition(".")
+    if last != "weight" or len(tensor.shape) != 2 or module in routers:
+        return False
+    if EXPERT.search(module):
+        return True
+    own = module.rpartition(".")[2]
+    return not any(part in own for part in EMBEDDINGS)
+
+
+def _label(model: str, folder: Path) -> str:
+    return model if model == "demo" else folder.resolve().name
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if path.name == "config.json":
+        return read_config(path.parent)
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(f"{path} is neither a model's folder nor its config: {error}") from error
+    if not isinstance(config, dict):
+        raise SourceError(f"{path} is no config: it is not a JSON object")
+    return config

@@ -1,0 +1,76 @@
+"""A model of which only a size is known, such as 70B: the shape that published ones have.
+
+Between two published sizes the nearest one is taken and its number of layers scaled. What was
+assumed shows in the answer: memory is right to a few percent, the KV cache only as far as the
+model in question is built alike.
+"""
+
+import math
+import re
+from typing import Any
+
+from quantkit.advise.families import completed, shapes
+
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([mbt])", re.IGNORECASE)
+SCALE = {"m": 1e6, "b": 1e9, "t": 1e12}
+KEYS = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "vocab_size",
+)  # fmt: skip
+# From the config.json of each on the hub.
+PUBLISHED = {
+    "SmolLM2-135M": (576, 1536, 30, 9, 3, 49152),
+    "Qwen2.5-0.5B": (896, 4864, 24, 14, 2, 151936),
+    "Llama-3.2-1B": (2048, 8192, 16, 32, 8, 128256),
+    "Qwen2.5-1.5B": (1536, 8960, 28, 12, 2, 151936),
+    "Llama-3.2-3B": (3072, 8192, 28, 24, 8, 128256),
+    "Mistral-7B-v0.3": (4096, 14336, 32, 32, 8, 32768),
+    "Llama-3.1-8B": (4096, 14336, 32, 32, 8, 128256),
+    "Qwen2.5-14B": (5120, 13824, 48, 40, 8, 152064),
+    "Mistral-Small-24B": (5120, 32768, 40, 32, 8, 131072),
+    "Qwen2.5-32B": (5120, 27648, 64, 40, 8, 152064),
+    "Llama-3.1-70B": (8192, 28672, 80, 64, 8, 128256),
+    "Llama-3.1-405B": (16384, 53248, 126, 128, 8, 128256),
+}
+TIED = ("SmolLM2-135M", "Qwen2.5-0.5B", "Llama-3.2-1B", "Qwen2.5-1.5B", "Llama-3.2-3B")
+HEADS = {"Mistral-Small-24B": 128}
+"""Head widths that are not the hidden size over the heads."""
+
+
+def parse(text: str) -> int | None:
+    """Weights in `70B`, `7 b` or `7000M`; None where it is no size."""
+    match = SIZE.fullmatch(text.strip())
+    number = round(float(match[1]) * SCALE[match[2].lower()]) if match else 0
+    return number if number >= 10**6 else None
+
+
+def config_of(n_weights: int) -> tuple[str, dict[str, Any]]:
+    """The published model that was taken, and its config with layers to fit."""
+    name = min(PUBLISHED, key=lambda known: abs(math.log(_count(_config(known)) / n_weights)))
+    config = _config(name)
+    layers = config["num_hidden_layers"]
+    fixed = _count(config | {"num_hidden_layers": 1})
+    a_layer = (_count(config) - fixed) // (layers - 1)
+    scaled = 1 + max(0, round((n_weights - fixed) / a_layer))
+    # "8B" means the published model, not one with a layer less.
+    near = abs(_count(config) / n_weights - 1) < 0.07
+    return name, config | {"num_hidden_layers": layers if near else scaled}
+
+
+def _config(name: str) -> dict[str, Any]:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "bfloat16",
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": name in TIED,
+        **dict(zip(KEYS, PUBLISHED[name], strict=True)),
+    }
+    return completed(config | ({"head_dim": HEADS[name]} if name in HEADS else {}))
+
+
+def _count(config: dict[str, Any]) -> int:
+    total = 0
+    for shape in shapes(config, "").values():
+        total += shape[0] * (shape[1] if len(shape) > 1 else 1)
+    return total

@@ -1,0 +1,43 @@
+"""Bytes of a checkpoint to be, from a model's shape and a recipe: those that `quantize` writes.
+
+The plans are the same that a run makes; here they are made from a shape, without torch.
+"""
+
+from quantkit.advise.shape import ModelShape
+from quantkit.model.headers import TensorSpec
+from quantkit.quantize import plan as planning
+from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
+
+
+def weight_bytes(shape: ModelShape, recipe: AnyRecipe, has_importance: bool = False) -> int:
+    """Bytes of all tensors that the recipe makes of the model, as its manifest will say.
+
+    `has_importance`: a GGUF file is made with calibration, which changes the types of a few
+    tensors in Q4_0, Q5_0 and IQ4 files.
+    """
+    if isinstance(recipe, Recipe):
+        return sum(spec.size_bytes for spec in specs(shape, recipe))
+    return sum(gguf_tensors(shape, recipe, has_importance).values())
+
+
+def specs(shape: ModelShape, recipe: Recipe) -> list[TensorSpec]:
+    """Every tensor of the checkpoint."""
+    return planning.make(shape.architecture, shape.stored, recipe).specs
+
+
+def gguf_tensors(
+    shape: ModelShape, recipe: GGUFRecipe, has_importance: bool = False
+) -> dict[str, int]:
+    """Bytes of every tensor of the file, by its name there."""
+    from quantkit.gguf import mixture
+    from quantkit.gguf.tensors import size_bytes
+
+    tensors, metadata = shape.gguf
+    choices = mixture.choose(
+        recipe.gguf,
+        [(tensor.name, tensor.shape) for tensor in tensors],
+        metadata,
+        has_importance,
+        recipe.tensors,
+    )
+    return {t.name: size_bytes(t.shape, choices[t.name].kind) for t in tensors}

@@ -1,0 +1,98 @@
+"""Bytes of the KV cache foretold are those that transformers keeps while it generates."""
+
+import pytest
+import torch
+import transformers
+from families import FAMILIES, SMALL
+from transformers import DynamicCache
+
+from quantkit.advise import kv
+from quantkit.advise.families import completed
+from quantkit.errors import SourceError
+
+MORE = {
+    "one head for all": transformers.LlamaConfig(**SMALL | {"num_key_value_heads": 1}),
+    "a head each": transformers.LlamaConfig(**SMALL | {"num_key_value_heads": 4}),
+    "wide heads": transformers.Qwen3Config(**SMALL | {"head_dim": 64}),
+    "mistral without windows": transformers.MistralConfig(**SMALL, sliding_window=None),
+    "gemma3 of thirteen layers": transformers.Gemma3TextConfig(
+        **SMALL | {"num_hidden_layers": 13}, sliding_window=16
+    ),
+    "qwen2 with late windows": transformers.Qwen2Config(
+        **SMALL | {"num_hidden_layers": 5},
+        use_sliding_window=True,
+        sliding_window=16,
+        max_window_layers=3,
+    ),
+    "own pattern": transformers.Qwen3Config(
+        **SMALL | {"num_hidden_layers": 3},
+        sliding_window=8,
+        use_sliding_window=True,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+    ),
+    "phi3 with windows": transformers.Phi3Config(
+        **{k: v for k, v in SMALL.items() if k != "head_dim"}, sliding_window=16
+    ),
+}
+EVERY = FAMILIES | MORE
+
+
+def attended(config, context, dtype):
+    """Bytes of all keys and values that the last token of a sequence attends to."""
+    cache = DynamicCache(config=config)
+    heads, size = config.num_key_value_heads, getattr(config, "head_dim", None)
+    size = size or config.hidden_size // config.num_attention_heads
+    total = 0
+    for layer in range(config.num_hidden_layers):
+        if context > 1:
+            before = torch.zeros(1, heads, context - 1, size, dtype=dtype)
+            cache.update(before, before.clone(), layer)
+        last = torch.zeros(1, heads, 1, size, dtype=dtype)
+        total += sum(part.numel() * part.element_size() for part in cache.update(last, last, layer))
+    return total
+
+
+@pytest.mark.parametrize("context", [1, 7, 8, 15, 16, 17, 100])
+@pytest.mark.parametrize("name", EVERY)
+def test_bytes_are_those_of_the_cache_in_every_attention(name, context):
+    config = EVERY[name]
+    said = config.to_dict()
+    for bits, dtype in ((16, torch.bfloat16), (8, torch.float8_e4m3fn)):
+        assert kv.bytes_for(said, context, bits) == attended(config, context, dtype)
+
+
+@pytest.mark.parametrize("name", [n for n in EVERY if n != "own pattern"])
+def test_patterns_are_those_of_the_class_where_the_config_names_none(name):
+    config = EVERY[name]
+    said = config.to_diff_dict() | {"num_hidden_layers": config.num_hidden_layers}
+    said.pop("layer_types", None)
+    said = {"model_type": config.model_type, **completed(said)}
+    if name.startswith(("gemma", "mistral", "phi3")):
+        said["sliding_window"] = config.sliding_window
+    assert kv.bytes_for(said, 50) == attended(config, 50, torch.bfloat16)
+
+
+def test_latent_attention_keeps_what_its_projection_gives():
+    config = transformers.DeepseekV3Config(
+        hidden_size=64, intermediate_size=64, moe_intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, kv_lora_rank=24, q_lora_rank=16,
+        qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=16, n_routed_experts=4,
+        num_experts_per_tok=2, first_k_dense_replace=2, vocab_size=128, n_group=1, topk_group=1,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    kept = sum(layer.self_attn.kv_a_proj_with_mqa.out_features for layer in model.model.layers)
+    assert kv.bytes_for(config.to_dict(), 10) == kept * 10 * 2
+    assert kv.bytes_for(config.to_dict(), 10, n_gpus=4) == kept * 10 * 2
+
+
+def test_heads_are_divided_over_gpus_and_copied_where_there_are_too_few():
+    said = FAMILIES["llama"].to_dict()
+    one, two, four = (kv.bytes_for(said, 64, n_gpus=n) for n in (1, 2, 4))
+    assert (two, four) == (one // 2, one // 2)
+
+
+def test_layers_of_an_unknown_kind_are_refused():
+    said = FAMILIES["llama"].to_dict() | {"layer_types": ["full_attention", "linear_attention"]}
+    with pytest.raises(SourceError, match="linear_attention"):
+        kv.bytes_for(said, 10)
