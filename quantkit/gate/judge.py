@@ -36,11 +36,12 @@ def judge(document: Document, policy: Policy, earlier: Document | None = None) -
     rules = {"rules": policy.rules, "against": policy.against if earlier is not None else []}
     fitting.require_fitting(document, rules)
     checks: list[Check] = []
+    figures: dict[str, Figure | None] = {}
     for entry in document.candidates:
-        checks += _of_rules(policy.rules, _Case(document, entry), policy)
+        checks += _of_rules(policy.rules, _Case(document, entry, figures), policy)
         if earlier is not None:
             before = _counterpart(entry, document, earlier)
-            case = _Case(document, entry, earlier, before)
+            case = _Case(document, entry, figures, earlier, before)
             checks += _of_rules(policy.against, case, policy)
     checks = list(_with_causes(checks, document))
     judged = {check.candidate for check in checks if check.bound is not None}
@@ -75,6 +76,8 @@ class _Case:
 
     document: Document
     entry: Entry
+    figures: dict[str, Figure | None]
+    """What names stand for in the report, looked up once for all candidates."""
     earlier: Document | None = None
     before: Entry | None = None
 
@@ -110,7 +113,9 @@ def _of_rules(rules: Sequence[Rule], case: _Case, policy: Policy) -> Iterator[Ch
         if not covers(rule, case.entry):
             continue
         for asked, limit in rule.limits.items():
-            figure = find(case.document, asked)
+            if asked not in case.figures:
+                case.figures[asked] = find(case.document, asked)
+            figure = case.figures[asked]
             if figure is None:  # `if_scored`, or the policy would not have fitted
                 continue
             if figure.key in MADE and figure.of(case.entry, case.document) is None:

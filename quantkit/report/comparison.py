@@ -5,6 +5,7 @@ The JSON form is a contract: later versions add keys and change none.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from quantkit.errors import ScoreError
@@ -87,7 +88,7 @@ class Report:
         before = self.baseline.scores[metric].value
         return card.scores[metric].value / before - 1 if before else float("nan")
 
-    @property
+    @cached_property
     def recommendation(self) -> Recommendation:
         """The candidate to take, and why."""
         found = decision.recommend(
@@ -95,7 +96,7 @@ class Report:
         )
         return Recommendation(name=found[0], reason=found[1])
 
-    @property
+    @cached_property
     def front(self) -> set[str]:
         """Candidates that no other one beats in both size and quality."""
         return decision.front(self.candidates, self.headline)
