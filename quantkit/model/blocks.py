@@ -23,22 +23,28 @@ class _Stop(Exception):
     """All blocks have been reached."""
 
 
-class _Recorder(torch.nn.Module):
-    """Stands for a block, keeps what it is called with, and hands the hidden states on."""
+class _StandIn(torch.nn.Module):
+    """Stands for a block; models ask their blocks for things such as the kind of attention."""
 
-    def __init__(self, block: torch.nn.Module, last: bool) -> None:
+    def __init__(self, block: torch.nn.Module) -> None:
         super().__init__()
         object.__setattr__(self, "_block", block)
-        self.last = last
-        self.hidden: torch.Tensor | None = None
-        self.arguments: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
-        # Models ask their blocks for things such as the kind of attention.
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(object.__getattribute__(self, "_block"), name)
+
+
+class _Recorder(_StandIn):
+    """Keeps what a block is called with, and hands the hidden states on."""
+
+    def __init__(self, block: torch.nn.Module, last: bool) -> None:
+        super().__init__(block)
+        self.last = last
+        self.hidden: torch.Tensor | None = None
+        self.arguments: dict[str, Any] = {}
 
     def forward(self, hidden_states: torch.Tensor, **arguments: Any) -> torch.Tensor:
         self.hidden, self.arguments = hidden_states, arguments
@@ -47,20 +53,13 @@ class _Recorder(torch.nn.Module):
         return hidden_states
 
 
-class _Given(torch.nn.Module):
-    """Stands for a block, and gives what the blocks are known to make."""
+class _Given(_StandIn):
+    """Gives what the blocks are known to make."""
 
     def __init__(self, block: torch.nn.Module, hidden: torch.Tensor, in_tuple: bool) -> None:
-        super().__init__()
-        object.__setattr__(self, "_block", block)
+        super().__init__(block)
         self.hidden = hidden
         self.in_tuple = in_tuple
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(object.__getattribute__(self, "_block"), name)
 
     def forward(self, hidden_states: torch.Tensor, **arguments: Any) -> Any:
         return (self.hidden,) if self.in_tuple else self.hidden
