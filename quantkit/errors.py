@@ -12,6 +12,7 @@
       DataError           text for calibration or scoring is missing or too short
       MethodError         a method could not do its work on a tensor
       ScoreError          an evaluation could not be run or read
+      EngineError         a serving engine would not start, died, hung or answered wrongly
       PolicyError         a gate's policy is wrong or does not fit its report; all problems at once
       Interrupted         the user pressed Ctrl-C; says what was kept
 
@@ -87,6 +88,10 @@ class MethodError(QuantkitError):
 
 class ScoreError(QuantkitError):
     """An evaluation could not be run or read."""
+
+
+class EngineError(QuantkitError):
+    """A serving engine would not start, died, hung, or answered what it should not."""
 
 
 class PolicyError(QuantkitError):

@@ -1,0 +1,1 @@
+"""Serving engines as programs beside this one: started, watched, understood, and ended."""

@@ -1,0 +1,72 @@
+"""What the last words of a serving engine mean, for the usual causes of its death."""
+
+import re
+
+# Each pattern is looked for in what the engine wrote; the first that is found explains it.
+CAUSES: tuple[tuple[str, str], ...] = (
+    (
+        r"No module named '?(vllm|llama_cpp|xllamacpp)",
+        "That Python has no such engine: name one that has with --python.",
+    ),
+    (
+        r"(CUDA out of memory|OutOfMemoryError|cudaErrorMemoryAllocation)",
+        "The GPU's memory is too small: shorten --context, lower the number of sequences, use more "
+        "GPUs, or take a smaller format.",
+    ),
+    (
+        r"Free memory on device .* is less than desired GPU memory utilization",
+        "Something else holds memory of that GPU: end it, or lower --gpu-utilization.",
+    ),
+    (
+        r"(No available memory for the cache blocks|larger than the maximum number of tokens|"
+        r"is larger than the available KV cache memory)",
+        "The weights fit, the KV cache of one full context does not: shorten --context, take an "
+        "FP8 cache, or a smaller format.",
+    ),
+    (
+        r"(Minimum capability|compute capability|no kernel image is available|"
+        r"not supported .* capability)",
+        "This format has no kernel for that GPU: `quantkit gpus NAME` shows which formats it runs.",
+    ),
+    (
+        r"(not divisible by|group_size .* (invalid|not supported|unsupported)|"
+        r"is not supported .* group_size)",
+        "A layer's width and the group size do not go together in this engine: use groups that "
+        "divide every layer, over as many GPUs as you ask for.",
+    ),
+    (
+        r"[Hh]ead (size|dim)\S* .*(not supported|unsupported|must be)",
+        "The engine's attention has no kernel for this model's head size: try another attention "
+        "backend of the engine.",
+    ),
+    (
+        r"(Address already in use|EADDRINUSE)",
+        "The port is taken: choose another with --port.",
+    ),
+    (
+        r"(Model architectures .* are not supported|unknown model architecture)",
+        "This version of the engine does not know the model: a newer one may.",
+    ),
+    (
+        r"(Cannot find the config file|quantization method .* is not supported|"
+        r"Unknown quantization method)",
+        "The engine does not know this quantisation format.",
+    ),
+    (
+        r"(max_model_len|maximum model length) .* (greater|larger|exceed)",
+        "The context asked for is longer than the model allows: shorten --context.",
+    ),
+    (
+        r"(libcuda|NVIDIA driver|no CUDA-capable device|CUDA driver version)",
+        "The engine sees no usable GPU driver: `nvidia-smi` should list the GPU.",
+    ),
+    (r"(Killed|oom-kill|Cannot allocate memory)", "The machine ran out of main memory."),
+)
+
+
+def explain(words: str) -> str | None:
+    """One sentence on what went wrong and what to do, or None where the words say nothing known."""
+    for pattern, meaning in CAUSES:
+        if re.search(pattern, words):
+            return meaning
+    return None

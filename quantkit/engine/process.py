@@ -1,0 +1,177 @@
+"""A program of another environment: its words kept, its whole family ended, whatever happens.
+
+Engines start processes of their own, hold GPUs while they die, and hang. So each gets a process
+group, its output goes to a file, and leaving the `with` ends the group: first asked, then made to.
+Should this process be killed outright, the system ends the child (Linux).
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from quantkit.engine.causes import explain
+from quantkit.errors import EngineError
+
+PATIENCE = 20.0
+"""Seconds between asking a group to end and making it."""
+TAIL = 64 * 1024
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+
+class Child:
+    """A running program; use it in a `with`."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        log: Path | None = None,
+        name: str = "the engine",
+    ) -> None:
+        self.command = list(command)
+        self.name = name
+        self._environment = {**os.environ, **(environment or {})}
+        self._scratch = None if log else tempfile.TemporaryDirectory(prefix="quantkit-engine-")
+        self.log = log or Path(self._scratch.name if self._scratch else "") / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "Child":
+        with self.log.open("wb") as log:
+            try:
+                self._process = subprocess.Popen(
+                    self.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment,
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                )
+            except OSError as error:
+                self._forget()
+                raise EngineError(
+                    f"{self.name} cannot be started: {self.command[0]}: {error.strerror}"
+                ) from error
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+        self._forget()
+
+    @property
+    def pid(self) -> int:
+        return self._running().pid
+
+    @property
+    def code(self) -> int | None:
+        """The exit code; None while it runs."""
+        return self._running().poll()
+
+    def words(self, lines: int = 12) -> list[str]:
+        """The last lines it wrote."""
+        if not self.log.exists():
+            return []
+        with self.log.open("rb") as log:
+            log.seek(max(0, self.log.stat().st_size - TAIL))
+            text = log.read().decode(errors="replace")
+        return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
+
+    def output(self) -> str:
+        """All it wrote."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def check(self) -> None:
+        """Raise, with its last words and what they mean, if it is dead."""
+        if self.code is not None:
+            raise self.failure(f"{self.name} ended with {_ending(self.code)}")
+
+    def wait(self, timeout: float) -> str:
+        """All it wrote, once it ended well; raises when it fails or takes longer."""
+        try:
+            code = self._running().wait(timeout)
+        except subprocess.TimeoutExpired as error:
+            self.end()
+            raise self.failure(f"{self.name} did not end within {timeout:.0f} s") from error
+        if code != 0:
+            raise self.failure(f"{self.name} ended with {_ending(code)}")
+        return self.output()
+
+    def failure(self, what: str) -> EngineError:
+        """An error with the last words, and what they mean where that is known."""
+        meaning = explain(self.output())
+        last = self.words()
+        parts = [f"{what}."]
+        if meaning:
+            parts.append(meaning)
+        if last:
+            parts.append("Its last lines:\n  " + "\n  ".join(last))
+        return EngineError(" ".join(parts))
+
+    def end(self) -> None:
+        """End the whole group: ask, wait, insist."""
+        process = self._running()
+        if _group_lives(process):
+            _tell(process, signal.SIGTERM)
+            deadline = time.monotonic() + PATIENCE
+            while _group_lives(process) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            _tell(process, signal.SIGKILL)
+        process.wait()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise RuntimeError("enter the child first")
+        return self._process
+
+    def _forget(self) -> None:
+        if self._scratch:
+            self._scratch.cleanup()
+
+
+def run(
+    command: Sequence[str],
+    *,
+    timeout: float,
+    environment: Mapping[str, str] | None = None,
+    log: Path | None = None,
+    name: str = "the engine",
+) -> str:
+    """Run a program to its end; all it wrote. Raises when it fails or hangs."""
+    with Child(command, environment=environment, log=log, name=name) as child:
+        return child.wait(timeout)
+
+
+def _group_lives(process: subprocess.Popen[bytes]) -> bool:
+    process.poll()  # a leader that was not waited for counts as alive
+    try:
+        os.killpg(process.pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _tell(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def _ending(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
