@@ -25,12 +25,17 @@ from quantkit.export.manifest import versions
 from quantkit.storage import write_json
 
 WORDS = "block of weights rounds to its nearest number and the rest makes up for what was lost"
+WORDS_A_LINE = 1000
 
 
 def make_text(path: Path, n_words: int) -> None:
+    """Lines that have little in common, or most of them would count as near-duplicates."""
     rng = random.Random(0)
-    words = WORDS.split()
-    path.write_text(" ".join(rng.choice(words) for _ in range(n_words)))
+    words = [*WORDS.split(), *map(str, range(10_000))]
+    lines = (
+        " ".join(rng.choices(words, k=WORDS_A_LINE)) for _ in range(-(-n_words // WORDS_A_LINE))
+    )
+    path.write_text("\n".join(lines))
 
 
 def program(limit: float | None) -> list[str]:

@@ -350,7 +350,7 @@ def _table(
                     "cluster": int(choice.clusters[part.piece]),
                     "why": choice.why.get(part.piece, "drawn at random"),
                     "text": tokenizer.decode(
-                        item.piece.ids[: part.n_tokens], clean_up_tokenization_spaces=False
+                        part.of(item.piece.ids), clean_up_tokenization_spaces=False
                     ),
                 }
             )

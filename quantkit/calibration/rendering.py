@@ -35,6 +35,8 @@ class Piece:
     ids: np.ndarray
     cut: bool
     """Whether something of its row is missing."""
+    divisible: bool = False
+    """Whether it may begin anywhere, as text may and a chat may not."""
 
 
 class Refused(DataError):
@@ -100,18 +102,18 @@ class Renderer:
             if not ids:
                 continue
             if len(excerpts) == 1 and len(ids) <= room:
-                return [self._piece([*before, *ids, *after], False)]
+                return [self._piece([*before, *ids, *after], False, True)]
             first = rng.randrange(min(room, len(ids))) if len(ids) > room else 0
             edges = sorted({0, *range(first, len(ids), room), len(ids)})
             for start, stop in pairwise(edges):
                 end = after if is_last and stop == len(ids) else []
-                pieces.append(self._piece([*before, *ids[start:stop], *end], True))
+                pieces.append(self._piece([*before, *ids[start:stop], *end], True, True))
         if len(pieces) > MAX_WINDOWS:
             pieces = [pieces[i] for i in sorted(rng.sample(range(len(pieces)), MAX_WINDOWS))]
         return pieces
 
-    def _piece(self, ids: Sequence[int], cut: bool) -> Piece:
-        return Piece(np.asarray(ids[: self.length], dtype=np.int32), cut)
+    def _piece(self, ids: Sequence[int], cut: bool, divisible: bool = False) -> Piece:
+        return Piece(np.asarray(ids[: self.length], dtype=np.int32), cut, divisible)
 
     def _chat(self, row: Row, rng: random.Random) -> Piece:
         """A chat through the template; a long one begins at a random turn and ends in mid-air."""

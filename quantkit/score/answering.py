@@ -21,7 +21,7 @@ from quantkit.score.distribution import Distribution
 TOKENS_PER_BATCH = {"cuda": 32768, "cpu": 512}
 CACHED_BYTES = {"cuda": 4 << 30, "cpu": 512 << 20}
 """Most that a batch's keys and values take, those of a shared beginning included."""
-LOGITS_BYTES = 512 << 20
+LOGITS_BYTES = {"cuda": 1 << 30, "cpu": 512 << 20}
 MIN_SHARED = 32
 """Shorter beginnings are computed again: sharing has its price."""
 
@@ -176,7 +176,7 @@ class Answerer:
         self, hidden: torch.Tensor, scored: "_Scored", watcher: Watcher | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability of every target, and whether it is the likeliest token."""
-        rows = max(1, LOGITS_BYTES // (4 * self._vocabulary))
+        rows = max(1, LOGITS_BYTES[self._device.type] // (4 * self._vocabulary))
         values, best = [], []
         where = scored.where.to(self._device)
         targets = scored.targets.to(self._device)

@@ -85,7 +85,7 @@ def test_shared_beginnings_are_computed_once(demo, monkeypatch):
 def test_small_batches_change_nothing(demo, monkeypatch):
     requests = made_up_requests(1)
     monkeypatch.setitem(answering.TOKENS_PER_BATCH, "cpu", 40)
-    monkeypatch.setattr(answering, "LOGITS_BYTES", 4 * 4096 * 3)
+    monkeypatch.setitem(answering.LOGITS_BYTES, "cpu", 4 * 4096 * 3)
     check(demo, requests)
 
 

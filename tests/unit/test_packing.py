@@ -76,6 +76,34 @@ def test_the_piece_that_fits_best_closes_a_sample():
     assert [part.n_tokens for part in sample] == [6, 1, 3]
 
 
+@settings(max_examples=300, deadline=None)
+@given(**PACKED)
+def test_ends_that_were_cut_off_serve_before_a_sample_is_short(lengths, n_spare, n_samples, length):
+    lengths = np.minimum(np.array(lengths), length)
+    divisible = np.arange(len(lengths)) % 2 == 0
+    order = list(range(len(lengths)))
+    spare = order[len(order) - min(n_spare, len(order) - 1) :]
+    first = order[: len(order) - len(spare)]
+    samples = packing.pack(first, spare, lengths, n_samples, length, divisible)
+    sizes = [sum(part.n_tokens for part in sample) for sample in samples]
+    assert all(size == length for size in sizes[:-1])
+    # No token twice, none that is not there, and what begins inside may begin there.
+    spans = sorted((p.piece, p.start, p.start + p.n_tokens) for sample in samples for p in sample)
+    for (piece, start, stop), following in zip(spans, [*spans[1:], (None, 0, 0)], strict=True):
+        assert start < stop <= lengths[piece]
+        assert not start or divisible[piece]
+        assert following[0] != piece or following[1] >= stop
+    plain = packing.pack(first, spare, lengths, n_samples, length)
+    assert samples[: len(plain) - 1] == plain[:-1]
+    if len(samples) < n_samples or sizes[-1] < length:
+        lost = int(lengths.sum()) - sum(sizes)
+        assert lost == sum(lengths[p] - b for p, b in _ends(spans).items() if not divisible[p])
+
+
+def _ends(spans):
+    return {piece: stop for piece, _, stop in spans}
+
+
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30))
 def test_padding_keeps_one_piece_a_sample(lengths):
     order = list(reversed(range(len(lengths))))

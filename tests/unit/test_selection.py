@@ -226,7 +226,8 @@ def test_tokens_that_suffice_only_without_cuts_are_told_with_their_numbers():
         enough(candidates, Shape(6, 20, True))
     assert str(refused.value).startswith(
         "mine.jsonl fills 2 of the 3 samples of 20 tokens that are its share: it has 60 tokens in "
-        "4 pieces, and the last piece of a sample is cut (9 rows read); add rows"
+        "4 pieces, and the last piece of a sample is cut, of chats for good (9 rows read); add "
+        "rows"
     )
 
 

@@ -57,6 +57,11 @@ class Candidates:
         return np.array([len(piece.ids) for piece in self.pieces], dtype=np.int64)
 
     @cached_property
+    def divisible(self) -> np.ndarray:
+        """Which pieces may be taken up again where they were cut."""
+        return np.array([piece.divisible for piece in self.pieces], dtype=bool)
+
+    @cached_property
     def counts(self) -> Counts:
         flat = np.concatenate([piece.ids for piece in self.pieces]).astype(np.int64)
         owner = np.repeat(np.arange(len(self.pieces)), self.lengths)

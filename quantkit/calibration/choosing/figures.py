@@ -37,7 +37,7 @@ def measure(
     parts = [part for sample in samples for part in sample]
     pieces = np.array([part.piece for part in parts])
     used = np.array([part.n_tokens for part in parts])
-    flat = np.concatenate([candidates.pieces[p.piece].ids[: p.n_tokens] for p in parts])
+    flat = np.concatenate([p.of(candidates.pieces[p.piece].ids) for p in parts])
     tokens = np.bincount(flat, minlength=candidates.vocabulary) / max(1, len(flat))
     per_piece = candidates.weights / candidates.lengths  # a piece counts once, whatever its length
     per_piece /= per_piece.sum()

@@ -9,10 +9,15 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Part:
-    """A piece in a sample, or the beginning of it."""
+    """A piece in a sample, or a stretch of it."""
 
     piece: int
     n_tokens: int
+    start: int = 0
+
+    def of(self, ids: np.ndarray) -> np.ndarray:
+        """Its tokens, of those of its piece."""
+        return ids[self.start : self.start + self.n_tokens]
 
 
 Sample = tuple[Part, ...]
@@ -24,28 +29,39 @@ def pack(
     lengths: np.ndarray,
     n_samples: int,
     length: int,
+    divisible: np.ndarray | None = None,
 ) -> list[Sample]:
     """Fill samples; the last piece of each is cut at its end, by as little as can be found.
 
     A sample begins with the piece whose turn it is and is closed with the one or two others that
-    fit best. Spare pieces follow where the others do not suffice. Returns fewer samples than asked
-    for when those do not suffice either; the last may then be short.
+    fit best. Spare pieces follow where the others do not suffice, and then the ends that were cut
+    off, of pieces that may begin anywhere. Returns fewer samples than asked for when those do not
+    suffice either; the last may then be short.
     """
     left = _Left(pieces, lengths)
     reserve = deque(spare)
+    ends: deque[Part] = deque()
     samples: list[Sample] = []
-    while len(samples) < n_samples and (left or reserve):
+    while len(samples) < n_samples and (left or reserve or ends):
         parts: list[Part] = []
         room = length
-        while room and (left or reserve):
-            if not left:
+        while room and (left or reserve or ends):
+            if not left and reserve:
                 left = _Left([reserve.popleft()], lengths)
-            # Pieces in turn, until one or two can close the sample.
-            near = parts and room <= 2 * left.longest
-            for piece in left.closing(room) if near else [left.next()]:
-                used = min(room, int(lengths[piece]))
-                parts.append(Part(piece, used))
-                room -= used
+            if left:
+                # Pieces in turn, until one or two can close the sample.
+                near = parts and room <= 2 * left.longest
+                places = left.closing(room) if near else [left.next()]
+                found = [Part(piece, int(lengths[piece])) for piece in places]
+            else:
+                found = [ends.popleft()]
+            for part in found:
+                used = Part(part.piece, min(room, part.n_tokens), part.start)
+                parts.append(used)
+                room -= used.n_tokens
+                rest = part.n_tokens - used.n_tokens
+                if rest and divisible is not None and divisible[part.piece]:
+                    ends.append(Part(part.piece, rest, part.start + used.n_tokens))
         samples.append(tuple(parts))
     return samples
 
@@ -112,7 +128,7 @@ def arrays(
     tokens = np.full((len(samples), length), padding, np.int32)
     lengths = np.zeros(len(samples), np.int32)
     for place, sample in enumerate(samples):
-        row = np.concatenate([ids[part.piece][: part.n_tokens] for part in sample])
+        row = np.concatenate([part.of(ids[part.piece]) for part in sample])
         tokens[place, : len(row)] = row
         lengths[place] = len(row)
     return tokens, lengths

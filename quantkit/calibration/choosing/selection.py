@@ -59,11 +59,13 @@ class Shape:
         return samples / samples.sum()
 
     def samples(
-        self, chosen: Sequence[int], spare: Sequence[int], lengths: np.ndarray, n: int
+        self, chosen: Sequence[int], spare: Sequence[int], candidates: Candidates, n: int
     ) -> list[Sample]:
         """The chosen pieces in samples; spare ones follow where they do not suffice."""
+        lengths = candidates.lengths
         if self.packs:
-            return packing.pack(chosen, spare, lengths, n, self.length)
+            divisible = candidates.divisible
+            return packing.pack(chosen, spare, lengths, n, self.length, divisible)
         return packing.pad([*chosen, *spare][:n], lengths)
 
 
@@ -86,7 +88,7 @@ def cover(candidates: Candidates, shape: Shape) -> Choice:
         taken = np.array([piece for piece in chosen if candidates.source[piece] == s], int)
         others = np.setdiff1d(np.flatnonzero(candidates.source == s), taken)
         first, spare = rng.permutation(taken).tolist(), rng.permutation(others).tolist()
-        samples += shape.samples(first, spare, candidates.lengths, quota)
+        samples += shape.samples(first, spare, candidates, quota)
     shuffled = [samples[i] for i in rng.permutation(len(samples))]
     return Choice(shuffled, clusters, n_clusters, _reasons(candidates, shuffled, stretches))
 
@@ -107,7 +109,7 @@ def at_random(candidates: Candidates, shape: Shape, seed: int, exact: bool = Fal
     for s, quota in enumerate(quotas):
         order = rng.permutation(np.flatnonzero(candidates.source == s)).tolist()
         n = _n_pieces(candidates, s, quota, shape)
-        samples += shape.samples(order[:n], order[n:], candidates.lengths, quota)
+        samples += shape.samples(order[:n], order[n:], candidates, quota)
     return [samples[i] for i in rng.permutation(len(samples))]
 
 
@@ -155,8 +157,8 @@ def require_full(
             raise DataError(
                 f"{names[s]} fills {filled[s]} of the {quota} samples of {shape.length:,} tokens "
                 f"that are its share: it has {mine.sum():,} tokens in {len(mine):,} pieces, and "
-                f"the last piece of a sample is cut ({what[s]}); add rows, lower its weight, or "
-                "ask for fewer or shorter samples"
+                f"the last piece of a sample is cut, of chats for good ({what[s]}); add rows, "
+                "lower its weight, or ask for fewer or shorter samples"
             )
 
 

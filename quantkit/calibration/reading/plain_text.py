@@ -6,12 +6,14 @@ from quantkit.calibration.reading.record import Reading, Record
 
 TEXT_CHARACTERS = 8000
 """A document ends before it grows beyond this; only a single line may be longer."""
+LINE_CHARACTERS = 200_000
+"""No article is as long as this: such a line is a whole file without line breaks."""
 
 
 def documents(lines: Iterable[bytes], reading: Reading) -> Iterator[Record]:
     """Pieces of a text file, each placed at the line where it begins.
 
-    One article a line is a usual layout, so a line is never cut.
+    One article a line is a usual layout, so a line is cut only if it is far longer than that.
     """
     gathered = _Gathered(reading.name)
     for number, raw in enumerate(lines, 1):
@@ -26,12 +28,24 @@ def documents(lines: Iterable[bytes], reading: Reading) -> Iterator[Record]:
         line = line.removesuffix("\n").removesuffix("\r")
         if len(line) > TEXT_CHARACTERS:
             yield from gathered.flush()
-            yield Record(f"{reading.name}:{number}", line)
+            place = f"{reading.name}:{number}"
+            yield from (Record(place, part) for part in _parts(line))
             continue
         while gathered.size + len(line) > TEXT_CHARACTERS:
             yield from gathered.cut()
         gathered.add(number, line)
     yield from gathered.flush()
+
+
+def _parts(line: str) -> Iterator[str]:
+    """A long line whole; one beyond measure cut between words."""
+    start = 0
+    while len(line) > LINE_CHARACTERS and len(line) - start > TEXT_CHARACTERS:
+        space = line.rfind(" ", start, start + TEXT_CHARACTERS) + 1
+        stop = space if space > start else start + TEXT_CHARACTERS
+        yield line[start:stop]
+        start = stop
+    yield line[start:]
 
 
 class _Gathered:
