@@ -153,6 +153,124 @@ def _fit_symmetric(  # type: ignore[no-untyped-def]
         tl.store(levels_ptr + i * n + lane, tl.where(empty, 0.0, level), inside)
 
 
+@triton.jit
+def _nearest(value):  # type: ignore[no-untyped-def]
+    return ((value + MAGIC).to(tl.int32, bitcast=True) & 0x7FFFFF) - 0x400000
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _descend(  # type: ignore[no-untyped-def]
+    x_ptr, w_ptr, levels_ptr, lane, inside, n, top, SIZE: tl.constexpr, SIGNED: tl.constexpr
+):  # fmt: skip
+    # A lane alone writes and reads its levels, so that memory serves for an array of its own.
+    product = tl.zeros(lane.shape, tl.float32)
+    square = tl.zeros(lane.shape, tl.float32)
+    for i in range(SIZE):
+        x = tl.load(x_ptr + i * n + lane, inside, 0.0)
+        w = tl.load(w_ptr + i * n + lane, inside, 0.0)
+        stored = tl.load(levels_ptr + i * n + lane, inside, 0)
+        level = stored.to(tl.float32)
+        product = product + (w * x) * level
+        square = square + (w * level) * level
+        if not SIGNED:
+            tl.store(levels_ptr + i * n + lane, stored & 255, inside)
+    for _ in range(5):
+        for i in range(SIZE):
+            x = tl.load(x_ptr + i * n + lane, inside, 0.0)
+            w = tl.load(w_ptr + i * n + lane, inside, 0.0)
+            stored = tl.load(levels_ptr + i * n + lane, inside, 0)
+            level = stored.to(tl.float32)
+            both = w * x
+            rest = product - both * level
+            rest_square = square - (w * level) * level
+            moved = tl.minimum(_nearest(tl.div_rn(x * rest_square, rest)), top)
+            if SIGNED:
+                moved = tl.maximum(moved, -top - 1)
+            other = moved.to(tl.float32)
+            new_product = rest + both * other
+            new_square = rest_square + (w * other) * other
+            better = (rest > 0.0) & (moved != stored) & (new_square > 0.0)
+            if not SIGNED:
+                better = better & (rest_square > 0.0)
+            better = better & (
+                (new_product * new_product) * square > (product * product) * new_square
+            )
+            kept = moved if SIGNED else moved & 255
+            tl.store(levels_ptr + i * n + lane, tl.where(better, kept, stored), inside)
+            product = tl.where(better, new_product, product)
+            square = tl.where(better, new_square, square)
+    return tl.where(square > 0.0, tl.div_rn(product, square), 0.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _positive_error(  # type: ignore[no-untyped-def]
+    x_ptr, w_ptr, lane, inside, n, inverse, top, SIZE: tl.constexpr, WRAPS: tl.constexpr
+):  # fmt: skip
+    step = tl.div_rn(tl.zeros_like(inverse) + 1.0, inverse)
+    total = tl.zeros_like(inverse)
+    for i in range(SIZE):
+        x = tl.load(x_ptr + i * n + lane, inside, 0.0)
+        w = tl.load(w_ptr + i * n + lane, inside, 0.0)
+        level = _nearest(inverse * x)
+        level = level & 255 if WRAPS else tl.minimum(level, top)
+        change = x - step * level.to(tl.float32)
+        total = total + (w * change) * change
+    return total
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _fit_positive(  # type: ignore[no-untyped-def]
+    x_ptr, w_ptr, wanted_ptr, scale_ptr, levels_ptr, n, top, empty_below,
+    SIZE: tl.constexpr, N_WANTED: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    lane = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    inside = lane < n
+    largest = tl.load(x_ptr + lane, inside, 0.0)
+    for i in range(SIZE):
+        largest = tl.maximum(largest, tl.load(x_ptr + i * n + lane, inside, 0.0))
+    empty = largest < empty_below
+    inverse = tl.div_rn(tl.zeros_like(largest) + top.to(tl.float32), largest)
+    best = _positive_error(x_ptr, w_ptr, lane, inside, n, inverse, top, SIZE, True)
+    for f in range(N_WANTED):
+        candidate = tl.div_rn(tl.zeros_like(largest) + tl.load(wanted_ptr + f), largest)
+        found = _positive_error(x_ptr, w_ptr, lane, inside, n, candidate, top, SIZE, False)
+        better = found < best
+        inverse = tl.where(better, candidate, inverse)
+        best = tl.where(better, found, best)
+    for i in range(SIZE):
+        x = tl.load(x_ptr + i * n + lane, inside, 0.0)
+        tl.store(levels_ptr + i * n + lane, tl.minimum(_nearest(inverse * x), top), inside)
+    scale = _descend(x_ptr, w_ptr, levels_ptr, lane, inside, n, top, SIZE, False)
+    tl.store(scale_ptr + lane, tl.where(empty, 0.0, scale), inside)
+    for i in range(SIZE):
+        level = tl.load(levels_ptr + i * n + lane, inside, 0)
+        tl.store(levels_ptr + i * n + lane, tl.where(empty, 0, level), inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _fit_by_descent(  # type: ignore[no-untyped-def]
+    x_ptr, w_ptr, scale_ptr, levels_ptr, n, half, empty_below,
+    SIZE: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    lane = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    inside = lane < n
+    peak = tl.load(x_ptr + lane, inside, 0.0)
+    for i in range(SIZE):
+        x = tl.load(x_ptr + i * n + lane, inside, 0.0)
+        peak = tl.where(tl.abs(x) > tl.abs(peak), x, peak)
+    empty = tl.abs(peak) < empty_below
+    inverse = tl.div_rn(tl.zeros_like(peak) - half.to(tl.float32), peak)
+    for i in range(SIZE):
+        x = tl.load(x_ptr + i * n + lane, inside, 0.0)
+        level = tl.minimum(tl.maximum(_nearest(x * inverse), -half), half - 1)
+        tl.store(levels_ptr + i * n + lane, level, inside)
+    scale = _descend(x_ptr, w_ptr, levels_ptr, lane, inside, n, half - 1, SIZE, True)
+    tl.store(scale_ptr + lane, tl.where(empty, 0.0, scale), inside)
+    for i in range(SIZE):
+        level = tl.load(levels_ptr + i * n + lane, inside, 0) + half
+        tl.store(levels_ptr + i * n + lane, tl.where(empty, 0, level), inside)
+
+
 def fit_affine(
     x: torch.Tensor,
     weights: torch.Tensor,
@@ -182,6 +300,31 @@ def fit_symmetric(
         x, weights, _numbers(wanted, x), scale, levels, n, float(half), empty,
         len(x), len(wanted), LANES, enable_fp_fusion=False,
     )  # fmt: skip
+    return scale, levels
+
+
+def fit_positive(
+    x: torch.Tensor, weights: torch.Tensor, top: int, wanted: Sequence[float], empty: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `search.fit_positive`."""
+    x, weights = x.contiguous(), weights.expand_as(x).contiguous()
+    n = x[0].numel()
+    scale, levels = torch.empty_like(x[0]), torch.empty_like(x, dtype=torch.int32)
+    _fit_positive[(triton.cdiv(n, LANES),)](
+        x, weights, _numbers(wanted, x), scale, levels, n, top, empty,
+        len(x), len(wanted), LANES, enable_fp_fusion=False,
+    )  # fmt: skip
+    return scale, levels
+
+
+def fit_by_descent(x: torch.Tensor, half: int, empty: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `search.fit_by_descent`."""
+    x = x.contiguous()
+    n = x[0].numel()
+    scale, levels = torch.empty_like(x[0]), torch.empty_like(x, dtype=torch.int32)
+    _fit_by_descent[(triton.cdiv(n, LANES),)](
+        x, x * x, scale, levels, n, half, empty, len(x), LANES, enable_fp_fusion=False
+    )
     return scale, levels
 
 

@@ -229,6 +229,10 @@ def fit_by_descent(x: torch.Tensor, half: int) -> tuple[torch.Tensor, torch.Tens
 
     (ggml's make_q3_quants)
     """
+    if x.is_cuda:
+        from quantkit.gguf import kernels
+
+        return kernels.fit_by_descent(x, half, EMPTY)
     peak = extreme(x)
     empty = peak.abs() < EMPTY
     levels = nearest(x * divide(-half, peak)).clamp_(-half, half - 1)
@@ -245,6 +249,11 @@ def fit_positive(
     makes when hardly a number of a block counts, may get a negative level; ggml keeps levels in
     bytes, so 256 is added, and so it is here. (ggml's make_qp_quants)
     """
+    tried = candidates([*range(-4, 0), *range(1, 5)], 0.1, top)
+    if x.is_cuda:
+        from quantkit.gguf import kernels
+
+        return kernels.fit_positive(x, weights, top, tried, EMPTY)
     largest = x.amax(0)
     empty = largest < EMPTY
 
@@ -254,7 +263,7 @@ def fit_positive(
 
     inverse = divide(top, largest)
     best = error(nearest(inverse * x) & 255, inverse)
-    for wanted in candidates([*range(-4, 0), *range(1, 5)], 0.1, top):
+    for wanted in tried:
         candidate = divide(wanted, largest)
         found = error(nearest(candidate * x).clamp_(max=top), candidate)
         better = found < best
