@@ -10,11 +10,13 @@ import argparse
 import json
 import platform
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from data_free import make_model
@@ -61,25 +63,39 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--offload", default="auto")
     parser.add_argument("--device-limit", type=float, help="GB of device memory the run may take")
-    parser.add_argument("-r", "--recipe", action="append")
+    parser.add_argument("-r", "--recipe", action="append", help="a run: recipes with commas")
     parser.add_argument("--folder", type=Path, help="where there is room; default: a temporary one")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    recipes = args.recipe or ["gptq-w4a16", "awq-w4a16", "fp8-dynamic"]
+    runs = [names.split(",") for names in args.recipe or ["gptq-w4a16,awq-w4a16,fp8-dynamic"]]
+    found = []
     with tempfile.TemporaryDirectory(dir=args.folder) as scratch:
-        model, out, text = (Path(scratch) / name for name in ("model", "out", "text.txt"))
+        model, text = Path(scratch) / "model", Path(scratch) / "text.txt"
         make_model(model, args.blocks, args.hidden, args.intermediate, args.vocabulary)
         make_text(text, 2 * args.samples * args.length)
-        command = [*program(args.device_limit), "quantize", str(model), "-o", str(out)]
-        command += [part for name in recipes for part in ("-r", name)]
-        command += ["--calibration", str(text), "--samples", str(args.samples)]
-        command += ["--length", str(args.length), "--offload", args.offload]
-        started = time.monotonic()
-        subprocess.run(command, check=True)
-        seconds = time.monotonic() - started
-        manifests = [Checkpoint.open(out / name).manifest for name in recipes]
-    result = {
-        "what": "seconds from disk to disk, the whole command",
+        for recipes in runs:
+            found.append(measure(args, model, text, Path(scratch) / "out", recipes))
+            print(json.dumps(found[-1]), flush=True)
+            shutil.rmtree(Path(scratch) / "out")
+            if args.out:
+                write_json(
+                    args.out, {"what": "the whole command, from disk to disk", "runs": found}
+                )
+
+
+def measure(
+    args: argparse.Namespace, model: Path, text: Path, out: Path, recipes: list[str]
+) -> dict[str, Any]:
+    """One run of the command, as its manifests and a clock tell of it."""
+    command = [*program(args.device_limit), "quantize", str(model), "-o", str(out)]
+    command += [part for name in recipes for part in ("-r", name)]
+    command += ["--calibration", str(text), "--samples", str(args.samples)]
+    command += ["--length", str(args.length), "--offload", args.offload]
+    started = time.monotonic()
+    subprocess.run(command, check=True)
+    seconds = time.monotonic() - started
+    manifests = [Checkpoint.open(out / name).manifest for name in recipes]
+    return {
         "blocks": args.blocks,
         "hidden": args.hidden,
         "intermediate": args.intermediate,
@@ -97,9 +113,6 @@ def main() -> None:
         "machine": platform.machine(),
         "versions": versions(),
     }
-    print(json.dumps(result), flush=True)
-    if args.out:
-        write_json(args.out, result)
 
 
 if __name__ == "__main__":
