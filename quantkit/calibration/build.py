@@ -26,6 +26,7 @@ from quantkit.calibration.rendering import Piece, Refused, Renderer
 from quantkit.calibration.spec import USUAL_SAMPLES, SetSpec
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError, SourceError
+from quantkit.hush import hushed
 from quantkit.model.source import context_of, locate, read_config
 from quantkit.progress import Progress
 
@@ -33,6 +34,8 @@ ENOUGH = 8
 """Times as much text as the set holds is enough to choose from."""
 CHARACTERS_PER_TOKEN = 4
 N_RANDOM = 20
+LOOKED_AT, LOOKED_INTO = 500, 10_000
+"""Rows of a file, and characters of each, in which private things are looked for unasked."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,8 @@ def build(
     gathered = gather(spec, base, enough, renderer.check, evaluation, progress, skip_bad, data)
     require_rows(gathered)
     gathered, redacted = _redacted(gathered, spec, progress)
-    rendered = _render(gathered, renderer, spec.seed, skip_bad, progress)
+    with hushed("transformers"):  # it warns of rows longer than the context, which are cut
+        rendered = _render(gathered, renderer, spec.seed, skip_bad, progress)
     candidates = _candidates(rendered, gathered, model, spec.seed)
     shape = Shape(spec.n_samples, length, spec.short == "pack")
     names, accounts = [s.name for s in gathered], [describe(s.account) for s in gathered]
@@ -161,6 +165,7 @@ def _redacted(
     """The same rows with what must not be written replaced, before anything else sees them."""
     counts: Counter[str] = Counter()
     if not spec.redact:
+        _warn_of_personal_data(gathered, spec, progress)
         return gathered, counts
     kinds = KINDS if spec.redact is True else tuple(spec.redact)
     progress.start("redact", sum(len(source.rows) for source in gathered), "rows")
@@ -202,6 +207,27 @@ def _redacted(
     done = [replace(source, rows=rows(source)) for source in gathered]
     progress.finish()
     return done, counts
+
+
+def _warn_of_personal_data(
+    gathered: list[GatheredSource], spec: SetSpec, progress: Progress
+) -> None:
+    """Look into some rows of people's own files, which will be written as they are."""
+    for source, wanted in zip(gathered, spec.sources, strict=True):
+        if wanted.kind not in ("files", "stdin"):
+            continue
+        rows = source.rows[:LOOKED_AT]
+        found: Counter[str] = Counter()
+        for row in rows:
+            counts = redact(row.plain[:LOOKED_INTO], KINDS).counts
+            found.update(kind for kind, n in counts.items() if n)
+        if found:
+            kinds = ", ".join(f"{kind} in {n:,}" for kind, n in found.most_common())
+            progress.note(
+                f"warning: {source.name}: of {len(rows):,} rows that were looked into, some hold "
+                f"what may be private ({kinds}); --redact, or `redact:` in the set's file, "
+                "replaces it"
+            )
 
 
 def _render(

@@ -134,6 +134,7 @@ def inspect(
         from quantkit.storage import write_text
 
         write_text(html, page.render(calibration_set.read(folder)))
+        typer.echo(f"written: {html}", err=True)
 
 
 def show(folder: Path, as_json: bool, n_samples: int) -> None:

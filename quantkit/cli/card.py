@@ -19,6 +19,9 @@ def command(
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A report.json that has the checkpoint.")
     ] = None,
+    without_scores: Annotated[
+        bool, typer.Option("--without-scores", help="Let scores that a card tells go.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Write a checkpoint's model card anew.
@@ -28,6 +31,7 @@ def command(
     from quantkit.cli import console, start
 
     start.stay_offline_if(True)
+    from quantkit.errors import ScoreError
     from quantkit.export import card
     from quantkit.export.manifest import Manifest
     from quantkit.model.description import README
@@ -41,17 +45,18 @@ def command(
     work = []
     for folder in checkpoints:
         manifest = Manifest.read(folder)
-        before = card.has_scores(card.existing(folder))
-        work.append((folder, manifest, report_card.scored(manifest, evaluations, told), before))
+        runs = report_card.scored(manifest, evaluations, told)
+        if not runs and not without_scores and card.has_scores(card.existing(folder)):
+            raise ScoreError(
+                f"{folder}: its card tells scores, which would go; give them with --scores or "
+                "--report, or say --without-scores"
+            )
+        work.append((folder, manifest, runs))
     made = []
-    for folder, manifest, runs, had_scores in work:
+    for folder, manifest, runs in work:
         changed = card.refresh(folder, manifest, runs)
         tasks = [task for run in runs for task in run.tasks]
         made.append({"path": str(folder / README), "changed": changed, "tasks": tasks})
-        if had_scores and not runs:
-            typer.echo(
-                f"{folder}: its card told scores; give --scores to have them again", err=True
-            )
     if json:
         console.print_json(made)
         return

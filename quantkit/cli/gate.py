@@ -102,6 +102,9 @@ class _Files:
         from quantkit.gate import junit, markdown
 
         self._write(junit.render(verdict), markdown.render(verdict))
+        for path in (self.junit, self.markdown):
+            if path is not None:
+                typer.echo(f"written: {path}", err=True)
 
     def write_error(self, message: str) -> None:
         from quantkit.gate import junit, markdown
@@ -112,10 +115,9 @@ class _Files:
         from quantkit.gate import github
         from quantkit.storage import write_text
 
-        if self.junit is not None:
-            write_text(self.junit, junit_text)
-        if self.markdown is not None:
-            write_text(self.markdown, markdown_text)
+        for path, text in ((self.junit, junit_text), (self.markdown, markdown_text)):
+            if path is not None:
+                write_text(path, text)
         if github.is_here(os.environ):
             github.summarize(markdown_text, os.environ)
 

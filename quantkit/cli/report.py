@@ -44,3 +44,5 @@ def command(
     if out is not None:
         files.write(report, out)
     start.show_report(report, json)
+    if out is not None:
+        typer.echo(f"written: {out}/report.json, report.md, report.html", err=True)

@@ -262,6 +262,18 @@ def test_redaction_leaves_no_original_anywhere(build, tmp_path, out):
     assert b"[EMAIL]" in written
 
 
+def test_private_things_are_warned_of_where_nothing_replaces_them(run_cli, tmp_path, out):
+    plain, private = list(chats(120)), list(chats(120))
+    for row in private[:3]:
+        row["messages"][0]["content"] += " Write to someone@example.com."
+    for rows, warned in ((plain, False), (private, True)):
+        path = write(tmp_path / "mine.jsonl", rows)
+        command = ["calibrate", "build", "--from", path, "--model", "demo", "-o", out, "--force"]
+        made = run_cli([*command, *SMALL[:4]])
+        assert made.code == 0, made.stderr
+        assert ("(email in 3); --redact" in " ".join(made.stderr.split())) == warned
+
+
 def test_rows_that_are_scored_on_are_left_out(build, chat_file, tmp_path):
     rows = list(chats(120))
     asked = [{"text": row["messages"][0]["content"]} for row in rows[:20]]

@@ -63,9 +63,12 @@ def test_refreshing_changes_neither_digest_nor_verification(run_cli, out, name):
     folder = out / name
     digest, whole = Manifest.read(folder).digest, text_of(folder)
     assert run_cli(["verify", folder, "-q"]).code == 0
-    bare = run_cli(["card", folder])
+    refused = run_cli(["card", folder])
+    assert refused.code == 3
+    assert "its card tells scores, which would go; give them with --scores" in refused.stderr
+    assert text_of(folder) == whole
+    bare = run_cli(["card", folder, "--without-scores"])
     assert (bare.code, bare.stdout) == (0, f"{folder / 'README.md'} written\n")
-    assert "give --scores" in bare.stderr
     assert "model-index" not in keys_of(folder)
     assert run_cli(["card", folder, "--scores", out / "scores"]).code == 0
     assert text_of(folder) == whole

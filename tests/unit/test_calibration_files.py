@@ -198,6 +198,14 @@ def test_byte_order_marks_are_dropped_and_utf16_is_decoded(put, ending):
     assert values(put(f"c.{ending}", codecs.BOM_UTF16_BE + text.encode("utf-16-be"))) == expected
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [('\n{"text": "a"}\n{"text": "b"}', [{"text": "a"}, {"text": "b"}]), ("a\nb", ["a\nb"])],
+)
+def test_a_log_is_json_or_text_by_how_it_begins(put, content, expected):
+    assert values(put("server.log", content)) == expected
+
+
 def test_broken_utf16_is_told(put):
     assert "UTF-16" in fault(put("a.txt", "text".encode("utf-16") + b"\x00"))
 

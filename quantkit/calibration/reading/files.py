@@ -21,6 +21,20 @@ __all__ = ["TEXT_CHARACTERS", "Record", "Trouble", "find", "read", "read_stream"
 
 Format = Callable[[Iterable[bytes], Reading], Iterator[Record]]
 PARQUET = ".parquet"
+
+
+def _json_or_text(lines: Iterable[bytes], reading: Reading) -> Iterator[Record]:
+    """What it is shows in the first line that is not blank."""
+    lines = iter(lines)
+    read = []
+    for line in lines:
+        read.append(line)
+        if line.strip():
+            break
+    form = json_document if _is_json(read[-1] if read else b"") else documents
+    return form(chain(read, lines), reading)
+
+
 FORMATS: dict[str, Format] = {
     ".jsonl": json_lines,
     ".ndjson": json_lines,
@@ -31,6 +45,7 @@ FORMATS: dict[str, Format] = {
     ".md": documents,
     ".raw": documents,
     ".text": documents,
+    ".log": _json_or_text,
 }
 KNOWN = f"{', '.join((*FORMATS, PARQUET))}, each also with {' or '.join(PACKINGS)} behind"
 # They stand beside data and speak about it.
@@ -88,14 +103,7 @@ def read_stream(
         plain = unpacked(stream, "")
         if packing := packing_of(plain):
             plain = unpacked(plain, packing)
-        lines = iter(as_utf8(plain))
-        read = []
-        for line in lines:
-            read.append(line)
-            if line.strip():
-                break
-        form = json_document if _is_json(read[-1] if read else b"") else documents
-        yield from _some(form(chain(read, lines), reading), reading)
+        yield from _some(_json_or_text(as_utf8(plain), reading), reading)
 
 
 def _is_json(line: bytes) -> bool:
