@@ -91,6 +91,7 @@ def test_sizes_are_sane(gpu):
     assert (gpu.link is None) is (gpu.link_gb_s is None)
     if gpu.memory_bytes is not None:
         assert gpu.memory_gb * 1e9 <= gpu.memory_bytes <= gpu.memory_gb * 2**30
+        assert gpu.memory_bytes % 2**20 == 0  # nvidia-smi prints whole MiB
     assert gpu.usable_bytes <= gpu.memory_gb * 2**30
 
 
