@@ -91,6 +91,7 @@ def test_sizes_are_sane(gpu):
     assert (gpu.link is None) is (gpu.link_gb_s is None)
     if gpu.memory_bytes is not None:
         assert gpu.memory_gb * 1e9 <= gpu.memory_bytes <= gpu.memory_gb * 2**30
+        assert gpu.memory_bytes % 2**20 == 0  # nvidia-smi prints whole MiB
     assert gpu.usable_bytes <= gpu.memory_gb * 2**30
 
 
@@ -326,7 +327,7 @@ def test_json(run_cli):
     listed = json.loads(run_cli(["gpus", "--json"]).stdout)
     assert [gpu["name"] for gpu in listed] == [gpu.name for gpu in GPUS]
     one = json.loads(run_cli(["gpus", "H200", "--json"]).stdout)
-    assert one["usable_bytes"] == 141_000_000_000
+    assert one["usable_bytes"] == 143771 * 2**20
     assert one["runs"]["vllm"]["fp8-w8a8"]["how"] == "native"
 
 
