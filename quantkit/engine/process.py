@@ -127,9 +127,11 @@ class Child:
         if _group_lives(process):
             _tell(process, signal.SIGTERM)
             deadline = time.monotonic() + PATIENCE
-            while _group_lives(process) and time.monotonic() < deadline:
-                time.sleep(0.05)
-            _tell(process, signal.SIGKILL)
+            try:
+                while _group_lives(process) and time.monotonic() < deadline:
+                    time.sleep(0.05)
+            finally:  # who presses Ctrl-C a second time does not want to wait
+                _tell(process, signal.SIGKILL)
         process.wait()
 
     def _running(self) -> subprocess.Popen[bytes]:
