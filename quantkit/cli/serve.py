@@ -80,9 +80,7 @@ def command(
     once: Annotated[
         bool, typer.Option("--once", help="End after one answered request, as a test.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the command and stop.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and stop.")] = False,
     emit: Annotated[
         str | None,
         typer.Option(metavar="KIND", help="Write files instead: compose, k8s or grafana."),
@@ -197,8 +195,8 @@ def _serve(
             typer.echo(f"Call it:\n{server.curl(made, running.url)}")
         if once:
             return
-        progress.note(f"\nserving at {running.url}/v1 until Ctrl-C")
         try:
+            progress.note(f"\nserving at {running.url}/v1 until Ctrl-C")
             running.stay()
         except KeyboardInterrupt:
             progress.note("ending the server")

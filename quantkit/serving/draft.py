@@ -1,8 +1,8 @@
 """Speculative decoding: what `--draft` means, and what the draft takes of the GPU.
 
-    DIR          a small model of the same family
-    ngram        what followed the same words before
-    eagle:DIR    a head trained for this model
+DIR          a small model of the same family
+ngram        what followed the same words before
+eagle:DIR    a head trained for this model
 """
 
 import json

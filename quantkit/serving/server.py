@@ -174,6 +174,4 @@ def curl(plan: Plan, url: str) -> str:
     else:
         body, place = {"prompt": PROMPT}, "completions"
     text = json.dumps({"model": plan.target.name, **body, "max_tokens": 64})
-    return (
-        f"curl {url}/v1/{place} -H 'Content-Type: application/json' \\\n  -d '{text}'"
-    )
+    return f"curl {url}/v1/{place} -H 'Content-Type: application/json' \\\n  -d '{text}'"

@@ -42,7 +42,9 @@ def planned(shape: ModelShape, recipe: AnyRecipe | None, folder: str) -> Target:
     """A checkpoint that is not made yet."""
     name = folder.rstrip("/").rpartition("/")[2]
     is_gguf = isinstance(recipe, GGUFRecipe)
-    path = f"{folder}/{shape.label}-{recipe.gguf}.gguf" if isinstance(recipe, GGUFRecipe) else folder
+    path = (
+        f"{folder}/{shape.label}-{recipe.gguf}.gguf" if isinstance(recipe, GGUFRecipe) else folder
+    )
     return Target(path, name, shape, recipe, is_gguf)
 
 
@@ -75,9 +77,7 @@ def open_target(path: Path) -> Target:
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
     place = str(path.resolve())
     try:
-        return Target(
-            place, name, shapes.from_config(plain, name), recipe, False, True, can_chat
-        )
+        return Target(place, name, shapes.from_config(plain, name), recipe, False, True, can_chat)
     except SourceError:  # a family whose shapes follow from its tensors only
         return Target(place, name, _stored(path, config), None, False, True, can_chat)
 

@@ -18,7 +18,7 @@ def flags(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
     yield Flag(("--host", demand.host), _who_reaches(demand.host))
     yield Flag(("--port", str(demand.port)), "where it listens")
     yield from _where(target, demand, size)
-    yield from _batches(size)
+    yield from _batches(demand, size)
     yield from _cache(target, demand, size)
     if demand.adapters:
         yield from _adapters(demand)
@@ -58,13 +58,11 @@ def _why_memory(gpu: GPU, size: Size) -> str:
     )
 
 
-def _batches(size: Size) -> Iterator[Flag]:
-    fit = size.fit
-    room = f"the cache holds about {fit.kv_tokens:,} tokens" if fit else "the longest request"
-    yield Flag(
-        ("--max-model-len", str(size.context)),
-        f"prompt and answer together; {room}",
-    )
+def _batches(demand: Demand, size: Size) -> Iterator[Flag]:
+    room = ""
+    if size.fit is not None and demand.gpu.vendor != "cpu":
+        room = f"; the cache holds about {size.fit.kv_tokens:,} tokens in all"
+    yield Flag(("--max-model-len", str(size.context)), f"prompt and answer together{room}")
     yield Flag(
         ("--max-num-seqs", str(size.sequences)),
         f"requests at a time: {size.profile.why_sequences}",

@@ -87,9 +87,7 @@ def verify(
     manifest = checkpoint.manifest
     result.record("files", list(file_faults(path, manifest)))
     if checkpoint.is_gguf:
-        return _verify_gguf(
-            checkpoint, source, result, progress, trust_remote_code, read_weights
-        )
+        return _verify_gguf(checkpoint, source, result, progress, trust_remote_code, read_weights)
     try:
         tensors = checkpoint.tensors
         result.record("headers", [])
