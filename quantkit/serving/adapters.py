@@ -42,7 +42,7 @@ def _adapter(text: str, is_gguf: bool) -> Adapter:
                 f"{place} is no GGUF file; llama.cpp takes adapters as such, made by its own "
                 "convert_lora_to_gguf.py"
             )
-        return Adapter(name, str(path.resolve()), None)
+        return Adapter(name, str(path), None)
     try:
         rank = json.loads((path / "adapter_config.json").read_bytes())["r"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -53,7 +53,7 @@ def _adapter(text: str, is_gguf: bool) -> Adapter:
         raise CheckpointError(f"{place} has rank {rank}; vLLM takes 1 to {RANKS[-1]}")
     if not any(path.glob("adapter_model.*")):
         raise CheckpointError(f"{place} is no LoRA adapter: it has no adapter_model.safetensors")
-    return Adapter(name, str(path.resolve()), rank)
+    return Adapter(name, str(path), rank)
 
 
 def max_rank(adapters: Sequence[Adapter]) -> int:

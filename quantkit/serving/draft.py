@@ -104,5 +104,5 @@ def _head(place: Path, target: Target, n_tokens: int | None) -> Draft:
     # Heads of the third kind say so in their class, as vLLM knows it, or in their name.
     words = f"{config.get('architectures')} {place.resolve().name}".lower()
     kind: Kind = "eagle3" if "eagle3" in words or "eagle-3" in words else "eagle"
-    head = Target(str(place.resolve()), place.name, None, None, is_gguf=False)
+    head = Target(str(place), place.name, None, None, is_gguf=False)
     return Draft(kind, n_tokens or TOKENS[kind], head, size)

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from quantkit.errors import HardwareError
 from quantkit.serving.plan import Plan
@@ -56,6 +57,7 @@ def container(plan: Plan) -> Container:
     flags = [("--host", "0.0.0.0"), ("--port", str(PORT)), *flags]
     words = [_inside(word, places) for flag in flags for word in flag]
     model = _inside(plan.target.path, places)
+    mounts = tuple((_whole(here), there) for here, there in places)
     url = f"http://127.0.0.1:{PORT}/health"
     if plan.engine == "vllm":
         # The image's Python is there for sure; curl is not.
@@ -64,14 +66,14 @@ def container(plan: Plan) -> Container:
             images[vendor],
             ("vllm", "serve"),
             (model, *words),
-            places,
+            mounts,
             ("python3", "-c", code),
         )
     return Container(
         images[vendor],
         ("/app/llama-server",),
         ("-m", model, *words),
-        places,
+        mounts,
         ("curl", "-fsS", url),
     )
 
@@ -84,7 +86,7 @@ def _mounts(plan: Plan) -> tuple[tuple[str, str], ...]:
         found.append((str(draft.target.folder), "/draft"))
     for adapter in plan.demand.adapters:
         is_file = adapter.path.endswith(".gguf")
-        folder = adapter.path.rpartition("/")[0] if is_file else adapter.path
+        folder = str(Path(adapter.path).parent) if is_file else adapter.path
         found.append((folder, f"/adapters/{adapter.name}"))
     return tuple(found)
 
@@ -93,5 +95,11 @@ def _inside(word: str, places: tuple[tuple[str, str], ...]) -> str:
     """A word of the command with folders as they are inside; the longest match counts."""
     for here, there in sorted(places, key=lambda place: -len(place[0])):
         # A path may stand behind NAME= or inside of JSON.
-        word = re.sub(rf'{re.escape(here)}(?=$|[/"])', there, word)
+        word = re.sub(rf'(?<![^="]){re.escape(here)}(?=$|[/"])', there, word)
     return word
+
+
+def _whole(folder: str) -> str:
+    """The whole path of a folder that exists; the file may be used from elsewhere."""
+    path = Path(folder)
+    return str(path.resolve()) if path.is_dir() else folder

@@ -1,6 +1,7 @@
 """A server that runs: started, waited for, asked once, and ended whatever happens."""
 
 import json
+import shlex
 import socket
 import time
 import urllib.error
@@ -19,7 +20,8 @@ from quantkit.serving.program import Program
 
 PROMPT = "The capital of France is"
 MAX_TOKENS = 16
-ANSWER_SECONDS = 120.0
+ANSWER_SECONDS = 300.0
+"""The first request may compile kernels."""
 
 
 @dataclass(frozen=True)
@@ -173,5 +175,5 @@ def curl(plan: Plan, url: str) -> str:
         place = "chat/completions"
     else:
         body, place = {"prompt": PROMPT}, "completions"
-    text = json.dumps({"model": plan.target.name, **body, "max_tokens": 64})
-    return f"curl {url}/v1/{place} -H 'Content-Type: application/json' \\\n  -d '{text}'"
+    text = shlex.quote(json.dumps({"model": plan.target.name, **body, "max_tokens": 64}))
+    return f"curl {url}/v1/{place} -H 'Content-Type: application/json' \\\n  -d {text}"

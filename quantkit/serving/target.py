@@ -51,7 +51,7 @@ def planned(shape: ModelShape, recipe: AnyRecipe | None, folder: str) -> Target:
 def open_target(path: Path) -> Target:
     """What lies at a path; weights are not read."""
     if path.suffix == ".gguf" and path.is_file():
-        return Target(str(path.resolve()), path.stem, None, None, is_gguf=True, can_chat=True)
+        return Target(str(path), path.stem, None, None, is_gguf=True, can_chat=True)
     if not path.is_dir():
         raise CheckpointError(f"there is no folder {path}; give a checkpoint's, or a GGUF file")
     can_chat = (path / "chat_template.jinja").is_file() or _has_template(path)
@@ -64,18 +64,18 @@ def open_target(path: Path) -> Target:
                 raise CheckpointError(f"{path} holds several GGUF files ({names}); name one")
             return open_target(files[0])
         shape = _stored(path, read_config(path))
-        return Target(str(path.resolve()), path.resolve().name, shape, None, False, False, can_chat)
+        return Target(str(path), path.resolve().name, shape, None, False, False, can_chat)
     recipe = _recipe(own, path)
     name = path.resolve().name
     if isinstance(recipe, GGUFRecipe):
         if len(files) != 1:
             raise CheckpointError(f"{path} does not hold one GGUF file; run `quantkit verify`")
-        place = str(files[0].resolve())
+        place = str(files[0])
         shape = shapes.from_config(read_config(path), name)
         return Target(place, name, shape, recipe, True, True, can_chat)
     config = read_config(path)
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
-    place = str(path.resolve())
+    place = str(path)
     try:
         return Target(place, name, shapes.from_config(plain, name), recipe, False, True, can_chat)
     except SourceError:  # a family whose shapes follow from its tensors only

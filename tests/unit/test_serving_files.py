@@ -97,6 +97,16 @@ def test_a_folder_to_be_is_taken_from_beside_the_file():
     assert engine["command"][0] == "/model"
 
 
+def test_only_paths_are_changed_for_the_inside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    made = plan(folder="out").with_extra(["--layout", "--x=out/a", "about"])
+    engine = yaml.safe_load(compose(made))["services"]["engine"]
+    assert engine["command"][0] == "/model"
+    assert engine["command"][-3:] == ["--layout", "--x=/model/a", "about"]
+    assert engine["volumes"][0]["source"] == str(tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("gpu", "image"),
     [("RTX4090", "server-cuda"), ("MI300X", "server-rocm")],
