@@ -54,6 +54,10 @@ CAUSES: tuple[tuple[str, str], ...] = (
         "The engine does not know this quantisation format.",
     ),
     (
+        r"[Ww]orld size .* (larger|greater) than the number of available GPUs",
+        "This machine has fewer GPUs than asked for: lower --count.",
+    ),
+    (
         r"(unrecognized arguments|invalid argument: -|the argument has been removed)",
         "This version of the engine does not know one of the flags: give another in its place "
         "behind `--`, or take the version that the documentation names.",
@@ -91,7 +95,21 @@ CAUSES: tuple[tuple[str, str], ...] = (
 
 def explain(words: str) -> str | None:
     """One sentence on what went wrong and what to do, or None where the words say nothing known."""
+    found = _find(words)
+    return None if found is None else found[0]
+
+
+def telling_line(words: str) -> str | None:
+    """The line that says what went wrong; engines write many more while they shut down."""
+    found = _find(words)
+    if found is None:
+        return None
+    match = found[1]
+    return words[: match.end()].rpartition("\n")[2] + words[match.end() :].partition("\n")[0]
+
+
+def _find(words: str) -> tuple[str, re.Match[str]] | None:
     for pattern, meaning in CAUSES:
-        if re.search(pattern, words):
-            return meaning
+        if match := re.search(pattern, words):
+            return meaning, match
     return None

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from quantkit.engine.causes import explain
+from quantkit.engine.causes import explain, telling_line
 from quantkit.errors import EngineError
 
 PATIENCE = 20.0
@@ -112,11 +112,14 @@ class Child:
 
     def failure(self, what: str) -> EngineError:
         """An error with the last words, and what they mean where that is known."""
-        meaning = explain(self.output())
+        words = self.output()
+        meaning, line = explain(words), telling_line(words)
         last = self.words()
         parts = [f"{what}."]
         if meaning:
             parts.append(meaning)
+        if line and line.rstrip() not in last:
+            last = [line.strip(), "...", *last[-len(last) // 2 :]]
         if last:
             parts.append("Its last lines:\n  " + "\n  ".join(last))
         return EngineError(" ".join(parts))

@@ -45,7 +45,7 @@ class Draft:
         if self.target.shape is None:
             return Beside(self.size_bytes)
         shape = self.target.shape
-        fixed = parallel.bytes_per_gpu(shape, self.target.recipe, count)
+        fixed = parallel.bytes_per_gpu(shape, self.target.sized_by, count)
         return Beside(fixed, kv.bytes_for(shape.config, 1, 16, count))
 
     def config(self, count: int) -> dict[str, Any]:

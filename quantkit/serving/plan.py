@@ -240,7 +240,7 @@ def _size_at(
     lora = loras.size_bytes(target.shape, demand.adapters, demand.count)
     fit = memory.fits(
         target.shape,
-        target.recipe,
+        target.sized_by,
         demand.gpu,
         demand.count,
         context,

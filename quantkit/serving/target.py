@@ -1,10 +1,12 @@
 """What is to be served: a checkpoint of ours, a model as it is, or a GGUF file."""
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quantkit import resources
 from quantkit.advise import shape as shapes
 from quantkit.advise.shape import ModelShape
 from quantkit.errors import CheckpointError, SourceError
@@ -26,11 +28,18 @@ class Target:
     shape: ModelShape | None
     """None where nothing is known of its memory."""
     recipe: AnyRecipe | None
-    """None for a model as it is, whose shape has its tensors as they are stored."""
+    """None for a model that quantkit did not make."""
     is_gguf: bool
     has_manifest: bool = False
     can_chat: bool = False
     """Whether a chat template lies beside it."""
+    is_stored: bool = False
+    """Whether the shape has its tensors as they are stored, packed or not."""
+
+    @property
+    def sized_by(self) -> AnyRecipe | None:
+        """The recipe from which sizes follow; None where tensors have theirs already."""
+        return None if self.is_stored else self.recipe
 
     @property
     def folder(self) -> Path:
@@ -49,7 +58,9 @@ def planned(shape: ModelShape, recipe: AnyRecipe | None, folder: str) -> Target:
 
 
 def open_target(path: Path) -> Target:
-    """What lies at a path; weights are not read."""
+    """What lies at a path, or `demo`; weights are not read."""
+    if str(path) == "demo" and not path.exists():
+        path = resources.DEMO_MODEL
     if path.suffix == ".gguf" and path.is_file():
         return Target(str(path), path.stem, None, None, is_gguf=True, can_chat=True)
     if not path.is_dir():
@@ -63,29 +74,29 @@ def open_target(path: Path) -> Target:
                 names = ", ".join(f.name for f in files)
                 raise CheckpointError(f"{path} holds several GGUF files ({names}); name one")
             return open_target(files[0])
-        shape = _stored(path, read_config(path))
-        return Target(str(path), path.resolve().name, shape, None, False, False, can_chat)
+        return _folder(path, None, can_chat)
     recipe = _recipe(own, path)
+    if not isinstance(recipe, GGUFRecipe):
+        return _folder(path, recipe, can_chat)
+    if len(files) != 1:
+        raise CheckpointError(f"{path} does not hold one GGUF file; run `quantkit verify`")
     name = path.resolve().name
-    if isinstance(recipe, GGUFRecipe):
-        if len(files) != 1:
-            raise CheckpointError(f"{path} does not hold one GGUF file; run `quantkit verify`")
-        place = str(files[0])
-        shape = shapes.from_config(read_config(path), name)
-        return Target(place, name, shape, recipe, True, True, can_chat)
-    config = read_config(path)
-    plain = {key: value for key, value in config.items() if key != "quantization_config"}
-    place = str(path)
-    try:
-        return Target(place, name, shapes.from_config(plain, name), recipe, False, True, can_chat)
-    except SourceError:  # a family whose shapes follow from its tensors only
-        return Target(place, name, _stored(path, config), None, False, True, can_chat)
+    shape = shapes.from_config(read_config(path), name)
+    return Target(str(files[0]), name, shape, recipe, True, True, can_chat)
 
 
-def _stored(path: Path, config: dict[str, Any]) -> ModelShape:
-    """A shape whose tensors are those of the files, packed or not."""
-    plain = {key: value for key, value in config.items() if key != "quantization_config"}
-    return shapes.from_tensors(plain, read_tensors(path).values(), path.resolve().name)
+def _folder(path: Path, recipe: Recipe | None, can_chat: bool) -> Target:
+    """A folder of safetensors."""
+    name, config = path.resolve().name, read_config(path)
+    config.pop("quantization_config", None)  # which would be refused in a source
+    if recipe is not None:
+        with suppress(SourceError):  # a family whose shapes follow from its tensors only
+            shape = shapes.from_config(config, name)
+            return Target(str(path), name, shape, recipe, False, True, can_chat)
+    shape = shapes.from_tensors(config, read_tensors(path).values(), name)
+    return Target(
+        str(path), name, shape, recipe, False, recipe is not None, can_chat, is_stored=True
+    )
 
 
 def _recipe(manifest: dict[str, Any], path: Path) -> AnyRecipe:

