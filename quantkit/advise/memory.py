@@ -43,6 +43,15 @@ LLAMA_CPP = Engine(GIB // 2, 0, batch_tokens=512, n_logits=512, page_tokens=256)
 
 
 @dataclass(frozen=True)
+class Beside:
+    """What else lies on each GPU: a draft model, adapters."""
+
+    fixed_bytes: int = 0
+    token_bytes: int = 0
+    """Keys and values of its own for each token of a context."""
+
+
+@dataclass(frozen=True)
 class Fit:
     """How a model lies on GPUs; bytes are those of the fullest GPU."""
 
@@ -54,6 +63,7 @@ class Fit:
     usable_bytes: int
     """What the engine may use at all."""
     weight_bytes: int
+    """Of the model, and of what lies beside it."""
     overhead_bytes: int
     """Assumed: activations, graphs, the engine itself."""
     kv_bytes: int
@@ -75,23 +85,28 @@ def fits(
     users: int = 1,
     utilisation: float = 0.9,
     kv_bits: int | None = None,
+    engine: Engine | None = None,
+    beside: Beside | None = None,
 ) -> Fit:
     """How a model in a recipe's format, or as it is, lies on `count` such GPUs.
 
-    `utilisation` is the share of memory that the engine may use, vLLM's own default. `kv_bits`
-    follows from the recipe where it is not given.
+    `utilisation` is the share of memory that the engine may use, near vLLM's own default. `kv_bits`
+    follows from the recipe where it is not given, `engine` from the GPU.
     """
+    beside = beside or Beside()
     if min(count, context, users) < 1 or not 0 < utilisation <= 1:
         raise ValueError("GPUs, context and users start at 1; utilisation lies in (0, 1]")
     if kv_bits is None:
         kv_bits = 8 if isinstance(recipe, Recipe) and recipe.kv_cache is not None else 16
     by_layers = isinstance(recipe, GGUFRecipe)
     total = gpu.usable_bytes
-    weights = parallel.bytes_per_gpu(shape, recipe, count)
+    weights = parallel.bytes_per_gpu(shape, recipe, count) + beside.fixed_bytes
     # Just above the limit the larger batch takes more than the memory that is gained: one would
     # then ask for the smaller.
     choices = [(LLAMA_CPP, total)] if by_layers else [(VLLM_SMALL, min(total, LARGE_BYTES - 1))]
-    if not by_layers and total >= LARGE_BYTES:
+    if engine is not None:
+        choices = [(engine, total)]
+    elif not by_layers and total >= LARGE_BYTES:
         choices.append((VLLM, total))
     engine, usable, overhead = max(
         (
@@ -102,7 +117,7 @@ def fits(
     )
     left = max(0, usable - weights - overhead)
     pages = -(-context // engine.page_tokens) * engine.page_tokens
-    user = _user_bytes(shape, pages, kv_bits, count, by_layers)
+    user = _user_bytes(shape, pages, kv_bits, count, by_layers) + pages * beside.token_bytes
     served = left // user
     problem = parallel.obstacle(shape, recipe, count)
     if not problem and weights + overhead > usable:

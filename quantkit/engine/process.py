@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from quantkit.engine.causes import explain
+from quantkit.engine.causes import explain, telling_line
 from quantkit.errors import EngineError
 
 PATIENCE = 20.0
@@ -112,11 +112,14 @@ class Child:
 
     def failure(self, what: str) -> EngineError:
         """An error with the last words, and what they mean where that is known."""
-        meaning = explain(self.output())
+        words = self.output()
+        meaning, line = explain(words), telling_line(words)
         last = self.words()
         parts = [f"{what}."]
         if meaning:
             parts.append(meaning)
+        if line and line.rstrip() not in last:
+            last = [line.strip(), "...", *last[-len(last) // 2 :]]
         if last:
             parts.append("Its last lines:\n  " + "\n  ".join(last))
         return EngineError(" ".join(parts))
@@ -127,9 +130,11 @@ class Child:
         if _group_lives(process):
             _tell(process, signal.SIGTERM)
             deadline = time.monotonic() + PATIENCE
-            while _group_lives(process) and time.monotonic() < deadline:
-                time.sleep(0.05)
-            _tell(process, signal.SIGKILL)
+            try:
+                while _group_lives(process) and time.monotonic() < deadline:
+                    time.sleep(0.05)
+            finally:  # who presses Ctrl-C a second time does not want to wait
+                _tell(process, signal.SIGKILL)
         process.wait()
 
     def _running(self) -> subprocess.Popen[bytes]:

@@ -75,22 +75,28 @@ def verify(
     source: ModelSource | None = None,
     progress: Progress | None = None,
     trust_remote_code: bool = False,
+    read_weights: bool = True,
 ) -> Verification:
-    """Check a checkpoint folder; without `source`, the one that its manifest names is sought."""
+    """Check a checkpoint folder; without `source`, the one that its manifest names is sought.
+
+    Without `read_weights` files, config and tensors are checked, and no source is needed.
+    """
     progress = progress or Silent()
     result = Verification(path)
     checkpoint = Checkpoint.open(path)
     manifest = checkpoint.manifest
     result.record("files", list(file_faults(path, manifest)))
     if checkpoint.is_gguf:
-        return _verify_gguf(checkpoint, source, result, progress, trust_remote_code)
+        return _verify_gguf(checkpoint, source, result, progress, trust_remote_code, read_weights)
     try:
         tensors = checkpoint.tensors
         result.record("headers", [])
     except QuantkitError as error:
         result.record("headers", [str(error)])
         return result
-    original = _same_source(manifest, source or _find_source(manifest, result), result)
+    if source is None and read_weights:
+        source = _find_source(manifest, result)
+    original = _same_source(manifest, source, result)
     try:
         plan = expected_plan(path, manifest, original, trust_remote_code)
     except QuantkitError as error:
@@ -100,6 +106,8 @@ def verify(
     tensor_faults = list(_tensor_faults(tensors, plan))
     result.record("tensors", tensor_faults)
     result.record("bits per weight", list(_size_faults(tensors, plan, manifest)))
+    if not read_weights:
+        return result
     if tensor_faults:
         result.left_out.append("weights: not read back, since the tensors are not the right ones")
         return result
@@ -116,6 +124,7 @@ def _verify_gguf(
     result: Verification,
     progress: Progress,
     trust_remote_code: bool,
+    read_weights: bool,
 ) -> Verification:
     """The same for a file that llama.cpp reads."""
     manifest = checkpoint.manifest
@@ -130,7 +139,9 @@ def _verify_gguf(
         result.left_out.append(f"all but the header: {manifest.source.name} is not as it was")
         return result
     if original is None:
-        original = _same_source(manifest, source or _find_source(manifest, result), result)
+        if source is None and read_weights:
+            source = _find_source(manifest, result)
+        original = _same_source(manifest, source, result)
     try:
         plan = gguf.expected_plan(checkpoint, original, trust_remote_code)
     except QuantkitError as error:
@@ -142,6 +153,8 @@ def _verify_gguf(
     size = sum(entry.n_bytes for entry in header.tensors.values())
     wrong = [f"{size} bytes, the manifest says {manifest.size_bytes}"]
     result.record("bits per weight", [] if size == manifest.size_bytes else wrong)
+    if not read_weights:
+        return result
     if faults:
         result.left_out.append("weights: not read back, since the tensors are not the right ones")
         return result

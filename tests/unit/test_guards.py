@@ -24,6 +24,7 @@ LAYERS = [
     {"score"},
     {"report"},
     {"gate", "advise"},
+    {"serving"},
     {"pipeline"},
     {"cli"},
     {"__main__"},

@@ -1,0 +1,218 @@
+"""`quantkit serve`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quantkit.cli.options import AsJson, Force, Quiet
+from quantkit.errors import StorageError
+
+if TYPE_CHECKING:
+    from quantkit.progress import Progress
+    from quantkit.serving.plan import Plan
+    from quantkit.serving.program import Program
+
+PREVIEW = 60
+
+
+def command(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A checkpoint's folder, or a GGUF file.")
+    ],
+    extra: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- FLAGS]", help="Flags for the engine, in place of ours."),
+    ] = None,
+    profile: Annotated[
+        str, typer.Option(metavar="NAME", help="Set up for chat, batch or mixed traffic.")
+    ] = "chat",
+    gpu: Annotated[
+        str, typer.Option(metavar="NAME", help="auto, cpu, or one of `quantkit gpus`.")
+    ] = "auto",
+    count: Annotated[int, typer.Option(min=1, metavar="N", help="GPUs that share the model.")] = 1,
+    context: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Tokens of a request; default: 8192, or what fits."),
+    ] = None,
+    users: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="At the same time; default: as many as fit."),
+    ] = None,
+    kv_cache: Annotated[
+        str, typer.Option(metavar="TYPE", help="auto (as the checkpoint says), 16 or 8 bits.")
+    ] = "auto",
+    draft: Annotated[
+        str | None,
+        typer.Option(metavar="DRAFT", help="Guess ahead: a model's DIR, ngram, or eagle:DIR."),
+    ] = None,
+    draft_tokens: Annotated[
+        int | None, typer.Option(min=1, max=32, metavar="N", help="Tokens guessed at a time.")
+    ] = None,
+    lora: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=DIR", help="An adapter; repeat for more.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0: to everybody.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="Where to listen.")] = (
+        8000
+    ),
+    gpu_utilization: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of each GPU's memory to use.")
+    ] = 0.9,
+    python: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The Python of vLLM's environment; default: this one."),
+    ] = None,
+    llama_server: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="llama.cpp's server; default: on the PATH.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long a start may take.")
+    ] = 900.0,
+    log: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep what the engine writes.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Check the folder first.")
+    ] = True,
+    once: Annotated[
+        bool, typer.Option("--once", help="End after one answered request, as a test.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and stop.")] = False,
+    emit: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="Write files instead: compose, k8s or grafana."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Where --emit writes.")
+    ] = None,
+    ttft: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="Time to first token beyond which grafana warns."),
+    ] = 1.0,
+    force: Force = False,
+    json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Serve a checkpoint with vLLM, or a GGUF file with llama.cpp.
+
+    Prints the engine's command with the reason of every flag, starts it, waits until it is
+    healthy, sends one real request, and stays until Ctrl-C.
+    """
+    from quantkit.cli import console
+    from quantkit.serving import adapters, device, plan, target
+    from quantkit.serving import draft as drafts
+
+    model = target.open_target(checkpoint)
+    demand = plan.Demand(
+        gpu=device.find(gpu),
+        count=count,
+        context=context,
+        users=users,
+        profile=profile,
+        kv_bits=plan.kv_bits(kv_cache),
+        utilisation=gpu_utilization,
+        draft=drafts.parse(draft, model, draft_tokens),
+        adapters=adapters.parse(lora or [], model.is_gguf),
+        host=host,
+        port=port,
+    )
+    made = plan.make(model, demand).with_extra(extra or [])
+    with console.progress(quiet) as progress:
+        if check and not dry_run:
+            from quantkit.cli import start
+
+            start.stay_offline_if(True)
+            from quantkit.serving.check import check as check_folder
+
+            check_folder(model, progress)
+        if emit is not None:
+            _emit(made, emit, out, ttft, force)
+            return
+        if dry_run:
+            if json:
+                console.print_json(made.to_json())
+            else:
+                _show(made)
+            return
+        from quantkit.serving import program
+
+        engine = program.find(made.engine, demand.gpu, python, llama_server)
+        if not json:
+            _show(made, engine)
+        _serve(made, engine, timeout, log, once, json, progress)
+
+
+def _show(made: "Plan", engine: "Program | None" = None) -> None:
+    """The command as it can be copied, then the reason of each flag."""
+    from quantkit.cli import console
+
+    typer.echo(made.shell(engine.words if engine else None))
+    lines = [(_short(flag.words), flag.why) for flag in made.flags]
+    console.print_lines(f"Why, for {made.where}:", lines)
+    if made.notes:
+        console.print_lines("Mind:", [("-", note) for note in made.notes])
+
+
+def _short(words: tuple[str, ...]) -> str:
+    text = " ".join(words)
+    return text if len(text) <= PREVIEW // 2 else words[0]
+
+
+def _serve(
+    made: "Plan",
+    engine: "Program",
+    timeout: float,
+    log: Path | None,
+    once: bool,
+    json: bool,
+    progress: "Progress",
+) -> None:
+    from quantkit.cli import console
+    from quantkit.serving import server
+
+    with server.running(made, engine, timeout, progress, log) as running:
+        answer = running.ask()
+        if json:
+            console.print_json(
+                {
+                    **made.to_json(),
+                    "version": engine.version,
+                    "url": running.url,
+                    "start_seconds": running.seconds,
+                    "answer": answer.text,
+                    "answer_seconds": answer.seconds,
+                }
+            )
+        else:
+            shown = repr(answer.text if len(answer.text) <= PREVIEW else answer.text[:PREVIEW])
+            typer.echo(
+                f"\n{engine.version or made.engine} was ready after {running.seconds:.0f} s and "
+                f"answered {server.PROMPT!r} in {answer.seconds:.1f} s with:\n  {shown}\n"
+            )
+            typer.echo(f"Call it:\n{server.curl(made, running.url)}")
+        if once:
+            return
+        try:
+            progress.note(f"\nserving at {running.url}/v1 until Ctrl-C")
+            running.stay()
+        except KeyboardInterrupt:
+            progress.note("ending the server")
+    progress.note("ended")
+
+
+def _emit(made: "Plan", kind: str, out: Path | None, ttft: float, force: bool) -> None:
+    from quantkit.serving import emit
+    from quantkit.storage import guarded, write_text
+
+    folder = out or Path()
+    files = emit.files(made, kind, ttft)
+    if taken := [name for name in files if (folder / name).exists() and not force]:
+        raise StorageError(f"{folder / taken[0]} exists already; use --force to replace it")
+    with guarded(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        write_text(folder / name, text)
+        typer.echo(folder / name)

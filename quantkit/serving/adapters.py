@@ -1,0 +1,71 @@
+"""LoRA adapters beside a model: `--lora NAME=DIR`, checked, and what they take."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantkit.advise.shape import ModelShape
+from quantkit.errors import CheckpointError
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as `--max-lora-rank`."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One adapter by the name that requests ask for it."""
+
+    name: str
+    path: str
+    rank: int | None
+    """None in a GGUF file, where llama.cpp finds it."""
+
+
+def parse(texts: Sequence[str], is_gguf: bool) -> tuple[Adapter, ...]:
+    """Adapters as they were asked for; each must be there and of the engine's kind."""
+    found = [_adapter(text, is_gguf) for text in texts]
+    names = [adapter.name for adapter in found]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise CheckpointError(f"two adapters are called {twice}; give each its own NAME=DIR")
+    return tuple(found)
+
+
+def _adapter(text: str, is_gguf: bool) -> Adapter:
+    name, equals, place = text.partition("=")
+    if not (name and equals and place):
+        raise CheckpointError(f"'{text}' names no adapter; write NAME=DIR")
+    path = Path(place).expanduser()
+    if is_gguf:
+        if path.suffix != ".gguf" or not path.is_file():
+            raise CheckpointError(
+                f"{place} is no GGUF file; llama.cpp takes adapters as such, made by its own "
+                "convert_lora_to_gguf.py"
+            )
+        return Adapter(name, str(path), None)
+    try:
+        rank = json.loads((path / "adapter_config.json").read_bytes())["r"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{place} is no LoRA adapter: no rank in its adapter_config.json ({error})"
+        ) from error
+    if not isinstance(rank, int) or not 0 < rank <= RANKS[-1]:
+        raise CheckpointError(f"{place} has rank {rank}; vLLM takes 1 to {RANKS[-1]}")
+    if not any(path.glob("adapter_model.*")):
+        raise CheckpointError(f"{place} is no LoRA adapter: it has no adapter_model.safetensors")
+    return Adapter(name, str(path), rank)
+
+
+def max_rank(adapters: Sequence[Adapter]) -> int:
+    """The smallest of vLLM's ranks that holds all of them."""
+    largest = max(adapter.rank or 1 for adapter in adapters)
+    return next(rank for rank in RANKS if rank >= largest)
+
+
+def size_bytes(shape: ModelShape, adapters: Sequence[Adapter], count: int) -> int:
+    """What vLLM sets aside on each GPU: room for the largest rank at every layer, in 16 bits."""
+    if not adapters or adapters[0].rank is None:
+        return 0
+    rank = max_rank(adapters)
+    widths = sum(rows + columns for rows, columns in shape.architecture.linears.values())
+    return -(-2 * rank * widths * len(adapters) // count)

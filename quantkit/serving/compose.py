@@ -1,0 +1,74 @@
+"""A compose file: the engine with its GPUs and a health check, and Prometheus beside it."""
+
+from typing import Any
+
+from quantkit.serving.images import PORT, container
+from quantkit.serving.plan import Plan
+from quantkit.serving.yamltext import dump, head
+
+PROMETHEUS = "prom/prometheus:v3.5.0"
+SCRAPE_SECONDS = 15
+
+
+def compose(plan: Plan) -> str:
+    """The file's text."""
+    box = container(plan)
+    gpu = plan.demand.gpu.vendor
+    service: dict[str, Any] = {
+        "image": box.image,
+        "entrypoint": list(box.entrypoint),
+        "command": [word.replace("$", "$$") for word in box.arguments],
+        "ports": [f"{plan.demand.host}:{plan.demand.port}:{PORT}"],
+        "volumes": [_mount(here, there) for here, there in box.mounts],
+        "environment": {"HF_HUB_OFFLINE": "1"},
+        # GPUs that share a model talk through shared memory; Docker's own 64 MB are too few.
+        "shm_size": "16gb" if plan.demand.count > 1 else "2gb",
+        "restart": "unless-stopped",
+        "stop_grace_period": "30s",
+        "healthcheck": {
+            "test": ["CMD", *box.health],
+            "interval": "10s",
+            "timeout": "10s",
+            "retries": 6,
+            "start_period": f"{start_seconds(plan)}s",
+        },
+    }
+    if gpu == "nvidia":
+        device = {"driver": "nvidia", "count": plan.demand.count, "capabilities": ["gpu"]}
+        service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
+    elif gpu in ("amd", "intel"):
+        service["devices"] = ["/dev/kfd", "/dev/dri"] if gpu == "amd" else ["/dev/dri"]
+        service["group_add"] = ["video"]
+    data = {
+        "services": {
+            "engine": service,
+            "prometheus": {
+                "image": PROMETHEUS,
+                "ports": ["127.0.0.1:9090:9090"],
+                "configs": [{"source": "prometheus", "target": "/etc/prometheus/prometheus.yml"}],
+                "depends_on": ["engine"],
+            },
+        },
+        "configs": {"prometheus": {"content": _scraping(plan)}},
+    }
+    return head(plan, "docker compose up -d --wait   (Compose 2.23.1 or newer)") + dump([data])
+
+
+def start_seconds(plan: Plan) -> int:
+    """How long a start may take before it has failed: reading at 200 MB/s, then warming up."""
+    size = plan.size.fit.weight_bytes * plan.demand.count if plan.size.fit else 0
+    return int(180 + size / 200e6)
+
+
+def _mount(here: str, there: str) -> dict[str, Any]:
+    source = here if here.startswith("/") else f"./{here.removeprefix('./')}"
+    return {"type": "bind", "source": source, "target": there, "read_only": True}
+
+
+def _scraping(plan: Plan) -> str:
+    job = {
+        "job_name": plan.target.name,
+        "metrics_path": "/metrics",
+        "static_configs": [{"targets": [f"engine:{PORT}"]}],
+    }
+    return dump([{"global": {"scrape_interval": f"{SCRAPE_SECONDS}s"}, "scrape_configs": [job]}])

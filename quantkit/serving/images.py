@@ -1,0 +1,105 @@
+"""Container images of the engines, and how a container is given its GPUs."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantkit.errors import HardwareError
+from quantkit.serving.plan import Plan
+
+VLLM_VERSION = "v0.26.0"
+VLLM_IMAGES = {
+    "nvidia": f"vllm/vllm-openai:{VLLM_VERSION}",
+    "amd": f"vllm/vllm-openai-rocm:{VLLM_VERSION}",
+    "cpu": f"vllm/vllm-openai-cpu:{VLLM_VERSION}",
+}
+# By what the GPU speaks; the plain image computes on the CPU.
+LLAMA_CPP = "ghcr.io/ggml-org/llama.cpp"
+LLAMA_CPP_IMAGES = {
+    "nvidia": f"{LLAMA_CPP}:server-cuda",
+    "amd": f"{LLAMA_CPP}:server-rocm",
+    "intel": f"{LLAMA_CPP}:server-intel",
+    "cpu": f"{LLAMA_CPP}:server",
+}
+RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "gpu.intel.com/i915"}
+"""What the device plug-ins of Kubernetes call a GPU."""
+ADDRESS = ("--host", "--port")
+"""Flags that are others inside."""
+MOUNT = "/model"
+PORT = 8000
+"""Inside of a container."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """A plan as a container runs it."""
+
+    image: str
+    entrypoint: tuple[str, ...]
+    arguments: tuple[str, ...]
+    mounts: tuple[tuple[str, str], ...]
+    """Folders here, and where they are inside."""
+    health: tuple[str, ...]
+    """A program inside that succeeds when the server is healthy."""
+
+
+def container(plan: Plan) -> Container:
+    """The same flags, with the paths and the port that they have inside."""
+    vendor = plan.demand.gpu.vendor
+    images = VLLM_IMAGES if plan.engine == "vllm" else LLAMA_CPP_IMAGES
+    if vendor not in images:
+        raise HardwareError(
+            f"there is no image of {plan.engine} for {plan.demand.gpu.name} ({vendor}) to write "
+            "into a file; serve it without a container"
+        )
+    places = _mounts(plan)
+    flags = [flag.words for flag in plan.flags if flag.name.partition("=")[0] not in ADDRESS]
+    flags = [("--host", "0.0.0.0"), ("--port", str(PORT)), *flags]
+    words = [_inside(word, places) for flag in flags for word in flag]
+    model = _inside(plan.target.path, places)
+    mounts = tuple((_whole(here), there) for here, there in places)
+    url = f"http://127.0.0.1:{PORT}/health"
+    if plan.engine == "vllm":
+        # The image's Python is there for sure; curl is not.
+        code = f"import urllib.request; urllib.request.urlopen('{url}', timeout=5)"
+        return Container(
+            images[vendor],
+            ("vllm", "serve"),
+            (model, *words),
+            mounts,
+            ("python3", "-c", code),
+        )
+    return Container(
+        images[vendor],
+        ("/app/llama-server",),
+        ("-m", model, *words),
+        mounts,
+        ("curl", "-fsS", url),
+    )
+
+
+def _mounts(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """Folders of the model, its draft and its adapters, each under a name of its own."""
+    found = [(str(plan.target.folder), MOUNT)]
+    draft = plan.demand.draft
+    if draft is not None and draft.target is not None:
+        found.append((str(draft.target.folder), "/draft"))
+    for adapter in plan.demand.adapters:
+        is_file = adapter.path.endswith(".gguf")
+        folder = str(Path(adapter.path).parent) if is_file else adapter.path
+        found.append((folder, f"/adapters/{adapter.name}"))
+    return tuple(found)
+
+
+def _inside(word: str, places: tuple[tuple[str, str], ...]) -> str:
+    """A word of the command with folders as they are inside; the longest match counts."""
+    for here, there in sorted(places, key=lambda place: -len(place[0])):
+        # A path may stand behind NAME= or inside of JSON.
+        word = re.sub(rf'(?<![^="]){re.escape(here)}(?=$|[/"])', there, word)
+    return word
+
+
+def _whole(folder: str) -> str:
+    """The whole path of a folder that exists; the file may be used from elsewhere."""
+    path = Path(folder)
+    return str(path.resolve()) if path.is_dir() else folder

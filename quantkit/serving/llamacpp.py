@@ -1,0 +1,60 @@
+"""Flags of `llama-server`, as llama.cpp of autumn 2026 has them."""
+
+from collections.abc import Iterator
+
+from quantkit.serving.draft import Draft
+from quantkit.serving.plan import Demand, Flag, Size
+from quantkit.serving.target import Target
+from quantkit.storage import gib
+
+ALL_LAYERS = "999"
+"""More than any model has; every version of llama.cpp takes that for all of them."""
+
+
+def flags(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
+    """Every flag that follows from the numbers."""
+    on_gpu = demand.gpu.vendor != "cpu"
+    yield Flag(("--alias", target.name), "what requests call the model")
+    yield Flag(("--host", demand.host), "where it listens: 127.0.0.1 is this machine only")
+    yield Flag(("--port", str(demand.port)), "where it listens")
+    total = size.context * size.sequences
+    cache = ""
+    if size.fit is not None:
+        cache = f", {gib(size.sequences * size.fit.user_bytes)} in all"
+    yield Flag(("--parallel", str(size.sequences)), "requests at a time, a slot each")
+    yield Flag(
+        ("--ctx-size", str(total)),
+        f"{size.sequences} slots of {size.context:,} tokens{cache}: memory is set aside at once",
+    )
+    yield Flag(
+        ("--n-gpu-layers", ALL_LAYERS if on_gpu else "0"),
+        "every layer on the GPU" if on_gpu else "every layer on the CPU",
+    )
+    if demand.count > 1:
+        yield Flag(("--split-mode", "layer"), f"whole layers on each of the {demand.count} GPUs")
+    yield Flag(
+        ("--flash-attn", "on" if on_gpu else "auto"),
+        "attention without the large matrix" + ("; a small cache needs it" if on_gpu else ""),
+    )
+    if size.kv_bits == 8:
+        yield Flag(("--cache-type-k", "q8_0"), "keys in 8 bits: half the memory")
+        yield Flag(("--cache-type-v", "q8_0"), "values in 8 bits: half the memory")
+    yield Flag(("--metrics",), "figures for Prometheus at /metrics")
+    for adapter in demand.adapters:
+        yield Flag(("--lora", adapter.path), f"the adapter {adapter.name}")
+    if demand.draft is not None:
+        yield from _draft(demand.draft, on_gpu)
+
+
+def _draft(draft: Draft, on_gpu: bool) -> Iterator[Flag]:
+    if draft.kind == "ngram":
+        yield Flag(
+            ("--spec-type", "ngram-simple"), "guesses from what stood after the same words before"
+        )
+        return
+    kind = "draft-simple" if draft.kind == "draft_model" else "draft-eagle3"
+    yield Flag(("--spec-type", kind), "another model guesses the next tokens")
+    yield Flag(("--model-draft", draft.model), "the model that guesses")
+    yield Flag(("--spec-draft-n-max", str(draft.n_tokens)), "tokens guessed at a time, at most")
+    if on_gpu:
+        yield Flag(("--spec-draft-ngl", ALL_LAYERS), "the guessing model on the GPU too")

@@ -1,0 +1,291 @@
+"""A Grafana dashboard and Prometheus alerts, in the words of the engine's own metrics.
+
+vLLM's names are those of 0.26 to 0.32 (vllm/v1/metrics/loggers.py, vllm/v1/spec_decode/metrics.py);
+a counter gets the ending `_total`, a histogram `_bucket`, `_sum` and `_count`. llama.cpp tells of
+slots and tokens, and neither of its cache nor of times to a first token.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from quantkit.serving.kubernetes import label
+from quantkit.serving.plan import NAMES, Plan
+from quantkit.serving.yamltext import dump
+
+FULL_CACHE = 0.9
+WINDOW = "5m"
+PANEL_WIDTH, PANEL_HEIGHT = 12, 8
+TTFT_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+"""Between which vLLM cannot tell times apart."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture: a title, its unit as Grafana calls it, and expressions by their legend."""
+
+    title: str
+    unit: str
+    lines: dict[str, str]
+    threshold: float | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A condition that somebody should know of."""
+
+    name: str
+    condition: str
+    lasting: str
+    severity: str
+    summary: str
+    description: str
+
+
+def grafana(plan: Plan, ttft: float = 1.0) -> dict[str, Any]:
+    """A dashboard as Grafana imports it; it asks for its Prometheus."""
+    panels = _vllm_panels(plan, ttft) if plan.engine == "vllm" else _llama_cpp_panels(plan)
+    source = {"type": "prometheus", "uid": "${source}"}
+    variable = {
+        "name": "source",
+        "label": "Prometheus",
+        "type": "datasource",
+        "query": "prometheus",
+    }
+    return {
+        "uid": f"quantkit-{label(plan.target.name)}"[:40],
+        "title": f"{plan.target.name} in {NAMES[plan.engine]}",
+        "tags": ["quantkit", plan.engine],
+        "timezone": "browser",
+        "schemaVersion": 39,
+        "refresh": "15s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": [variable]},
+        "panels": [_panel(panel, i, source) for i, panel in enumerate(panels)],
+    }
+
+
+def alerts(plan: Plan, ttft: float = 1.0) -> str:
+    """Rules for Prometheus."""
+    found = _vllm_alerts(plan, ttft) if plan.engine == "vllm" else _llama_cpp_alerts(plan)
+    rules = [
+        {
+            "alert": alert.name,
+            "expr": alert.condition,
+            "for": alert.lasting,
+            "labels": {"severity": alert.severity},
+            "annotations": {"summary": alert.summary, "description": alert.description},
+        }
+        for alert in found
+    ]
+    data = {"groups": [{"name": f"quantkit-{label(plan.target.name)}", "rules": rules}]}
+    first = f"# Alerts of {plan.target.name} in {NAMES[plan.engine]}; written by quantkit.\n"
+    return first + dump([data])
+
+
+def _vllm_panels(plan: Plan, ttft: float) -> list[Panel]:
+    own = _selector(plan)
+    panels = [
+        Panel(
+            "KV cache in use",
+            "percentunit",
+            {"used": f"max(vllm:kv_cache_usage_perc{own})"},
+            FULL_CACHE,
+            "Full: requests wait, or are thrown out and computed again.",
+        ),
+        Panel(
+            "Requests",
+            "short",
+            {
+                "running": f"sum(vllm:num_requests_running{own})",
+                "waiting": f"sum(vllm:num_requests_waiting{own})",
+            },
+            None,
+            f"At most {plan.size.sequences} run at a time.",
+        ),
+        Panel("Time to first token", "s", _quantiles("time_to_first_token_seconds", own), ttft),
+        Panel("Time between tokens", "s", _quantiles("inter_token_latency_seconds", own)),
+        Panel("Whole request", "s", _quantiles("e2e_request_latency_seconds", own)),
+        Panel("Wait before computing", "s", _quantiles("request_queue_time_seconds", own)),
+        Panel(
+            "Tokens a second",
+            "short",
+            {
+                "read": _rate("prompt_tokens", own),
+                "written": _rate("generation_tokens", own),
+            },
+        ),
+        Panel(
+            "Read from the prefix cache",
+            "percentunit",
+            {"hits": f"{_rate('prefix_cache_hits', own)} / {_rate('prefix_cache_queries', own)}"},
+        ),
+        Panel(
+            "Requests ended, and thrown out of the cache",
+            "reqps",
+            {
+                "{{finished_reason}}": (
+                    f"sum by (finished_reason) (rate(vllm:request_success_total{own}[{WINDOW}]))"
+                ),
+                "thrown out": _rate("num_preemptions", own),
+            },
+        ),
+    ]
+    if plan.demand.draft is not None:
+        accepted = _rate("spec_decode_num_accepted_tokens", own)
+        drafts, tokens = (_rate(f"spec_decode_num_{n}", own) for n in ("drafts", "draft_tokens"))
+        panels += [
+            Panel(
+                "Guessed tokens that were right", "percentunit", {"all": f"{accepted} / {tokens}"}
+            ),
+            Panel("Tokens a step", "short", {"mean": f"1 + {accepted} / {drafts}"}),
+        ]
+    return panels
+
+
+def _llama_cpp_panels(plan: Plan) -> list[Panel]:
+    return [
+        Panel(
+            "Requests",
+            "short",
+            {
+                "running": "sum(llamacpp:requests_processing)",
+                "waiting": "sum(llamacpp:requests_deferred)",
+            },
+            None,
+            f"There are {plan.size.sequences} slots.",
+        ),
+        Panel(
+            "Tokens a second",
+            "short",
+            {
+                "read": f"sum(rate(llamacpp:prompt_tokens_total[{WINDOW}]))",
+                "written": f"sum(rate(llamacpp:tokens_predicted_total[{WINDOW}]))",
+            },
+        ),
+        Panel(
+            "Slots at work in a step",
+            "short",
+            {"mean": "avg(llamacpp:n_busy_slots_per_decode)"},
+        ),
+    ]
+
+
+def _vllm_alerts(plan: Plan, ttft: float) -> list[Alert]:
+    own, name = _selector(plan), plan.target.name
+    queue = max(1, plan.size.sequences // 4)
+    # vLLM counts times in buckets: a limit inside of one would be a guess, so the next one counts.
+    limit = next((bucket for bucket in TTFT_BUCKETS if bucket >= ttft), TTFT_BUCKETS[-1])
+    rounded = "" if limit == ttft else f" (asked for {ttft:g} s; vLLM's next bucket is {limit:g} s)"
+    p90 = _quantiles("time_to_first_token_seconds", own)["p90"]
+    return [
+        Alert(
+            "KVCacheNearlyFull",
+            f"max(vllm:kv_cache_usage_perc{own}) > {FULL_CACHE}",
+            WINDOW,
+            "warning",
+            f"The KV cache of {name} has been more than {FULL_CACHE:.0%} full for 5 minutes",
+            "Requests wait or are computed again: take more GPUs, an FP8 cache, or a shorter "
+            "--max-model-len.",
+        ),
+        Alert(
+            "RequestsWait",
+            f"sum(vllm:num_requests_waiting{own}) > {queue}",
+            WINDOW,
+            "warning",
+            f"More than {queue} requests to {name} have been waiting for 5 minutes",
+            f"It runs {plan.size.sequences} at a time: raise --max-num-seqs while the KV cache has "
+            "room, or add a server.",
+        ),
+        Alert(
+            "FirstTokenIsSlow",
+            f"{p90} > {limit:g}",
+            WINDOW,
+            "warning",
+            f"One in ten first tokens of {name} takes longer than {limit:g} s{rounded}",
+            "See whether requests wait before they are computed, or prompts have become longer.",
+        ),
+        Alert(
+            "RequestsThrownOut",
+            f"{_rate('num_preemptions', own)} > 0.1",
+            "10m",
+            "info",
+            f"{name} throws requests out of its KV cache and computes them again",
+            "Lower --max-num-seqs, or give the cache more room.",
+        ),
+        _down(plan, f"vllm:num_requests_running{own}"),
+    ]
+
+
+def _llama_cpp_alerts(plan: Plan) -> list[Alert]:
+    queue = max(1, plan.size.sequences // 4)
+    return [
+        Alert(
+            "RequestsWait",
+            f"sum(llamacpp:requests_deferred) > {queue}",
+            WINDOW,
+            "warning",
+            f"More than {queue} requests to {plan.target.name} have been waiting for 5 minutes",
+            f"It has {plan.size.sequences} slots: raise --parallel with --ctx-size, or add a "
+            "server.",
+        ),
+        _down(plan, "llamacpp:requests_processing"),
+    ]
+
+
+def _down(plan: Plan, metric: str) -> Alert:
+    return Alert(
+        "EngineIsDown",
+        f"absent({metric})",  # whatever the job is called that scrapes it
+        "2m",
+        "critical",
+        f"{plan.target.name} tells Prometheus nothing",
+        "The engine has died or still loads; its last lines say which.",
+    )
+
+
+def _selector(plan: Plan) -> str:
+    return f'{{model_name="{plan.target.name}"}}'
+
+
+def _rate(counter: str, own: str) -> str:
+    return f"sum(rate(vllm:{counter}_total{own}[{WINDOW}]))"
+
+
+def _quantiles(histogram: str, own: str) -> dict[str, str]:
+    buckets = f"sum by (le) (rate(vllm:{histogram}_bucket{own}[{WINDOW}]))"
+    return {f"p{q:.0%}"[:-1]: f"histogram_quantile({q}, {buckets})" for q in (0.5, 0.9, 0.99)}
+
+
+def _panel(panel: Panel, index: int, source: dict[str, str]) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
+    if panel.threshold is not None:
+        steps.append({"color": "red", "value": panel.threshold})
+    custom = {"thresholdsStyle": {"mode": "line" if panel.threshold is not None else "off"}}
+    defaults = {
+        "unit": panel.unit,
+        "min": 0,
+        "thresholds": {"mode": "absolute", "steps": steps},
+        "custom": custom,
+    }
+    return {
+        "id": index + 1,
+        "type": "timeseries",
+        "title": panel.title,
+        "description": panel.text,
+        "datasource": source,
+        "gridPos": {
+            "h": PANEL_HEIGHT,
+            "w": PANEL_WIDTH,
+            "x": PANEL_WIDTH * (index % 2),
+            "y": PANEL_HEIGHT * (index // 2),
+        },
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "targets": [
+            {"refId": chr(ord("A") + i), "expr": expression, "legendFormat": legend}
+            for i, (legend, expression) in enumerate(panel.lines.items())
+        ],
+    }

@@ -1,0 +1,283 @@
+"""The plan of a server: the engine, its flags, and why each of them.
+
+Nothing here loads torch or starts anything, so that a plan can be made before a checkpoint is.
+"""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from quantkit.advise import memory, support
+from quantkit.advise.gpus import GPU
+from quantkit.advise.memory import Beside, Fit
+from quantkit.errors import EngineError, HardwareError, UnknownName
+from quantkit.recipe import AnyRecipe, GGUFRecipe
+from quantkit.serving import adapters as loras
+from quantkit.serving.adapters import Adapter
+from quantkit.serving.draft import Draft
+from quantkit.serving.profiles import MAX_SEQUENCES, Profile, find, is_large
+from quantkit.serving.target import Target
+
+Engine = Literal["vllm", "llama.cpp"]
+NAMES: dict[Engine, str] = {"vllm": "vLLM", "llama.cpp": "llama.cpp"}
+PROGRAMS: dict[Engine, tuple[str, ...]] = {
+    "vllm": ("vllm", "serve"),
+    "llama.cpp": ("llama-server", "-m"),
+}
+DEFAULT_CONTEXT = 8192
+LEAST_CONTEXT = 1024
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag of an engine with its values."""
+
+    words: tuple[str, ...]
+    why: str
+
+    @property
+    def name(self) -> str:
+        return self.words[0]
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a server is wanted for."""
+
+    gpu: GPU
+    count: int = 1
+    context: int | None = None
+    """None: what the model allows, at most 8,192 tokens, or less where that does not fit."""
+    users: int | None = None
+    """None: as many as fit."""
+    profile: str = "chat"
+    kv_bits: int | None = None
+    """None: as the checkpoint says, else 16."""
+    utilisation: float = 0.9
+    draft: Draft | None = None
+    adapters: tuple[Adapter, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 8000
+
+
+@dataclass(frozen=True)
+class Size:
+    """The numbers that flags are made of."""
+
+    profile: Profile
+    context: int
+    sequences: int
+    batch_tokens: int
+    kv_bits: int
+    fit: Fit | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to serve a model."""
+
+    engine: Engine
+    target: Target
+    demand: Demand
+    size: Size
+    flags: tuple[Flag, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """What it is planned for, in words."""
+        gpu, count = self.demand.gpu.name, self.demand.count
+        devices = gpu if count == 1 else f"{count} x {gpu}"
+        return f"{devices} and {self.size.profile.name} traffic"
+
+    @property
+    def arguments(self) -> list[str]:
+        """All flags in one row."""
+        return [word for flag in self.flags for word in flag.words]
+
+    def command(self, program: Sequence[str] | None = None) -> list[str]:
+        """The whole command; `program` ends where the model's path follows."""
+        return [*(program or PROGRAMS[self.engine]), self.target.path, *self.arguments]
+
+    def shell(self, program: Sequence[str] | None = None) -> str:
+        """The command for a terminal, a flag a line."""
+        first = shlex.join([*(program or PROGRAMS[self.engine]), self.target.path])
+        return " \\\n  ".join([first, *(shlex.join(flag.words) for flag in self.flags)])
+
+    def with_extra(self, extra: Sequence[str]) -> "Plan":
+        """With flags in the user's own words, which take the place of ours."""
+        if not extra:
+            return self
+        named = {word.partition("=")[0].removeprefix("--no-").lstrip("-") for word in extra}
+        kept = [f for f in self.flags if f.name.removeprefix("--no-").lstrip("-") not in named]
+        own = [Flag(tuple(words), "as you asked") for words in _by_flag(extra)]
+        return replace(self, flags=(*kept, *own))
+
+    def to_json(self) -> dict[str, Any]:
+        fit = self.size.fit
+        return {
+            "engine": self.engine,
+            "model": self.target.path,
+            "served_name": self.target.name,
+            "gpu": self.demand.gpu.name,
+            "count": self.demand.count,
+            "profile": self.size.profile.name,
+            "context": self.size.context,
+            "sequences": self.size.sequences,
+            "kv_bits": self.size.kv_bits,
+            "kv_tokens": None if fit is None else fit.kv_tokens,
+            "full_contexts": None if fit is None else fit.users,
+            "command": self.command(),
+            "flags": [{"words": list(f.words), "why": f.why} for f in self.flags],
+            "notes": list(self.notes),
+        }
+
+
+def make(target: Target, demand: Demand) -> Plan:
+    """The plan for a model on GPUs; raises where they cannot serve it."""
+    from quantkit.serving import llamacpp, vllm
+
+    if min(demand.count, demand.users or 1, demand.context or 1) < 1:
+        raise EngineError("GPUs, users and context start at 1")
+    if not 0 < demand.utilisation <= 1:
+        raise EngineError(f"a GPU's utilisation lies in (0, 1], not at {demand.utilisation}")
+    engine: Engine = "llama.cpp" if target.is_gguf else "vllm"
+    notes = _refuse_unsupported(target.recipe, demand, engine)
+    size = _size(target, demand, engine)
+    asked, fit = demand.users, size.fit
+    if asked and fit and fit.users < asked:
+        notes.append(f"{fit.reason}; {size.sequences} requests run at a time, the others wait")
+    if fit is None:
+        notes.append("nothing is known of this model's memory, so it was not checked")
+    elif demand.context is None and size.context < _allowed(target, DEFAULT_CONTEXT):
+        notes.append(f"the context was cut to {size.context:,} tokens, which is what fits")
+    make_flags = llamacpp.flags if engine == "llama.cpp" else vllm.flags
+    flags = tuple(make_flags(target, demand, size))
+    return Plan(engine, target, demand, size, flags, tuple(notes))
+
+
+def format_of(recipe: AnyRecipe | None) -> str:
+    """A recipe's format in the words of `support`."""
+    if recipe is None:
+        return "bf16"
+    if isinstance(recipe, GGUFRecipe):
+        return "gguf"
+    weights = recipe.weights
+    if weights.type == "float":
+        return "fp8-block" if weights.strategy == "block" else "fp8-w8a8"
+    if recipe.input_activations is not None:
+        return "int8-w8a8"
+    return f"w{weights.num_bits}a16"
+
+
+def _refuse_unsupported(recipe: AnyRecipe | None, demand: Demand, engine: Engine) -> list[str]:
+    gpu, notes = demand.gpu, []
+    formats = [format_of(recipe)]
+    if demand.kv_bits == 8 and engine == "vllm":
+        formats.append("kv-fp8")
+    for name in formats:
+        how, reason = support.runs(gpu, name, engine)
+        if how == "no" and gpu.vendor == "cpu":
+            notes.append(f"{name}: {reason}; it may run all the same")
+        elif how == "no":
+            raise HardwareError(
+                f"{gpu.name} does not run {name} in {engine}: {reason}; "
+                "`quantkit gpus NAME` shows what it runs"
+            )
+        elif how == "emulated":
+            notes.append(f"{name} is emulated on {gpu.name}: {reason}")
+    return notes
+
+
+def _allowed(target: Target, context: int) -> int:
+    """A context that the model allows."""
+    if target.shape is None:
+        return context
+    return min(context, int(target.shape.config["max_position_embeddings"]))
+
+
+def _size(target: Target, demand: Demand, engine: Engine) -> Size:
+    profile = find(demand.profile)
+    if demand.context and (longest := _allowed(target, demand.context)) < demand.context:
+        raise EngineError(
+            f"{target.name} allows contexts of {longest:,} tokens, not {demand.context:,}; "
+            "shorten --context"
+        )
+    contexts = [demand.context or _allowed(target, DEFAULT_CONTEXT)]
+    while demand.context is None and contexts[-1] // 2 >= LEAST_CONTEXT:
+        contexts.append(contexts[-1] // 2)
+    for context in contexts:
+        size = _size_at(target, demand, engine, profile, context)
+        if size.fit is None or size.fit.users:
+            return size
+    assert size.fit is not None
+    raise HardwareError(
+        f"{target.name} does not fit on {demand.count} x {demand.gpu.name} with a context of "
+        f"{size.context:,} tokens: {size.fit.reason}; shorten --context, use more or larger GPUs, "
+        "or take a smaller format"
+    )
+
+
+def _size_at(
+    target: Target, demand: Demand, engine: Engine, profile: Profile, context: int
+) -> Size:
+    large = is_large(demand.gpu)
+    limit = MAX_SEQUENCES[large]
+    if demand.gpu.vendor == "cpu":  # where everything else wants memory and cores too
+        limit = demand.users or profile.slots
+    kv_bits = demand.kv_bits or _own_kv_bits(target.recipe)
+    if target.shape is None:
+        slots = demand.users or profile.slots
+        return Size(profile, context, slots, profile.batch_tokens[large], kv_bits, None)
+    wanted = min(demand.users, limit) if demand.users and profile.filled == 1 else limit
+    batch = profile.batch_tokens[large]
+    if engine == "llama.cpp":
+        used = memory.LLAMA_CPP
+    else:
+        used = replace(memory.VLLM, batch_tokens=batch, n_logits=wanted)
+    beside = demand.draft.beside(demand.count) if demand.draft else Beside()
+    lora = loras.size_bytes(target.shape, demand.adapters, demand.count)
+    fit = memory.fits(
+        target.shape,
+        target.sized_by,
+        demand.gpu,
+        demand.count,
+        context,
+        demand.users or 1,
+        demand.utilisation,
+        kv_bits,
+        used,
+        replace(beside, fixed_bytes=beside.fixed_bytes + lora),
+    )
+    if engine == "llama.cpp":
+        sequences = min(fit.users, demand.users or profile.slots)
+    else:
+        held = max(1, int(fit.kv_tokens / (context * profile.filled)))
+        sequences = min(held, wanted)
+    batch = max(sequences, min(batch, sequences * context))
+    return Size(profile, context, max(1, sequences), batch, kv_bits, fit)
+
+
+def kv_bits(text: str) -> int | None:
+    """Bits of keys and values by what people write; None leaves it to the checkpoint."""
+    known = {"auto": None, "16": 16, "bf16": 16, "fp16": 16, "8": 8, "fp8": 8, "q8_0": 8}
+    if text.lower() not in known:
+        raise UnknownName("type of KV cache", text, ("auto", "16", "8"))
+    return known[text.lower()]
+
+
+def _own_kv_bits(recipe: AnyRecipe | None) -> int:
+    has_scales = not isinstance(recipe, GGUFRecipe) and recipe and recipe.kv_cache
+    return 8 if has_scales else 16
+
+
+def _by_flag(words: Sequence[str]) -> list[list[str]]:
+    """Words of a command line, each flag with its values."""
+    found: list[list[str]] = []
+    for word in words:
+        if found and not word.startswith("-"):
+            found[-1].append(word)
+        else:
+            found.append([word])
+    return found

@@ -1,0 +1,179 @@
+"""A server that runs: started, waited for, asked once, and ended whatever happens."""
+
+import json
+import shlex
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantkit.engine.process import Child
+from quantkit.errors import EngineError
+from quantkit.progress import Progress, Silent
+from quantkit.serving.plan import Plan
+from quantkit.serving.program import Program
+
+PROMPT = "The capital of France is"
+MAX_TOKENS = 16
+ANSWER_SECONDS = 300.0
+"""The first request may compile kernels."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model wrote to one real request."""
+
+    text: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Server:
+    """A healthy server and the process that it is."""
+
+    url: str
+    plan: Plan
+    child: Child
+    seconds: float
+    """From the start to health."""
+
+    def ask(self) -> Answer:
+        """One real request, greedy and short; raises where the answer is none."""
+        body = {
+            "model": self.plan.target.name,
+            "prompt": PROMPT,
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0,
+        }
+        start = time.monotonic()
+        try:
+            answer = _post(f"{self.url}/v1/completions", body, ANSWER_SECONDS)
+            text = answer["choices"][0]["text"]
+        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+            # An engine whose worker is gone may look healthy until it is asked.
+            time.sleep(0.5)
+            raise self.child.failure(
+                f"{self.child.name} is healthy, and yet fails at a request ({_words(error)})"
+            ) from error
+        if not isinstance(text, str):
+            raise EngineError(f"{self.child.name} answers a request without text")
+        return Answer(text, time.monotonic() - start)
+
+    def stay(self, tick: float = 0.5) -> None:
+        """Wait until it dies, which raises; Ctrl-C ends the wait."""
+        while True:
+            self.child.check()
+            time.sleep(tick)
+
+
+def refuse_taken(host: str, port: int) -> None:
+    """Stop while nothing is started yet if another program listens there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # As servers do: a port that was just given up is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except (OSError, OverflowError) as error:
+        model = _served_at(host, port)
+        what = f", where {model} is served" if model else ""
+        reason = getattr(error, "strerror", None) or str(error)
+        raise EngineError(
+            f"port {port} of {host} cannot be had{what} ({reason}); choose another with --port"
+        ) from error
+
+
+@contextmanager
+def running(
+    plan: Plan,
+    program: Program,
+    timeout: float,
+    progress: Progress | None = None,
+    log: Path | None = None,
+) -> Iterator[Server]:
+    """The plan's server, once it is healthy; its whole family is gone afterwards."""
+    progress = progress or Silent()
+    host, port = plan.demand.host, plan.demand.port
+    refuse_taken(host, port)
+    name = {"vllm": "vLLM", "llama.cpp": "llama-server"}[plan.engine]
+    url = f"http://{_reached_at(host)}:{port}"
+    with Child(plan.command(program.words), log=log, name=name) as child:
+        progress.start(f"{name} starts", int(timeout), "s")
+        try:
+            seconds = _wait(child, url, timeout, progress)
+        finally:
+            progress.finish()
+        yield Server(url, plan, child, seconds)
+
+
+def _wait(child: Child, url: str, timeout: float, progress: Progress) -> float:
+    """Seconds until it is healthy; raises when it dies or takes longer."""
+    start, told = time.monotonic(), 0
+    while True:
+        child.check()
+        if _is_healthy(url):
+            child.check()  # or else it is another's health
+            return time.monotonic() - start
+        passed = time.monotonic() - start
+        if passed > timeout:
+            child.end()
+            raise child.failure(f"{child.name} was not ready within {timeout:.0f} s")
+        progress.advance(int(passed) - told)
+        told = int(passed)
+        progress.status((child.words(1) or [""])[-1].strip())
+        time.sleep(0.25)
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (OSError, ValueError):
+        return False
+
+
+def _served_at(host: str, port: int) -> str | None:
+    """The model of a server that listens there already, if it is one."""
+    try:
+        url = f"http://{_reached_at(host)}:{port}/v1/models"
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return str(json.loads(answer.read())["data"][0]["id"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _post(url: str, body: dict[str, Any], timeout: float) -> Any:
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=timeout) as answer:
+        return json.loads(answer.read())
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"HTTP {error.code}"
+    return str(error) or type(error).__name__
+
+
+def _reached_at(host: str) -> str:
+    """The address to call a server at that listens on `host`."""
+    if host in ("0.0.0.0", "", "::"):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+def curl(plan: Plan, url: str) -> str:
+    """A request for a terminal."""
+    if plan.target.can_chat:
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+        place = "chat/completions"
+    else:
+        body, place = {"prompt": PROMPT}, "completions"
+    text = shlex.quote(json.dumps({"model": plan.target.name, **body, "max_tokens": 64}))
+    return f"curl {url}/v1/{place} -H 'Content-Type: application/json' \\\n  -d {text}"

@@ -1,0 +1,122 @@
+"""What is to be served: a checkpoint of ours, a model as it is, or a GGUF file."""
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantkit import resources
+from quantkit.advise import shape as shapes
+from quantkit.advise.shape import ModelShape
+from quantkit.errors import CheckpointError, SourceError
+from quantkit.model.source import read_config, read_tensors
+from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
+from quantkit.storage import MANIFEST
+
+IMATRIX = "imatrix.gguf"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model as an engine is given it."""
+
+    path: str
+    """A folder, a GGUF file, or a name in the hub."""
+    name: str
+    """What requests call it."""
+    shape: ModelShape | None
+    """None where nothing is known of its memory."""
+    recipe: AnyRecipe | None
+    """None for a model that quantkit did not make."""
+    is_gguf: bool
+    has_manifest: bool = False
+    can_chat: bool = False
+    """Whether a chat template lies beside it."""
+    is_stored: bool = False
+    """Whether the shape has its tensors as they are stored, packed or not."""
+
+    @property
+    def sized_by(self) -> AnyRecipe | None:
+        """The recipe from which sizes follow; None where tensors have theirs already."""
+        return None if self.is_stored else self.recipe
+
+    @property
+    def folder(self) -> Path:
+        """Where its files lie."""
+        return Path(self.path).parent if self.is_gguf else Path(self.path)
+
+
+def planned(shape: ModelShape, recipe: AnyRecipe | None, folder: str) -> Target:
+    """A checkpoint that is not made yet."""
+    name = folder.rstrip("/").rpartition("/")[2]
+    is_gguf = isinstance(recipe, GGUFRecipe)
+    path = (
+        f"{folder}/{shape.label}-{recipe.gguf}.gguf" if isinstance(recipe, GGUFRecipe) else folder
+    )
+    return Target(path, name, shape, recipe, is_gguf)
+
+
+def open_target(path: Path) -> Target:
+    """What lies at a path, or `demo`; weights are not read."""
+    if str(path) == "demo" and not path.exists():
+        path = resources.DEMO_MODEL
+    if path.suffix == ".gguf" and path.is_file():
+        return Target(str(path), path.stem, None, None, is_gguf=True, can_chat=True)
+    if not path.is_dir():
+        raise CheckpointError(f"there is no folder {path}; give a checkpoint's, or a GGUF file")
+    can_chat = (path / "chat_template.jinja").is_file() or _has_template(path)
+    own = _read(path / MANIFEST) if (path / MANIFEST).is_file() else None
+    files = [f for f in sorted(path.glob("*.gguf")) if f.name != IMATRIX]
+    if own is None:
+        if files and not any(path.glob("*.safetensors")):
+            if len(files) > 1:
+                names = ", ".join(f.name for f in files)
+                raise CheckpointError(f"{path} holds several GGUF files ({names}); name one")
+            return open_target(files[0])
+        return _folder(path, None, can_chat)
+    recipe = _recipe(own, path)
+    if not isinstance(recipe, GGUFRecipe):
+        return _folder(path, recipe, can_chat)
+    if len(files) != 1:
+        raise CheckpointError(f"{path} does not hold one GGUF file; run `quantkit verify`")
+    name = path.resolve().name
+    shape = shapes.from_config(read_config(path), name)
+    return Target(str(files[0]), name, shape, recipe, True, True, can_chat)
+
+
+def _folder(path: Path, recipe: Recipe | None, can_chat: bool) -> Target:
+    """A folder of safetensors."""
+    name, config = path.resolve().name, read_config(path)
+    config.pop("quantization_config", None)  # which would be refused in a source
+    if recipe is not None:
+        with suppress(SourceError):  # a family whose shapes follow from its tensors only
+            shape = shapes.from_config(config, name)
+            return Target(str(path), name, shape, recipe, False, True, can_chat)
+    shape = shapes.from_tensors(config, read_tensors(path).values(), name)
+    return Target(
+        str(path), name, shape, recipe, False, recipe is not None, can_chat, is_stored=True
+    )
+
+
+def _recipe(manifest: dict[str, Any], path: Path) -> AnyRecipe:
+    data = manifest.get("recipe")
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path / MANIFEST} is damaged: it has no recipe")
+    kind: type[Recipe] | type[GGUFRecipe] = GGUFRecipe if "gguf" in data else Recipe
+    return kind.validated(data, path / MANIFEST)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path} is damaged: it is not a JSON object")
+    return data
+
+
+def _has_template(path: Path) -> bool:
+    file = path / "tokenizer_config.json"
+    return file.is_file() and "chat_template" in _read(file)

@@ -1,0 +1,120 @@
+"""Flags of `vllm serve`, as vLLM 0.26 to 0.32 have them."""
+
+import json
+from collections.abc import Iterator
+
+from quantkit.advise.gpus import GPU
+from quantkit.recipe import Recipe
+from quantkit.serving import adapters as loras
+from quantkit.serving.draft import Draft
+from quantkit.serving.plan import Demand, Flag, Size
+from quantkit.serving.target import Target
+from quantkit.storage import gib
+
+
+def flags(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
+    """Every flag that follows from the numbers, the rest being vLLM's own business."""
+    yield Flag(("--served-model-name", target.name), "what requests call the model")
+    yield Flag(("--host", demand.host), _who_reaches(demand.host))
+    yield Flag(("--port", str(demand.port)), "where it listens")
+    yield from _where(target, demand, size)
+    yield from _batches(demand, size)
+    yield from _cache(target, demand, size)
+    if demand.adapters:
+        yield from _adapters(demand)
+    if demand.draft is not None:
+        config = json.dumps(demand.draft.config(demand.count))
+        yield Flag(("--speculative-config", config), _why_draft(demand.draft))
+
+
+def _who_reaches(host: str) -> str:
+    if host in ("127.0.0.1", "localhost", "::1"):
+        return "this machine only; 0.0.0.0 lets others in"
+    return "others reach it too; vLLM asks for no password unless --api-key is given"
+
+
+def _where(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
+    gpu = demand.gpu
+    if gpu.vendor == "cpu":
+        # Compiling takes longer on a CPU than it gives back.
+        yield Flag(("--enforce-eager",), "no compilation, for a start in seconds")
+        return
+    if demand.count > 1:
+        weights = f" ({gib(size.fit.weight_bytes)} of weights on each)" if size.fit else ""
+        why = f"every layer is cut over the {demand.count} GPUs{weights}"
+        yield Flag(("--tensor-parallel-size", str(demand.count)), why)
+    yield Flag(("--gpu-memory-utilization", f"{demand.utilisation:g}"), _why_memory(gpu, size))
+    if gpu.capability is not None and gpu.capability < 8 and _is_bf16(target):
+        yield Flag(("--dtype", "half"), f"{gpu.name} has no BF16")
+
+
+def _why_memory(gpu: GPU, size: Size) -> str:
+    if size.fit is None:
+        return f"of the {gib(gpu.usable_bytes)} of {gpu.name}; the rest is for the driver"
+    fit = size.fit
+    return (
+        f"{gib(fit.usable_bytes)} of each GPU: {gib(fit.weight_bytes)} weights, about "
+        f"{gib(fit.overhead_bytes)} for computing, {gib(fit.kv_bytes)} KV cache"
+    )
+
+
+def _batches(demand: Demand, size: Size) -> Iterator[Flag]:
+    room = ""
+    if size.fit is not None and demand.gpu.vendor != "cpu":
+        room = f"; the cache holds about {size.fit.kv_tokens:,} tokens in all"
+    yield Flag(("--max-model-len", str(size.context)), f"prompt and answer together{room}")
+    yield Flag(
+        ("--max-num-seqs", str(size.sequences)),
+        f"requests at a time: {size.profile.why_sequences}",
+    )
+    yield Flag(("--max-num-batched-tokens", str(size.batch_tokens)), size.profile.why_tokens)
+
+
+def _cache(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
+    if demand.gpu.vendor == "cpu":
+        if size.fit is not None:
+            # vLLM would take half of the machine's memory for it.
+            wanted = size.sequences * size.fit.user_bytes
+            why = f"KV cache of {size.sequences} full contexts"
+            yield Flag(("--kv-cache-memory-bytes", str(max(wanted, 1 << 26))), why)
+        return
+    if size.kv_bits == 8:
+        own = isinstance(target.recipe, Recipe) and target.recipe.kv_cache is not None
+        scales = "with the checkpoint's scales" if own else "without scales: check the quality"
+        yield Flag(("--kv-cache-dtype", "fp8"), f"half the memory of each token, {scales}")
+    yield Flag(
+        ("--enable-prefix-caching",),
+        "a beginning that was read before is not read again; costs next to nothing otherwise",
+    )
+    why = f"prompts longer than {size.batch_tokens:,} tokens are read in several steps"
+    if size.batch_tokens >= size.context:
+        why = "prompts and next tokens of others are computed in one step"
+    yield Flag(("--enable-chunked-prefill",), why)
+
+
+def _adapters(demand: Demand) -> Iterator[Flag]:
+    names = ", ".join(adapter.name for adapter in demand.adapters)
+    yield Flag(("--enable-lora",), "adapters beside the model")
+    places = [f"{adapter.name}={adapter.path}" for adapter in demand.adapters]
+    yield Flag(("--lora-modules", *places), f"requests choose by the model's name: {names}")
+    yield Flag(
+        ("--max-loras", str(len(demand.adapters))), "all of them may be used in the same step"
+    )
+    rank = loras.max_rank(demand.adapters)
+    yield Flag(("--max-lora-rank", str(rank)), "the largest rank of them, as vLLM takes it")
+
+
+def _why_draft(draft: Draft) -> str:
+    source = {
+        "draft_model": "a small model guesses",
+        "ngram": "guesses from what stood after the same words before:",
+        "eagle": "a trained head guesses",
+        "eagle3": "a trained head guesses",
+    }[draft.kind]
+    return f"{source} {draft.n_tokens} tokens at a time; pays off at few requests at a time"
+
+
+def _is_bf16(target: Target) -> bool:
+    config = {} if target.shape is None else target.shape.config
+    named = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+    return named.endswith("bfloat16")

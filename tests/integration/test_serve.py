@@ -1,0 +1,85 @@
+"""Servers of real engines: llama.cpp in the normal suite, vLLM for CPUs in the slow one."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+# What llama-server does with these flags, by the same code in its Python package.
+LLAMA_SERVER = """#!{python}
+import sys, time
+import xllamacpp
+
+words = sys.argv[1:]
+def value(flag):
+    return words[words.index(flag) + 1]
+wanted = xllamacpp.CommonParams()
+wanted.model.path = value("-m")
+wanted.n_ctx = int(value("--ctx-size"))
+wanted.n_parallel = int(value("--parallel"))
+wanted.hostnames, wanted.port = [value("--host")], int(value("--port"))
+wanted.endpoint_metrics = "--metrics" in words
+wanted.cpuparams.n_threads = 1
+wanted.warmup = False
+server = xllamacpp.Server(wanted)
+print("listening at", server.listening_address, flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    from quantkit.cli.main import main
+
+    out = tmp_path_factory.mktemp("made")
+    handler = signal.getsignal(signal.SIGTERM)
+    recipes = ["-r", "fp8-dynamic", "-r", "gguf-q8_0"]
+    assert main(["quantize", "demo", *recipes, "-o", str(out), "-q"]) == 0
+    signal.signal(signal.SIGTERM, handler)
+    return out
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_llama_cpp_serves_the_demo_model(run_cli, made, port, tmp_path):
+    pytest.importorskip("xllamacpp")
+    program = tmp_path / "llama-server"
+    program.write_text(LLAMA_SERVER.format(python=sys.executable))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    command = ["serve", made / "gguf-q8_0", "--gpu", "cpu", "--port", port, "--users", "2"]
+    result = run_cli([*command, "--llama-server", program, "--once", "--json", "-q"])
+    assert result.code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data["engine"] == "llama.cpp"
+    assert data["context"] == 1024
+    assert data["answer"].strip()
+
+
+@pytest.mark.slow
+def test_vllm_for_cpus_serves_the_demo_model(run_cli, made, port, tmp_path, monkeypatch):
+    python = os.environ.get("VLLM_PYTHON")
+    if not python:
+        pytest.skip("VLLM_PYTHON names no Python with vLLM")
+    monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
+    # Threads that are bound to cores wait for each other forever where others use these too.
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    log = tmp_path / "log"
+    command = ["serve", made / "fp8-dynamic", "--gpu", "cpu", "--port", port, "--users", "2"]
+    result = run_cli([*command, "--python", python, "--log", log, "--once", "--json", "-q"])
+    assert result.code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data["version"].startswith("vLLM 0.")
+    assert data["answer"].strip()
+    assert "Application startup complete" in Path(log).read_text()
