@@ -8,7 +8,7 @@ than GPUs, each GPU has a copy of one. llama.cpp gives whole layers to each GPU 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from quantkit.advise import weights
 from quantkit.advise.shape import ModelShape
@@ -24,6 +24,20 @@ KEYS = ("k_proj", "v_proj")
 WHOLE = ("q_a_proj", "kv_a_proj_with_mqa")
 """What latent attention compresses with, which every GPU has all of."""
 BLOCK = re.compile(r"blk\.(\d+)\.")
+
+
+class Split(NamedTuple):
+    """A model over GPUs."""
+
+    weight_bytes: int
+    """On the fullest one."""
+    obstacle: str
+    """Why they cannot share it; empty where they can."""
+
+
+def split(shape: ModelShape, recipe: AnyRecipe | None, n_gpus: int) -> Split:
+    """How this many GPUs share a model in a recipe's format, or as it is."""
+    return Split(bytes_per_gpu(shape, recipe, n_gpus), obstacle(shape, recipe, n_gpus))
 
 
 def bytes_per_gpu(shape: ModelShape, recipe: AnyRecipe | None, n_gpus: int) -> int:

@@ -18,6 +18,7 @@ from quantkit.cli import (
     gpus,
     quantize,
     recipes,
+    recommend,
     report,
     run,
     score,
@@ -67,6 +68,7 @@ app.command("gate")(gate.command)
 app.command("card")(card.command)
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(recipes.app, name="recipes")
+app.command("recommend")(recommend.command)
 app.command("gpus")(gpus.command)
 app.command("doctor")(doctor.command)
 
