@@ -1,4 +1,4 @@
-"""Every format of a model on one kind of GPU: whether it serves, how fast, how well, at what cost."""
+"""Every format of a model on one kind of GPU: does it serve, how fast, how well, at what cost."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -115,6 +115,7 @@ class Candidate:
     load: Load
     fit: Fit | None = None
     speed: Speed | None = None
+    """None where it does not fit."""
     cost: Span | None = None
     """Per million tokens of answers, in the money of `gpu_hour`."""
     problem: str = ""
@@ -159,13 +160,14 @@ def _candidate(question: Question, gpu: GPU, format: Format) -> Candidate:
     )  # fmt: skip
     if question.users is None and question.objective == "throughput":
         load = question.load(max(1, min(fit.users, MOST_TOGETHER)))
+    candidate = replace(candidate, load=load, fit=fit)
+    if not fit.fits:
+        return replace(candidate, problem=fit.reason, lacks="memory")
     found = question.speeds.get(format.name)
     if found is None:
         case = speed.Case(catalogue.shape, made, format, gpu, count)
         found = speed.estimate(case, load)
-    candidate = replace(candidate, load=load, fit=fit, speed=found, cost=_cost(question, found))
-    if not fit.fits:
-        return replace(candidate, problem=fit.reason, lacks="memory")
+    candidate = replace(candidate, speed=found, cost=_cost(question, found))
     if known is None:
         return replace(candidate, problem="nobody knows what it keeps", lacks="quality")
     if known.recovery < question.min_quality:

@@ -8,10 +8,11 @@ Each has a slow end, a typical value and a fast end. Where they come from:
 - Unpacking. The same page has Q4_K_M at 0.6 of peak on both cards and at 0.41 to 0.46 on Apple's,
   so blocks of fewer bits cost a quarter, there a third. vLLM's Marlin kernel keeps close to what
   its bytes promise up to batches of 16 to 32 (https://github.com/IST-DASLab/marlin).
-- Unpacking on data-centre GPUs. llama.cpp reads Q4_K_M files no faster there than arithmetic allows:
-  one of 18.3 GB 28, 43, 68 and 75 times a second on V100, A100, H100 and B300
+- Unpacking on data-centre GPUs. llama.cpp reads Q4_K_M files there no faster than arithmetic
+  allows: one of 18.3 GB 28, 43, 68 and 75 times a second on V100, A100, H100 and B300
   (https://pavlokhmel.com/llm_throughput_benchmark_on_13_gpus_and_10_models.html).
-- Compute. On the first page prompts run at 0.55 (M2 Ultra) to 0.85 (RTX 4090) of the dense 16-bit rate.
+- Compute. On the first page prompts run at 0.55 (M2 Ultra) to 0.85 (RTX 4090) of the dense
+  16-bit rate.
 - Time of its own, for each layer and each step: launching kernels, drawing tokens, scheduling.
 - Together. vLLM computes a step for all users. llama.cpp's throughput did not grow with the number
   of users on an H200 (https://developers.redhat.com/articles/2025/09/30/
@@ -63,7 +64,7 @@ LLAMA_CPP_APPLE = (
 
 
 UNPACKED_GB_S = {7.0: 510.0, 8.0: 790.0, 9.0: 1240.0, 10.0: 1370.0, 10.3: 1370.0}
-"""By compute capability: the most that llama.cpp reads of packed weights; others are not held up."""
+"""By compute capability: the most that llama.cpp reads of packed weights; others have no limit."""
 
 
 def of(engine: str, vendor: str) -> tuple[Efficiency, Efficiency, Efficiency]:

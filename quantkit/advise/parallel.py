@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from quantkit.advise import weights
 from quantkit.advise.shape import ModelShape
 from quantkit.model.headers import TensorSpec
-from quantkit.quantize import plan as planning
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 
 VOCABULARY = re.compile(r"(embed_tokens|wte|lm_head)\.")
@@ -110,7 +109,7 @@ def obstacle(shape: ModelShape, recipe: AnyRecipe | None, n_gpus: int) -> str:
 
 def _tile_obstacle(shape: ModelShape, recipe: Recipe, n_gpus: int) -> str:
     """Cuts must fall between groups or blocks that share a scale."""
-    plan = planning.make(shape.architecture, shape.stored, recipe)
+    plan = weights.plan(shape, recipe)
     scheme = plan.recipe.weights
     group = scheme.group_size if isinstance(scheme.group_size, int) else 0
     high, wide = scheme.block_structure or (1, group or 1)

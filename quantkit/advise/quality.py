@@ -1,4 +1,4 @@
-"""What a format keeps of a model's quality: from a report of that model, else from published figures.
+"""What a format keeps of a model's quality: from a report of that model, or from published ones.
 
 Quality is recovery: the share of the source's accuracy that is left. A report that has accuracies
 gives it from those; one that has none from perplexities, source over candidate, which is harsher.

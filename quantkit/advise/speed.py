@@ -7,7 +7,6 @@ a layer; in llama.cpp they take turns.
 """
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -120,31 +119,26 @@ class Case:
 
 def estimate(case: Case, load: Load) -> Speed:
     """The times that a case takes under a load."""
-    ends = efficiency.of(case.format.engine, case.gpu.vendor)
     depth = load.prompt + load.answer // 2
     knows_compute = case.gpu.fp16_tflops is not None
-
-    def span(seconds: Callable[[Efficiency], float]) -> Span:
-        slow, typical, fast = (seconds(end) for end in ends)
-        return Span(fast, typical, slow)
-
-    def prefill(end: Efficiency) -> float:
-        return prefill_seconds(case, load.prompt, end) if knows_compute else 0.0
-
-    def step(end: Efficiency) -> float:
-        return step_seconds(case, load.users, depth, end)
-
-    def total(end: Efficiency) -> float:
-        busy = load.users * prefill(end) + load.answer * step(end)
-        return load.users * load.answer / busy
-
-    slow, typical, fast = (total(end) for end in ends)
+    slow, typical, fast = (
+        (
+            prefill_seconds(case, load.prompt, end) if knows_compute else 0.0,
+            step_seconds(case, load.users, depth, end),
+        )
+        for end in efficiency.of(case.format.engine, case.gpu.vendor)
+    )
+    first, step = (Span(*times) for times in zip(fast, typical, slow, strict=True))
+    answer = Span(*(once + load.answer * again for once, again in (fast, typical, slow)))
+    tokens = load.users * load.answer
+    total = Span(
+        *(
+            tokens / (load.users * once + load.answer * again)
+            for once, again in (slow, typical, fast)
+        )
+    )
     return Speed(
-        first_token=span(prefill) if knows_compute else None,
-        step=span(step),
-        answer=span(lambda end: prefill(end) + load.answer * step(end)),
-        total=Span(slow, typical, fast),
-        bound=_bound(case, load.users, depth),
+        first if knows_compute else None, step, answer, total, _bound(case, load.users, depth)
     )
 
 

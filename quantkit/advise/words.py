@@ -125,27 +125,30 @@ BEST = {
 
 def reason(chosen: Candidate, serving: Sequence[Candidate], question: Question) -> str:
     """Why it is this one."""
+    from quantkit.advise.recommendation import kept_step, merit
+
     objective = question.objective
-    among = f"of {len(serving)} formats that fit" if len(serving) > 1 else "nothing else fits"
-    floor = f" and keep at least {question.min_quality:g} of the quality"
-    said = f"{BEST[objective]} {among}{floor if len(serving) > 1 else ''}"
-    if objective != "quality" and _faster(chosen, serving, objective):
-        said += ", or so near to it that the better quality decides"
+    if len(serving) == 1:
+        return f"nothing else fits and keeps {question.min_quality:g}: {figure(chosen, objective)}"
+    said = f"{BEST[objective]} of {len(serving)} formats that fit and keep {question.min_quality:g}"
+    best = min(serving, key=lambda c: merit(c, objective))
+    if objective != "quality" and best is not chosen:
+        less = kept_step(best) < kept_step(chosen)
+        if less:
+            said += f", but for {best.format.name}, hardly better and with less quality"
+        elif best.format.engine != chosen.format.engine:
+            said += f", but for {best.format.name}, hardly better and for one user at a time"
     return f"{said}: {figure(chosen, objective)}"
-
-
-def _faster(chosen: Candidate, serving: Sequence[Candidate], objective: str) -> bool:
-    from quantkit.advise.recommendation import merit
-
-    return any(merit(c, objective) < merit(chosen, objective) for c in serving)
 
 
 def against(second: Candidate, chosen: Candidate, question: Question) -> str:
     """What the runner-up has to offer, and what it lacks."""
+    from quantkit.advise.recommendation import kept_step
+
     said = figure(second, question.objective)
     if question.objective != "quality" and second.quality and chosen.quality:
-        gap = second.quality.recovery - chosen.quality.recovery
-        if abs(gap) >= 0.0005:
+        gap = kept_step(second) - kept_step(chosen)
+        if gap:
             said += f"; keeps {'more' if gap > 0 else 'less'} quality, {kept(second)}"
     if second.format.engine != chosen.format.engine:
         said += f"; served by {second.format.engine}"

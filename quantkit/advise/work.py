@@ -8,7 +8,6 @@ from quantkit.advise import weights
 from quantkit.advise.formats import Format
 from quantkit.advise.shape import EMBEDDING, HEAD, ModelShape
 from quantkit.model.architecture import EXPERT
-from quantkit.quantize import plan as planning
 from quantkit.recipe import GGUFRecipe, Recipe
 
 GGUF_EXPERT = re.compile(r"_exps\.")
@@ -92,7 +91,7 @@ def of(shape: ModelShape, format: Format) -> Work:
 def _own_modules(shape: ModelShape, format: Format) -> set[str]:
     if not format.has_own_arithmetic or not isinstance(format.recipe, Recipe):
         return set()
-    return set(planning.make(shape.architecture, shape.stored, format.recipe).quantized)
+    return set(weights.plan(shape, format.recipe).quantized)
 
 
 def _is_tied(shape: ModelShape) -> bool:

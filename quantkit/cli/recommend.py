@@ -30,7 +30,9 @@ def command(
     ] = None,
     users: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="At a time; default: 1, for throughput all that fit."),
+        typer.Option(
+            min=1, metavar="N", help="At a time; default: 1; for throughput, all that fit."
+        ),
     ] = None,
     objective: Annotated[
         str, typer.Option(metavar="WHAT", help="latency, throughput, memory or quality.")

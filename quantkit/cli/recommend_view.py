@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from quantkit.advise.recommendation import Recommendation
 
 HEADINGS = ("format", "GiB", "room", "first", "each", "all", "quality")
-LEGEND = (
-    "Typical figures. GiB: weights on each GPU. room: users at this context. first: time to the\n"
-    "first token. each, all: tokens/s that a user sees, and of all users. quality: ~ is a prior."
-)
+LEGEND = """\
+Typical figures. GiB: weights on each GPU. room: users at this context.
+first: time to the first token. each, all: tokens/s of one user, of all users.
+quality: the share that is kept; ~ is a prior."""
 
 
 def show(found: "Recommendation", model: str) -> None:
@@ -129,7 +129,14 @@ def show_many(found: "Sequence[Recommendation]") -> None:
     served = [one for one in found if one.chosen is not None]
     names = [f.name for f in question.catalogue.formats]
     cells = {one.gpu.name: {c.format.name: _cell(c, one) for c in one.candidates} for one in served}
-    kept = [name for name in names if any(column.get(name) for column in cells.values())]
+    chosen = {one.chosen.format.name for one in served if one.chosen is not None}
+    # An FP8 cache is worth a row where it is somebody's choice.
+    kept = [
+        name
+        for name in names
+        if any(column.get(name) for column in cells.values())
+        and (name in chosen or not name.endswith("+kv-fp8"))
+    ]
     width = shutil.get_terminal_size().columns
     room = max(1, (width - max(map(len, kept), default=0) - 2) // 11)
     label = question.catalogue.shape.label
