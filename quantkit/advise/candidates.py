@@ -161,6 +161,8 @@ def _candidate(question: Question, gpu: GPU, format: Format) -> Candidate:
     if question.users is None and question.objective == "throughput":
         load = question.load(max(1, min(fit.users, MOST_TOGETHER)))
     candidate = replace(candidate, load=load, fit=fit)
+    if obstacle := catalogue.split(format, count).obstacle:
+        return replace(candidate, problem=obstacle, lacks="support")
     if not fit.fits:
         return replace(candidate, problem=fit.reason, lacks="memory")
     found = question.speeds.get(format.name)

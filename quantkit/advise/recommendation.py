@@ -1,21 +1,13 @@
 """One format for a question, with its reason, the runner-up, and what would change the choice."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quantkit.advise import remedies, words
 from quantkit.advise.candidates import OBJECTIVES, Candidate, Question, evaluate
 from quantkit.advise.gpus import GPU
+from quantkit.advise.ranking import ranked
 from quantkit.advise.remedies import Remedy
 
-TIE = 0.1
-"""Estimates that differ by less than this are taken as equal; quality decides between them."""
-HANDICAP = 1.2
-"""What llama.cpp must be better by where vLLM serves too: estimates of two engines compare less
-well than those of one, and vLLM serves several users at a time."""
-QUALITY_STEP = 0.005
-"""Qualities from different benchmarks are not told apart more finely than this."""
-SPEED_STEP = 0.02
 MOST_CHANGES = 5
 
 
@@ -61,47 +53,6 @@ def recommend(question: Question, gpu: GPU, in_depth: bool = True) -> Recommenda
         tuple(_changes(question, gpu, chosen)) if in_depth else (),
         notes=notes,
     )
-
-
-def ranked(found: Sequence[Candidate], objective: str) -> list[Candidate]:
-    """Best first. Near the best figure quality decides, then the engine that serves many users."""
-    serving = [c for c in found if c.serves]
-    rest = [c for c in found if not c.serves]
-    handicap = HANDICAP if any(c.format.engine == "vllm" for c in serving) else 1.0
-
-    def fair(candidate: Candidate) -> float:
-        is_held = candidate.format.engine == "llama.cpp" and objective != "memory"
-        return merit(candidate, objective) * (handicap if is_held else 1.0)
-
-    best = min(map(fair, serving), default=0.0)
-
-    def key(candidate: Candidate) -> tuple[float, ...]:
-        own = fair(candidate)
-        kept = candidate.quality.recovery if candidate.quality else 0.0
-        is_prior = candidate.quality is None or candidate.quality.is_prior
-        is_file = candidate.format.engine == "llama.cpp"
-        if objective == "quality":
-            return (-kept, is_prior, is_file, own // (best * SPEED_STEP))
-        if own > best * (1 + TIE):
-            return (1, own)
-        return (0, -kept_step(candidate), is_file, (own / best - 1) // SPEED_STEP)
-
-    return sorted(serving, key=key) + sorted(rest, key=lambda c: c.lacks == "support")
-
-
-def kept_step(candidate: Candidate) -> int:
-    """The quality in steps that are told apart."""
-    return round(candidate.quality.recovery / QUALITY_STEP) if candidate.quality else 0
-
-
-def merit(candidate: Candidate, objective: str) -> float:
-    """The figure that an objective is about; less is better."""
-    speed = candidate.speed
-    if objective == "memory" or speed is None:
-        return float(candidate.needed_bytes)
-    if objective == "throughput":
-        return 1 / speed.total.typical
-    return speed.answer.typical
 
 
 def _kind(candidate: Candidate) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from quantkit.advise.candidates import Candidate, Question
 from quantkit.advise.gpus import GPU
+from quantkit.advise.ranking import kept_step, merit
 from quantkit.advise.speed import ASSUMED_PCIE, Span
 from quantkit.storage import gib
 
@@ -64,7 +65,7 @@ def figure(candidate: Candidate, objective: str) -> str:
         return f"{span(speed.total)} tokens/s of answers with {users(load.users)}"
     if objective == "quality":
         return f"{kept(candidate)} of the quality"
-    return f"{span_of_seconds(speed.answer)} for a whole answer with {users(load.users)}"
+    return f"a whole answer in {span_of_seconds(speed.answer)} with {users(load.users)}"
 
 
 MEANING = {
@@ -100,19 +101,12 @@ def lack(candidate: Candidate) -> tuple[str, str]:
     if candidate.lacks == "quality":
         return "keeps too little", kept(candidate)
     if candidate.lacks == "memory" and fit is not None:
-        if parallel_problem(candidate):
-            return candidate.problem, ""
         if fit.users:
             return f"room for fewer than {users(candidate.load.users)}", f"{fit.users:,}"
         needed = fit.weight_bytes + fit.overhead_bytes + fit.user_bytes
         room = fit.usable_bytes / (1 << 30)
         return f"too large for {room:.1f} GiB", f"{needed / (1 << 30):.1f}"
     return candidate.problem, ""
-
-
-def parallel_problem(candidate: Candidate) -> bool:
-    """Whether it is not memory that is missing: the GPUs cannot share the model."""
-    return "cannot be" in candidate.problem or "are fewer than" in candidate.problem
 
 
 BEST = {
@@ -125,26 +119,24 @@ BEST = {
 
 def reason(chosen: Candidate, serving: Sequence[Candidate], question: Question) -> str:
     """Why it is this one."""
-    from quantkit.advise.recommendation import kept_step, merit
-
     objective = question.objective
     if len(serving) == 1:
-        return f"nothing else fits and keeps {question.min_quality:g}: {figure(chosen, objective)}"
-    said = f"{BEST[objective]} of {len(serving)} formats that fit and keep {question.min_quality:g}"
+        among = "nothing else fits and keeps"
+    else:
+        among = f"{BEST[objective]} among {len(serving)} formats that fit and keep"
+    said = f"{among} at least {question.min_quality:g} of the quality: {figure(chosen, objective)}"
     best = min(serving, key=lambda c: merit(c, objective))
-    if objective != "quality" and best is not chosen:
-        less = kept_step(best) < kept_step(chosen)
-        if less:
-            said += f", but for {best.format.name}, hardly better and with less quality"
-        elif best.format.engine != chosen.format.engine:
-            said += f", but for {best.format.name}, hardly better and for one user at a time"
-    return f"{said}: {figure(chosen, objective)}"
+    if objective == "quality" or best is chosen:
+        return said
+    if kept_step(best) < kept_step(chosen):
+        return f"{said}; {best.format.name} is hardly better and keeps less"
+    if best.format.engine != chosen.format.engine:
+        return f"{said}; {best.format.name} is hardly better and serves one user after the other"
+    return said
 
 
 def against(second: Candidate, chosen: Candidate, question: Question) -> str:
     """What the runner-up has to offer, and what it lacks."""
-    from quantkit.advise.recommendation import kept_step
-
     said = figure(second, question.objective)
     if question.objective != "quality" and second.quality and chosen.quality:
         gap = kept_step(second) - kept_step(chosen)

@@ -1,0 +1,55 @@
+"""Which of several candidates is better, for what somebody wants."""
+
+from collections.abc import Sequence
+
+from quantkit.advise.candidates import Candidate
+
+TIE = 0.1
+"""Estimates that differ by less than this are taken as equal; quality decides between them."""
+HANDICAP = 1.2
+"""What llama.cpp must be better by where vLLM serves too: estimates of two engines compare less
+well than those of one, and vLLM serves several users at a time."""
+QUALITY_STEP = 0.005
+"""Qualities from different benchmarks are not told apart more finely than this."""
+SPEED_STEP = 0.02
+
+
+def ranked(found: Sequence[Candidate], objective: str) -> list[Candidate]:
+    """Best first. Near the best figure quality decides, then the engine that serves many users."""
+    serving = [c for c in found if c.serves]
+    rest = [c for c in found if not c.serves]
+    handicap = HANDICAP if any(c.format.engine == "vllm" for c in serving) else 1.0
+
+    def fair(candidate: Candidate) -> float:
+        is_held = candidate.format.engine == "llama.cpp" and objective != "memory"
+        return merit(candidate, objective) * (handicap if is_held else 1.0)
+
+    best = min(map(fair, serving), default=0.0)
+
+    def key(candidate: Candidate) -> tuple[float, ...]:
+        own = fair(candidate)
+        kept = candidate.quality.recovery if candidate.quality else 0.0
+        is_prior = candidate.quality is None or candidate.quality.is_prior
+        is_file = candidate.format.engine == "llama.cpp"
+        if objective == "quality":
+            return (-kept, is_prior, is_file, own // (best * SPEED_STEP))
+        if own > best * (1 + TIE):
+            return (1, own)
+        return (0, -kept_step(candidate), is_file, (own / best - 1) // SPEED_STEP)
+
+    return sorted(serving, key=key) + sorted(rest, key=lambda c: c.lacks == "support")
+
+
+def kept_step(candidate: Candidate) -> int:
+    """The quality in steps that are told apart."""
+    return round(candidate.quality.recovery / QUALITY_STEP) if candidate.quality else 0
+
+
+def merit(candidate: Candidate, objective: str) -> float:
+    """The figure that an objective is about; less is better."""
+    speed = candidate.speed
+    if objective == "memory" or speed is None:
+        return float(candidate.needed_bytes)
+    if objective == "throughput":
+        return 1 / speed.total.typical
+    return speed.answer.typical
