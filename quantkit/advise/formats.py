@@ -1,8 +1,10 @@
 """Formats to choose between: recipes, and what decides where they run and how well they do."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from quantkit.recipe import AnyRecipe, GGUFRecipe, load
+from quantkit import resources
+from quantkit.recipe import AnyRecipe, GGUFRecipe, load, split_addition
 
 AS_IT_IS = "as it is"
 """The name of a model without any recipe."""
@@ -70,7 +72,13 @@ def of(recipe: AnyRecipe | None) -> Format:
     return Format(recipe.name, recipe, key, "vllm", recipe.kv_cache is not None)
 
 
-def considered() -> tuple[Format, ...]:
-    """All formats that a recommendation chooses from, each also with an FP8 cache."""
+def considered(scored: Iterable[str] = ()) -> tuple[Format, ...]:
+    """All formats that a recommendation chooses from, each also with an FP8 cache.
+
+    Recipes that ship with quantkit and were `scored` in a report of the model are among them.
+    """
     served = [name for base in SERVED for name in (base, f"{base}+kv-fp8")]
-    return (of(None), *(of(load(name)) for name in (*served, *FILES)))
+    names = [*served, *FILES]
+    shipped = resources.names("recipes")
+    names += [name for name in scored if name not in names and split_addition(name)[0] in shipped]
+    return (of(None), *(of(load(name)) for name in names))

@@ -40,7 +40,8 @@ class Prior:
     """One published figure."""
 
     formats: tuple[str, ...]
-    billions: float
+    billions: float | None
+    """The size of the model that was measured; None: many sizes."""
     recovery: float
     measured: str
     source: str = ""
@@ -87,11 +88,11 @@ def _prior(name: str, n_parameters: int) -> Quality | None:
     if not known:
         return None
     billions = n_parameters / 1e9
-    near = min(known, key=lambda prior: abs(math.log(prior.billions / billions)))
-    basis = near.measured
-    if near.billions / billions > FAR:
+    near = min(known, key=lambda prior: abs(math.log((prior.billions or billions) / billions)))
+    basis, times = near.measured, (near.billions or billions) / billions
+    if times > FAR:
         basis += "; smaller models tend to lose more"
-    elif billions / near.billions > FAR:
+    elif times < 1 / FAR:
         basis += "; larger models tend to lose less"
     if near.unverified:
         basis += " (unverified)"

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from quantkit.advise.candidates import Candidate
+from quantkit.advise.candidates import Candidate, Question, evaluate
+from quantkit.advise.gpus import GPU
 
 TIE = 0.1
 """Estimates that differ by less than this are taken as equal; quality decides between them."""
@@ -14,10 +15,22 @@ QUALITY_STEP = 0.005
 SPEED_STEP = 0.02
 
 
-def ranked(found: Sequence[Candidate], objective: str) -> list[Candidate]:
-    """Best first. Near the best figure quality decides, then the engine that serves many users."""
+def ranked(question: Question, gpu: GPU) -> list[Candidate]:
+    """All candidates, best first. Near the best figure quality decides, then the engine that
+    serves many users. Where there is a report, what it does not cover comes after what it does."""
+    found = evaluate(question, gpu)
     serving = [c for c in found if c.serves]
     rest = [c for c in found if not c.serves]
+    proven = [c for c in serving if c.quality is not None and not c.quality.is_prior]
+    if question.qualities and proven:
+        others = [c for c in serving if c not in proven]
+        ordered = _ordered(proven, question.objective) + _ordered(others, question.objective)
+    else:
+        ordered = _ordered(serving, question.objective)
+    return ordered + sorted(rest, key=lambda c: c.lacks == "support")
+
+
+def _ordered(serving: Sequence[Candidate], objective: str) -> list[Candidate]:
     handicap = HANDICAP if any(c.format.engine == "vllm" for c in serving) else 1.0
 
     def fair(candidate: Candidate) -> float:
@@ -37,7 +50,7 @@ def ranked(found: Sequence[Candidate], objective: str) -> list[Candidate]:
             return (1, own)
         return (0, -kept_step(candidate), is_file, (own / best - 1) // SPEED_STEP)
 
-    return sorted(serving, key=key) + sorted(rest, key=lambda c: c.lacks == "support")
+    return sorted(serving, key=key)
 
 
 def kept_step(candidate: Candidate) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from quantkit.advise import remedies, words
-from quantkit.advise.candidates import OBJECTIVES, Candidate, Question, evaluate
+from quantkit.advise.candidates import OBJECTIVES, Candidate, Question
 from quantkit.advise.gpus import GPU
 from quantkit.advise.ranking import ranked
 from quantkit.advise.remedies import Remedy
@@ -31,7 +31,7 @@ class Recommendation:
 
 def recommend(question: Question, gpu: GPU, in_depth: bool = True) -> Recommendation:
     """The format for a question on GPUs; not `in_depth` leaves out what would change it."""
-    found = ranked(evaluate(question, gpu), question.objective)
+    found = ranked(question, gpu)
     serving = [candidate for candidate in found if candidate.serves]
     notes = words.assumptions(question, gpu)
     if not serving:
@@ -90,7 +90,7 @@ def _changes(question: Question, gpu: GPU, chosen: Candidate) -> list[str]:
     ]
     told: dict[str, str] = {}
     for words_of_it, other in asked:
-        best = ranked(evaluate(other, gpu), other.objective)[0]
+        best = ranked(other, gpu)[0]
         if best.serves and _alike(best) == _alike(chosen):
             continue
         name = best.format.name if best.serves else "nothing"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from quantkit.advise import gpus
 from quantkit.advise.candidates import Candidate, Question, evaluate
 from quantkit.advise.gpus import GPU
+from quantkit.advise.ranking import ranked
 
 COUNTS = (2, 3, 4, 5, 6, 7, 8, 16)
 LEAST_CONTEXT = 256
@@ -80,8 +81,9 @@ def _kept(candidate: Candidate) -> float:
 
 
 def _first(question: Question, gpu: GPU) -> Candidate | None:
-    """What serves then, and keeps most."""
-    return max((c for c in evaluate(question, gpu) if c.serves), key=_kept, default=None)
+    """What would be the choice then."""
+    best = ranked(question, gpu)[0]
+    return best if best.serves else None
 
 
 def _longest_context(question: Question, gpu: GPU) -> tuple[int, Candidate] | None:

@@ -125,7 +125,8 @@ def reason(chosen: Candidate, serving: Sequence[Candidate], question: Question) 
     else:
         among = f"{BEST[objective]} among {len(serving)} formats that fit and keep"
     said = f"{among} at least {question.min_quality:g} of the quality: {figure(chosen, objective)}"
-    best = min(serving, key=lambda c: merit(c, objective))
+    alike = [c for c in serving if not c.quality or c.quality.is_prior == _is_prior(chosen)]
+    best = min(alike, key=lambda c: merit(c, objective))
     if objective == "quality" or best is chosen:
         return said
     if kept_step(best) < kept_step(chosen):
@@ -135,6 +136,10 @@ def reason(chosen: Candidate, serving: Sequence[Candidate], question: Question) 
     return said
 
 
+def _is_prior(candidate: Candidate) -> bool:
+    return candidate.quality is None or candidate.quality.is_prior
+
+
 def against(second: Candidate, chosen: Candidate, question: Question) -> str:
     """What the runner-up has to offer, and what it lacks."""
     said = figure(second, question.objective)
@@ -142,6 +147,8 @@ def against(second: Candidate, chosen: Candidate, question: Question) -> str:
         gap = kept_step(second) - kept_step(chosen)
         if gap:
             said += f"; keeps {'more' if gap > 0 else 'less'} quality, {kept(second)}"
+    if question.qualities and _is_prior(second) and not _is_prior(chosen):
+        said += "; not in the report"
     if second.format.engine != chosen.format.engine:
         said += f"; served by {second.format.engine}"
     return said
@@ -184,6 +191,10 @@ def assumptions(question: Question, gpu: GPU) -> tuple[str, ...]:
         notes.append(
             "Quality (~) is a prior from published figures of other models; a report of this one "
             "(--report) replaces it."
+        )
+    else:
+        notes.append(
+            "Formats that the report does not cover come last, whatever is published (~) of them."
         )
     if gpu.fp16_tflops is None:
         notes.append(

@@ -65,7 +65,7 @@ def command(
     json: AsJson = False,
 ) -> None:
     """Say which format to serve a model in on a GPU, and why."""
-    from quantkit.advise import document, quality, shape
+    from quantkit.advise import document, formats, quality, shape
     from quantkit.advise.candidates import MIN_QUALITY, Catalogue, Question
     from quantkit.advise.recommendation import recommend
     from quantkit.cli import console, recommend_view, start
@@ -75,8 +75,9 @@ def command(
         raise typer.BadParameter("--gpu-hour is the price of one GPU; name one with --gpu")
     start.stay_offline_if(start.is_local(model))
     of_model = shape.of(model)
+    scored = {} if report is None else quality.from_report(report, of_model)
     question = Question(
-        Catalogue(of_model),
+        Catalogue(of_model, formats.considered(scored)),
         context=context,
         users=users,
         answer=answer,
@@ -84,7 +85,7 @@ def command(
         objective=objective,
         min_quality=MIN_QUALITY if min_quality is None else min_quality,
         gpu_hour=gpu_hour,
-        qualities={} if report is None else quality.from_report(report, of_model),
+        qualities=scored,
     )
     found = [recommend(question, one, in_depth=len(chosen) == 1) for one in chosen]
     if html is not None:

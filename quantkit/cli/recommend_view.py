@@ -140,7 +140,9 @@ def show_many(found: "Sequence[Recommendation]") -> None:
     width = shutil.get_terminal_size().columns
     room = max(1, (width - max(map(len, kept), default=0) - 2) // 11)
     label = question.catalogue.shape.label
-    typer.echo(f"{label}, {words.MEANING[question.objective]}; * is the choice on a GPU")
+    of_each = "" if question.count == 1 else f", {question.count} of each GPU"
+    meaning = words.MEANING[question.objective]
+    typer.echo(f"{label}{of_each}: {meaning}; * marks the choice")
     for start in range(0, len(served), room):
         part = served[start : start + room]
         rows = [[name, *(cells[one.gpu.name].get(name, "") for one in part)] for name in kept]

@@ -107,6 +107,8 @@ def test_a_report_replaces_published_figures(run_cli, config):
     data = json.loads(run_cli([*asked, "--report", PUBLISHED, "--json"]).stdout)
     by_name = {c["format"]: c for c in data["answers"][0]["candidates"]}
     assert not by_name["int8-w8a8"]["quality"]["is_prior"]
+    assert by_name["fp8-static"]["problem"].startswith("keeps 0.970")  # only in the report
+    assert data["answers"][0]["format"] in ("int8-w8a8", "as it is", "gguf-bf16")
     assert by_name["fp8-dynamic"]["problem"].startswith("keeps 0.976")
     other = run_cli(["recommend", config(num_hidden_layers=29), "--gpu", "L4",
                      "--report", PUBLISHED])  # fmt: skip

@@ -178,11 +178,25 @@ def test_what_was_measured_replaces_estimates():
     at = Span(1.0, 1.0, 1.0)
     fast = Speed(at, Span(1e-6, 1e-6, 1e-6), Span(0.01, 0.01, 0.01), Span(9, 9, 9), "weights", True)
     bad = Quality(0.5, False, "accuracy on a quiz", "report.json")
-    found = answer("RTX 4090", speeds={"gptq-w8a16": fast}, qualities={"awq-gptq-w4a16": bad})
+    good = replace(bad, recovery=0.99)
+    known = {"awq-gptq-w4a16": bad, "gptq-w8a16": good}
+    found = answer("RTX 4090", speeds={"gptq-w8a16": fast}, qualities=known)
     assert found.chosen.format.name == "gptq-w8a16"
     assert found.chosen.speed is fast
     assert named(found)["awq-gptq-w4a16"].lacks == "quality"
-    assert "prior" not in " ".join(found.notes)
+    assert found.chosen.quality is good
+
+
+def test_what_a_report_covers_comes_before_what_is_only_published():
+    known = {"fp8-dynamic": Quality(0.985, False, "accuracy on a quiz", "report.json")}
+    found = answer("H100 SXM", qualities=known)
+    serving = [c for c in found.candidates if c.serves]
+    priors = [c.quality.is_prior for c in serving]
+    assert priors == sorted(priors)
+    assert found.chosen.format.name == "fp8-dynamic"
+    assert "does not cover come last" in " ".join(found.notes)
+    # Where nothing proven serves, what is published has to do.
+    assert answer("RTX 4060", qualities=known).chosen.quality.is_prior
 
 
 @pytest.mark.parametrize(
