@@ -5,6 +5,18 @@ import typer
 from quantkit.errors import AdviceError, HardwareError
 
 
+def calibration(model: str, recipes: list[str], named: str | None, quiet: bool) -> str | None:
+    """The set to learn from: the one that was named, else ours, where a recipe learns at all."""
+    from quantkit.recipe import load
+
+    if named is not None or not any(load(name).needs_calibration for name in recipes):
+        return named
+    chosen = "python-docs" if model == "demo" else "general"
+    if not quiet:
+        typer.echo(f"It learns from the set {chosen}; --calibration names another.", err=True)
+    return chosen
+
+
 def recipes(
     model: str, gpu: str, count: int, context: int | None, users: int, quiet: bool
 ) -> list[str]:

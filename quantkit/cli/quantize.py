@@ -83,6 +83,10 @@ def command(
     from quantkit.cli import console, start
 
     recipes = _recipes(model, recipe or [], fit, count, context, users, quiet)
+    if fit is not None:
+        from quantkit.cli.fit import calibration as default_set
+
+        calibration = default_set(model, recipes, calibration, quiet)
     if model.lower().endswith(".gguf") and Path(model).is_file():
         if calibration:
             raise DataError(

@@ -80,8 +80,10 @@ def _answer(found: "Recommendation", chosen: "Candidate", model: str) -> list[tu
     if found.runner_up is not None:
         lines.append(("runner-up", f"{found.runner_up.format.name}: {found.runner_up_reason}"))
     lines += [("changes it" if n == 0 else "", change) for n, change in enumerate(found.changes)]
-    if chosen.format.recipe is not None and not found.question.catalogue.shape.assumed:
-        lines.append(("make it", f"quantkit quantize {model} -r {chosen.format.name}"))
+    recipe = chosen.format.recipe
+    if recipe is not None and not found.question.catalogue.shape.assumed:
+        learns = " --calibration general" if recipe.needs_calibration else ""
+        lines.append(("make it", f"quantkit quantize {model} -r {recipe.name}{learns} -o out"))
     return lines
 
 
