@@ -20,6 +20,12 @@ MOST_TOGETHER = 256
 """Users that are counted on where nobody says how many: vLLM's own limit on most GPUs."""
 
 
+APPLE_SHARE = 0.75
+"""Of an Apple device's memory, what macOS lets its GPU have."""
+ALONE = ("apple", "cpu")
+"""Vendors whose devices do not share a model."""
+
+
 class Catalogue:
     """A model in all formats; what does not depend on the GPU is worked out once."""
 
@@ -151,12 +157,14 @@ def _candidate(question: Question, gpu: GPU, format: Format) -> Candidate:
     made = catalogue.work(format)
     load = question.load(question.users or 1)
     candidate = Candidate(format, gpu, count, support, known, load)
+    if count > 1 and gpu.vendor in ALONE:
+        return replace(candidate, problem="several of them do not share a model", lacks="support")
     if support.how == "no" or isinstance(made, str):
         reason = made if isinstance(made, str) else support.reason
         return replace(candidate, problem=reason, lacks="support")
     fit = memory.fits(
         catalogue.shape, format.recipe, gpu, count, question.context, question.users or 1,
-        question.utilisation, format.kv_bits, catalogue.split(format, count),
+        utilisation(question, gpu), format.kv_bits, catalogue.split(format, count),
     )  # fmt: skip
     if question.users is None and question.objective == "throughput":
         load = question.load(max(1, min(fit.users, MOST_TOGETHER)))
@@ -176,6 +184,11 @@ def _candidate(question: Question, gpu: GPU, format: Format) -> Candidate:
         kept = f"keeps {known.recovery:.3f} of the quality, {question.min_quality:g} is wanted"
         return replace(candidate, problem=kept, lacks="quality")
     return candidate
+
+
+def utilisation(question: Question, gpu: GPU) -> float:
+    """The share of a device's memory that engines may use."""
+    return min(question.utilisation, APPLE_SHARE if gpu.vendor == "apple" else 1.0)
 
 
 def _cost(question: Question, found: Speed) -> Span | None:

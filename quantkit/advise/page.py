@@ -40,7 +40,7 @@ def _one(found: Recommendation) -> str:
         Section("Why", _why(found)),
         Section("Formats that serve", [_formats(serving, chosen)] if serving else []),
         Section("Speed and quality", [_picture(found)] if len(serving) > 1 else []),
-        Section("Formats that do not", [_rest(found)]),
+        Section("Formats that do not serve", [_rest(found)]),
         Section("What was assumed", _assumed(found)),
     ]
     lead = f"Serve it as {chosen.format.name}." if chosen else "No format serves this load."

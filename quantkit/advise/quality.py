@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quantkit.advise.formats import Format
 from quantkit.advise.shape import ModelShape
 from quantkit.errors import AdviceError
-from quantkit.report.document import Document, Entry, read
+
+if TYPE_CHECKING:
+    from quantkit.report.document import Document, Entry
 
 DATA = Path(__file__).with_name("quality.yaml")
 FAR = 2.0
@@ -101,6 +103,8 @@ def _prior(name: str, n_parameters: int) -> Quality | None:
 
 def from_report(path: Path, shape: ModelShape) -> dict[str, Quality]:
     """The qualities that a report of this model gives, by recipe."""
+    from quantkit.report.document import read  # takes a while, and most questions have no report
+
     path = path / "report.json" if path.is_dir() else path
     document = read(path)
     if shape.assumed:
@@ -121,7 +125,7 @@ def from_report(path: Path, shape: ModelShape) -> dict[str, Quality]:
     return found
 
 
-def _measured(document: Document, entry: Entry, path: Path) -> Quality | None:
+def _measured(document: "Document", entry: "Entry", path: Path) -> Quality | None:
     shares = {}
     for task in document.baseline.settings.tasks:
         key = f"{task}/acc"

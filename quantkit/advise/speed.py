@@ -60,8 +60,15 @@ class Speed:
     total: Span
     """Tokens of answers a second, all users together, prompts computed in between."""
     bound: str
-    """What most of a step goes to: weights, cache, compute, attention or links."""
+    """What most of a step goes to: weights, cache, compute, attention or links; or `measured`."""
     is_measured: bool = False
+
+    @classmethod
+    def measured(cls, first_token: float, step: float, total: float, answer: int) -> "Speed":
+        """What a load generator saw: seconds, seconds, tokens a second, tokens of an answer."""
+        whole = first_token + answer * step
+        first, between, both, rate = (Span(v, v, v) for v in (first_token, step, whole, total))
+        return cls(first, between, both, rate, "measured", is_measured=True)
 
     @property
     def each(self) -> Span:

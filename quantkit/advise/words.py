@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from quantkit.advise.candidates import Candidate, Question
+from quantkit.advise.candidates import Candidate, Question, utilisation
 from quantkit.advise.gpus import GPU
 from quantkit.advise.ranking import kept_step, merit
 from quantkit.advise.speed import ASSUMED_PCIE, Span
@@ -177,13 +177,13 @@ def nothing_serves(found: Sequence[Candidate], question: Question) -> str:
 def assumptions(question: Question, gpu: GPU) -> tuple[str, ...]:
     """What the figures rest on."""
     load = question.load(question.users or 1)
-    shape = question.catalogue.shape
+    shape, share = question.catalogue.shape, utilisation(question, gpu)
     notes = []
     if shape.assumed:
         notes.append(f"{shape.label} is only a size: {shape.note}.")
     notes += [
         f"Each user has a context of {load.context:,} tokens: a prompt of {load.prompt:,}, then an "
-        f"answer of {load.answer:,}. Engines may use {question.utilisation:.0%} of the memory.",
+        f"answer of {load.answer:,}. Engines may use {share:.0%} of the memory.",
         "Memory is exact but for what engines take themselves. Speeds are a roofline with slow "
         "and fast ends, not a promise; measure before you buy.",
     ]

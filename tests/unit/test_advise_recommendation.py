@@ -175,8 +175,8 @@ def test_a_million_tokens_cost_what_the_hours_cost():
 
 
 def test_what_was_measured_replaces_estimates():
-    at = Span(1.0, 1.0, 1.0)
-    fast = Speed(at, Span(1e-6, 1e-6, 1e-6), Span(0.01, 0.01, 0.01), Span(9, 9, 9), "weights", True)
+    fast = Speed.measured(first_token=0.01, step=1e-6, total=9.0, answer=1000)
+    assert fast.answer == Span(0.011, 0.011, 0.011)
     bad = Quality(0.5, False, "accuracy on a quiz", "report.json")
     good = replace(bad, recovery=0.99)
     known = {"awq-gptq-w4a16": bad, "gptq-w8a16": good}
@@ -215,6 +215,13 @@ def test_what_a_report_covers_comes_before_what_is_only_published():
 def test_questions_that_contradict_themselves_are_refused(question, words):
     with pytest.raises(AdviceError, match=words):
         ask(**question)
+
+
+def test_macs_do_not_share_a_model_and_keep_a_quarter_of_their_memory():
+    assert answer("M2 Ultra", count=2).chosen is None
+    fit = answer("M2 Ultra").chosen.fit
+    assert fit.usable_bytes == int(gpus.find("M2 Ultra").usable_bytes * 0.75)
+    assert "75% of the memory" in " ".join(answer("M2 Ultra").notes)
 
 
 def test_every_listed_gpu_gets_an_answer_or_a_reason():
