@@ -33,7 +33,6 @@ class Catalogue:
         self.shape = shape
         self.formats = formats.considered() if among is None else among
         self._works: dict[str, work.Work | str] = {}
-        self._splits: dict[tuple[str, int], parallel.Split] = {}
 
     def work(self, format: Format) -> work.Work | str:
         """The work of a format, or why the model cannot be had in it."""
@@ -44,12 +43,6 @@ class Catalogue:
             except QuantkitError as error:
                 self._works[name] = str(error)
         return self._works[name]
-
-    def split(self, format: Format, count: int) -> parallel.Split:
-        key = (format.name, count)
-        if key not in self._splits:
-            self._splits[key] = parallel.split(self.shape, format.recipe, count)
-        return self._splits[key]
 
 
 @dataclass(frozen=True)
@@ -164,12 +157,12 @@ def _candidate(question: Question, gpu: GPU, format: Format) -> Candidate:
         return replace(candidate, problem=reason, lacks="support")
     fit = memory.fits(
         catalogue.shape, format.recipe, gpu, count, question.context, question.users or 1,
-        utilisation(question, gpu), format.kv_bits, catalogue.split(format, count),
+        utilisation(question, gpu), format.kv_bits,
     )  # fmt: skip
     if question.users is None and question.objective == "throughput":
         load = question.load(max(1, min(fit.users, MOST_TOGETHER)))
     candidate = replace(candidate, load=load, fit=fit)
-    if obstacle := catalogue.split(format, count).obstacle:
+    if obstacle := parallel.obstacle(catalogue.shape, format.recipe, count):
         return replace(candidate, problem=obstacle, lacks="support")
     if not fit.fits:
         return replace(candidate, problem=fit.reason, lacks="memory")

@@ -75,13 +75,11 @@ def fits(
     users: int = 1,
     utilisation: float = 0.9,
     kv_bits: int | None = None,
-    split: parallel.Split | None = None,
 ) -> Fit:
     """How a model in a recipe's format, or as it is, lies on `count` such GPUs.
 
     `utilisation` is the share of memory that the engine may use, vLLM's own default. `kv_bits`
-    follows from the recipe where it is not given, and so does `split`, which is the same for all
-    devices.
+    follows from the recipe where it is not given.
     """
     if min(count, context, users) < 1 or not 0 < utilisation <= 1:
         raise ValueError("GPUs, context and users start at 1; utilisation lies in (0, 1]")
@@ -89,7 +87,7 @@ def fits(
         kv_bits = 8 if isinstance(recipe, Recipe) and recipe.kv_cache is not None else 16
     by_layers = isinstance(recipe, GGUFRecipe)
     total = gpu.usable_bytes
-    weights, problem = split or parallel.split(shape, recipe, count)
+    weights = parallel.bytes_per_gpu(shape, recipe, count)
     # Just above the limit the larger batch takes more than the memory that is gained: one would
     # then ask for the smaller.
     choices = [(LLAMA_CPP, total)] if by_layers else [(VLLM_SMALL, min(total, LARGE_BYTES - 1))]
@@ -106,6 +104,7 @@ def fits(
     pages = -(-context // engine.page_tokens) * engine.page_tokens
     user = _user_bytes(shape, pages, kv_bits, count, by_layers)
     served = left // user
+    problem = parallel.obstacle(shape, recipe, count)
     if not problem and weights + overhead > usable:
         problem = (
             f"weights take {weights / GIB:.1f} GiB and the engine {overhead / GIB:.1f} GiB "

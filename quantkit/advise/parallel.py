@@ -8,7 +8,7 @@ than GPUs, each GPU has a copy of one. llama.cpp gives whole layers to each GPU 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from quantkit.advise import weights
 from quantkit.advise.shape import ModelShape
@@ -25,22 +25,15 @@ WHOLE = ("q_a_proj", "kv_a_proj_with_mqa")
 BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
-class Split(NamedTuple):
-    """A model over GPUs."""
-
-    weight_bytes: int
-    """On the fullest one."""
-    obstacle: str
-    """Why they cannot share it; empty where they can."""
-
-
-def split(shape: ModelShape, recipe: AnyRecipe | None, n_gpus: int) -> Split:
-    """How this many GPUs share a model in a recipe's format, or as it is."""
-    return Split(bytes_per_gpu(shape, recipe, n_gpus), obstacle(shape, recipe, n_gpus))
-
-
 def bytes_per_gpu(shape: ModelShape, recipe: AnyRecipe | None, n_gpus: int) -> int:
     """Bytes of weights on the fullest GPU; without a recipe, of the model as it is."""
+    key = f"bytes {recipe and recipe.digest} {n_gpus}"
+    if key not in shape.made:
+        shape.made[key] = _bytes_per_gpu(shape, recipe, n_gpus)
+    return int(shape.made[key])
+
+
+def _bytes_per_gpu(shape: ModelShape, recipe: AnyRecipe | None, n_gpus: int) -> int:
     if isinstance(recipe, GGUFRecipe):
         return _by_layers(weights.gguf_tensors(shape, recipe), shape.config, n_gpus)
     stored = shape.stored if recipe is None else weights.specs(shape, recipe)
@@ -91,6 +84,13 @@ def obstacle(shape: ModelShape, recipe: AnyRecipe | None, n_gpus: int) -> str:
     """Why this many GPUs cannot share the model; empty where they can."""
     if n_gpus == 1:
         return ""
+    key = f"obstacle {recipe and recipe.digest} {n_gpus}"
+    if key not in shape.made:
+        shape.made[key] = _obstacle(shape, recipe, n_gpus)
+    return str(shape.made[key])
+
+
+def _obstacle(shape: ModelShape, recipe: AnyRecipe | None, n_gpus: int) -> str:
     config = shape.config
     if isinstance(recipe, GGUFRecipe):
         layers = config["num_hidden_layers"]

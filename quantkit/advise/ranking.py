@@ -8,16 +8,16 @@ from quantkit.advise.gpus import GPU
 TIE = 0.1
 """Estimates that differ by less than this are taken as equal; quality decides between them."""
 HANDICAP = 1.2
-"""What llama.cpp must be better by where vLLM serves too: estimates of two engines compare less
-well than those of one, and vLLM serves several users at a time."""
+"""What another engine than the usual one must be better by: estimates of two engines compare less
+well than those of one. Usual is vLLM, which serves several users at a time; on CPUs llama.cpp."""
 QUALITY_STEP = 0.005
 """Qualities from different benchmarks are not told apart more finely than this."""
 SPEED_STEP = 0.02
 
 
 def ranked(question: Question, gpu: GPU) -> list[Candidate]:
-    """All candidates, best first. Near the best figure quality decides, then the engine that
-    serves many users. Where there is a report, what it does not cover comes after what it does."""
+    """All candidates, best first. Near the best figure quality decides, then the usual
+    engine. Where there is a report, what it does not cover comes after what it does."""
     found = evaluate(question, gpu)
     serving = [c for c in found if c.serves]
     rest = [c for c in found if not c.serves]
@@ -31,11 +31,11 @@ def ranked(question: Question, gpu: GPU) -> list[Candidate]:
 
 
 def _ordered(serving: Sequence[Candidate], objective: str) -> list[Candidate]:
-    handicap = HANDICAP if any(c.format.engine == "vllm" for c in serving) else 1.0
+    usual = "llama.cpp" if any(c.gpu.vendor == "cpu" for c in serving) else "vllm"
 
     def fair(candidate: Candidate) -> float:
-        is_held = candidate.format.engine == "llama.cpp" and objective != "memory"
-        return merit(candidate, objective) * (handicap if is_held else 1.0)
+        is_held = candidate.format.engine != usual and objective != "memory"
+        return merit(candidate, objective) * (HANDICAP if is_held else 1.0)
 
     best = min(map(fair, serving), default=0.0)
 
@@ -43,12 +43,12 @@ def _ordered(serving: Sequence[Candidate], objective: str) -> list[Candidate]:
         own = fair(candidate)
         kept = candidate.quality.recovery if candidate.quality else 0.0
         is_prior = candidate.quality is None or candidate.quality.is_prior
-        is_file = candidate.format.engine == "llama.cpp"
+        is_unusual = candidate.format.engine != usual
         if objective == "quality":
-            return (-kept, is_prior, is_file, own // (best * SPEED_STEP))
+            return (-kept, is_prior, is_unusual, own // (best * SPEED_STEP))
         if own > best * (1 + TIE):
             return (1, own)
-        return (0, -kept_step(candidate), is_file, (own / best - 1) // SPEED_STEP)
+        return (0, -kept_step(candidate), is_unusual, (own / best - 1) // SPEED_STEP)
 
     return sorted(serving, key=key)
 

@@ -69,7 +69,7 @@ class ModelShape:
 
     @cached_property
     def made(self) -> dict[str, Any]:
-        """What `weights` has worked out already, by the recipe's digest."""
+        """What `weights` and `parallel` have worked out already, by the recipe's digest."""
         return {}
 
     @cached_property

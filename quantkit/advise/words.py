@@ -132,7 +132,7 @@ def reason(chosen: Candidate, serving: Sequence[Candidate], question: Question) 
     if kept_step(best) < kept_step(chosen):
         return f"{said}; {best.format.name} is hardly better and keeps less"
     if best.format.engine != chosen.format.engine:
-        return f"{said}; {best.format.name} is hardly better and serves one user after the other"
+        return f"{said}; {best.format.name} is hardly better and wants {best.format.engine}"
     return said
 
 

@@ -1,6 +1,5 @@
 """How recommendations look on a terminal."""
 
-import shutil
 from typing import TYPE_CHECKING
 
 import typer
@@ -34,7 +33,6 @@ def show(found: "Recommendation", model: str) -> None:
     serving = [c for c in found.candidates if c.serves]
     if serving:
         headings = [*HEADINGS, "per 1M"] if question.gpu_hour else HEADINGS
-        typer.echo()
         console.print_table(headings, [_row(c) for c in serving])
         typer.echo(LEGEND)
     if rest := _rest(found.candidates):
@@ -53,14 +51,11 @@ def _answer(found: "Recommendation", chosen: "Candidate", model: str) -> list[tu
         if speed.first_token is not None:
             first = f"first token after {words.span_of_seconds(speed.first_token)}, then "
         origin = "measured" if speed.is_measured else f"estimated; {words.BOUND[speed.bound]}"
-        lines.append(
-            (
-                "speed",
-                f"{first}{words.span(speed.each)} tokens/s for each of "
-                f"{words.users(chosen.load.users)}, {words.span(speed.total)} all together "
-                f"({origin})",
-            )
-        )
+        who = "for one user"
+        if chosen.load.users > 1:
+            many = words.users(chosen.load.users)
+            who = f"for each of {many}, {words.span(speed.total)} all together"
+        lines.append(("speed", f"{first}{words.span(speed.each)} tokens/s {who} ({origin})"))
     if fit is not None:
         lines.append(
             (
@@ -139,19 +134,34 @@ def show_many(found: "Sequence[Recommendation]") -> None:
         if any(column.get(name) for column in cells.values())
         and (name in chosen or not name.endswith("+kv-fp8"))
     ]
-    width = shutil.get_terminal_size().columns
-    room = max(1, (width - max(map(len, kept), default=0) - 2) // 11)
     label = question.catalogue.shape.label
     of_each = "" if question.count == 1 else f", {question.count} of each GPU"
     meaning = words.MEANING[question.objective]
     typer.echo(f"{label}{of_each}: {meaning}; * marks the choice")
-    for start in range(0, len(served), room):
-        part = served[start : start + room]
-        rows = [[name, *(cells[one.gpu.name].get(name, "") for one in part)] for name in kept]
-        console.print_table(["", *(_short(one.gpu.name) for one in part)], rows)
+    columns = [
+        [_short(one.gpu.name), *(cells[one.gpu.name].get(name, "") for name in kept)]
+        for one in served
+    ]
+    for part in _side_by_side(columns, console.width() - max(map(len, kept), default=0)):
+        headings, *rows = zip(["", *kept], *part, strict=True)
+        console.print_table(headings, rows)
     if without := [one.gpu.name for one in found if one.chosen is None]:
         console.print_lines("Nothing serves it on", [("-", ", ".join(without))])
     console.print_lines("Assumed", [("-", note) for note in found[0].notes])
+
+
+def _side_by_side(columns: list[list[str]], width: int) -> list[list[list[str]]]:
+    """Columns in groups that fit a terminal, at least one in each."""
+    groups: list[list[list[str]]] = []
+    room = 0
+    for column in columns:
+        needed = 3 + max(len(line) for cell in column for line in cell.split("\n"))
+        if not groups or room < needed:
+            groups.append([])
+            room = width
+        groups[-1].append(column)
+        room -= needed
+    return groups
 
 
 def _cell(candidate: "Candidate", found: "Recommendation") -> str:

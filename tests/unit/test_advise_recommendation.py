@@ -1,13 +1,13 @@
 """One answer: it follows from the figures, respects constraints, and remedies really help."""
 
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantkit.advise import document, gpus, page, shape
+from quantkit.advise import document, gpus, measured, page, shape
 from quantkit.advise.candidates import OBJECTIVES, Catalogue, Question, evaluate
 from quantkit.advise.quality import Quality
 from quantkit.advise.ranking import HANDICAP, TIE, merit
@@ -41,6 +41,7 @@ def named(found):
         ("H100 SXM", {"objective": "quality"}, "as it is"),
         ("RTX 4090", {"min_quality": 0.995, "objective": "memory"}, "gguf-q5_k_m"),
         ("M2 Ultra", {"objective": "quality"}, "gguf-bf16"),
+        ("CPU 2 x DDR5-5600", {"min_quality": 0.99}, "gguf-q4_k_m"),
     ],
 )
 def test_answers_that_practitioners_know(gpu, question, expected):
@@ -185,6 +186,37 @@ def test_what_was_measured_replaces_estimates():
     assert found.chosen.speed is fast
     assert named(found)["awq-gptq-w4a16"].lacks == "quality"
     assert found.chosen.quality is good
+
+
+@dataclass(frozen=True)
+class Bench:
+    """As `quantkit bench` tells it."""
+
+    model: str = "fp8-dynamic"
+    gpu: str | None = "NVIDIA L40S"
+    n_gpus: int = 1
+    concurrency: int | None = 8
+    prompt_tokens: int | None = 6000
+    output_tokens: int | None = 2048
+    output_tokens_per_s: float = 321.0
+    ttft_s: float | None = 0.5
+    tpot_s: float | None = 0.02
+    n_failed: int = 0
+
+
+def test_a_bench_counts_under_the_load_in_question_only():
+    question, gpu = ask(users=8), gpus.find("L40S")
+    known = measured.speeds([Bench()], question, gpu)
+    found = recommend(question.but(speeds=known), gpu)
+    told = named(found)["fp8-dynamic"].speed
+    assert (told.is_measured, told.total.typical) == (True, 321.0)
+    assert told.answer.typical == pytest.approx(0.5 + 2048 * 0.02)
+    others = (
+        Bench(model="my own"), Bench(gpu="NVIDIA L4"), Bench(gpu=None), Bench(n_gpus=2),
+        Bench(concurrency=1), Bench(prompt_tokens=128), Bench(output_tokens=None),
+        Bench(ttft_s=None), Bench(n_failed=1),
+    )  # fmt: skip
+    assert measured.speeds(others, question, gpu) == {}
 
 
 def test_what_a_report_covers_comes_before_what_is_only_published():
