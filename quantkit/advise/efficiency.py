@@ -14,10 +14,11 @@ Each has a slow end, a typical value and a fast end. Where they come from:
 - Compute. On the first page prompts run at 0.55 (M2 Ultra) to 0.85 (RTX 4090) of the dense
   16-bit rate.
 - Time of its own, for each layer and each step: launching kernels, drawing tokens, scheduling.
+  Assumed; Llama-3.1-8B with vLLM 0.23 on an A100 agrees (benchmarks/published.py).
 - Together. vLLM computes a step for all users. llama.cpp's throughput did not grow with the number
   of users on an H200 (https://developers.redhat.com/articles/2025/09/30/
   vllm-or-llamacpp-choosing-right-llm-inference-engine-your-use-case): that is its slow end.
-- Links. What all-reduces get of a link's one-way rate, and what each takes at least.
+- Links. What all-reduces get of a link's one-way rate, and what each takes at least. Assumed.
 """
 
 from dataclasses import dataclass

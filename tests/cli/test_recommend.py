@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quantkit import resources
+from quantkit.advise import gpus
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m" / "report.json"
 TWO = ["recommend", "8B", "--gpu", "L40S", "--count", "2", "--context", "16384", "--users", "40"]
@@ -97,6 +98,12 @@ def test_a_gpu_that_is_not_listed_can_be_described(run_cli):
     assert "compute rate of a GPU of your own is not known" in bare.stdout
     full = run_cli(["recommend", "8B", *described, "--capability", "8.9", "--tflops", "165"])
     assert full.stdout.startswith("8B on a GPU of your own: awq-gptq-w4a16")
+
+
+def test_auto_is_the_gpu_of_this_machine(run_cli, monkeypatch):
+    found = gpus.find("L4")
+    monkeypatch.setattr(gpus, "detect", lambda: found)
+    assert run_cli(["recommend", "8B", "--gpu", "auto"]).stdout.startswith("8B on L4: ")
 
 
 def test_a_report_replaces_published_figures(run_cli, config):
