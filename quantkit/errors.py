@@ -14,6 +14,7 @@
       ScoreError          an evaluation could not be run or read
       EngineError         a serving engine would not start, died, hung or answered wrongly
       PolicyError         a gate's policy is wrong or does not fit its report; all problems at once
+      AdviceError         a question for a recommendation that cannot be answered as it is put
       Interrupted         the user pressed Ctrl-C; says what was kept
 
 A message says what happened, to which thing, and what to do next.
@@ -96,6 +97,10 @@ class EngineError(QuantkitError):
 
 class PolicyError(QuantkitError):
     """A gate's policy is wrong, or does not fit the report."""
+
+
+class AdviceError(QuantkitError):
+    """A question that contradicts itself, or is about something else than its report."""
 
 
 class Interrupted(QuantkitError):

@@ -128,7 +128,8 @@ def find(name: str) -> GPU:
         "GPU",
         name.lower(),  # near matches mind the case; names here do not
         [gpu.name.lower() for gpu in load()],
-        "`quantkit gpus` lists all; memory and bandwidth describe any other.",
+        "`quantkit gpus` lists all; `quantkit recommend` takes --memory 24GB --bandwidth 1008GB/s "
+        "of any other.",
     )
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from quantkit.advise import weights
 from quantkit.advise.shape import ModelShape
 from quantkit.model.headers import TensorSpec
-from quantkit.quantize import plan as planning
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 
 VOCABULARY = re.compile(r"(embed_tokens|wte|lm_head)\.")
@@ -28,6 +27,13 @@ BLOCK = re.compile(r"blk\.(\d+)\.")
 
 def bytes_per_gpu(shape: ModelShape, recipe: AnyRecipe | None, n_gpus: int) -> int:
     """Bytes of weights on the fullest GPU; without a recipe, of the model as it is."""
+    key = f"bytes {recipe and recipe.digest} {n_gpus}"
+    if key not in shape.made:
+        shape.made[key] = _bytes_per_gpu(shape, recipe, n_gpus)
+    return int(shape.made[key])
+
+
+def _bytes_per_gpu(shape: ModelShape, recipe: AnyRecipe | None, n_gpus: int) -> int:
     if isinstance(recipe, GGUFRecipe):
         return _by_layers(weights.gguf_tensors(shape, recipe), shape.config, n_gpus)
     stored = shape.stored if recipe is None else weights.specs(shape, recipe)
@@ -78,6 +84,13 @@ def obstacle(shape: ModelShape, recipe: AnyRecipe | None, n_gpus: int) -> str:
     """Why this many GPUs cannot share the model; empty where they can."""
     if n_gpus == 1:
         return ""
+    key = f"obstacle {recipe and recipe.digest} {n_gpus}"
+    if key not in shape.made:
+        shape.made[key] = _obstacle(shape, recipe, n_gpus)
+    return str(shape.made[key])
+
+
+def _obstacle(shape: ModelShape, recipe: AnyRecipe | None, n_gpus: int) -> str:
     config = shape.config
     if isinstance(recipe, GGUFRecipe):
         layers = config["num_hidden_layers"]
@@ -96,7 +109,7 @@ def obstacle(shape: ModelShape, recipe: AnyRecipe | None, n_gpus: int) -> str:
 
 def _tile_obstacle(shape: ModelShape, recipe: Recipe, n_gpus: int) -> str:
     """Cuts must fall between groups or blocks that share a scale."""
-    plan = planning.make(shape.architecture, shape.stored, recipe)
+    plan = weights.plan(shape, recipe)
     scheme = plan.recipe.weights
     group = scheme.group_size if isinstance(scheme.group_size, int) else 0
     high, wide = scheme.block_structure or (1, group or 1)

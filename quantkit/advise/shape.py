@@ -52,12 +52,12 @@ class ModelShape:
     note: str = ""
     _attentions: tuple[str, ...] = field(default=())
 
-    @property
+    @cached_property
     def n_parameters(self) -> int:
         """Weights of the model, tied ones counted once."""
         return sum(tensor.n_elements for tensor in self.tensors)
 
-    @property
+    @cached_property
     def size_bytes(self) -> int:
         """Bytes of the model as it is."""
         return sum(tensor.size_bytes for tensor in self.tensors)
@@ -66,6 +66,11 @@ class ModelShape:
     def stored(self) -> list[TensorSpec]:
         """The tensors in the form that plans take."""
         return list(self.tensors)
+
+    @cached_property
+    def made(self) -> dict[str, Any]:
+        """What `weights` and `parallel` have worked out already, by the recipe's digest."""
+        return {}
 
     @cached_property
     def architecture(self) -> Architecture:

@@ -22,7 +22,16 @@ def weight_bytes(shape: ModelShape, recipe: AnyRecipe, has_importance: bool = Fa
 
 def specs(shape: ModelShape, recipe: Recipe) -> list[TensorSpec]:
     """Every tensor of the checkpoint."""
-    return planning.make(shape.architecture, shape.stored, recipe).specs
+    return plan(shape, recipe).specs
+
+
+def plan(shape: ModelShape, recipe: Recipe) -> planning.Plan:
+    """The plan of the checkpoint, made once."""
+    key = recipe.digest
+    if key not in shape.made:
+        shape.made[key] = planning.make(shape.architecture, shape.stored, recipe)
+    found: planning.Plan = shape.made[key]
+    return found
 
 
 def gguf_tensors(
@@ -32,6 +41,9 @@ def gguf_tensors(
     from quantkit.gguf import mixture
     from quantkit.gguf.tensors import size_bytes
 
+    key = f"{recipe.digest} {has_importance}"
+    if key in shape.made:
+        return dict(shape.made[key])
     tensors, metadata = shape.gguf
     choices = mixture.choose(
         recipe.gguf,
@@ -40,4 +52,5 @@ def gguf_tensors(
         has_importance,
         recipe.tensors,
     )
-    return {t.name: size_bytes(t.shape, choices[t.name].kind) for t in tensors}
+    shape.made[key] = {t.name: size_bytes(t.shape, choices[t.name].kind) for t in tensors}
+    return dict(shape.made[key])

@@ -68,6 +68,13 @@ def progress(quiet: bool = False, verbose: bool = False) -> Iterator[Any]:
         listener.finish()
 
 
+def width() -> int:
+    """Columns of the terminal; 80 where there is none, or what COLUMNS says."""
+    from rich.console import Console as Screen
+
+    return Screen().width
+
+
 def print_json(data: Any) -> None:
     """A result for programs."""
     typer.echo(json.dumps(data, indent=2, ensure_ascii=False))

@@ -18,6 +18,7 @@ from quantkit.cli import (
     gpus,
     quantize,
     recipes,
+    recommend,
     report,
     run,
     score,
@@ -69,6 +70,7 @@ app.command("card")(card.command)
 app.command("serve")(serve.command)
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(recipes.app, name="recipes")
+app.command("recommend")(recommend.command)
 app.command("gpus")(gpus.command)
 app.command("doctor")(doctor.command)
 

@@ -6,14 +6,25 @@ from typing import Annotated
 import typer
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a hub id, or `demo`.")]
-Recipes = Annotated[
-    list[str],
-    typer.Option(
-        "-r",
-        "--recipe",
-        metavar="NAME",
-        help="A recipe or its file, +kv-fp8 behind it for an FP8 KV cache; repeat for more.",
-    ),
+_RECIPES = typer.Option(
+    "-r",
+    "--recipe",
+    metavar="NAME",
+    help="A recipe or its file, +kv-fp8 behind it for an FP8 KV cache; repeat for more.",
+)
+Recipes = Annotated[list[str], _RECIPES]
+MaybeRecipes = Annotated[list[str] | None, _RECIPES]
+Fit = Annotated[
+    str | None,
+    typer.Option(metavar="GPU", help="Choose the recipe for a GPU; not with --recipe."),
+]
+FitCount = Annotated[int, typer.Option("--count", min=1, metavar="N", help="With --fit: GPUs.")]
+FitContext = Annotated[
+    int | None,
+    typer.Option("--context", min=1, metavar="N", help="With --fit: tokens a user needs."),
+]
+FitUsers = Annotated[
+    int, typer.Option("--users", min=1, metavar="N", help="With --fit: users at a time.")
 ]
 Out = Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where results go.")]
 Calibration = Annotated[

@@ -4,20 +4,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from quantkit.cli.options import (
     AsJson,
     Calibration,
     Device,
     DryRun,
     Engine,
+    Fit,
+    FitContext,
+    FitCount,
+    FitUsers,
     Force,
     Imatrix,
     Length,
+    MaybeRecipes,
     Model,
     Offload,
     Out,
     Quiet,
-    Recipes,
     Requantize,
     Revision,
     Samples,
@@ -48,7 +54,11 @@ class FileOptions:
 
 def command(
     model: Model,
-    recipe: Recipes,
+    recipe: MaybeRecipes = None,
+    fit: Fit = None,
+    count: FitCount = 1,
+    context: FitContext = None,
+    users: FitUsers = 1,
     out: Out = Path("out"),
     calibration: Calibration = None,
     samples: Samples = None,
@@ -72,6 +82,11 @@ def command(
     """
     from quantkit.cli import console, start
 
+    recipes = _recipes(model, recipe or [], fit, count, context, users, quiet)
+    if fit is not None:
+        from quantkit.cli.fit import calibration as default_set
+
+        calibration = default_set(model, recipes, calibration, quiet)
     if model.lower().endswith(".gguf") and Path(model).is_file():
         if calibration:
             raise DataError(
@@ -81,10 +96,10 @@ def command(
             option = "--dry-run" if dry_run else "--engine"
             raise RecipeError(f"{option} does not go with a GGUF file as MODEL; leave it out")
         how = FileOptions(device, force, imatrix, requantize, quiet, verbose)
-        _quantize_file(model, recipe, out, how, json)
+        _quantize_file(model, recipes, out, how, json)
         return
     source, loaded = start.model_and_recipes(
-        model, recipe, revision, trust_remote_code, engine, calibration
+        model, recipes, revision, trust_remote_code, engine, calibration
     )
 
     from quantkit.quantize.prepare import prepare
@@ -122,6 +137,31 @@ def command(
             imatrix=imatrix,
         )
     _show_made(checkpoints, json)
+
+
+def _recipes(
+    model: str,
+    named: list[str],
+    gpu: str | None,
+    count: int,
+    context: int | None,
+    users: int,
+    quiet: bool,
+) -> list[str]:
+    """Those that were named, or what fits a GPU."""
+    if gpu is None:
+        if not named:
+            raise typer.BadParameter("name a recipe with -r / --recipe, or a GPU with --fit")
+        if (count, context, users) != (1, None, 1):
+            raise typer.BadParameter("--count, --context and --users go with --fit")
+        return named
+    if named:
+        raise typer.BadParameter("--fit chooses the recipe; leave out --recipe")
+    if model.lower().endswith(".gguf") and Path(model).is_file():
+        raise typer.BadParameter("--fit does not go with a GGUF file as MODEL; name a recipe")
+    from quantkit.cli import fit
+
+    return fit.recipes(model, gpu, count, context, users, quiet)
 
 
 def _quantize_file(

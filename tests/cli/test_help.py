@@ -12,7 +12,7 @@ from quantkit import resources
 
 COMMANDS = [
     "demo", "run", "quantize", "verify", "score", "report", "gate", "card", "serve", "calibrate",
-    "recipes", "gpus", "doctor",
+    "recipes", "recommend", "gpus", "doctor",
 ]  # fmt: skip
 HEAVY = ["torch", "transformers", "pydantic", "yaml", "rich", "numpy"]
 RECIPES = resources.names("recipes")

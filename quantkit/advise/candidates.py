@@ -1,0 +1,192 @@
+"""Every format of a model on one kind of GPU: does it serve, how fast, how well, at what cost."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from quantkit.advise import formats, memory, parallel, quality, speed, work
+from quantkit.advise.formats import Format
+from quantkit.advise.gpus import GPU
+from quantkit.advise.memory import Fit
+from quantkit.advise.quality import Quality
+from quantkit.advise.shape import ModelShape
+from quantkit.advise.speed import Load, Span, Speed
+from quantkit.advise.support import Support, runs
+from quantkit.errors import AdviceError, QuantkitError
+from quantkit.model.source import context_of
+
+OBJECTIVES = ("latency", "throughput", "memory", "quality")
+MIN_QUALITY = 0.97
+MOST_TOGETHER = 256
+"""Users that are counted on where nobody says how many: vLLM's own limit on most GPUs."""
+
+
+APPLE_SHARE = 0.75
+"""Of an Apple device's memory, what macOS lets its GPU have."""
+ALONE = ("apple", "cpu")
+"""Vendors whose devices do not share a model."""
+
+
+class Catalogue:
+    """A model in all formats; what does not depend on the GPU is worked out once."""
+
+    def __init__(self, shape: ModelShape, among: tuple[Format, ...] | None = None) -> None:
+        self.shape = shape
+        self.formats = formats.considered() if among is None else among
+        self._works: dict[str, work.Work | str] = {}
+
+    def work(self, format: Format) -> work.Work | str:
+        """The work of a format, or why the model cannot be had in it."""
+        name = format.base  # two scales a layer make no difference to any time
+        if name not in self._works:
+            try:
+                self._works[name] = work.of(self.shape, format)
+            except QuantkitError as error:
+                self._works[name] = str(error)
+        return self._works[name]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What somebody wants to know of a model."""
+
+    catalogue: Catalogue
+    context: int = 8192
+    """Tokens of a prompt and its answer together."""
+    users: int | None = None
+    """At the same time; None: one, or for throughput as many as fit."""
+    answer: int | None = None
+    """Tokens of an answer; None: a quarter of the context."""
+    count: int = 1
+    objective: str = "latency"
+    min_quality: float = MIN_QUALITY
+    utilisation: float = 0.9
+    gpu_hour: float | None = None
+    """What an hour of one GPU costs."""
+    qualities: Mapping[str, Quality] = field(default_factory=dict)
+    """From a report of this model, by recipe."""
+    speeds: Mapping[str, Speed] = field(default_factory=dict)
+    """Measured under this very load on this GPU, by recipe: they replace estimates."""
+
+    def __post_init__(self) -> None:
+        shape = self.catalogue.shape
+        if self.objective not in OBJECTIVES:
+            raise AdviceError(
+                f"there is no objective '{self.objective}'; there are: {', '.join(OBJECTIVES)}"
+            )
+        if min(self.context, self.count, 1 if self.users is None else self.users) < 1:
+            raise AdviceError("context, users and GPUs start at 1")
+        if self.context > (most := context_of(shape.config)):
+            raise AdviceError(
+                f"a context of {self.context:,} tokens is more than the {most:,} that "
+                f"{shape.label} was made for"
+            )
+        if self.answer is not None and not 1 <= self.answer <= self.context:
+            raise AdviceError(
+                f"an answer of {self.answer:,} tokens does not fit into a context of "
+                f"{self.context:,}, which holds prompt and answer"
+            )
+        if not 0 < self.min_quality <= 1:
+            raise AdviceError(
+                f"a quality of {self.min_quality:g} cannot be asked for: it is a share of the "
+                "source's, above 0 and at most 1"
+            )
+        if self.gpu_hour is not None and self.gpu_hour <= 0:
+            raise AdviceError("the price of an hour must be more than nothing")
+
+    def load(self, users: int) -> Load:
+        answer = max(1, self.context // 4) if self.answer is None else self.answer
+        return Load(self.context, answer, users)
+
+    def but(self, **changed: object) -> "Question":
+        """The same question with something else in it."""
+        return replace(self, **changed)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One format on `count` GPUs of one kind."""
+
+    format: Format
+    gpu: GPU
+    count: int
+    support: Support
+    quality: Quality | None
+    load: Load
+    fit: Fit | None = None
+    speed: Speed | None = None
+    """None where it does not fit."""
+    cost: Span | None = None
+    """Per million tokens of answers, in the money of `gpu_hour`."""
+    problem: str = ""
+    """Why it cannot be the answer; empty where it can."""
+    lacks: str = ""
+    """What it lacks then: `support`, `memory` or `quality`."""
+
+    @property
+    def serves(self) -> bool:
+        return not self.problem
+
+    @property
+    def needed_bytes(self) -> int:
+        """On each GPU, for these users."""
+        fit = self.fit
+        if fit is None:
+            return 0
+        return fit.weight_bytes + fit.overhead_bytes + self.load.users * fit.user_bytes
+
+
+def evaluate(question: Question, gpu: GPU) -> list[Candidate]:
+    """All formats on `count` of one GPU, in the catalogue's order."""
+    return [_candidate(question, gpu, format) for format in question.catalogue.formats]
+
+
+def _candidate(question: Question, gpu: GPU, format: Format) -> Candidate:
+    catalogue, count = question.catalogue, question.count
+    known = quality.of(format, catalogue.shape, question.qualities)
+    support = runs(gpu, format.key, format.engine)
+    if format.has_fp8_cache and support.how != "no":
+        cache = runs(gpu, "kv-fp8", format.engine)
+        support = cache if cache.how == "no" else support
+    made = catalogue.work(format)
+    load = question.load(question.users or 1)
+    candidate = Candidate(format, gpu, count, support, known, load)
+    if count > 1 and gpu.vendor in ALONE:
+        return replace(candidate, problem="several of them do not share a model", lacks="support")
+    if support.how == "no" or isinstance(made, str):
+        reason = made if isinstance(made, str) else support.reason
+        return replace(candidate, problem=reason, lacks="support")
+    fit = memory.fits(
+        catalogue.shape, format.recipe, gpu, count, question.context, question.users or 1,
+        utilisation(question, gpu), format.kv_bits,
+    )  # fmt: skip
+    if question.users is None and question.objective == "throughput":
+        load = question.load(max(1, min(fit.users, MOST_TOGETHER)))
+    candidate = replace(candidate, load=load, fit=fit)
+    if obstacle := parallel.obstacle(catalogue.shape, format.recipe, count):
+        return replace(candidate, problem=obstacle, lacks="support")
+    if not fit.fits:
+        return replace(candidate, problem=fit.reason, lacks="memory")
+    found = question.speeds.get(format.name)
+    if found is None:
+        case = speed.Case(catalogue.shape, made, format, gpu, count)
+        found = speed.estimate(case, load)
+    candidate = replace(candidate, speed=found, cost=_cost(question, found))
+    if known is None:
+        return replace(candidate, problem="nobody knows what it keeps", lacks="quality")
+    if known.recovery < question.min_quality:
+        kept = f"keeps {known.recovery:.3f} of the quality, {question.min_quality:g} is wanted"
+        return replace(candidate, problem=kept, lacks="quality")
+    return candidate
+
+
+def utilisation(question: Question, gpu: GPU) -> float:
+    """The share of a device's memory that engines may use."""
+    return min(question.utilisation, APPLE_SHARE if gpu.vendor == "apple" else 1.0)
+
+
+def _cost(question: Question, found: Speed) -> Span | None:
+    if question.gpu_hour is None:
+        return None
+    second = question.gpu_hour * question.count / 3600
+    total = found.total
+    return Span(*(1e6 * second / rate for rate in (total.high, total.typical, total.low)))

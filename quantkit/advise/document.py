@@ -1,0 +1,91 @@
+"""Recommendations as data: what `--json` prints. Later versions add keys and change none."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from quantkit.advise.candidates import Candidate, Question
+from quantkit.advise.recommendation import Recommendation
+from quantkit.advise.speed import Span, Speed
+
+VERSION = 1
+
+
+def to_json(found: Sequence[Recommendation]) -> dict[str, Any]:
+    """Answers to one question, on one kind of GPU or several."""
+    question = found[0].question
+    shape = question.catalogue.shape
+    return {
+        "schema": VERSION,
+        "model": {
+            "name": shape.label,
+            "parameters": shape.n_parameters,
+            "size_bytes": shape.size_bytes,
+            "assumed": shape.note if shape.assumed else None,
+        },
+        "question": _question(question),
+        "answers": [_answer(one) for one in found],
+    }
+
+
+def _question(question: Question) -> dict[str, Any]:
+    load = question.load(question.users or 1)
+    return {
+        "objective": question.objective,
+        "gpu_count": question.count,
+        "context": load.context,
+        "prompt": load.prompt,
+        "answer": load.answer,
+        "users": question.users,
+        "min_quality": question.min_quality,
+        "utilisation": question.utilisation,
+        "gpu_hour": question.gpu_hour,
+    }
+
+
+def _answer(found: Recommendation) -> dict[str, Any]:
+    second = found.runner_up
+    return {
+        "gpu": found.gpu.name,
+        "format": None if found.chosen is None else found.chosen.format.name,
+        "reason": found.reason,
+        "runner_up": None if second is None else second.format.name,
+        "runner_up_reason": found.runner_up_reason or None,
+        "changes": list(found.changes),
+        "remedies": [asdict(remedy) for remedy in found.remedies],
+        "candidates": [_candidate(candidate) for candidate in found.candidates],
+        "notes": list(found.notes),
+    }
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    quality = candidate.quality
+    return {
+        "format": candidate.format.name,
+        "engine": candidate.format.engine,
+        "serves": candidate.serves,
+        "problem": candidate.problem or None,
+        "lacks": candidate.lacks or None,
+        "support": candidate.support._asdict(),
+        "users": candidate.load.users,
+        "memory": None if candidate.fit is None else asdict(candidate.fit),
+        "speed": None if candidate.speed is None else _speed(candidate.speed),
+        "quality": None if quality is None else asdict(quality),
+        "cost_per_million_tokens": _span(candidate.cost),
+    }
+
+
+def _speed(speed: Speed) -> dict[str, Any]:
+    return {
+        "measured": speed.is_measured,
+        "first_token_seconds": _span(speed.first_token),
+        "seconds_between_tokens": _span(speed.step),
+        "answer_seconds": _span(speed.answer),
+        "tokens_per_second_each": _span(speed.each),
+        "tokens_per_second_all": _span(speed.total),
+        "bound": speed.bound,
+    }
+
+
+def _span(span: Span | None) -> dict[str, float] | None:
+    return None if span is None else asdict(span)

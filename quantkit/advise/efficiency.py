@@ -1,0 +1,75 @@
+"""How much of a device's peak rates engines reach: the assumptions behind every estimate of speed.
+
+Each has a slow end, a typical value and a fast end. Where they come from:
+
+- Bandwidth. Decoding Llama 3 8B in 16 bits, llama.cpp reads 15.0 GB a token 54.8 times a second on
+  an RTX 4090, 47.4 times on an RTX 3090 and 18.8 times on an M1 Max: 0.82, 0.76 and 0.70 of peak
+  (https://github.com/XiongjieDai/GPU-Benchmarks-on-LLM-Inference).
+- Unpacking. The same page has Q4_K_M at 0.6 of peak on both cards and at 0.41 to 0.46 on Apple's,
+  so blocks of fewer bits cost a quarter, there a third. vLLM's Marlin kernel keeps close to what
+  its bytes promise up to batches of 16 to 32 (https://github.com/IST-DASLab/marlin).
+- Unpacking on data-centre GPUs. llama.cpp reads Q4_K_M files there no faster than arithmetic
+  allows: one of 18.3 GB 28, 43, 68 and 75 times a second on V100, A100, H100 and B300
+  (https://pavlokhmel.com/llm_throughput_benchmark_on_13_gpus_and_10_models.html).
+- Compute. On the first page prompts run at 0.55 (M2 Ultra) to 0.85 (RTX 4090) of the dense
+  16-bit rate.
+- Time of its own, for each layer and each step: launching kernels, drawing tokens, scheduling.
+  Assumed; Llama-3.1-8B with vLLM 0.23 on an A100 agrees (benchmarks/published.py).
+- Together. vLLM computes a step for all users. llama.cpp's throughput did not grow with the number
+  of users on an H200 (https://developers.redhat.com/articles/2025/09/30/
+  vllm-or-llamacpp-choosing-right-llm-inference-engine-your-use-case): that is its slow end.
+- Links. What all-reduces get of a link's one-way rate, and what each takes at least. Assumed.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """One of the ends, or the middle."""
+
+    bandwidth: float
+    """Share of peak bandwidth."""
+    unpacking: float
+    """Share of it, and of 16-bit compute, that weight-only formats are left with."""
+    compute: float
+    """Share of the dense peak rate."""
+    layer_seconds: float
+    """Added by each layer."""
+    step_seconds: float
+    """Added by each step."""
+    link: float
+    """Share of a link's one-way rate."""
+    reduce_seconds: float
+    """What an all-reduce takes at least, over NVLink; over PCIe twice that."""
+    together: int = 1 << 30
+    """Users whose tokens are computed in one step; more than that take turns."""
+
+
+SLOW, TYPICAL, FAST = 0, 1, 2
+VLLM = (
+    Efficiency(0.62, 0.70, 0.40, 40e-6, 2.0e-3, 0.35, 20e-6),
+    Efficiency(0.80, 0.88, 0.60, 15e-6, 0.6e-3, 0.60, 10e-6),
+    Efficiency(0.92, 1.00, 0.80, 5e-6, 0.1e-3, 0.85, 5e-6),
+)
+LLAMA_CPP = (
+    Efficiency(0.62, 0.55, 0.35, 20e-6, 0.5e-3, 0.35, 20e-6, 1),
+    Efficiency(0.82, 0.76, 0.60, 5e-6, 0.1e-3, 0.60, 10e-6, 4),
+    Efficiency(0.92, 0.95, 0.85, 1e-6, 0.0, 0.85, 5e-6, 16),
+)
+LLAMA_CPP_APPLE = (
+    Efficiency(0.55, 0.50, 0.35, 20e-6, 0.5e-3, 0.35, 20e-6, 1),
+    Efficiency(0.72, 0.66, 0.55, 5e-6, 0.1e-3, 0.60, 10e-6, 4),
+    Efficiency(0.85, 0.95, 0.75, 1e-6, 0.0, 0.85, 5e-6, 16),
+)
+
+
+UNPACKED_GB_S = {7.0: 510.0, 8.0: 790.0, 9.0: 1240.0, 10.0: 1370.0, 10.3: 1370.0}
+"""By compute capability: the most that llama.cpp reads of packed weights; others have no limit."""
+
+
+def of(engine: str, vendor: str) -> tuple[Efficiency, Efficiency, Efficiency]:
+    """Slow end, middle and fast end."""
+    if engine == "vllm":
+        return VLLM
+    return LLAMA_CPP_APPLE if vendor == "apple" else LLAMA_CPP

@@ -1,0 +1,84 @@
+"""Formats to choose between: recipes, and what decides where they run and how well they do."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from quantkit import resources
+from quantkit.recipe import AnyRecipe, GGUFRecipe, load, split_addition
+
+AS_IT_IS = "as it is"
+"""The name of a model without any recipe."""
+# One of each kind: others of the same kind take as much memory and time. Of those for 4 bits,
+# the one that lost least in our own reports.
+SERVED = ("fp8-dynamic", "fp8-block", "int8-w8a8", "gptq-w8a16", "awq-gptq-w4a16")
+FILES = (
+    "gguf-bf16", "gguf-q8_0", "gguf-q6_k", "gguf-q5_k_m", "gguf-q4_k_m", "gguf-iq4_xs",
+    "gguf-q3_k_m", "gguf-q2_k",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Format:
+    """A recipe, or none, with the engine that serves what it makes."""
+
+    name: str
+    recipe: AnyRecipe | None
+    key: str
+    """One of `support.FORMATS`."""
+    engine: str
+    """One of `support.ENGINES`."""
+    has_fp8_cache: bool = False
+
+    @property
+    def base(self) -> str:
+        """Its name without the cache's."""
+        return self.name.removesuffix("+kv-fp8")
+
+    @property
+    def kv_bits(self) -> int:
+        return 8 if self.has_fp8_cache else 16
+
+    @property
+    def quality_class(self) -> str:
+        """What published figures on quality are told apart by."""
+        return self.name if isinstance(self.recipe, GGUFRecipe) else self.key
+
+    @property
+    def is_blocks(self) -> bool:
+        """A GGUF file of less than 16 bits."""
+        return isinstance(self.recipe, GGUFRecipe) and self.recipe.gguf not in (
+            "BF16", "F16", "F32",
+        )  # fmt: skip
+
+    @property
+    def has_own_arithmetic(self) -> bool:
+        """Whether it is made to be computed in fewer bits; others compute in 16."""
+        return self.key in ("int8-w8a8", "fp8-w8a8", "fp8-block")
+
+
+def of(recipe: AnyRecipe | None) -> Format:
+    """The format that a recipe makes."""
+    if recipe is None:
+        return Format(AS_IT_IS, None, "bf16", "vllm")
+    if isinstance(recipe, GGUFRecipe):
+        return Format(recipe.name, recipe, "gguf", "llama.cpp")
+    weights = recipe.weights
+    if recipe.input_activations is None:
+        key = f"w{weights.num_bits}a16"
+    elif weights.type == "int":
+        key = "int8-w8a8"
+    else:
+        key = "fp8-block" if weights.strategy == "block" else "fp8-w8a8"
+    return Format(recipe.name, recipe, key, "vllm", recipe.kv_cache is not None)
+
+
+def considered(scored: Iterable[str] = ()) -> tuple[Format, ...]:
+    """All formats that a recommendation chooses from, each also with an FP8 cache.
+
+    Recipes that ship with quantkit and were `scored` in a report of the model are among them.
+    """
+    served = [name for base in SERVED for name in (base, f"{base}+kv-fp8")]
+    names = [*served, *FILES]
+    shipped = resources.names("recipes")
+    names += [name for name in scored if name not in names and split_addition(name)[0] in shipped]
+    return (of(None), *(of(load(name)) for name in names))

@@ -1,0 +1,253 @@
+"""Recommendations as a page that a team opens, filters by GPU and shares."""
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from quantkit import __version__
+from quantkit.advise import efficiency, words
+from quantkit.advise.candidates import Candidate
+from quantkit.advise.recommendation import Recommendation
+from quantkit.page.document import Section, document
+from quantkit.page.heatmap import heatmap
+from quantkit.page.parts import Fact, details, facts, notices
+from quantkit.page.scale import UNKNOWN, Axis
+from quantkit.page.scatter import Point, scatter
+from quantkit.page.table import Cell, Column, table
+
+GIB = 1 << 30
+FIGURES = (
+    Column("GiB", numeric=True, note="weights"),
+    Column("Room", numeric=True, note="users"),
+    Column("First token", numeric=True),
+    Column("Each user", numeric=True, note="tokens/s"),
+    Column("All users", numeric=True, note="tokens/s"),
+    Column("Quality", numeric=True, note="share kept"),
+)
+
+
+def render(found: Sequence[Recommendation]) -> str:
+    """The whole page, for one kind of GPU or for many."""
+    return _one(found[0]) if len(found) == 1 else _many(found)
+
+
+def _one(found: Recommendation) -> str:
+    label = found.question.catalogue.shape.label
+    where = words.on(found.gpu, found.question.count)
+    chosen = found.chosen
+    serving = [c for c in found.candidates if c.serves]
+    sections = [
+        Section("Why", _why(found)),
+        Section("Formats that serve", [_formats(serving, chosen)] if serving else []),
+        Section("Speed and quality", [_picture(found)] if len(serving) > 1 else []),
+        Section("Formats that do not serve", [_rest(found)]),
+        Section("What was assumed", _assumed(found)),
+    ]
+    lead = f"Serve it as {chosen.format.name}." if chosen else "No format serves this load."
+    return document(
+        f"{label} on {where}",
+        [section for section in sections if any(section.parts)],
+        kind="Recommendation",
+        lead=f"{lead} {_load(found)}",
+        top=[facts(_facts(chosen)) if chosen else notices("What would help", _ways(found))],
+        footer=_footer(),
+    )
+
+
+def _many(found: Sequence[Recommendation]) -> str:
+    question = found[0].question
+    served = [one for one in found if one.chosen is not None]
+    without = [one.gpu.name for one in found if one.chosen is None]
+    label = question.catalogue.shape.label
+    rows = [_gpu_row(one) for one in served]
+    every = [
+        [one.gpu.name, _name(c, one.chosen), *_figures(c)]
+        for one in served
+        for c in one.candidates
+        if c.serves
+    ]
+    names = [f.name for f in question.catalogue.formats]
+    columns = [one.gpu.name for one in served]
+    axis = Axis("tokens/s of one user", log=True)
+    values = [[_each(one, name) for one in served] for name in names]
+    sections = [
+        Section(
+            "The choice on every GPU",
+            [
+                table(
+                    f"For {words.BEST[question.objective]}",
+                    [Column("GPU"), Column("Choice"), *FIGURES],
+                    rows,
+                    searchable=True,
+                    wide=True,
+                ),
+                f"Nothing serves this load on {', '.join(without)}." if without else "",
+            ],
+        ),
+        Section("All at a glance", [heatmap("Typical speed", names, columns, values, axis)]),
+        Section(
+            "Every format on every GPU",
+            [
+                table(
+                    "Type a GPU's name to see its formats",
+                    [Column("GPU"), Column("Format"), *FIGURES],
+                    every,
+                    searchable=True,
+                    dense=True,
+                    wide=True,
+                )
+            ],
+        ),
+        Section("What was assumed", _assumed(found[0])),
+    ]
+    return document(
+        f"{label} on {len(found)} kinds of GPU{_each_with(question.count)}",
+        sections if served else sections[-1:],
+        kind="Recommendation",
+        lead=f"{len(served)} of {len(found)} can serve it. {_load(found[0])}",
+        footer=_footer(),
+    )
+
+
+def _each_with(count: int) -> str:
+    return "" if count == 1 else f", {count} of each"
+
+
+def _load(found: Recommendation) -> str:
+    question = found.question
+    load = question.load(question.users or 1)
+    who = "As many users as fit" if question.users is None else words.users(load.users).capitalize()
+    if question.users is None and question.objective != "throughput":
+        who = "1 user"
+    return (
+        f"{who}, contexts of {load.context:,} tokens with answers of {load.answer:,}; "
+        f"objective: {question.objective}."
+    )
+
+
+def _facts(chosen: Candidate) -> list[Fact]:
+    speed, fit = chosen.speed, chosen.fit
+    shown = []
+    if speed is not None:
+        shown.append(Fact(words.span(speed.each), "tokens/s for each user"))
+        if speed.first_token is not None:
+            shown.append(Fact(words.span_of_seconds(speed.first_token), "to the first token"))
+    if fit is not None:
+        shown.append(Fact(f"{fit.users:,}", "users have room"))
+    shown.append(Fact(words.kept(chosen), "of the quality is kept"))
+    if chosen.cost is not None:
+        shown.append(Fact(words.span(chosen.cost), "a million tokens cost"))
+    return shown
+
+
+def _why(found: Recommendation) -> list[str | Markup]:
+    parts: list[str | Markup] = [f"{found.reason[:1].upper()}{found.reason[1:]}."]
+    if found.runner_up is not None:
+        parts.append(f"The runner-up is {found.runner_up.format.name}: {found.runner_up_reason}.")
+    if found.changes:
+        parts.append(notices("Another question, another answer", list(found.changes)))
+    return parts
+
+
+def _ways(found: Recommendation) -> list[str]:
+    return [f"{way.says} ({way.change})" for way in found.remedies] or ["No single change helps."]
+
+
+def _formats(serving: Sequence[Candidate], chosen: Candidate | None) -> Markup:
+    priced = any(c.cost is not None for c in serving)
+    columns = [Column("Format"), *FIGURES]
+    rows = [[_name(c, chosen), *_figures(c)] for c in serving]
+    if priced:
+        columns.append(Column("Cost", numeric=True, note="per million tokens"))
+        for row, candidate in zip(rows, serving, strict=True):
+            cost = candidate.cost
+            row.append(Cell(words.number(cost.typical), cost.typical) if cost else Cell(UNKNOWN))
+    return table("Typical figures, best first", columns, rows, dense=True, wide=True)
+
+
+def _name(candidate: Candidate, chosen: Candidate | None) -> Cell:
+    return Cell(candidate.format.name, tone="good" if candidate is chosen else "")
+
+
+def _figures(candidate: Candidate) -> list[Cell | str | Markup]:
+    speed, fit, quality = candidate.speed, candidate.fit, candidate.quality
+    cells: list[Cell | str | Markup] = []
+    weights = fit.weight_bytes / GIB if fit else None
+    cells.append(Cell(f"{weights:.1f}" if weights is not None else UNKNOWN, weights))
+    cells.append(Cell(f"{fit.users:,}" if fit else UNKNOWN, fit.users if fit else None))
+    first = speed.first_token.typical if speed and speed.first_token else None
+    cells.append(Cell(UNKNOWN if first is None else words.seconds(first), first))
+    for rate in (speed.each.typical, speed.total.typical) if speed else (None, None):
+        cells.append(Cell(UNKNOWN if rate is None else words.number(rate), rate))
+    cells.append(Cell(words.kept(candidate), quality.recovery if quality else None))
+    return cells
+
+
+def _gpu_row(found: Recommendation) -> list[Cell | str | Markup]:
+    chosen = found.chosen
+    assert chosen is not None
+    return [found.gpu.name, chosen.format.name, *_figures(chosen)]
+
+
+def _each(found: Recommendation, name: str) -> float | None:
+    candidate = next(c for c in found.candidates if c.format.name == name)
+    return candidate.speed.each.typical if candidate.serves and candidate.speed else None
+
+
+def _picture(found: Recommendation) -> Markup:
+    points = [
+        Point(
+            c.format.name,
+            c.speed.each.typical,
+            c.quality.recovery,
+            group=c.format.engine,
+        )
+        for c in found.candidates
+        if c.speed is not None and c.quality is not None and c.lacks != "support"
+    ]
+    return scatter(
+        "Speed against quality",
+        points,
+        Axis("tokens/s of one user, typical", log=True),
+        Axis("share of the quality that is kept", digits=3),
+        note="Formats that fit. Quality is a prior where no report of this model was given.",
+    )
+
+
+def _rest(found: Recommendation) -> Markup:
+    rows = [[c.format.name, c.problem] for c in found.candidates if not c.serves]
+    if not rows:
+        return Markup()
+    return table("And why", [Column("Format"), Column("Reason")], rows, dense=True)
+
+
+def _assumed(found: Recommendation) -> list[str | Markup]:
+    end = efficiency.of("vllm", found.gpu.vendor)
+    slow, typical, fast = end
+    rates = {
+        "Share of peak bandwidth": (slow.bandwidth, typical.bandwidth, fast.bandwidth),
+        "Left by unpacking weights": (slow.unpacking, typical.unpacking, fast.unpacking),
+        "Share of peak compute": (slow.compute, typical.compute, fast.compute),
+        "Share of a link's rate": (slow.link, typical.link, fast.link),
+    }
+    shown = {name: f"{a:.2f}, {b:.2f}, {c:.2f}" for name, (a, b, c) in rates.items()}
+    qualities = {
+        c.format.name: f"{words.kept(c)}: {c.quality.basis}{_from(c.quality.source)}"
+        for c in found.candidates
+        if c.quality is not None and c.quality.source and not c.format.has_fp8_cache
+    }
+    return [
+        *found.notes,
+        "Slow end, typical value and fast end of what vLLM is taken to reach:",
+        details(shown),
+        "Where qualities come from:",
+        details(qualities),
+    ]
+
+
+def _from(source: str) -> str:
+    return f" ({source})" if source else ""
+
+
+def _footer() -> str:
+    return f"Written by quantkit {__version__}. Nothing on this page is loaded from elsewhere."

@@ -1,0 +1,145 @@
+"""What a format keeps of a model's quality: from a report of that model, or from published ones.
+
+Quality is recovery: the share of the source's accuracy that is left. A report that has accuracies
+gives it from those; one that has none from perplexities, source over candidate, which is harsher.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quantkit.advise.formats import Format
+from quantkit.advise.shape import ModelShape
+from quantkit.errors import AdviceError
+
+if TYPE_CHECKING:
+    from quantkit.report.document import Document, Entry
+
+DATA = Path(__file__).with_name("quality.yaml")
+FAR = 2.0
+"""Sizes that differ by more than this factor are said to."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A recovery, and where it comes from."""
+
+    recovery: float
+    """At most 1: what lies above the source is chance."""
+    is_prior: bool
+    """From other models; a report of this one would replace it."""
+    basis: str
+    """What was measured, in a few words."""
+    source: str = ""
+    """The page or file that says so."""
+
+
+@dataclass(frozen=True)
+class Prior:
+    """One published figure."""
+
+    formats: tuple[str, ...]
+    billions: float | None
+    """The size of the model that was measured; None: many sizes."""
+    recovery: float
+    measured: str
+    source: str = ""
+    unverified: bool = False
+
+
+SAME = Quality(1.0, False, "the model itself")
+
+
+@cache
+def priors() -> tuple[Prior, ...]:
+    """All published figures of the file."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    with DATA.open(encoding="utf-8") as stream:
+        entries: list[dict[str, Any]] = yaml.load(stream, loader)
+    return tuple(Prior(**entry | {"formats": tuple(entry["formats"])}) for entry in entries)
+
+
+def of(format: Format, shape: ModelShape, measured: Mapping[str, Quality]) -> Quality | None:
+    """The quality of a format: measured, else by published figures; None where nobody knows."""
+    if format.recipe is None or format.name == "gguf-bf16":
+        return SAME
+    if found := measured.get(format.name):
+        return found
+    weights = measured.get(format.base) or _prior(format.quality_class, shape.n_parameters)
+    if weights is None or not format.has_fp8_cache:
+        return weights
+    cache_only = _prior("kv-fp8", shape.n_parameters)
+    if cache_only is None:
+        return None
+    return Quality(
+        weights.recovery * cache_only.recovery,
+        True,
+        f"{weights.basis}; the cache: {cache_only.basis}",
+        weights.source,
+    )
+
+
+def _prior(name: str, n_parameters: int) -> Quality | None:
+    """The published figure of the nearest size."""
+    known = [prior for prior in priors() if name in prior.formats]
+    if not known:
+        return None
+    billions = n_parameters / 1e9
+    near = min(known, key=lambda prior: abs(math.log((prior.billions or billions) / billions)))
+    basis, times = near.measured, (near.billions or billions) / billions
+    if times > FAR:
+        basis += "; smaller models tend to lose more"
+    elif times < 1 / FAR:
+        basis += "; larger models tend to lose less"
+    if near.unverified:
+        basis += " (unverified)"
+    return Quality(min(1.0, near.recovery), True, basis, near.source)
+
+
+def from_report(path: Path, shape: ModelShape) -> dict[str, Quality]:
+    """The qualities that a report of this model gives, by recipe."""
+    from quantkit.report.document import read  # takes a while, and most questions have no report
+
+    path = path / "report.json" if path.is_dir() else path
+    document = read(path)
+    if shape.assumed:
+        raise AdviceError(
+            f"{path} is a report of {document.baseline.name}, and MODEL is only a size; name the "
+            "model that was scored"
+        )
+    if document.baseline.size_bytes != shape.size_bytes:
+        raise AdviceError(
+            f"{path} is a report of another model: its source {document.baseline.name} has "
+            f"{document.baseline.size_bytes:,} bytes of weights, {shape.label} has "
+            f"{shape.size_bytes:,}"
+        )
+    found = {}
+    for entry in document.candidates:
+        if entry.recipe is not None and (quality := _measured(document, entry, path)):
+            found[entry.recipe] = quality
+    return found
+
+
+def _measured(document: "Document", entry: "Entry", path: Path) -> Quality | None:
+    shares = {}
+    for task in document.baseline.settings.tasks:
+        key = f"{task}/acc"
+        before, after = document.baseline.scores.get(key), entry.scores.get(key)
+        compared = entry.comparison(key)
+        # Where the source only guesses, so does everybody else.
+        if before and after and before.value > 0 and not (compared and compared.source_at_chance):
+            shares[task] = after.value / before.value
+    if shares:
+        mean = sum(shares.values()) / len(shares)
+        return Quality(min(1.0, mean), False, f"accuracy on {', '.join(shares)}", str(path))
+    key = document.headline or ""
+    before, after = document.baseline.scores.get(key), entry.scores.get(key)
+    if before is None or after is None or before.higher_is_better or after.value <= 0:
+        return None
+    share = before.value / after.value
+    return Quality(min(1.0, share), False, f"{key}, source over candidate", str(path))

@@ -1,0 +1,98 @@
+"""One format for a question, with its reason, the runner-up, and what would change the choice."""
+
+from dataclasses import dataclass
+
+from quantkit.advise import remedies, words
+from quantkit.advise.candidates import OBJECTIVES, Candidate, Question
+from quantkit.advise.gpus import GPU
+from quantkit.advise.ranking import ranked
+from quantkit.advise.remedies import Remedy
+
+MOST_CHANGES = 5
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """An answer; `chosen` is None where nothing serves, and `remedies` then say what would."""
+
+    question: Question
+    gpu: GPU
+    candidates: tuple[Candidate, ...]
+    """Best first; those that do not serve come last."""
+    chosen: Candidate | None
+    reason: str
+    runner_up: Candidate | None = None
+    runner_up_reason: str = ""
+    changes: tuple[str, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What was assumed."""
+
+
+def recommend(question: Question, gpu: GPU, in_depth: bool = True) -> Recommendation:
+    """The format for a question on GPUs; not `in_depth` leaves out what would change it."""
+    found = ranked(question, gpu)
+    serving = [candidate for candidate in found if candidate.serves]
+    notes = words.assumptions(question, gpu)
+    if not serving:
+        reason = words.nothing_serves(found, question)
+        ways = remedies.find(question, gpu) if in_depth else ()
+        return Recommendation(
+            question, gpu, tuple(found), None, reason, remedies=tuple(ways), notes=notes
+        )
+    chosen = serving[0]
+    second = next((c for c in serving[1:] if _kind(c) != _kind(chosen)), None)
+    return Recommendation(
+        question,
+        gpu,
+        tuple(found),
+        chosen,
+        words.reason(chosen, serving, question),
+        second,
+        "" if second is None else words.against(second, chosen, question),
+        tuple(_changes(question, gpu, chosen)) if in_depth else (),
+        notes=notes,
+    )
+
+
+def _kind(candidate: Candidate) -> str:
+    """Formats that differ in their cache or in how FP8 is scaled are of one kind."""
+    key = candidate.format.key
+    return "fp8" if key.startswith("fp8") else candidate.format.base
+
+
+def _alike(candidate: Candidate) -> tuple[str, bool]:
+    return _kind(candidate), candidate.format.has_fp8_cache
+
+
+def _changes(question: Question, gpu: GPU, chosen: Candidate) -> list[str]:
+    """Other questions near this one that have another answer."""
+    users = question.users or 1
+    asked: list[tuple[str, Question]] = [
+        (f"--objective {other}", question.but(objective=other))
+        for other in OBJECTIVES
+        if other != question.objective
+    ]
+    if users > 1:
+        asked.append(("--users 1", question.but(users=1)))
+    asked += [(f"--users {n}", question.but(users=n)) for n in (4 * users, 16 * users, 64 * users)]
+    answer = question.load(users).answer
+    for shorter in (question.context // 4, question.context // 16):
+        if shorter > answer // 4 and shorter >= 64:
+            changed = question.but(context=shorter, answer=min(answer, max(1, shorter // 4)))
+            asked.append((f"--context {shorter}", changed))
+    stricter = [q for q in (0.98, 0.99, 0.995) if q > question.min_quality]
+    asked += [(f"--min-quality {q:g}", question.but(min_quality=q)) for q in stricter]
+    asked += [
+        (f"--min-quality {q:g}", question.but(min_quality=q))
+        for q in (0.95, 0.9)
+        if q < question.min_quality
+    ]
+    told: dict[str, str] = {}
+    for words_of_it, other in asked:
+        best = ranked(other, gpu)[0]
+        if best.serves and _alike(best) == _alike(chosen):
+            continue
+        name = best.format.name if best.serves else "nothing"
+        told.setdefault(name, words.change(words_of_it, best, other))
+    return list(told.values())[:MOST_CHANGES]

@@ -1,0 +1,206 @@
+"""Recommendations in words."""
+
+from collections.abc import Sequence
+
+from quantkit.advise.candidates import Candidate, Question, utilisation
+from quantkit.advise.gpus import GPU
+from quantkit.advise.ranking import kept_step, merit
+from quantkit.advise.speed import ASSUMED_PCIE, Span
+from quantkit.storage import gib
+
+
+def number(value: float) -> str:
+    """Two digits that matter; estimates have no more."""
+    if value >= 100:
+        digits = len(str(int(value))) - 2
+        return f"{round(value / 10**digits) * 10**digits:,}"
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def seconds(value: float) -> str:
+    """A time with its unit."""
+    if value < 1:
+        return f"{number(value * 1000)} ms"
+    return f"{number(value)} s" if value < 600 else f"{number(value / 60)} min"
+
+
+def span(found: Span) -> str:
+    """A range of rates, `120-190`."""
+    low, high = number(found.low), number(found.high)
+    return low if low == high else f"{low}-{high}"
+
+
+def span_of_seconds(found: Span) -> str:
+    """A range of times, with one unit where both ends have it."""
+    low, high = seconds(found.low), seconds(found.high)
+    if low == high:
+        return low
+    same = low.split()[1] == high.split()[1]
+    return f"{low.split()[0] if same else low}-{high}"
+
+
+def kept(candidate: Candidate) -> str:
+    """The quality, marked where it is a prior."""
+    if candidate.quality is None:
+        return "?"
+    mark = "~" if candidate.quality.is_prior else ""
+    return f"{mark}{candidate.quality.recovery:.3f}"
+
+
+def users(n: int) -> str:
+    return "1 user" if n == 1 else f"{n:,} users"
+
+
+def on(gpu: GPU, count: int) -> str:
+    """GPUs, such as `2 x L40S`."""
+    return gpu.name if count == 1 else f"{count} x {gpu.name}"
+
+
+def figure(candidate: Candidate, objective: str) -> str:
+    """What an objective is about, of one candidate."""
+    speed, load = candidate.speed, candidate.load
+    if objective == "memory" or speed is None:
+        return f"{gib(candidate.needed_bytes)} on each GPU for {users(load.users)}"
+    if objective == "throughput":
+        return f"{span(speed.total)} tokens/s of answers with {users(load.users)}"
+    if objective == "quality":
+        return f"{kept(candidate)} of the quality"
+    return f"a whole answer in {span_of_seconds(speed.answer)} with {users(load.users)}"
+
+
+MEANING = {
+    "latency": "seconds for a whole answer",
+    "throughput": "tokens of answers a second, all users together",
+    "memory": "GiB on each GPU",
+    "quality": "share of the quality that is kept",
+}
+
+
+def short_figure(candidate: Candidate, objective: str) -> str:
+    """The same as a number alone, typical; see `MEANING`."""
+    speed = candidate.speed
+    if objective == "quality":
+        return kept(candidate)
+    if objective == "memory" or speed is None:
+        return f"{candidate.needed_bytes / (1 << 30):.1f}"
+    return number(speed.total.typical if objective == "throughput" else speed.answer.typical)
+
+
+BOUND = {
+    "weights": "reading weights takes most of it",
+    "cache": "reading the KV cache takes most of it",
+    "compute": "products with weights take most of it",
+    "attention": "products of attention take most of it",
+    "links": "the way between GPUs takes most of it",
+}
+
+
+def lack(candidate: Candidate) -> tuple[str, str]:
+    """What keeps a format from being the answer, in short, and a figure."""
+    fit = candidate.fit
+    if candidate.lacks == "quality":
+        return "keeps too little", kept(candidate)
+    if candidate.lacks == "memory" and fit is not None:
+        if fit.users:
+            return f"room for fewer than {users(candidate.load.users)}", f"{fit.users:,}"
+        needed = fit.weight_bytes + fit.overhead_bytes + fit.user_bytes
+        room = fit.usable_bytes / (1 << 30)
+        return f"too large for {room:.1f} GiB", f"{needed / (1 << 30):.1f}"
+    return candidate.problem, ""
+
+
+BEST = {
+    "latency": "the fastest answers",
+    "throughput": "the most tokens a second",
+    "memory": "the least memory",
+    "quality": "the best quality",
+}
+
+
+def reason(chosen: Candidate, serving: Sequence[Candidate], question: Question) -> str:
+    """Why it is this one."""
+    objective = question.objective
+    if len(serving) == 1:
+        among = "nothing else fits and keeps"
+    else:
+        among = f"{BEST[objective]} among {len(serving)} formats that fit and keep"
+    said = f"{among} at least {question.min_quality:g} of the quality: {figure(chosen, objective)}"
+    alike = [c for c in serving if not c.quality or c.quality.is_prior == _is_prior(chosen)]
+    best = min(alike, key=lambda c: merit(c, objective))
+    if objective == "quality" or best is chosen:
+        return said
+    if kept_step(best) < kept_step(chosen):
+        return f"{said}; {best.format.name} is hardly better and keeps less"
+    if best.format.engine != chosen.format.engine:
+        return f"{said}; {best.format.name} is hardly better and wants {best.format.engine}"
+    return said
+
+
+def _is_prior(candidate: Candidate) -> bool:
+    return candidate.quality is None or candidate.quality.is_prior
+
+
+def against(second: Candidate, chosen: Candidate, question: Question) -> str:
+    """What the runner-up has to offer, and what it lacks."""
+    said = figure(second, question.objective)
+    if question.objective != "quality" and second.quality and chosen.quality:
+        gap = kept_step(second) - kept_step(chosen)
+        if gap:
+            said += f"; keeps {'more' if gap > 0 else 'less'} quality, {kept(second)}"
+    if question.qualities and _is_prior(second) and not _is_prior(chosen):
+        said += "; not in the report"
+    if second.format.engine != chosen.format.engine:
+        said += f"; served by {second.format.engine}"
+    return said
+
+
+def change(option: str, best: Candidate, question: Question) -> str:
+    """What another question has as its answer."""
+    if not best.serves:
+        return f"with {option}: nothing serves it"
+    return f"with {option}: {best.format.name}, {figure(best, question.objective)}"
+
+
+def nothing_serves(found: Sequence[Candidate], question: Question) -> str:
+    """Why, in one sentence, of what came closest."""
+    with_memory = [c for c in found if c.lacks == "quality"]
+    if with_memory:
+        best = max(with_memory, key=lambda c: c.quality.recovery if c.quality else 0)
+        return f"what fits loses too much: {best.format.name} {best.problem}"
+    tight = [c for c in found if c.lacks == "memory" and c.fit]
+    if tight:
+        best = min(tight, key=lambda c: c.needed_bytes)
+        return f"even {best.format.name} does not fit: {best.problem}"
+    return f"no engine that we know runs it there: {found[0].problem}"
+
+
+def assumptions(question: Question, gpu: GPU) -> tuple[str, ...]:
+    """What the figures rest on."""
+    load = question.load(question.users or 1)
+    shape, share = question.catalogue.shape, utilisation(question, gpu)
+    notes = []
+    if shape.assumed:
+        notes.append(f"{shape.label} is only a size: {shape.note}.")
+    notes += [
+        f"Each user has a context of {load.context:,} tokens: a prompt of {load.prompt:,}, then an "
+        f"answer of {load.answer:,}. Engines may use {share:.0%} of the memory.",
+        "Memory is exact but for what engines take themselves. Speeds are a roofline with slow "
+        "and fast ends, not a promise; measure before you buy.",
+    ]
+    if not question.qualities:
+        notes.append(
+            "Quality (~) is a prior from published figures of other models; a report of this one "
+            "(--report) replaces it."
+        )
+    else:
+        notes.append(
+            "Formats that the report does not cover come last, whatever is published (~) of them."
+        )
+    if gpu.fp16_tflops is None:
+        notes.append(
+            f"The compute rate of {gpu.name} is not known: times count memory alone, and first "
+            "tokens are left out."
+        )
+    if question.count > 1 and gpu.link_gb_s is None and gpu.pcie is None:
+        notes.append(f"GPUs are taken to be joined by PCIe {ASSUMED_PCIE}.")
+    return tuple(notes)

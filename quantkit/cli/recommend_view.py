@@ -1,0 +1,184 @@
+"""How recommendations look on a terminal."""
+
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quantkit.advise.candidates import Candidate
+    from quantkit.advise.recommendation import Recommendation
+
+HEADINGS = ("format", "GiB", "room", "first", "each", "all", "quality")
+LEGEND = """\
+Typical figures. GiB: weights on each GPU. room: users at this context.
+first: time to the first token. each, all: tokens/s of one user, of all users.
+quality: the share that is kept; ~ is a prior."""
+
+
+def show(found: "Recommendation", model: str) -> None:
+    """One answer, then everything that was compared."""
+    from quantkit.advise import words
+    from quantkit.cli import console
+
+    question = found.question
+    where = words.on(found.gpu, question.count)
+    label = question.catalogue.shape.label
+    if found.chosen is None:
+        typer.echo(console.lines_text(f"{label} on {where}: nothing serves it", _refusal(found)))
+    else:
+        heading = f"{label} on {where}: {found.chosen.format.name}"
+        typer.echo(console.lines_text(heading, _answer(found, found.chosen, model)))
+    serving = [c for c in found.candidates if c.serves]
+    if serving:
+        headings = [*HEADINGS, "per 1M"] if question.gpu_hour else HEADINGS
+        console.print_table(headings, [_row(c) for c in serving])
+        typer.echo(LEGEND)
+    if rest := _rest(found.candidates):
+        console.print_lines("Left out", rest)
+    console.print_lines("Assumed", [("-", note) for note in found.notes])
+
+
+def _answer(found: "Recommendation", chosen: "Candidate", model: str) -> list[tuple[str, str]]:
+    from quantkit.advise import words
+    from quantkit.storage import gib
+
+    lines = [("why", found.reason)]
+    speed, fit, quality = chosen.speed, chosen.fit, chosen.quality
+    if speed is not None:
+        first = ""
+        if speed.first_token is not None:
+            first = f"first token after {words.span_of_seconds(speed.first_token)}, then "
+        origin = "measured" if speed.is_measured else f"estimated; {words.BOUND[speed.bound]}"
+        who = "for one user"
+        if chosen.load.users > 1:
+            many = words.users(chosen.load.users)
+            who = f"for each of {many}, {words.span(speed.total)} all together"
+        lines.append(("speed", f"{first}{words.span(speed.each)} tokens/s {who} ({origin})"))
+    if fit is not None:
+        lines.append(
+            (
+                "memory",
+                f"{gib(fit.weight_bytes)} of weights, {gib(fit.overhead_bytes)} for the engine and "
+                f"{gib(fit.user_bytes)} a user, of {gib(fit.usable_bytes)} on each GPU: room for "
+                f"{words.users(fit.users)}, {fit.kv_tokens:,} tokens",
+            )
+        )
+    if quality is not None:
+        kind = "published for other models" if quality.is_prior else "of this model"
+        lines.append(("quality", f"{words.kept(chosen)}, {kind}: {quality.basis}"))
+    if chosen.cost is not None:
+        lines.append(("cost", f"{words.span(chosen.cost)} a million tokens of answers"))
+    if chosen.support.how == "emulated":
+        lines.append(("mind", chosen.support.reason))
+    if found.runner_up is not None:
+        lines.append(("runner-up", f"{found.runner_up.format.name}: {found.runner_up_reason}"))
+    lines += [("changes it" if n == 0 else "", change) for n, change in enumerate(found.changes)]
+    recipe = chosen.format.recipe
+    if recipe is not None and not found.question.catalogue.shape.assumed:
+        learns = " --calibration general" if recipe.needs_calibration else ""
+        lines.append(("make it", f"quantkit quantize {model} -r {recipe.name}{learns} -o out"))
+    return lines
+
+
+def _refusal(found: "Recommendation") -> list[tuple[str, str]]:
+    lines = [("why", found.reason)]
+    for n, remedy in enumerate(found.remedies, start=1):
+        lines.append((f"way {n}", f"{remedy.says} ({remedy.change})"))
+    if not found.remedies:
+        lines.append(("ways", "no single change helps: not context, users, GPUs nor format"))
+    return lines
+
+
+def _row(candidate: "Candidate") -> list[str]:
+    from quantkit.advise import words
+
+    speed, fit = candidate.speed, candidate.fit
+    cells = [candidate.format.name, "", "", "", "", "", words.kept(candidate)]
+    if fit is not None:
+        cells[1:3] = [f"{fit.weight_bytes / (1 << 30):.1f}", f"{fit.users:,}"]
+    if speed is not None:
+        first = "?" if speed.first_token is None else words.seconds(speed.first_token.typical)
+        cells[3:6] = [first, words.number(speed.each.typical), words.number(speed.total.typical)]
+    return cells if candidate.cost is None else [*cells, words.number(candidate.cost.typical)]
+
+
+def _rest(candidates: "Sequence[Candidate]") -> list[tuple[str, str]]:
+    """Formats that cannot be the answer, by what they lack."""
+    from quantkit.advise import words
+
+    lines: dict[str, list[str]] = {}
+    for candidate in candidates:
+        if not candidate.serves:
+            lack, detail = words.lack(candidate)
+            name = candidate.format.name
+            lines.setdefault(lack, []).append(f"{name} ({detail})" if detail else name)
+    return [("-", f"{lack}: {', '.join(names)}") for lack, names in lines.items()]
+
+
+def show_many(found: "Sequence[Recommendation]") -> None:
+    """Rows formats, columns GPUs, in as many tables as the terminal asks for."""
+    from quantkit.advise import words
+    from quantkit.cli import console
+
+    question = found[0].question
+    served = [one for one in found if one.chosen is not None]
+    names = [f.name for f in question.catalogue.formats]
+    cells = {one.gpu.name: {c.format.name: _cell(c, one) for c in one.candidates} for one in served}
+    chosen = {one.chosen.format.name for one in served if one.chosen is not None}
+    # An FP8 cache is worth a row where it is somebody's choice.
+    kept = [
+        name
+        for name in names
+        if any(column.get(name) for column in cells.values())
+        and (name in chosen or not name.endswith("+kv-fp8"))
+    ]
+    label = question.catalogue.shape.label
+    of_each = "" if question.count == 1 else f", {question.count} of each GPU"
+    meaning = words.MEANING[question.objective]
+    typer.echo(f"{label}{of_each}: {meaning}; * marks the choice")
+    columns = [
+        [_short(one.gpu.name), *(cells[one.gpu.name].get(name, "") for name in kept)]
+        for one in served
+    ]
+    for part in _side_by_side(columns, console.width() - max(map(len, kept), default=0)):
+        headings, *rows = zip(["", *kept], *part, strict=True)
+        console.print_table(headings, rows)
+    if without := [one.gpu.name for one in found if one.chosen is None]:
+        console.print_lines("Nothing serves it on", [("-", ", ".join(without))])
+    console.print_lines("Assumed", [("-", note) for note in found[0].notes])
+
+
+def _side_by_side(columns: list[list[str]], width: int) -> list[list[list[str]]]:
+    """Columns in groups that fit a terminal, at least one in each."""
+    groups: list[list[list[str]]] = []
+    room = 0
+    for column in columns:
+        needed = 3 + max(len(line) for cell in column for line in cell.split("\n"))
+        if not groups or room < needed:
+            groups.append([])
+            room = width
+        groups[-1].append(column)
+        room -= needed
+    return groups
+
+
+def _cell(candidate: "Candidate", found: "Recommendation") -> str:
+    from quantkit.advise import words
+
+    if not candidate.serves:
+        return ""
+    star = "*" if candidate is found.chosen else ""
+    return f"{star}{words.short_figure(candidate, found.question.objective)}"
+
+
+def _short(name: str) -> str:
+    """A name on up to two lines, so that columns stay narrow."""
+    if len(name) <= 9:
+        return name
+    head, _, tail = name.partition(" ")
+    while len(head) < 5 and " " in tail:
+        more, _, tail = tail.partition(" ")
+        head = f"{head} {more}"
+    return f"{head}\n{tail}"

@@ -1,0 +1,238 @@
+"""`quantkit recommend` and `quantize --fit`: what they print, and inputs that make no sense."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quantkit import resources
+from quantkit.advise import gpus
+
+PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m" / "report.json"
+TWO = ["recommend", "8B", "--gpu", "L40S", "--count", "2", "--context", "16384", "--users", "40"]
+SMOLLM = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16",
+    "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
+    "tie_word_embeddings": True, "max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path):
+    """The path of a config.json, SmolLM2-135M's unless changed."""
+
+    def write(**changed):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(SMOLLM | changed))
+        return path
+
+    return write
+
+
+def test_one_answer_with_reason_runner_up_and_changes(run_cli):
+    result = run_cli(TWO)
+    assert (result.code, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert lines[0] == "8B on 2 x L40S: fp8-dynamic+kv-fp8"
+    for word in ("why", "speed", "memory", "quality", "runner-up", "changes it"):
+        assert any(line.startswith(word) for line in lines), word
+    assert "Left out" in lines
+    assert "8B is only a size" in result.stdout
+    assert "not a promise" in result.stdout
+
+
+def test_the_answer_is_told_first_and_fits_a_narrow_terminal(run_cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    table = run_cli([*TWO, "--gpu-hour", "1.5"]).stdout.split("\n\n")[1]
+    assert "per 1M" in table
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_json_is_alone_on_stdout_and_complete(run_cli):
+    result = run_cli([*TWO, "--gpu-hour", "1.5", "--json"])
+    assert (result.code, result.stderr) == (0, "")
+    data = json.loads(result.stdout)
+    answer = data["answers"][0]
+    assert (answer["gpu"], answer["format"]) == ("L40S", "fp8-dynamic+kv-fp8")
+    chosen = answer["candidates"][0]
+    assert chosen["serves"]
+    assert chosen["cost_per_million_tokens"]["typical"] > 0
+    assert all(c["problem"] for c in answer["candidates"] if not c["serves"])
+
+
+@pytest.mark.parametrize("size", ["7b", "7 B", "7000M", " 7.0B "])
+def test_sizes_can_be_written_in_many_ways(run_cli, size):
+    told = json.loads(run_cli(["recommend", size, "--gpu", "L4", "--json"]).stdout)
+    expected = json.loads(run_cli(["recommend", "7B", "--gpu", "L4", "--json"]).stdout)
+    assert told["model"]["parameters"] == expected["model"]["parameters"]
+    assert told["answers"] == [{**expected["answers"][0], "notes": told["answers"][0]["notes"]}]
+
+
+def test_many_gpus_are_columns(run_cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    result = run_cli(["recommend", "8B", "--gpu", "L4, H100 SXM,RTX2060,l4"])
+    assert result.code == 0
+    heading = next(line for line in result.stdout.splitlines() if "L4" in line)
+    assert heading.split() == ["L4", "H100", "SXM"] or heading.split() == ["L4", "SXM"]
+    assert "Nothing serves it on" in result.stdout
+    assert "RTX 2060" in result.stdout
+    starred = [line for line in result.stdout.splitlines() if "*" in line and "choice" not in line]
+    assert starred
+
+
+def test_all_gpus_in_json_and_as_a_page(run_cli, tmp_path):
+    target = tmp_path / "page.html"
+    result = run_cli(["recommend", "8B", "--gpu", "all", "--json", "--html", target])
+    data = json.loads(result.stdout)
+    assert len(data["answers"]) >= 45
+    assert "Type a GPU" in target.read_text()
+
+
+def test_a_gpu_that_is_not_listed_can_be_described(run_cli):
+    described = ["--memory", "24GB", "--bandwidth", "1008GB/s"]
+    bare = run_cli(["recommend", "8B", *described])
+    assert bare.code == 0
+    assert "compute rate of a GPU of your own is not known" in bare.stdout
+    full = run_cli(["recommend", "8B", *described, "--capability", "8.9", "--tflops", "165"])
+    assert full.stdout.startswith("8B on a GPU of your own: awq-gptq-w4a16")
+
+
+def test_auto_is_the_gpu_of_this_machine(run_cli, monkeypatch):
+    found = gpus.find("L4")
+    monkeypatch.setattr(gpus, "detect", lambda: found)
+    assert run_cli(["recommend", "8B", "--gpu", "auto"]).stdout.startswith("8B on L4: ")
+
+
+def test_a_report_replaces_published_figures(run_cli, config):
+    model = config()
+    asked = ["recommend", model, "--gpu", "L4", "--min-quality", "0.98"]
+    result = run_cli([*asked, "--report", PUBLISHED])
+    assert result.code == 0
+    data = json.loads(run_cli([*asked, "--report", PUBLISHED, "--json"]).stdout)
+    by_name = {c["format"]: c for c in data["answers"][0]["candidates"]}
+    assert not by_name["int8-w8a8"]["quality"]["is_prior"]
+    assert by_name["fp8-static"]["problem"].startswith("keeps 0.970")  # only in the report
+    assert data["answers"][0]["format"] in ("int8-w8a8", "as it is", "gguf-bf16")
+    assert by_name["fp8-dynamic"]["problem"].startswith("keeps 0.976")
+    other = run_cli(["recommend", config(num_hidden_layers=29), "--gpu", "L4",
+                     "--report", PUBLISHED])  # fmt: skip
+    assert other.code == 3
+    assert "is a report of another model" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["8B"], 2, "which GPU?"),
+        (["8B", "--gpu", "L4", "--users", "0"], 2, "'--users'"),
+        (["8B", "--gpu", "L4", "--count", "0"], 2, "'--count'"),
+        (["8B", "--gpu", "L4", "--context", "-5"], 2, "'--context'"),
+        (["8B", "--gpu", "L4", "--memory", "24GB"], 2, "give either"),
+        (["8B", "--memory", "24GB"], 2, "--bandwidth"),
+        (["8B", "--gpu", " , "], 2, "names none"),
+        (["8B", "--gpu", "all", "--gpu-hour", "2"], 2, "price of one GPU"),
+        (["8B", "--gpu", "RTX409"], 3, "Did you mean rtx 4090"),
+        (["8B", "--gpu", "RTX409"], 3, "--memory 24GB --bandwidth"),
+        (["8B", "--memory", "24", "--bandwidth", "1TB/s"], 3, "no size of memory"),
+        (["8B", "--memory", "24GB", "--bandwidth", "1TB"], 3, "no bandwidth"),
+        (["8B", "--memory", "24GB", "--bandwidth", "1TB/s", "--capability", "x"], 3, "capability"),
+        (["8B", "--gpu", "L4", "--objective", "speed"], 3, "there are: latency"),
+        (["8B", "--gpu", "L4", "--min-quality", "98"], 3, "at most 1"),
+        (["8B", "--gpu", "L4", "--context", "200000"], 3, "131,072 that 8B was made for"),
+        (["8B", "--gpu", "L4", "--context", "100", "--answer", "200"], 3, "does not fit"),
+        (["8B", "--gpu", "L4", "--gpu-hour", "-1"], 3, "more than nothing"),
+        (["8B", "--gpu", "L4", "--report", str(PUBLISHED)], 3, "only a size"),
+        (["7", "--gpu", "L4"], 3, "there is no 7"),
+        (["/no/such/folder", "--gpu", "L4"], 3, "there is no /no/such/folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_questions_that_make_no_sense(run_cli, arguments, code, words):
+    result = run_cli(["recommend", *arguments])
+    assert (result.code, result.stdout) == (code, "")
+    assert words in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "mamba"),
+        ({"hidden_size": "wide"}, "no usable hidden_size"),
+        ({"num_attention_heads": None}, "num_attention_heads"),
+    ],
+)
+def test_configs_that_say_nothing_usable(run_cli, config, changed, words):
+    result = run_cli(["recommend", config(**changed), "--gpu", "L4"])
+    assert (result.code, result.stdout) == (3, "")
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_nothing_fits_and_what_would(run_cli):
+    result = run_cli(["recommend", "70B", "--gpu", "RTX 4090"])
+    assert result.code == 0
+    assert result.stdout.startswith("70B on RTX 4090: nothing serves it")
+    assert "way 1" in result.stdout
+    assert "--count 2" in result.stdout
+
+
+def test_an_answer_takes_no_torch_and_no_time():
+    program = (
+        "import contextlib, io, resource, sys\n"
+        "from quantkit.cli.main import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        "    code = main(['recommend', '8B', '--gpu', 'L40S', '--count', '2', '--users', '40'])\n"
+        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "heavy = [name for name in ('torch', 'transformers') if name in sys.modules]\n"
+        "print(code, heavy, used.ru_utime + used.ru_stime)\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    code, heavy, seconds = answer.stdout.decode().split()
+    assert (code, heavy) == ("0", "[]")
+    # Processor time, since machines that run tests are busy; about 0.7 s on a slow one.
+    assert float(seconds) < 2
+
+
+def test_quantize_takes_the_recipe_that_fits(run_cli, tiny_model, tmp_path):
+    model, out = tiny_model(), tmp_path / "out"
+    fit = ["quantize", model, "--fit", "RTX4090", "--context", "64", "--users", "40", "-o", out]
+    plan = run_cli([*fit, "--dry-run"])
+    assert plan.code == 0
+    name = plan.stderr.split(" for RTX 4090: ")[0]
+    assert name in resources.names("recipes")
+    assert name in plan.stdout
+    assert not out.exists()
+    result = run_cli([*fit, "--quiet"])
+    assert (result.code, result.stderr) == (0, "")
+    assert [path.name for path in out.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["demo", "--fit", "RTX4090", "-r", "rtn-w4a16"], 2, "leave out --recipe"),
+        (["demo", "-r", "rtn-w4a16", "--users", "4"], 2, "go with --fit"),
+        (["demo", "-r", "rtn-w4a16", "--context", "4"], 2, "go with --fit"),
+        (["8B", "--fit", "RTX4090"], 3, "only a size"),
+        (["demo", "--fit", "RTX409"], 3, "Did you mean"),
+        (["demo", "--fit", "RTX4090", "--context", "5000"], 3, "1,024 that demo was made for"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_fits_that_make_no_sense(run_cli, out, arguments, code, words):
+    result = run_cli(["quantize", *arguments, "-o", out])
+    assert (result.code, result.stdout) == (code, "")
+    assert words in " ".join(result.stderr.split())
+    assert not out.exists()
+
+
+def test_a_model_that_fits_nowhere_says_what_would_help(run_cli, config, out):
+    model = config(hidden_size=9216, intermediate_size=36864, num_hidden_layers=40).parent
+    result = run_cli(["quantize", model, "--fit", "RTX 4060", "-o", out])
+    assert result.code == 3
+    assert "no recipe makes" in result.stderr
+    assert "What would: " in result.stderr

@@ -1,0 +1,108 @@
+"""What formats keep: published figures that can be true, and reports of the very model."""
+
+import json
+from pathlib import Path
+
+import pytest
+from gate_reports import report
+
+from quantkit.advise import formats, quality, shape
+from quantkit.errors import AdviceError, ScoreError
+from quantkit.recipe import load
+
+PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m" / "report.json"
+SMOLLM = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16",
+    "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
+    "tie_word_embeddings": True, "max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def smollm():
+    return shape.from_config(SMOLLM, "SmolLM2-135M")
+
+
+def kept(name, model, measured=None):
+    recipe = None if name == formats.AS_IT_IS else load(name)
+    return quality.of(formats.of(recipe), model, measured or {})
+
+
+def test_every_published_figure_has_a_source_and_can_be_true():
+    for prior in quality.priors():
+        assert prior.unverified or prior.source.startswith("https://")
+        assert 0.5 < prior.recovery < 1.02
+        assert prior.billions is None or 0.1 < prior.billions < 1000
+        assert prior.measured
+
+
+def test_something_is_known_of_every_format_that_is_considered():
+    for form in formats.considered():
+        found = quality.of(form, shape.of("8B"), {})
+        assert found is not None
+        assert found.recovery <= 1
+        assert found.is_prior is (form.recipe is not None and form.name != "gguf-bf16")
+
+
+def test_fewer_bits_keep_less():
+    order = ("gguf-q8_0", "gguf-q6_k", "gguf-q5_k_m", "gguf-q4_k_m", "gguf-q3_k_m", "gguf-q2_k")
+    found = [kept(name, shape.of("8B")).recovery for name in order]
+    assert found == sorted(found, reverse=True)
+
+
+def test_the_nearest_size_speaks_and_says_when_it_is_far():
+    small, middle, large = (kept("gptq-w4a16", shape.of(n)) for n in ("1B", "8B", "70B"))
+    assert small.recovery < middle.recovery < large.recovery
+    assert "tend to lose more" in kept("gptq-w4a16", shape.of("500M")).basis
+    assert "tend to lose less" in kept("gguf-q4_k_m", shape.of("70B")).basis
+    assert "tend to" not in middle.basis
+
+
+def test_an_fp8_cache_multiplies():
+    model = shape.of("8B")
+    plain, cached = kept("gptq-w8a16", model), kept("gptq-w8a16+kv-fp8", model)
+    only = next(p for p in quality.priors() if p.formats == ("kv-fp8",))
+    assert cached.recovery == pytest.approx(plain.recovery * only.recovery)
+    assert cached.is_prior
+
+
+def test_a_report_of_this_model_replaces_published_figures(smollm):
+    measured = quality.from_report(PUBLISHED, smollm)
+    document = json.loads(PUBLISHED.read_text())
+    before = document["baseline"]["scores"]["wikitext/perplexity"]["value"]
+    for entry in document["candidates"]:
+        # MMLU is guessed by this model, so that only perplexity tells something.
+        after = entry["scores"]["wikitext/perplexity"]["value"]
+        found = kept(entry["recipe"], smollm, measured)
+        assert found.recovery == pytest.approx(before / after)
+        assert not found.is_prior
+    assert kept("gptq-w8a16", smollm, measured).is_prior  # nobody scored that one
+
+
+def test_what_is_measured_of_weights_stands_below_a_cache(smollm):
+    measured = quality.from_report(PUBLISHED, smollm)
+    found = kept("fp8-dynamic+kv-fp8", smollm, measured)
+    assert found.recovery < measured["fp8-dynamic"].recovery
+    assert found.is_prior
+
+
+def test_accuracies_count_where_there_are_any(tmp_path, monkeypatch):
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(report(("one", "gptq-w4a16", 0.63, 2.05)).to_json()))
+    model = shape.of("8B")
+    monkeypatch.setattr(type(model), "size_bytes", 1000)
+    found = quality.from_report(path, shape.from_config(model.config, "8B"))
+    assert found["gptq-w4a16"].recovery == pytest.approx(0.63 / 0.7)
+    assert "quiz" in found["gptq-w4a16"].basis
+    assert found == quality.from_report(tmp_path, shape.from_config(model.config, "8B"))
+
+
+def test_a_report_of_another_model_is_refused(smollm, tmp_path):
+    other = shape.from_config(SMOLLM | {"num_hidden_layers": 31}, "other")
+    with pytest.raises(AdviceError, match="of another model: its source SmolLM2-135M"):
+        quality.from_report(PUBLISHED, other)
+    with pytest.raises(AdviceError, match="only a size"):
+        quality.from_report(PUBLISHED, shape.of("135M"))
+    with pytest.raises(ScoreError, match="cannot read"):
+        quality.from_report(tmp_path / "none.json", smollm)

@@ -1,0 +1,314 @@
+"""One answer: it follows from the figures, respects constraints, and remedies really help."""
+
+import shlex
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quantkit.advise import document, gpus, measured, page, shape
+from quantkit.advise.candidates import OBJECTIVES, Catalogue, Question, evaluate
+from quantkit.advise.quality import Quality
+from quantkit.advise.ranking import HANDICAP, TIE, merit
+from quantkit.advise.recommendation import recommend
+from quantkit.advise.speed import Span, Speed
+from quantkit.errors import AdviceError
+
+CATALOGUES = {size: Catalogue(shape.of(size)) for size in ("1B", "8B", "70B")}
+NAMES = [gpu.name for gpu in gpus.load()]
+
+
+def ask(model="8B", **more):
+    return Question(CATALOGUES[model], **more)
+
+
+def answer(gpu, model="8B", **more):
+    return recommend(ask(model, **more), gpus.find(gpu))
+
+
+def named(found):
+    return {candidate.format.name: candidate for candidate in found.candidates}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "question", "expected"),
+    [
+        ("RTX 4090", {}, "awq-gptq-w4a16"),
+        ("H100 SXM", {}, "awq-gptq-w4a16"),
+        ("H100 SXM", {"objective": "throughput", "users": 64}, "fp8-dynamic+kv-fp8"),
+        ("A100 SXM 80GB", {"objective": "throughput", "users": 64}, "int8-w8a8+kv-fp8"),
+        ("H100 SXM", {"objective": "quality"}, "as it is"),
+        ("RTX 4090", {"min_quality": 0.995, "objective": "memory"}, "gguf-q5_k_m"),
+        ("M2 Ultra", {"objective": "quality"}, "gguf-bf16"),
+        ("CPU 2 x DDR5-5600", {"min_quality": 0.99}, "gguf-q4_k_m"),
+    ],
+)
+def test_answers_that_practitioners_know(gpu, question, expected):
+    assert answer(gpu, **question).chosen.format.name == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    model=st.sampled_from(sorted(CATALOGUES)),
+    gpu=st.sampled_from(NAMES),
+    count=st.sampled_from([1, 2, 8]),
+    context=st.integers(2, 60_000),
+    users=st.one_of(st.none(), st.integers(1, 200)),
+    objective=st.sampled_from(OBJECTIVES),
+    floor=st.sampled_from([0.8, 0.97, 0.99, 1.0]),
+)
+def test_the_choice_serves_and_is_near_the_best(
+    model, gpu, count, context, users, objective, floor
+):
+    question = ask(
+        model, context=context, users=users, count=count, objective=objective, min_quality=floor
+    )
+    found = recommend(question, gpus.find(gpu), in_depth=False)
+    serving = [c for c in evaluate(question, gpus.find(gpu)) if c.serves]
+    if found.chosen is None:
+        assert not serving
+        assert found.reason
+        return
+    assert found.chosen in serving
+    assert found.chosen.quality.recovery >= floor
+    assert found.chosen.fit.users >= (users or 1)
+    best = min(merit(c, objective) for c in serving)
+    if objective == "quality":
+        assert found.chosen.quality.recovery == max(c.quality.recovery for c in serving)
+    else:
+        assert merit(found.chosen, objective) <= best * (1 + TIE) * HANDICAP
+    if found.runner_up is not None:
+        assert found.runner_up.format.base != found.chosen.format.base
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    model=st.sampled_from(sorted(CATALOGUES)),
+    gpu=st.sampled_from(NAMES),
+    context=st.integers(512, 100_000),
+    users=st.integers(1, 500),
+    more=st.integers(1, 40),
+)
+def test_more_memory_never_takes_a_format_away(model, gpu, context, users, more):
+    device, question = gpus.find(gpu), ask(model, context=context, users=users)
+    larger = replace(device, memory_bytes=device.usable_bytes + (more << 30))
+    for before, after in zip(evaluate(question, device), evaluate(question, larger), strict=True):
+        assert after.serves or not before.serves
+
+
+CHANGED = {
+    "--min-quality": ("min_quality", float), "--context": ("context", int),
+    "--users": ("users", int), "--count": ("count", int),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "question"),
+    [
+        ("RTX 4090", "70B", {}),
+        ("RTX 4090", "8B", {"users": 500, "context": 16384}),
+        ("RTX 4060", "8B", {"context": 32768}),
+        ("T4", "8B", {"min_quality": 0.999, "users": 8}),
+        ("RTX 3090", "70B", {"count": 2, "users": 4, "context": 32768}),
+        ("M1 Max", "70B", {"users": 40}),
+        ("V100 PCIe 16GB", "70B", {"count": 2}),
+    ],
+)
+def test_every_remedy_helps_and_the_cheapest_comes_first(gpu, model, question):
+    found = answer(gpu, model, **question)
+    assert found.chosen is None
+    assert found.remedies
+    order = [*CHANGED, "--gpu"]
+    options = [remedy.change.split()[0] for remedy in found.remedies]
+    assert options == sorted(options, key=order.index)
+    for remedy in found.remedies:
+        option, value = shlex.split(remedy.change)
+        device, changed = gpus.find(gpu), found.question
+        if option == "--gpu":
+            device = gpus.find(value)
+        else:
+            name, kind = CHANGED[option]
+            changed = changed.but(**{name: kind(value)})
+        serving = {c.format.name for c in evaluate(changed, device) if c.serves}
+        assert remedy.format in serving
+
+
+def test_gpus_that_cannot_share_a_model_say_so():
+    found = answer("L40S", "70B", count=3)
+    assert named(found)["fp8-dynamic"].problem == "64 heads cannot be divided over 3 GPUs"
+    assert found.chosen.format.engine == "llama.cpp"
+
+
+def test_the_longest_context_is_the_longest():
+    found = answer("RTX 4090", users=40, context=16384)
+    way = next(r for r in found.remedies if r.change.startswith("--context"))
+    tokens = int(way.change.split()[1])
+    longer = evaluate(found.question.but(context=tokens + 256), found.gpu)
+    assert not any(c.serves for c in longer)
+
+
+def test_other_questions_have_other_answers():
+    found = answer("H100 SXM", objective="throughput", users=64)
+    assert found.changes
+    for change in found.changes:
+        option, _, rest = change.removeprefix("with ").partition(": ")
+        name, value = option.split()
+        key, kind = CHANGED.get(name, ("objective", str))
+        again = recommend(found.question.but(**{key: kind(value)}), found.gpu, in_depth=False)
+        got = "nothing serves it" if again.chosen is None else again.chosen.format.name
+        assert rest.startswith(got)
+        assert got != found.chosen.format.name
+
+
+def test_without_users_throughput_counts_on_all_that_fit():
+    found = answer("L40S", objective="throughput")
+    assert found.chosen.load.users == min(256, found.chosen.fit.users) > 8
+    assert answer("L40S").chosen.load.users == 1
+
+
+def test_a_million_tokens_cost_what_the_hours_cost():
+    found = answer("L40S", objective="throughput", users=16, count=2, gpu_hour=1.5)
+    rate = found.chosen.speed.total
+    assert found.chosen.cost.typical == pytest.approx(2 * 1.5 / 3600 / rate.typical * 1e6)
+    assert found.chosen.cost.low == pytest.approx(2 * 1.5 / 3600 / rate.high * 1e6)
+    assert answer("L40S").chosen.cost is None
+
+
+def test_what_was_measured_replaces_estimates():
+    fast = Speed.measured(first_token=0.01, step=1e-6, total=9.0, answer=1000)
+    assert fast.answer == Span(0.011, 0.011, 0.011)
+    bad = Quality(0.5, False, "accuracy on a quiz", "report.json")
+    good = replace(bad, recovery=0.99)
+    known = {"awq-gptq-w4a16": bad, "gptq-w8a16": good}
+    found = answer("RTX 4090", speeds={"gptq-w8a16": fast}, qualities=known)
+    assert found.chosen.format.name == "gptq-w8a16"
+    assert found.chosen.speed is fast
+    assert named(found)["awq-gptq-w4a16"].lacks == "quality"
+    assert found.chosen.quality is good
+
+
+@dataclass(frozen=True)
+class Bench:
+    """As `quantkit bench` tells it."""
+
+    model: str = "fp8-dynamic"
+    gpu: str | None = "NVIDIA L40S"
+    n_gpus: int = 1
+    concurrency: int | None = 8
+    prompt_tokens: int | None = 6000
+    output_tokens: int | None = 2048
+    output_tokens_per_s: float = 321.0
+    ttft_s: float | None = 0.5
+    tpot_s: float | None = 0.02
+    n_failed: int = 0
+
+
+def test_a_bench_counts_under_the_load_in_question_only():
+    question, gpu = ask(users=8), gpus.find("L40S")
+    known = measured.speeds([Bench()], question, gpu)
+    found = recommend(question.but(speeds=known), gpu)
+    told = named(found)["fp8-dynamic"].speed
+    assert (told.is_measured, told.total.typical) == (True, 321.0)
+    assert told.answer.typical == pytest.approx(0.5 + 2048 * 0.02)
+    others = (
+        Bench(model="my own"), Bench(gpu="NVIDIA L4"), Bench(gpu=None), Bench(n_gpus=2),
+        Bench(concurrency=1), Bench(prompt_tokens=128), Bench(output_tokens=None),
+        Bench(ttft_s=None), Bench(n_failed=1),
+    )  # fmt: skip
+    assert measured.speeds(others, question, gpu) == {}
+
+
+def test_what_a_report_covers_comes_before_what_is_only_published():
+    known = {"fp8-dynamic": Quality(0.985, False, "accuracy on a quiz", "report.json")}
+    found = answer("H100 SXM", qualities=known)
+    serving = [c for c in found.candidates if c.serves]
+    priors = [c.quality.is_prior for c in serving]
+    assert priors == sorted(priors)
+    assert found.chosen.format.name == "fp8-dynamic"
+    assert "does not cover come last" in " ".join(found.notes)
+    # Where nothing proven serves, what is published has to do.
+    assert answer("RTX 4060", qualities=known).chosen.quality.is_prior
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        ({"objective": "speed"}, "there are: latency"),
+        ({"users": 0}, "start at 1"),
+        ({"count": 0}, "start at 1"),
+        ({"context": 200_000}, "more than the 131,072"),
+        ({"context": 100, "answer": 101}, "does not fit into a context"),
+        ({"min_quality": 1.01}, "at most 1"),
+        ({"min_quality": 0.0}, "above 0"),
+        ({"gpu_hour": 0.0}, "more than nothing"),
+    ],
+)
+def test_questions_that_contradict_themselves_are_refused(question, words):
+    with pytest.raises(AdviceError, match=words):
+        ask(**question)
+
+
+def test_macs_do_not_share_a_model_and_keep_a_quarter_of_their_memory():
+    assert answer("M2 Ultra", count=2).chosen is None
+    fit = answer("M2 Ultra").chosen.fit
+    assert fit.usable_bytes == int(gpus.find("M2 Ultra").usable_bytes * 0.75)
+    assert "75% of the memory" in " ".join(answer("M2 Ultra").notes)
+
+
+def test_every_listed_gpu_gets_an_answer_or_a_reason():
+    for size in ("1B", "70B"):
+        for gpu in gpus.load():
+            found = recommend(ask(size), gpu, in_depth=False)
+            assert found.reason
+            assert len(found.candidates) == len(CATALOGUES[size].formats)
+            assert (found.chosen is None) == all(c.problem for c in found.candidates)
+
+
+def test_a_model_that_no_gguf_file_can_hold_still_gets_an_answer(monkeypatch):
+    config = dict(CATALOGUES["1B"].shape.config) | {
+        "model_type": "granite", "architectures": ["GraniteForCausalLM"],
+    }  # fmt: skip
+    catalogue = Catalogue(shape.from_config(config, "granite"))
+    files = [f for f in catalogue.formats if f.engine == "llama.cpp"]
+    monkeypatch.setattr(catalogue, "_works", {f.name: "no such family" for f in files})
+    found = recommend(Question(catalogue), gpus.find("L4"))
+    assert found.chosen.format.engine == "vllm"
+    assert {c.problem for c in found.candidates if c.format in files} == {"no such family"}
+
+
+def test_pages_tell_the_answer_and_can_be_filtered():
+    one = page.render([answer("L40S", users=40, count=2, context=16384, gpu_hour=1.0)])
+    for text in ("8B on 2 x L40S", "fp8-dynamic+kv-fp8", "per million tokens", "roofline"):
+        assert text in one
+    none = page.render([answer("RTX 4090", "70B")])
+    assert "What would help" in none
+    assert "2 x RTX 4090" in none
+    several = ("L4", "H100 SXM", "RTX 2060")
+    many = page.render([answer(name) for name in several])
+    assert many.count('type="search"') == 2
+    for name in several:
+        assert name in many
+    assert "Nothing serves this load on RTX 2060" in many
+
+
+def test_names_cannot_become_markup():
+    hostile = "<script>alert(1)</script>"
+    config = CATALOGUES["1B"].shape.config
+    found = recommend(Question(Catalogue(shape.from_config(config, hostile))), gpus.find("L4"))
+    assert hostile not in page.render([found])
+    assert "&lt;script&gt;alert" in page.render([found])
+
+
+def test_the_document_holds_every_figure():
+    found = answer("L40S", users=4)
+    data = document.to_json([found])
+    assert data["schema"] == 1
+    assert data["model"]["assumed"].startswith("taken to be like Llama-3.1-8B")
+    told = data["answers"][0]
+    assert told["format"] == found.chosen.format.name == told["candidates"][0]["format"]
+    first = told["candidates"][0]
+    assert first["memory"]["weight_bytes"] == found.chosen.fit.weight_bytes
+    span = first["speed"]["tokens_per_second_each"]
+    assert span["low"] < span["typical"] < span["high"]
+    assert data["question"]["prompt"] + data["question"]["answer"] == 8192
