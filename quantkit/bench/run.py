@@ -1,0 +1,173 @@
+"""A whole run: every checkpoint with every setting, each in an engine of its own."""
+
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import quantkit
+from quantkit.bench import choice, engines, memory, offline
+from quantkit.bench.engines import Program
+from quantkit.bench.measure import Plan, measure
+from quantkit.bench.record import Bench, Machine, Refusal, Row
+from quantkit.errors import EngineError
+from quantkit.export.manifest import Manifest, is_checkpoint, now
+from quantkit.model.source import ModelSource
+from quantkit.progress import Progress
+
+SLOW_CLIENT_S = 0.05
+
+
+@dataclass(frozen=True)
+class Model:
+    """Something to serve."""
+
+    path: Path
+    name: str
+    digest: str | None
+
+    @classmethod
+    def of(cls, path: Path) -> "Model":
+        """A folder or a GGUF file; those of ours are known by their digest."""
+        if not path.exists():
+            raise EngineError(f"there is no folder or file {path}")
+        folder = path if path.is_dir() else path.parent
+        name = path.resolve().name if path.is_dir() else path.stem
+        if is_checkpoint(folder):
+            manifest = Manifest.read(folder)
+            return cls(path, manifest.name, manifest.digest)
+        source = path.is_dir() and any(path.glob("*.safetensors"))
+        return cls(path, name, ModelSource.open(str(path)).fingerprint if source else None)
+
+
+def models(paths: Sequence[Path]) -> list[Model]:
+    """All that are to be served, each under a name of its own."""
+    found = [Model.of(path) for path in paths]
+    names = [model.name for model in found]
+    if len(set(names)) < len(names):
+        found = [Model(m.path, str(m.path), m.digest) for m in found]
+    return found
+
+
+@dataclass(frozen=True)
+class _Found:
+    rows: list[Row]
+    refusals: list[Refusal]
+    versions: set[str]
+
+
+def engine_run(
+    program: Program,
+    served: Sequence[Model],
+    settings: Sequence[Mapping[str, str]],
+    plan: Plan,
+    progress: Progress,
+    direct: bool = False,
+    logs: Path | None = None,
+) -> Bench:
+    """Start an engine for every model and setting, measure, end it. A refusal is a result too."""
+    found = _Found([], [], set())
+    for model in served:
+        for setting in settings:
+            shown = " ".join(f"{name}={value}" for name, value in setting.items()) or "as it is"
+            progress.note(f"{model.name}, {shown}: starting {program.engine}")
+            log = logs / f"{len(found.rows)}-{model.name}.log" if logs else None
+            try:
+                _one(program, model, setting, plan, progress, direct, log, found)
+            except EngineError as error:
+                reason = str(error)
+                found.refusals.append(
+                    Refusal(model=model.name, setting=dict(setting), reason=reason)
+                )
+                progress.note(f"{model.name}, {shown}: {reason}")
+    if not found.rows:
+        raise EngineError(f"nothing could be measured. {found.refusals[0].reason}")
+    return _bench(program.engine, found, plan, {"engine_arguments": list(program.arguments)})
+
+
+def _one(
+    program: Program,
+    model: Model,
+    setting: Mapping[str, str],
+    plan: Plan,
+    progress: Progress,
+    direct: bool,
+    log: Path | None,
+    found: _Found,
+) -> None:
+    if direct:
+        found.rows.extend(
+            offline.measure(program, plan, model.path, model.name, model.digest, setting, log)
+        )
+        return
+    with engines.started(program, model.path, model.name, setting, log) as running:
+        found.versions.add(running.version or "unknown")
+        for row in measure(running, plan, model.name, model.digest, setting, progress):
+            found.rows.append(row)
+
+
+def server_run(
+    url: str, model: Model | None, served_name: str | None, plan: Plan, progress: Progress
+) -> Bench:
+    """Measure a server that is somebody else's."""
+    running = engines.connect(url, served_name, plan.api_key)
+    if model is not None and served_name is None and running.model != model.name:
+        known = Path(running.model).name
+        if known != model.name:
+            raise EngineError(
+                f"{url} serves {running.model}, not {model.name}; if it is the same model, "
+                f"say so with --model {running.model}"
+            )
+    label = model.name if model else running.model
+    digest = model.digest if model else None
+    found = _Found(list(measure(running, plan, label, digest, {}, progress)), [], set())
+    found.versions.add(running.version or "unknown")
+    return _bench(running.engine, found, plan, {"server": running.address.url})
+
+
+def _bench(engine: str, found: _Found, plan: Plan, more: Mapping[str, object]) -> Bench:
+    versions = sorted(found.versions - {"unknown"})
+    return Bench(
+        engine=engine,
+        engine_version=", ".join(versions) or None,
+        machine=Machine(
+            processor=platform.machine(), n_cpus=os.cpu_count() or 1, gpus=memory.gpu_names()
+        ),
+        versions={"quantkit": quantkit.__version__, "python": platform.python_version()},
+        created=now(),
+        options={
+            "repetitions": plan.repetitions,
+            "warmup": plan.n_warmup,
+            "seed": plan.seed,
+            "timeout_s": plan.timeout_s,
+            **more,
+        },
+        gpu_hour=plan.gpu_hour,
+        n_gpus=plan.n_gpus,
+        target=plan.target,
+        rows=found.rows,
+        refusals=found.refusals,
+        choices=choice.choose(found.rows, plan.target),
+        notes=list(_notes(found.rows)),
+    )
+
+
+def _notes(rows: Sequence[Row]) -> Iterator[str]:
+    """What makes figures mean less than they seem to."""
+    failed = sum(row.n_failed for row in rows)
+    if failed:
+        total = sum(row.n_requests for row in rows)
+        yield (
+            f"{failed} of {total} requests failed; they are in no latency and no throughput, "
+            "and count as missing any target"
+        )
+    if short := sum(row.n_short for row in rows):
+        yield f"{short} answers were shorter than asked for: the server ends them when it likes"
+    late = [row for row in rows if (row.lag_p99_s or 0) > SLOW_CLIENT_S]
+    if late:
+        worst = max(row.lag_p99_s or 0 for row in late)
+        yield (
+            f"this client sent late, by up to {1000 * worst:.0f} ms: it is a bottleneck of its "
+            "own; run it on another machine than the server, or lower the load"
+        )
