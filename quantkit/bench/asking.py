@@ -114,4 +114,4 @@ def _calibrated(
         else [found.ids.shape[1]] * len(found.ids)
     )
     samples = [ids[:end] for ids, end in zip(found.ids.tolist(), ends, strict=True)]
-    return workloads.of_tokens(found.name, samples, n_output)
+    return workloads.of_tokens(Path(found.name).stem, samples, n_output)

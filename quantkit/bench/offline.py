@@ -10,6 +10,7 @@ from typing import Any
 from quantkit.bench import figures, vllm_worker
 from quantkit.bench.engines import Program, kv_tokens_in, weight_bytes_in
 from quantkit.bench.measure import Plan
+from quantkit.bench.memory import Peak
 from quantkit.bench.record import Distribution, Press, Repetition, Row, Target
 from quantkit.bench.settings import is_on, speculative_config
 from quantkit.bench.workloads import Fixed
@@ -26,9 +27,10 @@ def measure(
     label: str,
     digest: str | None,
     setting: Mapping[str, str],
+    versions: set[str],
     log: Path | None = None,
 ) -> Iterator[Row]:
-    """Rows of one model with one setting."""
+    """Rows of one model with one setting; the engine's version joins `versions`."""
     cases = [
         {
             "prompt_tokens": workload.prompt_tokens,
@@ -51,16 +53,18 @@ def measure(
         path = Path(folder) / "spec.json"
         path.write_text(json.dumps(spec))
         line = [program.command[0], vllm_worker.__file__, str(path)]
-        with Child(line, log=log, name=program.engine) as child:
+        with Peak() as peak, Child(line, log=log, name=program.engine) as child:
             words = child.wait(TIMEOUT_S)
+            peak_bytes = peak.bytes()
     result = read(words)
+    versions.add(result["vllm"])
     for case in result["cases"]:
         yield _row(case, plan, label).model_copy(
             update={
                 "digest": digest,
                 "setting": dict(setting),
                 "cold_start_s": result["cold_start_s"],
-                "gpu_peak_bytes": result["gpu_used_bytes"],
+                "gpu_peak_bytes": peak_bytes or result["gpu_used_bytes"],
                 "kv_tokens": kv_tokens_in(words),
                 "weight_bytes": weight_bytes_in(words),
             }

@@ -80,7 +80,7 @@ def engine_run(
                 found.refusals.append(
                     Refusal(model=model.name, setting=dict(setting), reason=reason)
                 )
-                progress.note(f"{model.name}, {shown}: {reason}")
+                progress.note(f"{model.name}, {shown}: {reason.splitlines()[0]}")
     if not found.rows:
         raise EngineError(f"nothing could be measured. {found.refusals[0].reason}")
     return _bench(program.engine, found, plan, {"engine_arguments": list(program.arguments)})
@@ -98,7 +98,9 @@ def _one(
 ) -> None:
     if direct:
         found.rows.extend(
-            offline.measure(program, plan, model.path, model.name, model.digest, setting, log)
+            offline.measure(
+                program, plan, model.path, model.name, model.digest, setting, found.versions, log
+            )
         )
         return
     with engines.started(program, model.path, model.name, setting, log) as running:

@@ -21,8 +21,9 @@ def titles_and_rows(bench: Bench, narrow: bool = False) -> tuple[list[str], list
 
 def engine_rows(bench: Bench, narrow: bool = False) -> tuple[list[str], list[list[str]]]:
     """What is known of engines besides speed, once for every load that changes it."""
-    columns = [column for column in _ENGINE if _says(bench.rows, column[1])]
-    if len(columns) <= len(_NAMES):
+    known = [*_ENGINE, *(_COST if narrow else [])]
+    columns = [column for column in known if _says(bench.rows, column[1])]
+    if all(column in _NAMES for column in columns):
         return [], []
     shown = [[cell(row) for _, cell in columns] for row in bench.rows]
     titles = [title if narrow else title.replace("\n", " ") for title, _ in columns]
@@ -114,8 +115,7 @@ def _columns(narrow: bool) -> list[_Column]:
         columns.append((f"end to end ms\n{told}", lambda row: milliseconds(row.e2e_s, *ends)))
     columns.append(("failed", _failed))
     columns.append(("target\nmet", _target))
-    columns.append(("cost/M\noutput", lambda row: _money(row.cost_per_million_output)))
-    return columns
+    return [*columns, *([] if narrow else _COST)]
 
 
 def _share(value: float | None) -> str:
@@ -130,6 +130,10 @@ def _some(value: float | None) -> str:
     return "" if value is None else number(value)
 
 
+_COST: list[_Column] = [
+    ("cost/M\noutput", lambda row: _money(row.cost_per_million_output)),
+    ("cost/M\nall", lambda row: _money(row.cost_per_million_total)),
+]
 _NAMES: list[_Column] = [
     ("model", lambda row: row.model),
     ("setting", _setting),

@@ -191,12 +191,11 @@ def _show(bench: "Bench") -> None:
     narrow = shutil.get_terminal_size().columns < WIDE
     version = f" {bench.engine_version}" if bench.engine_version else ""
     where = ", ".join(dict.fromkeys(bench.machine.gpus)) or f"{bench.machine.n_cpus} CPU cores"
-    typer.echo(f"{bench.engine}{version} on {where}\n")
+    typer.echo(f"{bench.engine}{version} on {where}")
     titles, rows = table.titles_and_rows(bench, narrow)
     console.print_table(titles, rows, words=[i for i, t in enumerate(titles) if t in table.WORDS])
     titles, rows = table.engine_rows(bench, narrow)
     if rows:
-        typer.echo()
         words = [i for i, t in enumerate(titles) if t in table.WORDS]
         console.print_table(titles, rows, words=words)
     failed = [
