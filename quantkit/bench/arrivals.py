@@ -29,14 +29,13 @@ class Load:
     @property
     def name(self) -> str:
         """In a few characters, for tables."""
-        if self.kind in ("closed", "batch"):
-            word = "user" if self.kind == "closed" else "batch of"
-            if self.kind == "batch":
-                return f"{word} {self.concurrency}"
-            return f"{self.concurrency} {word}{'' if self.concurrency == 1 else 's'}"
+        if self.kind == "batch":
+            return f"batch of {self.concurrency}"
+        if self.kind == "closed":
+            return f"{self.concurrency} user{'' if self.concurrency == 1 else 's'}"
         if self.kind == "trace":
             return "trace"
-        return f"{self.rate:g}/s {self.kind}"
+        return f"{self.rate:g}/s" if self.kind == "poisson" else f"{self.rate:g}/s even"
 
     def n_requests(self) -> int:
         """How many make a measurement, where nobody says: some rounds, or half a minute."""

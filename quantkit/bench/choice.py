@@ -19,10 +19,9 @@ def _choice(model: str, rows: Sequence[Row], target: Target | None) -> Choice:
         return Choice(model=model, setting=None, reason=_why_none(rows, target))
     best = max(good, key=lambda row: row.output_tokens_per_s.mean)
     n_settings = len({row.setting_name for row in rows})
-    reason = f"{best.output_tokens_per_s.mean:,.0f} output tokens a second, the most of "
-    reason += f"{n_settings} setting{'s' * (n_settings > 1)}"
-    if target is not None:
-        reason += f" that keep {words(target)}"
+    reason = f"{best.output_tokens_per_s.mean:,.0f} output tokens a second, the most"
+    reason += f" of {n_settings} settings" if n_settings > 1 else ""
+    reason += f" with {words(target)}" if target is not None else ""
     if best.n_failed:
         reason += f"; {best.n_failed} of {best.n_requests} requests failed"
     return Choice(
@@ -39,7 +38,7 @@ def _why_none(rows: Sequence[Row], target: Target | None) -> str:
         return "no request was answered"
     nearest = max(rows, key=lambda row: row.attained or 0)
     return (
-        f"none keeps {words(target)}; the nearest, {nearest.setting_name} at "
+        f"none has {words(target)}; the nearest, {nearest.setting_name} at "
         f"{nearest.load_name}, does so for {nearest.attained or 0:.1%} of requests"
     )
 

@@ -102,8 +102,7 @@ class _Case:
 
     async def _once(self, requests: list[Request], seed: int, number: int) -> list[Outcome]:
         times = self.press.times(requests, seed)
-        label = f"{self.running.model}, {self.press.name}"
-        self.progress.start(label, len(requests), "requests")
+        self.progress.start(self.press.name, len(requests), "requests")
         ask = self._client(number).ask
 
         def tick() -> None:

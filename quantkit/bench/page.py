@@ -39,9 +39,7 @@ def render(bench: Bench) -> str:
 
 
 def _lead(bench: Bench) -> str:
-    where = ", ".join(dict.fromkeys(bench.machine.gpus)) or bench.machine.processor
-    version = f" {bench.engine_version}" if bench.engine_version else ""
-    return f"{bench.engine}{version} on {where}."
+    return f"{table.header(bench)}."
 
 
 def _facts(bench: Bench) -> list[Fact]:
@@ -138,7 +136,7 @@ def _curves(rows: Sequence[Row], axis: str, kind: str, workload: str) -> list[Ma
             for name, some in kept.items()
         ]
 
-    x = Axis(kind, digits=0 if axis == "concurrency" else None)
+    x = Axis(kind, log=True, digits=0 if axis == "concurrency" else None)
     return [
         lines.lines(
             f"Output tokens a second, {workload} tokens",
@@ -162,19 +160,22 @@ def _figure(row: Row, value: str) -> float:
 
 
 def _figures(bench: Bench) -> Markup:
-    titles, rows = table.titles_and_rows(bench)
-    return _plain("Latencies and throughput", titles, rows)
+    return _plain("Latencies and throughput", table.figures(bench.rows, named=True))
 
 
 def _engines(bench: Bench) -> Markup:
-    titles, rows = table.engine_rows(bench)
-    return _plain("What the engine says of itself", titles, rows) if rows else Markup()
+    found = table.engine(bench.rows, named=True)
+    return _plain("What the engine says of itself", found) if found.rows else Markup()
 
 
-def _plain(caption: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
-    columns = [Column(t[:1].upper() + t[1:], numeric=t not in table.WORDS) for t in titles]
-    cells = [[Cell(text, _sorting(text)) for text in row] for row in rows]
-    many = len(rows) > SEARCHABLE
+def _plain(caption: str, found: table.Table) -> Markup:
+    columns = []
+    for title in found.titles:
+        name, _, note = title.partition("\n")
+        shown = name[:1].upper() + name[1:]
+        columns.append(Column(shown, numeric=title not in table.WORDS, note=note))
+    cells = [[Cell(text, _sorting(text)) for text in row] for row in found.rows]
+    many = len(found.rows) > SEARCHABLE
     return drawn_table(caption, columns, cells, searchable=many, wide=True)
 
 
@@ -199,8 +200,7 @@ def _refusals(bench: Bench) -> list[str | Markup]:
 def _how(bench: Bench) -> Markup:
     told = {
         "Engine": f"{bench.engine} {bench.engine_version or ''}".strip(),
-        "GPUs": ", ".join(bench.machine.gpus) or "none",
-        "Processor": f"{bench.machine.processor}, {bench.machine.n_cpus} cores",
+        "Hardware": bench.machine.name,
         "Latencies": "from when a request was due, so that waiting for a slow server counts",
         "Throughput": "of requests that were answered in full, the mean of repetitions",
         **{name: str(value) for name, value in bench.options.items() if value not in (None, [])},

@@ -172,6 +172,17 @@ class Machine(Record):
     processor: str
     n_cpus: int
     gpus: list[str] = []
+    client_only: bool = False
+    """The server ran elsewhere, on hardware that nobody told of; this is the client's machine."""
+
+    @property
+    def name(self) -> str:
+        """Of what served, in a few words."""
+        if self.client_only:
+            return "unknown hardware"
+        kinds = {gpu: self.gpus.count(gpu) for gpu in self.gpus}
+        shown = [f"{n} x {gpu}" if n > 1 else gpu for gpu, n in kinds.items()]
+        return ", ".join(shown) or f"{self.n_cpus} CPU cores ({self.processor})"
 
 
 class Target(Record):

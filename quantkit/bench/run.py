@@ -17,6 +17,7 @@ from quantkit.model.source import ModelSource
 from quantkit.progress import Progress
 
 SLOW_CLIENT_S = 0.05
+HERE = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
@@ -125,16 +126,26 @@ def server_run(
     digest = model.digest if model else None
     found = _Found(list(measure(running, plan, label, digest, {}, progress)), [], set())
     found.versions.add(running.version or "unknown")
-    return _bench(running.engine, found, plan, {"server": running.address.url})
+    elsewhere = running.address.host not in HERE
+    return _bench(running.engine, found, plan, {"server": running.address.url}, elsewhere)
 
 
-def _bench(engine: str, found: _Found, plan: Plan, more: Mapping[str, object]) -> Bench:
+def _bench(
+    engine: str,
+    found: _Found,
+    plan: Plan,
+    more: Mapping[str, object],
+    elsewhere: bool = False,
+) -> Bench:
     versions = sorted(found.versions - {"unknown"})
     return Bench(
         engine=engine,
         engine_version=", ".join(versions) or None,
         machine=Machine(
-            processor=platform.machine(), n_cpus=os.cpu_count() or 1, gpus=memory.gpu_names()
+            processor=platform.machine(),
+            n_cpus=os.cpu_count() or 1,
+            gpus=[] if elsewhere else memory.gpu_names(),
+            client_only=elsewhere,
         ),
         versions={"quantkit": quantkit.__version__, "python": platform.python_version()},
         created=now(),

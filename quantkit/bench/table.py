@@ -1,33 +1,103 @@
-"""Measurements as rows of text, shared by the terminal, Markdown and reports."""
+"""Measurements as rows of text, shared by the terminal, the page and reports.
+
+Terminals get one table a model: short names of flags, and at 80 columns only what decides.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from quantkit.bench.record import Bench, Choice, Distribution, Row
 from quantkit.storage import gib
 
-UNKNOWN = "–"  # noqa: RUF001
+UNKNOWN = "\N{EN DASH}"
 WORDS = ("model", "setting", "load", "in/out")
 """Titles of columns that hold text."""
+SHORT = {
+    "max_num_seqs": "seqs",
+    "max_num_batched_tokens": "batched",
+    "kv_cache_dtype": "kv",
+    "prefix_caching": "prefix",
+    "chunked_prefill": "chunked",
+    "speculative": "draft",
+}
 _Column = tuple[str, Callable[[Row], str]]
 
 
-def titles_and_rows(bench: Bench, narrow: bool = False) -> tuple[list[str], list[list[str]]]:
-    """What was measured; columns that say nothing are left out."""
-    columns = [column for column in _columns(narrow) if _says(bench.rows, column[1])]
-    shown = [[cell(row) for _, cell in columns] for row in bench.rows]
-    titles = [title if narrow else title.replace("\n", " ") for title, _ in columns]
-    return titles, shown
+@dataclass(frozen=True)
+class Table:
+    """Titles and rows; nothing where no column says anything."""
+
+    titles: list[str]
+    rows: list[list[str]]
+
+    @property
+    def words(self) -> list[int]:
+        """Places of columns that hold text."""
+        return [place for place, title in enumerate(self.titles) if title in WORDS]
 
 
-def engine_rows(bench: Bench, narrow: bool = False) -> tuple[list[str], list[list[str]]]:
-    """What is known of engines besides speed, once for every load that changes it."""
-    known = [*_ENGINE, *(_COST if narrow else [])]
-    columns = [column for column in known if _says(bench.rows, column[1])]
-    if all(column in _NAMES for column in columns):
-        return [], []
-    shown = [[cell(row) for _, cell in columns] for row in bench.rows]
-    titles = [title if narrow else title.replace("\n", " ") for title, _ in columns]
-    return titles, shown
+def figures(rows: Sequence[Row], narrow: bool = False, named: bool = False) -> Table:
+    """Latency, throughput and failures; `named` has each row's model, too."""
+    swept = any(row.setting for row in rows)
+    ends = (("p99",) if swept else ("p50", "p99")) if narrow else ("p50", "p90", "p99")
+    columns = _names(rows, named)
+    if not narrow:
+        columns.append(("requests/s", lambda row: number(row.requests_per_s.mean)))
+    columns.append(("output\ntokens/s", tokens_per_s))
+    told = " / ".join(ends)
+    columns.append((f"TTFT ms\n{told}", lambda row: milliseconds(row.ttft_s, *ends)))
+    columns.append((f"TPOT ms\n{told}", lambda row: milliseconds(row.tpot_s, *ends)))
+    if not narrow:
+        columns.append((f"end to end ms\n{told}", lambda row: milliseconds(row.e2e_s, *ends)))
+    columns += [("failed", _failed), ("target\nmet", _target)]
+    return _table(rows, columns if narrow else [*columns, *_COST])
+
+
+def engine(rows: Sequence[Row], narrow: bool = False, named: bool = False) -> Table:
+    """What the engine says of itself; what is the same for a whole model is in `facts`."""
+    swept = any(row.setting for row in rows)
+    left_out = {"cold\nstart s", "weights", "queue\npeak", "cost/M\nall"} if swept else set()
+    columns = [
+        *(_ENGINE if swept or named else []),
+        *_METRICS,
+        *(_COST if narrow else []),
+    ]
+    if narrow:
+        columns = [column for column in columns if column[0] not in left_out]
+    if not any(_says(rows, cell) for _, cell in columns):
+        return Table([], [])
+    return _table(rows, [*_names(rows, named), *columns])
+
+
+def facts(rows: Sequence[Row]) -> str:
+    """What is known of one model's engine, in a line; nothing where settings change it."""
+    if any(row.setting for row in rows):
+        return ""
+    row = rows[-1]
+    told = []
+    if row.cold_start_s is not None:
+        told.append(f"ready after {number(row.cold_start_s)} s")
+    if row.weight_bytes:
+        told.append(f"weights {gib(row.weight_bytes)}")
+    peaks = [one.gpu_peak_bytes for one in rows if one.gpu_peak_bytes]
+    if peaks:
+        told.append(f"GPU memory up to {gib(max(peaks))}")
+    if row.kv_tokens:
+        told.append(f"KV cache of {row.kv_tokens:,} tokens")
+    return ", ".join(told)
+
+
+def _names(rows: Sequence[Row], named: bool) -> list[_Column]:
+    columns: list[_Column] = [("model", lambda row: row.model)] if named else []
+    columns += [("load", lambda row: row.load_name), ("setting", setting)]
+    if named or len({lengths(row) for row in rows}) > 1:
+        columns.append(("in/out", lengths))
+    return columns
+
+
+def _table(rows: Sequence[Row], columns: Sequence[_Column]) -> Table:
+    kept = [column for column in columns if _says(rows, column[1])]
+    return Table([title for title, _ in kept], [[cell(row) for _, cell in kept] for row in rows])
 
 
 def _says(rows: Sequence[Row], cell: Callable[[Row], str]) -> bool:
@@ -38,18 +108,11 @@ def milliseconds(found: Distribution | None, *names: str) -> str:
     """Some percentiles, side by side."""
     if found is None:
         return UNKNOWN
-    return " / ".join(_ms(getattr(found, name)) for name in names)
+    return " / ".join(number(1000 * getattr(found, name)) for name in names)
 
 
-def _ms(seconds: float) -> str:
-    value = 1000 * seconds
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def number(value: float | None) -> str:
+def number(value: float) -> str:
     """Three digits at least."""
-    if value is None:
-        return UNKNOWN
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -71,6 +134,11 @@ def lengths(row: Row) -> str:
     return shown if row.workload.name == "fixed" else f"{row.workload.name} {shown}"
 
 
+def setting(row: Row) -> str:
+    """Swept flags by their short names."""
+    return " ".join(f"{SHORT.get(name, name)}={value}" for name, value in row.setting.items())
+
+
 def chosen(choice: Choice) -> str:
     """What to serve a model with, and why, in one sentence."""
     if choice.setting is None:
@@ -79,8 +147,17 @@ def chosen(choice: Choice) -> str:
     return f"{named}, up to {choice.load}: {choice.reason}"
 
 
-def _setting(row: Row) -> str:
-    return row.setting_name if row.setting else ""
+def header(bench: Bench) -> str:
+    """What it was measured with and on, and what was asked where that is one thing."""
+    version = f" {bench.engine_version}" if bench.engine_version else ""
+    asked = {lengths(row): row.workload for row in bench.rows}
+    line = f"{bench.engine}{version} on {bench.machine.name}"
+    if len(asked) > 1:
+        return line
+    shown, workload = next(iter(asked.items()))
+    if workload.name != "fixed":
+        return f"{line}; {shown}"
+    return f"{line}; {workload.prompt_tokens} tokens in, {workload.output_tokens} out"
 
 
 def _failed(row: Row) -> str:
@@ -90,61 +167,36 @@ def _failed(row: Row) -> str:
 def _target(row: Row) -> str:
     if row.attained is None:
         return ""
-    return f"{row.attained:.1%} {'yes' if row.meets else 'no'}"
+    return f"{'yes' if row.meets else 'no'} {100 * row.attained:.3g}%"
 
 
 def _money(value: float | None) -> str:
     return "" if value is None else f"{value:,.2f}" if value >= 0.1 else f"{value:.3g}"
 
 
-def _columns(narrow: bool) -> list[_Column]:
-    ends = ("p50", "p99") if narrow else ("p50", "p90", "p99")
-    told = " / ".join(ends)
-    columns: list[_Column] = [
-        ("model", lambda row: row.model),
-        ("setting", _setting),
-        ("load", lambda row: row.load_name),
-        ("in/out", lengths),
-    ]
-    if not narrow:
-        columns.append(("requests/s", lambda row: number(row.requests_per_s.mean)))
-    columns.append(("output\ntokens/s", tokens_per_s))
-    columns.append((f"TTFT ms\n{told}", lambda row: milliseconds(row.ttft_s, *ends)))
-    columns.append((f"TPOT ms\n{told}", lambda row: milliseconds(row.tpot_s, *ends)))
-    if not narrow:
-        columns.append((f"end to end ms\n{told}", lambda row: milliseconds(row.e2e_s, *ends)))
-    columns.append(("failed", _failed))
-    columns.append(("target\nmet", _target))
-    return [*columns, *([] if narrow else _COST)]
-
-
 def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.0%}"
-
-
-def _metric(name: str, show: Callable[[float | None], str]) -> Callable[[Row], str]:
-    return lambda row: show(getattr(row.metrics, name)) if row.metrics else ""
 
 
 def _some(value: float | None) -> str:
     return "" if value is None else number(value)
 
 
+def _metric(name: str, show: Callable[[float | None], str]) -> Callable[[Row], str]:
+    return lambda row: show(getattr(row.metrics, name)) if row.metrics else ""
+
+
 _COST: list[_Column] = [
     ("cost/M\noutput", lambda row: _money(row.cost_per_million_output)),
     ("cost/M\nall", lambda row: _money(row.cost_per_million_total)),
 ]
-_NAMES: list[_Column] = [
-    ("model", lambda row: row.model),
-    ("setting", _setting),
-    ("load", lambda row: row.load_name),
-]
 _ENGINE: list[_Column] = [
-    *_NAMES,
     ("cold\nstart s", lambda row: _some(row.cold_start_s)),
     ("GPU\npeak", lambda row: gib(row.gpu_peak_bytes) if row.gpu_peak_bytes else ""),
     ("weights", lambda row: gib(row.weight_bytes) if row.weight_bytes else ""),
     ("KV\ntokens", lambda row: f"{row.kv_tokens:,}" if row.kv_tokens else ""),
+]
+_METRICS: list[_Column] = [
     ("KV\nused", _metric("kv_cache_peak", _share)),
     ("prefix\nhits", _metric("prefix_hit_rate", _share)),
     ("queue\npeak", _metric("queue_peak", _some)),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from quantkit.bench.record import Bench
 
 BACKENDS = ("vllm", "llama.cpp", "server")
-WIDE = 130
+WIDE = 170
 
 
 def command(
@@ -185,19 +185,19 @@ def _check(
 
 
 def _show(bench: "Bench") -> None:
+    """A table a model, then what failed and what to serve with."""
     from quantkit.bench import table
     from quantkit.cli import console
 
     narrow = shutil.get_terminal_size().columns < WIDE
-    version = f" {bench.engine_version}" if bench.engine_version else ""
-    where = ", ".join(dict.fromkeys(bench.machine.gpus)) or f"{bench.machine.n_cpus} CPU cores"
-    typer.echo(f"{bench.engine}{version} on {where}")
-    titles, rows = table.titles_and_rows(bench, narrow)
-    console.print_table(titles, rows, words=[i for i, t in enumerate(titles) if t in table.WORDS])
-    titles, rows = table.engine_rows(bench, narrow)
-    if rows:
-        words = [i for i, t in enumerate(titles) if t in table.WORDS]
-        console.print_table(titles, rows, words=words)
+    typer.echo(table.header(bench))
+    for name in dict.fromkeys(row.model for row in bench.rows):
+        rows = [row for row in bench.rows if row.model == name]
+        facts = table.facts(rows)
+        typer.echo(f"\n{name}: {facts}" if facts else f"\n{name}")
+        for found in (table.figures(rows, narrow), table.engine(rows, narrow)):
+            if found.rows:
+                console.print_table(found.titles, found.rows, words=found.words)
     failed = [
         (f"{row.model}, {row.load_name}", f"{n} {kind}: {row.failure_examples.get(kind, '')}")
         for row in bench.rows
@@ -206,7 +206,7 @@ def _show(bench: "Bench") -> None:
     if failed:
         console.print_lines("Failed requests", failed)
     if bench.target or any(row.setting for row in bench.rows):
-        chosen = [(c.model, table.chosen(c)) for c in bench.choices]
+        chosen = [(choice.model, table.chosen(choice)) for choice in bench.choices]
         console.print_lines("Serve with", chosen)
     if bench.notes:
         console.print_lines("Notes", [("-", note) for note in bench.notes])

@@ -41,12 +41,11 @@ def joined(report: Report, benches: Sequence[Bench]) -> Report:
 
 
 def _speed(name: str, row: Row, bench: Bench) -> Speed:
-    gpus = ", ".join(dict.fromkeys(bench.machine.gpus))
     return Speed(
         model=name,
         engine=bench.engine,
         engine_version=bench.engine_version,
-        hardware=gpus or f"{bench.machine.n_cpus} cores of {bench.machine.processor}",
+        hardware=bench.machine.name,
         setting=row.setting,
         load=row.load_name,
         workload=bench_table.lengths(row),

@@ -46,7 +46,7 @@ def test_a_running_server(run_cli, tmp_path):
     assert result.code == 0, result.stderr
     assert "fake" in result.stdout
     bench = record.read(out)
-    assert [row.load_name for row in bench.rows] == ["1 user", "2 users", "50/s poisson"]
+    assert [row.load_name for row in bench.rows] == ["1 user", "2 users", "50/s"]
     assert all(row.n_ok == 4 and row.ttft_s.p50 >= 0.02 for row in bench.rows)
     lines = list(csv.DictReader((out / "bench.csv").open()))
     assert [line["load.kind"] for line in lines] == ["closed", "closed", "poisson"]
