@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from quantkit.bench.client import Client
 from quantkit.bench.engines import Running
 from quantkit.bench.record import Press, Repetition, Row, Target
 from quantkit.bench.request import Outcome, Request
-from quantkit.bench.workloads import HIGHEST, LOWEST, Source
+from quantkit.bench.workloads import HIGHEST, LOWEST, Recorded, Source
 from quantkit.errors import EngineError
 from quantkit.progress import Progress
 
@@ -38,8 +39,9 @@ class Plan:
     api_key: str | None = None
 
     @property
-    def n_cases(self) -> int:
-        return len(self.workloads) * len(self.loads)
+    def n_passes(self) -> int:
+        """Over each workload, in the life of a server."""
+        return len(self.loads) * self.repetitions
 
 
 def measure(
@@ -86,13 +88,18 @@ class _Case:
         key = self.plan.api_key
         async with metrics.watched(self.running.address, key) as watch:
             for number in range(self.plan.repetitions):
-                seed = self.plan.seed + number
+                seed = self._seed(number)
                 requests = self._requests(seed)
                 found = await self._once(requests, seed, number)
                 sent = [len(r.prompt) if isinstance(r.prompt, list) else None for r in requests]
                 passes.append(figures.repetition(found, sent))
                 outcomes += found
         return outcomes, passes, watch
+
+    def _seed(self, number: int) -> int:
+        """The same for all models; another for every load, or a cache would know the prompts."""
+        about = self.workload.about.model_dump_json()
+        return zlib.crc32(f"{self.plan.seed} {about} {self.press.name} {number}".encode())
 
     def _requests(self, seed: int) -> list[Request]:
         n = self.plan.n_requests
@@ -116,10 +123,13 @@ class _Case:
             self.progress.finish()
 
     def _client(self, number: int) -> Client:
-        # Without it, the second round over the same prompts would be answered from the cache.
+        # Without these, a second round over the same prompts would be answered from the cache.
         extra: dict[str, Any] = {}
         if self.running.engine == "vllm":
-            extra["cache_salt"] = f"quantkit-{self.plan.seed}-{number}"
+            extra["cache_salt"] = f"quantkit-{self._seed(number)}"
+        again = isinstance(self.workload, Recorded) and self.plan.n_passes > 1
+        if self.running.engine == "llama.cpp" and again:
+            extra["cache_prompt"] = False
         key, timeout_s = self.plan.api_key, self.plan.timeout_s
         return Client(self.running.address, self.running.model, timeout_s, key, extra)
 
@@ -129,8 +139,8 @@ class _Case:
         n = users if self.plan.n_warmup is None else self.plan.n_warmup
         if n == 0:
             return
-        draw = random.Random(f"{self.plan.seed} warm-up")
-        some = [_alike(request, draw) for request in self.workload.requests(n, self.plan.seed)]
+        draw = random.Random(f"{self._seed(-1)} warm-up")
+        some = [_alike(request, draw) for request in self.workload.requests(n, self._seed(-1))]
         outcomes = await load.closed(some, self._client(-1).ask, users)
         if not any(outcome.ok for outcome in outcomes):
             self.running.check()

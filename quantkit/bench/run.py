@@ -122,7 +122,9 @@ def server_run(
                 f"{url} serves {running.model}, not {model.name}; if it is the same model, "
                 f"say so with --model {running.model}"
             )
-    label = model.name if model else running.model
+    # llama.cpp's server calls its model by the file's whole path.
+    shown = Path(running.model).name if running.model.startswith("/") else running.model
+    label = model.name if model else shown
     digest = model.digest if model else None
     found = _Found(list(measure(running, plan, label, digest, {}, progress)), [], set())
     found.versions.add(running.version or "unknown")

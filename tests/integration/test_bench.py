@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -141,8 +142,8 @@ def test_an_engine_that_hangs_is_ended(tmp_path, monkeypatch):
 
 
 def test_a_sweep_finds_the_fastest_setting_within_the_target(run_cli, tmp_path):
-    # One request at a time takes 50 ms; with four places four users wait for nobody.
-    folder = model_folder(tmp_path, answer={"first_s": 0.05}, dies_with="fp8")
+    # One request at a time takes 100 ms; with four places four users wait for nobody.
+    folder = model_folder(tmp_path, answer={"first_s": 0.1}, dies_with="fp8")
     arguments = ["bench", folder, "--python", fake_python(tmp_path), "--prompt", "8"]
     arguments += ["--output", "1", "--concurrency", "4", "--requests", "8", "--ttft", "10s"]
     arguments += ["--sweep", "max_num_seqs=1,4", "--sweep", "kv_cache_dtype=auto,fp8"]
@@ -180,6 +181,95 @@ def test_one_model_that_does_not_start_does_not_stop_the_others(run_cli, tmp_pat
     assert "not measured: bad: vllm ended with exit code 1" in result.stderr
 
 
+FAKE_VLLM = """
+import time
+__version__ = "9.9"
+class SamplingParams:
+    def __init__(self, **options):
+        assert options["ignore_eos"] and not options["detokenize"]
+        self.n = options["max_tokens"]
+class _Of:
+    def __init__(self, **values):
+        self.__dict__.update(values)
+class LLM:
+    def __init__(self, model, **options):
+        assert options["skip_tokenizer_init"] and options["max_num_seqs"] == 8, options
+        print("GPU KV cache size: 1,000 tokens")
+    def generate(self, prompts, sampling, use_tqdm):
+        assert {len(p["prompt_token_ids"]) for p in prompts} == {16}
+        time.sleep(0.1 + 0.01 * (sampling.n - 1))
+        return [_Of(outputs=[_Of(token_ids=[1] * (sampling.n - SHORT))]) for _ in prompts]
+"""
+
+
+def fake_vllm(tmp_path, monkeypatch, short=0):
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "vllm.py").write_text(f"SHORT = {short}\n{FAKE_VLLM}")
+    (modules / "torch.py").write_text("class cuda:\n    is_available = staticmethod(lambda: False)")
+    monkeypatch.setenv("PYTHONPATH", str(modules))
+
+
+def test_offline_batches_are_driven_without_a_server(run_cli, tmp_path, monkeypatch):
+    fake_vllm(tmp_path, monkeypatch)
+    arguments = ["bench", model_folder(tmp_path), "--offline", "--python", sys.executable]
+    arguments += ["--prompt", "16", "--output", "21", "--concurrency", "1,4", "--repeat", "2"]
+    result = run_cli([*arguments, "--sweep", "max_num_seqs=8", "--json", "-q"])
+    assert result.code == 0, result.stderr
+    bench = json.loads(result.stdout)
+    assert bench["engine_version"] == "9.9"
+    one, four = bench["rows"]
+    assert (one["load_name"], four["load_name"]) == ("batch of 1", "batch of 4")
+    assert one["ttft_s"]["p50"] >= 0.1
+    assert one["e2e_s"]["p50"] >= 0.3
+    assert four["n_requests"] == 8
+    assert four["repetitions"][0]["output_tokens"] == 84
+    assert four["kv_tokens"] == 1000
+
+
+def test_an_offline_batch_with_too_few_tokens_is_no_measurement(run_cli, tmp_path, monkeypatch):
+    fake_vllm(tmp_path, monkeypatch, short=1)
+    arguments = ["bench", model_folder(tmp_path), "--offline", "--python", sys.executable]
+    arguments += ["--prompt", "16", "--output", "4", "--sweep", "max_num_seqs=8", "-q"]
+    result = run_cli(arguments)
+    assert result.code == 3
+    assert "asked for 4 tokens a request, got [3]" in result.stderr
+
+
+def test_the_command_line_of_llama_cpp(tmp_path):
+    (tmp_path / "a-00001-of-00002.gguf").touch()
+    (tmp_path / "a-00002-of-00002.gguf").touch()
+    program = Program("llama.cpp", ("llama-server",), ("--gpu-layers", "all"))
+    line = program.line(tmp_path, "mine", 81, {"max_num_seqs": "4", "kv_cache_dtype": "q8_0"})
+    assert line == [
+        "llama-server", "--model", str(tmp_path / "a-00001-of-00002.gguf"), "--alias", "mine",
+        "--metrics", "--host", "127.0.0.1", "--port", "81", "--parallel", "4",
+        "--cache-type-k", "q8_0", "--cache-type-v", "q8_0", "--gpu-layers", "all",
+    ]  # fmt: skip
+    with pytest.raises(EngineError, match="holds no GGUF file"):
+        program.line(model_folder(tmp_path), "mine", 81, {})
+
+
+def test_real_llama_cpp_through_its_own_server(run_cli, tmp_path):
+    xllamacpp = pytest.importorskip("xllamacpp")
+    made = run_cli(["quantize", "demo", "-r", "gguf-q8_0", "-o", tmp_path, "-q"])
+    assert made.code == 0, made.stderr
+    wanted = xllamacpp.CommonParams()
+    wanted.model.path = str(next((tmp_path / "gguf-q8_0").glob("*.gguf")))
+    wanted.n_ctx, wanted.n_parallel, wanted.warmup, wanted.verbosity = 512, 2, False, -1
+    wanted.cpuparams.n_threads = 1
+    server = xllamacpp.Server(wanted)
+    arguments = ["bench", "--backend", "server", "--server", server.listening_address, *QUICK]
+    result = run_cli([*arguments, "--concurrency", "2", "--json", "-q"])
+    assert result.code == 0, result.stderr
+    bench = json.loads(result.stdout)
+    (row,) = bench["rows"]
+    assert bench["engine"] == "llama.cpp"
+    assert (row["n_ok"], row["n_short"], row["model"]) == (4, 0, "demo-Q8_0.gguf")
+    (once,) = row["repetitions"]
+    assert (once["prompt_tokens"], once["output_tokens"]) == (32, 12)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -209,8 +299,6 @@ def test_bad_input_is_told_before_anything_starts(run_cli, tmp_path, arguments, 
 
 
 def test_a_python_without_vllm_is_told_how_to_get_it(run_cli, tmp_path):
-    import sys
-
     result = run_cli(["bench", model_folder(tmp_path), "--python", sys.executable])
     assert result.code == 3
     assert "pip install vllm" in result.stderr
@@ -226,9 +314,9 @@ def test_a_file_that_is_none_is_refused(tmp_path, text):
 
 @pytest.mark.slow
 def test_the_demo_model_in_real_vllm(run_cli, tmp_path, monkeypatch):
-    python = os.environ.get("QUANTKIT_VLLM_PYTHON")
+    python = os.environ.get("QUANTKIT_VLLM")
     if not python:
-        pytest.skip("QUANTKIT_VLLM_PYTHON names no Python with vLLM")
+        pytest.skip("QUANTKIT_VLLM names no Python that has vLLM")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     flags = "--dtype float16 --enforce-eager --max-model-len 128"
     arguments = ["bench", resources.DEMO_MODEL, "--python", python, "--engine-args", flags]

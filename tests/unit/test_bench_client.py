@@ -167,6 +167,21 @@ def test_warm_up_is_sent_and_not_measured():
     assert len(set(prompts)) == len(prompts)  # nothing for a prefix cache to find
 
 
+def test_no_load_meets_the_prompts_of_another():
+    server = FakeServer()
+    plan = Plan(
+        [Fixed(5, 2), Fixed(5, 3)],
+        [Load("closed", concurrency=1), Load("closed", concurrency=2), Load("poisson", rate=99)],
+        n_requests=4,
+    )
+    measured(server, plan)
+    prompts = [tuple(body["prompt"]) for body in server.bodies]
+    assert len(set(prompts)) == len(prompts)
+    again = FakeServer()
+    measured(again, plan)
+    assert sorted(prompts) == sorted(tuple(body["prompt"]) for body in again.bodies)
+
+
 def test_repetitions_over_the_same_prompts_have_a_cache_of_their_own():
     server = FakeServer()
     plan = Plan([Fixed(5, 2)], [Load("closed", concurrency=1)], n_requests=1, repetitions=3)
