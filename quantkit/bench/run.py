@@ -2,7 +2,8 @@
 
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from quantkit.bench import choice, engines, memory, offline
 from quantkit.bench.engines import Program
 from quantkit.bench.measure import Plan, measure
 from quantkit.bench.record import Bench, Machine, Refusal, Row
-from quantkit.errors import EngineError
+from quantkit.errors import EngineError, QuantkitError
 from quantkit.export.manifest import Manifest, is_checkpoint, now
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress
@@ -32,14 +33,20 @@ class Model:
     def of(cls, path: Path) -> "Model":
         """A folder or a GGUF file; those of ours are known by their digest."""
         if not path.exists():
-            raise EngineError(f"there is no folder or file {path}")
+            raise EngineError(
+                f"there is no folder or file {path}; models of the hub are measured once they are "
+                "downloaded, or through --backend server"
+            )
         folder = path if path.is_dir() else path.parent
         name = path.resolve().name if path.is_dir() else path.stem
         if is_checkpoint(folder):
             manifest = Manifest.read(folder)
             return cls(path, manifest.name, manifest.digest)
-        source = path.is_dir() and any(path.glob("*.safetensors"))
-        return cls(path, name, ModelSource.open(str(path)).fingerprint if source else None)
+        digest = None
+        if path.is_dir() and any(path.glob("*.safetensors")):
+            with suppress(QuantkitError):  # other tools' formats serve all the same
+                digest = ModelSource.open(str(path)).fingerprint
+        return cls(path, name, digest)
 
 
 def models(paths: Sequence[Path]) -> list[Model]:
@@ -66,9 +73,14 @@ def engine_run(
     progress: Progress,
     direct: bool = False,
     logs: Path | None = None,
+    keep: Callable[[Bench], None] | None = None,
 ) -> Bench:
-    """Start an engine for every model and setting, measure, end it. A refusal is a result too."""
+    """Start an engine for every model and setting, measure, end it. A refusal is a result too.
+
+    `keep` gets what there is after every engine, so that a stopped sweep leaves something.
+    """
     found = _Found([], [], set())
+    more = {"engine_arguments": list(program.arguments)}
     for model in served:
         for setting in settings:
             shown = " ".join(f"{name}={value}" for name, value in setting.items()) or "as it is"
@@ -82,9 +94,11 @@ def engine_run(
                     Refusal(model=model.name, setting=dict(setting), reason=reason)
                 )
                 progress.note(f"{model.name}, {shown}: {reason.splitlines()[0]}")
+            if keep is not None and found.rows:
+                keep(_bench(program.engine, found, plan, more))
     if not found.rows:
         raise EngineError(f"nothing could be measured. {found.refusals[0].reason}")
-    return _bench(program.engine, found, plan, {"engine_arguments": list(program.arguments)})
+    return _bench(program.engine, found, plan, more)
 
 
 def _one(

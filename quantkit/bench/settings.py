@@ -96,7 +96,7 @@ def speculative_config(value: str) -> dict[str, Any] | None:
     if wanted is None:
         return None
     kind, model, k = wanted
-    more = {"prompt_lookup_min": 2, "prompt_lookup_max": 5} if kind == "ngram" else {"model": model}
+    more = {"prompt_lookup_min": 2, "prompt_lookup_max": 4} if kind == "ngram" else {"model": model}
     return {"method": kind, "num_speculative_tokens": k, **more}
 
 
@@ -110,9 +110,10 @@ def _llama_speculative(value: str) -> list[str]:
     if wanted is None:
         return []
     kind, model, k = wanted
-    if kind != "draft_model":
-        raise EngineError(f"llama.cpp's server drafts with a model, not with {value}")
-    return ["--model-draft", model, "--draft-max", str(k)]
+    if kind == "ngram":
+        return ["--spec-type", "ngram-simple"]
+    name = "draft-simple" if kind == "draft_model" else "draft-eagle3"
+    return ["--spec-type", name, "--model-draft", model, "--spec-draft-n-max", str(k)]
 
 
 VLLM: dict[str, _Flags] = {

@@ -3,12 +3,13 @@
 import os
 import shlex
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quantkit.cli.options import AsJson, Quiet
+from quantkit.cli.options import AsJson, Force, Quiet
 from quantkit.errors import EngineError
 
 if TYPE_CHECKING:
@@ -91,7 +92,10 @@ def command(
     gpu_hour: Annotated[
         float | None, typer.Option(min=0, metavar="PRICE", help="Of one GPU, for cost of tokens.")
     ] = None,
-    gpus: Annotated[int, typer.Option(min=1, metavar="N", help="That the server uses.")] = 1,
+    gpus: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="That serve; default: as flags say, or 1."),
+    ] = None,
     timeout: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="For one request.")
     ] = 300.0,
@@ -103,6 +107,7 @@ def command(
         Path | None,
         typer.Option("-o", "--out", metavar="DIR", help="Write bench.json, .csv and .html here."),
     ] = None,
+    force: Force = False,
     json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -116,10 +121,13 @@ def command(
     _check(backend, server, checkpoints or [], sweep or [], offline)
     start.stay_offline_if(not start.set_needs_hub(calibration))
     from quantkit.bench import asking, files, run, settings
-    from quantkit.bench.engines import Program
+    from quantkit.bench.engines import Program, n_gpus
     from quantkit.bench.measure import Plan
     from quantkit.bench.workloads import Recorded
 
+    further = shlex.split(engine_args)
+    if out is not None:
+        files.refuse_existing(out, force)
     grid = settings.grid(sweep or [])
     wanted = asking.target(ttft, tpot, attain)
     served = run.models(checkpoints or [])
@@ -143,17 +151,17 @@ def command(
             seed,
             wanted,
             gpu_hour,
-            gpus,
+            gpus or n_gpus(further),
             os.environ.get("OPENAI_API_KEY"),
         )
         if backend == "server":
             one = served[0] if served else None
             bench = run.server_run(server or "", one, model, plan, progress)
         else:
-            further = shlex.split(engine_args)
             program = Program.find(backend, python, llama_server, further, start_timeout)
             logs = None if out is None else files.log_folder(out)
-            bench = run.engine_run(program, served, grid, plan, progress, offline, logs)
+            keep = None if out is None else partial(files.write, out=out)
+            bench = run.engine_run(program, served, grid, plan, progress, offline, logs, keep)
     if out is not None:
         files.write(bench, out)
     if json:

@@ -12,7 +12,7 @@ from fake_openai import FakeServer, Script, fake_python, running
 
 from quantkit import resources
 from quantkit.bench import record
-from quantkit.bench.engines import Program, started
+from quantkit.bench.engines import Program, n_gpus, started
 from quantkit.bench.measured import measured
 from quantkit.engine import process
 from quantkit.errors import EngineError
@@ -44,7 +44,12 @@ def test_a_running_server(run_cli, tmp_path):
         arguments = ["bench", "--backend", "server", "--server", url, *QUICK]
         arguments += ["--concurrency", "1,2", "--rate", "50", "--gpu-hour", "2.5", "-o", out]
         result = run_cli(arguments)
+        again = run_cli(arguments)
+        forced = run_cli([*arguments, "--force"])
     assert result.code == 0, result.stderr
+    assert again.code == 3
+    assert "bench.json exists already" in again.stderr
+    assert forced.code == 0
     assert "fake" in result.stdout
     bench = record.read(out)
     assert [row.load_name for row in bench.rows] == ["1 user", "2 users", "50/s"]
@@ -115,6 +120,11 @@ def test_an_engine_is_started_measured_and_ended(tmp_path):
         assert server.weight_bytes == int(1.5 * (1 << 30))
         assert server.cold_start_s > 0
     assert gone(pid)
+
+
+def test_gpus_are_those_that_flags_ask_for():
+    assert n_gpus(["--tensor-parallel-size", "4", "--pipeline-parallel-size=2"]) == 8
+    assert n_gpus(["--max-num-seqs", "4"]) == 1
 
 
 def test_an_engine_that_dies_says_why(tmp_path):

@@ -130,8 +130,9 @@ def test_settings_as_flags_of_each_engine(tmp_path):
     assert settings.flags({"max_num_seqs": "8"}, "llama.cpp") == ["--parallel", "8"]
     with pytest.raises(EngineError, match="no flag for chunked_prefill"):
         settings.flags({"chunked_prefill": "on"}, "llama.cpp")
-    with pytest.raises(EngineError, match="drafts with a model"):
-        settings.flags({"speculative": "ngram"}, "llama.cpp")
+    assert settings.flags({"speculative": "org/draft:3"}, "llama.cpp") == [
+        "--spec-type", "draft-simple", "--model-draft", "org/draft", "--spec-draft-n-max", "3",
+    ]  # fmt: skip
 
 
 def test_drafts_by_name():
