@@ -21,7 +21,6 @@ from quantkit.engine import process
 from quantkit.engine.process import Child
 from quantkit.errors import EngineError
 
-PORT_OF_ANYONE = 0
 START_TIMEOUT_S = 900.0
 POLL_S = 0.25
 PARALLEL = (
@@ -195,7 +194,7 @@ def started(
 def free_port() -> int:
     """A port that nobody uses at this moment."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", PORT_OF_ANYONE))
+        probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 

@@ -103,7 +103,7 @@ class _Case:
 
     def _requests(self, seed: int) -> list[Request]:
         n = self.plan.n_requests
-        if n is None and self.press.kind != "trace" and self.workload.about.name == "fixed":
+        if n is None and not isinstance(self.workload, Recorded):
             n = self.press.n_requests()
         return self.workload.requests(n, seed)
 

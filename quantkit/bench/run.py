@@ -4,10 +4,12 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import quantkit
+from quantkit import resources
 from quantkit.bench import choice, engines, memory, offline
 from quantkit.bench.engines import Program
 from quantkit.bench.measure import Plan, measure
@@ -31,7 +33,9 @@ class Model:
 
     @classmethod
     def of(cls, path: Path) -> "Model":
-        """A folder or a GGUF file; those of ours are known by their digest."""
+        """A folder, a GGUF file or `demo`; those of ours are known by their digest."""
+        if str(path) == "demo" and not path.exists():
+            return replace(cls.of(resources.DEMO_MODEL), name="demo")
         if not path.exists():
             raise EngineError(
                 f"there is no folder or file {path}; models of the hub are measured once they are "
@@ -81,21 +85,18 @@ def engine_run(
     """
     found = _Found([], [], set())
     more = {"engine_arguments": list(program.arguments)}
-    for model in served:
-        for setting in settings:
-            shown = " ".join(f"{name}={value}" for name, value in setting.items()) or "as it is"
-            progress.note(f"{model.name}, {shown}: starting {program.engine}")
-            log = logs / f"{len(found.rows)}-{model.name}.log" if logs else None
-            try:
-                _one(program, model, setting, plan, progress, direct, log, found)
-            except EngineError as error:
-                reason = str(error)
-                found.refusals.append(
-                    Refusal(model=model.name, setting=dict(setting), reason=reason)
-                )
-                progress.note(f"{model.name}, {shown}: {reason.splitlines()[0]}")
-            if keep is not None and found.rows:
-                keep(_bench(program.engine, found, plan, more))
+    for number, (model, setting) in enumerate(product(served, settings), start=1):
+        shown = " ".join(f"{name}={value}" for name, value in setting.items()) or "as it is"
+        progress.note(f"{model.name}, {shown}: starting {program.engine}")
+        log = logs / f"{number:02}-{Path(model.name).name}.log" if logs else None
+        try:
+            _one(program, model, setting, plan, progress, direct, log, found)
+        except EngineError as error:
+            reason = str(error)
+            found.refusals.append(Refusal(model=model.name, setting=dict(setting), reason=reason))
+            progress.note(f"{model.name}, {shown}: {reason.splitlines()[0]}")
+        if keep is not None and found.rows:
+            keep(_bench(program.engine, found, plan, more))
     if not found.rows:
         raise EngineError(f"nothing could be measured. {found.refusals[0].reason}")
     return _bench(program.engine, found, plan, more)

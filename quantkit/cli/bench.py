@@ -22,7 +22,9 @@ WIDE = 170
 def command(
     checkpoints: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="DIR...", help="Model folders, or GGUF files for llama.cpp."),
+        typer.Argument(
+            metavar="DIR...", help="Model folders, `demo`, or GGUF files for llama.cpp."
+        ),
     ] = None,
     backend: Annotated[
         str, typer.Option(metavar="NAME", help="vllm, llama.cpp, or server: one that runs.")

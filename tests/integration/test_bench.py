@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from fake_openai import FakeServer, Script, fake_python, running
 
-from quantkit import resources
 from quantkit.bench import record
 from quantkit.bench.engines import Program, n_gpus, started
 from quantkit.bench.measured import measured
@@ -96,11 +95,11 @@ def test_a_trace_is_replayed_at_its_times(run_cli, tmp_path):
 
 
 def test_prompts_of_a_calibration_set(run_cli, tmp_path):
-    server = FakeServer(model="demo-model")
+    server = FakeServer(model="demo")
     text = tmp_path / "traffic.txt"
     text.write_text("\n\n".join(f"Question {k}: {'what is it? ' * (20 + k)}" for k in range(40)))
     with running(server) as url:
-        arguments = ["bench", resources.DEMO_MODEL, "--backend", "server", "--server", url]
+        arguments = ["bench", "demo", "--backend", "server", "--server", url]
         arguments += ["--calibration", text, "--requests", "3", "--warmup", "0"]
         result = run_cli([*arguments, "--output", "2", "--json", "-q"])
     assert result.code == 0, result.stderr
@@ -329,7 +328,7 @@ def test_the_demo_model_in_real_vllm(run_cli, tmp_path, monkeypatch):
         pytest.skip("QUANTKIT_VLLM names no Python that has vLLM")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     flags = "--dtype float16 --enforce-eager --max-model-len 128"
-    arguments = ["bench", resources.DEMO_MODEL, "--python", python, "--engine-args", flags]
+    arguments = ["bench", "demo", "--python", python, "--engine-args", flags]
     arguments += ["--prompt", "32", "--output", "16", "--requests", "6", "--concurrency", "2"]
     result = run_cli([*arguments, "--json", "-q"])
     assert result.code == 0, result.stderr
