@@ -211,10 +211,10 @@ class LLM:
 """
 
 
-def fake_vllm(tmp_path, monkeypatch, short=0):
+def fake_vllm(tmp_path, monkeypatch, short=0, more=""):
     modules = tmp_path / "modules"
     modules.mkdir()
-    (modules / "vllm.py").write_text(f"SHORT = {short}\n{FAKE_VLLM}")
+    (modules / "vllm.py").write_text(f"SHORT = {short}\n{FAKE_VLLM}\n{more}")
     (modules / "torch.py").write_text("class cuda:\n    is_available = staticmethod(lambda: False)")
     monkeypatch.setenv("PYTHONPATH", str(modules))
 
@@ -234,6 +234,15 @@ def test_offline_batches_are_driven_without_a_server(run_cli, tmp_path, monkeypa
     assert four["n_requests"] == 8
     assert four["repetitions"][0]["output_tokens"] == 84
     assert four["kv_tokens"] == 1000
+
+
+def test_an_engine_that_falls_over_its_own_end_has_still_measured(run_cli, tmp_path, monkeypatch):
+    fake_vllm(tmp_path, monkeypatch, more="import atexit, os\natexit.register(os.abort)")
+    arguments = ["bench", model_folder(tmp_path), "--offline", "--python", sys.executable]
+    arguments += ["--prompt", "16", "--output", "2", "--sweep", "max_num_seqs=8", "--json", "-q"]
+    result = run_cli(arguments)
+    assert result.code == 0, result.stderr
+    assert len(json.loads(result.stdout)["rows"]) == 1
 
 
 def test_an_offline_batch_with_too_few_tokens_is_no_measurement(run_cli, tmp_path, monkeypatch):
