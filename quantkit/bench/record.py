@@ -165,6 +165,13 @@ class Refusal(Record):
     setting: dict[str, str] = {}
     reason: str
 
+    @property
+    def brief(self) -> str:
+        """The reason in a line: what happened, and the last thing that the engine said."""
+        first, *rest = self.reason.splitlines()
+        last = f" {rest[-1].strip()}" if rest else ""
+        return first.removesuffix(" Its last lines:") + last
+
 
 class Machine(Record):
     """What it was measured on."""

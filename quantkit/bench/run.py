@@ -92,9 +92,9 @@ def engine_run(
         try:
             _one(program, model, setting, plan, progress, direct, log, found)
         except EngineError as error:
-            reason = str(error)
-            found.refusals.append(Refusal(model=model.name, setting=dict(setting), reason=reason))
-            progress.note(f"{model.name}, {shown}: {reason.splitlines()[0]}")
+            refusal = Refusal(model=model.name, setting=dict(setting), reason=str(error))
+            found.refusals.append(refusal)
+            progress.note(f"{model.name}, {shown}: {refusal.brief}")
         if keep is not None and found.rows:
             keep(_bench(program.engine, found, plan, more))
     if not found.rows:

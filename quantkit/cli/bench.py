@@ -215,6 +215,12 @@ def _show(bench: "Bench") -> None:
     ]
     if failed:
         console.print_lines("Failed requests", failed)
+    if bench.refusals:
+        refused = [
+            (" ".join([one.model, *(f"{k}={v}" for k, v in one.setting.items())]), one.brief)
+            for one in bench.refusals
+        ]
+        console.print_lines("Refused", refused)
     if bench.target or any(row.setting for row in bench.rows):
         chosen = [(choice.model, table.chosen(choice)) for choice in bench.choices]
         console.print_lines("Serve with", chosen)

@@ -163,7 +163,8 @@ def test_a_sweep_finds_the_fastest_setting_within_the_target(run_cli, tmp_path):
         {"max_num_seqs": n, "kv_cache_dtype": "auto"} for n in ("1", "4")
     ]
     assert [one.setting["kv_cache_dtype"] for one in bench.refusals] == ["fp8", "fp8"]
-    assert "unsupported: fp8" in bench.refusals[0].reason
+    assert bench.refusals[0].brief == "vllm ended with exit code 1. unsupported: fp8"
+    assert bench.refusals[0].brief in result.stdout
     slow, fast = bench.rows
     assert fast.output_tokens_per_s.mean > 1.5 * slow.output_tokens_per_s.mean
     (chosen,) = bench.choices
