@@ -47,10 +47,14 @@ def words(target: Target) -> str:
     """A target in a few words."""
     parts = []
     if target.ttft_s is not None:
-        parts.append(f"first tokens within {1000 * target.ttft_s:g} ms")
+        parts.append(f"first tokens within {_time(target.ttft_s)}")
     if target.tpot_s is not None:
-        parts.append(f"{1000 * target.tpot_s:g} ms a token")
+        parts.append(f"{_time(target.tpot_s)} a token")
     return f"{' and '.join(parts)} for {100 * target.share:g}% of requests"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:g} s" if seconds >= 1 else f"{1000 * seconds:g} ms"
 
 
 def front(rows: Sequence[Row]) -> set[int]:

@@ -59,7 +59,7 @@ def _verdicts(report: Report) -> list[str]:
 
 
 def _speed(report: Report) -> list[str]:
-    """How fast they serve, the fastest first and not too many of them."""
+    """How fast they serve, and not too many of them."""
     rows = speed.rows(report.speed)
     if not rows:
         return []
