@@ -10,6 +10,7 @@ import typer
 
 from quantkit import __version__
 from quantkit.cli import (
+    bench,
     calibrate,
     card,
     demo,
@@ -66,6 +67,7 @@ app.command("verify")(verify.command)
 app.command("score")(score.command)
 app.command("report")(report.command)
 app.command("gate")(gate.command)
+app.command("bench")(bench.command)
 app.command("card")(card.command)
 app.command("serve")(serve.command)
 app.add_typer(calibrate.app, name="calibrate")

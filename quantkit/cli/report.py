@@ -12,7 +12,8 @@ def command(
     scores: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="SCORES...", help="Score files, folders of them, and checkpoints' folders."
+            metavar="SCORES...",
+            help="Score files, folders of them, checkpoints' folders, and bench.json files.",
         ),
     ] = None,
     out: Annotated[
@@ -37,10 +38,11 @@ def command(
         return
     if not scores:
         raise typer.BadParameter("name score files, or folders of them", param_hint="SCORES")
-    from quantkit.report import files, inputs
+    from quantkit.report import files, inputs, speed
     from quantkit.report.comparison import Report
 
     report = Report.of(inputs.read(scores), tuple(note or ()))
+    report = speed.joined(report, inputs.speeds(scores))
     if out is not None:
         files.write(report, out)
     start.show_report(report, json)

@@ -10,7 +10,7 @@ from typing import Any
 
 from quantkit.errors import ScoreError
 from quantkit.report import decision, hardware
-from quantkit.report.document import Comparison, Document, Entry, Recommendation
+from quantkit.report.document import Comparison, Document, Entry, Recommendation, Speed
 from quantkit.score import findings
 from quantkit.score.evaluation import Evaluation
 from quantkit.score.findings import Finding
@@ -27,6 +27,8 @@ class Report:
     """By candidate, where answers one by one are known."""
     notes: tuple[str, ...] = ()
     """What readers should know, in the words of whoever made the report."""
+    speed: tuple[Speed, ...] = ()
+    """How fast they serve, where that was measured."""
 
     @classmethod
     def of(cls, evaluations: Sequence[Evaluation], notes: tuple[str, ...] = ()) -> "Report":
@@ -120,6 +122,7 @@ class Report:
             candidates=[self._entry(card, card.name in front) for card in self.candidates],
             recommended=self.recommendation,
             notes=list(self.notes),
+            speed=list(self.speed),
         )
 
     def to_json(self) -> dict[str, Any]:

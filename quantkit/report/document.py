@@ -81,6 +81,41 @@ class Entry(Record):
         return next((c for c in self.comparisons if c.score == score), None)
 
 
+class Speed(Record):
+    """How fast one of the models served, as `quantkit bench` measured it; medians and tails."""
+
+    model: str
+    """The name of the source or a candidate."""
+    engine: str
+    engine_version: str | None = None
+    hardware: str
+    """GPUs, or the processor where there were none."""
+    setting: dict[str, str] = {}
+    """Serving flags; what is not named is the engine's default."""
+    load: str
+    """Users or requests a second."""
+    workload: str
+    """Tokens of prompts and answers, or what was replayed."""
+    n_requests: int
+    n_failed: int
+    """In none of the figures below."""
+    requests_per_s: float
+    output_tokens_per_s: float
+    ttft_p50_s: float | None = None
+    """To the first token, from when the request was due."""
+    ttft_p99_s: float | None = None
+    tpot_p50_s: float | None = None
+    """Per output token after the first."""
+    tpot_p99_s: float | None = None
+    e2e_p50_s: float | None = None
+    e2e_p99_s: float | None = None
+    cold_start_s: float | None = None
+    gpu_peak_bytes: int | None = None
+    kv_tokens: int | None = None
+    """Tokens that the KV cache holds."""
+    cost_per_million_output: float | None = None
+
+
 class Recommendation(Record):
     """The candidate to take, and why; or why none."""
 
@@ -103,6 +138,8 @@ class Document(Record):
     recommended: Recommendation | None = None
     notes: list[str] = []
     """What readers should know."""
+    speed: list[Speed] = []
+    """Of those models that were measured."""
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json", by_alias=True)

@@ -7,7 +7,7 @@ from markupsafe import Markup
 from quantkit.page.document import Section, document
 from quantkit.page.parts import Fact, details, facts, notices
 from quantkit.page.table import Cell, Column, table
-from quantkit.report import cells, pictures
+from quantkit.report import cells, pictures, speed
 from quantkit.report.document import Comparison, Document, Entry
 from quantkit.report.table import GUESSED
 from quantkit.score.paired import ALPHA
@@ -21,6 +21,7 @@ def render(report: Document, quantkit: str) -> str:
     sections = [
         Section("Which to take", [_reason(report), _table(report)]),
         Section("Quality against size", pictures.against_size(report)),
+        Section("How fast they serve", speed.parts(report)),
         Section("Is a difference real?", _verdicts(report)),
         Section("Accuracy by group of tasks", pictures.groups(report)),
         Section("How far predictions moved", pictures.divergence(report)),

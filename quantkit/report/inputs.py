@@ -1,8 +1,10 @@
-"""What a report is made from: score files, and manifests of the checkpoints that were scored."""
+"""What a report is made from: score files, manifests of checkpoints, and measured speeds."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from quantkit.bench import record
+from quantkit.bench.record import Bench
 from quantkit.errors import ScoreError
 from quantkit.export.manifest import Manifest, is_checkpoint
 from quantkit.score.evaluation import Evaluation, read_all
@@ -17,10 +19,23 @@ def read(paths: Sequence[Path]) -> list[Evaluation]:
     """
     folders = [path for path in paths if path.is_dir() and is_checkpoint(path)]
     manifests = {found.digest: found for found in map(Manifest.read, folders)}
-    scores = [path for path in paths if path not in folders]
+    scores = [file for path in paths if path not in folders for file in _without_speeds(path)]
     if not scores:
         raise ScoreError("there are no score files among these; run quantkit score -o DIR first")
     return [_told(evaluation, manifests) for evaluation in read_all(scores)]
+
+
+def speeds(paths: Sequence[Path]) -> list[Bench]:
+    """What `quantkit bench` measured, among the same paths."""
+    files = [path / record.FILE if path.is_dir() else path for path in paths]
+    return [record.read(file) for file in files if record.is_bench(file)]
+
+
+def _without_speeds(path: Path) -> list[Path]:
+    """The same path, or what else a folder of measurements holds."""
+    if path.is_dir() and record.is_bench(path / record.FILE):
+        return [file for file in sorted(path.glob("*.json")) if file.name != record.FILE]
+    return [] if record.is_bench(path) else [path]
 
 
 def _told(evaluation: Evaluation, manifests: dict[str, Manifest]) -> Evaluation:

@@ -1,10 +1,11 @@
 """The report as Markdown."""
 
-from quantkit.report import table
+from quantkit.report import speed, table
 from quantkit.report.comparison import Report
 
 MOST_LINES = 60
 """What a comment on a pull request may take."""
+MOST_SPEEDS = 10
 
 
 def render(whole: Report) -> str:
@@ -31,6 +32,7 @@ def _render(whole: Report, report: Report) -> str:
         *[line for text in whole.notes for line in (f"Note: {_safe(text)}", "")],
         *[line for text in table.advice(whole) for line in (_safe(text), "")],
         *_verdicts(report),
+        *_speed(whole),
         _how(report),
         "",
     ]
@@ -54,6 +56,19 @@ def _verdicts(report: Report) -> list[str]:
         lines += [_line([_safe(cell) for cell in row]) for row in rows]
         lines += ["", "With 95% intervals; ! marks what is real after correction.", ""]
     return lines
+
+
+def _speed(report: Report) -> list[str]:
+    """How fast they serve, and not too many of them."""
+    rows = speed.rows(report.speed)
+    if not rows:
+        return []
+    more = len(rows) - MOST_SPEEDS
+    lines = ["## How fast they serve", "", _line([_safe(title) for title in speed.TITLES])]
+    lines += [_line(["---", "---", "---", *["---:"] * (len(speed.TITLES) - 3)])]
+    lines += [_line([_safe(cell) for cell in row]) for row in rows[:MOST_SPEEDS]]
+    lines += ["", f"{more} more are in report.html and report.json."] if more > 0 else []
+    return [*lines, "", speed.how(report.speed), ""]
 
 
 def _how(report: Report) -> str:

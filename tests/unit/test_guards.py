@@ -22,6 +22,7 @@ LAYERS = [
     {"quantize"},
     {"verify"},
     {"score"},
+    {"bench"},
     {"report"},
     {"gate", "advise"},
     {"serving"},

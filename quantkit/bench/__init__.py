@@ -1,0 +1,1 @@
+"""How fast a checkpoint serves: load, latencies, throughput, memory and cost, measured."""

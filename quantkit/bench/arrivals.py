@@ -1,0 +1,62 @@
+"""When requests come: in a closed loop, at a rate, or as a trace says.
+
+A closed loop keeps a number of users busy, each waiting for an answer before asking again; it shows
+what a server can do. Open loops come whether the server keeps up or not; they show queueing.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+from quantkit.bench.request import Request
+from quantkit.errors import DataError
+
+Kind = Literal["closed", "poisson", "constant", "trace", "batch"]
+
+
+@dataclass(frozen=True)
+class Load:
+    """How hard a server is pressed."""
+
+    kind: Kind
+    concurrency: int | None = None
+    """Users of a closed loop, or requests of one batch."""
+    rate: float | None = None
+    """Requests a second of an open loop."""
+
+    @property
+    def name(self) -> str:
+        """In a few characters, for tables."""
+        if self.kind == "batch":
+            return f"batch of {self.concurrency}"
+        if self.kind == "closed":
+            return f"{self.concurrency} user{'' if self.concurrency == 1 else 's'}"
+        if self.kind == "trace":
+            return "trace"
+        return f"{self.rate:g}/s" if self.kind == "poisson" else f"{self.rate:g}/s even"
+
+    def n_requests(self) -> int:
+        """How many make a measurement, where nobody says: some rounds, or half a minute."""
+        if self.concurrency is not None:
+            return max(16, 4 * self.concurrency)
+        return max(64, round(30 * (self.rate or 0)))
+
+    def times(self, requests: Sequence[Request], seed: int) -> list[float] | None:
+        """Seconds after the start at which each request is due; None for a closed loop."""
+        if self.rate is not None:
+            return at_rate(self.kind == "poisson", self.rate, len(requests), seed)
+        if self.kind != "trace":
+            return None
+        times = [request.at for request in requests if request.at is not None]
+        if len(times) != len(requests):
+            raise DataError("the trace has no arrival times; give --rate or --concurrency")
+        return [time - min(times) for time in times]
+
+
+def at_rate(random_gaps: bool, rate: float, n: int, seed: int) -> list[float]:
+    """Arrivals at a rate, the first at once: evenly, or as independent people come."""
+    draw = random.Random(seed)
+    gaps = [draw.expovariate(rate) if random_gaps else 1 / rate for _ in range(n - 1)]
+    return list(accumulate(gaps, initial=0.0))[:n]

@@ -1,0 +1,117 @@
+"""From what people type to what is measured: lists, durations, loads and workloads."""
+
+import re
+from pathlib import Path
+
+from quantkit.bench import workloads
+from quantkit.bench.arrivals import Kind, Load
+from quantkit.bench.record import Target
+from quantkit.bench.workloads import Fixed, Recorded, Source
+from quantkit.errors import DataError, EngineError
+from quantkit.progress import Progress
+
+UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0}
+ARRIVALS: tuple[Kind, ...] = ("poisson", "constant")
+
+
+def counts(text: str, option: str) -> list[int]:
+    """`1,8,32` as numbers."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise EngineError(f"{option} takes numbers such as 1,8,32, not '{text}'")
+    return list(dict.fromkeys(map(int, parts)))
+
+
+def rates(text: str) -> list[float]:
+    """`0.5,2` as requests a second."""
+    try:
+        found = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        found = []
+    if not found or not all(0 < rate < float("inf") for rate in found):
+        raise EngineError(f"--rate takes requests a second such as 0.5,2,8, not '{text}'")
+    return list(dict.fromkeys(found))
+
+
+def seconds(text: str | None, option: str) -> float | None:
+    """`500ms` or `0.5s` as seconds."""
+    if text is None:
+        return None
+    matched = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(ms|s|)", text.strip())
+    if not matched or float(matched[1]) == 0:
+        raise EngineError(f"{option} takes a time such as 500ms or 2s, not '{text}'")
+    return float(matched[1]) * UNITS[matched[2]]
+
+
+def target(ttft: str | None, tpot: str | None, attain: float) -> Target | None:
+    """What users can bear, where somebody says."""
+    first, each = seconds(ttft, "--ttft"), seconds(tpot, "--tpot")
+    if first is None and each is None:
+        return None
+    return Target(ttft_s=first, tpot_s=each, share=attain / 100)
+
+
+def loads(
+    concurrency: str | None, rate: str | None, arrivals: str, trace: Recorded | None, direct: bool
+) -> list[Load]:
+    """What was asked for; one user where nothing was, or the trace's own times."""
+    if arrivals not in ARRIVALS:
+        raise EngineError(f"--arrivals is {' or '.join(ARRIVALS)}, not '{arrivals}'")
+    found: list[Load] = []
+    if concurrency:
+        kind: Kind = "batch" if direct else "closed"
+        found += [Load(kind, concurrency=n) for n in counts(concurrency, "--concurrency")]
+    if rate:
+        if direct:
+            raise EngineError("--rate needs a server; an offline batch comes all at once")
+        open_loop: Kind = "poisson" if arrivals == "poisson" else "constant"
+        found += [Load(open_loop, rate=value) for value in rates(rate)]
+    if found:
+        return found
+    if trace is not None and trace.has_times and not direct:
+        return [Load("trace")]
+    return [Load("batch" if direct else "closed", concurrency=1)]
+
+
+def sources(
+    prompt: str,
+    output: str,
+    shared_prefix: int,
+    trace: Path | None,
+    calibration: str | None,
+    model: Path | None,
+    n_requests: int | None,
+    seed: int,
+    progress: Progress,
+) -> list[Source]:
+    """The workloads: a trace, calibration data, or all combinations of lengths."""
+    if trace is not None and calibration is not None:
+        raise DataError("a trace and a calibration set were named; measure with one at a time")
+    if trace is not None:
+        return [workloads.trace(trace, seed)]
+    outputs = counts(output, "--output")
+    if calibration is not None:
+        return [_calibrated(calibration, n, model, n_requests, progress) for n in outputs]
+    return [
+        Fixed(n_prompt, n_output, shared_prefix)
+        for n_prompt in counts(prompt, "--prompt")
+        for n_output in outputs
+    ]
+
+
+def _calibrated(
+    name: str, n_output: int, model: Path | None, n_requests: int | None, progress: Progress
+) -> Recorded:
+    from quantkit.calibration.build import Vocabulary
+    from quantkit.calibration.loading import load
+
+    if model is None:
+        raise DataError("--calibration needs the model's tokenizer: name its folder, too")
+    found = load(name, Vocabulary.of(str(model)), progress, n_requests)
+    ends = (
+        found.lengths.tolist()
+        if found.lengths is not None
+        else [found.ids.shape[1]] * len(found.ids)
+    )
+    samples = [ids[:end] for ids, end in zip(found.ids.tolist(), ends, strict=True)]
+    return workloads.of_tokens(Path(found.name).stem, samples, n_output)

@@ -1,0 +1,137 @@
+"""HTTP over asyncio, just enough for a benchmark: one request a connection, lines as they come.
+
+A full client library spends a good part of a millisecond on each token; at hundreds of streams that
+would be measured as the server's. Connecting is part of a request's time.
+"""
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from quantkit.errors import EngineError
+
+LONGEST_LINE = 1 << 22
+
+
+class Cut(Exception):
+    """The other side stopped in the middle."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """A server's."""
+
+    url: str
+    """Without a path behind it."""
+    host: str
+    port: int
+    secure: bool
+    path: str
+    """In front of everything that is asked for."""
+
+    @classmethod
+    def of(cls, url: str) -> "Address":
+        """From what people type, with or without /v1 at its end."""
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            raise EngineError(f"'{url}' is no address of a server; give http://HOST:PORT")
+        secure = parts.scheme == "https"
+        path = parts.path.rstrip("/").removesuffix("/v1")
+        port = port or (443 if secure else 80)
+        plain = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}"
+        return cls(plain, parts.hostname, port, secure, path)
+
+
+@dataclass(frozen=True)
+class Response:
+    """A status, and a body that is read line by line."""
+
+    status: int
+    body: AsyncIterator[bytes]
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """Lines as soon as they are complete."""
+        rest = b""
+        async for data in self.body:
+            *whole, rest = (rest + data).split(b"\n")
+            for line in whole:
+                yield line.rstrip(b"\r")
+        if rest:
+            yield rest
+
+    async def read(self) -> bytes:
+        """All of it."""
+        return b"".join([data async for data in self.body])
+
+
+@asynccontextmanager
+async def asked(
+    address: Address, method: str, path: str, body: Any = None, api_key: str | None = None
+) -> AsyncIterator[Response]:
+    """Send a request; the connection is closed on leaving, whatever was read by then."""
+    context = ssl.create_default_context() if address.secure else None
+    reader, writer = await asyncio.open_connection(
+        address.host, address.port, ssl=context, limit=LONGEST_LINE
+    )
+    try:
+        content = b"" if body is None else json.dumps(body).encode()
+        head = [
+            f"{method} {address.path}{path} HTTP/1.1",
+            f"Host: {address.host}:{address.port}",
+            "Connection: close",
+            f"Content-Length: {len(content)}",
+            "Content-Type: application/json",
+            *([f"Authorization: Bearer {api_key}"] if api_key else []),
+        ]
+        writer.write("\r\n".join(head).encode() + b"\r\n\r\n" + content)
+        await writer.drain()
+        status, headers = await _head(reader)
+        yield Response(status, _body(reader, headers))
+    finally:
+        writer.transport.abort()  # a server that hangs must not hold us
+
+
+async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    first = (await reader.readline()).decode("latin-1").split(maxsplit=2)
+    if len(first) < 2 or not first[1].isdecimal():
+        raise Cut("it closed the connection instead of answering")
+    headers: dict[str, str] = {}
+    while line := (await reader.readline()).strip():
+        name, _, value = line.decode("latin-1").partition(":")
+        headers[name.strip().lower()] = value.strip().lower()
+    return int(first[1]), headers
+
+
+async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
+    """Pieces as they come; a body that ends before its time is an error."""
+    try:
+        if "chunked" in headers.get("transfer-encoding", ""):
+            while size := int((await reader.readline()).split(b";")[0], 16):
+                yield (await reader.readexactly(size + 2))[:-2]
+        elif "content-length" in headers:
+            yield await reader.readexactly(int(headers["content-length"]))
+        else:
+            while data := await reader.read(1 << 16):
+                yield data
+    except (asyncio.IncompleteReadError, ValueError) as error:
+        raise Cut("the connection ended in the middle of the answer") from error
+
+
+async def get(
+    address: Address, path: str, timeout_s: float = 10.0, api_key: str | None = None
+) -> tuple[int, bytes]:
+    """A small answer: its status and all of it."""
+    async with (
+        asyncio.timeout(timeout_s),
+        asked(address, "GET", path, api_key=api_key) as response,
+    ):
+        return response.status, await response.read()

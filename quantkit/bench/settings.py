@@ -1,0 +1,133 @@
+"""Serving flags by one name for all engines, and the grid that a sweep goes over.
+
+max_num_seqs=64,256              requests that are computed together
+max_num_batched_tokens=2048,8192 tokens that one step computes
+kv_cache_dtype=auto,fp8          what keys and values are kept in
+prefix_caching=on,off            common beginnings are computed once
+chunked_prefill=on,off           long prompts are computed in parts
+speculative=none,ngram:4,DIR:4   none, n-grams, a draft model or eagle:DIR, and tokens a step
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from quantkit.errors import EngineError, UnknownName
+
+DRAFTED = 4
+"""Tokens that are drafted a step, where nobody says."""
+Setting = Mapping[str, str]
+_Flags = Callable[[str], list[str]]
+
+
+def grid(sweeps: Iterable[str]) -> list[dict[str, str]]:
+    """All combinations of what `NAME=A,B` lines name; one empty setting where there are none."""
+    axes: dict[str, list[str]] = {}
+    for sweep in sweeps:
+        name, _, values = sweep.partition("=")
+        name = name.strip().replace("-", "_")
+        found = [value.strip() for value in values.split(",") if value.strip()]
+        if name not in VLLM:
+            raise UnknownName("serving flag", name, VLLM)
+        if not found:
+            raise EngineError(f"--sweep {sweep}: name values, as in {name}=A,B")
+        for value in found:
+            VLLM[name](value)  # refuses what is no value of it
+        axes[name] = list(dict.fromkeys([*axes.get(name, []), *found]))
+    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+
+
+def flags(setting: Setting, engine: str) -> list[str]:
+    """A setting as the engine's own command line."""
+    known = VLLM if engine == "vllm" else LLAMA_CPP
+    found: list[str] = []
+    for name, value in setting.items():
+        if name not in known:
+            raise EngineError(f"{engine} has no flag for {name}; leave it out of the sweep")
+        found += known[name](value)
+    return found
+
+
+def is_on(value: str) -> bool:
+    """Of a switch."""
+    if value not in ("on", "off"):
+        raise EngineError(f"'{value}' is neither on nor off")
+    return value == "on"
+
+
+def drafts(value: str) -> tuple[str, str, int] | None:
+    """Kind, model and tokens a step of a speculative setting; None for none."""
+    if value == "none":
+        return None
+    head, _, tail = value.rpartition(":")
+    named, k = (head, int(tail)) if head and tail.isdecimal() else (value, DRAFTED)
+    if k < 1:
+        raise EngineError(f"'{value}' drafts {k} tokens a step; it takes at least one")
+    if named == "ngram":
+        return "ngram", "", k
+    if named.startswith("eagle:"):
+        return "eagle", _folder(named.removeprefix("eagle:")), k
+    return "draft_model", _folder(named), k
+
+
+def _folder(name: str) -> str:
+    # A hub id stays as it is; what is here gets its full path, since an engine may start elsewhere.
+    return str(Path(name).resolve()) if Path(name).exists() else name
+
+
+def _number(flag: str) -> _Flags:
+    def given(value: str) -> list[str]:
+        if not value.isdecimal() or int(value) < 1:
+            raise EngineError(f"{flag} takes a number, not '{value}'")
+        return [flag, value]
+
+    return given
+
+
+def _switch(yes: str, no: str) -> _Flags:
+    return lambda value: [yes if is_on(value) else no]
+
+
+def speculative_config(value: str) -> dict[str, Any] | None:
+    """vLLM's `speculative_config`; None for none."""
+    wanted = drafts(value)
+    if wanted is None:
+        return None
+    kind, model, k = wanted
+    more = {"prompt_lookup_min": 2, "prompt_lookup_max": 4} if kind == "ngram" else {"model": model}
+    return {"method": kind, "num_speculative_tokens": k, **more}
+
+
+def _vllm_speculative(value: str) -> list[str]:
+    config = speculative_config(value)
+    return [] if config is None else ["--speculative-config", json.dumps(config)]
+
+
+def _llama_speculative(value: str) -> list[str]:
+    wanted = drafts(value)
+    if wanted is None:
+        return []
+    kind, model, k = wanted
+    if kind == "ngram":
+        return ["--spec-type", "ngram-simple"]
+    name = "draft-simple" if kind == "draft_model" else "draft-eagle3"
+    return ["--spec-type", name, "--model-draft", model, "--spec-draft-n-max", str(k)]
+
+
+VLLM: dict[str, _Flags] = {
+    "max_num_seqs": _number("--max-num-seqs"),
+    "max_num_batched_tokens": _number("--max-num-batched-tokens"),
+    "kv_cache_dtype": lambda value: ["--kv-cache-dtype", value],
+    "prefix_caching": _switch("--enable-prefix-caching", "--no-enable-prefix-caching"),
+    "chunked_prefill": _switch("--enable-chunked-prefill", "--no-enable-chunked-prefill"),
+    "speculative": _vllm_speculative,
+}
+LLAMA_CPP: dict[str, _Flags] = {
+    "max_num_seqs": _number("--parallel"),
+    "max_num_batched_tokens": _number("--batch-size"),
+    "kv_cache_dtype": lambda value: ["--cache-type-k", value, "--cache-type-v", value],
+    "prefix_caching": _switch("--cache-prompt", "--no-cache-prompt"),
+    "speculative": _llama_speculative,
+}
