@@ -1,12 +1,12 @@
 """Every format of a model on one kind of GPU: does it serve, how fast, how well, at what cost."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from quantkit.advise import formats, memory, parallel, quality, speed, work
 from quantkit.advise.formats import Format
 from quantkit.advise.gpus import GPU
-from quantkit.advise.memory import Fit
+from quantkit.advise.memory import Beside, Fit
 from quantkit.advise.quality import Quality
 from quantkit.advise.shape import ModelShape
 from quantkit.advise.speed import Load, Span, Speed
@@ -45,6 +45,11 @@ class Catalogue:
         return self._works[name]
 
 
+def nothing_beside(count: int) -> Beside:
+    """A model that has its GPUs to itself."""
+    return Beside()
+
+
 @dataclass(frozen=True)
 class Question:
     """What somebody wants to know of a model."""
@@ -66,6 +71,8 @@ class Question:
     """From a report of this model, by recipe."""
     speeds: Mapping[str, Speed] = field(default_factory=dict)
     """Measured under this very load on this GPU, by recipe: they replace estimates."""
+    beside: Callable[[int], Beside] = nothing_beside
+    """What else lies on each of so many GPUs: a draft model, adapters."""
 
     def __post_init__(self) -> None:
         shape = self.catalogue.shape
@@ -157,7 +164,7 @@ def _candidate(question: Question, gpu: GPU, format: Format) -> Candidate:
         return replace(candidate, problem=reason, lacks="support")
     fit = memory.fits(
         catalogue.shape, format.recipe, gpu, count, question.context, question.users or 1,
-        utilisation(question, gpu), format.kv_bits,
+        utilisation(question, gpu), format.kv_bits, beside=question.beside(count),
     )  # fmt: skip
     if question.users is None and question.objective == "throughput":
         load = question.load(max(1, min(fit.users, MOST_TOGETHER)))

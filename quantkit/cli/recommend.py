@@ -1,14 +1,21 @@
 """`quantkit recommend`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quantkit.cli.options import AsJson
+from quantkit.cli.options import AsJson, Force
+from quantkit.errors import AdviceError
 
 if TYPE_CHECKING:
+    from quantkit.advise.candidates import Question
     from quantkit.advise.gpus import GPU
+    from quantkit.advise.recommendation import Recommendation
+    from quantkit.serving.adapters import Adapter
+    from quantkit.serving.draft import Draft
+    from quantkit.serving.plan import Plan
 
 
 def command(
@@ -59,6 +66,34 @@ def command(
     gpu_hour: Annotated[
         float | None, typer.Option(metavar="PRICE", help="Of one GPU: adds what tokens cost.")
     ] = None,
+    bench: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A bench.json: what was measured replaces estimates."),
+    ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(metavar="DRAFT", help="Guess ahead: a model's DIR, ngram, or eagle:DIR."),
+    ] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=DIR", help="An adapter that is served too; repeats."),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Plan for chat, batch or mixed traffic."),
+    ] = None,
+    emit: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="Write the plan's files: compose, k8s or grafana."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Where --emit writes.")
+    ] = None,
+    ttft: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="Time to first token beyond which grafana warns."),
+    ] = 1.0,
+    force: Force = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write everything as a page.")
     ] = None,
@@ -67,15 +102,29 @@ def command(
     """Say which format to serve a model in on a GPU, and why."""
     from quantkit.advise import document, formats, quality, shape
     from quantkit.advise.candidates import MIN_QUALITY, Catalogue, Question
+    from quantkit.advise.memory import Beside
     from quantkit.advise.recommendation import recommend
-    from quantkit.cli import console, recommend_view, start
+    from quantkit.cli import console, recommend_view, serving_view, start
+    from quantkit.serving import adapters, target
+    from quantkit.serving import draft as drafts
 
     chosen = _gpus(gpu, memory, bandwidth, capability, tflops)
     if gpu_hour is not None and len(chosen) > 1:
         raise typer.BadParameter("--gpu-hour is the price of one GPU; name one with --gpu")
+    if len(chosen) > 1 and (bench is not None or emit is not None):
+        raise typer.BadParameter("--bench and --emit are for one GPU; name one with --gpu")
     start.stay_offline_if(start.is_local(model))
     of_model = shape.of(model)
     scored = {} if report is None else quality.from_report(report, of_model)
+    served = target.planned(of_model, None, model)
+    guesses = drafts.parse(draft, served, None)
+    loras = adapters.parse(lora or [], is_gguf=False)
+
+    def beside(n_gpus: int) -> Beside:
+        taken = Beside() if guesses is None else guesses.beside(n_gpus)
+        more = adapters.size_bytes(of_model, loras, n_gpus)
+        return replace(taken, fixed_bytes=taken.fixed_bytes + more)
+
     question = Question(
         Catalogue(of_model, formats.considered(scored)),
         context=context,
@@ -86,19 +135,78 @@ def command(
         min_quality=MIN_QUALITY if min_quality is None else min_quality,
         gpu_hour=gpu_hour,
         qualities=scored,
+        beside=beside,
     )
+    if bench is not None:
+        question = _measured(question, bench, chosen[0])
     found = [recommend(question, one, in_depth=len(chosen) == 1) for one in chosen]
+    plan = _plan(found[0], model, profile, guesses, loras) if len(found) == 1 else None
     if html is not None:
         from quantkit.advise import page
         from quantkit.storage import write_text
 
         write_text(html, page.render(found))
     if json:
-        console.print_json(document.to_json(found))
+        told = document.to_json(found)
+        console.print_json(told if plan is None else {**told, "serving": plan.to_json()})
     elif len(found) == 1:
         recommend_view.show(found[0], model)
+        if plan is not None:
+            typer.echo("\nServe it")
+            serving_view.show(plan)
     else:
         recommend_view.show_many(found)
+    if html is not None:
+        typer.echo(f"written: {html}", err=True)
+    if emit is not None:
+        if plan is None:
+            raise AdviceError("nothing serves it, so there is no plan to write")
+        serving_view.write_files(plan, emit, out, ttft, force)
+
+
+def _measured(question: "Question", bench: Path, gpu: "GPU") -> "Question":
+    """The question with what was measured under its own load; refused where nothing was."""
+    from quantkit.advise import measured
+    from quantkit.bench import measured as measurements
+
+    found = measurements.measured(bench)
+    speeds = measured.speeds(found, question, gpu)
+    if not speeds:
+        load = question.load(question.users or 1)
+        raise AdviceError(
+            f"{bench} has nothing that was measured on {question.count} x {gpu.name} with "
+            f"{load.users} at a time, prompts near {load.prompt:,} and answers near "
+            f"{load.answer:,} tokens; measure that, or ask for what was measured"
+        )
+    return question.but(speeds=speeds)
+
+
+def _plan(
+    found: "Recommendation",
+    model: str,
+    profile: str | None,
+    draft: "Draft | None",
+    loras: "tuple[Adapter, ...]",
+) -> "Plan | None":
+    """How to serve the answer."""
+    from quantkit.serving import plan, target
+
+    chosen, question = found.chosen, found.question
+    if chosen is None:
+        return None
+    recipe = chosen.format.recipe
+    folder = model if recipe is None else f"out/{recipe.name}"
+    demand = plan.Demand(
+        gpu=found.gpu,
+        count=chosen.count,
+        context=question.context,
+        users=question.users,
+        profile=profile or ("batch" if question.objective == "throughput" else "chat"),
+        kv_bits=chosen.format.kv_bits,
+        draft=draft,
+        adapters=loras,
+    )
+    return plan.make(target.planned(question.catalogue.shape, recipe, folder), demand)
 
 
 def _gpus(

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quantkit.cli.options import AsJson, Force, Quiet
-from quantkit.errors import StorageError
 
 if TYPE_CHECKING:
     from quantkit.progress import Progress
@@ -101,7 +100,7 @@ def command(
     Prints the engine's command with the reason of every flag, starts it, waits until it is
     healthy, sends one real request, and stays until Ctrl-C.
     """
-    from quantkit.cli import console
+    from quantkit.cli import console, serving_view
     from quantkit.serving import adapters, device, plan, target
     from quantkit.serving import draft as drafts
 
@@ -129,36 +128,20 @@ def command(
 
             check_folder(model, progress)
         if emit is not None:
-            _emit(made, emit, out, ttft, force)
+            serving_view.write_files(made, emit, out, ttft, force)
             return
         if dry_run:
             if json:
                 console.print_json(made.to_json())
             else:
-                _show(made)
+                serving_view.show(made)
             return
         from quantkit.serving import program
 
         engine = program.find(made.engine, demand.gpu, python, llama_server)
         if not json:
-            _show(made, engine)
+            serving_view.show(made, engine)
         _serve(made, engine, timeout, log, once, json, progress)
-
-
-def _show(made: "Plan", engine: "Program | None" = None) -> None:
-    """The command as it can be copied, then the reason of each flag."""
-    from quantkit.cli import console
-
-    typer.echo(made.shell(engine.words if engine else None))
-    lines = [(_short(flag.words), flag.why) for flag in made.flags]
-    console.print_lines(f"Why, for {made.where}:", lines)
-    if made.notes:
-        console.print_lines("Mind:", [("-", note) for note in made.notes])
-
-
-def _short(words: tuple[str, ...]) -> str:
-    text = " ".join(words)
-    return text if len(text) <= PREVIEW // 2 else words[0]
 
 
 def _serve(
@@ -201,18 +184,3 @@ def _serve(
         except KeyboardInterrupt:
             progress.note("ending the server")
     progress.note("ended")
-
-
-def _emit(made: "Plan", kind: str, out: Path | None, ttft: float, force: bool) -> None:
-    from quantkit.serving import emit
-    from quantkit.storage import guarded, write_text
-
-    folder = out or Path()
-    files = emit.files(made, kind, ttft)
-    if taken := [name for name in files if (folder / name).exists() and not force]:
-        raise StorageError(f"{folder / taken[0]} exists already; use --force to replace it")
-    with guarded(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        write_text(folder / name, text)
-        typer.echo(folder / name)

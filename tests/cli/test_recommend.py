@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quantkit import resources
-from quantkit.advise import gpus
+from quantkit.advise import gpus, sizes
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m" / "report.json"
 TWO = ["recommend", "8B", "--gpu", "L40S", "--count", "2", "--context", "16384", "--users", "40"]
@@ -236,3 +236,42 @@ def test_a_model_that_fits_nowhere_says_what_would_help(run_cli, config, out):
     assert result.code == 3
     assert "no recipe makes" in result.stderr
     assert "What would: " in result.stderr
+
+
+def test_the_answer_comes_with_the_plan_of_its_server(run_cli):
+    result = run_cli(["recommend", "8B", "--gpu", "L40S", "--count", "2", "--users", "40"])
+    command, _, why = result.stdout.partition("\nServe it\n")[2].partition("\nWhy, for ")
+    chosen = result.stdout.split("\n")[0].partition(": ")[2]
+    assert command.startswith(f"vllm serve out/{chosen} ")
+    assert "--tensor-parallel-size 2" in command
+    assert "--max-num-seqs 40" in command
+    assert why.startswith("2 x L40S and chat traffic")
+    told = json.loads(run_cli(["recommend", "8B", "--gpu", "L40S", "--json"]).stdout)
+    assert told["serving"]["command"][:2] == ["vllm", "serve"]
+
+
+def test_files_of_a_deployment(run_cli, tmp_path):
+    command = ["recommend", "8B", "--gpu", "L40S", "--emit", "compose", "-o", tmp_path]
+    assert run_cli(command).code == 0
+    assert "vllm" in (tmp_path / "compose.yaml").read_text()
+    refused = run_cli(["recommend", "70B", "--gpu", "RTX4090", "--emit", "compose", "-o", tmp_path])
+    assert refused.code == 3
+    assert "nothing serves it" in refused.stderr
+    several = run_cli(["recommend", "8B", "--gpu", "L40S,L4", "--emit", "compose"])
+    assert several.code == 2
+
+
+def test_a_draft_model_takes_its_memory(run_cli, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(sizes.config_of(sizes.parse("8B"))[1]))
+    command = ["recommend", "8B", "--gpu", "L40S", "--json"]
+    alone, beside = (
+        json.loads(run_cli([*command, *more]).stdout) for more in ([], ["--draft", tmp_path])
+    )
+
+    def room(told):
+        rows = told["answers"][0]["candidates"]
+        return {row["format"]: row["memory"]["users"] for row in rows if row["memory"]}
+
+    assert room(alone)
+    assert all(room(beside)[name] < n or not n for name, n in room(alone).items())
+    assert "--speculative-config" in beside["serving"]["command"]
