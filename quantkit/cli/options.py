@@ -29,6 +29,13 @@ Length = Annotated[
 Engine = Annotated[
     str, typer.Option(metavar="NAME", help="native, or llmcompressor (an extra; for GPUs).")
 ]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Form of the files: compressed-tensors (unless the recipe says), gptq, awq or fp8.",
+    ),
+]
 Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")]
 Offload = Annotated[
     str,

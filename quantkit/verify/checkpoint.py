@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quantkit import grid
-from quantkit.errors import QuantkitError
-from quantkit.export import compressed_tensors, folder
+from quantkit.errors import CheckpointError, QuantkitError
+from quantkit.export import folder, layers
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import Manifest
 from quantkit.model.architecture import Architecture
@@ -220,7 +220,7 @@ def file_faults(path: Path, manifest: Manifest) -> Iterator[str]:
 
 def _config_faults(path: Path, plan: Plan, source: ModelSource | None) -> Iterator[str]:
     config = read_config(path)
-    expected = compressed_tensors.quantization_config(plan.recipe, plan.ignored)
+    expected = layers.quantization_config(plan.recipe, plan.ignored)
     if config.pop("quantization_config", None) != expected:
         yield "quantization_config is not the one that the recipe demands"
     if source is not None and config != source.config:
@@ -271,7 +271,11 @@ def _value_faults(
         if shape is not None and tuple(shape.read().tolist()) != spec.shape:
             yield f"{module}.weight_shape is not {list(spec.shape)}"
             continue
-        quantized = checkpoint.quantized_weight(module)
+        try:
+            quantized = checkpoint.quantized_weight(module)
+        except CheckpointError as fault:
+            yield str(fault)
+            continue
         weight = grid.dequantize(quantized, scheme)
         if grid.has_nan(quantized.values) or not weight.isfinite().all():
             yield f"{module} dequantises to NaN or infinity"

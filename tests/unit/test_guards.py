@@ -13,7 +13,7 @@ PACKAGE = ROOT / "quantkit"
 LAYERS = [
     {"errors", "progress", "hush", "offline", "registry", "__init__"},
     {"storage", "resources", "device", "doctor", "page"},
-    {"recipe"},
+    {"recipe", "formats"},
     {"grid"},
     {"model"},
     {"calibration"},
