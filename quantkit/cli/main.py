@@ -12,6 +12,7 @@ from quantkit import __version__
 from quantkit.cli import (
     calibrate,
     card,
+    convert,
     demo,
     doctor,
     gate,
@@ -60,6 +61,7 @@ def _root(
 app.command("demo")(demo.command)
 app.command("run")(run.command)
 app.command("quantize")(quantize.command)
+app.command("convert")(convert.command)
 app.command("verify")(verify.command)
 app.command("score")(score.command)
 app.command("report")(report.command)

@@ -97,10 +97,10 @@ def verify(
         result.record("config", [str(error)])
         return result
     result.record("config", list(_config_faults(path, plan, original)))
-    tensor_faults = list(_tensor_faults(tensors, plan))
-    result.record("tensors", tensor_faults)
+    wrong = list(tensor_faults(tensors, plan))
+    result.record("tensors", wrong)
     result.record("bits per weight", list(_size_faults(tensors, plan, manifest)))
-    if tensor_faults:
+    if wrong:
         result.left_out.append("weights: not read back, since the tensors are not the right ones")
         return result
     errors: dict[str, float] = {}
@@ -202,6 +202,7 @@ def _same_source(
 
 
 def file_faults(path: Path, manifest: Manifest) -> Iterator[str]:
+    """Differences between the files of a folder and its manifest."""
     with guarded(path):
         found = folder.hash_files(path)
     for name, file in manifest.files.items():
@@ -228,7 +229,8 @@ def _config_faults(path: Path, plan: Plan, source: ModelSource | None) -> Iterat
         yield f"{', '.join(sorted(changed))} differ from the source's config"
 
 
-def _tensor_faults(tensors: dict[str, StoredTensor] | Any, plan: Plan) -> Iterator[str]:
+def tensor_faults(tensors: dict[str, StoredTensor] | Any, plan: Plan) -> Iterator[str]:
+    """Differences between stored tensors and those that the recipe demands."""
     expected = {spec.name: spec for spec in plan.specs}
     for name, spec in expected.items():
         found = tensors.get(name)

@@ -24,7 +24,7 @@ LAYERS = [
     {"score"},
     {"report"},
     {"gate", "advise"},
-    {"pipeline"},
+    {"pipeline", "convert"},
     {"cli"},
     {"__main__"},
 ]
