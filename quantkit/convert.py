@@ -84,11 +84,7 @@ def _renamed(checkpoint: Checkpoint, to: str) -> Manifest:
     after = before.in_format(to)
     if after is before:
         raise CheckpointError(f"{checkpoint.folder} is in {to} form already")
-    # The engine's suffix stays: a name need not be that of the recipe.
-    name = checkpoint.manifest.name
-    if name == before.name:
-        name = after.name
-    update = {"recipe": after, "name": name, "format": after.format}
+    update = {"recipe": after, "name": after.name, "format": after.format}
     return checkpoint.manifest.model_copy(update=update)
 
 

@@ -399,12 +399,13 @@ class Recipe(_Named):
             else "FP8 (E4M3), one scale for the keys and one for the values of each layer, "
             "from calibration"
         )
+        form = "" if self.format == COMPRESSED_TENSORS else f" Files in {self.format} form."
         data = "needs calibration" if self.needs_calibration else "needs no data"
         return (
             f"Weights: {grid}, {share}{zero}. {activations}\n"
             f"KV cache: {cache}.\n"
             f"Method: {self.method} ({METHODS[self.method].summary}); {data}. "
-            f"Layers: {', '.join(self.targets)} but {', '.join(self.ignore) or 'none'}."
+            f"Layers: {', '.join(self.targets)} but {', '.join(self.ignore) or 'none'}.{form}"
         )
 
     def _decisive(self, content: dict[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ Format = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Form of the files: compressed-tensors (unless the recipe says), gptq, awq or fp8.",
+        help="Form of the files: compressed-tensors, gptq, awq or fp8; default: the recipe's.",
     ),
 ]
 Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")]
