@@ -13,6 +13,7 @@ from quantkit.errors import CheckpointError, StorageError
 from quantkit.export import awq, gptq
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.grid import QuantizedWeight
+from quantkit.model.shards import as_bytes
 from quantkit.model.source import ModelSource
 from quantkit.quantize import onepass
 from quantkit.quantize.prepare import CalibrationChoice
@@ -91,10 +92,7 @@ def parts(checkpoint, module=LAYER):
 
 def tensors(folder):
     found = Checkpoint.open(folder).tensors
-    return {
-        name: (t.dtype, t.shape, bytes(t.read().reshape(-1).view(torch.uint8)))
-        for name, t in found.items()
-    }
+    return {n: (t.dtype, t.shape, bytes(as_bytes(t.read()))) for n, t in found.items()}
 
 
 @pytest.mark.parametrize("bits", [4, 8])
