@@ -1,6 +1,6 @@
 """The older formats in real vLLM: the same greedy text as compressed-tensors.
 
-vLLM lives in an environment of its own, whose Python QUANTKIT_VLLM_PYTHON names. On a CPU its
+vLLM lives in an environment of its own, whose Python QUANTKIT_VLLM names. On a CPU its
 kernels take 4-bit weights; FP8 with one scale a tensor or a block needs a GPU.
 """
 
@@ -30,9 +30,9 @@ for folder in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def python():
-    found = os.environ.get("QUANTKIT_VLLM_PYTHON")
+    found = os.environ.get("QUANTKIT_VLLM")
     if not found:
-        pytest.skip("QUANTKIT_VLLM_PYTHON names no environment with vLLM")
+        pytest.skip("QUANTKIT_VLLM names no environment with vLLM")
     return found
 
 
