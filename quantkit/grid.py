@@ -59,11 +59,15 @@ def untile(values: torch.Tensor, shape: torch.Size, scheme: WeightScheme) -> tor
 
 
 def parameters(
-    low: torch.Tensor, high: torch.Tensor, scheme: WeightScheme
+    low: torch.Tensor,
+    high: torch.Tensor,
+    scheme: WeightScheme,
+    stored: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Scales and zero points for tiles with these extremes, in the type of the extremes.
 
-    Zero is always representable. A tile of zeros gets the smallest harmless scale.
+    Zero is always representable. A tile of zeros gets the smallest harmless scale. With `stored`
+    scales are also numbers of that type, so that a file which keeps them in it loses nothing.
     """
     bottom, top = limits(scheme)
     low, high = low.clamp(max=0), high.clamp(min=0)
@@ -73,6 +77,9 @@ def parameters(
         scale = (high - low) / (top - bottom)
     empty = scale == 0
     scale = torch.where(empty, torch.finfo(scale.dtype).eps, scale)
+    if stored is not None:
+        limit = torch.finfo(stored)
+        scale = scale.clamp(limit.smallest_normal * limit.eps, limit.max).to(stored).to(scale.dtype)
     if scheme.symmetric:
         return scale, None
     zero_point = (bottom - low / scale).clamp(bottom, top).round().masked_fill(empty, 0)
@@ -101,18 +108,19 @@ def search_parameters(
     dtype: torch.dtype,
     error_of: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
     ratios: Sequence[float],
+    stored: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Scales and zero points that clip each tile's range to the ratio with the least error.
 
-    Scales are rounded to `dtype` before they are judged: `error_of` takes scales and zero points
-    and gives the error of every tile.
+    Scales are rounded to `dtype` (and `stored`) before they are judged: `error_of` takes scales
+    and zero points and gives the error of every tile.
     """
     view = tiles(weight, scheme)
     low, high = view.amin(-1).to(dtype), view.amax(-1).to(dtype)
-    best_scale, best_zero = parameters(low, high, scheme)
+    best_scale, best_zero = parameters(low, high, scheme, stored)
     best_error = error_of(best_scale, best_zero)
     for ratio in ratios:
-        scale, zero = parameters(low * ratio, high * ratio, scheme)
+        scale, zero = parameters(low * ratio, high * ratio, scheme, stored)
         error = error_of(scale, zero)
         better = error < best_error
         best_error = torch.where(better, error, best_error)

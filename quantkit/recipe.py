@@ -25,6 +25,7 @@ from pydantic import (
 
 from quantkit import resources
 from quantkit.errors import RecipeError, UnknownName
+from quantkit.formats import COMPRESSED_TENSORS, FORMATS, objection
 from quantkit.registry import METHODS, check_options
 
 AUTO_GROUP_SIZES = (128, 64, 32)
@@ -227,6 +228,8 @@ class Recipe(_Named):
     """None leaves activations in 16 bits."""
     kv_cache: KVCacheScheme | None = None
     """None leaves the cache to the serving engine."""
+    format: str = COMPRESSED_TENSORS
+    """The form of the files: compressed-tensors, gptq, awq or fp8."""
     targets: list[str] = ["Linear"]
     """Class name, module name, or `re:` and a pattern."""
     ignore: list[str] = ["lm_head"]
@@ -270,6 +273,17 @@ class Recipe(_Named):
             )
         return activations
 
+    @field_validator("format")
+    @classmethod
+    def _holds(cls, format: str, info: ValidationInfo) -> str:
+        if format not in FORMATS:
+            raise ValueError(f"'{format}' is unknown; {_meant(format, FORMATS)}")
+        parts = [info.data.get(key) for key in ("weights", "input_activations", "kv_cache")]
+        weights, activations, kv_cache = parts
+        if weights and (reason := objection(format, weights, activations, kv_cache)):
+            raise ValueError(reason)
+        return format
+
     @field_validator("targets", "ignore")
     @classmethod
     def _compiles(cls, patterns: list[str]) -> list[str]:
@@ -305,6 +319,19 @@ class Recipe(_Named):
             "kv_cache": {},
         }
         return Recipe.validated(self.model_dump() | added, f"{self.name}+{addition}")
+
+    def in_format(self, format: str) -> "Recipe":
+        """The same numbers in files of another form, under a name that tells it."""
+        if format not in FORMATS:
+            raise UnknownName("format", format, FORMATS)
+        if format == self.format:
+            return self
+        if reason := objection(format, self.weights, self.input_activations, self.kv_cache):
+            raise RecipeError(f"recipe {self.name} cannot be written as {format}: {reason}")
+        name = self.name.removesuffix(f"-{self.format}")
+        if format != COMPRESSED_TENSORS:
+            name = f"{name}-{format}"
+        return Recipe.validated(self.model_dump() | {"name": name, "format": format}, name)
 
     @property
     def needs_calibration(self) -> bool:
@@ -372,17 +399,19 @@ class Recipe(_Named):
             else "FP8 (E4M3), one scale for the keys and one for the values of each layer, "
             "from calibration"
         )
+        form = "" if self.format == COMPRESSED_TENSORS else f" Files in {self.format} form."
         data = "needs calibration" if self.needs_calibration else "needs no data"
         return (
             f"Weights: {grid}, {share}{zero}. {activations}\n"
             f"KV cache: {cache}.\n"
             f"Method: {self.method} ({METHODS[self.method].summary}); {data}. "
-            f"Layers: {', '.join(self.targets)} but {', '.join(self.ignore) or 'none'}."
+            f"Layers: {', '.join(self.targets)} but {', '.join(self.ignore) or 'none'}.{form}"
         )
 
     def _decisive(self, content: dict[str, Any]) -> dict[str, Any]:
-        # So that recipes without it keep the digest they always had.
-        return {key: value for key, value in content.items() if key != "kv_cache" or value}
+        # So that recipes without these keep the digest they always had.
+        usual = {"kv_cache": None, "format": COMPRESSED_TENSORS}
+        return {k: value for k, value in content.items() if k not in usual or value != usual[k]}
 
 
 AnyRecipe = Recipe | GGUFRecipe

@@ -13,6 +13,7 @@ from quantkit.cli import (
     bench,
     calibrate,
     card,
+    convert,
     demo,
     doctor,
     gate,
@@ -63,6 +64,7 @@ def _root(
 app.command("demo")(demo.command)
 app.command("run")(run.command)
 app.command("quantize")(quantize.command)
+app.command("convert")(convert.command)
 app.command("verify")(verify.command)
 app.command("score")(score.command)
 app.command("report")(report.command)

@@ -40,6 +40,13 @@ Length = Annotated[
 Engine = Annotated[
     str, typer.Option(metavar="NAME", help="native, or llmcompressor (an extra; for GPUs).")
 ]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Form of the files: compressed-tensors, gptq, awq or fp8; default: the recipe's.",
+    ),
+]
 Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")]
 Offload = Annotated[
     str,

@@ -17,6 +17,7 @@ from quantkit.cli.options import (
     FitCount,
     FitUsers,
     Force,
+    Format,
     Imatrix,
     Length,
     MaybeRecipes,
@@ -60,6 +61,7 @@ def command(
     context: FitContext = None,
     users: FitUsers = 1,
     out: Out = Path("out"),
+    format: Format = None,
     calibration: Calibration = None,
     samples: Samples = None,
     length: Length = None,
@@ -92,14 +94,14 @@ def command(
             raise DataError(
                 "a GGUF file cannot be calibrated here; give --imatrix, a matrix made before"
             )
-        if dry_run or engine != NATIVE:
-            option = "--dry-run" if dry_run else "--engine"
+        if dry_run or format or engine != NATIVE:
+            option = "--dry-run" if dry_run else "--format" if format else "--engine"
             raise RecipeError(f"{option} does not go with a GGUF file as MODEL; leave it out")
         how = FileOptions(device, force, imatrix, requantize, quiet, verbose)
         _quantize_file(model, recipes, out, how, json)
         return
     source, loaded = start.model_and_recipes(
-        model, recipes, revision, trust_remote_code, engine, calibration
+        model, recipes, revision, trust_remote_code, engine, calibration, format
     )
 
     from quantkit.quantize.prepare import prepare

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from quantkit.errors import DataError, Interrupted, ScoreError
+from quantkit.errors import DataError, Interrupted, RecipeError, ScoreError
 from quantkit.registry import NATIVE, check_engine
 from quantkit.resources import PACKAGE
 from quantkit.storage import MANIFEST
@@ -40,12 +40,15 @@ def model_and_recipes(
     trust_remote_code: bool,
     engine: str = NATIVE,
     calibration: str | None = None,
+    format: str | None = None,
 ) -> "tuple[ModelSource, list[AnyRecipe]]":
     """Open recipes first: they are quick to read and often wrong."""
     from quantkit.recipe import load
 
     check_engine(engine)
     loaded = [load(name) for name in recipes]
+    if format is not None:
+        loaded = [_in_format(recipe, format) for recipe in loaded]
     if engine != NATIVE:
         # A name of its own, so that one report can compare both engines.
         loaded = [r.model_copy(update={"name": f"{r.name}-{engine}"}) for r in loaded]
@@ -53,6 +56,14 @@ def model_and_recipes(
     from quantkit.model.source import ModelSource
 
     return ModelSource.open(model, revision, trust_remote_code), loaded
+
+
+def _in_format(recipe: "AnyRecipe", format: str) -> "AnyRecipe":
+    from quantkit.recipe import Recipe
+
+    if isinstance(recipe, Recipe):
+        return recipe.in_format(format)
+    raise RecipeError(f"recipe {recipe.name} makes a GGUF file, with which --format does not go")
 
 
 def set_needs_hub(name: str | None) -> bool:

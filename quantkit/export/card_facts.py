@@ -121,7 +121,8 @@ def tags(manifest: Manifest) -> list[str]:
     kind = "fp8" if weights.type == "float" else f"int{weights.num_bits}"
     cache = ["fp8-kv-cache"] if recipe.kv_cache else []
     methods = recipe.method.split("-")
-    return ["quantized", manifest.format, scheme, kind, *methods, *cache, "vllm"]
+    words = ["quantized", manifest.format, scheme, kind, *methods, *cache, "vllm"]
+    return list(dict.fromkeys(words))  # a format may have a method's name
 
 
 def metadata(manifest: Manifest, scored: Sequence[Scored] = ()) -> dict[str, Any]:

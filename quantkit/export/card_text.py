@@ -92,6 +92,7 @@ def _how(manifest: Manifest) -> str:
         ["recipe", f"{plain(recipe.name)}, digest `{manifest.recipe_digest[:16]}`"],
         ["engine", "quantkit's own" if manifest.engine == NATIVE else plain(manifest.engine)],
         ["calibration", _calibration(manifest)],
+        *([["converted", _conversion(manifest)]] if manifest.converted_from else []),
         *([["notes", plain("; ".join(manifest.notes))]] if manifest.notes else []),
         [
             "versions",
@@ -101,6 +102,15 @@ def _how(manifest: Manifest) -> str:
         ["made", plain(f"{manifest.created[:10]}, {_took(manifest)}")],
     ]
     return "\n\n".join([" ".join(words), _table(["", ""], rows), _fenced("yaml", _yaml(told))])
+
+
+def _conversion(manifest: Manifest) -> str:
+    origin = manifest.converted_from
+    assert origin is not None
+    return (
+        f"from {plain(origin.format)} (digest `{origin.digest[:16]}`), every number as it was; the "
+        "layers' errors are those of that checkpoint"
+    )
 
 
 def _took(manifest: Manifest) -> str:

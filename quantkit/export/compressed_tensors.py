@@ -11,10 +11,9 @@ import torch
 from quantkit.export.tensors import kv_specs as kv_specs
 from quantkit.export.tensors import layout as layout
 from quantkit.export.tensors import specs as specs
+from quantkit.formats import COMPRESSED_TENSORS
 from quantkit.grid import QuantizedWeight
 from quantkit.recipe import Recipe, WeightScheme
-
-NAME = "compressed-tensors"
 
 
 def tensors(
@@ -81,7 +80,7 @@ def quantization_config(recipe: Recipe, ignore: list[str]) -> dict[str, Any]:
     """What `config.json` tells a serving engine. `ignore` lists every Linear left alone."""
     activations = recipe.input_activations
     return {
-        "quant_method": NAME,
+        "quant_method": COMPRESSED_TENSORS,
         "format": layout(recipe),
         "quantization_status": "compressed",
         "global_compression_ratio": None,

@@ -88,6 +88,17 @@ class Calibration(Record):
     """Of some of these tokens, to the model as the pass had it; what is noise to it is high."""
 
 
+class Converted(Record):
+    """The checkpoint whose numbers these are, in another format."""
+
+    name: str
+    format: str
+    digest: str
+    """Of its files."""
+    manifest_sha256: str
+    """Of its own manifest."""
+
+
 class Manifest(Record):
     """Everything that is known about a checkpoint without opening its weights."""
 
@@ -108,6 +119,8 @@ class Manifest(Record):
     bits_per_weight: float
     quantized_bits_per_weight: float
     calibration: Calibration | None = None
+    converted_from: Converted | None = None
+    """None for what a quantiser wrote."""
     layers: dict[str, Layer]
     files: dict[str, StoredFile]
     versions: dict[str, str]
@@ -122,7 +135,7 @@ class Manifest(Record):
 
     @property
     def weights_recipe(self) -> Recipe:
-        """The recipe of a checkpoint in compressed-tensors form."""
+        """The recipe of a checkpoint that vLLM serves."""
         if not isinstance(self.recipe, Recipe):
             raise CheckpointError(f"{self.name} is a {self.format} file, which has no such weights")
         return self.recipe

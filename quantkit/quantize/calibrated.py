@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from quantkit import grid
+from quantkit.export import layers
 from quantkit.quantize import products, rounding
 from quantkit.quantize.feeders import Feeder
 from quantkit.quantize.methods import awq, gptq, smoothquant
@@ -93,6 +94,7 @@ class _Work:
     ) -> None:
         self.recipe = recipe
         self.scheme = recipe.weights
+        self.stored = layers.scale_dtype(recipe)
         self.entry = METHODS[recipe.method]
         self.groups = groups
         self.statistics = statistics
@@ -291,13 +293,14 @@ class _Work:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if self.entry.rounding == "rtn":
             view = grid.tiles(weight, self.scheme)
-            return grid.parameters(view.amin(-1).to(dtype), view.amax(-1).to(dtype), self.scheme)
+            low, high = view.amin(-1).to(dtype), view.amax(-1).to(dtype)
+            return grid.parameters(low, high, self.scheme, self.stored)
         error = (
             self._error_by_importance(weight, statistics)
             if self.entry.rounding == "gptq"
             else self._error_by_tile(weight, statistics)
         )
-        return grid.search_parameters(weight, self.scheme, dtype, error, CLIP_RATIOS)
+        return grid.search_parameters(weight, self.scheme, dtype, error, CLIP_RATIOS, self.stored)
 
     def _error_by_importance(
         self, weight: torch.Tensor, statistics: Statistics

@@ -12,12 +12,13 @@ import torch
 
 from quantkit import grid
 from quantkit.errors import MethodError, SourceError
-from quantkit.export import compressed_tensors
+from quantkit.export import layers as export_layers
 from quantkit.export.folder import FolderWriter
 from quantkit.export.manifest import Layer
 from quantkit.model.shards import DTYPES, StoredTensor, as_bytes
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress
+from quantkit.quantize import plan as planning
 from quantkit.quantize.methods import Method
 from quantkit.quantize.methods.rtn import RoundToNearest
 from quantkit.quantize.plan import Plan
@@ -71,43 +72,67 @@ class _Worker:
         progress: Progress,
     ) -> None:
         self.folder = source.folder
+        self.tensors = source.tensors
         self.device = device
         self.progress = progress
         self.layers: list[dict[str, Layer]] = [{} for _ in plans]
+        self._largest: dict[str, torch.Tensor] = {}
         self._jobs = [
             (
                 plan,
                 writer,
                 {weight.name: module for module, weight in plan.quantized.items()},
-                RoundToNearest(),
             )
             for plan, writer in zip(plans, writers, strict=True)
         ]
 
     @torch.no_grad()
     def process(self, tensor: StoredTensor) -> None:
-        if any(tensor.name in modules for _, _, modules, _ in self._jobs):
+        if any(tensor.name in modules for _, _, modules in self._jobs):
             self._quantize(tensor)
         else:
-            copy_tensor(tensor, [writer for _, writer, _, _ in self._jobs], self.progress)
+            copy_tensor(tensor, [writer for _, writer, _ in self._jobs], self.progress)
 
     def _quantize(self, tensor: StoredTensor) -> None:
         stored = tensor.read(pinned=self.device.type == "cuda")
         weight = stored.to(self.device, non_blocking=True)
         require_finite(tensor, weight)
-        for layers, (plan, writer, modules, method) in zip(self.layers, self._jobs, strict=True):
+        for layers, (plan, writer, modules) in zip(self.layers, self._jobs, strict=True):
             module = modules.get(tensor.name)
             if module is None:
                 writer.write_bytes(tensor.name, as_bytes(stored))
                 continue
+            method = RoundToNearest(
+                export_layers.scale_dtype(plan.recipe), self._shared_range(plan, module, weight)
+            )
             quantized, error = quantize_by_rows(method, weight, plan.recipe.weights)
             if not error < float("inf"):
                 raise MethodError(f"{plan.recipe.method} gave non-finite values for {module}")
             layers[module] = Layer(relative_error=error)
             self.progress.detail(f"{plan.recipe.name}: {module} off by {error:.5f}")
-            for name, part in compressed_tensors.tensors(module, quantized, plan.recipe).items():
+            for name, part in export_layers.tensors(module, quantized, plan.recipe).items():
                 writer.write(name, part)
         self.progress.advance(tensor.size_bytes)
+
+    def _shared_range(self, plan: Plan, module: str, weight: torch.Tensor) -> torch.Tensor | None:
+        """The largest magnitude of all layers that share a scale; None where tiles are smaller.
+
+        vLLM fuses them, and would otherwise round all but one of them a second time. Ranges are
+        found by whoever comes first, so that a sibling is read twice at most.
+        """
+        if plan.recipe.weights.strategy != "tensor":
+            return None
+        ranges = []
+        for name in planning.fused_with(module, plan.quantized):
+            stored = plan.quantized[name].name
+            if stored not in self._largest:
+                sibling = weight
+                if name != module:
+                    sibling = self.tensors[stored].read()
+                    require_finite(self.tensors[stored], sibling)
+                self._largest[stored] = sibling.abs().amax().to(weight.device, weight.dtype)
+            ranges.append(self._largest[stored].to(weight.dtype))
+        return torch.stack(ranges).amax()
 
 
 def copy_tensor(tensor: StoredTensor, writers: Sequence[FolderWriter], progress: Progress) -> None:

@@ -22,6 +22,7 @@ from quantkit.errors import HardwareError, MethodError, MissingDependency, Recip
 from quantkit.export import compressed_tensors
 from quantkit.export.folder import FolderWriter
 from quantkit.export.manifest import Layer
+from quantkit.formats import COMPRESSED_TENSORS
 from quantkit.hush import hushed
 from quantkit.model.shards import CODES, DTYPES, TensorSpec
 from quantkit.model.source import ModelSource
@@ -84,6 +85,11 @@ def check(recipes: Sequence[Recipe], device: torch.device, progress: Progress) -
             "hide GPUs from it with CUDA_VISIBLE_DEVICES"
         )
     for recipe in recipes:
+        if recipe.format != COMPRESSED_TENSORS:
+            raise RecipeError(
+                f"recipe {recipe.name}: the engine llmcompressor writes compressed-tensors; make "
+                f"that, then call quantkit convert --to {recipe.format}"
+            )
         if "propagate" in recipe.options:
             raise RecipeError(
                 f"recipe {recipe.name}: the engine llmcompressor has no option propagate"

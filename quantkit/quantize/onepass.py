@@ -20,7 +20,7 @@ import torch
 from quantkit import grid
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import HardwareError, MethodError, RecipeError
-from quantkit.export import compressed_tensors
+from quantkit.export import layers as export_layers
 from quantkit.export.folder import FolderWriter
 from quantkit.export.manifest import Layer
 from quantkit.model.blocks import Decoder
@@ -388,9 +388,9 @@ def _stored_state(
         if module not in plan.quantized or not name.endswith(".weight"):
             state[name] = writer.stored(prefix + name).read().to(decoder.device)
             continue
-        specs = compressed_tensors.specs(module, plan.quantized[module], plan.recipe)
+        specs = export_layers.specs(module, plan.quantized[module], plan.recipe)
         parts = {s.name: writer.stored(s.name).read().to(decoder.device) for s in specs}
-        quantized = compressed_tensors.read(module, parts, plan.recipe)
+        quantized = export_layers.read(module, parts, plan.recipe)
         state[name] = grid.dequantize(quantized, plan.recipe.weights)
     return state
 

@@ -1,9 +1,11 @@
 """What a run will write, worked out before any weight is read."""
 
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from quantkit import formats
 from quantkit.errors import RecipeError
 from quantkit.export import tensors
 from quantkit.model.architecture import Architecture
@@ -76,6 +78,7 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
     _check_fused(recipe, architecture, set(modules))
     resolved, word = recipe.resolved({name: architecture.linears[name][1] for name in modules})
     _check_blocks(recipe, architecture, modules)
+    _check_words(recipe, architecture, modules)
     quantized = {name: by_name[f"{name}.weight"] for name in modules}
     replaced = {weight.name: name for name, weight in quantized.items()}
     specs: list[TensorSpec] = []
@@ -141,6 +144,29 @@ def _check_blocks(recipe: Recipe, architecture: Architecture, modules: list[str]
                 f"recipe {recipe.name}: {name} is {rows} x {columns}, which blocks of {high} x "
                 f"{wide} do not divide; use fp8-dynamic for this model"
             )
+
+
+def _check_words(recipe: Recipe, architecture: Architecture, modules: list[str]) -> None:
+    """The older formats pack whole words in both directions."""
+    if recipe.format not in (formats.GPTQ, formats.AWQ):
+        return
+    per_word = 32 // recipe.weights.num_bits
+    for name in modules:
+        rows, columns = architecture.linears[name]
+        if rows % per_word or columns % per_word:
+            raise RecipeError(
+                f"recipe {recipe.name}: {name} is {rows} x {columns}, and {recipe.format} packs "
+                f"{per_word} rows and columns at a time; use compressed-tensors for this model"
+            )
+
+
+def fused_with(module: str, among: Container[str]) -> list[str]:
+    """The layers, itself included, that vLLM loads as one with a layer."""
+    parent, _, last = module.rpartition(".")
+    for parts in FUSED:
+        if last in parts:
+            return [name for part in parts if (name := f"{parent}.{part}") in among]
+    return [module]
 
 
 def usual_dtype(stored: list[TensorSpec]) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from quantkit import __version__
 from quantkit import device as devices
-from quantkit.export import card, compressed_tensors, folder, manifest
+from quantkit.export import card, folder, manifest
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import Layer, Manifest
 from quantkit.gguf import conversion
@@ -247,7 +247,7 @@ def manifest_of(
     """Put together what is known of a checkpoint; the perplexity is that of its calibration."""
     return Manifest(
         name=plan.recipe.name,
-        format=GGUF if isinstance(plan, GGUFPlan) else compressed_tensors.NAME,
+        format=GGUF if isinstance(plan, GGUFPlan) else plan.recipe.format,
         engine=NATIVE if job.engine == NATIVE else f"{job.engine} {llmcompressor.version()}",
         source=job.source_record,
         recipe=plan.recipe,

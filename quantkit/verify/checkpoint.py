@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quantkit import grid
-from quantkit.errors import QuantkitError
-from quantkit.export import compressed_tensors, folder
+from quantkit.errors import CheckpointError, QuantkitError
+from quantkit.export import folder, layers
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import Manifest
 from quantkit.model.architecture import Architecture
@@ -103,12 +103,12 @@ def verify(
         result.record("config", [str(error)])
         return result
     result.record("config", list(_config_faults(path, plan, original)))
-    tensor_faults = list(_tensor_faults(tensors, plan))
-    result.record("tensors", tensor_faults)
+    wrong = list(tensor_faults(tensors, plan))
+    result.record("tensors", wrong)
     result.record("bits per weight", list(_size_faults(tensors, plan, manifest)))
     if not read_weights:
         return result
-    if tensor_faults:
+    if wrong:
         result.left_out.append("weights: not read back, since the tensors are not the right ones")
         return result
     errors: dict[str, float] = {}
@@ -215,6 +215,7 @@ def _same_source(
 
 
 def file_faults(path: Path, manifest: Manifest) -> Iterator[str]:
+    """Differences between the files of a folder and its manifest."""
     with guarded(path):
         found = folder.hash_files(path)
     for name, file in manifest.files.items():
@@ -233,7 +234,7 @@ def file_faults(path: Path, manifest: Manifest) -> Iterator[str]:
 
 def _config_faults(path: Path, plan: Plan, source: ModelSource | None) -> Iterator[str]:
     config = read_config(path)
-    expected = compressed_tensors.quantization_config(plan.recipe, plan.ignored)
+    expected = layers.quantization_config(plan.recipe, plan.ignored)
     if config.pop("quantization_config", None) != expected:
         yield "quantization_config is not the one that the recipe demands"
     if source is not None and config != source.config:
@@ -241,7 +242,8 @@ def _config_faults(path: Path, plan: Plan, source: ModelSource | None) -> Iterat
         yield f"{', '.join(sorted(changed))} differ from the source's config"
 
 
-def _tensor_faults(tensors: dict[str, StoredTensor] | Any, plan: Plan) -> Iterator[str]:
+def tensor_faults(tensors: dict[str, StoredTensor] | Any, plan: Plan) -> Iterator[str]:
+    """Differences between stored tensors and those that the recipe demands."""
     expected = {spec.name: spec for spec in plan.specs}
     for name, spec in expected.items():
         found = tensors.get(name)
@@ -284,7 +286,11 @@ def _value_faults(
         if shape is not None and tuple(shape.read().tolist()) != spec.shape:
             yield f"{module}.weight_shape is not {list(spec.shape)}"
             continue
-        quantized = checkpoint.quantized_weight(module)
+        try:
+            quantized = checkpoint.quantized_weight(module)
+        except CheckpointError as fault:
+            yield str(fault)
+            continue
         weight = grid.dequantize(quantized, scheme)
         if grid.has_nan(quantized.values) or not weight.isfinite().all():
             yield f"{module} dequantises to NaN or infinity"

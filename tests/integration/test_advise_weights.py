@@ -12,6 +12,7 @@ from quantkit import resources
 from quantkit.advise import shape as shapes
 from quantkit.advise.weights import weight_bytes
 from quantkit.errors import QuantkitError
+from quantkit.formats import FORMATS, objection
 from quantkit.gguf import plan as gguf_plan
 from quantkit.gguf.layout import Layout
 from quantkit.model.architecture import Architecture
@@ -21,6 +22,13 @@ from quantkit.recipe import GGUFRecipe, load
 
 RECIPES = [load(name) for name in resources.names("recipes")]
 RECIPES += [load(f"{r.name}+kv-fp8") for r in RECIPES if not isinstance(r, GGUFRecipe)]
+RECIPES += [
+    recipe.in_format(format)
+    for recipe in RECIPES
+    if not isinstance(recipe, GGUFRecipe)
+    for format in FORMATS[1:]
+    if objection(format, recipe.weights, recipe.input_activations, recipe.kv_cache) is None
+]
 UNTIED = {**SMALL, "tie_word_embeddings": False}
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,

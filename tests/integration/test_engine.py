@@ -77,6 +77,7 @@ def run(model, out, recipe="rtn-w4a16", engine="llmcompressor"):
 STEPS = {
     "fp8-dynamic": ["QuantizationModifier"],
     "fp8-static": ["QuantizationModifier"],
+    "fp8-tensor": ["QuantizationModifier"],
     "fp8-block": ["QuantizationModifier"],
     "rtn-w8a16": ["QuantizationModifier"],
     "rtn-w4a16": ["QuantizationModifier"],

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "quantkit"
 LAYERS = [
     {"errors", "progress", "hush", "offline", "registry", "engine", "__init__"},
     {"storage", "resources", "device", "doctor", "page"},
-    {"recipe"},
+    {"recipe", "formats"},
     {"grid"},
     {"model"},
     {"calibration"},
@@ -26,7 +26,7 @@ LAYERS = [
     {"report"},
     {"gate", "advise"},
     {"serving"},
-    {"pipeline"},
+    {"pipeline", "convert"},
     {"cli"},
     {"__main__"},
 ]

@@ -15,9 +15,23 @@ from quantkit.recipe import WeightScheme
 class RoundToNearest:
     """Scales from the range of the weights, then rounding."""
 
+    def __init__(
+        self, stored: torch.dtype | None = None, largest: torch.Tensor | None = None
+    ) -> None:
+        """`stored` is a type that scales must fit into.
+
+        `largest` is the magnitude that a tensor's one scale must reach, where others share it.
+        """
+        self._stored = stored
+        self._largest = largest
+
     def quantize(self, weight: torch.Tensor, scheme: WeightScheme) -> grid.QuantizedWeight:
         """Round one layer's weight."""
-        tiles = grid.tiles(weight, scheme)
-        # Not aminmax: along a dimension it is several times slower on a CPU.
-        scale, zero_point = grid.parameters(tiles.amin(-1), tiles.amax(-1), scheme)
+        if self._largest is not None:
+            low, high = -self._largest.reshape(1), self._largest.reshape(1)
+        else:
+            tiles = grid.tiles(weight, scheme)
+            # Not aminmax: along a dimension it is several times slower on a CPU.
+            low, high = tiles.amin(-1), tiles.amax(-1)
+        scale, zero_point = grid.parameters(low, high, scheme, self._stored)
         return grid.quantize(weight, scale, zero_point, scheme)
