@@ -14,6 +14,7 @@ from quantkit.cli import (
     card,
     demo,
     doctor,
+    draft,
     gate,
     gpus,
     quantize,
@@ -65,6 +66,7 @@ app.command("score")(score.command)
 app.command("report")(report.command)
 app.command("gate")(gate.command)
 app.command("card")(card.command)
+app.command("draft")(draft.command)
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(recipes.app, name="recipes")
 app.command("gpus")(gpus.command)
