@@ -63,9 +63,10 @@ def command(
     asked = Asked(
         calibration, samples, prompt, tokens, temperature, on_text, seed, choice.evaluation
     )
-    pair = (start.scorable(name, revision, trust_remote_code) for name in (target, draft))
+    big = start.scorable(target, revision, trust_remote_code)
+    small = start.scorable(draft, revision, trust_remote_code)
     with console.progress(quiet, verbose) as progress:
-        found = measure(*pair, asked, device, progress, trust_remote_code)
+        found = measure(big, small, asked, device, progress, trust_remote_code)
     if json:
         console.print_json(found.to_json())
     else:

@@ -98,11 +98,11 @@ def measure(
     trust_remote_code: bool = False,
     costs: tuple[Cost, Cost] | None = None,
 ) -> Draft:
-    """Expected acceptance, tokens a step and speed-ups; by `costs` of both where these are given."""
+    """Expected acceptance, tokens a step and speed-ups; `costs` of both may be given."""
     progress = progress or Silent()
     where = devices.choose(device)
-    words = _shared_tokenizer(target, draft, trust_remote_code)
-    prompts, tokens = _prompts(target, words, asked)
+    _require_one_vocabulary(target, draft, trust_remote_code)
+    prompts, tokens = prompts_of(target, asked, trust_remote_code)
     big = models.load(target, where, trust_remote_code)
     small = models.load(draft, where, trust_remote_code)
     chances = _chances(big, small, prompts.to(where), asked, progress)
@@ -130,8 +130,8 @@ def measure(
     )
 
 
-def _shared_tokenizer(target: Target, draft: Target, trust_remote_code: bool) -> Any:
-    """The tokenizer of both; proposals in other words than the target's mean nothing to it."""
+def _require_one_vocabulary(target: Target, draft: Target, trust_remote_code: bool) -> None:
+    """Proposals in other words than the target's mean nothing to it."""
     words = models.tokenizer(target.folder, trust_remote_code)
     theirs = models.tokenizer(draft.folder, trust_remote_code)
     sizes = [int(read_config(m.folder).get("vocab_size") or 0) for m in (target, draft)]
@@ -145,13 +145,15 @@ def _shared_tokenizer(target: Target, draft: Target, trust_remote_code: bool) ->
             f"{draft.label} has logits for {sizes[1]:,} tokens and {target.label} for "
             f"{sizes[0]:,}, which vLLM refuses; take a draft with the same vocab_size"
         )
-    return words
 
 
-def _prompts(target: Target, words: Any, asked: Asked) -> tuple[torch.Tensor, CalibrationTokens]:
+def prompts_of(
+    target: Target, asked: Asked, trust_remote_code: bool = False
+) -> tuple[torch.Tensor, CalibrationTokens]:
     """Samples [rows, tokens] that are long enough to be begun and continued."""
     length = asked.n_prompt + asked.n_tokens
     config = read_config(target.folder)
+    words = models.tokenizer(target.folder, trust_remote_code)
     model = Vocabulary(target.label, words, context_of(config), int(config["vocab_size"]))
     # In silence: what is said there of few samples holds for statistics, not for prompts.
     found = loading.load(

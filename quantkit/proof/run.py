@@ -5,7 +5,7 @@ silence, so a folder that has a fault never reaches one.
 """
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,28 +84,57 @@ def prove(
     source: ModelSource | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Proof]:
-    """Each folder's outcome, in their order; `verified.json` is written beside each."""
-    progress = progress or Silent()
+    """Each folder's outcome, in their order; `verified.json` is written beside each.
+
+    One after the other they never hold a GPU together with our reference; several at a time do.
+    """
+    listener = progress or Silent()
     if asked.level not in vllm_job.LEVELS:
         raise UnknownName("level", asked.level, vllm_job.LEVELS)
-    checked = [(f, verify(f, source, progress, asked.trust_remote_code)) for f in folders]
+    if asked.jobs == 1:
+        for folder in folders:
+            yield _finish(_begin(folder, engine, asked, source, listener), asked, listener)
+        return
     with _pool(asked.jobs, engine) as pool:
-        waiting: list[tuple[Path, Verification, Future[Asking] | None]] = [
-            (folder, checks, pool.submit(_ask, folder, engine, asked) if checks.ok else None)
-            for folder, checks in checked
-        ]
-        for folder, checks, future in waiting:
-            if future is None:
-                yield Proof(folder, checks)
-                continue
-            progress.note(f"{folder}: its files are right; waiting for the engine")
-            try:
-                record = compare(future.result(), asked, progress)
-            except QuantkitError as error:
-                yield Proof(folder, checks, problem=str(error))
-                continue
-            verified.write(folder, record)
-            yield Proof(folder, checks, record)
+        # Bars of several threads would draw over each other.
+        begun = [pool.submit(_begin, f, engine, asked, source, Silent()) for f in folders]
+        for future in begun:
+            yield _finish(future.result(), asked, listener)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A folder after our own checks, and after the engine where these found nothing."""
+
+    folder: Path
+    checks: Verification
+    asking: "Asking | None" = None
+    problem: str | None = None
+
+
+def _begin(
+    folder: Path, engine: Engine, asked: Asked, source: ModelSource | None, progress: Progress
+) -> _Begun:
+    checks = verify(folder, source, progress, asked.trust_remote_code)
+    if not checks.ok:
+        return _Begun(folder, checks)
+    progress.note(f"{folder.name}: the files are right; now the engine")
+    try:
+        return _Begun(folder, checks, ask(Checkpoint.open(folder), engine, asked))
+    except QuantkitError as error:
+        return _Begun(folder, checks, problem=str(error))
+
+
+def _finish(begun: _Begun, asked: Asked, progress: Progress) -> Proof:
+    folder, checks = begun.folder, begun.checks
+    if begun.asking is None:
+        return Proof(folder, checks, problem=begun.problem)
+    try:
+        record = compare(begun.asking, asked, progress)
+    except QuantkitError as error:
+        return Proof(folder, checks, problem=str(error))
+    verified.write(folder, record)
+    return Proof(folder, checks, record)
 
 
 @dataclass(frozen=True)
@@ -115,10 +144,6 @@ class Asking:
     target: ModelSource | Checkpoint
     prompts: Prompts
     answer: Answer
-
-
-def _ask(folder: Path, engine: Engine, asked: Asked) -> Asking:
-    return ask(Checkpoint.open(folder), engine, asked)
 
 
 def ask(target: ModelSource | Checkpoint, engine: Engine, asked: Asked) -> Asking:
@@ -163,7 +188,7 @@ def compare(asking: Asking, asked: Asked, progress: Progress) -> Verified:
     )
     written = read = None
     if asked.level == "logprobs" and not found:
-        progress.note(f"{target.folder}: the engine has answered; computing the reference")
+        progress.note(f"{target.folder.name}: the engine has answered; now our reference")
         dtype = answer.dtype or str(read_config(target.folder).get("dtype") or "bfloat16")
         expected = reference.of(
             target,

@@ -11,8 +11,8 @@ import quantkit
 from quantkit import resources
 
 COMMANDS = [
-    "demo", "run", "quantize", "verify", "score", "report", "gate", "card", "calibrate", "recipes",
-    "gpus", "doctor",
+    "demo", "run", "quantize", "verify", "score", "report", "gate", "card", "draft", "calibrate",
+    "recipes", "gpus", "doctor",
 ]  # fmt: skip
 HEAVY = ["torch", "transformers", "pydantic", "yaml", "rich", "numpy"]
 RECIPES = resources.names("recipes")

@@ -73,7 +73,7 @@ def rewrite(path: Path, change) -> None:
 
 
 def test_an_honest_engine_agrees_within_rounding(folder, python, run_cli):
-    command = ["verify", folder, "--backend", "vllm", "--python", python, "--prompts", 16, "-q"]
+    command = ["verify", folder, "--backend", "vllm", "--python", python, "--prompts", 8, "-q"]
     result = run_cli(command)
     assert result.code == 0, result.stderr
     assert "rounding explains" in result.stdout
@@ -81,9 +81,9 @@ def test_an_honest_engine_agrees_within_rounding(folder, python, run_cli):
     assert record is not None
     assert (record.ok, record.level, record.version) == (True, "logprobs", "9.9.9")
     assert (record.device, record.dtype) == ("Fake GPU", "bfloat16")
-    assert (record.n_generated, record.n_scored) == (8, 16)
+    assert (record.n_generated, record.n_scored) == (8, 8)
     assert record.read is not None
-    assert record.read.n_tokens == 16 * (prompts.SCORED_TOKENS - 1)
+    assert record.read.n_tokens == 8 * (prompts.SCORED_TOKENS - 1)
     # The stand-in is the very reference in bfloat16, so what it is off by is the noise.
     assert record.read.mean == pytest.approx(record.read.noise_mean, rel=0.2)
     assert run_cli(["verify", folder, "-q"]).code == 0, "verified.json is no foreign file"
@@ -93,7 +93,7 @@ def test_a_scale_that_is_wrong_in_one_layer_of_the_engine_is_found(
     folder, python, run_cli, monkeypatch
 ):
     monkeypatch.setenv("FAKE_VLLM", "louder")
-    command = ["verify", folder, "--backend", "vllm", "--python", python, "--prompts", 16, "-q"]
+    command = ["verify", folder, "--backend", "vllm", "--python", python, "--prompts", 8, "-q"]
     result = run_cli(command)
     assert result.code == 3
     assert "log-probabilities of prompts differ from the reference" in result.stderr
