@@ -64,7 +64,7 @@ def command(
         calibration, samples, prompt, tokens, temperature, on_text, seed, choice.evaluation
     )
     big = start.scorable(target, revision, trust_remote_code)
-    small = start.scorable(draft, revision, trust_remote_code)
+    small = start.scorable(draft, None, trust_remote_code)
     with console.progress(quiet, verbose) as progress:
         found = measure(big, small, asked, device, progress, trust_remote_code)
     if json:

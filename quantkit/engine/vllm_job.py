@@ -83,6 +83,9 @@ def find_python(given: Path | None) -> str:
 class Vllm:
     """Answers jobs, each in a process of its own; may be asked by several threads at a time."""
 
+    max_model_len: int | None = None
+    """Each job says its own."""
+
     def __init__(self, python: Path | None = None, timeout: float = 600.0) -> None:
         self.python = find_python(python)
         self._timeout = timeout

@@ -4,6 +4,7 @@ Our own checks come first. An engine loads a folder with a missing scale or swap
 silence, so a folder that has a fault never reaches one.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,6 +32,9 @@ from quantkit.verify.checkpoint import Verification, verify
 
 class Engine(Protocol):
     """Whoever answers jobs: a process of its own, or a server."""
+
+    max_model_len: int | None
+    """The context it was started with; None where the job says it."""
 
     def ask(self, job: Job) -> Answer:
         """May be called from several threads."""
@@ -162,7 +166,8 @@ def ask(target: ModelSource | Checkpoint, engine: Engine, asked: Asked) -> Askin
         refuse_experts(config, target.folder, "for which there is no reference; --level generate")
     with hushed("transformers"):  # long documents are cut, which it cannot know
         tokenizer = loading.tokenizer(target.folder, asked.trust_remote_code)
-        made = prompts.make(tokenizer, context_of(config), target.folder, asked.n_prompts)
+        context = min(context_of(config), engine.max_model_len or sys.maxsize)
+        made = prompts.make(tokenizer, context, target.folder, asked.n_prompts)
     settings |= {"dtype": asked.dtype, "max_model_len": made.longest, "enforce_eager": True}
     settings |= {"enable_prefix_caching": False, "trust_remote_code": asked.trust_remote_code}
     job = Job(

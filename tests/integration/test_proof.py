@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ import torch
 from quantkit.engine.vllm_job import Job, Vllm, find_python
 from quantkit.errors import EngineError
 from quantkit.export import card, verified
+from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import FILE, Manifest
 from quantkit.model.shards import ShardWriter, TensorSpec, read_header
 from quantkit.model.source import ModelSource
@@ -24,7 +27,7 @@ from quantkit.proof.run import Asked, prove
 from quantkit.quantize.prepare import CalibrationChoice
 from quantkit.quantize.run import quantize
 from quantkit.recipe import Recipe
-from quantkit.score.loading import tokenizer
+from quantkit.score.loading import load, tokenizer
 from quantkit.storage import sha256_of
 
 FAKE = Path(__file__).parents[1] / "fake_vllm"
@@ -184,8 +187,6 @@ def test_an_engine_that_hangs_is_ended(folder, python, monkeypatch):
 
 
 def test_stopping_ends_an_engine_that_is_waited_for(folder, python, monkeypatch):
-    import threading
-
     monkeypatch.setenv("FAKE_VLLM", "hang")
     engine = Vllm(python)
     threading.Timer(1.0, engine.stop).start()
@@ -236,6 +237,70 @@ def test_card_and_report_show_it_until_the_checkpoint_changes(folder, python, tm
     changed = record.model_copy(update={"files": dict(list(record.files.items())[1:])})
     assert verified.current(folder, changed) is None
     assert "vLLM 9.9.9" not in card.text_of(folder, changed)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """A completions server of one model, in bfloat16."""
+
+    def do_GET(self):
+        found = {
+            "/version": {"version": "7.7"},
+            "/v1/models": {"data": [{"id": "served", "max_model_len": 80}]},
+        }
+        self.reply(found[self.path])
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        ids, n = torch.tensor(body["prompt"]), body["max_tokens"]
+        assert ids.shape[1] + max(n, 1) <= 80
+        with self.server.lock, torch.no_grad():
+            for _ in range(n):
+                last = self.server.model(input_ids=ids).logits[:, -1]
+                ids = torch.cat([ids, last.argmax(-1, keepdim=True)], 1)
+            table = self.server.model(input_ids=ids).logits[:, :-1].float().log_softmax(-1)
+        own = table.gather(-1, ids[:, 1:, None])[..., 0]
+        choices = []
+        for i, row in enumerate(ids.tolist()):
+            first = 0 if body.get("echo") else len(row) - n
+            tokens = [f"token_id:{token}" for token in row[first:]]
+            told = [None, *own[i].tolist()][first:]
+            top = [None if v is None else {"x": v} for v in told]
+            logprobs = {"tokens": tokens, "token_logprobs": told, "top_logprobs": top}
+            choices.append({"index": i, "text": "a text", "logprobs": logprobs})
+        self.reply({"model": "served", "choices": choices})
+
+    def reply(self, data):
+        content = json.dumps(data).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *args):
+        pass
+
+
+def test_a_running_server_is_asked_the_same(folder, run_cli):
+    kind = torch.bfloat16
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.model = load(Checkpoint.open(folder), torch.device("cpu"), dtype=kind)
+    server.lock = threading.Lock()
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    command = ["verify", folder, "--backend", "vllm", "--server", url, "--prompts", 8, "-q"]
+    try:
+        assert run_cli([*command, "--level", "config"]).code == 2
+        result = run_cli(command)
+        other = server.model.get_submodule("model.layers.0.self_attn.o_proj")
+        other.weight.data *= 0.5
+        wrong = run_cli(command)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert result.code == 0, result.stderr
+    assert "vLLM 7.7" in result.stdout
+    assert wrong.code == 3
+    assert "log-probabilities of prompts differ" in wrong.stderr
 
 
 def test_prompts_have_one_length_and_fit_the_context(made):
