@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 BACKENDS = ("files", "vllm")
 LEVELS = {
-    "config": "accepts the config",
-    "generate": "loads and generates",
-    "logprobs": "loads, generates, compared with the reference",
+    "config": "config",
+    "generate": "text",
+    "logprobs": "text and log-probabilities",
 }
 
 
