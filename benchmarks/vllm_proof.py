@@ -12,7 +12,6 @@ import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +47,12 @@ def main() -> None:
     os.environ.setdefault("VLLM_USE_DEEP_GEMM", "0")
     started = time.monotonic()
     engine = Vllm(args.python, args.timeout)
-    asked = Asked("logprobs", args.prompts, args.device, jobs=args.jobs)
+    # The source has an engine of its own beside the others, so there are always several.
+    asked = Asked("logprobs", args.prompts, args.device, jobs=max(2, args.jobs))
     source = ModelSource.open(args.source)
     models: dict[str, Any] = {}
     with ThreadPoolExecutor(1) as beside:
-        first = beside.submit(ask, source, engine, replace(asked, jobs=max(2, args.jobs)))
+        first = beside.submit(ask, source, engine, asked)
         for proof in prove(args.folders, engine, asked, source):
             told: dict[str, Any] = {"ok": proof.ok, "problem": proof.problem}
             told["faults"] = proof.checks.faults

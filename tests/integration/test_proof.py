@@ -27,6 +27,8 @@ from quantkit.proof.run import Asked, prove
 from quantkit.quantize.prepare import CalibrationChoice
 from quantkit.quantize.run import quantize
 from quantkit.recipe import Recipe
+from quantkit.report import inputs
+from quantkit.score.evaluation import read_all
 from quantkit.score.loading import load, tokenizer
 from quantkit.storage import sha256_of
 
@@ -231,12 +233,22 @@ def test_several_checkpoints_in_one_call(made, tmp_path, python, run_cli):
 
 def test_card_and_report_show_it_until_the_checkpoint_changes(folder, python, tmp_path):
     (proof,) = prove([folder], Vllm(python), Asked("config"))
+    assert proof.verified is not None
     assert proof.ok
     record = Manifest.read(folder)
     assert "vLLM 9.9.9 on Fake GPU accepts its config" in card.text_of(folder, record)
     changed = record.model_copy(update={"files": dict(list(record.files.items())[1:])})
     assert verified.current(folder, changed) is None
     assert "vLLM 9.9.9" not in card.text_of(folder, changed)
+    scored = read_all([ROOT / "reports" / "smollm2-135m" / "scores"])[0].card
+    ours = scored.model_copy(update={"digest": record.digest})
+    (tmp_path / "scores.json").write_text(json.dumps(ours.to_json()))
+    (told,) = inputs.read([folder, tmp_path / "scores.json"])
+    assert told.card.verified == proof.verified
+    stale = proof.verified.model_copy(update={"digest": "of before"})
+    verified.write(folder, stale)
+    (told,) = inputs.read([folder, tmp_path / "scores.json"])
+    assert told.card.verified is None
 
 
 class Handler(BaseHTTPRequestHandler):
