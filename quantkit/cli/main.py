@@ -16,6 +16,7 @@ from quantkit.cli import (
     convert,
     demo,
     doctor,
+    draft,
     gate,
     gpus,
     quantize,
@@ -72,6 +73,7 @@ app.command("gate")(gate.command)
 app.command("bench")(bench.command)
 app.command("card")(card.command)
 app.command("serve")(serve.command)
+app.command("draft")(draft.command)
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(recipes.app, name="recipes")
 app.command("recommend")(recommend.command)

@@ -1,49 +1,188 @@
 """`quantkit verify`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quantkit.cli.options import AsJson, Quiet, Revision, TrustRemoteCode, Verbose
-from quantkit.errors import CheckpointError
+from quantkit.cli.options import AsJson, Device, Quiet, Revision, TrustRemoteCode, Verbose
+from quantkit.errors import CheckpointError, UnknownName
+
+if TYPE_CHECKING:
+    from quantkit.model.source import ModelSource
+    from quantkit.progress import Progress
+    from quantkit.proof.run import Proof
+    from quantkit.verify.checkpoint import Verification
+
+BACKENDS = ("files", "vllm")
+LEVELS = {
+    "config": "config",
+    "generate": "text",
+    "logprobs": "text and log-probabilities",
+}
 
 
 def command(
-    checkpoint: Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint folder.")],
+    checkpoints: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Checkpoint folders.")
+    ],
     source: Annotated[
         str | None,
         typer.Option(metavar="MODEL", help="The source, where the manifest's name is not enough."),
     ] = None,
+    backend: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="vllm: ask the engine too, once the files are right."),
+    ] = "files",
+    level: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Of vllm: config (no weights), generate or logprobs."),
+    ] = "logprobs",
+    python: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="The Python of vLLM's own environment.")
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option(metavar="URL", help="Or a running server of the checkpoint.")
+    ] = None,
+    prompts: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Prompts of level logprobs.")
+    ] = 64,
+    dtype: Annotated[
+        str, typer.Option(metavar="NAME", help="What vLLM computes in: auto, bfloat16, float16.")
+    ] = "auto",
+    jobs: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Engines at a time, on one GPU.")
+    ] = 1,
+    timeout: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="For one engine, from start to end.")
+    ] = 600.0,
+    device: Device = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Check that a checkpoint is whole and right.
+    """Check that checkpoints are whole and right.
 
-    Files against their hashes, tensors against the recipe, weights against the source.
+    Files against their hashes, tensors against the recipe, weights against the source. With
+    --backend vllm the engine then loads each, generates, and its log-probabilities are compared
+    with ours; verified.json beside the checkpoint keeps what was found.
     """
     from quantkit.cli import console, start
 
+    if backend not in BACKENDS:
+        raise UnknownName("backend", backend, BACKENDS)
+    if server is not None and (python is not None or len(checkpoints) != 1):
+        raise typer.BadParameter("a server serves one checkpoint: give its folder, and no --python")
+    if server is not None and level == "config":
+        raise typer.BadParameter("a running server is past its config: use --level generate")
     start.stay_offline_if(source is None or Path(source).exists())
     from quantkit.model.source import ModelSource
-    from quantkit.verify.checkpoint import verify
 
     original = ModelSource.open(source, revision, trust_remote_code) if source else None
     with console.progress(quiet, verbose) as progress:
-        result = verify(checkpoint, original, progress, trust_remote_code)
+        if backend == "files":
+            _files(checkpoints, original, trust_remote_code, json, progress)
+            return
+        from quantkit.engine.vllm_job import Vllm
+        from quantkit.proof.run import Asked, prove
+        from quantkit.proof.served import Server
+
+        asked = Asked(level, prompts, device, dtype, jobs, trust_remote_code)
+        engine = Server(server) if server else Vllm(python, timeout)
+        proofs = []
+        for proof in prove(checkpoints, engine, asked, original, progress):
+            proofs.append(proof)
+            if not json:
+                _show(proof, many=len(checkpoints) > 1, verbose=verbose)
     if json:
-        console.print_json(result.to_json())
-    else:
-        for check in result.passed:
-            typer.echo(f"ok        {check}")
-        for words in result.left_out:
-            typer.echo(f"left out  {words}")
-        for name, error in result.worst[:3]:
-            typer.echo(f"          {name} differs by {error:.4f} from the source")
-    if not result.ok:
-        n = len(result.faults)
-        faults = "\n".join(f"  {fault}" for fault in result.faults)
-        raise CheckpointError(f"{checkpoint} has {n} fault{'s' * (n > 1)}:\n{faults}")
+        told: list[Any] = [proof.to_json() for proof in proofs]
+        console.print_json(told[0] if len(told) == 1 else told)
+    _fail([line for proof in proofs for line in _problems(proof)])
+
+
+def _files(
+    folders: list[Path],
+    original: "ModelSource | None",
+    trust_remote_code: bool,
+    as_json: bool,
+    progress: "Progress",
+) -> None:
+    from quantkit.cli import console
+    from quantkit.verify.checkpoint import verify
+
+    results = []
+    for folder in folders:
+        results.append(verify(folder, original, progress, trust_remote_code))
+        if not as_json:
+            _heading(folder, len(folders) > 1)
+            _show_checks(results[-1])
+    if as_json:
+        told = [result.to_json() for result in results]
+        console.print_json(told[0] if len(told) == 1 else told)
+    _fail([_faulty(result) for result in results if not result.ok])
+
+
+def _heading(folder: Path, many: bool) -> None:
+    if many:
+        typer.echo(f"{folder}")
+
+
+def _show_checks(result: "Verification") -> None:
+    for check in result.passed:
+        typer.echo(f"ok        {check}")
+    for words in result.left_out:
+        typer.echo(f"left out  {words}")
+    for name, error in result.worst[:3]:
+        typer.echo(f"          {name} differs by {error:.4f} from the source")
+
+
+def _show(proof: "Proof", many: bool, verbose: bool) -> None:
+    from quantkit.export.verified import FILE
+
+    _heading(proof.folder, many)
+    _show_checks(proof.checks)
+    found = proof.verified
+    if found is None:
+        return
+    where = f"{found.version}, {found.device}" + (f", {found.dtype}" if found.dtype else "")
+    mark = "ok " if found.ok else "off"
+    typer.echo(f"{mark}       vLLM {where}: {LEVELS[found.level]}")
+    if found.texts:
+        typer.echo(f"          {len(found.texts)} texts, such as {_line(found.texts[0])}")
+        for text in found.texts[1:] if verbose else []:
+            typer.echo(f"          {_line(text)}")
+    for what, part in (("prompt", found.read), ("generated", found.written)):
+        if part is not None:
+            typer.echo(
+                f"          {part.n_tokens:,} {what} tokens: off by {part.mean:.4f} nats, "
+                f"rounding explains {part.limit_mean:.4f}"
+            )
+    typer.echo(f"          written to {proof.folder / FILE}")
+
+
+def _line(text: str) -> str:
+    """The beginning of a text in one line."""
+    short = " ".join(text.split())
+    return repr(short if len(short) <= 48 else f"{short[:47]}…")
+
+
+def _problems(proof: "Proof") -> list[str]:
+    if not proof.checks.ok:
+        return [_faulty(proof.checks)]
+    if proof.problem is not None:
+        return [f"{proof.folder} was not checked in vLLM: {proof.problem}"]
+    found = proof.verified
+    return [] if found is None or found.ok else [f"{proof.folder} {found.sentence}"]
+
+
+def _faulty(result: "Verification") -> str:
+    n = len(result.faults)
+    faults = "\n".join(f"  {fault}" for fault in result.faults)
+    return f"{result.path} has {n} fault{'s' * (n > 1)}:\n{faults}"
+
+
+def _fail(problems: list[str]) -> None:
+    if problems:
+        raise CheckpointError("\n".join(problems))

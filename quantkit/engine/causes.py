@@ -86,6 +86,15 @@ CAUSES: tuple[tuple[str, str], ...] = (
         "The context asked for is longer than the model allows: shorten --context.",
     ),
     (
+        r"(expected at most 0 argument\(s\) but received|_OpNamespace .* has no attribute)",
+        "This build of the engine has no kernel for the format on this machine: take another "
+        "format, or check it on a GPU.",
+    ),
+    (
+        r"is not supported for quantization method",
+        "The engine does not compute this format in that type: try --dtype float16 or bfloat16.",
+    ),
+    (
         r"(libcuda|NVIDIA driver|no CUDA-capable device|CUDA driver version)",
         "The engine sees no usable GPU driver: `nvidia-smi` should list the GPU.",
     ),

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from quantkit.errors import CheckpointError
-from quantkit.export import card_facts, card_text, front_matter
+from quantkit.export import card_facts, card_text, front_matter, verified
 from quantkit.export.card_facts import Scored
 from quantkit.export.manifest import Manifest
 from quantkit.model.description import README
@@ -66,7 +66,7 @@ def text_of(
     return compose(
         old,
         card_facts.metadata(manifest, scored),
-        card_text.body(manifest, scored, _has_chat(folder)),
+        card_text.body(manifest, scored, _has_chat(folder), verified.current(folder, manifest)),
         folder / README,
     )
 

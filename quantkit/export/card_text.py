@@ -8,6 +8,7 @@ from quantkit.export import card_facts as facts
 from quantkit.export import front_matter, gpus
 from quantkit.export.card_facts import Figure, Scored
 from quantkit.export.manifest import Manifest
+from quantkit.export.verified import Verified
 from quantkit.gguf import imatrix
 from quantkit.recipe import GGUFRecipe, Recipe
 from quantkit.registry import METHODS, NATIVE
@@ -41,7 +42,12 @@ def plain(text: str) -> str:
     return text.replace("://", ":&#47;/")  # no address that turns into a link by itself
 
 
-def body(manifest: Manifest, scored: Sequence[Scored] = (), has_chat: bool = False) -> str:
+def body(
+    manifest: Manifest,
+    scored: Sequence[Scored] = (),
+    has_chat: bool = False,
+    proven: Verified | None = None,
+) -> str:
     """The whole text below the metadata."""
     sections = [
         f"# {plain(facts.last_part(facts.source_name(manifest)))}, {plain(manifest.name)}",
@@ -51,7 +57,7 @@ def body(manifest: Manifest, scored: Sequence[Scored] = (), has_chat: bool = Fal
         f"## Scores\n\n{_scores(manifest, scored)}",
         *([f"## Layers that lost most\n\n{_worst(manifest)}"] if manifest.layers else []),
         f"## Serving\n\n{_serving(manifest, has_chat)}",
-        f"## Checking\n\n{_checking(manifest)}",
+        f"## Checking\n\n{_checking(manifest, proven)}",
         f"## Limits\n\n{_limits(manifest, scored)}",
         f"## Licence\n\n{_licence(manifest)}",
     ]
@@ -271,7 +277,7 @@ def _serving(manifest: Manifest, has_chat: bool) -> str:
     return "\n\n".join([*words, "Then:", _fenced("bash", question)])
 
 
-def _checking(manifest: Manifest) -> str:
+def _checking(manifest: Manifest, proven: Verified | None) -> str:
     hub = facts.base_model(manifest)
     source = f" --source {hub}" if hub else ""
     if hub and manifest.source.revision:
@@ -280,7 +286,14 @@ def _checking(manifest: Manifest) -> str:
         f"{_fenced('bash', f'quantkit verify .{source}')}\n\n"
         "compares files with their hashes in `quantkit.json`, tensors with the recipe, and weights "
         f"with the source. Digest of the model's files: `{manifest.digest[:16]}`."
+        f"{_proven(proven)}"
     )
+
+
+def _proven(proven: Verified | None) -> str:
+    if proven is None:
+        return ""
+    return f"\n\nIn the engine, {proven.created[:10]}: {plain(proven.sentence)}."
 
 
 def _limits(manifest: Manifest, scored: Sequence[Scored]) -> str:

@@ -143,6 +143,7 @@ class Report:
             device=card.device,
             created=card.created,
             made=card.made,
+            verified=card.verified,
             comparisons=[Comparison.model_validate(f.to_json()) for f in found],
             pareto=pareto,
             gpus=hardware.runs_on(card),

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quantkit.errors import ScoreError
+from quantkit.export.verified import Verified
 from quantkit.score.scorecard import Made, Score, Settings
 
 VERSION = 2
@@ -70,6 +71,8 @@ class Entry(Record):
     device: str
     created: str
     made: Made | None = None
+    verified: Verified | None = None
+    """What a serving engine did with it, where that was tried."""
     comparisons: list[Comparison] = []
     pareto: bool = False
     """No other candidate is both smaller and better."""

@@ -153,6 +153,7 @@ def _row(
 
 def _more(report: Document) -> Markup:
     """What is good to know of each besides quality."""
+    proven = any(entry.verified for entry in report.candidates)
     columns = [
         Column("Model"),
         Column("Format"),
@@ -162,6 +163,7 @@ def _more(report: Document) -> Markup:
         Column("Peak memory", numeric=True, note="of GPU or host"),
         Column("Calibrated on"),
         Column("Runs natively on"),
+        *([Column("Proven in")] if proven else []),
     ]
     rows: list[list[Cell | str | Markup]] = []
     for entry in (report.baseline, *report.candidates):
@@ -177,6 +179,7 @@ def _more(report: Document) -> Markup:
                 Cell(gib(peak), peak) if peak else cells.unknown(),
                 (made.calibration or "no data") if made else "",
                 entry.gpus or "",
+                *([entry.verified.short if entry.verified else ""] if proven else []),
             ]
         )
     return table(

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from quantkit.bench import record
 from quantkit.bench.record import Bench
 from quantkit.errors import ScoreError
+from quantkit.export import verified
 from quantkit.export.manifest import Manifest, is_checkpoint
+from quantkit.export.verified import Verified
 from quantkit.score.evaluation import Evaluation, read_all
 from quantkit.score.harness import made
 
@@ -15,14 +18,15 @@ def read(paths: Sequence[Path]) -> list[Evaluation]:
     """Evaluations of score files and folders of them.
 
     Checkpoint folders among the paths tell how a checkpoint was made, where a score file of old
-    does not; they are told apart by digests.
+    does not, and what an engine did with it; they are told apart by digests.
     """
     folders = [path for path in paths if path.is_dir() and is_checkpoint(path)]
     manifests = {found.digest: found for found in map(Manifest.read, folders)}
+    proofs = {found.digest: found for f in folders if (found := _proof(f)) is not None}
     scores = [file for path in paths if path not in folders for file in _without_speeds(path)]
     if not scores:
         raise ScoreError("there are no score files among these; run quantkit score -o DIR first")
-    return [_told(evaluation, manifests) for evaluation in read_all(scores)]
+    return [_told(evaluation, manifests, proofs) for evaluation in read_all(scores)]
 
 
 def speeds(paths: Sequence[Path]) -> list[Bench]:
@@ -38,10 +42,17 @@ def _without_speeds(path: Path) -> list[Path]:
     return [] if record.is_bench(path) else [path]
 
 
-def _told(evaluation: Evaluation, manifests: dict[str, Manifest]) -> Evaluation:
+def _proof(folder: Path) -> Verified | None:
+    return verified.current(folder, Manifest.read(folder))
+
+
+def _told(
+    evaluation: Evaluation, manifests: dict[str, Manifest], proofs: dict[str, Verified]
+) -> Evaluation:
     card = evaluation.card
-    if card.made is not None or card.digest not in manifests:
-        return evaluation
-    return Evaluation(
-        card.model_copy(update={"made": made(manifests[card.digest])}), evaluation.outcomes
-    )
+    update: dict[str, Any] = {}
+    if card.made is None and card.digest in manifests:
+        update["made"] = made(manifests[card.digest])
+    if card.digest in proofs:
+        update["verified"] = proofs[card.digest]
+    return Evaluation(card.model_copy(update=update), evaluation.outcomes) if update else evaluation

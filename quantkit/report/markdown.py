@@ -31,6 +31,7 @@ def _render(whole: Report, report: Report) -> str:
         *more,
         *[line for text in whole.notes for line in (f"Note: {_safe(text)}", "")],
         *[line for text in table.advice(whole) for line in (_safe(text), "")],
+        *[line for text in table.proven(report) for line in (_safe(text), "")],
         *_verdicts(report),
         *_speed(whole),
         _how(report),

@@ -69,6 +69,15 @@ def advice(report: Report) -> list[str]:
     return lines
 
 
+def proven(report: Report) -> list[str]:
+    """What serving engines did with candidates, those of one kind in one sentence."""
+    found: dict[str, list[str]] = {}
+    for card in report.candidates:
+        if card.verified is not None:
+            found.setdefault(card.verified.short, []).append(card.name)
+    return [f"Checked in {what} ({', '.join(names)})." for what, names in found.items()]
+
+
 def _row(report: Report, card: Scorecard) -> list[str]:
     score = card.scores[report.headline]
     is_source = card is report.baseline

@@ -18,10 +18,13 @@ from quantkit.score import activations
 
 
 def load(
-    target: ModelSource | Checkpoint, device: torch.device, trust_remote_code: bool = False
+    target: ModelSource | Checkpoint,
+    device: torch.device,
+    trust_remote_code: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Any:
-    """The model in float32 on a CPU and in bfloat16 on a GPU, ready for a forward pass."""
-    dtype = compute_dtype(device)
+    """The model, ready for a forward pass; in float32 on a CPU and bfloat16 on a GPU by default."""
+    dtype = dtype or compute_dtype(device)
     if isinstance(target, Checkpoint) and target.manifest.source.name.endswith(".gguf"):
         raise CheckpointError(
             f"{target.folder} was made from a GGUF file, which has no config that transformers "

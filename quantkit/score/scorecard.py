@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from quantkit.errors import ScoreError
+from quantkit.export.verified import Verified
 
 SOURCE_NAME = "source"
 """A source's scores go by this file name, whatever the model is called."""
@@ -138,6 +139,8 @@ class Scorecard(Record):
     settings: Settings
     made: Made | None = None
     """None for a source, and in files of old."""
+    verified: Verified | None = None
+    """What a serving engine did with it, where the checkpoint's folder tells."""
     groups: dict[str, list[str]] = {}
     """Groups of tasks and the tasks that they hold."""
     versions: dict[str, str]

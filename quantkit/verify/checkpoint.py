@@ -14,7 +14,7 @@ import torch
 
 from quantkit import grid
 from quantkit.errors import CheckpointError, QuantkitError
-from quantkit.export import folder, layers
+from quantkit.export import folder, layers, verified
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import Manifest
 from quantkit.model.architecture import Architecture
@@ -226,7 +226,7 @@ def file_faults(path: Path, manifest: Manifest) -> Iterator[str]:
         elif found[name].sha256 != file.sha256:
             yield f"{name} was changed after it was written (sha256 differs)"
     for name in found:
-        if name not in manifest.files and name != "verified.json":
+        if name not in manifest.files and name != verified.FILE:
             yield f"{name} does not belong to the checkpoint"
     if manifest.recipe.digest != manifest.recipe_digest:
         yield "the recipe in the manifest does not have the digest that stands beside it"

@@ -12,7 +12,7 @@ from quantkit import resources
 
 COMMANDS = [
     "demo", "run", "quantize", "convert", "verify", "score", "report", "gate", "bench", "card",
-    "serve", "calibrate", "recipes", "recommend", "gpus", "doctor",
+    "serve", "draft", "calibrate", "recipes", "recommend", "gpus", "doctor",
 ]  # fmt: skip
 HEAVY = ["torch", "transformers", "pydantic", "yaml", "rich", "numpy"]
 RECIPES = resources.names("recipes")

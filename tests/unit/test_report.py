@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from quantkit.report import markdown, table
+from quantkit.export.verified import Verified
+from quantkit.report import html, markdown, table
 from quantkit.report.comparison import Report
 from quantkit.score.answers import Outcome
 from quantkit.score.evaluation import Evaluation, read_all
@@ -63,3 +64,28 @@ def test_a_source_that_guesses_is_told(cards):
 
 def test_a_source_that_knows_something_is_not_called_guessing(cards):
     assert not report_of(cards, 0.35).is_guessed("mmlu/acc")
+
+
+def test_what_an_engine_did_is_shown_in_every_form(cards):
+    source, first, *rest = sorted(cards, key=lambda card: card.recipe is not None)
+    record = Verified(
+        ok=True,
+        digest=first.digest,
+        engine="vllm",
+        version="0.32.0",
+        device="NVIDIA H200",
+        dtype="bfloat16",
+        level="generate",
+        created="2026-01-01T00:00:00+00:00",
+    )
+    plain = markdown.render(Report.compare(cards))
+    assert "Checked in" not in plain
+    proven = first.model_copy(update={"verified": record})
+    report = Report.compare([source, proven, *rest])
+    assert f"Checked in vLLM 0.32.0: text ({first.name})." in markdown.render(report)
+    page = html.render(report.document, "0")
+    assert "Proven in" in page
+    assert "vLLM 0.32.0: text" in page
+    assert "Proven in" not in html.render(Report.compare(cards).document, "0")
+    told = {entry["name"]: entry["verified"] for entry in report.to_json()["candidates"]}
+    assert told[first.name]["device"] == "NVIDIA H200"

@@ -1,0 +1,113 @@
+"""`quantkit draft`."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quantkit.cli.options import AsJson, Device, Quiet, Revision, TrustRemoteCode, Verbose
+
+if TYPE_CHECKING:
+    from quantkit.draft.measure import Draft
+
+NAMES = {
+    "greedy": "greedy drafts (vLLM's default)",
+    "temperature-0": "temperature 0",
+    "sampled": "sampled drafts",
+}
+TITLES = {"greedy": "greedy", "temperature-0": "temp. 0", "sampled": "sampled"}
+
+
+def command(
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="The model to be served: a folder, a hub id.")
+    ],
+    draft: Annotated[
+        str, typer.Argument(metavar="DRAFT", help="The one that drafts, such as a 4-bit folder.")
+    ],
+    calibration: Annotated[
+        str, typer.Option(metavar="SET", help="Prompts: a calibration set, its file, or a text.")
+    ],
+    samples: Annotated[int, typer.Option(min=1, metavar="N", help="Prompts to continue.")] = 32,
+    prompt: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens of a prompt.")] = 64,
+    tokens: Annotated[
+        int, typer.Option(min=9, metavar="N", help="Tokens that the target adds to each.")
+    ] = 64,
+    temperature: Annotated[
+        float, typer.Option(min=0.01, metavar="T", help="Of the target when it samples.")
+    ] = 1.0,
+    on_text: Annotated[
+        bool,
+        typer.Option("--on-text", help="Use the set's own continuations: faster, and leans low."),
+    ] = False,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of what the target samples.")] = 0,
+    device: Device = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Tell what a draft model is worth to a target, before anybody starts a server.
+
+    The target continues real prompts; how much of that the draft would have proposed gives the
+    acceptance rate, tokens a step for 1 to 8 drafted tokens, and the speed-up at small batches.
+    """
+    from quantkit.cli import console, start
+
+    offline = start.is_local(target) and start.is_local(draft)
+    start.stay_offline_if(offline and not start.set_needs_hub(calibration))
+    from quantkit.draft.measure import Asked, measure
+
+    choice = start.calibration_choice(calibration, samples, prompt + tokens)
+    assert choice is not None
+    asked = Asked(
+        calibration, samples, prompt, tokens, temperature, on_text, seed, choice.evaluation
+    )
+    big = start.scorable(target, revision, trust_remote_code)
+    small = start.scorable(draft, None, trust_remote_code)
+    with console.progress(quiet, verbose) as progress:
+        found = measure(big, small, asked, device, progress, trust_remote_code)
+    if json:
+        console.print_json(found.to_json())
+    else:
+        _show(found)
+
+
+def _show(found: "Draft") -> None:
+    from quantkit.cli import console
+    from quantkit.storage import gib
+
+    wrote = "of the set" if found.on_text else "that the target wrote"
+    typer.echo(
+        f"{found.draft} ({gib(found.draft_bytes)} read a token) drafts for {found.target} "
+        f"({gib(found.target_bytes)}):\n{found.n_rows} prompts of {found.calibration}, "
+        f"{found.n_tokens:,} tokens {wrote}"
+    )
+    console.print_table(
+        ["the engine drafts", "accepted", "best k", "tokens/step", "speed-up"],
+        [
+            [
+                NAMES[name],
+                f"{way.acceptance:.1%} +-{196 * way.stderr:.1f}",
+                str(way.best_k) if way.best_k else "none",
+                f"{way.steps[way.best_k - 1].tokens:.2f}" if way.best_k else "1.00",
+                f"{way.best_speedup:.2f}x",
+            ]
+            for name, way in found.ways.items()
+        ],
+    )
+    console.print_table(
+        ["drafted tokens k", *(str(k + 1) for k in range(len(found.ways["greedy"].steps)))],
+        [
+            [f"{title}, {what}", *(f"{value:.2f}" for value in values)]
+            for name, title in TITLES.items()
+            for what, values in (
+                ("tokens/step", [step.tokens for step in found.ways[name].steps]),
+                ("speed-up", found.ways[name].speedups),
+            )
+        ],
+    )
+    typer.echo(
+        "Speed-ups count the bytes that both models read at a batch of one; at large batches, and\n"
+        "where launching kernels takes longer than reading a small draft, they are smaller."
+    )

@@ -1,0 +1,248 @@
+"""A target and its draft on real prompts: what the one writes, and what the other makes of it."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from quantkit import device as devices
+from quantkit.calibration import loading
+from quantkit.calibration.build import Vocabulary
+from quantkit.calibration.tokens import CalibrationTokens
+from quantkit.draft import acceptance, speedup
+from quantkit.draft.acceptance import MOST_DRAFTED, Chances, Steps
+from quantkit.draft.speedup import Cost
+from quantkit.errors import DataError, SourceError
+from quantkit.export.checkpoint import Checkpoint
+from quantkit.model.source import ModelSource, context_of, read_config
+from quantkit.progress import Progress, Silent
+from quantkit.score import loading as models
+
+Target = ModelSource | Checkpoint
+LOGITS_BYTES = 256 << 20
+WAYS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Chances]] = {
+    "greedy": acceptance.greedy,
+    "temperature-0": acceptance.temperature_zero,
+    "sampled": acceptance.sampled,
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How much text, and of which kind."""
+
+    calibration: str
+    n_samples: int = 32
+    n_prompt: int = 64
+    """Tokens of a sample that the target continues ..."""
+    n_tokens: int = 64
+    """... by so many."""
+    temperature: float = 1.0
+    """Of the target, and of sampled drafts."""
+    on_text: bool = False
+    """Take the set's own text as the continuation, and write nothing."""
+    seed: int = 0
+    evaluation: loading.Evaluation | None = None
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of drafting."""
+
+    acceptance: float
+    """A proposal after text of the target's is accepted with this chance."""
+    stderr: float
+    steps: tuple[Steps, ...]
+    """For k = 1, 2, ..."""
+    speedups: tuple[float, ...]
+    best_k: int
+    """0 where the target is faster alone."""
+
+    @property
+    def best_speedup(self) -> float:
+        return self.speedups[self.best_k - 1] if self.best_k else 1.0
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a draft is worth to a target."""
+
+    target: str
+    draft: str
+    calibration: str
+    digest: str
+    """Of the calibration tokens."""
+    n_rows: int
+    n_tokens: int
+    temperature: float
+    on_text: bool
+    target_bytes: int
+    """Read in one pass."""
+    draft_bytes: int
+    ways: dict[str, Way]
+
+    def to_json(self) -> dict[str, Any]:
+        told = asdict(self)
+        for name, way in self.ways.items():
+            told["ways"][name]["best_speedup"] = way.best_speedup
+        return told
+
+
+def measure(
+    target: Target,
+    draft: Target,
+    asked: Asked,
+    device: str = "auto",
+    progress: Progress | None = None,
+    trust_remote_code: bool = False,
+    costs: tuple[Cost, Cost] | None = None,
+) -> Draft:
+    """Expected acceptance, tokens a step and speed-ups; `costs` of both may be given."""
+    progress = progress or Silent()
+    where = devices.choose(device)
+    _require_one_vocabulary(target, draft, trust_remote_code)
+    prompts, tokens = prompts_of(target, asked, trust_remote_code)
+    big = models.load(target, where, trust_remote_code)
+    small = models.load(draft, where, trust_remote_code)
+    chances = _chances(big, small, prompts.to(where), asked, progress)
+    read = _bytes_read(target, big), _bytes_read(draft, small)
+    target_cost, draft_cost = costs or (speedup.reading(read[0]), speedup.reading(read[1]))
+    ways = {}
+    for name, found in chances.items():
+        # On text of somebody else the next token says nothing of what the target would accept.
+        along = found.taken if asked.on_text else found.followed
+        steps = tuple(acceptance.follow(along, k) for k in range(1, MOST_DRAFTED + 1))
+        gains = speedup.speedups([step.tokens for step in steps], target_cost, draft_cost)
+        ways[name] = Way(found.rate, found.stderr, steps, tuple(gains), speedup.best(gains))
+    return Draft(
+        target=target.label,
+        draft=draft.label,
+        calibration=tokens.name,
+        digest=tokens.digest,
+        n_rows=len(prompts),
+        n_tokens=len(prompts) * asked.n_tokens,
+        temperature=asked.temperature,
+        on_text=asked.on_text,
+        target_bytes=read[0],
+        draft_bytes=read[1],
+        ways=ways,
+    )
+
+
+def _require_one_vocabulary(target: Target, draft: Target, trust_remote_code: bool) -> None:
+    """Proposals in other words than the target's mean nothing to it."""
+    words = models.tokenizer(target.folder, trust_remote_code)
+    theirs = models.tokenizer(draft.folder, trust_remote_code)
+    sizes = [int(read_config(m.folder).get("vocab_size") or 0) for m in (target, draft)]
+    if words.get_vocab() != theirs.get_vocab():
+        raise SourceError(
+            f"{draft.label} has another vocabulary than {target.label}: its tokens mean other "
+            "words; take a draft of the same family"
+        )
+    if sizes[0] != sizes[1]:
+        raise SourceError(
+            f"{draft.label} has logits for {sizes[1]:,} tokens and {target.label} for "
+            f"{sizes[0]:,}, which vLLM refuses; take a draft with the same vocab_size"
+        )
+
+
+def prompts_of(
+    target: Target, asked: Asked, trust_remote_code: bool = False
+) -> tuple[torch.Tensor, CalibrationTokens]:
+    """Samples [rows, tokens] that are long enough to be begun and continued."""
+    length = asked.n_prompt + asked.n_tokens
+    config = read_config(target.folder)
+    words = models.tokenizer(target.folder, trust_remote_code)
+    model = Vocabulary(target.label, words, context_of(config), int(config["vocab_size"]))
+    # In silence: what is said there of few samples holds for statistics, not for prompts.
+    found = loading.load(
+        asked.calibration, model, Silent(), asked.n_samples, length, asked.evaluation
+    )
+    long = found.ids if found.lengths is None else found.ids[found.lengths >= length]
+    if asked.n_tokens <= MOST_DRAFTED:
+        raise DataError(f"continue by more than {MOST_DRAFTED} tokens, which one step may draft")
+    if not len(long):
+        raise DataError(
+            f"{found.name} has no sample of {length} tokens; ask for fewer with --prompt and "
+            "--tokens, or take another set"
+        )
+    return long, found
+
+
+@torch.no_grad()
+def _chances(
+    big: Any, small: Any, samples: torch.Tensor, asked: Asked, progress: Progress
+) -> dict[str, Chances]:
+    """Of every way, each on the text that it is for."""
+    progress.start("draft", len(samples) * (1 if asked.on_text else 3), "texts")
+    texts: dict[float, torch.Tensor] = {}
+    found = {}
+    for name, way in WAYS.items():
+        heat = 0.0 if name == "temperature-0" else asked.temperature
+        if asked.on_text:
+            texts[heat] = samples
+        elif heat not in texts:
+            generator = torch.Generator(samples.device).manual_seed(asked.seed)
+            prompts = samples[:, : asked.n_prompt]
+            texts[heat] = write(big, prompts, asked.n_tokens, heat, generator)
+            progress.advance(len(samples))
+        found[name] = _of_text(big, small, texts[heat], asked.n_tokens, heat or 1.0, way)
+    progress.finish()
+    return found
+
+
+def write(
+    model: Any, prompts: torch.Tensor, n_tokens: int, temperature: float, generator: torch.Generator
+) -> torch.Tensor:
+    """Prompts [rows, tokens] continued by the model; the end of a text is a token like others."""
+    ids, cache, fresh = prompts, None, prompts
+    for _ in range(n_tokens):
+        output = model(input_ids=fresh, past_key_values=cache, use_cache=True)
+        cache, last = output.past_key_values, output.logits[:, -1].float()
+        if temperature == 0:
+            fresh = last.argmax(-1, keepdim=True)
+        else:
+            fresh = (last / temperature).softmax(-1).multinomial(1, generator=generator)
+        ids = torch.cat([ids, fresh], 1)
+    return ids
+
+
+def _of_text(
+    big: Any,
+    small: Any,
+    ids: torch.Tensor,
+    n_tokens: int,
+    temperature: float,
+    way: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Chances],
+) -> Chances:
+    """A few rows of logits at a time, so that large vocabularies take no memory to speak of."""
+    vocabulary = int(big.get_output_embeddings().weight.shape[0])
+    rows = max(1, LOGITS_BYTES // (4 * vocabulary * ids.shape[1]))
+    parts = []
+    for part in torch.split(ids, rows):
+        p, q = (
+            model(input_ids=part, use_cache=False).logits[:, -n_tokens - 1 : -1].float()
+            / temperature
+            for model in (big, small)
+        )
+        found = way(p, q, part[:, -n_tokens:])
+        parts.append((found.taken.cpu(), found.followed.cpu()))
+    taken, followed = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Chances(taken, followed)
+
+
+def _bytes_read(target: Target, model: Any) -> int:
+    """Of all weights, less an embedding table of which a pass reads a few rows only."""
+    size = target.manifest.size_bytes if isinstance(target, Checkpoint) else target.size_bytes
+    table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    if table is head:
+        return size
+    stored = next(
+        (t.size_bytes for t in _tensors(target).values() if t.shape == tuple(table.shape)), 0
+    )
+    return size - stored
+
+
+def _tensors(target: Target) -> Any:
+    return {} if isinstance(target, Checkpoint) and target.is_gguf else target.tensors

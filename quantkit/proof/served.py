@@ -1,0 +1,77 @@
+"""The same questions to a server that runs already."""
+
+from contextlib import suppress
+from typing import Any
+
+from quantkit.engine.vllm_job import Answer, Job
+from quantkit.errors import EngineError, ScoreError
+from quantkit.score.endpoint import Echo, Endpoint
+
+ID = "token_id:"
+
+
+class Server(Endpoint):
+    """An OpenAI-compatible server that names tokens by their ids, as vLLM does."""
+
+    def version(self) -> str:
+        """What vLLM tells beside its OpenAI routes; `unknown` of others."""
+        path = self._path
+        self._path = path.removesuffix("/v1")
+        try:
+            with suppress(ScoreError, KeyError, TypeError):
+                return str(self._send("GET", "/version")["version"])
+            return "unknown"
+        finally:
+            self._path = path
+            self._hang_up()
+
+    def ask(self, job: Job) -> Answer:
+        """Answer a job as an engine of our own would."""
+        tokens, logprobs, texts = self._generate(job)
+        read: dict[int, list[float]] = {}
+
+        def keep(number: int, echo: Echo) -> None:
+            read[number] = echo.own
+
+        if job.level == "logprobs":
+            self.echo_all(job.score, [len(ids) for ids in job.score], keep)
+        return Answer(
+            version=self.version(),
+            device=f"the server at {self.url}",
+            dtype=None,
+            texts=texts,
+            tokens=tokens,
+            token_logprobs=logprobs,
+            prompt_logprobs=[read[i] for i in sorted(read)],
+        )
+
+    def stop(self) -> None:
+        """Nobody waits for answers any more."""
+        self._cut()
+
+    def _generate(self, job: Job) -> tuple[list[list[int]], list[list[float]], list[str]]:
+        body = {
+            "model": self.model,
+            "prompt": job.generate,
+            "max_tokens": job.max_tokens,
+            "temperature": 0,
+            "logprobs": 1,
+            "ignore_eos": True,
+            "return_tokens_as_token_ids": True,
+        }
+        try:
+            answer: Any = self._send("POST", "/completions", body)
+        finally:
+            self._hang_up()
+        try:
+            choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+            named = [[str(token) for token in c["logprobs"]["tokens"]] for c in choices]
+            told = [[float(v) for v in c["logprobs"]["token_logprobs"]] for c in choices]
+            texts = [str(choice["text"]) for choice in choices]
+            tokens = [[int(token.removeprefix(ID)) for token in row] for row in named]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise EngineError(
+                f"{self.url} does not tell the ids and log-probabilities of what it generates; "
+                "a server is needed that does, such as vLLM"
+            ) from error
+        return tokens, told, texts
