@@ -72,7 +72,7 @@ def command(
     ] = None,
     draft: Annotated[
         str | None,
-        typer.Option(metavar="DRAFT", help="Guess ahead: a model's DIR, ngram, or eagle:DIR."),
+        typer.Option(metavar="DRAFT", help="Guess ahead: a model, ngram, or eagle:DIR."),
     ] = None,
     lora: Annotated[
         list[str] | None,
@@ -117,7 +117,10 @@ def command(
     of_model = shape.of(model)
     scored = {} if report is None else quality.from_report(report, of_model)
     served = target.planned(of_model, None, model)
-    guesses = drafts.parse(draft, served, None)
+    # Like the model itself, a draft need not be at hand: its shape is enough.
+    guesses = drafts.parse(
+        draft, served, opened=lambda text: target.planned(shape.of(text), None, text)
+    )
     loras = adapters.parse(lora or [], is_gguf=False)
 
     def beside(n_gpus: int) -> Beside:

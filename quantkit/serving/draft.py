@@ -6,6 +6,7 @@ eagle:DIR    a head trained for this model
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -60,7 +61,12 @@ class Draft:
         return result
 
 
-def parse(text: str | None, target: Target, n_tokens: int | None = None) -> Draft | None:
+def parse(
+    text: str | None,
+    target: Target,
+    n_tokens: int | None = None,
+    opened: Callable[[str], Target] = lambda text: open_target(Path(text)),
+) -> Draft | None:
     """What was asked for, checked against the model that it drafts for."""
     if text is None:
         return None
@@ -68,7 +74,7 @@ def parse(text: str | None, target: Target, n_tokens: int | None = None) -> Draf
         return Draft("ngram", n_tokens or TOKENS["ngram"])
     if text.startswith("eagle:"):
         return _head(Path(text.removeprefix("eagle:")), target, n_tokens)
-    draft = open_target(Path(text))
+    draft = opened(text)
     if draft.is_gguf != target.is_gguf:
         theirs = "a GGUF file" if target.is_gguf else "a folder of safetensors"
         raise CheckpointError(f"{text} cannot draft for {target.path}: give {theirs}, as that is")
