@@ -10,10 +10,10 @@ from quantkit.export import compressed_tensors
 from quantkit.export.folder import FolderWriter
 from quantkit.export.manifest import Layer
 from quantkit.progress import Progress
-from quantkit.quantize.result import BlockResult
 from quantkit.quantize.delivery import Parcel
 from quantkit.quantize.journal import Journal
 from quantkit.quantize.plan import Plan
+from quantkit.quantize.result import BlockResult
 from quantkit.storage import gib
 
 

@@ -24,8 +24,8 @@ from quantkit.recipe import WeightScheme
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-    from quantkit.quantize.result import BlockResult
     from quantkit.quantize.plan import Plan
+    from quantkit.quantize.result import BlockResult
 
 Pass = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Takes keys and values [batch, heads, tokens, width of a head], returns what attention gets."""

@@ -18,6 +18,7 @@ from quantkit.errors import QuantkitError, RankLost
 
 CONNECT_SECONDS = 300.0
 """For all ranks to come; some read their libraries from a slow disk."""
+KEY = "quantkit/lifeline"
 KEPT = "what is finished is kept: run the same command again to go on"
 MAX_LINE_BYTES = 4000
 SLEEP_SECONDS = (0.0002, 0.02)
@@ -68,7 +69,7 @@ class Lifeline:
         word = secrets.token_hex(8)  # the port is open to others, who do not know it
         deadline = time.monotonic() + CONNECT_SECONDS
         with socket.create_server(("", 0)) as server:
-            store.set("lifeline", f"{server.getsockname()[1]} {word}")
+            store.set(KEY, f"{server.getsockname()[1]} {word}")
             while len(self._lines) < self.size - 1:
                 try:
                     server.settimeout(max(0.01, deadline - time.monotonic()))
@@ -87,8 +88,8 @@ class Lifeline:
                     self._lines[int(rank)] = connection
 
     def _connect(self, store: Store, address: str) -> None:
-        self.wait(lambda: store.check(["lifeline"]), CONNECT_SECONDS, "to start")
-        port, word = store.get("lifeline").decode().split()
+        self.wait(lambda: store.check([KEY]), CONNECT_SECONDS, "to start")
+        port, word = store.get(KEY).decode().split()
         try:
             connection = socket.create_connection((address, int(port)), CONNECT_SECONDS)
         except OSError as error:

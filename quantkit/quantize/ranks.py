@@ -31,6 +31,8 @@ class Ranks:
 
     rank = 0
     size = 1
+    local_size = 1
+    """Ranks on this machine."""
 
     @property
     def is_first(self) -> bool:

@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from quantkit import device as devices
 from quantkit import launch
 from quantkit.errors import HardwareError, QuantkitError, RankLost
-from quantkit.quantize.lifeline import KEPT, Lifeline, Store
+from quantkit.quantize.lifeline import KEPT, Lifeline
 from quantkit.quantize.ranks import Ranks
 
 PATIENCE_SECONDS = 600.0
@@ -28,22 +29,19 @@ PATIENCE_SECONDS = 600.0
 NEWS_SECONDS = 2.0
 """After a collective broke, until the lifeline tells why."""
 ALIGNMENT = 16
+PREPARED = "quantkit/prepared"
 
 T = TypeVar("T")
 
 
 @contextmanager
-def joined(place: launch.Place | None, device: str) -> Iterator[Ranks]:
+def joined(place: launch.Place, device: str) -> Iterator["Together"]:
     """The ranks of this run, and each other's company until all that is shared is done.
 
     A failure of this rank is told to the others. One of another is raised here.
     """
-    if place is None:
-        yield Ranks()
-        return
     where = own_device(place, device)
-    store, _, _ = next(dist.rendezvous("env://", place.rank, place.size))
-    store = dist.PrefixStore("quantkit", store)
+    store, _, _ = next(rendezvous("env://", place.rank, place.size))
     line = Lifeline.open(place.rank, place.size, store, launch.address())
     ranks = Together(place, where, store, line)
     try:
@@ -62,11 +60,17 @@ def joined(place: launch.Place | None, device: str) -> Iterator[Ranks]:
         ranks.give_up()
         raise line.told(error) from error.__cause__
     except Exception as error:
-        line.fail(f"{type(error).__name__}, a bug in quantkit")
+        line.fail(_words(error))
         ranks.give_up()
         raise
     finally:
         line.close()
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return str(error)
+    return f"stopped by {type(error).__name__}, which is a bug in quantkit"
 
 
 def own_device(place: launch.Place, name: str) -> torch.device:
@@ -94,13 +98,14 @@ class Together(Ranks):
 
     place: launch.Place
     device: torch.device
-    store: Store
+    store: Any
     line: Lifeline
     _group: Any = field(default=None, init=False)
     _parted: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.rank, self.size = self.place.rank, self.place.size
+        self.local_size = self.place.local_size
 
     def _join(self) -> Any:
         """The group, formed when it is first needed.
@@ -110,8 +115,8 @@ class Together(Ranks):
         """
         if self._group is None:
             if self.is_first:
-                self.store.set("prepared", "yes")
-            self.line.wait(lambda: self.store.check(["prepared"]), None, "to prepare")
+                self.store.set(PREPARED, "yes")
+            self.line.wait(lambda: self.store.check([PREPARED]), None, "to prepare")
             on_gpu = self.device.type == "cuda"
             if on_gpu:
                 torch.cuda.set_device(self.device)
