@@ -1,25 +1,36 @@
 """A pass that several processes share: the same numbers as alone, and a clean end when one dies."""
 
 import json
+import random
 import shutil
 import time
 
+import numpy as np
 import pytest
 import ranks as helper
 import torch
 
+from quantkit import grid
+from quantkit.export import compressed_tensors
+from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.shards import read_header
 from quantkit.quantize.ranks import Ranks
 from quantkit.verify.checkpoint import verify
 
 NAMES = ["gptq-w4a16", "awq-gptq-w4a16+kv-fp8", "awq-w4a16", "fp8-static", "fp8-dynamic"]
-TEXT = "Every rank has its share of the samples, and none of them knows all. "
 DIFFERS = {"device", "seconds", "stage_seconds", "peak_host_bytes", "created", "files", "layers"}
 
 
-def weights(folder):
-    """All numbers of a checkpoint, by name."""
-    return {name: t.read() for name, t in read_header(folder / "model.safetensors").items()}
+def dequantised(folder):
+    """All weights of a checkpoint as the numbers that they stand for, by name."""
+    record = Checkpoint.open(folder).manifest
+    recipe = record.weights_recipe
+    stored = read_header(folder / "model.safetensors")
+    found = {}
+    for name in record.layers:
+        parts = {key: t.read() for key, t in stored.items() if key.startswith(f"{name}.")}
+        found[name] = grid.dequantize(compressed_tensors.read(name, parts, recipe), recipe.weights)
+    return found
 
 
 def manifest(folder):
@@ -47,9 +58,9 @@ def model(tmp_path_factory):
         LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(resources.DEMO_MODEL / file, folder)
-    # Lines of different lengths make samples of different lengths.
-    lines = [TEXT * (1 + i % 3) for i in range(60)]
-    (folder.parent / "text.txt").write_text("\n\n".join(lines))
+    words = (resources.DEMO_MODEL / "README.md").read_text().split()
+    chance = random.Random(0)
+    (folder.parent / "text.txt").write_text(" ".join(chance.choices(words, k=4000)))
     return folder
 
 
@@ -81,8 +92,12 @@ def test_the_same_bytes_from_run_to_run(two, model, text, tmp_path):
     assert again == two[1]
 
 
-def like(one, other, bound):
-    """Whether two checkpoints hold nearly the same, and tell it alike."""
+def like(one, other):
+    """Whether two checkpoints tell nearly the same of themselves.
+
+    A number that falls to the other side moves all that GPTQ rounds after it, so that single
+    layers differ by some percent, in one process too when its batches are others.
+    """
     first, second = manifest(one), manifest(other)
     same = first.keys() - DIFFERS - {"calibration"}
     assert {k: first[k] for k in same} == {k: second[k] for k in same}
@@ -90,43 +105,64 @@ def like(one, other, bound):
         was, now = first["calibration"].pop("perplexity"), second["calibration"].pop("perplexity")
         assert was == pytest.approx(now, rel=1e-4)
     assert first["calibration"] == second["calibration"]
-    for name, layer in first["layers"].items():
-        for key in ("relative_error", "output_error"):
-            if layer[key] is not None:
-                assert layer[key] == pytest.approx(second["layers"][name][key], rel=bound)
+    assert first["layers"].keys() == second["layers"].keys()
+    for key in ("relative_error", "output_error"):
+        was, now = ([f[key] or 0.0 for f in m["layers"].values()] for m in (first, second))
+        assert now == pytest.approx(was, rel=0.25)
+        assert sum(now) == pytest.approx(sum(was), rel=0.02)
     assert verify(other).ok
+
+
+@pytest.mark.parametrize(("n_ranks", "n_samples"), [(2, 9), (3, 2)])
+def test_statistics_of_all_ranks_are_those_of_one(model, n_ranks, n_samples):
+    expected = helper.observe(None, model, n_samples)
+    for found in helper.run(n_ranks, helper.observe, model, n_samples):
+        assert len(found) == len(expected) == 12
+        for ours, theirs in zip(expected, found, strict=True):
+            for key in ("members", "n_tokens", "feeder"):
+                assert theirs[key] == ours[key]
+            assert theirs["keys"] == pytest.approx(ours["keys"], rel=1e-4)
+            for key in ("gram", "total", "max_abs", "samples"):
+                gap = np.linalg.norm(theirs[key] - ours[key])
+                assert gap <= 1e-5 * np.linalg.norm(ours[key]), key
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_two_ranks_are_one_up_to_the_rounding_of_sums(alone, two, name):
-    like(alone[0] / name, two[0] / name, 0.02)
-    ours, theirs = weights(alone[0] / name), weights(two[0] / name)
+    like(alone[0] / name, two[0] / name)
+
+
+@pytest.mark.parametrize("name", ["awq-w4a16", "fp8-static", "fp8-dynamic"])
+def test_numbers_that_do_not_build_on_each_other_are_nearly_the_same(alone, two, name):
+    ours, theirs = (dequantised(out / name) for out in (alone[0], two[0]))
     assert ours.keys() == theirs.keys()
     for key, tensor in ours.items():
-        if tensor.dtype != torch.int32:  # packed numbers are judged by the errors above
-            gap = (tensor.float() - theirs[key].float()).norm()
-            assert gap <= 0.02 * tensor.float().norm(), key
+        assert (tensor - theirs[key]).norm() <= 0.01 * tensor.norm(), key
 
 
 def test_what_needs_no_data_is_the_same_to_the_byte(alone, two):
     assert alone[1]["fp8-dynamic"] == two[1]["fp8-dynamic"]
 
 
-def test_three_ranks_and_more_ranks_than_samples(alone, model, text, tmp_path):
-    names = ["awq-gptq-w4a16+kv-fp8"]
-    few = tmp_path / "few"
-    helper.quantize(None, model, text, few, names, 2)
+def test_three_ranks(alone, model, text, tmp_path):
+    names = ["gptq-w4a16", "fp8-static"]
+    helper.run(3, helper.quantize, model, text, tmp_path, names)
+    for name in names:
+        like(alone[0] / name, tmp_path / name)
+
+
+def test_more_ranks_than_samples(model, text, tmp_path):
+    names = ["awq-w4a16"]
+    helper.quantize(None, model, text, tmp_path / "alone", names, 2)
     helper.run(3, helper.quantize, model, text, tmp_path / "three", names, 2)
-    like(few / names[0], tmp_path / "three" / names[0], 0.02)
-    helper.run(3, helper.quantize, model, text, tmp_path / "all", names)
-    like(alone[0] / names[0], tmp_path / "all" / names[0], 0.02)
+    like(tmp_path / "alone" / names[0], tmp_path / "three" / names[0])
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_killed_ends_the_run_and_one_goes_on(two, model, text, tmp_path, victim):
     names = ["gptq-w4a16", "awq-w4a16"]
     results, *processes = helper.start(
-        2, helper.quantize, model, text, tmp_path, names, 8, (victim, 1)
+        2, helper.quantize, model, text, tmp_path, names, 8, (victim, 2)
     )
     rank, said = results.get(timeout=60)
     started = time.monotonic()
@@ -139,23 +175,14 @@ def test_a_rank_that_is_killed_ends_the_run_and_one_goes_on(two, model, text, tm
     kept = sorted(path.name for path in tmp_path.iterdir())
     assert kept == [f".{name}.partial" for name in sorted(names)]
     assert list(tmp_path.glob(".*/journal/00000.json"))
-    assert not list(tmp_path.glob(".*/journal/00001.json"))
+    assert not list(tmp_path.glob(".*/journal/00002.json"))
     helper.quantize(None, model, text, tmp_path, names)
     for name in names:
-        like(two[0] / name, tmp_path / name, 0.02)
-
-
-def faulty(ranks):
-    from quantkit.errors import MethodError
-
-    ranks.share("all are here")
-    if ranks.rank == 1:
-        raise MethodError("this tensor is no good")
-    ranks.share(None, owner=1)
+        like(two[0] / name, tmp_path / name)
 
 
 def test_a_failure_is_said_once_and_everywhere_known():
-    results, *processes = helper.start(3, faulty)
+    results, *processes = helper.start(3, helper.faulty)
     found = dict(results.get(timeout=60) for _ in processes)
     assert helper.end(processes, 20) == [3, 3, 3]
     assert found[0] == "RankLost: rank 1: this tensor is no good (told: False)"
@@ -163,50 +190,16 @@ def test_a_failure_is_said_once_and_everywhere_known():
     assert found[2] == "RankLost: rank 1: this tensor is no good (told: True)"
 
 
-def slow(ranks):
-    from quantkit.quantize import together
-
-    together.PATIENCE_SECONDS = 0.5
-    ranks.share(0)
-    if ranks.rank == 1:
-        time.sleep(1.5)
-        return
-    ranks.share(None, owner=1)
-
-
 def test_one_that_does_not_answer_is_not_waited_for_for_ever():
-    results, *processes = helper.start(2, slow)
+    results, *processes = helper.start(2, helper.slow)
     rank, said = results.get(timeout=60)
     helper.end(processes, 20)
     assert rank == 0
     assert "rank 0 waited" in said
 
 
-def shared(ranks):
-    state = {
-        "numbers": torch.arange(5, dtype=torch.int64) * (1 + ranks.rank),
-        "small": torch.tensor(0.5, dtype=torch.bfloat16),
-        "fp8": torch.ones(3, 2).to(torch.float8_e4m3fn),
-        "none": torch.zeros(0, 4),
-        "turned": torch.arange(6).view(2, 3).t(),
-        "words": ["rank", ranks.rank],
-    }
-    found = ranks.share(state, owner=1)
-    total, largest = torch.ones(3) * ranks.rank, torch.tensor([float(ranks.rank), float("nan")])
-    ranks.sum_([total])
-    ranks.max_([largest])
-    samples = ranks.first_samples(5, lambda n: torch.arange(9)[ranks.rank :: ranks.size][:n])
-    taken = []
-    from quantkit.quantize.ranks import Job
-
-    jobs = [Job(cost, lambda c=cost: (c, ranks.rank), taken.append) for cost in (1, 5, 2, 2)]
-    ranks.spread(jobs)
-    plain = {k: v.float().tolist() if k != "words" else v for k, v in found.items()}
-    return plain, total.tolist(), largest.tolist(), samples.tolist(), taken
-
-
 def test_what_is_shared_summed_and_spread_is_the_same_everywhere():
-    found = helper.run(2, shared)
+    found = helper.run(2, helper.shared)
     assert found[0] == found[1]
     state, total, largest, samples, taken = found[0]
     assert state["numbers"] == [0, 2, 4, 6, 8]
