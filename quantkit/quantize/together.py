@@ -154,8 +154,8 @@ class Together(Ranks):
 
     def _reduce(self, tensors: Sequence[torch.Tensor], how: Any) -> None:
         self._join()
-        for tensor in tensors:
-            self._finish(dist.all_reduce(tensor, op=how, async_op=True))
+        for work in [dist.all_reduce(tensor, op=how, async_op=True) for tensor in tensors]:
+            self._finish(work)
 
     def share(self, value: T | None, owner: int = 0) -> T:
         self._join()

@@ -71,7 +71,8 @@ class Visit:
     def observe(self, plans: Sequence[Plan], pending: Sequence[int]) -> "Observation":
         """Gather statistics for the pending recipes; a stream that does not propagate moves on."""
         decoder, hidden = self.decoder, self.stream.hidden
-        samples = self.samples  # before the stream moves on
+        smooths = any(plans[i].recipe.smooths for i in pending)
+        samples = self.samples if smooths else None  # before the stream moves on
         quantised = {name.removeprefix(self.prefix) for i in pending for name in plans[i].quantized}
         with decoder.loaded(self.index, self.state) as block:
             collector = Collector({n: m for n, m in block.named_modules() if n in quantised})
@@ -89,11 +90,12 @@ class Visit:
             cached.add_up(self.ranks, decoder.device)
             _require_finite(decoder.name(self.index), collector)
             found: dict[str, feeders.Feeder] = {}
-            if any(plans[i].recipe.smooths for i in pending):
+            if samples is not None:
+                one = samples[:1]
                 found = feeders.find(
                     block,
                     collector.groups,
-                    lambda: decoder.run(block, samples[:1], self.arguments),
+                    lambda: decoder.run(block, one, self.arguments),
                     _head_width(decoder.model.config),
                     self.padding.first(1),
                 )
@@ -139,7 +141,8 @@ class Observation:
     collector: Collector
     cached: kvcache.Observer
     feeders: dict[str, feeders.Feeder]
-    samples: torch.Tensor
+    samples: torch.Tensor | None
+    """To try scales on, where a recipe has some."""
 
     def work(self, plan: Plan) -> Work:
         """What a recipe has to do here."""
@@ -157,7 +160,7 @@ class Observation:
             self.collector.statistics,
             self.feeders,
             plan.recipe,
-            Replay(visit, self.samples),
+            None if self.samples is None else Replay(visit, self.samples),
         )
 
     def result(self, work: Work, plan: Plan) -> BlockResult:
