@@ -83,9 +83,13 @@ class Lifeline:
                         f"only {len(self._lines) + 1} of {self.size} ranks came within "
                         f"{CONNECT_SECONDS:.0f} s; look for what the others said"
                     ) from None
-                if said == word:
-                    connection.settimeout(None)
-                    self._lines[int(rank)] = connection
+                except OSError:  # a stranger who went away again
+                    continue
+                if said != word:
+                    connection.close()
+                    continue
+                connection.settimeout(None)
+                self._lines[int(rank)] = connection
 
     def _connect(self, store: Store, address: str) -> None:
         self.wait(lambda: store.check([KEY]), CONNECT_SECONDS, "to start")

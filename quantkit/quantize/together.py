@@ -226,7 +226,7 @@ class Packed:
 
 
 def unpack(text: bytes, raw: torch.Tensor) -> Any:
-    """The inverse; tensors lie where the bytes do."""
+    """The inverse; tensors lie where the bytes do, or in host memory if they came from there."""
     return _Unpickler(io.BytesIO(text), raw).load()
 
 
@@ -247,7 +247,7 @@ class _Pickler(pickle.Pickler):
             return None
         self.tensors.append(value)
         start, self._start = self._start, self._start + _room(value.nbytes)
-        return start, tuple(value.shape), value.dtype, value.nbytes
+        return start, tuple(value.shape), value.dtype, value.nbytes, value.device.type == "cpu"
 
 
 class _Unpickler(pickle.Unpickler):
@@ -256,5 +256,6 @@ class _Unpickler(pickle.Unpickler):
         self._raw = raw
 
     def persistent_load(self, place: Any) -> torch.Tensor:
-        start, shape, dtype, n_bytes = place
-        return self._raw[start : start + n_bytes].view(dtype).view(shape)
+        start, shape, dtype, n_bytes, from_host = place
+        found = self._raw[start : start + n_bytes].view(dtype).view(shape)
+        return found.cpu() if from_host else found

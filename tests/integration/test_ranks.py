@@ -1,20 +1,26 @@
 """A pass that several processes share: the same numbers as alone, and a clean end when one dies."""
 
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import ranks as helper
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quantkit import grid
 from quantkit.export import compressed_tensors
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.shards import read_header
-from quantkit.quantize.ranks import Ranks
+from quantkit.quantize.ranks import Ranks, assign
 from quantkit.verify.checkpoint import verify
 
 NAMES = ["gptq-w4a16", "awq-gptq-w4a16+kv-fp8", "awq-w4a16", "fp8-static", "fp8-dynamic"]
@@ -219,3 +225,48 @@ def test_a_process_alone_has_nothing_to_wait_for():
     assert ranks.first_samples(2, lambda n: torch.arange(5)[:n]).tolist() == [0, 1]
     ranks.spread([])
     assert (ranks.is_first, taken) == (True, [])
+
+
+@given(st.lists(st.floats(0, 1e6), max_size=40), st.integers(1, 9))
+def test_jobs_are_spread_so_that_no_rank_has_much_more_than_its_part(costs, n_ranks):
+    owners = assign(costs, n_ranks)
+    assert len(owners) == len(costs)
+    loads = [sum(c for c, o in zip(costs, owners, strict=True) if o == r) for r in range(n_ranks)]
+    fair = sum(costs) / n_ranks + max(costs, default=0.0)
+    assert max(loads) <= fair * (1 + 1e-9)
+    assert assign(costs, n_ranks) == owners
+
+
+def torchrun(*arguments, n_ranks=2):
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(n_ranks)),
+            *("-m", "quantkit", *(str(argument) for argument in arguments)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+
+
+def test_torchrun_says_a_fault_of_the_input_once(model, tmp_path):
+    """The first rank finds it while preparing; the other waits, and ends in silence."""
+    done = torchrun("quantize", model, "-r", "gptq-w4a16", "--device", "cpu", "-o", tmp_path / "o")
+    assert done.returncode != 0
+    said = [line for line in done.stderr.split("\n") if line.startswith("quantkit:")]
+    assert len(said) == 1
+    assert "recipe gptq-w4a16 learns from data: give --calibration" in said[0]
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.slow
+def test_torchrun_makes_what_the_function_makes(two, model, text, tmp_path):
+    names = [part for name in NAMES for part in ("-r", name)]
+    how = ["--calibration", text, "--samples", 8, "--length", 64, "--device", "cpu", "--json"]
+    done = torchrun("quantize", model, *names, *how, "-o", tmp_path)
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)  # of one rank only
+    assert [Checkpoint.open(Path(m["path"])).digest for m in made] == list(two[1].values())
+    assert done.stderr.count("calibration: 8 samples") == 1
