@@ -9,6 +9,7 @@
       StorageError        the disk is full, not writable, or the output exists already
       MissingDependency   an optional package; names the extra that brings it
       HardwareError       no such device, or too little memory, with the numbers
+      RankLost            the same of another process that shares the run: it ended or failed
       DataError           text for calibration or scoring is missing or too short
       MethodError         a method could not do its work on a tensor
       ScoreError          an evaluation could not be run or read
@@ -33,6 +34,9 @@ EXIT_INTERRUPTED = 130
 
 class QuantkitError(Exception):
     """Base of everything that is reported without a traceback."""
+
+    told = False
+    """Another process of the run says it, so that this one need not."""
 
 
 class RecipeError(QuantkitError):
@@ -77,6 +81,10 @@ class MissingDependency(QuantkitError):
 
 class HardwareError(QuantkitError):
     """A device is missing or too small."""
+
+
+class RankLost(HardwareError):
+    """Another process of a run that several share is gone."""
 
 
 class DataError(QuantkitError):

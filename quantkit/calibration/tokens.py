@@ -62,3 +62,8 @@ class CalibrationTokens:
             return self
         order = self.lengths.argsort(descending=True, stable=True)
         return CalibrationTokens(self.name, self.ids[order], self.lengths[order])
+
+    def share(self, rank: int, size: int) -> "CalibrationTokens":
+        """Every `size`-th sample, which is none where there are more ranks than samples."""
+        lengths = None if self.lengths is None else self.lengths[rank::size]
+        return CalibrationTokens(self.name, self.ids[rank::size], lengths)

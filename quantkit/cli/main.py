@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from quantkit import __version__
+from quantkit import __version__, launch
 from quantkit.cli import (
     bench,
     calibrate,
@@ -33,6 +33,7 @@ from quantkit.errors import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_USAGE,
+    HardwareError,
     Interrupted,
     QuantkitError,
 )
@@ -53,13 +54,25 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
+SHARES_WORK = ("quantize",)
+"""Commands that several processes can do together."""
+
+
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    pass
+    place, name = launch.place(), context.invoked_subcommand
+    if place is not None and place.size > 1 and name not in SHARES_WORK:
+        error = HardwareError(
+            f"quantkit {name} works in one process, and torchrun started {place.size}; call it "
+            "without torchrun"
+        )
+        error.told = place.rank > 0
+        raise error
 
 
 app.command("demo")(demo.command)
@@ -92,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     except Interrupted as error:
         return _interrupted(str(error))
     except QuantkitError as error:
-        return _fail(str(error), EXIT_ERROR)
+        return EXIT_ERROR if error.told else _fail(str(error), EXIT_ERROR)
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -102,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
         # Typer keeps its own copy of click, whose errors know how to show themselves.
         if hasattr(error, "format_message"):
             show = getattr(error, "show", None)
-            if callable(show):
+            if callable(show) and launch.is_first():  # the same in every process
                 show()
             return EXIT_USAGE
         if type(error).__name__ == "OutOfMemoryError":
@@ -116,6 +129,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _interrupted(message: str) -> int:
+    if not launch.is_first():
+        return EXIT_INTERRUPTED
     return _fail(f"interrupted: {message}", EXIT_INTERRUPTED)
 
 

@@ -80,8 +80,10 @@ def command(
 ) -> None:
     """Make quantised checkpoints of a model.
 
-    Writes DIR/RECIPE/ for every recipe, all from one read of the model.
+    Writes DIR/RECIPE/ for every recipe, all from one read of the model. Started by torchrun,
+    as `torchrun --nproc-per-node 8 -m quantkit quantize ...`, all GPUs share the work.
     """
+    from quantkit import launch
     from quantkit.cli import console, start
 
     recipes = _recipes(model, recipe or [], fit, count, context, users, quiet)
@@ -89,56 +91,39 @@ def command(
         from quantkit.cli.fit import calibration as default_set
 
         calibration = default_set(model, recipes, calibration, quiet)
-    if model.lower().endswith(".gguf") and Path(model).is_file():
-        if calibration:
-            raise DataError(
-                "a GGUF file cannot be calibrated here; give --imatrix, a matrix made before"
-            )
-        if dry_run or format or engine != NATIVE:
-            option = "--dry-run" if dry_run else "--format" if format else "--engine"
-            raise RecipeError(f"{option} does not go with a GGUF file as MODEL; leave it out")
-        how = FileOptions(device, force, imatrix, requantize, quiet, verbose)
-        _quantize_file(model, recipes, out, how, json)
-        return
-    source, loaded = start.model_and_recipes(
-        model, recipes, revision, trust_remote_code, engine, calibration, format
-    )
-
-    from quantkit.quantize.prepare import prepare
-    from quantkit.quantize.run import quantize
-
-    chosen = start.calibration_choice(calibration, samples, length)
-
-    if dry_run:
-        with console.progress(quiet, verbose) as progress:
-            job = prepare(
-                source,
-                loaded,
-                out,
-                device,
-                force,
-                progress,
-                chosen,
-                offload=offload,
-                engine=engine,
-                imatrix=imatrix,
-            )
-        _show_plan(job, json)
-        return
-    with console.progress(quiet, verbose) as progress:
-        checkpoints = quantize(
-            source,
-            loaded,
-            out,
-            device,
-            force,
-            progress,
-            chosen,
-            offload=offload,
-            engine=engine,
-            imatrix=imatrix,
+    with start.sharing(device) as (ranks, where):
+        if model.lower().endswith(".gguf") and Path(model).is_file():
+            if calibration:
+                raise DataError(
+                    "a GGUF file cannot be calibrated here; give --imatrix, a matrix made before"
+                )
+            if dry_run or format or engine != NATIVE:
+                option = "--dry-run" if dry_run else "--format" if format else "--engine"
+                raise RecipeError(f"{option} does not go with a GGUF file as MODEL; leave it out")
+            how = FileOptions(where, force, imatrix, requantize, quiet, verbose)
+            if launch.is_first():
+                _quantize_file(model, recipes, out, how, json)
+            return
+        source, loaded = start.model_and_recipes(
+            model, recipes, revision, trust_remote_code, engine, calibration, format
         )
-    _show_made(checkpoints, json)
+        from quantkit.quantize.prepare import prepare
+        from quantkit.quantize.run import quantize
+
+        chosen = start.calibration_choice(calibration, samples, length)
+        if dry_run and not launch.is_first():
+            return
+        with console.progress(quiet or not launch.is_first(), verbose) as progress:
+            asked = (source, loaded, out, where, force, progress, chosen)
+            how_else = (offload, engine, imatrix, ranks)
+            if dry_run:
+                job = prepare(*asked, *how_else)
+            else:
+                checkpoints = quantize(*asked, *how_else)
+    if dry_run:
+        _show_plan(job, json)
+    elif launch.is_first():
+        _show_made(checkpoints, json)
 
 
 def _recipes(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from quantkit import launch
 from quantkit.errors import DataError, Interrupted, RecipeError, ScoreError
 from quantkit.registry import NATIVE, check_engine
 from quantkit.resources import PACKAGE
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from quantkit.model.source import ModelSource
     from quantkit.pipeline import Outcome
     from quantkit.quantize.prepare import CalibrationChoice
+    from quantkit.quantize.ranks import Ranks
     from quantkit.recipe import AnyRecipe
     from quantkit.report.comparison import Report
     from quantkit.score.evaluation import Evaluation
@@ -31,6 +33,19 @@ def stay_offline_if(local: bool) -> None:
         from quantkit.offline import without_hub
 
         without_hub()
+
+
+@contextmanager
+def sharing(device: str) -> "Iterator[tuple[Ranks | None, str]]":
+    """The ranks of the run and this one's device, where torchrun started several processes."""
+    place = launch.place()
+    if place is None:
+        yield None, device
+        return
+    from quantkit.quantize.together import joined
+
+    with joined(place, device) as ranks:
+        yield ranks, str(ranks.device)
 
 
 def model_and_recipes(

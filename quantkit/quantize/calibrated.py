@@ -5,8 +5,8 @@ leaves the block's function as it was. Then rounding. Everything is arithmetic o
 tensors; statistics of scaled inputs follow from those of the source.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -16,6 +16,8 @@ from quantkit.quantize import products, rounding
 from quantkit.quantize.feeders import Feeder
 from quantkit.quantize.methods import awq, gptq, smoothquant
 from quantkit.quantize.products import Halves
+from quantkit.quantize.ranks import Job, Ranks
+from quantkit.quantize.result import BlockResult, LinearResult
 from quantkit.quantize.statistics import Statistics
 from quantkit.recipe import Recipe
 from quantkit.registry import METHODS
@@ -32,56 +34,19 @@ Replay = Callable[[dict[str, torch.Tensor]], torch.Tensor]
 """The squared error of the block's output on some samples, with these weights in place."""
 
 
-@dataclass
-class LinearResult:
-    """One layer's numbers, and how well they stand for its weight."""
+def solve(works: Sequence["Work"], ranks: Ranks) -> None:
+    """Smooth and round all linears of a block for every recipe.
 
-    quantized: grid.QuantizedWeight
-    in_scale: torch.Tensor | None
-    """The stored weight is that of the source times this, column by column ..."""
-    out_scale: torch.Tensor | None
-    """... and over this, row by row."""
-    input_scale: torch.Tensor | None
-    """Of static activations."""
-    relative_error: torch.Tensor
-    """Norm of the weight's change over the norm of the weight, folded scales taken back."""
-    output_error: torch.Tensor
-    """Squared error of the layer's output on calibration data, over that output's square."""
-    damping: float | None = None
-    fallback: bool = False
+    Jobs of one stage do not depend on each other, so that ranks can share them.
+    """
+    for behind_norms in (False, True):  # linear feeders change weights that norms feed
+        ranks.spread([job for work in works for job in work.smoothing(behind_norms)])
+    ranks.spread([job for work in works for job in work.rounding()])
 
 
-@dataclass
-class BlockResult:
-    """What a recipe made of one block."""
+class Work:
+    """One recipe at one block; `result` is complete once it is solved."""
 
-    linears: dict[str, LinearResult] = field(default_factory=dict)
-    changed: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Parameters that took up folded scales, in the type they are stored in."""
-    folded: dict[str, torch.Tensor] = field(default_factory=dict)
-    """By what each of them was divided."""
-    kv_scales: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Of the cache: `<attention>.k_scale` and `.v_scale`."""
-
-
-def quantize_block(
-    state: Mapping[str, torch.Tensor],
-    stored_dtypes: Mapping[str, torch.dtype],
-    groups: Mapping[str, list[str]],
-    statistics: Mapping[str, Statistics],
-    feeders: Mapping[str, Feeder],
-    recipe: Recipe,
-    replay: Replay | None = None,
-) -> BlockResult:
-    """Smooth and round all linears of a block."""
-    work = _Work(state, stored_dtypes, groups, statistics, feeders, recipe, replay)
-    if METHODS[recipe.method].smoothing is not None:
-        work.smooth()
-    work.round()
-    return work.result
-
-
-class _Work:
     def __init__(
         self,
         state: Mapping[str, torch.Tensor],
@@ -118,29 +83,44 @@ class _Work:
     def _stacked(self, names: list[str]) -> torch.Tensor:
         return torch.cat([self.weight(name) for name in names])
 
-    def smooth(self) -> None:
-        """Scale the inputs of every group that something feeds.
+    def smoothing(self, behind_norms: bool) -> list[Job]:
+        """Scale the inputs of every group that a norm feeds, or a linear.
 
         Only where this recipe rewrites all that a scale touches: a feeding linear that it leaves
         alone, or a reader that it does not quantise, would be left with the wrong function.
         """
+        if self.entry.smoothing is None:
+            return []
         mine = {name for members in self.groups.values() for name in members}
-        # Linear feeders first: they change weights that the groups behind norms contain.
-        for wants_norm in (False, True):
-            for leader, members in self.groups.items():
-                feeder = self.feeders.get(leader)
-                if feeder is None or feeder.is_norm != wants_norm:
-                    continue
-                if feeder.readers <= mine and (feeder.is_norm or feeder.name in mine):
-                    self._smooth_group(leader, members, feeder)
+        jobs = []
+        for leader, members in self.groups.items():
+            feeder = self.feeders.get(leader)
+            if feeder is None or feeder.is_norm != behind_norms:
+                continue
+            if feeder.readers <= mine and (feeder.is_norm or feeder.name in mine):
+                rows, columns = self._shape(members)
+                jobs.append(
+                    Job(
+                        float(min(rows, JUDGING_ROWS) * columns**2),
+                        partial(self._smoothed, leader, members, feeder),
+                        partial(self._take_scale, members, feeder),
+                    )
+                )
+        return jobs
 
-    def _smooth_group(self, leader: str, members: list[str], feeder: Feeder) -> None:
+    def _shape(self, members: list[str]) -> tuple[int, int]:
+        """Of the weights of a group, stacked."""
+        shapes = [self.state[f"{name}.weight"].shape for name in members]
+        return sum(shape[0] for shape in shapes), shapes[0][1]
+
+    def _smoothed(self, leader: str, members: list[str], feeder: Feeder) -> torch.Tensor:
         statistics = self.statistics[leader]
         stacked = self._stacked(members)
         if self.entry.smoothing == "smoothquant":
-            scale = self._smoothquant(stacked, statistics, feeder)
-        else:
-            scale = self._awq(members, stacked, statistics, feeder)
+            return self._smoothquant(stacked, statistics, feeder)
+        return self._awq(members, stacked, statistics, feeder)
+
+    def _take_scale(self, members: list[str], feeder: Feeder, scale: torch.Tensor) -> None:
         scale = self._fold(feeder, scale)
         for name in members:
             self.in_scale[name] = scale
@@ -231,18 +211,30 @@ class _Work:
             self.result.changed[name] = divided.to(self.dtypes[name])
             self.result.folded[name] = scale
 
-    def round(self) -> None:
+    def rounding(self) -> list[Job]:
         """Choose the numbers of every linear."""
+        jobs = []
         for leader, members in self.groups.items():
-            statistics = self.statistics[leader]
-            if members[0] in self.in_scale:
-                statistics = statistics.scaled(self.in_scale[members[0]])
-            by_dtype: dict[torch.dtype, list[str]] = {}
-            for name in members:
-                by_dtype.setdefault(self.dtypes[f"{name}.weight"], []).append(name)
-            factor = gptq.factor(statistics.gram) if self.entry.rounding == "gptq" else None
-            for dtype, names in by_dtype.items():
-                self._round_stacked(names, dtype, statistics, factor)
+            rows, columns = self._shape(members)
+            cost = float(rows * columns**2)
+            if self.entry.rounding == "gptq":  # rows in float32, and a matrix to factor
+                cost = 4 * cost + 2 * float(columns**3)
+            do = partial(self._rounded, leader, members)
+            jobs.append(Job(cost, do, self.result.linears.update))
+        return jobs
+
+    def _rounded(self, leader: str, members: list[str]) -> dict[str, LinearResult]:
+        statistics = self.statistics[leader]
+        if members[0] in self.in_scale:
+            statistics = statistics.scaled(self.in_scale[members[0]])
+        by_dtype: dict[torch.dtype, list[str]] = {}
+        for name in members:
+            by_dtype.setdefault(self.dtypes[f"{name}.weight"], []).append(name)
+        factor = gptq.factor(statistics.gram) if self.entry.rounding == "gptq" else None
+        results: dict[str, LinearResult] = {}
+        for dtype, names in by_dtype.items():
+            results |= self._round_stacked(names, dtype, statistics, factor)
+        return results
 
     def _round_stacked(
         self,
@@ -250,7 +242,7 @@ class _Work:
         dtype: torch.dtype,
         statistics: Statistics,
         factor: gptq.Factor | None,
-    ) -> None:
+    ) -> dict[str, LinearResult]:
         """Rows are independent of each other, so linears that share an input are solved as one.
 
         With one scale a tensor they also share that scale: vLLM fuses them, and would otherwise
@@ -267,6 +259,7 @@ class _Work:
         errors = products.row_energies(change, gram)
         whole = products.row_energies(stacked, gram, exactly=False)
         start = 0
+        results = {}
         for name in names:
             rows = slice(start, start := start + self.state[f"{name}.weight"].shape[0])
             own = slice(None) if self.scheme.strategy == "tensor" else rows
@@ -277,7 +270,7 @@ class _Work:
             in_scale, out_scale = self.in_scale.get(name), self.out_scale.get(name)
             undone = grid.unfold(change[rows], in_scale, out_scale)
             original = torch.linalg.vector_norm(self.state[f"{name}.weight"], dtype=torch.float32)
-            self.result.linears[name] = LinearResult(
+            results[name] = LinearResult(
                 grid.QuantizedWeight(solved.values[rows], solved.scale[own], zero),
                 in_scale,
                 out_scale,
@@ -287,6 +280,7 @@ class _Work:
                 None if factor is None else factor.damping,
                 fallback=self.entry.rounding == "gptq" and factor is None,
             )
+        return results
 
     def _parameters(
         self, weight: torch.Tensor, dtype: torch.dtype, statistics: Statistics

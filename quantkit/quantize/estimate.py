@@ -18,6 +18,7 @@ from quantkit.model.architecture import Architecture
 from quantkit.quantize.calibrated import JUDGING_ROWS
 from quantkit.quantize.methods import awq
 from quantkit.quantize.plan import FUSED, Plan
+from quantkit.quantize.ranks import assign
 from quantkit.registry import METHODS
 from quantkit.storage import gib
 
@@ -44,6 +45,10 @@ class Estimate:
     """On the device at the worst moment, hidden states apart."""
     block_bytes: int
     seconds: float
+    n_ranks: int = 1
+    """Processes that share the samples; bytes are those of each, seconds those of all together."""
+    n_local_ranks: int = 1
+    """Those of them that share this machine's memory."""
 
     def device_bytes(self, on_host: bool) -> int:
         """Memory on the device, with hidden states there or not."""
@@ -59,10 +64,12 @@ def estimate(
     plans: Sequence[Plan],
     calibration: CalibrationTokens,
     device: torch.device,
+    n_ranks: int = 1,
 ) -> Estimate:
     """The cost of the pass that these calibrated recipes need."""
     block = _largest_block(architecture)
-    n_positions, length = calibration.ids.numel(), calibration.ids.shape[1]
+    n_samples, length = calibration.ids.shape
+    n_positions = -(-n_samples // n_ranks) * length  # of the rank that has most
     n_tokens, padded = calibration.n_tokens, calibration.mask is not None
     groups = _groups(block)
     parameters = sum(rows * columns for rows, columns in block.values())
@@ -79,16 +86,15 @@ def estimate(
     running = bytes_each * batch * ((6 + padded) * wide + 12 * narrow)
     working = (
         2 * parameters * bytes_each
-        + 4 * sum(columns * columns for _, columns in groups)
+        # Several ranks solve all streams of a block at once.
+        + 4 * sum(columns * columns for _, columns in groups) * (n_streams if n_ranks > 1 else 1)
         + max(solving, running)
     )
-    products, solves = 0.0, 0.0
-    for plan in plans:
-        many, few = _work(plan, groups)
-        products, solves = products + many, solves + few
+    products, solves = _longest_share([_work(plan, [g]) for plan in plans for g in groups], n_ranks)
     forwards = n_streams + len(own)
     products += 2.0 * parameters * n_positions * forwards
-    products += 1.15 * n_tokens * n_streams * sum(columns**2 for _, columns in groups)
+    seen = n_tokens if n_ranks == 1 else n_positions
+    products += 1.15 * seen * n_streams * sum(columns**2 for _, columns in groups)
     fast, slow = _speeds(device)
     seconds = n_blocks * (products / fast + solves / slow) / EFFICIENCY
     return Estimate(
@@ -99,6 +105,7 @@ def estimate(
         working,
         2 * parameters,
         seconds,
+        n_ranks,
     )
 
 
@@ -106,7 +113,7 @@ def require_room(cost: Estimate, device: torch.device, offload: str) -> bool:
     """Whether hidden states go to host memory; stops when it will not fit either way."""
     if device.type != "cuda":
         available = devices.available_host_bytes()
-        needed = cost.device_bytes(on_host=False) + PROCESS_BYTES
+        needed = cost.n_local_ranks * (cost.device_bytes(on_host=False) + PROCESS_BYTES)
         if available is not None and needed > available:
             raise HardwareError(
                 f"this needs about {gib(needed)} of memory but {gib(available)} is available; "
@@ -122,9 +129,10 @@ def require_room(cost: Estimate, device: torch.device, offload: str) -> bool:
             f"this needs about {gib(needed)} of GPU memory but {device} has {gib(total)}; {hint}"
         )
     available = devices.available_host_bytes()
-    if available is not None and cost.host_bytes(on_host) > available:
+    on_one_host = cost.n_local_ranks * cost.host_bytes(on_host)
+    if available is not None and on_one_host > available:
         raise HardwareError(
-            f"this needs about {gib(cost.host_bytes(on_host))} of host memory but "
+            f"this needs about {gib(on_one_host)} of host memory but "
             f"{gib(available)} is available; use fewer --samples or fewer recipes at a time"
         )
     return on_host
@@ -166,6 +174,17 @@ def _work(plan: Plan, groups: list[tuple[int, int]]) -> tuple[float, float]:
             fast += 4.0 * columns**3
             slow += columns**3 / 3 + rows * columns**2
     return fast, slow
+
+
+def _longest_share(jobs: Sequence[tuple[float, float]], n_ranks: int) -> tuple[float, float]:
+    """Operations of the rank that has most to solve, in the fast type and in float32."""
+    owners = assign([fast + slow for fast, slow in jobs], n_ranks)
+    shares = [[0.0, 0.0] for _ in range(n_ranks)]
+    for owner, (fast, slow) in zip(owners, jobs, strict=True):
+        shares[owner][0] += fast
+        shares[owner][1] += slow
+    most = max(shares, key=sum)
+    return most[0], most[1]
 
 
 def _speeds(device: torch.device) -> tuple[float, float]:

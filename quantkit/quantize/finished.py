@@ -10,10 +10,10 @@ from quantkit.export import layers as export_layers
 from quantkit.export.folder import FolderWriter
 from quantkit.export.manifest import Layer
 from quantkit.progress import Progress
-from quantkit.quantize.calibrated import BlockResult
 from quantkit.quantize.delivery import Parcel
 from quantkit.quantize.journal import Journal
 from quantkit.quantize.plan import Plan
+from quantkit.quantize.result import BlockResult
 from quantkit.storage import gib
 
 

@@ -24,7 +24,7 @@ class HiddenStates:
 
     @property
     def on_host(self) -> bool:
-        return self._batches[0].device.type != self._device.type
+        return bool(self._batches) and self._batches[0].device.type != self._device.type
 
     def to_host(self) -> None:
         """Free the device of them, from now on."""

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from quantkit.quantize.padding import Keep, real
+from quantkit.quantize.ranks import Ranks
 
 
 class Importance:
@@ -57,6 +58,17 @@ class Importance:
             self._sums[name] = square.clone()
             self.n_tokens[name] = 0
         self.n_tokens[name] += n_tokens
+
+    def add_up(self, ranks: Ranks, device: torch.device) -> None:
+        """Add what other ranks have seen; the first knows all layers."""
+        shapes = ranks.share({name: len(found) for name, found in self._sums.items()})
+        self._sums = {
+            name: self._sums[name] if name in self._sums else torch.zeros(width, device=device)
+            for name, width in shapes.items()
+        }
+        counts = torch.tensor([self.n_tokens.get(name, 0) for name in shapes], device=device)
+        ranks.sum_([counts, *self._sums.values()])
+        self.n_tokens = dict(zip(shapes, counts.tolist(), strict=True))
 
     def forget(self) -> None:
         """Begin again."""

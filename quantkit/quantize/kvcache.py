@@ -18,13 +18,14 @@ from quantkit.errors import MethodError
 from quantkit.model.architecture import attentions
 from quantkit.model.shards import DTYPES
 from quantkit.quantize.padding import Keep, real
+from quantkit.quantize.ranks import Ranks
 from quantkit.recipe import WeightScheme
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-    from quantkit.quantize.calibrated import BlockResult
     from quantkit.quantize.plan import Plan
+    from quantkit.quantize.result import BlockResult
 
 Pass = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Takes keys and values [batch, heads, tokens, width of a head], returns what attention gets."""
@@ -86,6 +87,16 @@ class Observer:
         finally:
             for handle in handles:
                 handle.remove()
+
+    def add_up(self, ranks: Ranks, device: torch.device) -> None:
+        """Take the maxima over all ranks; the first knows which modules have any."""
+        if not self.attentions:
+            return
+        for largest in (self.keys, self.values):
+            shapes = ranks.share({name: found.shape for name, found in largest.items()})
+            for name, shape in shapes.items():
+                largest.setdefault(name, torch.zeros(shape, device=device))
+            ranks.max_([largest[name] for name in shapes])
 
     def _see(
         self, name: str, keep: Keep, keys: torch.Tensor, values: torch.Tensor

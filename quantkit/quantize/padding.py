@@ -7,7 +7,7 @@ as it is, with nothing picked and nothing copied.
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -32,8 +32,10 @@ class Padding:
 
     keep: list[Keep]
     """By batch, on the device."""
+    beginning: Keep
+    """Of the first batch; where ranks share the samples, that of all of them ..."""
     lengths: list[int]
-    """Real tokens of each sample of the first batch ..."""
+    """... the real tokens of its samples ..."""
     length: int
     """... and what they are padded to."""
 
@@ -43,12 +45,19 @@ class Padding:
         n_samples, length = calibration.ids.shape
         mask = calibration.mask
         if mask is None:
-            return cls([None] * -(-n_samples // batch_size), [length] * batch_size, length)
+            lengths = [length] * min(batch_size, n_samples)
+            return cls([None] * -(-n_samples // batch_size), None, lengths, length)
         keep = [
             None if part.all() else part.flatten().nonzero().flatten().to(device)
             for part in torch.split(mask, batch_size)
         ]
-        return cls(keep, mask[:batch_size].sum(1).tolist(), length)
+        return cls(keep, keep[0], mask[:batch_size].sum(1).tolist(), length)
+
+    def of_share(
+        self, share: CalibrationTokens, batch_size: int, device: torch.device
+    ) -> "Padding":
+        """The same beginning, and the batches of one rank's share of the samples."""
+        return replace(self, keep=Padding.of(share, batch_size, device).keep)
 
     def n_samples(self, n_tokens: int) -> int:
         """How many samples of the first batch have so many real tokens at most; one at least."""
@@ -57,6 +66,6 @@ class Padding:
     def first(self, n_samples: int) -> Keep:
         """What is real in the first samples of the first batch."""
         lengths = self.lengths[:n_samples]
-        if self.keep[0] is None or min(lengths) == self.length:
+        if self.beginning is None or min(lengths) == self.length:
             return None
-        return self.keep[0][: sum(lengths)]
+        return self.beginning[: sum(lengths)]

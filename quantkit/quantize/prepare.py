@@ -12,7 +12,7 @@ from quantkit import resources
 from quantkit.calibration import loading
 from quantkit.calibration.build import Vocabulary
 from quantkit.calibration.tokens import CalibrationTokens
-from quantkit.errors import DataError, RecipeError, SourceError, UnknownName
+from quantkit.errors import DataError, HardwareError, RecipeError, SourceError, UnknownName
 from quantkit.export import manifest
 from quantkit.gguf import plan as gguf_plan
 from quantkit.gguf.imatrix import ImportanceMatrix
@@ -25,6 +25,7 @@ from quantkit.quantize import llmcompressor
 from quantkit.quantize import plan as planning
 from quantkit.quantize.estimate import OFFLOAD, PROCESS_BYTES, Estimate, estimate, require_room
 from quantkit.quantize.plan import Plan
+from quantkit.quantize.ranks import Ranks
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 from quantkit.registry import NATIVE, check_engine
 from quantkit.storage import duration, gib, refuse_existing, require_space
@@ -121,6 +122,7 @@ class Job:
             "n_blocks": self.cost.n_blocks,
             "n_tokens": self.cost.n_tokens,
             "n_streams": self.cost.n_streams,
+            "n_ranks": self.cost.n_ranks,
             "hidden_states_on": "host" if self.on_host else "device",
             "device_bytes": self.cost.device_bytes(self.on_host),
             "host_bytes": self.cost.host_bytes(self.on_host),
@@ -139,9 +141,15 @@ def prepare(
     offload: str = "auto",
     engine: str = NATIVE,
     imatrix: Path | None = None,
+    ranks: Ranks | None = None,
 ) -> Job:
     """Everything that can fail cheaply fails here."""
     check_engine(engine)
+    ranks = ranks or Ranks()
+    if engine != NATIVE and ranks.size > 1:
+        raise HardwareError(
+            f"engine {engine} works in one process, not in {ranks.size}; call it without torchrun"
+        )
     names = [recipe.name for recipe in recipes]
     if twice := {name for name in names if names.count(name) > 1}:
         raise RecipeError(f"recipe {min(twice)} was asked for twice")
@@ -202,7 +210,7 @@ def prepare(
         )
     if calibration is None or not (learning or (files and matrix is None)):
         return job
-    return _calibrated(job, architecture, calibration, offload, size, progress)
+    return _calibrated(job, architecture, calibration, offload, size, progress, ranks)
 
 
 def _architecture(source: ModelSource, engine: str, progress: Progress) -> Architecture:
@@ -234,6 +242,7 @@ def _calibrated(
     offload: str,
     disk_bytes: int,
     progress: Progress,
+    ranks: Ranks,
 ) -> Job:
     """The same job with its calibration tokens and what the pass will cost."""
     found = load_tokens(job.source, architecture, calibration, progress)
@@ -247,7 +256,8 @@ def _calibrated(
         progress.note(warning)
     if job.engine != NATIVE:
         return replace(job, calibration=found)
-    cost = estimate(architecture, learners, found, job.device)
+    cost = estimate(architecture, learners, found, job.device, ranks.size)
+    cost = replace(cost, n_local_ranks=ranks.local_size)
     on_host = require_room(cost, job.device, offload)
     progress.note(_announce_cost(cost, on_host, job.device, disk_bytes))
     return replace(job, calibration=found, cost=cost, on_host=on_host)
@@ -313,8 +323,9 @@ def _announce_cost(cost: Estimate, on_host: bool, device: torch.device, disk_byt
     if device.type != "cuda":
         host = cost.device_bytes(False) + PROCESS_BYTES
     moved = " (hidden states on the host)" if on_host else ""
+    each = f" on each of {cost.n_ranks} ranks" if cost.n_ranks > 1 else ""
     return (
         f"plan: {cost.n_blocks} blocks, {cost.n_streams} streams of {cost.n_tokens:,} tokens; "
-        f"about {where}{gib(host)} of host memory{moved}, {gib(disk_bytes)} of disk, "
+        f"about {where}{gib(host)} of host memory{moved}{each}, {gib(disk_bytes)} of disk, "
         f"{duration(cost.seconds)}"
     )

@@ -22,11 +22,13 @@ from quantkit.model.source import ModelSource
 from quantkit.progress import Progress, Silent
 from quantkit.quantize import journal, llmcompressor
 from quantkit.quantize.datafree import quantize_tensors
+from quantkit.quantize.errand import Errand, take_part
 from quantkit.quantize.importance import Importance
 from quantkit.quantize.journal import Journal
 from quantkit.quantize.onepass import CalibratedOutcome, quantize_blocks
 from quantkit.quantize.plan import Plan
 from quantkit.quantize.prepare import CalibrationChoice, Job, prepare
+from quantkit.quantize.ranks import Ranks
 from quantkit.recipe import AnyRecipe
 from quantkit.registry import NATIVE
 from quantkit.storage import scratch_folder
@@ -60,8 +62,16 @@ def quantize(
     offload: str = "auto",
     engine: str = NATIVE,
     imatrix: Path | None = None,
+    ranks: Ranks | None = None,
 ) -> list[Checkpoint]:
-    """Write `out/<recipe>/` for every recipe from one pass over the source."""
+    """Write `out/<recipe>/` for every recipe from one pass over the source.
+
+    Where several ranks share the pass, all call this; the first writes and has the checkpoints.
+    """
+    ranks = ranks or Ranks()
+    if not ranks.is_first:
+        take_part(source, devices.choose(device), offload, ranks)
+        return []
     progress = progress or Silent()
     clock = Clock()
     job = prepare(
@@ -75,6 +85,7 @@ def quantize(
         offload=offload,
         engine=engine,
         imatrix=imatrix,
+        ranks=ranks,
     )
     # What people wrote into the cards of checkpoints that --force replaces.
     cards = {target: card.existing(target) for target in (*job.targets, *job.file_targets)}
@@ -98,7 +109,7 @@ def quantize(
                 for scratch, plan, kept in zip(scratches, job.plans, journals, strict=True)
             ]
             mode = "always" if job.on_host else offload
-            outcomes = _quantize(job, writers, journals, progress, mode, importance)
+            outcomes = _quantize(job, writers, journals, progress, mode, importance, ranks)
             clock.lap("tensors")
         clock.lap("flush")
         made = {}
@@ -109,12 +120,14 @@ def quantize(
                 folder.write_scales(scratch, outcome.scales)
             folder.write_side_files(scratch, source, plan.recipe, plan.ignored)
             files = folder.hash_files(scratch, writer.hashes)
-            record = manifest_of(job, plan, outcome.layers, files, clock, outcome.perplexity)
+            record = manifest_of(
+                job, plan, outcome.layers, files, clock, outcome.perplexity, ranks.size
+            )
             card.write(scratch, record, old=cards[target])
             folder.write_manifest(scratch, record)
             made[plan.recipe.name] = Checkpoint(target, record)
         for scratch, target, file in zip(file_scratches, job.file_targets, job.files, strict=True):
-            record = _write_file(job, file, scratch, importance, progress, clock)
+            record = _write_file(job, file, scratch, importance, progress, clock, ranks.size)
             card.write(scratch, record, old=cards[target])
             folder.write_manifest(scratch, record)
             made[file.recipe.name] = Checkpoint(target, record)
@@ -130,6 +143,7 @@ def _write_file(
     importance: Importance | None,
     progress: Progress,
     clock: Clock,
+    n_ranks: int,
 ) -> Manifest:
     """A GGUF file, and beside it what makes it a checkpoint like the others."""
     matrix = job.matrix
@@ -147,7 +161,7 @@ def _write_file(
     clock.lap(plan.recipe.name)
     layers = {name: Layer(relative_error=error) for name, error in errors.items()}
     perplexity = importance.perplexity if importance is not None else None
-    return manifest_of(job, plan, layers, files, clock, perplexity)
+    return manifest_of(job, plan, layers, files, clock, perplexity, n_ranks)
 
 
 def _matrix(job: Job, plan: GGUFPlan, importance: Importance) -> ImportanceMatrix:
@@ -192,6 +206,7 @@ def _quantize(
     progress: Progress,
     offload: str,
     importance: Importance | None,
+    ranks: Ranks,
 ) -> list[CalibratedOutcome]:
     """Data-free recipes from one read of the tensors, the others from one pass over the blocks."""
     if job.engine != NATIVE:
@@ -210,6 +225,24 @@ def _quantize(
     outcomes: dict[int, CalibratedOutcome] = {}
     free = [i for i, plan in enumerate(job.plans) if not plan.recipe.needs_calibration]
     learning = [i for i, plan in enumerate(job.plans) if plan.recipe.needs_calibration]
+    errand = Errand.of(job, [job.plans[i] for i in learning])
+    # What is shared comes first: the other ranks need not wait for the rest.
+    ranks.share(errand)
+    if errand.calibration is not None:
+        results = quantize_blocks(
+            job.source,
+            errand.plans,
+            [writers[i] for i in learning],
+            errand.calibration,
+            job.device,
+            progress,
+            [kept for kept in journals if kept is not None],
+            offload,
+            importance,
+            ranks,
+        )
+        outcomes |= dict(zip(learning, results, strict=True))
+    ranks.part()
     if free:
         layers = quantize_tensors(
             job.source,
@@ -219,20 +252,6 @@ def _quantize(
             progress,
         )
         outcomes |= {i: CalibratedOutcome(found, {}) for i, found in zip(free, layers, strict=True)}
-    if learning or importance is not None:
-        assert job.calibration is not None
-        results = quantize_blocks(
-            job.source,
-            [job.plans[i] for i in learning],
-            [writers[i] for i in learning],
-            job.calibration,
-            job.device,
-            progress,
-            [kept for kept in journals if kept is not None],
-            offload,
-            importance,
-        )
-        outcomes |= dict(zip(learning, results, strict=True))
     return [outcomes[i] for i in range(len(job.plans))]
 
 
@@ -243,6 +262,7 @@ def manifest_of(
     files: dict[str, manifest.StoredFile],
     clock: Clock,
     perplexity: float | None = None,
+    n_ranks: int = 1,
 ) -> Manifest:
     """Put together what is known of a checkpoint; the perplexity is that of its calibration."""
     return Manifest(
@@ -261,7 +281,7 @@ def manifest_of(
         layers={name: layers[name] for name in plan.quantized},
         files=files,
         versions=manifest.versions(),
-        device=devices.describe(job.device),
+        device=f"{n_ranks} x " * (n_ranks > 1) + devices.describe(job.device),
         seconds=clock.seconds,
         stage_seconds=clock.stages,
         peak_host_bytes=devices.peak_host_bytes(),

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 
 from quantkit.quantize.padding import Keep, real
+from quantkit.quantize.ranks import Ranks
 
 SLAB = 1024
 """Rows of G that one product makes."""
@@ -108,10 +109,28 @@ class Collector:
                 handle.remove()
             self._alive.clear()
 
-    def complete(self) -> None:
-        """All batches have been seen."""
+    def complete(self, ranks: Ranks | None = None) -> None:
+        """All batches have been seen; what other ranks saw is added."""
+        if ranks is not None:
+            self._add_up(ranks)
         for statistics in self.statistics.values():
             statistics.complete()
+
+    def _add_up(self, ranks: Ranks) -> None:
+        widths = {name: len(found.total) for name, found in self.statistics.items()}
+        # A rank without samples has seen no layer: the first says which there are.
+        self.groups, widths = ranks.share((self.groups, widths))
+        device = next(iter(self.linears.values())).weight.device
+        self.statistics = {
+            name: self.statistics.get(name) or Statistics.zeros(width, device)
+            for name, width in widths.items()
+        }
+        all_of_them = list(self.statistics.values())
+        counts = torch.tensor([found.n_tokens for found in all_of_them], device=device)
+        ranks.sum_([counts, *(t for found in all_of_them for t in (found.gram, found.total))])
+        ranks.max_([found.max_abs for found in all_of_them])
+        for found, n_tokens in zip(all_of_them, counts.tolist(), strict=True):
+            found.n_tokens = n_tokens
 
     def _see(
         self, name: str, keep: Keep, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]

@@ -19,11 +19,12 @@ from quantkit.quantize import feeders, llmcompressor, onepass, prepare
 from quantkit.quantize.hidden import HiddenStates
 from quantkit.quantize.importance import Importance
 from quantkit.quantize.kvcache import Observer
-from quantkit.quantize.onepass import Stream, _Here, _Replay
 from quantkit.quantize.padding import Padding, real
 from quantkit.quantize.prepare import CalibrationChoice
 from quantkit.quantize.run import quantize
 from quantkit.quantize.statistics import Collector
+from quantkit.quantize.streams import Stream
+from quantkit.quantize.visit import Replay, Visit
 from quantkit.recipe import load
 
 CPU = torch.device("cpu")
@@ -158,9 +159,9 @@ def replayed(source, calibration):
     hidden, arguments = decoder.start(calibration.ids, len(calibration.ids))
     padding = Padding.of(calibration, len(calibration.ids), CPU)
     stream, state = Stream(HiddenStates(hidden, CPU), [0], False), decoder.read(0)
-    here = _Here(decoder, 0, state, stream, arguments[0], padding)
+    visit = Visit(decoder, 0, state, stream, arguments[0], padding)
     name = "self_attn.v_proj.weight"
-    return float(_Replay(here, here.samples)({name: state[name].float() * 1.25}))
+    return float(Replay(visit, visit.samples)({name: state[name].float() * 1.25}))
 
 
 def test_a_replay_counts_real_positions_only(source, padded):

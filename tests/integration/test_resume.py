@@ -176,15 +176,15 @@ if __name__ == "__main__":
 def test_out_of_memory_falls_back_to_offloading(tmp_path, monkeypatch, block):
     source = small_model(tmp_path / "model")
     expected = run(source, tmp_path / "whole")
-    solve, notes = onepass._Here.quantize, []
+    observe, notes = onepass.Visit.observe, []
 
-    def once(here, plans, pending):
-        if here.index == block and not notes:
+    def once(visit, plans, pending):
+        if visit.index == block and not notes:
             notes.append("out of memory")
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return solve(here, plans, pending)
+        return observe(visit, plans, pending)
 
-    monkeypatch.setattr(onepass._Here, "quantize", once)
+    monkeypatch.setattr(onepass.Visit, "observe", once)
     assert run(source, tmp_path / "out") == expected
     assert notes
 
@@ -192,11 +192,11 @@ def test_out_of_memory_falls_back_to_offloading(tmp_path, monkeypatch, block):
 def test_out_of_memory_twice_says_what_to_change(tmp_path, monkeypatch):
     source = small_model(tmp_path / "model")
 
-    def always(here, plans, pending):
+    def always(visit, plans, pending):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(onepass._Here, "quantize", always)
+        patch.setattr(onepass.Visit, "observe", always)
         with pytest.raises(HardwareError, match="shorter --length"):
             run(source, tmp_path / "out")
     assert run(source, tmp_path / "out") == run(source, tmp_path / "whole")

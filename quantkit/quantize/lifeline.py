@@ -1,0 +1,195 @@
+"""A line between the ranks of a run, on which each learns at once that another is gone.
+
+Collectives do not tell: one that waits for a dead process waits until its time-out. But a socket is
+closed by the system whenever its process ends, however that happens. So every rank holds a
+connection to the first, which passes on what it hears: `done`, when a rank has nothing more to
+share; `failed` and a sentence; or the silence of one that ended without a word.
+"""
+
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from quantkit.errors import QuantkitError, RankLost
+
+CONNECT_SECONDS = 300.0
+"""For all ranks to come; some read their libraries from a slow disk."""
+KEY = "quantkit/lifeline"
+KEPT = "what is finished is kept: run the same command again to go on"
+MAX_LINE_BYTES = 4000
+SLEEP_SECONDS = (0.0002, 0.02)
+"""Between two looks: at first, and at last."""
+
+
+class Store(Protocol):
+    """Where the ranks leave each other short messages."""
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> bytes: ...
+
+    def check(self, keys: list[str]) -> bool: ...
+
+
+class Lifeline:
+    """This rank's end of the line."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.lost: str | None = None
+        """What befell another rank, in a sentence."""
+        self.first_is_gone = False
+        self._lines: dict[int, socket.socket] = {}
+        self._done: set[int] = set()
+        self._lock = threading.Lock()
+        self._speaking = threading.Lock()
+        self._heard = True
+        """Whether somebody listened to the last words."""
+        self._changed = threading.Event()
+
+    @classmethod
+    def open(cls, rank: int, size: int, store: Store, address: str) -> "Lifeline":
+        """Connect every rank with the first, which can be reached at this address."""
+        line = cls(rank, size)
+        if size == 1:
+            return line
+        if rank == 0:
+            line._receive(store)
+        else:
+            line._connect(store, address)
+        for other, connection in line._lines.items():
+            threading.Thread(target=line._listen, args=(other, connection), daemon=True).start()
+        return line
+
+    def _receive(self, store: Store) -> None:
+        word = secrets.token_hex(8)  # the port is open to others, who do not know it
+        deadline = time.monotonic() + CONNECT_SECONDS
+        with socket.create_server(("", 0)) as server:
+            store.set(KEY, f"{server.getsockname()[1]} {word}")
+            while len(self._lines) < self.size - 1:
+                try:
+                    server.settimeout(max(0.01, deadline - time.monotonic()))
+                    connection, _ = server.accept()
+                    connection.settimeout(10)
+                    said, _, rank = _line(connection).partition(" ")
+                except TimeoutError:
+                    if time.monotonic() < deadline:
+                        continue
+                    raise RankLost(
+                        f"only {len(self._lines) + 1} of {self.size} ranks came within "
+                        f"{CONNECT_SECONDS:.0f} s; look for what the others said"
+                    ) from None
+                except OSError:  # a stranger who went away again
+                    continue
+                if said != word:
+                    connection.close()
+                    continue
+                connection.settimeout(None)
+                self._lines[int(rank)] = connection
+
+    def _connect(self, store: Store, address: str) -> None:
+        self.wait(lambda: store.check([KEY]), CONNECT_SECONDS, "to start")
+        port, word = store.get(KEY).decode().split()
+        try:
+            connection = socket.create_connection((address, int(port)), CONNECT_SECONDS)
+        except OSError as error:
+            raise RankLost(f"rank {self.rank} cannot reach rank 0 at {address}: {error}") from error
+        connection.settimeout(None)
+        connection.sendall(f"{word} {self.rank}\n".encode())
+        self._lines[0] = connection
+
+    def _listen(self, other: int, connection: socket.socket) -> None:
+        while True:
+            try:
+                said = _line(connection)
+            except OSError:
+                said = ""
+            kind, _, words = said.partition(" ")
+            if kind == "done":
+                with self._lock:
+                    self._done.add(other)
+            elif kind == "failed":
+                self._learn(words)
+            else:
+                with self._lock:
+                    expected = other in self._done or self.lost is not None
+                if not expected:
+                    self.first_is_gone = other == 0
+                    self._learn(f"rank {other} ended before its work was done; {KEPT}")
+                return
+
+    def _learn(self, sentence: str) -> None:
+        with self._lock:
+            if self.lost is not None:
+                return
+            self.lost = sentence
+        self._changed.set()
+        if self.rank == 0:
+            self._say(f"failed {sentence}")
+
+    def done(self) -> None:
+        """This rank needs the others no more, nor they it."""
+        self._say("done")
+
+    def fail(self, sentence: str) -> None:
+        """Tell all why this rank ends."""
+        self._heard = self._say(f"failed rank {self.rank}: {sentence}")
+
+    def told(self, error: QuantkitError) -> QuantkitError:
+        """The same error, marked if the first rank says it: once is enough."""
+        error.told = self.rank > 0 and not self.first_is_gone and self._heard
+        return error
+
+    def _say(self, line: str) -> bool:
+        raw = " ".join(line.split()).encode()[:MAX_LINE_BYTES] + b"\n"
+        heard = False
+        with self._speaking:
+            for connection in self._lines.values():
+                with suppress(OSError):  # who is gone need not be told
+                    connection.sendall(raw)
+                    heard = True
+        return heard
+
+    def close(self) -> None:
+        """Let go."""
+        for connection in self._lines.values():
+            connection.close()
+
+    def check(self) -> None:
+        """Stop when another rank is lost."""
+        if self.lost is not None:
+            raise RankLost(self.lost)
+
+    def news(self, seconds: float) -> str | None:
+        """What befell another rank, if word of it comes within so many seconds."""
+        self._changed.wait(seconds)
+        return self.lost
+
+    def wait(self, is_over: Callable[[], bool], seconds: float | None, what: str) -> None:
+        """Wait until something is over or another rank is lost; signals are heard meanwhile."""
+        started = time.monotonic()
+        pause, longest = SLEEP_SECONDS
+        while not is_over():
+            self.check()
+            if seconds is not None and time.monotonic() - started > seconds:
+                raise RankLost(
+                    f"rank {self.rank} waited {seconds / 60:.0f} minutes for the others "
+                    f"{what}; {KEPT}"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+
+
+def _line(connection: socket.socket) -> str:
+    """One line; nothing at the end of the connection."""
+    found = bytearray()
+    while not found.endswith(b"\n"):
+        byte = connection.recv(1)
+        if not byte:
+            return ""
+        found += byte
+    return found.decode("utf-8", "replace").strip()
