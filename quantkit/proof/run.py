@@ -5,6 +5,7 @@ silence, so a folder that has a fault never reaches one.
 """
 
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,6 +29,9 @@ from quantkit.proof import agreement, prompts, reference
 from quantkit.proof.prompts import N_SCORED, Prompts
 from quantkit.score import loading
 from quantkit.verify.checkpoint import Verification, verify
+
+OURS = threading.Lock()
+"""Held for whatever builds a model here, which changes torch and transformers for all threads."""
 
 
 class Engine(Protocol):
@@ -119,7 +123,8 @@ class _Begun:
 def _begin(
     folder: Path, engine: Engine, asked: Asked, source: ModelSource | None, progress: Progress
 ) -> _Begun:
-    checks = verify(folder, source, progress, asked.trust_remote_code)
+    with OURS:
+        checks = verify(folder, source, progress, asked.trust_remote_code)
     if not checks.ok:
         return _Begun(folder, checks)
     progress.note(f"{folder.name}: the files are right; now the engine")
@@ -164,7 +169,7 @@ def ask(target: ModelSource | Checkpoint, engine: Engine, asked: Asked) -> Askin
     config = read_config(target.folder)
     if asked.level == "logprobs":
         refuse_experts(config, target.folder, "for which there is no reference; --level generate")
-    with hushed("transformers"):  # long documents are cut, which it cannot know
+    with OURS, hushed("transformers"):  # long documents are cut, which it cannot know
         tokenizer = loading.tokenizer(target.folder, asked.trust_remote_code)
         context = min(context_of(config), engine.max_model_len or sys.maxsize)
         made = prompts.make(tokenizer, context, target.folder, asked.n_prompts)
@@ -195,14 +200,9 @@ def compare(asking: Asking, asked: Asked, progress: Progress) -> Verified:
     if asked.level == "logprobs" and not found:
         progress.note(f"{target.folder.name}: the engine has answered; now our reference")
         dtype = answer.dtype or str(read_config(target.folder).get("dtype") or "bfloat16")
-        expected = reference.of(
-            target,
-            made,
-            answer,
-            devices.choose(asked.device),
-            getattr(torch, dtype),
-            asked.trust_remote_code,
-        )
+        where, kind = devices.choose(asked.device), getattr(torch, dtype)
+        with OURS:
+            expected = reference.of(target, made, answer, where, kind, asked.trust_remote_code)
         written, read, found = agreement.judge(
             answer.token_logprobs, answer.prompt_logprobs, expected
         )
