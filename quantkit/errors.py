@@ -13,6 +13,7 @@
       MethodError         a method could not do its work on a tensor
       ScoreError          an evaluation could not be run or read
       PolicyError         a gate's policy is wrong or does not fit its report; all problems at once
+      SweepError          a sweep's file is wrong, or steps of it were given up; names all of them
       Interrupted         the user pressed Ctrl-C; says what was kept
 
 A message says what happened, to which thing, and what to do next.
@@ -91,6 +92,10 @@ class ScoreError(QuantkitError):
 
 class PolicyError(QuantkitError):
     """A gate's policy is wrong, or does not fit the report."""
+
+
+class SweepError(QuantkitError):
+    """A sweep's file is wrong, or its steps cannot be run."""
 
 
 class Interrupted(QuantkitError):
