@@ -21,6 +21,7 @@ from quantkit.cli import (
     report,
     run,
     score,
+    sweep,
     verify,
 )
 from quantkit.errors import (
@@ -63,6 +64,7 @@ app.command("quantize")(quantize.command)
 app.command("verify")(verify.command)
 app.command("score")(score.command)
 app.command("report")(report.command)
+app.add_typer(sweep.app, name="sweep")
 app.command("gate")(gate.command)
 app.command("card")(card.command)
 app.add_typer(calibrate.app, name="calibrate")

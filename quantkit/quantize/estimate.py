@@ -59,8 +59,13 @@ def estimate(
     plans: Sequence[Plan],
     calibration: CalibrationTokens,
     device: torch.device,
+    speeds: tuple[float, float] | None = None,
 ) -> Estimate:
-    """The cost of the pass that these calibrated recipes need."""
+    """The cost of the pass that these calibrated recipes need.
+
+    `speeds` are those of a device that is not here: operations a second of a large product in the
+    type that is computed in, and in float32.
+    """
     block = _largest_block(architecture)
     n_positions, length = calibration.ids.numel(), calibration.ids.shape[1]
     n_tokens, padded = calibration.n_tokens, calibration.mask is not None
@@ -89,7 +94,7 @@ def estimate(
     forwards = n_streams + len(own)
     products += 2.0 * parameters * n_positions * forwards
     products += 1.15 * n_tokens * n_streams * sum(columns**2 for _, columns in groups)
-    fast, slow = _speeds(device)
+    fast, slow = speeds or measured_speeds(device)
     seconds = n_blocks * (products / fast + solves / slow) / EFFICIENCY
     return Estimate(
         n_blocks,
@@ -168,7 +173,7 @@ def _work(plan: Plan, groups: list[tuple[int, int]]) -> tuple[float, float]:
     return fast, slow
 
 
-def _speeds(device: torch.device) -> tuple[float, float]:
+def measured_speeds(device: torch.device) -> tuple[float, float]:
     """Operations a second of a product in the type that is computed in, and in float32."""
     size = 4096 if device.type == "cuda" else 1024
     types = (torch.bfloat16, torch.float32) if device.type == "cuda" else (torch.float32,)

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantkit.errors import StorageError
+from quantkit.errors import StorageError, SweepError
 from quantkit.progress import Progress
 from quantkit.sweep import cost, overview, worker
 from quantkit.sweep import spec as sweep_spec
+from quantkit.sweep.cost import Costs
 from quantkit.sweep.expand import Devices, expand
 from quantkit.sweep.graph import Graph, Step
 from quantkit.sweep.lease import Lease
+from quantkit.sweep.overview import Overview
 from quantkit.sweep.place import Place
 from quantkit.sweep.resolve import Resolved, resolve
-from quantkit.sweep.schedule import Executor, Run
+from quantkit.sweep.schedule import STATE, Executor, Run, look
 
 SWEEP = "sweep.json"
 
@@ -31,15 +33,14 @@ class Prepared:
 
 
 def prepare(
-    spec: sweep_spec.SweepSpec, base: Path, out: str, devices: Callable[[], Devices]
+    spec: sweep_spec.SweepSpec, base: Path, place: Place, devices: Callable[[], Devices]
 ) -> Prepared:
     """Everything that can fail cheaply fails here."""
-    place = Place(out)
     sweep = resolve(spec, base)
     return Prepared(sweep, expand(sweep, devices()), place)
 
 
-def run(prepared: Prepared, executor: Executor, progress: Progress) -> Run:
+def run(prepared: Prepared, executor: Executor, progress: Progress) -> Overview:
     """Do what is missing of a sweep, and write the report over everything."""
     place, graph = prepared.place, prepared.graph
     place.require(cost.disk_bytes(prepared.sweep))
@@ -50,8 +51,54 @@ def run(prepared: Prepared, executor: Executor, progress: Progress) -> Run:
             going.go()
         if not going.errors:
             place.remove(worker.ROOMS)
-        overview.write(place, graph, going.records, going.errors)
-    return going
+        return overview.write(place, graph, going.records, going.errors)
+
+
+@dataclass(frozen=True)
+class Estimated:
+    """A graph, what of it is done, and what the rest will cost."""
+
+    graph: Graph
+    done: frozenset[str]
+    costs: Costs
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "gpu": self.costs.gpu,
+            "steps": [
+                {
+                    "name": name,
+                    "kind": step.kind,
+                    "title": step.title,
+                    "needs": list(step.needs),
+                    "done": name in self.done,
+                    "seconds": self.costs.steps[name].seconds,
+                    "on_gpu": self.costs.steps[name].on_gpu,
+                    "size_bytes": self.costs.steps[name].size_bytes,
+                }
+                for name, step in self.graph.steps.items()
+            ],
+        }
+
+
+def estimated(prepared: Prepared) -> Estimated:
+    """What a run would do, and what that will cost."""
+    done = look(prepared.graph, prepared.place).finished(prepared.graph)
+    return Estimated(prepared.graph, frozenset(done), cost.costs(prepared.sweep, prepared.graph))
+
+
+def report(place: Place) -> Overview:
+    """The report over everything that is done in a place, whoever drives it."""
+    graph, _ = read_plan(place)
+    state = json.loads(place.read(STATE) or b"{}")
+    done = look(graph, place).finished(graph, state.get("errors", {}))
+    errors = {n: why for n, why in state.get("errors", {}).items() if n not in done}
+    if not any(record.kind == "report" for record in done.values()):
+        raise SweepError(
+            f"no model of {place.address} is done yet; see `quantkit sweep status {place.address}`"
+        )
+    return overview.write(place, graph, done, errors)
 
 
 def read_plan(place: Place) -> tuple[Graph, dict[str, Any]]:

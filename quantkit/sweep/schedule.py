@@ -7,7 +7,7 @@ everything that needs it, while the others go on.
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -47,12 +47,13 @@ class Plan:
     remade: Mapping[str, str]
     """Steps whose results are there and cannot be used, and why."""
 
-    def finished(self, graph: Graph) -> dict[str, Record]:
+    def finished(self, graph: Graph, given_up: Container[str] = ()) -> dict[str, Record]:
         """Results that need not be made again: they fit what they were made from."""
         done: dict[str, Record] = {}
         for name, step in graph.steps.items():
             record = self.records.get(name)
-            if record and all(n in done for n in step.needs) and _fits(record, step, done):
+            there = all(n in done or (step.whatever and n in given_up) for n in step.needs)
+            if record and there and _fits(record, step, done):
                 done[name] = record
         return done
 
