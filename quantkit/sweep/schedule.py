@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from quantkit.progress import Progress
+from quantkit.storage import duration
 from quantkit.sweep import result
 from quantkit.sweep.graph import Graph, Step
 from quantkit.sweep.lease import Lease
@@ -23,6 +24,10 @@ STATE = "state.json"
 SECONDS_BETWEEN_STATES = 1.0
 DEATHS = 20
 """A step may see this many machines go away under it: more, and it is what kills them."""
+
+
+TOLD = 300
+"""Of sweeps with more steps, only faults are told as they come."""
 
 
 class Executor(Protocol):
@@ -180,6 +185,8 @@ class Run:
             self._wait_again(job.steps)
             return
         made = {record.step: record for record in outcome.records}
+        if made:
+            self._tell(job, outcome)
         for step in job.steps:
             if step.name in made:
                 self.records[step.name] = made[step.name]
@@ -189,6 +196,13 @@ class Run:
                 self._ready[step.name] = None
             else:
                 self._failed(step, outcome, len(job.steps) > 1)
+
+    def _tell(self, job: Job, outcome: Outcome) -> None:
+        """One line a job, where that is not too many lines."""
+        ended = self.n_ended + len(outcome.records)
+        took = duration(sum(record.seconds for record in outcome.records))
+        line = f"{ended}/{len(self.graph.steps)} {job.title}: {took}"
+        (self.progress.note if len(self.graph.steps) <= TOLD else self.progress.detail)(line)
 
     def _died(self, step: Step) -> int:
         self._deaths[step.name] = self._deaths.get(step.name, 0) + 1
