@@ -99,7 +99,7 @@ def _pass(sweep: Resolved, graph: Graph, steps: list[Step], peak: float) -> dict
         return {step.name: Cost(None, None, on_gpu) for step in steps}
     recipes = {step.name: _named(sweep, step.work["recipe"]["name"]) for step in steps}
     learning = [r for r in recipes.values() if isinstance(r, Recipe) and r.needs_calibration]
-    seconds: float | None = 0.0  # without data a pass is one read of the weights
+    seconds = 0.0  # without data a pass is one read of the weights
     if steps[0].needs:
         tokens = _tokens(graph.steps[steps[0].needs[0]], shape)
         plans = [planning.make(shape.architecture, shape.stored, recipe) for recipe in learning]

@@ -1,4 +1,4 @@
-"""A whole sweep: look up its names, lay out its graph, run what is missing, report on everything."""
+"""A whole sweep: look up names, lay out the graph, run what is missing, report on everything."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -138,7 +138,9 @@ def current(place: Place) -> tuple[int, Holder | None]:
         return max(numbers), Holder(**json.loads(content))
     except (ValueError, TypeError) as error:
         name = place.told(_name(max(numbers)))
-        raise StorageError(f"{name} is no lease of quantkit; remove it if no driver runs") from error
+        raise StorageError(
+            f"{name} is no lease of quantkit; remove it if no driver runs"
+        ) from error
 
 
 def held(place: Place) -> Holder | None:
@@ -166,7 +168,7 @@ def _host() -> str:
     """This machine, and the very start of it: numbers of processes mean nothing beyond."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespace = os.readlink("/proc/self/ns/pid")
+        namespace = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         boot = namespace = ""
     return f"{socket.gethostname()} {boot} {namespace}".strip()

@@ -32,19 +32,27 @@ TRAVELLING = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "
 class Cluster:
     """A connection to Ray."""
 
-    def __init__(self, address: str | None = None, n_cpus: int | None = None) -> None:
+    def __init__(
+        self,
+        address: str | None = None,
+        environment: Mapping[str, Any] | None = None,
+        n_cpus: int | None = None,
+    ) -> None:
         self._ray = _library()
-        self._is_ours = address is None
-        quietly = {"include_dashboard": False, "num_cpus": n_cpus} if self._is_ours else {}
-        if address is not None:
+        more: dict[str, Any] = {}
+        if address is None:
+            more = {"include_dashboard": False, "num_cpus": n_cpus}
+        else:
             _require_answer(address)
+        if address is not None or environment:  # a cluster made here has our code already
+            more["runtime_env"] = _environment(environment or {})
         try:
             self._ray.init(
                 address=address or "local",
                 log_to_driver=False,
                 logging_level="ERROR",
                 configure_logging=False,
-                **quietly,
+                **more,
             )
         except Exception as error:  # Ray raises whatever its parts do
             where = f"no Ray cluster answers at {address}" if address else "Ray cannot start here"
@@ -73,7 +81,7 @@ class Cluster:
         for kind in KINDS:
             _require_node(kind, spec.of(kind), list(nodes.values()))
         if place.local is not None:
-            self._require_shared(place, spec)
+            self._require_shared(place)
 
     def executor(
         self, spec: SweepSpec, progress: Progress, functions: Functions | None = None
@@ -81,8 +89,7 @@ class Cluster:
         """Who does jobs there."""
         has = any(node.get("GPU", 0) >= 1 for node in self._nodes().values())
         options = {kind: _options(spec.of(kind), self._gpus(spec, kind, has)) for kind in KINDS}
-        environment = None if self._is_ours and not spec.environment else _environment(spec)
-        return OnRay(self._ray, options, environment, progress, functions)
+        return OnRay(self._ray, options, progress, functions)
 
     def _nodes(self) -> dict[str, dict[str, float]]:
         """Resources of every node that is up, by its number."""
@@ -94,21 +101,19 @@ class Cluster:
             return asked
         return int(has and kind in COMPUTING and spec.device != "cpu")
 
-    def _require_shared(self, place: Place, spec: SweepSpec) -> None:
+    def _require_shared(self, place: Place) -> None:
         """A folder that is not the same one everywhere would lose results."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         assert place.local is not None
         mark = f".seen-{uuid.uuid4().hex[:8]}"
         place.write(mark, b"quantkit")
-        environment = None if self._is_ours and not spec.environment else _environment(spec)
         try:
             asked = {
                 self._ray.remote(_sees)
                 .options(
                     num_cpus=0,
                     max_retries=1,
-                    runtime_env=environment,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
                 )
                 .remote(str(place.local / mark)): node
@@ -146,7 +151,6 @@ class OnRay:
 
     ray: Any
     options: Mapping[str, Mapping[str, Any]]
-    environment: Mapping[str, Any] | None
     progress: Progress
     functions: Functions | None = None
 
@@ -165,7 +169,6 @@ class OnRay:
             **self.options.get(job.kind, {"num_cpus": 1}),
             name=job.title,
             max_retries=0,
-            runtime_env=self.environment,
         )
         self._running[task.remote(job, self._shared)] = job
 
@@ -193,10 +196,10 @@ class OnRay:
             return Outcome(error="its machine ran out of memory; give `resources` more memory")
         except errors.RayTaskError as error:  # our own code outside of a step
             return Outcome(error=next(iter(str(error.cause or error).splitlines()), "it failed"))
-        except (errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError) as error:
-            node = isinstance(error, errors.NodeDiedError | errors.ObjectLostError)
-            what = "its machine" if node else "its process"
-            return Outcome(error=f"{what} went away", died=True)
+        except errors.WorkerCrashedError:  # which may well be the step's own fault
+            return Outcome(error="its process was killed, or crashed")
+        except (errors.NodeDiedError, errors.ObjectLostError):
+            return Outcome(error="its machine went away", died=True)
         except errors.RayError as error:
             first = next(iter(str(error).splitlines()), type(error).__name__)
             raise SweepError(
@@ -217,12 +220,12 @@ def _options(wanted: Resources, gpus: int) -> dict[str, Any]:
     return options | ({"memory": wanted.memory} if wanted.memory is not None else {})
 
 
-def _environment(spec: SweepSpec) -> dict[str, Any]:
+def _environment(wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Our code, the switches that decide whether a hub is asked, and what the sweep adds."""
     import quantkit
 
     switches = {name: os.environ[name] for name in TRAVELLING if name in os.environ}
-    asked = dict(spec.environment)
+    asked = dict(wanted)
     variables = switches | dict(asked.pop("env_vars", {}))
     modules = [str(Path(quantkit.__file__).parent), *asked.pop("py_modules", [])]
     return {"py_modules": modules, "env_vars": variables, **asked}

@@ -8,8 +8,7 @@ from typing import Any
 from quantkit.report.document import Document
 from quantkit.sweep.graph import Graph, Step
 from quantkit.sweep.place import Place
-from quantkit.sweep.result import FOLDER, Record
-from quantkit.sweep.work import CHECKPOINT
+from quantkit.sweep.result import CHECKPOINT, FOLDER, Record
 from quantkit.sweep.worker import LOGS
 
 PAGE = "report.html"

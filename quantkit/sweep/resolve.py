@@ -107,9 +107,7 @@ def resolve(spec: SweepSpec, base: Path) -> Resolved:
     if wrong:
         raise SweepError("\n  ".join(["the sweep cannot be run:", *wrong] if wrong[1:] else wrong))
     units, groups = loaded[0]
-    return Resolved(
-        spec, tuple(models), tuple(recipes), tuple(sets), units, groups, policy[0]
-    )
+    return Resolved(spec, tuple(models), tuple(recipes), tuple(sets), units, groups, policy[0])
 
 
 def needs_hub(spec: SweepSpec, base: Path) -> bool:
@@ -157,9 +155,7 @@ def _model(spec: ModelSpec, base: Path) -> Model:
         identity, place, revision = f"{name}@{folder.name}", name, folder.name
         if not (folder / "config.json").is_file():
             raise SourceError(f"{name} has no config.json; is it a model?")
-    return Model(
-        spec.label, place, revision, identity, spec.trust_remote_code, tuple(spec.after)
-    )
+    return Model(spec.label, place, revision, identity, spec.trust_remote_code, tuple(spec.after))
 
 
 def _set(choice: SetChoice, base: Path) -> Calibration:
@@ -170,9 +166,7 @@ def _set(choice: SetChoice, base: Path) -> Calibration:
     if calibration_set.is_set(Path(name)):
         manifest = calibration_set.read_manifest(Path(name))
         decisive = {"built": manifest.digest, "files": manifest.files, **part}
-        return Calibration(
-            choice.label, decisive, {"folder": str(Path(name).absolute()), **part}
-        )
+        return Calibration(choice.label, decisive, {"folder": str(Path(name).absolute()), **part})
     wanted, start = loading.find(name)
     if any(source.kind == "stdin" for source in wanted.sources):
         raise DataError(f"{name} reads standard input, which a sweep cannot; give a file")
@@ -206,7 +200,7 @@ def _matching(path: Path) -> list[Path]:
 def _units(tasks: Sequence[str]) -> tuple[tuple[Unit, ...], dict[str, dict[str, Any]]]:
     with lmeval.quiet():
         groups = lmeval.groups(tasks)
-    units = {}
+    units: dict[str, Unit] = {}
     for asked in tasks:
         for task in _leaves(asked, groups):
             units.setdefault(task, Unit(task, asked))

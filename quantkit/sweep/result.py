@@ -23,6 +23,8 @@ from quantkit.sweep.place import Place
 
 FOLDER = "results"
 RECORD = "step.json"
+CHECKPOINT = "checkpoint"
+"""The folder of a model within the result of its making."""
 SMALL = 64 << 20
 """Files up to this many bytes are read to be sure; larger ones when a step uses them."""
 

@@ -211,9 +211,9 @@ class Run:
     def _failed(self, step: Step, outcome: Outcome, in_company: bool) -> None:
         self.tries[step.name] = self.tries.get(step.name, 0) + 1
         number = self.tries[step.name]
-        if outcome.died:
-            log = f"{outcome.error}\n".encode()
-            self.place.write(log_name(step.name, number), log)
+        log = log_name(step.name, number)
+        if self.place.read(log) is None:  # who should have written it did not live to
+            self.place.write(log, f"{outcome.error}\n".encode())
         if number < self.attempts and not outcome.died:
             if in_company:  # one that spoils a shared pass must not spoil the next
                 self._alone.add(step.name)
@@ -225,10 +225,10 @@ class Run:
             return
         self.failed.append(step.name)
         self.errors[step.name] = outcome.error
-        where = self.place.told(log_name(step.name, number))
+        times = f"{number} attempt{'s' * (number > 1)}"
         self.progress.note(
-            f"{step.kind} {step.title}: given up after {number} attempts: {outcome.error}; "
-            f"see {where}"
+            f"{step.kind} {step.title}: given up after {times}: {outcome.error}; "
+            f"see {self.place.told(log)}"
         )
         self._give_up_followers(step.name)
         self._ended(step.name)

@@ -139,8 +139,7 @@ class SweepSpec(_Strict):
 
     def of(self, kind: str) -> Resources:
         """What a step of a kind takes."""
-        found: Mapping[str, Resources] = self.resources
-        return found.get(kind, Resources())
+        return next((r for name, r in self.resources.items() if name == kind), Resources())
 
     def _twice(self) -> Iterator[str]:
         for what, names in (
@@ -165,8 +164,7 @@ class SweepSpec(_Strict):
             yield f"models: {' comes after '.join(found)}: nobody can begin"
 
     def _contradictions(self) -> Iterator[str]:
-        named: Mapping[str, Resources] = self.resources
-        for kind, wanted in named.items():
+        for kind, wanted in self.resources.items():
             if wanted.gpus and kind not in COMPUTING:
                 yield f"resources.{kind}: gpus: {wanted.gpus}, but {kind} uses none"
             if wanted.gpus and self.device == "cpu":

@@ -61,7 +61,7 @@ def _on_ray(
 ) -> Ready:
     from quantkit.sweep import driver
 
-    cluster = on_ray.Cluster(address)
+    cluster = on_ray.Cluster(address, spec.environment)
     try:
         prepared = driver.prepare(spec, base, place, lambda: cluster.devices(spec))
         if not dry:

@@ -100,4 +100,3 @@ def status(place: Place, check: bool = False) -> Status:
     return Status(
         tuple(lines), holder.told() if holder else "", running, given_up, logs, tuple(faults)
     )
-

@@ -4,12 +4,10 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quantkit import device as devices
 from quantkit import pipeline
 from quantkit.calibration import calibration_set, loading
 from quantkit.calibration import spec as set_spec
@@ -19,7 +17,6 @@ from quantkit.export.checkpoint import Checkpoint
 from quantkit.gate import policy as policies
 from quantkit.gate.judge import judge
 from quantkit.model.source import ModelSource
-from quantkit.progress import Progress
 from quantkit.quantize.prepare import CalibrationChoice
 from quantkit.quantize.run import quantize as quantize_model
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
@@ -32,22 +29,11 @@ from quantkit.score.harness import Asked, evaluate
 from quantkit.storage import write_json
 from quantkit.sweep import parts
 from quantkit.sweep.graph import Step
-from quantkit.sweep.result import Product
+from quantkit.sweep.result import CHECKPOINT, Product
+from quantkit.sweep.worker import Bench
 from quantkit.verify.checkpoint import verify as verify_folder
 
-CHECKPOINT = "checkpoint"
 REFERENCES = "references"
-
-
-@dataclass(frozen=True)
-class Bench:
-    """What a step works with: results that it needs, room for its own, somebody who listens."""
-
-    folder_of: Callable[[str], Path]
-    """A finished step's files by its name, checked."""
-    room: Path
-    """An own folder; what a killed attempt left may be there."""
-    progress: Progress
 
 
 def calibrate(steps: Sequence[Step], bench: Bench) -> list[Product]:
@@ -162,9 +148,7 @@ def report(steps: Sequence[Step], bench: Bench) -> list[Product]:
             (path,) = bench.folder_of(name).glob("*.json")
             found.append(Evaluation.read(path))
         identities += [parts.identity(part) for part in found]
-        evaluations.append(
-            parts.merged(found, work["tasks"], work["groups"], work["labels"][own])
-        )
+        evaluations.append(parts.merged(found, work["tasks"], work["groups"], work["labels"][own]))
     made = Report.of(evaluations, tuple(notes))
     out = bench.room / "report"
     report_files.write(made, out)
@@ -216,8 +200,3 @@ def _recipe(work: Mapping[str, Any]) -> AnyRecipe:
 
 def _hash(data: Any) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
-
-
-def device_here(wanted: str) -> str:
-    """`cpu` or `cuda`: what `auto` comes to on this machine."""
-    return devices.choose(wanted).type

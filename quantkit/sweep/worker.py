@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from quantkit.errors import QuantkitError
 from quantkit.progress import Progress, Silent
@@ -28,13 +28,19 @@ from quantkit.sweep.result import (
     publish,
 )
 
-if TYPE_CHECKING:
-    from quantkit.sweep.work import Bench
-
 LOGS = "logs"
 ROOMS = "work"
-Functions = Mapping[str, Callable[[Sequence[Step], "Bench"], list[Product]]]
-"""What does a step, by its kind."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a step works with: results that it needs, room for its own, somebody who listens."""
+
+    folder_of: Callable[[str], Path]
+    """A finished step's files by its name, checked."""
+    room: Path
+    """An own folder; what a killed attempt left may be there."""
+    progress: Progress
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,10 @@ class Logged:
             self._stream.flush()
 
 
+Functions = Mapping[str, Callable[[Sequence[Step], Bench], list[Product]]]
+"""What does a step, by its kind."""
+
+
 def log_name(step: str, attempt: int) -> str:
     """Where an attempt's log lies."""
     return f"{LOGS}/{step}/{attempt}.log"
@@ -141,16 +151,17 @@ def execute(
 
 
 def _execute(job: Job, log: Logged, functions: Functions | None) -> Outcome:
-    from quantkit.sweep import work
-
     started = time.monotonic()
-    kinds = work.KINDS if functions is None else functions
+    if functions is None:  # what computes is not needed to plan, nor to look on
+        from quantkit.sweep import work
+
+        functions = work.KINDS
     with _room(job) as room, tempfile.TemporaryDirectory(prefix="quantkit-") as fetched:
 
         def folder_of(step: str) -> Path:
             return materialise(job.place, job.inputs[step], Path(fetched))
 
-        products = kinds[job.kind](job.steps, work.Bench(folder_of, room, log))
+        products = functions[job.kind](job.steps, Bench(folder_of, room, log))
         records = []
         for step, product in zip(job.steps, products, strict=True):
             how = Circumstances(

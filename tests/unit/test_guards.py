@@ -25,6 +25,7 @@ LAYERS = [
     {"report"},
     {"gate", "advise"},
     {"pipeline"},
+    {"sweep"},
     {"cli"},
     {"__main__"},
 ]
