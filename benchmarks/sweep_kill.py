@@ -162,6 +162,22 @@ def main() -> None:
     import ray
 
     chance, trials = random.Random(asked.seed), []
+
+    def record() -> str:
+        told = {
+            "what": "sweeps over the demo model on three local nodes, a node or the driver killed",
+            "versions": {"ray": ray.__version__, "python": sys.version.split()[0]},
+            "cores": os.cpu_count(),
+            "seed": asked.seed,
+            "steps": len(wanted),
+            "seconds_undisturbed": round(usual, 1),
+            "sweeps": len(trials),
+            "identical": sum(trial.identical for trial in trials),
+            "killed_while_running": sum(trial.was_running for trial in trials),
+            "trials": [vars(trial) for trial in trials],
+        }
+        return json.dumps(told, indent=2) + "\n"
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder)
@@ -172,24 +188,11 @@ def main() -> None:
             for number in range(asked.sweeps):
                 trials.append(disturbed(folder, nodes, wanted, usual, number, chance))
                 print(number + 1, trials[-1], flush=True)
+                if asked.out:  # at once: what was seen so far stands, whatever comes
+                    asked.out.write_text(record())
         finally:
             nodes.close()
-    record = {
-        "what": "sweeps over the demo model on three local nodes, a node or the driver killed",
-        "versions": {"ray": ray.__version__, "python": sys.version.split()[0]},
-        "cores": os.cpu_count(),
-        "seed": asked.seed,
-        "steps": len(wanted),
-        "seconds_undisturbed": round(usual, 1),
-        "sweeps": len(trials),
-        "identical": sum(trial.identical for trial in trials),
-        "killed_while_running": sum(trial.was_running for trial in trials),
-        "trials": [vars(trial) for trial in trials],
-    }
-    if asked.out:
-        asked.out.write_text(json.dumps(record, indent=2) + "\n")
-    else:
-        print(json.dumps(record, indent=2))
+    print(record())
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ class Devices:
 
     quantize: str
     score: str
+    ranks: int = 1
+    """GPUs that share one pass, which sum up in another order than one does."""
 
 
 def expand(sweep: Resolved, devices: Devices) -> Graph:
@@ -122,6 +124,7 @@ def _quantize(
         "recipe": recipe.digest,
         "name": recipe.name,
         "device": devices.quantize,
+        **({"ranks": devices.ranks} if devices.ranks > 1 else {}),
     }
     part = {k: choice.work.get(k) for k in ("samples", "length")} if choice else {}
     work = {
@@ -129,6 +132,7 @@ def _quantize(
         "recipe": recipe.public(),
         "gguf": isinstance(recipe, GGUFRecipe),
         "device": devices.quantize,
+        "ranks": devices.ranks,
         **part,
     }
     return _step(

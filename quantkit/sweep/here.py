@@ -12,21 +12,25 @@ class Here:
 
     def __init__(self, progress: Progress, functions: Functions | None = None) -> None:
         self._progress, self._functions = progress, functions
-        self._jobs: list[Job] = []
+        self._job: Job | None = None
 
     def bundle(self, step: Step) -> str:
         """Recipes share a pass, and all tasks a model that is loaded once."""
         return f"score {step.work['title']}" if step.kind == "score" else step.together
 
+    def room(self) -> int:
+        """One job at a time."""
+        return int(self._job is None)
+
     def start(self, job: Job) -> None:
-        """Queue a job."""
-        self._jobs.append(job)
+        """Take a job on."""
+        self._job = job
 
     def wait(self) -> list[tuple[Job, Outcome]]:
-        """Do the next job."""
-        if not self._jobs:
+        """Do it."""
+        if (job := self._job) is None:
             return []
-        job = self._jobs.pop(0)
+        self._job = None
         return [(job, execute(job, self._progress, self._functions))]
 
 
@@ -49,4 +53,4 @@ def devices(spec: SweepSpec) -> Devices:
     def chosen(kind: str) -> str:
         return "cpu" if spec.of(kind).gpus == 0 else device.choose(spec.device).type
 
-    return Devices(chosen("quantize"), chosen("score"))
+    return Devices(chosen("quantize"), chosen("score"), spec.of("quantize").gpus or 1)

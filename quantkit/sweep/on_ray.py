@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.errors import HardwareError, MissingDependency, StorageError, SweepError
+from quantkit.hush import hushed
 from quantkit.progress import Progress
 from quantkit.storage import gib
 from quantkit.sweep.expand import Devices
@@ -25,6 +26,7 @@ from quantkit.sweep.worker import Functions, Job, Outcome, execute
 SECONDS_TO_ANSWER = 10.0
 SECONDS_OF_A_PROBE = 120.0
 SECONDS_OF_A_WAIT = 1.0
+MOST_TASKS = 5000
 TRAVELLING = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_ENDPOINT")
 """Switches of the environment that workers have to share; no secrets: Ray shows these to all."""
 
@@ -47,13 +49,14 @@ class Cluster:
         if address is not None or environment:  # a cluster made here has our code already
             more["runtime_env"] = _environment(environment or {})
         try:
-            self._ray.init(
-                address=address or "local",
-                log_to_driver=False,
-                logging_level="ERROR",
-                configure_logging=False,
-                **more,
-            )
+            with hushed("ray"):
+                self._ray.init(
+                    address=address or "local",
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    configure_logging=False,
+                    **more,
+                )
         except Exception as error:  # Ray raises whatever its parts do
             where = f"no Ray cluster answers at {address}" if address else "Ray cannot start here"
             first = next(iter(str(error).splitlines()), type(error).__name__)
@@ -73,7 +76,7 @@ class Cluster:
                 raise HardwareError("device: cuda, but no node of the cluster has a GPU")
             return "cuda" if gpus else "cpu"
 
-        return Devices(chosen("quantize"), chosen("score"))
+        return Devices(chosen("quantize"), chosen("score"), spec.of("quantize").gpus or 1)
 
     def check(self, spec: SweepSpec, place: Place) -> None:
         """Refuse before the start what no node can do, and storage that some do not see."""
@@ -162,6 +165,10 @@ class OnRay:
     def bundle(self, step: Step) -> str:
         """Recipes share a pass; tasks are scored side by side."""
         return step.together
+
+    def room(self) -> int:
+        """Ray queues what has no machine yet; some thousands at a time."""
+        return MOST_TASKS - len(self._running)
 
     def start(self, job: Job) -> None:
         """Hand a job to the cluster."""

@@ -8,7 +8,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -53,6 +53,8 @@ class Place:
         """A file's content; None where there is none."""
         with self._explained(name, "read"):
             try:
+                if (root := self.local) is not None:
+                    return (root / name).read_bytes()
                 return bytes(self._fs.cat_file(self._path(name)))
             except (FileNotFoundError, NotADirectoryError):
                 return None
@@ -123,16 +125,23 @@ class Place:
         inside = (PurePosixPath(str(path)).name for path in found)
         return sorted(name for name in inside if not name.startswith("."))
 
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Bytes of every file below a folder, by its path there."""
-        base = self._path(folder)
+    def sizes(self, folder: str, names: Iterable[str]) -> dict[str, int]:
+        """Bytes of files below a folder; those that are not there are left out."""
+        found: dict[str, int] = {}
+        if (root := self.local) is not None:
+            for name in names:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    found[name] = (root / folder / name).stat().st_size
+            return found
         with self._explained(folder, "read"):
+            base = self._path(folder)
             try:
-                found = self._fs.find(base, detail=True)
+                there = self._fs.find(base, detail=True)
             except (FileNotFoundError, NotADirectoryError):
                 return {}
         cut = len(self._fs._strip_protocol(base).rstrip("/")) + 1
-        return {str(path)[cut:]: int(info["size"]) for path, info in found.items()}
+        sizes = {str(path)[cut:]: int(info["size"]) for path, info in there.items()}
+        return {name: sizes[name] for name in names if name in sizes}
 
     def publish(self, folder: Path, name: str) -> None:
         """Move a finished folder there; its name must be new."""

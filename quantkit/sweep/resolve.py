@@ -90,7 +90,7 @@ def resolve(spec: SweepSpec, base: Path) -> Resolved:
                 wrong.append(str(error))
         return found
 
-    recipes = tried(lambda name: load(_beside(name, base)), spec.recipes)
+    recipes = tried(lambda name: load(_beside(name, base, "recipes")), spec.recipes)
     sets = tried(lambda choice: _set(choice, base), spec.calibration)
     loaded = tried(_units, [spec.tasks])
     policy = tried(lambda name: _policy(name, base), [spec.policy])
@@ -117,7 +117,7 @@ def needs_hub(spec: SweepSpec, base: Path) -> bool:
     if not all((lmeval.OWN_TASKS / task).is_dir() for task in spec.tasks):
         return True
     for choice in spec.calibration:
-        name = _beside(choice.set, base)
+        name = _beside(choice.set, base, "calibration")
         if calibration_set.is_set(Path(name)) or (is_data(name) and not _is_shipped(name)):
             continue
         try:
@@ -129,14 +129,15 @@ def needs_hub(spec: SweepSpec, base: Path) -> bool:
     return False
 
 
-def _beside(name: str, base: Path) -> str:
-    """Paths start where the sweep's file lies; names stay names."""
+def _beside(name: str, base: Path, kind: str = "") -> str:
+    """Paths start where the sweep's file lies; names of what ships stay names."""
+    if name == "demo" or (kind and name in resources.names(kind)):
+        return name
     path = Path(name).expanduser()
-    if not path.is_absolute() and ("/" in name or name.endswith((".yaml", ".yml"))):
-        beside = base / path
-        stem, plus, addition = name.rpartition("+")
-        if beside.exists() or (plus and (base / stem).exists() and "/" not in addition):
-            return str(beside.absolute())
+    stem, plus, addition = name.rpartition("+")  # behind a recipe's file
+    on_top = bool(plus) and "/" not in addition and (base / stem).is_file()
+    if not path.is_absolute() and ((base / path).exists() or on_top):
+        return str((base / path).absolute())
     return str(path) if name.startswith("~") else name
 
 
@@ -159,7 +160,7 @@ def _model(spec: ModelSpec, base: Path) -> Model:
 
 
 def _set(choice: SetChoice, base: Path) -> Calibration:
-    name = _beside(choice.set, base)
+    name = _beside(choice.set, base, "calibration")
     part = {"samples": choice.samples, "length": choice.length}
     if name == "-":
         raise DataError("a sweep reads no calibration set from standard input: give a file")
@@ -189,6 +190,8 @@ def _data(wanted: set_spec.SetSpec, base: Path) -> dict[str, str]:
         if isinstance(source, set_spec.Files):
             path = base / source.path
             files = sorted(path.rglob("*")) if path.is_dir() else _matching(path)
+            if not any(file.is_file() for file in files):
+                raise DataError(f"there is no file, folder or pattern {path}")
             found |= {os.path.relpath(f, base): sha256_of(f) for f in files if f.is_file()}
     return found
 

@@ -118,8 +118,9 @@ def publish(
     inputs: Mapping[str, str],
     how: Circumstances,
 ) -> Record:
-    """Put a result into its place, the record last; one that came first is kept."""
-    if (before := load(place, step.name)) is not None and not faults(place, before):
+    """Put a result into its place, the record last; the same one that came first is kept."""
+    before = load(place, step.name)
+    if before is not None and before.inputs == dict(inputs) and not faults(place, before):
         return before
     token = uuid.uuid4().hex[:12]
     files = {
@@ -168,7 +169,7 @@ def load_all(place: Place, steps: Iterable[str]) -> dict[str, Record]:
 
 def _parsed(content: bytes) -> Record | None:
     try:
-        return Record.model_validate(json.loads(content))
+        return Record.model_validate_json(content)
     except (ValueError, ValidationError):
         return None
 
@@ -178,7 +179,7 @@ def faults(place: Place, record: Record, largest: int | None = SMALL) -> list[st
     base = f"{FOLDER}/{record.step}"
     if not record.is_sound():
         return [f"{place.told(base)}/{RECORD} was changed after it was written"]
-    sizes = place.sizes(f"{base}/{record.folder}")
+    sizes = place.sizes(f"{base}/{record.folder}", record.files)
     found = []
     for name, file in record.files.items():
         path = f"{base}/{record.folder}/{name}"

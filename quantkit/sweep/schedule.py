@@ -36,6 +36,9 @@ class Executor(Protocol):
     def bundle(self, step: Step) -> str:
         """A word that steps have in common which are to be one job."""
 
+    def room(self) -> int:
+        """How many more jobs it takes on now."""
+
     def start(self, job: Job) -> None:
         """Take a job on."""
 
@@ -154,15 +157,17 @@ class Run:
                 queue += self._ended(name)
 
     def _jobs(self) -> list[Job]:
-        """All that is ready, with what belongs together in one job."""
+        """As much of what is ready as is taken on, with what belongs together in one job."""
         self._adopt()
         bundles: dict[str, list[Step]] = {}
         for name in self._ready:
             step = self.graph.steps[name]
             key = name if name in self._alone else self.executor.bundle(step)
             bundles.setdefault(key, []).append(step)
-        self._ready.clear()
-        return [self._job(steps) for steps in bundles.values()]
+        taken = list(bundles.values())[: self.executor.room()]
+        for step in (step for steps in taken for step in steps):
+            del self._ready[step.name]
+        return [self._job(steps) for steps in taken]
 
     def _job(self, steps: list[Step]) -> Job:
         needed = {n for step in steps for n in step.needs}

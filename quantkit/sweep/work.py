@@ -27,7 +27,7 @@ from quantkit.score import evaluation_text
 from quantkit.score.evaluation import Evaluation
 from quantkit.score.harness import Asked, evaluate
 from quantkit.storage import write_json
-from quantkit.sweep import parts
+from quantkit.sweep import parts, ranks
 from quantkit.sweep.graph import Step
 from quantkit.sweep.result import CHECKPOINT, Product
 from quantkit.sweep.worker import Bench
@@ -68,7 +68,18 @@ def quantize(steps: Sequence[Step], bench: Bench) -> list[Product]:
     missing = [recipe for recipe in recipes if recipe.name not in have]
     for recipe in missing:  # whatever else goes by that name is no result of this step
         shutil.rmtree(bench.room / recipe.name, ignore_errors=True)
-    if missing:
+    if missing and work["ranks"] > 1:
+        ranks.quantize(
+            work["model"],
+            missing,
+            bench.room,
+            work["device"],
+            work["ranks"],
+            choice,
+            bench.progress,
+        )
+        have |= {recipe.name: Checkpoint.open(bench.room / recipe.name) for recipe in missing}
+    elif missing:
         made = quantize_model(
             source, missing, bench.room, work["device"], False, bench.progress, choice
         )

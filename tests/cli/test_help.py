@@ -12,7 +12,7 @@ from quantkit import resources
 
 COMMANDS = [
     "demo", "run", "quantize", "verify", "score", "report", "gate", "card", "calibrate", "recipes",
-    "gpus", "doctor",
+    "gpus", "doctor", "sweep",
 ]  # fmt: skip
 HEAVY = ["torch", "transformers", "pydantic", "yaml", "rich", "numpy"]
 RECIPES = resources.names("recipes")
@@ -52,7 +52,9 @@ def test_root_help_lists_every_command(run_cli, flag):
 
 
 @pytest.mark.parametrize(
-    "command", [[name] for name in COMMANDS] + [["recipes", "show"], ["recipes", "validate"]]
+    "command",
+    [[name] for name in COMMANDS]
+    + [["recipes", "show"], ["recipes", "validate"], ["sweep", "run"], ["sweep", "status"]],
 )
 def test_help_of_every_command(run_cli, command):
     result = run_cli([*command, "--help"])
