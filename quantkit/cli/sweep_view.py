@@ -63,7 +63,7 @@ def show_plan(found: "Estimated", as_json: bool) -> None:
     told += [f"{hours[False]:.2g} hours of a CPU like this one"] if hours[False] else []
     size = gib(sum(c.size_bytes or 0 for c in left))
     done = f", {len(found.done):,} of them done" if found.done else ""
-    typer.echo(f"\n{len(steps):,} steps{done}; to do: {at_least} {' and '.join([*told, size])}")
+    typer.echo(f"{len(steps):,} steps{done}; to do: {at_least} {' and '.join([*told, size])}")
     if at_least == "at least":
         typer.echo("? is what cannot be known without data that is not here")
 
@@ -81,7 +81,9 @@ def _size(size_bytes: int | None) -> str:
 
     if size_bytes is None:
         return "?"
-    return gib(size_bytes) if size_bytes else ""
+    if not size_bytes:
+        return ""
+    return gib(size_bytes) if size_bytes >= 100 << 10 else "< 0.1 MiB"
 
 
 def show_status(found: "Status") -> None:
@@ -115,11 +117,11 @@ def show_status(found: "Status") -> None:
     if found.faults:
         console.print_lines("not what was written:", [("-", fault) for fault in found.faults])
     if found.driver:
-        typer.echo(f"\ndriven by {found.driver}")
+        typer.echo(f"driven by {found.driver}")
     elif found.is_done:
-        typer.echo("\neverything is done")
+        typer.echo("everything is done")
     else:
-        typer.echo("\nnobody drives it; `quantkit sweep run` goes on where it was")
+        typer.echo("nobody drives it; `quantkit sweep run` goes on where it was")
 
 
 def show_overview(found: "Overview", out: str, as_json: bool) -> None:

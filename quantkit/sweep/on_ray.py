@@ -24,7 +24,7 @@ from quantkit.sweep.spec import COMPUTING, KINDS, Resources, SweepSpec
 from quantkit.sweep.worker import Functions, Job, Outcome, execute
 
 SECONDS_TO_ANSWER = 10.0
-SECONDS_OF_A_PROBE = 120.0
+SECONDS_OF_A_PROBE = 90.0
 SECONDS_OF_A_WAIT = 1.0
 MOST_TASKS = 5000
 TRAVELLING = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_ENDPOINT")
@@ -122,29 +122,31 @@ class Cluster:
                 .remote(str(place.local / mark)): node
                 for node in self._nodes()
             }
-            ready, late = self._ray.wait(
+            ready, _ = self._ray.wait(
                 list(asked), num_returns=len(asked), timeout=SECONDS_OF_A_PROBE
             )
-            for task in ready:
-                host, seen = self._got(task)
+            answers = [answer for task in ready if (answer := self._got(task)) is not None]
+            for host, seen in answers:
                 if not seen:
                     raise StorageError(
                         f"node {host} does not see {place.local}: give a folder that all nodes "
                         "share, or a bucket such as s3://"
                     )
-            if late:
-                raise SweepError(
-                    f"node {asked[late[0]][:12]} of the cluster does not answer; see `ray status`"
-                )
+            if not answers:
+                raise SweepError("no node of the cluster answers; see `ray status`")
         finally:
             place.remove(mark)
 
-    def _got(self, task: Any) -> tuple[str, bool]:
+    def _got(self, task: Any) -> tuple[str, bool] | None:
+        """What a node says; None of one that went away, as nodes do."""
+        errors = self._ray.exceptions
         try:
             host, seen = self._ray.get(task)
-        except Exception as error:
+        except (errors.RuntimeEnvSetupError, errors.RayTaskError) as error:
             first = next(iter(str(error).splitlines()), type(error).__name__)
             raise SweepError(f"a node of the cluster cannot run our code: {first}") from error
+        except errors.RayError:
+            return None
         return str(host), bool(seen)
 
 

@@ -201,8 +201,10 @@ def _matching(path: Path) -> list[Path]:
 
 
 def _units(tasks: Sequence[str]) -> tuple[tuple[Unit, ...], dict[str, dict[str, Any]]]:
-    with lmeval.quiet():
-        groups = lmeval.groups(tasks)
+    groups: dict[str, dict[str, Any]] = {}
+    if not all((lmeval.OWN_TASKS / task).is_dir() for task in tasks):  # ours are no groups
+        with lmeval.quiet():
+            groups = lmeval.groups(tasks)
     units: dict[str, Unit] = {}
     for asked in tasks:
         for task in _leaves(asked, groups):
