@@ -21,6 +21,7 @@ from typing import Any
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # machines may be busy
 
 SECONDS = 600
 """A driver that takes longer is taken to hang."""

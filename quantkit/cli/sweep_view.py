@@ -141,16 +141,21 @@ def show_overview(found: "Overview", out: str, as_json: bool) -> None:
                 else f"{model.label}: {chosen.reason}"
             )
         if model.gate is not None:
-            typer.echo(f"{model.label}: the gate says {model.gate['outcome']}")
+            open_ones = sum(c["answer"] == "cannot tell" for c in model.gate["checks"])
+            but = f"; {open_ones} of {len(model.gate['checks'])} checks cannot be told"
+            typer.echo(
+                f"{model.label}: the gate says {model.gate['outcome']}{but if open_ones else ''}"
+            )
         typer.echo("")
     typer.echo(f"one report over everything: {out.rstrip('/')}/report.html")
 
 
 def _titles(model: "ModelReport") -> list[str]:
     report = model.document
-    scores = [name.replace("/", "/\n") for name in (report.headline, report.accuracy) if name]
+    names = [name for name in (report.headline, report.accuracy) if name]
+    scores = [name.replace("_", "_\n", 1).replace("/", "/\n") for name in names]
     gate = ["gate"] if model.gate is not None else []
-    return [model.label, "size", "bits/\nweight", *scores[:1], "change", *scores[1:], *gate]
+    return [model.label, "size", *scores[:1], "change", *scores[1:], *gate]
 
 
 def _rows(model: "ModelReport") -> list[list[str]]:
@@ -160,9 +165,9 @@ def _rows(model: "ModelReport") -> list[list[str]]:
     report = model.document
     rows = []
     for entry in (report.baseline, *report.candidates):
-        row = [entry.name, gib(entry.size_bytes), f"{entry.bits_per_weight:.2f}"]
         source = entry is report.baseline
-        row[0] = "source" if source else entry.name + (" *" if entry.pareto else "")
+        name = "source" if source else entry.name + (" *" if entry.pareto else "")
+        row = [name, gib(entry.size_bytes)]
         for place, name in enumerate((report.headline, report.accuracy)):
             if not name:
                 continue

@@ -9,7 +9,7 @@ from typing import Any
 
 from quantkit.errors import StorageError, SweepError
 from quantkit.progress import Progress
-from quantkit.sweep import cost, overview, worker
+from quantkit.sweep import cost, overview, result, worker
 from quantkit.sweep import spec as sweep_spec
 from quantkit.sweep.cost import Costs
 from quantkit.sweep.expand import Devices, expand
@@ -49,6 +49,9 @@ def run(prepared: Prepared, executor: Executor, progress: Progress) -> Overview:
         going = Run(graph, place, executor, prepared.sweep.spec.attempts, progress, lease)
         with _telling_what_is_kept(going):
             going.go()
+        for name, record in going.records.items():
+            if name not in going.before:
+                result.tidy(place, record)
         if not going.errors:
             place.remove(worker.ROOMS)
         return overview.write(place, graph, going.records, going.errors)

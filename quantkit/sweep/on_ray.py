@@ -24,7 +24,10 @@ from quantkit.sweep.spec import COMPUTING, KINDS, Resources, SweepSpec
 from quantkit.sweep.worker import Functions, Job, Outcome, execute
 
 SECONDS_TO_ANSWER = 10.0
-SECONDS_OF_A_PROBE = 90.0
+SECONDS_TO_START = 300.0
+"""For the first node to run anything: it unpacks our code, and may make an environment."""
+SECONDS_MORE = 20.0
+"""For all others."""
 SECONDS_OF_A_WAIT = 1.0
 MOST_TASKS = 5000
 TRAVELLING = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_ENDPOINT")
@@ -83,6 +86,8 @@ class Cluster:
         nodes = self._nodes()
         for kind in KINDS:
             _require_node(kind, spec.of(kind), list(nodes.values()))
+        if place.protocol == "memory":
+            raise StorageError(f"{place.address} is seen by this process alone; give a folder")
         if place.local is not None:
             self._require_shared(place)
 
@@ -122,9 +127,9 @@ class Cluster:
                 .remote(str(place.local / mark)): node
                 for node in self._nodes()
             }
-            ready, _ = self._ray.wait(
-                list(asked), num_returns=len(asked), timeout=SECONDS_OF_A_PROBE
-            )
+            # One that answers shows that the cluster works; the slowest are not waited for.
+            self._ray.wait(list(asked), num_returns=1, timeout=SECONDS_TO_START)
+            ready, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=SECONDS_MORE)
             answers = [answer for task in ready if (answer := self._got(task)) is not None]
             for host, seen in answers:
                 if not seen:

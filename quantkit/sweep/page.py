@@ -73,9 +73,10 @@ def _facts(found: Overview) -> list[Fact]:
 
 def _everything(found: Overview) -> list[str | Markup]:
     judged = any(model.gate is not None for model in found.models)
+    several = len(found.models) > 1
     columns = [
         Column("Candidate"),
-        Column("Model"),
+        *([Column("Model")] if several else []),
         Column("Worth a look"),
         Column("Size", numeric=True, note="in memory"),
         Column("Bits", numeric=True, note="per weight"),
@@ -94,7 +95,7 @@ def _everything(found: Overview) -> list[str | Markup]:
             rows.append(
                 [
                     entry.name,
-                    model.label,
+                    *([model.label] if several else []),
                     cells.worth(report, entry),
                     Cell(gib(entry.size_bytes), entry.size_bytes),
                     Cell(f"{entry.bits_per_weight:.2f}", entry.bits_per_weight),
@@ -112,7 +113,7 @@ def _everything(found: Overview) -> list[str | Markup]:
         table(told, columns, rows, searchable=len(rows) > SEARCHABLE, wide=True)
     ]
     dots = [
-        Point(e.name, e.bits_per_weight, shift, group=m.label if found.models[1:] else "")
+        Point(e.name, e.bits_per_weight, shift, group=m.label if several else "")
         for m in found.models
         for e in m.document.candidates
         if (shift := _shift(m, e)) is not None

@@ -119,6 +119,9 @@ class Place:
         """What lies in a folder, sorted; nothing where there is no folder."""
         with self._explained(folder, "read"):
             try:
+                if (root := self.local) is not None:
+                    there = (path.name for path in (root / folder).iterdir())
+                    return sorted(name for name in there if not name.startswith("."))
                 found = self._fs.ls(self._path(folder), detail=False, refresh=True)
             except (FileNotFoundError, NotADirectoryError):
                 return []

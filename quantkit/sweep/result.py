@@ -200,6 +200,14 @@ def _sha256(place: Place, name: str) -> str:
     return hashlib.sha256(place.read(name) or b"").hexdigest()
 
 
+def tidy(place: Place, record: Record) -> None:
+    """Remove what killed attempts left beside a finished result."""
+    base = f"{FOLDER}/{record.step}"
+    for name in place.names(base):
+        if name not in (RECORD, record.folder):
+            place.remove(f"{base}/{name}")
+
+
 def forget(place: Place, step: str) -> None:
     """Remove a result: the record first, so that nobody takes half for whole."""
     place.remove(f"{FOLDER}/{step}/{RECORD}")

@@ -102,7 +102,7 @@ class Run:
     failed: list[str] = field(default_factory=list)
     """Those that failed themselves."""
     running: dict[str, float] = field(default_factory=dict)
-    n_before: int = 0
+    before: frozenset[str] = frozenset()
     """Steps that were finished when it began."""
     _found: dict[str, Record] = field(default_factory=dict)
     _waiting: dict[str, int] = field(default_factory=dict)
@@ -142,9 +142,10 @@ class Run:
             if not self._waiting[name]:
                 self._ready[name] = None
         self._adopt()
-        self.n_before = len(self.records)
-        if self.n_before:
-            self.progress.note(f"{self.n_before} of {len(self.graph.steps)} steps are done already")
+        self.before = frozenset(self.records)
+        if self.before:
+            n = len(self.before)
+            self.progress.note(f"{n} of {len(self.graph.steps)} steps are done already")
 
     def _adopt(self) -> None:
         """Take results of before that fit, instead of making them again."""

@@ -111,6 +111,8 @@ def test_nothing_runs_twice_and_a_changed_recipe_reruns_only_its_own(swept, caps
 
 
 def test_a_checkpoint_that_was_changed_is_made_again_the_same(swept, run_cli):
+    write(swept)
+    assert run(swept) == 0
     (record,) = (
         r for r in records(swept).values() if (r.kind, r.title) == ("quantize", "demo own")
         and r.step in (swept / "runs" / "sweep.json").read_text()

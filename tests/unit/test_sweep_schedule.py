@@ -248,3 +248,16 @@ def test_the_same_on_storage_that_is_no_disk(address):
     sweeps.run(line().values(), address, again)
     assert again.done == ["one"]
     assert place.read(f"logs/{record.step}/1.log").decode().endswith("done\n")
+
+
+def test_what_killed_attempts_left_is_tidied_away(tmp_path):
+    from quantkit.sweep import result
+
+    going, _ = sweeps.run(line().values(), tmp_path, Workers())
+    record = going.records[line()["one"].name]
+    left = tmp_path / "results" / record.step / "half-of-it"
+    left.mkdir()
+    (left / "text").write_text("1(")
+    result.tidy(going.place, record)
+    assert not left.exists()
+    assert result.faults(going.place, record) == []
