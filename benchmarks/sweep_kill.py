@@ -3,7 +3,8 @@
     python benchmarks/sweep_kill.py --sweeps 20 -o benchmarks/results/ray-kill.json
 
 One sweep runs undisturbed. In each of the others a node or the driver is killed, without notice;
-a killed driver is started again. All must end, with results identical to the first.
+a killed driver is started again. All must end, with results identical to the first. With `--light`
+steps only wait and write a file, for machines on which models take too long to load.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,13 +47,67 @@ class Trial:
     """One disturbed sweep."""
 
     victim: str
-    after_seconds: float
+    after_results: int
+    """Steps that were finished when it was killed."""
     n_starts: int
     """Of the driver."""
     seconds: float
     was_running: bool
     """Whether the driver was still at work when the kill came."""
     identical: bool
+
+
+def wait_and_write(steps: Any, bench: Any) -> Any:
+    """A light step: half a second, and a text made of what it needs."""
+    import hashlib
+
+    from quantkit.sweep.result import Product
+
+    made = []
+    for step in steps:
+        time.sleep(0.5)
+        inputs = [(bench.folder_of(name) / "text").read_text() for name in step.needs]
+        text = hashlib.sha256("".join([step.title, *inputs]).encode()).hexdigest()
+        folder = bench.room / step.name
+        folder.mkdir()
+        (folder / "text").write_text(text)
+        made.append(Product(folder, text, {}))
+    return made
+
+
+def drive_light(out: Path, address: str) -> None:
+    """A driver of light steps: eight lines of four, and one that needs them all."""
+    from quantkit.progress import Silent
+    from quantkit.sweep.graph import Graph, Step, digest_of
+    from quantkit.sweep.lease import Lease
+    from quantkit.sweep.on_ray import Cluster
+    from quantkit.sweep.place import Place
+    from quantkit.sweep.schedule import Run
+    from quantkit.sweep.spec import SweepSpec
+
+    steps: list[Step] = []
+
+    def add(title: str, needs: tuple[str, ...]) -> str:
+        digest = digest_of("verify", {"title": title}, needs)
+        steps.append(Step("verify", title, {}, digest, needs, together=title))
+        return steps[-1].name
+
+    ends = []
+    for line in range(8):
+        name: tuple[str, ...] = ()
+        for number in range(4):
+            name = (add(f"line {line} step {number}", name),)
+        ends += name
+    add("end", tuple(ends))
+    spec = SweepSpec.model_validate({"models": ["demo"], "recipes": ["rtn-w4a16"]})
+    cluster, place = Cluster(address), Place(out)
+    cluster.check(spec, place)
+    with Lease(place) as lease:
+        executor = cluster.executor(spec, Silent(), {"verify": wait_and_write})
+        run = Run(Graph.of(steps), place, executor, 3, Silent(), lease)
+        run.go()
+    cluster.close()
+    sys.exit(bool(run.errors))
 
 
 class Nodes:
@@ -78,9 +134,13 @@ class Nodes:
 
 def start(folder: Path, out: Path, address: str) -> subprocess.Popen[str]:
     """A driver, as a user would start it."""
-    words = ["sweep", "run", str(folder / "sweep.yaml"), "-o", str(out)]
+    file = folder / "sweep.yaml"
+    words = ["-m", "quantkit", "sweep", "run", str(file), "-o", str(out)]
+    words += ["--on", "ray", "--address", address]
+    if not file.is_file():
+        words = [__file__, "--drive", str(out), address]
     return subprocess.Popen(
-        [sys.executable, "-m", "quantkit", *words, "--on", "ray", "--address", address],
+        [sys.executable, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -102,6 +162,11 @@ def results(out: Path) -> dict[str, tuple[str, Any]]:
         weights = {n: f["sha256"] for n, f in record["files"].items() if n.endswith(".safetensors")}
         found[record["step"]] = (record["identity"], weights)
     return found
+
+
+def n_results(out: Path) -> int:
+    """Steps that are finished."""
+    return sum(1 for _ in (out / "results").glob("*/step.json"))
 
 
 def prepare(folder: Path) -> None:
@@ -128,13 +193,14 @@ def disturbed(
     """One sweep with one kill."""
     out, begun = folder / f"disturbed-{number}", time.monotonic()
     victim = chance.choice(["node", "driver"])
-    moment = chance.uniform(0.1, 0.95) * usual
+    # By what is done rather than by the clock, so that the kill comes while there is work.
+    moment, more = chance.randrange(len(wanted)), chance.uniform(0, usual / len(wanted))
     driver = start(folder, out, nodes.address)
-    try:
-        driver.wait(moment)
-        running = False
-    except subprocess.TimeoutExpired:
-        running = True
+    while driver.poll() is None and n_results(out) < moment:
+        time.sleep(0.1)
+    with suppress(subprocess.TimeoutExpired):
+        driver.wait(more)
+    running, done = driver.poll() is None, n_results(out)
     n_starts = 1
     if victim == "node":
         nodes.kill_one(chance)
@@ -145,7 +211,7 @@ def disturbed(
     ended(driver)
     return Trial(
         victim,
-        round(moment, 1),
+        done,
         n_starts,
         round(time.monotonic() - begun, 1),
         running,
@@ -158,15 +224,21 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--sweeps", type=int, default=20)
     arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--light", action="store_true")
+    arguments.add_argument("--drive", nargs=2, metavar=("OUT", "ADDRESS"))
     arguments.add_argument("-o", "--out", type=Path)
     asked = arguments.parse_args()
+    if asked.drive:
+        drive_light(Path(asked.drive[0]), asked.drive[1])
     import ray
 
     chance, trials = random.Random(asked.seed), []
 
+    what = "steps that wait and write" if asked.light else "the demo model"
+
     def record() -> str:
         told = {
-            "what": "sweeps over the demo model on three local nodes, a node or the driver killed",
+            "what": f"sweeps over {what} on three local nodes, a node or the driver killed",
             "versions": {"ray": ray.__version__, "python": sys.version.split()[0]},
             "cores": os.cpu_count(),
             "seed": asked.seed,
@@ -181,7 +253,8 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prepare(folder)
+        if not asked.light:
+            prepare(folder)
         nodes = Nodes()
         try:
             wanted, usual = undisturbed(folder, nodes)

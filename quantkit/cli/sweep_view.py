@@ -166,8 +166,8 @@ def _rows(model: "ModelReport") -> list[list[str]]:
     rows = []
     for entry in (report.baseline, *report.candidates):
         source = entry is report.baseline
-        name = "source" if source else entry.name + (" *" if entry.pareto else "")
-        row = [name, gib(entry.size_bytes)]
+        title = "source" if source else entry.name + (" *" if entry.pareto else "")
+        row = [title, gib(entry.size_bytes)]
         for place, name in enumerate((report.headline, report.accuracy)):
             if not name:
                 continue

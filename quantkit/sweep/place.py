@@ -30,7 +30,7 @@ class Place:
     def __reduce__(self) -> Any:  # connections do not travel to other machines
         return Place, (self.absolute,)
 
-    @property
+    @cached_property
     def local(self) -> Path | None:
         """The folder, where this is one of the machine itself."""
         return Path(self._root) if self.protocol in ("file", "local") else None
