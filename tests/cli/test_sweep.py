@@ -74,8 +74,7 @@ def test_a_bucket_library_that_is_not_installed(refused):
     assert "pip install adlfs" in refused(GOOD, out="abfs://bucket/runs")
 
 
-def test_storage_that_holds_no_lease(refused, tmp_path):
-    # An archive of one file: nothing keeps two writers of it apart.
+def test_storage_that_cannot_be_opened(refused, tmp_path):
     message = refused(GOOD, out=f"zip://runs::{tmp_path}/none.zip")
     assert "none.zip" in message
 
