@@ -16,6 +16,7 @@
       EngineError         a serving engine would not start, died, hung or answered wrongly
       PolicyError         a gate's policy is wrong or does not fit its report; all problems at once
       AdviceError         a question for a recommendation that cannot be answered as it is put
+      SweepError          a sweep's file is wrong, or steps of it were given up; names all of them
       Interrupted         the user pressed Ctrl-C; says what was kept
 
 A message says what happened, to which thing, and what to do next.
@@ -109,6 +110,10 @@ class PolicyError(QuantkitError):
 
 class AdviceError(QuantkitError):
     """A question that contradicts itself, or is about something else than its report."""
+
+
+class SweepError(QuantkitError):
+    """A sweep's file is wrong, or its steps cannot be run."""
 
 
 class Interrupted(QuantkitError):

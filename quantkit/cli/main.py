@@ -26,6 +26,7 @@ from quantkit.cli import (
     run,
     score,
     serve,
+    sweep,
     verify,
 )
 from quantkit.errors import (
@@ -82,6 +83,7 @@ app.command("convert")(convert.command)
 app.command("verify")(verify.command)
 app.command("score")(score.command)
 app.command("report")(report.command)
+app.add_typer(sweep.app, name="sweep")
 app.command("gate")(gate.command)
 app.command("bench")(bench.command)
 app.command("card")(card.command)

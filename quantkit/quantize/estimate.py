@@ -65,8 +65,13 @@ def estimate(
     calibration: CalibrationTokens,
     device: torch.device,
     n_ranks: int = 1,
+    speeds: tuple[float, float] | None = None,
 ) -> Estimate:
-    """The cost of the pass that these calibrated recipes need."""
+    """The cost of the pass that these calibrated recipes need.
+
+    `speeds` are those of a device that is not here: operations a second of a large product in the
+    type that is computed in, and in float32.
+    """
     block = _largest_block(architecture)
     n_samples, length = calibration.ids.shape
     n_positions = -(-n_samples // n_ranks) * length  # of the rank that has most
@@ -95,7 +100,7 @@ def estimate(
     products += 2.0 * parameters * n_positions * forwards
     seen = n_tokens if n_ranks == 1 else n_positions
     products += 1.15 * seen * n_streams * sum(columns**2 for _, columns in groups)
-    fast, slow = _speeds(device)
+    fast, slow = speeds or measured_speeds(device)
     seconds = n_blocks * (products / fast + solves / slow) / EFFICIENCY
     return Estimate(
         n_blocks,
@@ -187,7 +192,7 @@ def _longest_share(jobs: Sequence[tuple[float, float]], n_ranks: int) -> tuple[f
     return most[0], most[1]
 
 
-def _speeds(device: torch.device) -> tuple[float, float]:
+def measured_speeds(device: torch.device) -> tuple[float, float]:
     """Operations a second of a product in the type that is computed in, and in float32."""
     size = 4096 if device.type == "cuda" else 1024
     types = (torch.bfloat16, torch.float32) if device.type == "cuda" else (torch.float32,)

@@ -32,6 +32,40 @@ def check(tasks: Sequence[str]) -> None:
         _manager(tasks)
 
 
+def groups(tasks: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Groups among tasks and within them: their members, and how their scores are added up.
+
+    Known without any task's data. A group that changes its members' settings is left out: its
+    parts are not the tasks that go by those names.
+    """
+    index = _manager(tasks).task_index
+    found: dict[str, dict[str, Any]] = {}
+
+    def look(name: str) -> None:
+        entry = index.get(name)
+        if entry is None or name in found or entry.kind.name not in ("GROUP", "TAG"):
+            return
+        members = entry.cfg.get("task", []) if entry.kind.name == "GROUP" else sorted(entry.tags)
+        if not isinstance(members, list) or not all(isinstance(m, str) for m in members):
+            return
+        listed = (entry.cfg or {}).get("aggregate_metric_list") or []
+        found[name] = {
+            "members": members,
+            "metrics": [
+                {"metric": m["metric"], "weight_by_size": m.get("weight_by_size", True)}
+                for m in (listed if isinstance(listed, list) else [listed])
+            ],
+            "version": str((entry.cfg or {}).get("metadata", {}).get("version", "")),
+            "is_tag": entry.kind.name == "TAG",
+        }
+        for member in members:
+            look(member)
+
+    for task in tasks:
+        look(task)
+    return found
+
+
 def load(
     tasks: Sequence[str], data: Path | None, num_fewshot: int | None = None, seed: int = 0
 ) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import quantkit
 from quantkit import resources
 
 COMMANDS = [
-    "demo", "run", "quantize", "convert", "verify", "score", "report", "gate", "bench", "card",
-    "serve", "draft", "calibrate", "recipes", "recommend", "gpus", "doctor",
+    "demo", "run", "quantize", "convert", "verify", "score", "report", "sweep", "gate", "bench",
+    "card", "serve", "draft", "calibrate", "recipes", "recommend", "gpus", "doctor",
 ]  # fmt: skip
 HEAVY = ["torch", "transformers", "pydantic", "yaml", "rich", "numpy"]
 RECIPES = resources.names("recipes")
@@ -52,7 +52,9 @@ def test_root_help_lists_every_command(run_cli, flag):
 
 
 @pytest.mark.parametrize(
-    "command", [[name] for name in COMMANDS] + [["recipes", "show"], ["recipes", "validate"]]
+    "command",
+    [[name] for name in COMMANDS]
+    + [["recipes", "show"], ["recipes", "validate"], ["sweep", "run"], ["sweep", "status"]],
 )
 def test_help_of_every_command(run_cli, command):
     result = run_cli([*command, "--help"])

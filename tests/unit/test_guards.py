@@ -27,6 +27,7 @@ LAYERS = [
     {"gate", "advise", "draft"},
     {"serving"},
     {"pipeline", "convert"},
+    {"sweep"},
     {"cli"},
     {"__main__"},
 ]

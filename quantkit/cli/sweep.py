@@ -1,0 +1,92 @@
+"""`quantkit sweep run`, `sweep status` and `sweep report`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quantkit.cli.options import AsJson, DryRun, Quiet, Verbose
+from quantkit.errors import EXIT_ERROR, SweepError
+
+app = typer.Typer(
+    help="Quantise and compare many models, recipes and calibration sets.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+Runs = Annotated[str, typer.Argument(metavar="DIR", help="The --out of `sweep run`.")]
+
+
+@app.command("run")
+def run(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The sweep, in YAML.")],
+    out: Annotated[
+        str, typer.Option("-o", "--out", metavar="DIR", help="A folder, s3://, gs:// or the like.")
+    ] = "runs",
+    on: Annotated[
+        str, typer.Option(metavar="NAME", help="here, one step after another, or ray.")
+    ] = "here",
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="A Ray cluster, or auto; default: one made here."),
+    ] = None,
+    dry_run: DryRun = False,
+    json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Do all steps of a sweep that are not done yet.
+
+    Started again after a stop, it goes on where it was; a changed recipe reruns only what depends
+    on it.
+    """
+    from quantkit.cli import console, sweep_view
+    from quantkit.sweep import start
+
+    with console.progress(quiet, verbose) as progress:
+        ready = start.ready(file, out, on, address, progress, dry_run)
+        if not dry_run:
+            found = ready.run()
+    if dry_run:
+        sweep_view.show_plan(ready.estimate(), json)
+        return
+    sweep_view.show_overview(found, out, json)
+    if found.given_up:
+        n = len(found.given_up)
+        raise SweepError(
+            f"{n} step{'s' * (n > 1)} could not be done; the same command tries "
+            f"{'them' if n > 1 else 'it'} again:\n"
+            + "\n".join(f"  {lost.title}: {lost.error}" for lost in found.given_up)
+        )
+    raise typer.Exit(found.exit_code or 0)
+
+
+@app.command("status")
+def status(
+    out: Runs,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read every file, and compare it with its digest.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Show where a sweep stands."""
+    from quantkit.cli import console, sweep_view
+    from quantkit.sweep.place import Place
+    from quantkit.sweep.status import status as look
+
+    found = look(Place(out), check)
+    if json:
+        console.print_json(found.to_json())
+    else:
+        sweep_view.show_status(found)
+    if found.faults:
+        raise typer.Exit(EXIT_ERROR)
+
+
+@app.command("report")
+def report(out: Runs, json: AsJson = False) -> None:
+    """Write one report over everything that is done."""
+    from quantkit.cli import sweep_view
+    from quantkit.sweep.start import report as write
+
+    sweep_view.show_overview(write(out), out, json)

@@ -1,0 +1,162 @@
+"""A whole sweep: look up names, lay out the graph, run what is missing, report on everything."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantkit.errors import StorageError, SweepError
+from quantkit.progress import Progress
+from quantkit.sweep import cost, overview, result, worker
+from quantkit.sweep import spec as sweep_spec
+from quantkit.sweep.cost import Costs
+from quantkit.sweep.expand import Devices, expand
+from quantkit.sweep.graph import Graph, Step
+from quantkit.sweep.lease import Lease
+from quantkit.sweep.overview import Overview
+from quantkit.sweep.place import Place
+from quantkit.sweep.resolve import Resolved, resolve
+from quantkit.sweep.schedule import STATE, Executor, Run, look
+
+SWEEP = "sweep.json"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A sweep that can begin."""
+
+    sweep: Resolved
+    graph: Graph
+    place: Place
+
+
+def prepare(
+    spec: sweep_spec.SweepSpec, base: Path, place: Place, devices: Callable[[], Devices]
+) -> Prepared:
+    """Everything that can fail cheaply fails here."""
+    sweep = resolve(spec, base)
+    return Prepared(sweep, expand(sweep, devices()), place)
+
+
+def run(prepared: Prepared, executor: Executor, progress: Progress) -> Overview:
+    """Do what is missing of a sweep, and write the report over everything."""
+    place, graph = prepared.place, prepared.graph
+    place.require(cost.disk_bytes(prepared.sweep))
+    with Lease(place) as lease:
+        _write_plan(place, prepared)
+        going = Run(graph, place, executor, prepared.sweep.spec.attempts, progress, lease)
+        with _telling_what_is_kept(going):
+            going.go()
+        for name, record in going.records.items():
+            if name not in going.before:
+                result.tidy(place, record)
+        if not going.errors:
+            place.remove(worker.ROOMS)
+        return overview.write(place, graph, going.records, going.errors)
+
+
+@dataclass(frozen=True)
+class Estimated:
+    """A graph, what of it is done, and what the rest will cost."""
+
+    graph: Graph
+    done: frozenset[str]
+    costs: Costs
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "gpu": self.costs.gpu,
+            "steps": [
+                {
+                    "name": name,
+                    "kind": step.kind,
+                    "title": step.title,
+                    "needs": list(step.needs),
+                    "done": name in self.done,
+                    "seconds": self.costs.steps[name].seconds,
+                    "on_gpu": self.costs.steps[name].on_gpu,
+                    "size_bytes": self.costs.steps[name].size_bytes,
+                }
+                for name, step in self.graph.steps.items()
+            ],
+        }
+
+
+def estimated(prepared: Prepared) -> Estimated:
+    """What a run would do, and what that will cost."""
+    done = look(prepared.graph, prepared.place).finished(prepared.graph)
+    return Estimated(prepared.graph, frozenset(done), cost.costs(prepared.sweep, prepared.graph))
+
+
+def report(place: Place) -> Overview:
+    """The report over everything that is done in a place, whoever drives it."""
+    graph, _ = read_plan(place)
+    state = json.loads(place.read(STATE) or b"{}")
+    done = look(graph, place).finished(graph, state.get("errors", {}))
+    errors = {n: why for n, why in state.get("errors", {}).items() if n not in done}
+    if not any(record.kind == "report" for record in done.values()):
+        raise SweepError(
+            f"no model of {place.address} is done yet; see `quantkit sweep status {place.address}`"
+        )
+    return overview.write(place, graph, done, errors)
+
+
+def read_plan(place: Place) -> tuple[Graph, dict[str, Any]]:
+    """The graph that a folder was last run with, and the sweep's own words."""
+    content = place.read(SWEEP)
+    if content is None:
+        raise StorageError(
+            f"{place.address} holds no sweep: it has no {SWEEP}; give the --out of `sweep run`"
+        )
+    try:
+        data = json.loads(content)
+        steps = [
+            Step(
+                s["kind"],
+                s["title"],
+                s["work"],
+                s["digest"],
+                tuple(s["needs"]),
+                s["whatever"],
+                tuple(s["after"]),
+            )
+            for s in data["steps"]
+        ]
+        return Graph.of(steps), data["spec"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"{place.told(SWEEP)} is damaged; run the sweep again") from error
+
+
+def _write_plan(place: Place, prepared: Prepared) -> None:
+    steps = [
+        {
+            "name": step.name,
+            "kind": step.kind,
+            "title": step.title,
+            "digest": step.digest,
+            "needs": step.needs,
+            "after": step.after,
+            "whatever": step.whatever,
+            # What a report is of is asked for again later; the rest only machines need.
+            "work": dict(step.work) if step.kind == "report" else {},
+        }
+        for step in prepared.graph.steps.values()
+    ]
+    told = {"version": 1, "spec": prepared.sweep.spec.model_dump(mode="json"), "steps": steps}
+    place.write(SWEEP, json.dumps(told, indent=1, ensure_ascii=False).encode())
+
+
+@contextmanager
+def _telling_what_is_kept(going: Run) -> Iterator[None]:
+    from quantkit.errors import Interrupted
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"{len(going.records)} of {len(going.graph.steps)} steps are done and kept in "
+            f"{going.place.address}; run the same command again to go on from there"
+        ) from None

@@ -1,0 +1,232 @@
+"""Where results lie: a folder on any file system that fsspec knows, local, NFS, S3 or GCS.
+
+A file appears whole or not at all. Object stores promise that for every upload; on disks a file is
+written beside its name and renamed.
+"""
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from quantkit.errors import MissingDependency, QuantkitError, StorageError
+from quantkit.storage import guarded, require_space, sync_folder
+
+EXCLUSIVE = frozenset({"file", "local", "memory", "s3", "s3a", "gs", "gcs", "abfs", "az"})
+"""File systems on which one of two writers can be told that it came second."""
+
+
+class Place:
+    """A folder by its path or address."""
+
+    def __init__(self, address: str | Path) -> None:
+        self.address = str(address)
+        self._fs, self._root = _opened(self.address)
+
+    def __reduce__(self) -> Any:  # connections do not travel to other machines
+        return Place, (self.absolute,)
+
+    @cached_property
+    def local(self) -> Path | None:
+        """The folder, where this is one of the machine itself."""
+        return Path(self._root) if self.protocol in ("file", "local") else None
+
+    @property
+    def absolute(self) -> str:
+        """An address that means the same from any working directory."""
+        return str(self.local.absolute()) if self.local else self.address
+
+    @cached_property
+    def protocol(self) -> str:
+        found = self._fs.protocol
+        return str(found if isinstance(found, str) else found[0])
+
+    def told(self, name: str = "") -> str:
+        """A file's address, for people."""
+        return f"{self.address.rstrip('/')}/{name}" if name else self.address
+
+    def read(self, name: str) -> bytes | None:
+        """A file's content; None where there is none."""
+        with self._explained(name, "read"):
+            try:
+                if (root := self.local) is not None:
+                    return (root / name).read_bytes()
+                return bytes(self._fs.cat_file(self._path(name)))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def read_all(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Many small files; those that are not there are left out."""
+        names = list(names)
+        if self.local or len(names) < 2:
+            found = {name: self.read(name) for name in names}
+            return {name: content for name, content in found.items() if content is not None}
+        with self._explained("", "read"):  # remote ones come side by side
+            paths = {self._path(name): name for name in names}
+            contents: Mapping[str, Any] = self._fs.cat(list(paths), on_error="return")
+            return {
+                paths[path]: bytes(content)
+                for path, content in contents.items()
+                if not isinstance(content, Exception)
+            }
+
+    def write(self, name: str, content: bytes) -> None:
+        """Put a file there, in the place of any that there was."""
+        if (root := self.local) is None:
+            with self._explained(name, "write"):
+                self._fs.pipe_file(self._path(name), content)
+            return
+        path = root / name
+        scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+        with guarded(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with scratch.open("wb") as stream:
+                    stream.write(content)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                scratch.replace(path)
+            finally:
+                scratch.unlink(missing_ok=True)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Put a file there unless there is one, and say whether this call did."""
+        if (root := self.local) is not None:
+            path = root / name
+            scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+            with guarded(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                scratch.write_bytes(content)
+                try:
+                    os.link(scratch, path)  # whole at once, and refused if the name is taken
+                except FileExistsError:
+                    return False
+                finally:
+                    scratch.unlink(missing_ok=True)
+            return True
+        with self._explained(name, "write"):
+            try:
+                self._fs.pipe_file(self._path(name), content, mode="create")
+            except FileExistsError:
+                return False
+            return True
+
+    def names(self, folder: str) -> list[str]:
+        """What lies in a folder, sorted; nothing where there is no folder."""
+        with self._explained(folder, "read"):
+            try:
+                if (root := self.local) is not None:
+                    there = (path.name for path in (root / folder).iterdir())
+                    return sorted(name for name in there if not name.startswith("."))
+                found = self._fs.ls(self._path(folder), detail=False, refresh=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+        inside = (PurePosixPath(str(path)).name for path in found)
+        return sorted(name for name in inside if not name.startswith("."))
+
+    def sizes(self, folder: str, names: Iterable[str]) -> dict[str, int]:
+        """Bytes of files below a folder; those that are not there are left out."""
+        found: dict[str, int] = {}
+        if (root := self.local) is not None:
+            for name in names:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    found[name] = (root / folder / name).stat().st_size
+            return found
+        with self._explained(folder, "read"):
+            base = self._path(folder)
+            try:
+                there = self._fs.find(base, detail=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return {}
+        cut = len(self._fs._strip_protocol(base).rstrip("/")) + 1
+        sizes = {str(path)[cut:]: int(info["size"]) for path, info in there.items()}
+        return {name: sizes[name] for name in names if name in sizes}
+
+    def publish(self, folder: Path, name: str) -> None:
+        """Move a finished folder there; its name must be new."""
+        if (root := self.local) is not None:
+            target = root / name
+            with guarded(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(folder, target)
+                sync_folder(target.parent)
+            return
+        with self._explained(name, "write"):
+            for path in sorted(folder.rglob("*")):
+                if path.is_file():
+                    inside = path.relative_to(folder).as_posix()
+                    self._fs.put_file(str(path), self._path(f"{name}/{inside}"))
+        shutil.rmtree(folder)
+
+    def fetch(self, name: str, target: Path) -> None:
+        """A copy of one file on this machine."""
+        with self._explained(name, "read"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._fs.get_file(self._path(name), str(target))
+
+    def remove(self, name: str) -> None:
+        """Remove a file or a folder, if it is there."""
+        with self._explained(name, "remove"):
+            try:
+                self._fs.rm(self._path(name), recursive=True)
+            except FileNotFoundError:
+                return
+
+    def require(self, needed_bytes: int) -> None:
+        """Refuse before the work where nothing can be written, or too little."""
+        probe = f".probe-{uuid.uuid4().hex[:8]}"
+        self.write(probe, b"quantkit")
+        self.remove(probe)
+        if self.local is not None:
+            require_space(self.local, needed_bytes)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    @contextmanager
+    def _explained(self, name: str, verb: str) -> Iterator[None]:
+        """What a disk or a bucket refuses, in one sentence."""
+        try:
+            yield
+        except QuantkitError:
+            raise
+        except PermissionError as error:
+            raise StorageError(
+                f"no permission to {verb} {self.told(name)}; check the account, or choose another "
+                "--out"
+            ) from error
+        except FileNotFoundError as error:
+            raise StorageError(
+                f"{self.told(name)} is not there: {error}; check the name of the bucket or folder"
+            ) from error
+        except Exception as error:  # bucket libraries have errors of their own
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            raise StorageError(f"cannot {verb} {self.told(name)}: {first}") from error
+
+
+def _opened(address: str) -> tuple[Any, str]:
+    import fsspec
+    from fsspec.registry import known_implementations
+
+    scheme, found, _ = address.partition("://")
+    if not found:
+        return fsspec.filesystem("file"), str(Path(address).expanduser().absolute())
+    try:
+        fs, root = fsspec.core.url_to_fs(address)
+    except ImportError as error:
+        package = str(known_implementations.get(scheme, {}).get("class", scheme)).partition(".")[0]
+        raise MissingDependency(
+            f"{scheme}:// needs the package {package}; install it: pip install {package}"
+        ) from error
+    except ValueError as error:
+        raise StorageError(
+            f"{address}: nothing is known of {scheme}://; give a folder, s3://, gs:// or the like"
+        ) from error
+    except Exception as error:
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise StorageError(f"cannot open {address}: {first}") from error
+    return fs, str(root).rstrip("/")

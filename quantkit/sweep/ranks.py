@@ -1,0 +1,63 @@
+"""One pass on several GPUs of a machine: the command line under torchrun, as people call it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quantkit.errors import MethodError
+from quantkit.progress import Progress
+from quantkit.quantize.prepare import CalibrationChoice
+from quantkit.recipe import AnyRecipe
+
+
+def quantize(
+    model: Mapping[str, Any],
+    recipes: Sequence[AnyRecipe],
+    out: Path,
+    device: str,
+    n_ranks: int,
+    choice: CalibrationChoice | None,
+    progress: Progress,
+) -> None:
+    """Write `out/<recipe>/` for every recipe, with one process a GPU."""
+    words = command(model, recipes, out, device, n_ranks, choice)
+    progress.note(f"{n_ranks} ranks: {' '.join(words)}")
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    told = [line for line in (ended.stdout + ended.stderr).splitlines() if line.strip()]
+    for line in told:
+        progress.detail(line)
+    if ended.returncode:
+        # Ours among the many lines of a launcher that ends.
+        ours = [line for line in told if line.startswith("quantkit: ")] or told[-1:]
+        why = ours[0].removeprefix("quantkit: ") if ours else f"exit code {ended.returncode}"
+        raise MethodError(f"the pass on {n_ranks} ranks failed: {why}")
+
+
+def command(
+    model: Mapping[str, Any],
+    recipes: Sequence[AnyRecipe],
+    out: Path,
+    device: str,
+    n_ranks: int,
+    choice: CalibrationChoice | None,
+) -> list[str]:
+    """The command line; recipes become files, for a sweep's need not be files here."""
+    folder = out / "recipes"
+    folder.mkdir(exist_ok=True)
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}"]
+    words = [sys.executable, "-m", *launcher, "-m", "quantkit", "quantize", str(model["place"])]
+    for recipe in recipes:
+        path = folder / f"{recipe.name}.yaml"
+        path.write_text(json.dumps(recipe.public()), encoding="utf-8")  # JSON is YAML
+        words += ["-r", str(path)]
+    words += ["-o", str(out), "--device", device]
+    if choice is not None:
+        words += ["--calibration", choice.name]
+        words += ["--samples", str(choice.n_samples)] if choice.n_samples else []
+        words += ["--length", str(choice.length)] if choice.length else []
+    if model["revision"]:
+        words += ["--revision", str(model["revision"])]
+    return [*words, "--trust-remote-code"] if model["trust_remote_code"] else words

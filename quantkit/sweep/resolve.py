@@ -1,0 +1,228 @@
+"""From the names of a sweep's file to what they stand for, before anything is run.
+
+Whatever can be wrong with a name is said here. What comes out is plain data that travels: machines
+that do the work need neither the file nor what lay beside it.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantkit import resources
+from quantkit.calibration import calibration_set, loading
+from quantkit.calibration import spec as set_spec
+from quantkit.calibration.reading.files import is_data
+from quantkit.errors import DataError, QuantkitError, SourceError, SweepError
+from quantkit.gate import policy as policies
+from quantkit.model.source import ModelSource, is_local, locate
+from quantkit.recipe import AnyRecipe, GGUFRecipe, load
+from quantkit.score import lmeval
+from quantkit.storage import sha256_of
+from quantkit.sweep.spec import ModelSpec, SetChoice, SweepSpec
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model, and what it can be told apart by."""
+
+    label: str
+    place: str
+    """A folder, a hub id or `demo` ..."""
+    revision: str | None
+    """... and the commit of a hub's."""
+    identity: str
+    trust_remote_code: bool
+    after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A set that is built for each model, or a folder that was built before."""
+
+    label: str
+    decisive: dict[str, Any]
+    """All that decides its tokens."""
+    work: dict[str, Any]
+    """All that is needed to make it."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is scored at a time: a task without parts, or one subject of a group."""
+
+    task: str
+    asked: str
+    """What the sweep's file calls it: the task itself, or the group that it is in."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A sweep whose names all stand for something."""
+
+    spec: SweepSpec
+    models: tuple[Model, ...]
+    recipes: tuple[AnyRecipe, ...]
+    sets: tuple[Calibration, ...]
+    units: tuple[Unit, ...]
+    groups: dict[str, dict[str, Any]]
+    """Groups of tasks: what they hold, and how lm-eval adds it up."""
+    policy: dict[str, Any] | None
+    """The text of a gate's policy, None for the usual ones; None where nothing is judged."""
+
+    def learns(self, recipe: AnyRecipe) -> bool:
+        """Whether a recipe is made once for every calibration set."""
+        return recipe.needs_calibration or (isinstance(recipe, GGUFRecipe) and bool(self.sets))
+
+
+def resolve(spec: SweepSpec, base: Path) -> Resolved:
+    """Look up every name; all that are wrong are told at once."""
+    wrong: list[str] = []
+
+    def tried(function: Any, items: Sequence[Any]) -> list[Any]:
+        found = []
+        for item in items:
+            try:
+                found.append(function(item))
+            except QuantkitError as error:
+                wrong.append(str(error))
+        return found
+
+    recipes = tried(lambda name: load(_beside(name, base, "recipes")), spec.recipes)
+    sets = tried(lambda choice: _set(choice, base), spec.calibration)
+    loaded = tried(_units, [spec.tasks])
+    policy = tried(lambda name: _policy(name, base), [spec.policy])
+    models = tried(lambda model: _model(model, base), spec.models)
+    names = [recipe.name for recipe in recipes]
+    wrong += [f"two recipes are called {n}" for n in sorted(set(names)) if names.count(n) > 1]
+    learning = [recipe.name for recipe in recipes if recipe.needs_calibration]
+    if learning and not spec.calibration:
+        known = ", ".join(resources.names("calibration"))
+        wrong.append(
+            f"recipe {learning[0]} learns from data: name sets under `calibration:` ({known}, or "
+            "files of your own)"
+        )
+    if wrong:
+        raise SweepError("\n  ".join(["the sweep cannot be run:", *wrong] if wrong[1:] else wrong))
+    units, groups = loaded[0]
+    return Resolved(spec, tuple(models), tuple(recipes), tuple(sets), units, groups, policy[0])
+
+
+def needs_hub(spec: SweepSpec, base: Path) -> bool:
+    """Whether a sweep has to fetch a model, a task or rows of a set."""
+    if not all(is_local(_beside(m.model, base)) for m in spec.models):
+        return True
+    if not all((lmeval.OWN_TASKS / task).is_dir() for task in spec.tasks):
+        return True
+    for choice in spec.calibration:
+        name = _beside(choice.set, base, "calibration")
+        if calibration_set.is_set(Path(name)) or (is_data(name) and not _is_shipped(name)):
+            continue
+        try:
+            wanted, _ = loading.find(name)
+        except QuantkitError:
+            continue  # told when names are looked up
+        if wanted.avoid or any(source.kind == "hub" for source in wanted.sources):
+            return True
+    return False
+
+
+def _beside(name: str, base: Path, kind: str = "") -> str:
+    """Paths start where the sweep's file lies; names of what ships stay names."""
+    if name == "demo" or (kind and name in resources.names(kind)):
+        return name
+    path = Path(name).expanduser()
+    stem, plus, addition = name.rpartition("+")  # behind a recipe's file
+    on_top = bool(plus) and "/" not in addition and (base / stem).is_file()
+    if not path.is_absolute() and ((base / path).exists() or on_top):
+        return str((base / path).absolute())
+    return str(path) if name.startswith("~") else name
+
+
+def _is_shipped(name: str) -> bool:
+    return name in resources.names("calibration")
+
+
+def _model(spec: ModelSpec, base: Path) -> Model:
+    name = _beside(spec.model, base)
+    if is_local(name):
+        source = ModelSource.open(name, spec.revision, spec.trust_remote_code)
+        identity, place, revision = source.fingerprint, source.place, None
+    else:
+        # Weights stay where they are: machines that compute fetch them for themselves.
+        folder = locate(name, spec.revision, weights=False)
+        identity, place, revision = f"{name}@{folder.name}", name, folder.name
+        if not (folder / "config.json").is_file():
+            raise SourceError(f"{name} has no config.json; is it a model?")
+    return Model(spec.label, place, revision, identity, spec.trust_remote_code, tuple(spec.after))
+
+
+def _set(choice: SetChoice, base: Path) -> Calibration:
+    name = _beside(choice.set, base, "calibration")
+    part = {"samples": choice.samples, "length": choice.length}
+    if name == "-":
+        raise DataError("a sweep reads no calibration set from standard input: give a file")
+    if calibration_set.is_set(Path(name)):
+        manifest = calibration_set.read_manifest(Path(name))
+        decisive = {"built": manifest.digest, "files": manifest.files, **part}
+        return Calibration(choice.label, decisive, {"folder": str(Path(name).absolute()), **part})
+    wanted, start = loading.find(name)
+    if any(source.kind == "stdin" for source in wanted.sources):
+        raise DataError(f"{name} reads standard input, which a sweep cannot; give a file")
+    if wanted.avoid and (missing := [a for a in wanted.avoid if is_data(a)]):
+        start_of = [str((start / a).absolute()) for a in missing]
+        wanted = set_spec.changed(
+            wanted, {"avoid": [*start_of, *(a for a in wanted.avoid if a not in missing)]}, name
+        )
+    changes = {"n_samples": choice.samples, "max_length": choice.length}
+    wanted = set_spec.changed(wanted, {k: v for k, v in changes.items() if v is not None}, name)
+    content = json.loads(wanted.model_dump_json())
+    work = {"spec": content, "base": str(start.absolute()), "name": choice.label}
+    return Calibration(choice.label, {"spec": content, "data": _data(wanted, start)}, work)
+
+
+def _data(wanted: set_spec.SetSpec, base: Path) -> dict[str, str]:
+    """What files hold, for changed data makes another set."""
+    found: dict[str, str] = {}
+    for source in wanted.sources:
+        if isinstance(source, set_spec.Files):
+            path = base / source.path
+            files = sorted(path.rglob("*")) if path.is_dir() else _matching(path)
+            if not any(file.is_file() for file in files):
+                raise DataError(f"there is no file, folder or pattern {path}")
+            found |= {os.path.relpath(f, base): sha256_of(f) for f in files if f.is_file()}
+    return found
+
+
+def _matching(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(path.parent.glob(path.name))
+
+
+def _units(tasks: Sequence[str]) -> tuple[tuple[Unit, ...], dict[str, dict[str, Any]]]:
+    groups: dict[str, dict[str, Any]] = {}
+    if not all((lmeval.OWN_TASKS / task).is_dir() for task in tasks):  # ours are no groups
+        with lmeval.quiet():
+            groups = lmeval.groups(tasks)
+    units: dict[str, Unit] = {}
+    for asked in tasks:
+        for task in _leaves(asked, groups):
+            units.setdefault(task, Unit(task, asked))
+    return tuple(units.values()), groups
+
+
+def _leaves(name: str, groups: dict[str, dict[str, Any]]) -> list[str]:
+    if name not in groups:
+        return [name]
+    return [leaf for member in groups[name]["members"] for leaf in _leaves(member, groups)]
+
+
+def _policy(name: str | None, base: Path) -> dict[str, Any] | None:
+    if name is None:
+        return None
+    if name == "default":
+        return {"text": None}
+    path = Path(_beside(name, base))
+    policies.load(path)
+    return {"text": path.read_text(encoding="utf-8")}

@@ -1,0 +1,90 @@
+"""Sweeps as commands start them: read the file, choose who does the work, stay offline if able."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantkit.errors import SweepError, UnknownName
+from quantkit.offline import without_hub
+from quantkit.progress import Progress
+from quantkit.sweep import spec as sweep_spec
+from quantkit.sweep.place import Place
+
+EXECUTORS = ("here", "ray")
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A sweep whose every name and need was checked."""
+
+    run: Callable[[], Any]
+    estimate: Callable[[], Any]
+
+
+def ready(
+    file: Path, out: str, on: str, address: str | None, progress: Progress, dry: bool = False
+) -> Ready:
+    """Check everything that can be checked before the work."""
+    if on not in EXECUTORS:
+        raise UnknownName("executor", on, EXECUTORS)
+    if address is not None and on != "ray":
+        raise SweepError("--address is that of a Ray cluster; add --on ray")
+    spec = sweep_spec.read(file)
+    place = Place(out)  # before anything that takes longer
+    base = file.absolute().parent
+    from quantkit.sweep import resolve
+
+    if not resolve.needs_hub(spec, base):
+        without_hub()
+    if on == "ray":
+        from quantkit.sweep import on_ray
+
+        return _on_ray(on_ray, spec, base, place, address, progress, dry)
+    from quantkit.sweep import driver, here
+
+    prepared = driver.prepare(spec, base, place, lambda: here.devices(spec))
+    return Ready(
+        lambda: driver.run(prepared, here.Here(progress), progress),
+        lambda: driver.estimated(prepared),
+    )
+
+
+def _on_ray(
+    on_ray: Any,
+    spec: sweep_spec.SweepSpec,
+    base: Path,
+    place: Place,
+    address: str | None,
+    progress: Progress,
+    dry: bool,
+) -> Ready:
+    from quantkit.sweep import driver
+
+    cluster = on_ray.Cluster(address, spec.environment)
+    try:
+        prepared = driver.prepare(spec, base, place, lambda: cluster.devices(spec))
+        if not dry:
+            cluster.check(spec, place)
+    except BaseException:
+        cluster.close()
+        raise
+
+    def run() -> Any:
+        try:
+            return driver.run(prepared, cluster.executor(spec, progress), progress)
+        finally:
+            cluster.close()
+
+    def estimate() -> Any:
+        cluster.close()
+        return driver.estimated(prepared)
+
+    return Ready(run, estimate)
+
+
+def report(out: str) -> Any:
+    """The report over everything that is done in a folder."""
+    from quantkit.sweep import driver
+
+    return driver.report(Place(out))
