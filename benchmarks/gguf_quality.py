@@ -72,11 +72,22 @@ def main() -> None:
     without_hub()
     source = ModelSource.open(args.model)
     recipes = [load(f"gguf-{name}") for name in args.types]
-    values = {"source": perplexity_of(source, args.text, args.length, args.device)}
     choice = CalibrationChoice(args.calibration, args.samples, args.length)
     rows: list[dict] = [{"type": name} for name in args.types]
+    result = {
+        "what": "perplexity by windows of GGUF files, ours and with ggml's own blocks",
+        "model": Path(args.model).name,
+        "origin": args.origin,
+        "calibration": f"{Path(args.calibration).name}, {args.samples} x {args.length}",
+        "text": args.text.name,
+        "source": perplexity_of(source, args.text, args.length, args.device),
+        "types": rows,
+        "device": devices.describe(devices.choose(args.device)),
+        "machine": platform.machine(),
+        "versions": versions(),
+    }
     with tempfile.TemporaryDirectory() as scratch:
-        for importance in (False, True):
+        for importance in (True, False):
             calibration = choice if importance else None
             ours, theirs = (Path(scratch) / f"{side}-{importance}" for side in ("ours", "ggml"))
             made = quantize(source, recipes, ours, args.device, calibration=calibration)
@@ -93,21 +104,8 @@ def main() -> None:
                     "gap_percent": 100 * (found[0] / found[1] - 1),
                 }
                 print(json.dumps(row), flush=True)
-    result = {
-        "what": "perplexity by windows of GGUF files, ours and with ggml's own blocks",
-        "model": Path(args.model).name,
-        "origin": args.origin,
-        "calibration": f"{Path(args.calibration).name}, {args.samples} x {args.length}",
-        "text": args.text.name,
-        "source": values["source"],
-        "types": rows,
-        "device": devices.describe(devices.choose(args.device)),
-        "machine": platform.machine(),
-        "versions": versions(),
-    }
-    print(json.dumps(result), flush=True)
-    if args.out:
-        write_json(args.out, result)
+                if args.out:
+                    write_json(args.out, result)
 
 
 if __name__ == "__main__":

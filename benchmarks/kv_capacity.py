@@ -9,15 +9,19 @@ without it. `--vllm-site` is put on the path of the Python that runs vLLM, if it
 """
 
 import argparse
+import itertools
 import json
-import os
 import platform
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from quantkit.engine.process import run
+from quantkit.errors import EngineError
 
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
@@ -46,36 +50,37 @@ SAID = {
 }
 
 
-def work(jobs: Path) -> None:
-    """In vLLM's environment: start each model in a child of its own, so that imports are shared."""
+def work(job: dict[str, Any]) -> None:
+    """In vLLM's environment: start one model, and let it say what it found."""
     import vllm
 
-    for job in json.loads(jobs.read_text()):
-        log = Path(job["log"])
-        child = os.fork()
-        if child == 0:
-            with log.open("w") as stream:
-                os.dup2(stream.fileno(), 1)
-                os.dup2(stream.fileno(), 2)
-                try:
-                    vllm.LLM(
-                        job["folder"],
-                        load_format="dummy",
-                        dtype="bfloat16",
-                        kv_cache_dtype=job["kv"],
-                        max_model_len=job["context"],
-                        max_num_batched_tokens=8192,
-                        max_num_seqs=1024,
-                        enforce_eager=job["eager"],
-                    )
-                except BaseException as error:  # its words are in the log
-                    print(f"{type(error).__name__}: {error}", flush=True)
-                os._exit(0)
-        os.waitpid(child, 0)
-        print(job["name"], flush=True)
+    vllm.LLM(
+        job["folder"],
+        load_format="dummy",
+        dtype="bfloat16",
+        kv_cache_dtype=job["kv"],
+        max_model_len=job["context"],
+        max_num_batched_tokens=8192,
+        max_num_seqs=1024,
+        enforce_eager=job["eager"],
+    )
 
 
-def config_folder(folder: Path, config: dict[str, Any], recipe: str | None, label: str) -> Path:
+def ask(job: dict[str, Any], environment: dict[str, str], timeout: float) -> dict[str, Any]:
+    """What vLLM says of one model, or its last lines."""
+    command = [sys.executable, __file__, "--worker", json.dumps(job)]
+    try:
+        said = run(command, timeout=timeout, environment=environment, name="vLLM")
+    except EngineError as error:
+        return {"failed": str(error).splitlines()[-12:]}
+    found: dict[str, Any] = {}
+    for key, pattern in SAID.items():
+        values = re.findall(pattern, said)
+        found[key] = float(values[-1].replace(",", "")) if values else None
+    return found
+
+
+def config_folder(folder: Path, config: dict[str, Any], recipe: str | None) -> Path:
     """A folder of a quantised model without its weights."""
     import shutil
 
@@ -104,10 +109,12 @@ def main() -> None:
     parser.add_argument("--vllm-site", type=Path)
     parser.add_argument("--compiled", action="store_true", help="as served, not eager: slower")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--timeout", type=float, default=120)
+    parser.add_argument("--only", help="names of models and formats must hold this")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        work(args.worker)
+        work(json.loads(args.worker))
         return
     from quantkit import recipe as recipes
     from quantkit.advise import gpus, memory, shape
@@ -117,56 +124,39 @@ def main() -> None:
     small = json.loads((Path(args.model) / "config.json").read_text())
     large = json.loads((DEMO_MODEL / "config.json").read_text()) | EIGHT_B
     gpu = gpus.find(args.gpu)
-    rows, jobs = [], []
+    environment = {**SETTINGS}
+    if args.vllm_site:
+        environment["PYTHONPATH"] = str(args.vllm_site)
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
-        for label, config in ((Path(args.model).name, small), ("8B-shaped", large)):
+        for (label, config), recipe in itertools.product(
+            ((Path(args.model).name, small), ("8B-shaped", large)), RECIPES
+        ):
             context = min(8192, config["max_position_embeddings"])
-            for recipe in RECIPES:
-                folder = config_folder(Path(scratch) / f"{label}-{recipe}", config, recipe, label)
-                made = recipes.load(recipe) if recipe else None
-                for bits, kind in ((16, "auto"), (8, "fp8")):
-                    ours = memory.fits(
-                        shape.from_config(config, label), made, gpu, 1, context, kv_bits=bits
-                    )
-                    name = f"{label} {recipe or 'bf16'} kv{bits}"
-                    log = Path(scratch) / f"{len(jobs)}.log"
-                    jobs.append(
-                        {"name": name, "folder": str(folder), "kv": kind, "context": context,
-                         "log": str(log), "eager": not args.compiled}
-                    )  # fmt: skip
-                    rows.append(
-                        {"model": label, "recipe": recipe or "bf16", "kv_bits": bits,
-                         "ours": ours.kv_tokens, "our_kv_gib": ours.kv_bytes / 2**30,
-                         "our_weights_gib": ours.weight_bytes / 2**30}
-                    )  # fmt: skip
-        table = Path(scratch) / "jobs.json"
-        table.write_text(json.dumps(jobs))
-        environment = {**os.environ, **SETTINGS}
-        if args.vllm_site:
-            environment["PYTHONPATH"] = str(args.vllm_site)
-        command = [sys.executable, __file__, "--worker", str(table)]
-        subprocess.run(command, env=environment, check=True)
-        for row, job in zip(rows, jobs, strict=True):
-            said = Path(job["log"]).read_text()
-            for key, pattern in SAID.items():
-                found = re.findall(pattern, said)
-                row[key] = float(found[-1].replace(",", "")) if found else None
-            if row["tokens"] is None:
-                row["failed"] = said.strip().splitlines()[-12:]
-            else:
-                row["gap_percent"] = 100 * (row["ours"] / row["tokens"] - 1)
-            print(json.dumps(row), flush=True)
-    if args.out:
-        write_json(
-            args.out,
-            {
-                "what": "tokens of vLLM's KV cache, ours against what it says",
-                "gpu": gpu.name,
-                "eager": not args.compiled,
-                "machine": platform.machine(),
-                "rows": rows,
-            },
-        )
+            folder = config_folder(Path(scratch) / f"{label}-{recipe}", config, recipe)
+            made = recipes.load(recipe) if recipe else None
+            for bits, kind in ((16, "auto"), (8, "fp8")):
+                row: dict[str, Any] = {"model": label, "recipe": recipe or "bf16", "kv_bits": bits}
+                if args.only and args.only not in " ".join(map(str, row.values())):
+                    continue
+                ours = memory.fits(
+                    shape.from_config(config, label), made, gpu, 1, context, kv_bits=bits
+                )
+                row |= {
+                    "ours": ours.kv_tokens,
+                    "our_kv_gib": ours.kv_bytes / 2**30,
+                    "our_weights_gib": ours.weight_bytes / 2**30,
+                }
+                job = {"folder": str(folder), "kv": kind, "context": context}
+                row |= ask({**job, "eager": not args.compiled}, environment, args.timeout)
+                if row.get("tokens"):
+                    row["gap_percent"] = 100 * (row["ours"] / row["tokens"] - 1)
+                print(json.dumps(row), flush=True)
+                rows.append(row)
+                if args.out:
+                    what = "tokens of vLLM's KV cache, ours against what it says"
+                    told = {"what": what, "gpu": gpu.name, "eager": not args.compiled}
+                    write_json(args.out, {**told, "machine": platform.machine(), "rows": rows})
 
 
 if __name__ == "__main__":
