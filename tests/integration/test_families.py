@@ -10,8 +10,9 @@ from quantkit.model.architecture import attentions
 from quantkit.model.blocks import Decoder
 from quantkit.model.shards import DTYPES
 from quantkit.quantize import feeders, kvcache
-from quantkit.quantize.calibrated import _Work
+from quantkit.quantize.calibrated import Work
 from quantkit.quantize.prepare import CalibrationChoice
+from quantkit.quantize.ranks import Ranks
 from quantkit.quantize.run import quantize
 from quantkit.quantize.statistics import Collector
 from quantkit.recipe import Recipe
@@ -97,8 +98,9 @@ def test_folding_leaves_the_function_unchanged(family, tokens):
     recipe = Recipe.load("awq-gptq-w4a16")
     recipe = recipe.resolved({n: m.in_features for n, m in linears.items()})[0]
     dtypes = {n: torch.float32 for n in decoder.tensors(0)}
-    work = _Work(state, dtypes, collector.groups, collector.statistics, found, recipe)
-    work.smooth()
+    work = Work(state, dtypes, collector.groups, collector.statistics, found, recipe)
+    for behind_norms in (False, True):
+        Ranks().spread(work.smoothing(behind_norms))
     assert any((scale - 1).abs().max() > 0.05 for scale in work.in_scale.values())
     after = state | work.result.changed
     after |= {f"{n}.weight": work.weight(n) for n in linears}
@@ -158,8 +160,9 @@ def test_nothing_is_folded_past_what_a_recipe_leaves_alone(tmp_path, tokens, lef
         )
     recipe = Recipe.load("awq-gptq-w4a16").resolved({n: m.in_features for n, m in kept.items()})[0]
     dtypes = {n: torch.float32 for n in decoder.tensors(0)}
-    work = _Work(state, dtypes, collector.groups, collector.statistics, found, recipe)
-    work.smooth()
+    work = Work(state, dtypes, collector.groups, collector.statistics, found, recipe)
+    for behind_norms in (False, True):
+        Ranks().spread(work.smoothing(behind_norms))
     after = state | work.result.changed | {f"{n}.weight": work.weight(n) for n in kept}
     with decoder.loaded(0, after) as block:
         output = decoder.run(block, hidden[0], arguments[0])
