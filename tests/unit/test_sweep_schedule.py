@@ -10,9 +10,11 @@ from sweeps import Workers, line, step
 
 from quantkit.errors import StorageError, SweepError
 from quantkit.sweep.graph import Graph
+from quantkit.sweep.here import Here
 from quantkit.sweep.lease import Lease
 from quantkit.sweep.place import Place
 from quantkit.sweep.result import load
+from quantkit.sweep.schedule import Run
 
 
 def texts(going) -> dict[str, str]:
@@ -151,6 +153,32 @@ def test_a_large_result_is_checked_when_it_is_used(tmp_path, monkeypatch):
     assert texts(going) == wanted
 
 
+def test_a_tampered_result_that_several_find_at_once_costs_none_of_them_an_attempt(
+    tmp_path, monkeypatch
+):
+    from quantkit.sweep import result
+
+    before, _ = sweeps.run(line().values(), tmp_path, Workers())
+    wanted = texts(before)
+    tamper_file(before.place, before.records[line()["source"].name])
+    scores = ("score one", "score two")
+    for title in scores:
+        result.forget(before.place, line()[title].name)
+    faults = result.faults
+    # As if the file were too large to read at the start.
+    monkeypatch.setattr(
+        "quantkit.sweep.result.faults",
+        lambda place, record, largest=0: faults(place, record, largest),
+    )
+    workers = Workers()
+    going, notes = sweeps.run(line().values(), tmp_path, workers, side_by_side=True)
+    assert not going.errors
+    assert texts(going) == wanted
+    assert workers.times == {"score one": 2, "score two": 2, "source": 1}
+    assert not [note for note in notes.notes if "failed" in note]
+    assert set(going.tries) == {line()["source"].name}
+
+
 def test_other_results_of_what_is_needed_make_a_step_run_again(tmp_path):
     before, _ = sweeps.run(line().values(), tmp_path, Workers())
     name = line()["set"].name
@@ -180,9 +208,6 @@ def test_a_driver_that_lost_its_lease_stops(tmp_path):
 
     place, workers = Place(tmp_path), Workers(fail=take_over)
     with Lease(place) as lease:
-        from quantkit.sweep.here import Here
-        from quantkit.sweep.schedule import Run
-
         notes = sweeps.Notes()
         going = Run(
             Graph.of(steps.values()), place, Here(notes, workers.functions), 3, notes, lease
@@ -190,6 +215,24 @@ def test_a_driver_that_lost_its_lease_stops(tmp_path):
         with pytest.raises(StorageError, match="taken over by another driver"):
             going.go()
     assert "report" not in workers.done
+
+
+def test_a_driver_that_lost_its_lease_in_the_last_step_touches_nothing_more(tmp_path):
+    place, notes = Place(tmp_path), sweeps.Notes()
+
+    def take_over(step, time):
+        if step.title == "report":
+            place.write("lease/000009.json", place.read("lease/000001.json"))
+            place.write("state.json", b"of the other driver")
+            lease.renew()
+        return False
+
+    functions = Workers(fail=take_over).functions
+    with Lease(place) as lease:
+        going = Run(Graph.of(line().values()), place, Here(notes, functions), 3, notes, lease)
+        with pytest.raises(StorageError, match="taken over by another driver"):
+            going.go()
+    assert place.read("state.json") == b"of the other driver"
 
 
 def test_steps_that_need_each_other_are_refused():
