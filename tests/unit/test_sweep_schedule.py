@@ -304,3 +304,66 @@ def test_what_killed_attempts_left_is_tidied_away(tmp_path):
     result.tidy(going.place, record)
     assert not left.exists()
     assert result.faults(going.place, record) == []
+
+
+def test_of_two_that_publish_the_same_step_at_once_the_first_counts(tmp_path):
+    from quantkit.sweep import result
+    from quantkit.sweep.result import Circumstances, Product, publish
+
+    one, how = step("verify", "one", content="1"), Circumstances(1.0, 1, "here", "now")
+
+    def product(name: str) -> Product:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "text").write_text(name)
+        return Product(folder, "the same", {})
+
+    class Late(Place):
+        """Another worker is done just before this one writes its record."""
+
+        def create(self, name, content):
+            self.first = publish(Place(tmp_path / "runs"), one, product("fast"), {}, how)
+            return super().create(name, content)
+
+    late = Late(tmp_path / "runs")
+    kept = publish(late, one, product("slow"), {}, how)
+    assert kept == late.first == load(late, one.name)
+    result.tidy(late, kept)
+    assert result.faults(late, kept, largest=None) == []
+    assert late.names(f"results/{one.name}") == sorted([kept.folder, "step.json"])
+
+
+def test_tidying_spares_the_result_that_counts(tmp_path):
+    from quantkit.sweep import result
+
+    going, _ = sweeps.run(line().values(), tmp_path, Workers())
+    record = going.records[line()["one"].name]
+    folder = tmp_path / "results" / record.step
+    (folder / record.folder).rename(folder / "newer")
+    newer = record.model_copy(update={"folder": "newer"}).sealed()
+    (folder / "step.json").write_text(newer.model_dump_json())
+    result.tidy(going.place, record)
+    assert result.faults(going.place, newer) == []
+
+
+def test_a_file_that_vanished_from_a_bucket_is_made_again(monkeypatch):
+    from quantkit.sweep import result
+
+    address = "memory://sweeps/vanished"
+    before, _ = sweeps.run(line().values(), address, Workers())
+    record, wanted = before.records[line()["two"].name], texts(before)
+    result.forget(before.place, line()["verify two"].name)
+    look = result.load_all
+
+    def then_vanish(place, steps):
+        found = look(place, steps)
+        monkeypatch.setattr(result, "faults", lambda *_: [])  # it is there when it is looked at ...
+        before.place.remove(f"results/{record.step}/{record.folder}/text")  # ... and no more
+        return found
+
+    monkeypatch.setattr(result, "load_all", then_vanish)
+    workers = Workers()
+    going, notes = sweeps.run(line().values(), address, workers)
+    assert workers.done == ["verify two", "two", "verify two"]
+    assert any(note.startswith("made again: ") and "is missing" in note for note in notes.notes)
+    assert texts(going) == wanted
