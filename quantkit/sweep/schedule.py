@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from quantkit.errors import StorageError
 from quantkit.progress import Progress
 from quantkit.storage import duration
 from quantkit.sweep import result
@@ -24,10 +25,20 @@ STATE = "state.json"
 SECONDS_BETWEEN_STATES = 1.0
 DEATHS = 20
 """A step may see this many machines go away under it: more, and it is what kills them."""
-
-
 TOLD = 300
 """Of sweeps with more steps, only faults are told as they come."""
+
+
+def read_state(place: Place) -> dict[str, Any]:
+    """What the last driver told of itself; empty where there was none."""
+    content = place.read(STATE)
+    try:
+        state = json.loads(content or b"{}")
+    except ValueError:
+        state = None
+    if not isinstance(state, dict):
+        raise StorageError(f"{place.told(STATE)} is damaged; remove it, or run the sweep again")
+    return state
 
 
 class Executor(Protocol):
