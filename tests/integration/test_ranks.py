@@ -16,11 +16,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantkit import grid
+from quantkit import grid, launch
+from quantkit.errors import HardwareError
 from quantkit.export import compressed_tensors
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.shards import read_header
 from quantkit.quantize.ranks import Ranks, assign
+from quantkit.quantize.together import joined
 from quantkit.verify.checkpoint import verify
 
 NAMES = ["gptq-w4a16", "awq-gptq-w4a16+kv-fp8", "awq-w4a16", "fp8-static", "fp8-dynamic"]
@@ -240,7 +242,9 @@ def test_jobs_are_spread_so_that_no_rank_has_much_more_than_its_part(costs, n_ra
 def torchrun(*arguments, n_ranks=2):
     return subprocess.run(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(n_ranks)),
+            # Standalone: a port of its own, whoever else runs something on this machine.
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(n_ranks)),
             *("-m", "quantkit", *(str(argument) for argument in arguments)),
         ],
         capture_output=True,
@@ -249,6 +253,14 @@ def torchrun(*arguments, n_ranks=2):
         env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         check=False,
     )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_device_that_cannot_be_shared_is_told_once_a_machine(rank):
+    place = launch.Place(rank, 2, rank, 2)
+    with pytest.raises(HardwareError, match="is one GPU, and 2 ranks want one each") as caught:
+        joined(place, "cuda:0").__enter__()
+    assert caught.value.told == (rank == 1)
 
 
 def test_torchrun_says_a_fault_of_the_input_once(model, tmp_path):
