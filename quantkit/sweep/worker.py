@@ -185,7 +185,8 @@ def _log(place: Place, name: str, listener: Progress) -> Iterator[Logged]:
     path = place.local / name
     with guarded(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        stream = path.open("w", encoding="utf-8", errors="replace")
+        # Behind what a killed driver's attempt of the same number left: that is worth reading.
+        stream = path.open("a", encoding="utf-8", errors="replace")
     try:
         yield Logged(listener, stream)
     finally:

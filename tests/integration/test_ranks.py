@@ -172,7 +172,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_one_goes_on(two, model, text, tm
     results, *processes = helper.start(
         2, helper.quantize, model, text, tmp_path, names, 8, (victim, 2)
     )
-    rank, said = results.get(timeout=60)
+    rank, said = results.get(timeout=120)
     started = time.monotonic()
     codes = helper.end(processes, 20)
     assert time.monotonic() - started < 10
@@ -191,7 +191,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_one_goes_on(two, model, text, tm
 
 def test_a_failure_is_said_once_and_everywhere_known():
     results, *processes = helper.start(3, helper.faulty)
-    found = dict(results.get(timeout=60) for _ in processes)
+    found = dict(results.get(timeout=120) for _ in processes)
     assert helper.end(processes, 20) == [3, 3, 3]
     assert found[0] == "RankLost: rank 1: this tensor is no good (told: False)"
     assert found[1] == "MethodError: this tensor is no good (told: True)"
@@ -200,7 +200,7 @@ def test_a_failure_is_said_once_and_everywhere_known():
 
 def test_one_that_does_not_answer_is_not_waited_for_for_ever():
     results, *processes = helper.start(2, helper.slow)
-    rank, said = results.get(timeout=60)
+    rank, said = results.get(timeout=120)
     helper.end(processes, 20)
     assert rank == 0
     assert "rank 0 waited" in said

@@ -90,6 +90,9 @@ def test_what_was_given_up_is_tried_again_by_the_next_run(tmp_path):
     going, _ = sweeps.run(line().values(), tmp_path, workers)
     assert workers.done == ["verify one", "score one", "report"]
     assert "x(1(c))" in texts(going)["report"]
+    log = (tmp_path / "logs" / line()["verify one"].name / "1.log").read_text()
+    assert "verify one went wrong" in log  # of the run before
+    assert log.endswith("done\n")
 
 
 def test_one_recipe_does_not_spoil_a_shared_pass(tmp_path):
