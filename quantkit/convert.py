@@ -33,16 +33,20 @@ from quantkit.verify.checkpoint import expected_plan, file_faults, tensor_faults
 def convert(
     path: Path,
     to: str,
-    out: Path,
+    out: Path | None = None,
     force: bool = False,
     progress: Progress | None = None,
     trust_remote_code: bool = False,
 ) -> Checkpoint:
-    """Write the checkpoint of a folder in another format as the folder `out`."""
+    """Write the checkpoint of a folder in another format as the folder `out`.
+
+    Without one it goes beside the first, under the name that `quantize --format` would give it.
+    """
     progress = progress or Silent()
     started = time.monotonic()
     checkpoint = Checkpoint.open(path)
     after = _renamed(checkpoint, to)
+    out = out or path.resolve().with_name(after.name)
     if out.resolve() == path.resolve():
         raise CheckpointError(f"{out} is the checkpoint itself; name another folder with -o")
     refuse_existing(out, force)

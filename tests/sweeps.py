@@ -12,7 +12,7 @@ from quantkit.sweep.lease import Lease
 from quantkit.sweep.place import Place
 from quantkit.sweep.result import Product
 from quantkit.sweep.schedule import Run
-from quantkit.sweep.worker import Bench
+from quantkit.sweep.worker import Bench, Functions, Job, Outcome, execute
 
 
 class Notes(Silent):
@@ -67,14 +67,41 @@ class Workers:
         return dict.fromkeys(("calibrate", "quantize", "verify", "score", "report"), self.work)
 
 
+class SideBySide:
+    """Does all jobs that are ready at once, as machines of a cluster would."""
+
+    def __init__(self, functions: Functions) -> None:
+        self._functions = functions
+        self._jobs: list[Job] = []
+
+    def bundle(self, step: Step) -> str:
+        return step.together
+
+    def room(self) -> int:
+        return 100
+
+    def start(self, job: Job) -> None:
+        self._jobs.append(job)
+
+    def wait(self) -> list[tuple[Job, Outcome]]:
+        jobs, self._jobs = self._jobs, []
+        return [(job, execute(job, None, self._functions)) for job in jobs]
+
+
 def run(
-    steps: Sequence[Step], out: Path | str, workers: Workers, attempts: int = 3
+    steps: Sequence[Step],
+    out: Path | str,
+    workers: Workers,
+    attempts: int = 3,
+    side_by_side: bool = False,
 ) -> tuple[Run, Notes]:
     """Run steps here, under a lease."""
     notes = Notes()
     place = Place(out)
+    functions = workers.functions
+    executor = SideBySide(functions) if side_by_side else Here(notes, functions)
     with Lease(place) as lease:
-        going = Run(Graph.of(steps), place, Here(notes, workers.functions), attempts, notes, lease)
+        going = Run(Graph.of(steps), place, executor, attempts, notes, lease)
         going.go()
     return going, notes
 

@@ -15,8 +15,11 @@ def command(
         typer.Option(metavar="FORMAT", help="compressed-tensors, gptq, awq or fp8."),
     ],
     out: Annotated[
-        Path, typer.Option("-o", "--out", metavar="DIR", help="The new checkpoint's folder.")
-    ],
+        Path | None,
+        typer.Option(
+            "-o", "--out", metavar="DIR", help="The new folder; default: beside the old one."
+        ),
+    ] = None,
     trust_remote_code: TrustRemoteCode = False,
     force: Force = False,
     json: AsJson = False,

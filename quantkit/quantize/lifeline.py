@@ -189,7 +189,7 @@ def _line(connection: socket.socket) -> str:
     found = bytearray()
     while not found.endswith(b"\n"):
         byte = connection.recv(1)
-        if not byte:
+        if not byte or len(found) > MAX_LINE_BYTES:  # a stranger who never stops
             return ""
         found += byte
     return found.decode("utf-8", "replace").strip()

@@ -40,7 +40,11 @@ def joined(place: launch.Place, device: str) -> Iterator["Together"]:
 
     A failure of this rank is told to the others. One of another is raised here.
     """
-    where = own_device(place, device)
+    try:
+        where = own_device(place, device)
+    except QuantkitError as error:
+        error.told = place.local_rank > 0  # once a machine is enough
+        raise
     store, _, _ = next(rendezvous("env://", place.rank, place.size))
     line = Lifeline.open(place.rank, place.size, store, launch.address())
     ranks = Together(place, where, store, line)

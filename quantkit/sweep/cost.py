@@ -5,7 +5,8 @@ What cannot be known without data that is not here is left open, and totals then
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -56,17 +57,13 @@ class Costs:
     gpu: str
 
 
-def disk_bytes(sweep: Resolved) -> int:
-    """Bytes of all checkpoints; a model whose shape is unknown counts nothing."""
+def disk_bytes(sweep: Resolved, steps: Iterable[Step]) -> int:
+    """Bytes of the checkpoints that steps make; a model whose shape is unknown counts nothing."""
     total = 0
-    for model in sweep.models:
-        try:
-            shape = shapes.of(model.place)
-            for recipe in sweep.recipes:
-                times = len(sweep.sets) if sweep.learns(recipe) else 1
-                total += times * weight_bytes(shape, recipe, sweep.learns(recipe))
-        except QuantkitError:
-            continue  # the pass itself asks again, and says what is wrong
+    for step in steps:
+        shape, recipe = _shape(step.work["model"]["place"]), _named(sweep, step)
+        with suppress(QuantkitError):  # the pass itself asks again, and says what is wrong
+            total += weight_bytes(shape, recipe, sweep.learns(recipe)) if shape else 0
     return total
 
 
@@ -97,7 +94,7 @@ def _pass(sweep: Resolved, graph: Graph, steps: list[Step], peak: float) -> dict
     shape = _shape(work["model"]["place"])
     if shape is None:
         return {step.name: Cost(None, None, on_gpu) for step in steps}
-    recipes = {step.name: _named(sweep, step.work["recipe"]["name"]) for step in steps}
+    recipes = {step.name: _named(sweep, step) for step in steps}
     learning = [r for r in recipes.values() if isinstance(r, Recipe) and r.needs_calibration]
     seconds = 0.0  # without data a pass is one read of the weights
     if steps[0].needs:
@@ -146,8 +143,8 @@ def _tokens(step: Step, shape: ModelShape) -> CalibrationTokens:
     return CalibrationTokens("", torch.zeros((), dtype=torch.long).expand(n, length))
 
 
-def _named(sweep: Resolved, name: str) -> AnyRecipe:
-    return next(recipe for recipe in sweep.recipes if recipe.name == name)
+def _named(sweep: Resolved, step: Step) -> AnyRecipe:
+    return next(r for r in sweep.recipes if r.name == step.work["recipe"]["name"])
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from quantkit.sweep.lease import Lease
 from quantkit.sweep.overview import Overview
 from quantkit.sweep.place import Place
 from quantkit.sweep.resolve import Resolved, resolve
-from quantkit.sweep.schedule import STATE, Executor, Run, look
+from quantkit.sweep.schedule import Executor, Run, look, read_state
 
 SWEEP = "sweep.json"
 
@@ -43,7 +43,9 @@ def prepare(
 def run(prepared: Prepared, executor: Executor, progress: Progress) -> Overview:
     """Do what is missing of a sweep, and write the report over everything."""
     place, graph = prepared.place, prepared.graph
-    place.require(cost.disk_bytes(prepared.sweep))
+    there = set(place.names(result.FOLDER))
+    missing = [step for step in graph.of_kind("quantize") if step.name not in there]
+    place.require(cost.disk_bytes(prepared.sweep, missing))
     with Lease(place) as lease:
         _write_plan(place, prepared)
         going = Run(graph, place, executor, prepared.sweep.spec.attempts, progress, lease)
@@ -94,7 +96,7 @@ def estimated(prepared: Prepared) -> Estimated:
 def report(place: Place) -> Overview:
     """The report over everything that is done in a place, whoever drives it."""
     graph, _ = read_plan(place)
-    state = json.loads(place.read(STATE) or b"{}")
+    state = read_state(place)
     done = look(graph, place).finished(graph, state.get("errors", {}))
     errors = {n: why for n, why in state.get("errors", {}).items() if n not in done}
     if not any(record.kind == "report" for record in done.values()):

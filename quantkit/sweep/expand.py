@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from quantkit.recipe import AnyRecipe, GGUFRecipe
+from quantkit.score import lmeval
 from quantkit.sweep.graph import Graph, Step, digest_of
 from quantkit.sweep.resolve import Calibration, Model, Resolved
 
@@ -44,6 +45,7 @@ def _of_model(
     """The steps of one model, its report last."""
     who = {k: v for k, v in asdict(model).items() if k not in ("label", "after")}
     scores: dict[str, dict[str, Step]] = {}
+    harness = lmeval.version()  # decides how a task asks and counts
 
     def scored(title: str, decisive: Mapping[str, Any], needs: tuple[Step, ...]) -> Iterator[Step]:
         found = {}
@@ -59,7 +61,7 @@ def _of_model(
             found[unit.task] = _step(
                 "score",
                 f"{title} {unit.task}",
-                {**facts, **decisive},
+                {**facts, **decisive, "lm_eval": harness},
                 {"model": who, **facts, "title": title},
                 (*needs, *beside),
                 after=() if needs else after,

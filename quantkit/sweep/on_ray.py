@@ -212,7 +212,7 @@ class OnRay:
             return Outcome(error=next(iter(str(error.cause or error).splitlines()), "it failed"))
         except errors.WorkerCrashedError:  # which may well be the step's own fault
             return Outcome(error="its process was killed, or crashed")
-        except (errors.NodeDiedError, errors.ObjectLostError):
+        except (errors.NodeDiedError, errors.LocalRayletDiedError, errors.ObjectLostError):
             return Outcome(error="its machine went away", died=True)
         except errors.RayError as error:
             first = next(iter(str(error).splitlines()), type(error).__name__)

@@ -68,11 +68,14 @@ class Place:
         with self._explained("", "read"):  # remote ones come side by side
             paths = {self._path(name): name for name in names}
             contents: Mapping[str, Any] = self._fs.cat(list(paths), on_error="return")
-            return {
-                paths[path]: bytes(content)
-                for path, content in contents.items()
-                if not isinstance(content, Exception)
-            }
+            read = {}
+            for path, content in contents.items():
+                if isinstance(content, FileNotFoundError | NotADirectoryError):
+                    continue
+                if isinstance(content, Exception):  # there, perhaps: to make it again is dear
+                    raise content
+                read[paths[path]] = bytes(content)
+            return read
 
     def write(self, name: str, content: bytes) -> None:
         """Put a file there, in the place of any that there was."""
@@ -162,11 +165,16 @@ class Place:
                     self._fs.put_file(str(path), self._path(f"{name}/{inside}"))
         shutil.rmtree(folder)
 
-    def fetch(self, name: str, target: Path) -> None:
-        """A copy of one file on this machine."""
-        with self._explained(name, "read"):
+    def fetch(self, name: str, target: Path) -> bool:
+        """A copy of one file on this machine; says whether there is such a file."""
+        with guarded(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-            self._fs.get_file(self._path(name), str(target))
+        with self._explained(name, "read"):
+            try:
+                self._fs.get_file(self._path(name), str(target))
+            except FileNotFoundError:
+                return False
+        return True
 
     def remove(self, name: str) -> None:
         """Remove a file or a folder, if it is there."""

@@ -1,16 +1,19 @@
 """One pass on several GPUs of a machine: the command line under torchrun, as people call it."""
 
 import json
-import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quantkit.engine.process import Child
 from quantkit.errors import MethodError
 from quantkit.progress import Progress
 from quantkit.quantize.prepare import CalibrationChoice
 from quantkit.recipe import AnyRecipe
+
+SECONDS_BETWEEN_LOOKS = 0.2
 
 
 def quantize(
@@ -25,14 +28,17 @@ def quantize(
     """Write `out/<recipe>/` for every recipe, with one process a GPU."""
     words = command(model, recipes, out, device, n_ranks, choice)
     progress.note(f"{n_ranks} ranks: {' '.join(words)}")
-    ended = subprocess.run(words, capture_output=True, text=True, check=False)
-    told = [line for line in (ended.stdout + ended.stderr).splitlines() if line.strip()]
+    # As a child that ends with this process: left alone it would write into the next one's room.
+    with Child(words, name="torchrun") as child:
+        while (code := child.code) is None:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        told = [line for line in child.output().splitlines() if line.strip()]
     for line in told:
         progress.detail(line)
-    if ended.returncode:
+    if code:
         # Ours among the many lines of a launcher that ends.
         ours = [line for line in told if line.startswith("quantkit: ")] or told[-1:]
-        why = ours[0].removeprefix("quantkit: ") if ours else f"exit code {ended.returncode}"
+        why = ours[0].removeprefix("quantkit: ") if ours else f"exit code {code}"
         raise MethodError(f"the pass on {n_ranks} ranks failed: {why}")
 
 

@@ -6,6 +6,7 @@ that do the work need neither the file nor what lay beside it.
 
 import json
 import os
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from quantkit import resources
 from quantkit.calibration import calibration_set, loading
 from quantkit.calibration import spec as set_spec
+from quantkit.calibration.reading import files
 from quantkit.calibration.reading.files import is_data
 from quantkit.errors import DataError, QuantkitError, SourceError, SweepError
 from quantkit.gate import policy as policies
@@ -184,20 +186,16 @@ def _set(choice: SetChoice, base: Path) -> Calibration:
 
 
 def _data(wanted: set_spec.SetSpec, base: Path) -> dict[str, str]:
-    """What files hold, for changed data makes another set."""
+    """What a set is made of beside its own words, for changed data makes another set."""
+    paths = [s.path for s in wanted.sources if isinstance(s, set_spec.Files)]
     found: dict[str, str] = {}
-    for source in wanted.sources:
-        if isinstance(source, set_spec.Files):
-            path = base / source.path
-            files = sorted(path.rglob("*")) if path.is_dir() else _matching(path)
-            if not any(file.is_file() for file in files):
-                raise DataError(f"there is no file, folder or pattern {path}")
-            found |= {os.path.relpath(f, base): sha256_of(f) for f in files if f.is_file()}
+    for path in (*paths, *(name for name in wanted.avoid if is_data(name))):
+        whole = (base / Path(path).expanduser()).absolute()
+        for file in files.find(whole):  # named alike wherever the command is called
+            found[f"{path} {os.path.relpath(file, whole.parent)}"] = sha256_of(file)
+    if any(isinstance(source, set_spec.Python) for source in wanted.sources):
+        found["python"] = platform.python_version()  # whose own texts these are
     return found
-
-
-def _matching(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(path.parent.glob(path.name))
 
 
 def _units(tasks: Sequence[str]) -> tuple[tuple[Unit, ...], dict[str, dict[str, Any]]]:

@@ -148,7 +148,15 @@ def publish(
         created=how.created,
     ).sealed()
     text = json.dumps(record.model_dump(mode="json"), indent=2, ensure_ascii=False)
-    place.write(f"{FOLDER}/{step.name}/{RECORD}", text.encode() + b"\n")
+    name, content = f"{FOLDER}/{step.name}/{RECORD}", text.encode() + b"\n"
+    if place.create(name, content):
+        return record
+    # Somebody was faster, and others may use that result already; or what there was is no good.
+    before = load(place, step.name)
+    if before is not None and before.inputs == dict(inputs) and not faults(place, before):
+        place.remove(f"{FOLDER}/{step.name}/{token}")
+        return before
+    place.write(name, content)
     return record
 
 
@@ -203,9 +211,12 @@ def _sha256(place: Place, name: str) -> str:
 def tidy(place: Place, record: Record) -> None:
     """Remove what killed attempts left beside a finished result."""
     base = f"{FOLDER}/{record.step}"
-    for name in place.names(base):
-        if name not in (RECORD, record.folder):
-            place.remove(f"{base}/{name}")
+    beside = [name for name in place.names(base) if name not in (RECORD, record.folder)]
+    now = load(place, record.step) if beside else None
+    if now is None or now.folder != record.folder:  # some other result counts by now
+        return
+    for name in beside:
+        place.remove(f"{base}/{name}")
 
 
 def forget(place: Place, step: str) -> None:
@@ -226,7 +237,8 @@ def materialise(place: Place, record: Record, scratch: Path) -> Path:
         path = target / name
         if path.is_file() and sha256_of(path) == file.sha256:
             continue
-        place.fetch(f"{base}/{name}", path)
+        if not place.fetch(f"{base}/{name}", path):
+            raise Tampered(record.step, f"{place.told(base)}/{name} is missing")
         if sha256_of(path) != file.sha256:
             raise Tampered(
                 record.step,

@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from quantkit.errors import StorageError
 from quantkit.progress import Progress
 from quantkit.storage import duration
 from quantkit.sweep import result
@@ -24,10 +25,20 @@ STATE = "state.json"
 SECONDS_BETWEEN_STATES = 1.0
 DEATHS = 20
 """A step may see this many machines go away under it: more, and it is what kills them."""
-
-
 TOLD = 300
 """Of sweeps with more steps, only faults are told as they come."""
+
+
+def read_state(place: Place) -> dict[str, Any]:
+    """What the last driver told of itself; empty where there was none."""
+    content = place.read(STATE)
+    try:
+        state = json.loads(content or b"{}")
+    except ValueError:
+        state = None
+    if not isinstance(state, dict):
+        raise StorageError(f"{place.told(STATE)} is damaged; remove it, or run the sweep again")
+    return state
 
 
 class Executor(Protocol):
@@ -124,6 +135,8 @@ class Run:
             self._write_state()
             for job, outcome in self.executor.wait():
                 self._take(job, outcome)
+        if self.lease is not None:
+            self.lease.require()  # what follows would disturb another driver
         self._write_state(now=True)
 
     @property
@@ -190,6 +203,9 @@ class Run:
             self._make_again(outcome.tampered, outcome.error)
             self._wait_again(job.steps)
             return
+        if self._is_being_made(outcome.tampered):  # another job was the first to find it
+            self._wait_again(job.steps)
+            return
         made = {record.step: record for record in outcome.records}
         if made:
             self._tell(job, outcome)
@@ -199,7 +215,7 @@ class Run:
                 self._ended(step.name)
             elif outcome.died and self._died(step) < DEATHS:
                 self.progress.note(f"{step.kind} {step.title}: {outcome.error}; started again")
-                self._ready[step.name] = None
+                self._wait_again([step])
             else:
                 self._failed(step, outcome, len(job.steps) > 1)
 
@@ -227,7 +243,7 @@ class Run:
                 f"{step.kind} {step.title}: attempt {number} of {self.attempts} failed: "
                 f"{outcome.error}"
             )
-            self._ready[step.name] = None
+            self._wait_again([step])
             return
         self.failed.append(step.name)
         self.errors[step.name] = outcome.error
@@ -275,7 +291,11 @@ class Run:
                 self._ready.pop(other, None)
         self._ready[name] = None
 
+    def _is_being_made(self, name: str) -> bool:
+        return name in self.graph.steps and name not in self.records and name not in self.errors
+
     def _wait_again(self, steps: Iterable[Step]) -> None:
+        """Steps that are to run once more: now, or when what they need is there again."""
         for step in steps:
             if not self._waiting[step.name]:
                 self._ready[step.name] = None

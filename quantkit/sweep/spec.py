@@ -255,6 +255,10 @@ def _problems(error: ValidationError) -> list[str]:
             lines.append(f"{path}: unknown key; {_meant(place[-1], list(kind.model_fields))}")
         elif item["type"] == "literal_error" and place[0] == "resources":
             lines.append(f"{path}: there is no such step; {_meant(place[-1], list(KINDS))}")
+        elif item["type"] == "string_pattern_mismatch":
+            lines.append(f"{path}: '{item['input']}' is no name: use letters, digits and . _ + -")
+        elif item["type"] == "model_type":
+            lines.append(f"{path}: give a name, or lines such as `name: value`")
         else:
             message = item["msg"].removeprefix("Value error, ")
             lines += [f"{path}: {line}" if path else line for line in message.split("\n")]

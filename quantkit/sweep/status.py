@@ -1,6 +1,5 @@
 """Where a sweep stands: from its folder alone, whether or not somebody drives it now."""
 
-import json
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from quantkit.sweep import lease, result
 from quantkit.sweep.driver import read_plan
 from quantkit.sweep.place import Place
-from quantkit.sweep.schedule import STATE, look
+from quantkit.sweep.schedule import look, read_state
 from quantkit.sweep.worker import log_name
 
 
@@ -69,7 +68,7 @@ def status(place: Place, check: bool = False) -> Status:
         for record in plan.records.values():
             faults += result.faults(place, record, largest=None)
     holder = lease.held(place)
-    state = json.loads(place.read(STATE) or b"{}")
+    state = read_state(place)
     done = plan.finished(graph, state.get("errors", {}))
     now = time.time()
     alive = holder is not None

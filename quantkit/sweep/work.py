@@ -63,6 +63,8 @@ def quantize(steps: Sequence[Step], bench: Bench) -> list[Product]:
     if steps[0].needs:
         folder = bench.folder_of(steps[0].needs[0])
         choice = CalibrationChoice(str(folder), work.get("samples"), work.get("length"))
+    for step, recipe in zip(steps, recipes, strict=True):
+        _take_back(bench.room / f"done {step.name}", bench.room / recipe.name)
     finished = pipeline.finished_before(source, recipes, bench.room, choice)
     have = {checkpoint.manifest.name: checkpoint for checkpoint in finished}
     missing = [recipe for recipe in recipes if recipe.name not in have]
@@ -118,9 +120,7 @@ def score(steps: Sequence[Step], bench: Bench) -> list[Product]:
     cache.mkdir()
     if steps[0].needs:
         target = Checkpoint.open(bench.folder_of(steps[0].needs[0]) / CHECKPOINT)
-        for step in steps:
-            for path in (bench.folder_of(step.needs[2]) / REFERENCES).glob("*"):
-                (cache / path.name).symlink_to(path.absolute())
+        link_references([bench.folder_of(step.needs[2]) for step in steps], cache)
     asked = Asked(
         tuple(step.work["task"] for step in steps),
         work["limit"],
@@ -140,6 +140,14 @@ def score(steps: Sequence[Step], bench: Bench) -> list[Product]:
         facts = {key: score.value for key, score in part.card.scores.items()}
         products.append(Product(out, parts.identity(part), facts, part.card.device))
     return products
+
+
+def link_references(folders: Sequence[Path], cache: Path) -> None:
+    """Let the source's predictions be found; those of texts scored at once lie with each text."""
+    for folder in folders:
+        for path in (folder / REFERENCES).glob("*"):
+            if not (cache / path.name).is_symlink():
+                (cache / path.name).symlink_to(path.absolute())
 
 
 def report(steps: Sequence[Step], bench: Bench) -> list[Product]:
@@ -197,6 +205,14 @@ def _judged(
         rules = policies.load(path)
     verdict = judge(document, rules)
     return {**verdict.to_json(), "outcome": str(verdict.outcome), "exit_code": verdict.exit_code}
+
+
+def _take_back(done: Path, target: Path) -> None:
+    """A checkpoint that a killed attempt finished and did not come to publish."""
+    if (done / CHECKPOINT).is_dir():
+        shutil.rmtree(target, ignore_errors=True)
+        (done / CHECKPOINT).rename(target)
+    shutil.rmtree(done, ignore_errors=True)
 
 
 def _source(work: Mapping[str, Any]) -> ModelSource:

@@ -9,7 +9,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -112,8 +112,9 @@ class Logged:
         """One line of the log, with the time."""
         self.lines.append(f"{time.strftime('%H:%M:%S')} {text}\n")
         if self._stream is not None:
-            self._stream.write(self.lines[-1])
-            self._stream.flush()
+            with suppress(OSError):  # a full disk is told by what the step itself writes
+                self._stream.write(self.lines[-1])
+                self._stream.flush()
 
 
 Functions = Mapping[str, Callable[[Sequence[Step], Bench], list[Product]]]
@@ -182,9 +183,15 @@ def _log(place: Place, name: str, listener: Progress) -> Iterator[Logged]:
         yield Logged(listener, None)
         return
     path = place.local / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", errors="replace") as stream:
+    with guarded(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Behind what a killed driver's attempt of the same number left: that is worth reading.
+        stream = path.open("a", encoding="utf-8", errors="replace")
+    try:
         yield Logged(listener, stream)
+    finally:
+        with suppress(OSError):
+            stream.close()
 
 
 @contextmanager

@@ -110,6 +110,15 @@ def test_outputs_that_are_there_stay(run_cli, made, tmp_path):
     assert "every number as it was" in card
 
 
+def test_without_a_folder_the_new_one_lies_beside_the_old(run_cli, made):
+    folder = made("rtn-w4a16")
+    told = json.loads(run_cli(["convert", folder, "--to", "gptq", "--json"]).stdout)
+    assert told["path"] == str(folder.resolve().parent / "rtn-w4a16-gptq")
+    assert told["manifest"]["name"] == "rtn-w4a16-gptq"
+    again = run_cli(["convert", folder, "--to", "gptq"])
+    assert (again.code, "use --force" in again.stderr) == (3, True)
+
+
 def damage(folder, change):
     """Change tensors, and hash the file anew as if that had been meant."""
     from quantkit.export.folder import hash_files

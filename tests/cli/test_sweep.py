@@ -215,3 +215,12 @@ def test_a_damaged_plan(run_cli, done):
     result = run_cli(["sweep", "status", done])
     assert result.code == 3
     assert "sweep.json is damaged" in result.stderr
+
+
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_a_damaged_state(run_cli, done, content):
+    (done / "state.json").write_text(content)
+    for command in ("status", "report"):
+        result = run_cli(["sweep", command, done])
+        assert (result.code, result.stdout) == (3, "")
+        assert "state.json is damaged; remove it" in result.stderr

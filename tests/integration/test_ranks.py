@@ -16,11 +16,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantkit import grid
+from quantkit import grid, launch
+from quantkit.errors import HardwareError
 from quantkit.export import compressed_tensors
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.shards import read_header
 from quantkit.quantize.ranks import Ranks, assign
+from quantkit.quantize.together import joined
 from quantkit.verify.checkpoint import verify
 
 NAMES = ["gptq-w4a16", "awq-gptq-w4a16+kv-fp8", "awq-w4a16", "fp8-static", "fp8-dynamic"]
@@ -170,7 +172,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_one_goes_on(two, model, text, tm
     results, *processes = helper.start(
         2, helper.quantize, model, text, tmp_path, names, 8, (victim, 2)
     )
-    rank, said = results.get(timeout=60)
+    rank, said = results.get(timeout=120)
     started = time.monotonic()
     codes = helper.end(processes, 20)
     assert time.monotonic() - started < 10
@@ -189,7 +191,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_one_goes_on(two, model, text, tm
 
 def test_a_failure_is_said_once_and_everywhere_known():
     results, *processes = helper.start(3, helper.faulty)
-    found = dict(results.get(timeout=60) for _ in processes)
+    found = dict(results.get(timeout=120) for _ in processes)
     assert helper.end(processes, 20) == [3, 3, 3]
     assert found[0] == "RankLost: rank 1: this tensor is no good (told: False)"
     assert found[1] == "MethodError: this tensor is no good (told: True)"
@@ -198,7 +200,7 @@ def test_a_failure_is_said_once_and_everywhere_known():
 
 def test_one_that_does_not_answer_is_not_waited_for_for_ever():
     results, *processes = helper.start(2, helper.slow)
-    rank, said = results.get(timeout=60)
+    rank, said = results.get(timeout=120)
     helper.end(processes, 20)
     assert rank == 0
     assert "rank 0 waited" in said
@@ -240,7 +242,9 @@ def test_jobs_are_spread_so_that_no_rank_has_much_more_than_its_part(costs, n_ra
 def torchrun(*arguments, n_ranks=2):
     return subprocess.run(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(n_ranks)),
+            # Standalone: a port of its own, whoever else runs something on this machine.
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(n_ranks)),
             *("-m", "quantkit", *(str(argument) for argument in arguments)),
         ],
         capture_output=True,
@@ -249,6 +253,14 @@ def torchrun(*arguments, n_ranks=2):
         env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         check=False,
     )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_device_that_cannot_be_shared_is_told_once_a_machine(rank):
+    place = launch.Place(rank, 2, rank, 2)
+    with pytest.raises(HardwareError, match="is one GPU, and 2 ranks want one each") as caught:
+        joined(place, "cuda:0").__enter__()
+    assert caught.value.told == (rank == 1)
 
 
 def test_torchrun_says_a_fault_of_the_input_once(model, tmp_path):

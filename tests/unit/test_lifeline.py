@@ -98,8 +98,12 @@ def test_strangers_at_the_port_are_not_let_in():
     while not store:
         time.sleep(0.01)
     ((port, _),) = [value.decode().split() for value in store.values()]
-    with socket.create_connection(("127.0.0.1", int(port))) as stranger:
+    with (
+        socket.create_connection(("127.0.0.1", int(port))) as stranger,
+        socket.create_connection(("127.0.0.1", int(port))) as endless,
+    ):
         stranger.sendall(b"guess 1\n")
+        endless.sendall(b"x" * 5000)  # and never a line's end
         other = Lifeline.open(1, 2, store, "127.0.0.1")
         first.join(10)
         assert found[0].news(0.2) is None

@@ -118,3 +118,18 @@ def test_identity_minds_scores_and_not_the_time():
     score = changed.scores["law/acc"].model_copy(update={"value": 0.5})
     worse = Evaluation(changed.model_copy(update={"scores": {"law/acc": score}}), [])
     assert parts.identity(one) == parts.identity(later) != parts.identity(worse)
+
+
+def test_predictions_of_two_texts_that_were_scored_at_once_are_found(tmp_path):
+    from quantkit.sweep.work import link_references
+
+    for text in ("one", "two"):  # a source's score of each text holds what was kept of both
+        (tmp_path / text / "references").mkdir(parents=True)
+        for name in ("a.reference", "b.reference"):
+            (tmp_path / text / "references" / name).write_text(name)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    link_references([tmp_path / "one", tmp_path / "two", tmp_path / "no text"], cache)
+    assert {p.name: p.read_text() for p in cache.iterdir()} == {
+        name: name for name in ("a.reference", "b.reference")
+    }

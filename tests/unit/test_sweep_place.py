@@ -127,6 +127,24 @@ def test_what_a_bucket_refuses_is_one_sentence(place, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
+def test_a_bucket_that_does_not_answer_is_not_an_empty_one(place, monkeypatch):
+    if place.local is not None:
+        pytest.skip("disks answer")
+    place.write("a", b"1")
+    place.write("b", b"2")
+    fetch = type(place._fs).cat_file
+
+    def busy(self, path, *more, **most):
+        if path.endswith("/b"):
+            raise OSError("503: slow down")
+        return fetch(self, path, *more, **most)
+
+    monkeypatch.setattr(type(place._fs), "cat_file", busy)
+    with pytest.raises(StorageError, match="503: slow down"):
+        place.read_all(["a", "b", "none"])
+    assert place.read_all(["a", "none"]) == {"a": b"1"}
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 1000.0

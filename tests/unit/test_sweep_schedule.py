@@ -10,9 +10,11 @@ from sweeps import Workers, line, step
 
 from quantkit.errors import StorageError, SweepError
 from quantkit.sweep.graph import Graph
+from quantkit.sweep.here import Here
 from quantkit.sweep.lease import Lease
 from quantkit.sweep.place import Place
 from quantkit.sweep.result import load
+from quantkit.sweep.schedule import Run
 
 
 def texts(going) -> dict[str, str]:
@@ -88,6 +90,9 @@ def test_what_was_given_up_is_tried_again_by_the_next_run(tmp_path):
     going, _ = sweeps.run(line().values(), tmp_path, workers)
     assert workers.done == ["verify one", "score one", "report"]
     assert "x(1(c))" in texts(going)["report"]
+    log = (tmp_path / "logs" / line()["verify one"].name / "1.log").read_text()
+    assert "verify one went wrong" in log  # of the run before
+    assert log.endswith("done\n")
 
 
 def test_one_recipe_does_not_spoil_a_shared_pass(tmp_path):
@@ -151,6 +156,32 @@ def test_a_large_result_is_checked_when_it_is_used(tmp_path, monkeypatch):
     assert texts(going) == wanted
 
 
+def test_a_tampered_result_that_several_find_at_once_costs_none_of_them_an_attempt(
+    tmp_path, monkeypatch
+):
+    from quantkit.sweep import result
+
+    before, _ = sweeps.run(line().values(), tmp_path, Workers())
+    wanted = texts(before)
+    tamper_file(before.place, before.records[line()["source"].name])
+    scores = ("score one", "score two")
+    for title in scores:
+        result.forget(before.place, line()[title].name)
+    faults = result.faults
+    # As if the file were too large to read at the start.
+    monkeypatch.setattr(
+        "quantkit.sweep.result.faults",
+        lambda place, record, largest=0: faults(place, record, largest),
+    )
+    workers = Workers()
+    going, notes = sweeps.run(line().values(), tmp_path, workers, side_by_side=True)
+    assert not going.errors
+    assert texts(going) == wanted
+    assert workers.times == {"score one": 2, "score two": 2, "source": 1}
+    assert not [note for note in notes.notes if "failed" in note]
+    assert set(going.tries) == {line()["source"].name}
+
+
 def test_other_results_of_what_is_needed_make_a_step_run_again(tmp_path):
     before, _ = sweeps.run(line().values(), tmp_path, Workers())
     name = line()["set"].name
@@ -180,9 +211,6 @@ def test_a_driver_that_lost_its_lease_stops(tmp_path):
 
     place, workers = Place(tmp_path), Workers(fail=take_over)
     with Lease(place) as lease:
-        from quantkit.sweep.here import Here
-        from quantkit.sweep.schedule import Run
-
         notes = sweeps.Notes()
         going = Run(
             Graph.of(steps.values()), place, Here(notes, workers.functions), 3, notes, lease
@@ -190,6 +218,24 @@ def test_a_driver_that_lost_its_lease_stops(tmp_path):
         with pytest.raises(StorageError, match="taken over by another driver"):
             going.go()
     assert "report" not in workers.done
+
+
+def test_a_driver_that_lost_its_lease_in_the_last_step_touches_nothing_more(tmp_path):
+    place, notes = Place(tmp_path), sweeps.Notes()
+
+    def take_over(step, time):
+        if step.title == "report":
+            place.write("lease/000009.json", place.read("lease/000001.json"))
+            place.write("state.json", b"of the other driver")
+            lease.renew()
+        return False
+
+    functions = Workers(fail=take_over).functions
+    with Lease(place) as lease:
+        going = Run(Graph.of(line().values()), place, Here(notes, functions), 3, notes, lease)
+        with pytest.raises(StorageError, match="taken over by another driver"):
+            going.go()
+    assert place.read("state.json") == b"of the other driver"
 
 
 def test_steps_that_need_each_other_are_refused():
@@ -261,3 +307,66 @@ def test_what_killed_attempts_left_is_tidied_away(tmp_path):
     result.tidy(going.place, record)
     assert not left.exists()
     assert result.faults(going.place, record) == []
+
+
+def test_of_two_that_publish_the_same_step_at_once_the_first_counts(tmp_path):
+    from quantkit.sweep import result
+    from quantkit.sweep.result import Circumstances, Product, publish
+
+    one, how = step("verify", "one", content="1"), Circumstances(1.0, 1, "here", "now")
+
+    def product(name: str) -> Product:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "text").write_text(name)
+        return Product(folder, "the same", {})
+
+    class Late(Place):
+        """Another worker is done just before this one writes its record."""
+
+        def create(self, name, content):
+            self.first = publish(Place(tmp_path / "runs"), one, product("fast"), {}, how)
+            return super().create(name, content)
+
+    late = Late(tmp_path / "runs")
+    kept = publish(late, one, product("slow"), {}, how)
+    assert kept == late.first == load(late, one.name)
+    result.tidy(late, kept)
+    assert result.faults(late, kept, largest=None) == []
+    assert late.names(f"results/{one.name}") == sorted([kept.folder, "step.json"])
+
+
+def test_tidying_spares_the_result_that_counts(tmp_path):
+    from quantkit.sweep import result
+
+    going, _ = sweeps.run(line().values(), tmp_path, Workers())
+    record = going.records[line()["one"].name]
+    folder = tmp_path / "results" / record.step
+    (folder / record.folder).rename(folder / "newer")
+    newer = record.model_copy(update={"folder": "newer"}).sealed()
+    (folder / "step.json").write_text(newer.model_dump_json())
+    result.tidy(going.place, record)
+    assert result.faults(going.place, newer) == []
+
+
+def test_a_file_that_vanished_from_a_bucket_is_made_again(monkeypatch):
+    from quantkit.sweep import result
+
+    address = "memory://sweeps/vanished"
+    before, _ = sweeps.run(line().values(), address, Workers())
+    record, wanted = before.records[line()["two"].name], texts(before)
+    result.forget(before.place, line()["verify two"].name)
+    look = result.load_all
+
+    def then_vanish(place, steps):
+        found = look(place, steps)
+        monkeypatch.setattr(result, "faults", lambda *_: [])  # it is there when it is looked at ...
+        before.place.remove(f"results/{record.step}/{record.folder}/text")  # ... and no more
+        return found
+
+    monkeypatch.setattr(result, "load_all", then_vanish)
+    workers = Workers()
+    going, notes = sweeps.run(line().values(), address, workers)
+    assert workers.done == ["verify two", "two", "verify two"]
+    assert any(note.startswith("made again: ") and "is missing" in note for note in notes.notes)
+    assert texts(going) == wanted

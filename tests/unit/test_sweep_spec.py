@@ -40,6 +40,8 @@ def test_names_alone_are_enough(tmp_path):
     [
         ("recipe: [a]", "recipe: unknown key; did you mean recipes?"),
         ("models: []", "models: List should have at least 1 item"),
+        ("models: [3]", "models.0: give a name, or lines such as"),
+        ("models: [{model: demo, name: a/b}]", "models.0.name: 'a/b' is no name: use letters"),
         ("models: [{model: demo, revison: x}]", "unknown key; did you mean revision?"),
         ("resources: {quantise: {gpus: 1}}", "there is no such step; did you mean quantize?"),
         ("resources: {quantize: {gpu: 1}}", "resources.quantize.gpu: unknown key; did you mean"),
