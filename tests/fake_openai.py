@@ -32,6 +32,8 @@ class Script:
     pieces: int | None = None
     """Less than was asked for."""
     tokens_per_piece: int = 1
+    mute_end: bool = False
+    """The last token is half a character, whose text is nothing."""
 
 
 class FakeServer:
@@ -101,7 +103,9 @@ class FakeServer:
             if piece == script.error_after:
                 _event(writer, json.dumps({"error": {"message": "the engine fell over"}}))
                 break
-            choice = {"text": "a", "finish_reason": "length" if piece == n - 1 else None}
+            ends = piece == n - 1
+            text = "" if ends and script.mute_end else "a"
+            choice = {"text": text, "finish_reason": "length" if ends else None}
             event = json.dumps({"model": model, "choices": [choice]})
             _event(writer, "{half" if script.garbage else event)
             await writer.drain()

@@ -104,7 +104,7 @@ def n_gpus(arguments: Sequence[str]) -> int:
     count = 1
     words = [part for argument in arguments for part in argument.split("=", 1)]
     for flag, value in pairwise(words):
-        if flag in PARALLEL and value.isdecimal():
+        if flag.replace("_", "-") in PARALLEL and value.isdecimal():
             count *= int(value)
     return count
 

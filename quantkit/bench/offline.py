@@ -182,5 +182,8 @@ def engine_arguments(arguments: tuple[str, ...]) -> dict[str, Any]:
 def _value(text: str) -> Any:
     """JSON where it is; a word otherwise."""
     if re.fullmatch(r"-?\d+(\.\d+)?|\{.*\}|\[.*\]", text):
-        return json.loads(text)
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise EngineError(f"--engine-args has '{text}', which is no JSON: {error}") from error
     return text
