@@ -91,7 +91,9 @@ def command(
     ] = None,
     ttft: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="Time to first token beyond which grafana warns."),
+        typer.Option(
+            min=0.001, metavar="SECONDS", help="Time to first token beyond which grafana warns."
+        ),
     ] = 1.0,
     force: Force = False,
     html: Annotated[

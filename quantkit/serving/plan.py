@@ -96,6 +96,28 @@ class Plan:
         """All flags in one row."""
         return [word for flag in self.flags for word in flag.words]
 
+    def value(self, *names: str) -> str | None:
+        """What the command gives a flag, by any of its names; the last one counts."""
+        found = None
+        for flag in self.flags:
+            name, _, value = flag.name.partition("=")
+            if name in names:
+                found = value or next(iter(flag.words[1:]), None)
+        return found
+
+    @property
+    def served_name(self) -> str:
+        """What requests call the model."""
+        return self.value("--served-model-name", "--alias", "-a") or self.target.name
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port, also where the user's own flags name them."""
+        port = self.value("--port") or str(self.demand.port)
+        if not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise EngineError(f"--port {port} is no port; give a number from 1 to 65535")
+        return self.value("--host") or self.demand.host, int(port)
+
     def command(self, program: Sequence[str] | None = None) -> list[str]:
         """The whole command; `program` ends where the model's path follows."""
         return [*(program or PROGRAMS[self.engine]), self.target.path, *self.arguments]
@@ -109,7 +131,8 @@ class Plan:
         """With flags in the user's own words, which take the place of ours."""
         if not extra:
             return self
-        named = {word.partition("=")[0].removeprefix("--no-").lstrip("-") for word in extra}
+        flags = [word.partition("=")[0] for word in extra if word.startswith("-")]
+        named = {flag.removeprefix("--no-").lstrip("-").replace("_", "-") for flag in flags}
         kept = [f for f in self.flags if f.name.removeprefix("--no-").lstrip("-") not in named]
         own = [Flag(tuple(words), "as you asked") for words in _by_flag(extra)]
         return replace(self, flags=(*kept, *own))
@@ -119,7 +142,7 @@ class Plan:
         return {
             "engine": self.engine,
             "model": self.target.path,
-            "served_name": self.target.name,
+            "served_name": self.served_name,
             "gpu": self.demand.gpu.name,
             "count": self.demand.count,
             "profile": self.size.profile.name,
