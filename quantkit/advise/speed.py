@@ -100,6 +100,14 @@ class Case:
         """Tokens that a token attends to, all layers together."""
         return sum(n * min(depth, layer.window or depth) for layer, n in self.layers)
 
+    def prompt_pairs(self, prompt: int) -> float:
+        """The same of all tokens of a prompt together; nobody attends to what comes later."""
+        total = 0.0
+        for layer, n in self.layers:
+            seen = min(prompt, layer.window or prompt)
+            total += n * (seen * prompt - seen**2 / 2)  # until the window is full, half of it
+        return total
+
     @property
     def own_tflops(self) -> float | None:
         """The rate of the layers that the format is about."""
@@ -166,10 +174,9 @@ def prefill_seconds(case: Case, prompt: int, end: Efficiency) -> float:
     together = CHUNK_TOKENS[case.format.engine]
     chunks = -(-prompt // together)
     reading = chunks * case.work.bytes_read(min(prompt, together))
-    pairs = case.pairs(prompt) * prompt / 2  # nobody attends to what comes later
     return (
         max(reading / case.shared / _bandwidth(case, end), _linears(case, prompt, end))
-        + _attention(case, pairs, end)
+        + _attention(case, case.prompt_pairs(prompt), end)
         + _talking(case, prompt, end)
         + chunks * _own_time(case, end)
     )

@@ -90,6 +90,18 @@ def test_links_fall_back_to_pcie():
     assert speed.link_gb_s(replace(PLAIN, link_gb_s=None))[1]
 
 
+@given(st.integers(1, 60), st.integers(1, 60))
+@settings(max_examples=25, deadline=None)
+def test_a_prompt_attends_to_its_window_and_to_nothing_later(prompt, window):
+    config = CONFIG | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    windowed = shape.from_config(config | {"sliding_window": window}, "windowed")
+    form = FORMATS["as it is"]
+    counted = 32 * sum(min(i, window) for i in range(1, prompt + 1))
+    found = Case(windowed, WORKS["as it is"], form, PLAIN).prompt_pairs(prompt)
+    # A token attends to itself, which the integral leaves half out.
+    assert found == pytest.approx(counted - 32 * min(prompt, window) / 2)
+
+
 def test_a_window_limits_what_is_read():
     config = CONFIG | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
     windowed = shape.from_config(config | {"sliding_window": 1024}, "windowed")
