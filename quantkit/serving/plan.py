@@ -71,6 +71,8 @@ class Size:
     batch_tokens: int
     kv_bits: int
     fit: Fit | None
+    is_reduced: bool = False
+    """Whether it computes fewer tokens together than the profile wants, for lack of memory."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,11 @@ def make(target: Target, demand: Demand) -> Plan:
         notes.append("nothing is known of this model's memory, so it was not checked")
     elif demand.context is None and size.context < _allowed(target, DEFAULT_CONTEXT):
         notes.append(f"the context was cut to {size.context:,} tokens, which is what fits")
+    if size.is_reduced:
+        notes.append(
+            f"{size.batch_tokens:,} tokens are computed together, fewer than {demand.profile} "
+            "traffic wants: more would leave no room for the cache"
+        )
     make_flags = llamacpp.flags if engine == "llama.cpp" else vllm.flags
     flags = tuple(make_flags(target, demand, size))
     return Plan(engine, target, demand, size, flags, tuple(notes))
@@ -231,9 +238,10 @@ def _size(target: Target, demand: Demand, engine: Engine) -> Size:
     while demand.context is None and contexts[-1] // 2 >= LEAST_CONTEXT:
         contexts.append(contexts[-1] // 2)
     for context in contexts:
-        size = _size_at(target, demand, engine, profile, context)
-        if size.fit is None or size.fit.users:
-            return size
+        for reduced in (False, True):
+            size = _size_at(target, demand, engine, profile, context, reduced)
+            if size.fit is None or size.fit.users:
+                return size
     assert size.fit is not None
     raise HardwareError(
         f"{target.name} does not fit on {demand.count} x {demand.gpu.name} with a context of "
@@ -243,9 +251,14 @@ def _size(target: Target, demand: Demand, engine: Engine) -> Size:
 
 
 def _size_at(
-    target: Target, demand: Demand, engine: Engine, profile: Profile, context: int
+    target: Target,
+    demand: Demand,
+    engine: Engine,
+    profile: Profile,
+    context: int,
+    reduced: bool,
 ) -> Size:
-    large = is_large(demand.gpu)
+    large = is_large(demand.gpu) and not reduced
     limit = MAX_SEQUENCES[large]
     if demand.gpu.vendor == "cpu":  # where everything else wants memory and cores too
         limit = demand.users or profile.slots
@@ -255,6 +268,8 @@ def _size_at(
         return Size(profile, context, slots, profile.batch_tokens[large], kv_bits, None)
     wanted = min(demand.users, limit) if demand.users and profile.filled == 1 else limit
     batch = profile.batch_tokens[large]
+    if reduced:
+        batch = min(batch, memory.VLLM_SMALL.batch_tokens)
     if engine == "llama.cpp":
         used = memory.LLAMA_CPP
     else:
@@ -279,7 +294,7 @@ def _size_at(
         held = max(1, int(fit.kv_tokens / (context * profile.filled)))
         sequences = min(held, wanted)
     batch = max(sequences, min(batch, sequences * context))
-    return Size(profile, context, max(1, sequences), batch, kv_bits, fit)
+    return Size(profile, context, max(1, sequences), batch, kv_bits, fit, reduced)
 
 
 def kv_bits(text: str) -> int | None:
