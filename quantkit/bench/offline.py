@@ -52,7 +52,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="quantkit-bench-") as folder:
         path = Path(folder) / "spec.json"
         path.write_text(json.dumps(spec))
-        line = [program.command[0], vllm_worker.__file__, str(path)]
+        line = [program.python, vllm_worker.__file__, str(path)]
         with Peak() as peak, Child(line, log=log, name=program.engine) as child:
             words = finished(child, TIMEOUT_S)
             peak_bytes = peak.bytes()

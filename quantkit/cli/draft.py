@@ -73,6 +73,11 @@ def command(
         _show(found)
 
 
+def _spread(stderr: float | None) -> str:
+    """In points, at 95%."""
+    return "" if stderr is None else f" +-{196 * stderr:.1f}"
+
+
 def _show(found: "Draft") -> None:
     from quantkit.cli import console
     from quantkit.storage import gib
@@ -88,7 +93,7 @@ def _show(found: "Draft") -> None:
         [
             [
                 NAMES[name],
-                f"{way.acceptance:.1%} +-{196 * way.stderr:.1f}",
+                f"{way.acceptance:.1%}" + _spread(way.stderr),
                 str(way.best_k) if way.best_k else "none",
                 f"{way.steps[way.best_k - 1].tokens:.2f}" if way.best_k else "1.00",
                 f"{way.best_speedup:.2f}x",

@@ -52,7 +52,7 @@ class Way:
 
     acceptance: float
     """A proposal after text of the target's is accepted with this chance."""
-    stderr: float
+    stderr: float | None
     steps: tuple[Steps, ...]
     """For k = 1, 2, ..."""
     speedups: tuple[float, ...]

@@ -80,9 +80,9 @@ def shape_faults(
     found, n_prompts, n_tokens = [], len(asked.generate), asked.max_tokens
     if not len(texts) == len(tokens) == len(logprobs) == n_prompts:
         found.append(f"it was asked to continue {n_prompts} prompts and gave {len(tokens)} texts")
-    rows = [*tokens, *logprobs]
-    if any(len(row) != n_tokens for row in rows):
-        odd = next(len(row) for row in rows if len(row) != n_tokens)
+    lengths = [*map(len, tokens), *map(len, logprobs)]
+    if any(length != n_tokens for length in lengths):
+        odd = next(length for length in lengths if length != n_tokens)
         found.append(f"it was asked for {n_tokens} tokens a prompt and gave {odd}")
     if not _finite(logprobs):
         found.append("it gives log-probabilities that are not finite")

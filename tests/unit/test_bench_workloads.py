@@ -146,6 +146,15 @@ def test_drafts_by_name():
     assert settings.drafts("eagle:org/head:3") == ("eagle", "org/head", 3)
 
 
+def test_the_kind_of_a_head_is_what_its_files_say(tmp_path):
+    head = tmp_path / "head"
+    head.mkdir()
+    (head / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"]}')
+    assert settings.drafts(f"eagle:{head}:2") == ("eagle3", str(head), 2)
+    (head / "config.json").write_text('{"architectures": ["EagleLlamaForCausalLM"]}')
+    assert settings.drafts(f"eagle:{head}") == ("eagle", str(head), 4)
+
+
 def test_settings_and_flags_as_keywords_of_the_library():
     assert offline.keywords({"max_num_seqs": "8", "prefix_caching": "on"}) == {
         "max_num_seqs": 8,
