@@ -159,8 +159,13 @@ def estimate(case: Case, load: Load) -> Speed:
 
 def step_seconds(case: Case, users: int, depth: int, end: Efficiency) -> float:
     """One token for every user, each of whom has `depth` tokens in the cache."""
+    return pass_seconds(case, users, 1, depth, end)
+
+
+def pass_seconds(case: Case, users: int, n_tokens: int, depth: int, end: Efficiency) -> float:
+    """Several tokens of every user at once, as when a target checks what a draft proposed."""
     together = min(users, end.together)
-    parts = _step_parts(case, together, depth, end)
+    parts = _step_parts(case, together, depth, end, n_tokens)
     linears = max(parts["weights"], parts["compute"])
     attention = max(parts["cache"], parts["attention"])
     once = linears + attention + parts["links"] + _own_time(case, end)
@@ -182,17 +187,20 @@ def prefill_seconds(case: Case, prompt: int, end: Efficiency) -> float:
     )
 
 
-def _step_parts(case: Case, users: int, depth: int, end: Efficiency) -> dict[str, float]:
+def _step_parts(
+    case: Case, users: int, depth: int, end: Efficiency, n_tokens: int = 1
+) -> dict[str, float]:
     """Seconds of a step by what they go to; of what overlaps, all of it."""
+    tokens = users * n_tokens
     kept = sum(n * layer.values(depth) for layer, n in case.layers)
     cache = users * kept * case.format.kv_bits / 8
     return {
-        "weights": case.work.bytes_read(users) / case.shared / _bandwidth(case, end),
-        "compute": _linears(case, users, end),
+        "weights": case.work.bytes_read(tokens) / case.shared / _bandwidth(case, end),
+        "compute": _linears(case, tokens, end),
         # In no packed form, so that it is read as fast as the memory allows.
         "cache": cache / (case.gpu.bandwidth_gb_s * 1e9 * end.bandwidth),
-        "attention": _attention(case, users * case.pairs(depth), end),
-        "links": _talking(case, users, end),
+        "attention": _attention(case, tokens * case.pairs(depth), end),
+        "links": _talking(case, tokens, end),
     }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from quantkit.advise import memory, support
+from quantkit.advise import formats, memory, support
 from quantkit.advise.gpus import GPU
 from quantkit.advise.memory import Beside, Fit
 from quantkit.errors import EngineError, HardwareError, UnknownName
@@ -189,16 +189,7 @@ def make(target: Target, demand: Demand) -> Plan:
 
 def format_of(recipe: AnyRecipe | None) -> str:
     """A recipe's format in the words of `support`."""
-    if recipe is None:
-        return "bf16"
-    if isinstance(recipe, GGUFRecipe):
-        return "gguf"
-    weights = recipe.weights
-    if weights.type == "float":
-        return "fp8-block" if weights.strategy == "block" else "fp8-w8a8"
-    if recipe.input_activations is not None:
-        return "int8-w8a8"
-    return f"w{weights.num_bits}a16"
+    return formats.of(recipe).key
 
 
 def _refuse_unsupported(recipe: AnyRecipe | None, demand: Demand, engine: Engine) -> list[str]:

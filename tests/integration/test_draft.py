@@ -217,3 +217,20 @@ def test_continuations_must_hold_a_step():
     demo = ModelSource.open("demo")
     with pytest.raises(DataError, match="more than 8 tokens"):
         measure(demo, demo, Asked("python-docs", 2, 16, 8), "cpu")
+
+
+def test_on_a_gpu_a_draft_is_worth_less_the_more_users_there_are():
+    from quantkit.advise import formats, gpus, shape, work
+    from quantkit.advise.speed import Case
+
+    form, place = formats.of(None), gpus.find("H100 SXM")
+    models = [shape.of(size) for size in ("8B", "1B")]
+    cases = [Case(model, work.of(model, form), form, place) for model in models]
+    tokens = [1 + k * 0.7 for k in range(1, 5)]
+
+    def best(users):
+        target, draft = (speedup.on_gpu(case, users, 512) for case in cases)
+        return max(speedup.speedups(tokens, target, draft))
+
+    assert best(1) > 1.5
+    assert best(1) > best(64) > best(1024)

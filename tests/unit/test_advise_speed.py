@@ -234,3 +234,12 @@ def test_engines_have_their_own_limits():
     # Users of llama.cpp wait for each other beyond a few.
     four, eight = (step_seconds(slow, n, 64, end) for n in (4, 8))
     assert eight == pytest.approx(2 * four)
+
+
+def test_checking_several_tokens_reads_weights_and_cache_once():
+    weights = 2 * (LINEARS + HEAD + NORMS)
+    several = speed.pass_seconds(case("as it is"), 1, 5, 1000, IDEAL)
+    assert several == pytest.approx((weights + 1000 * A_TOKEN) / 1e12)
+    # At many users the products count, and each token more costs as much as the first.
+    many = [speed.pass_seconds(case("as it is"), 4096, n, 1, IDEAL) for n in (1, 2)]
+    assert many[1] > 1.9 * many[0]
