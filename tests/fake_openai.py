@@ -32,6 +32,8 @@ class Script:
     pieces: int | None = None
     """Less than was asked for."""
     tokens_per_piece: int = 1
+    mute_end: bool = False
+    """The last token is half a character, whose text is nothing."""
 
 
 class FakeServer:
@@ -101,7 +103,9 @@ class FakeServer:
             if piece == script.error_after:
                 _event(writer, json.dumps({"error": {"message": "the engine fell over"}}))
                 break
-            choice = {"text": "a", "finish_reason": "length" if piece == n - 1 else None}
+            ends = piece == n - 1
+            text = "" if ends and script.mute_end else "a"
+            choice = {"text": text, "finish_reason": "length" if ends else None}
             event = json.dumps({"model": model, "choices": [choice]})
             _event(writer, "{half" if script.garbage else event)
             await writer.drain()
@@ -152,7 +156,7 @@ def running(server):
 def fake_python(folder):
     """An executable that stands for a Python with vLLM: whatever module is run, it is this file."""
     path = folder / "python"
-    has = 'if [ "$1" = -c ]; then echo vllm; exit; fi'
+    has = 'if [ "$1" = -c ]; then echo "[true, {\\"vllm\\": \\"0.0\\"}]"; exit; fi'
     path.write_text(f'#!/bin/sh\n{has}\nshift 2\nexec {sys.executable} {__file__} "$@"\n')
     path.chmod(0o755)
     return path

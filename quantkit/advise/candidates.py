@@ -1,5 +1,6 @@
 """Every format of a model on one kind of GPU: does it serve, how fast, how well, at what cost."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -51,6 +52,22 @@ def nothing_beside(count: int) -> Beside:
 
 
 @dataclass(frozen=True)
+class Measurements:
+    """Speeds that were measured, and where; they say nothing of other GPUs and other loads."""
+
+    gpu: str
+    count: int
+    load: Load
+    speeds: Mapping[str, Speed]
+    """By recipe."""
+
+    def of(self, name: str, gpu: GPU, count: int, load: Load) -> Speed | None:
+        """What was measured of a format under just that load."""
+        same = (self.gpu, self.count, self.load) == (gpu.name, count, load)
+        return self.speeds.get(name) if same else None
+
+
+@dataclass(frozen=True)
 class Question:
     """What somebody wants to know of a model."""
 
@@ -69,8 +86,8 @@ class Question:
     """What an hour of one GPU costs."""
     qualities: Mapping[str, Quality] = field(default_factory=dict)
     """From a report of this model, by recipe."""
-    speeds: Mapping[str, Speed] = field(default_factory=dict)
-    """Measured under this very load on this GPU, by recipe: they replace estimates."""
+    measured: Measurements | None = None
+    """Speeds that replace estimates where the GPU and the load are theirs."""
     beside: Callable[[int], Beside] = nothing_beside
     """What else lies on each of so many GPUs: a draft model, adapters."""
 
@@ -97,8 +114,8 @@ class Question:
                 f"a quality of {self.min_quality:g} cannot be asked for: it is a share of the "
                 "source's, above 0 and at most 1"
             )
-        if self.gpu_hour is not None and self.gpu_hour <= 0:
-            raise AdviceError("the price of an hour must be more than nothing")
+        if self.gpu_hour is not None and not 0 < self.gpu_hour < math.inf:
+            raise AdviceError("the price of an hour must be a number, and more than nothing")
 
     def load(self, users: int) -> Load:
         answer = max(1, self.context // 4) if self.answer is None else self.answer
@@ -173,7 +190,8 @@ def _candidate(question: Question, gpu: GPU, format: Format) -> Candidate:
         return replace(candidate, problem=obstacle, lacks="support")
     if not fit.fits:
         return replace(candidate, problem=fit.reason, lacks="memory")
-    found = question.speeds.get(format.name)
+    known_speeds = question.measured
+    found = known_speeds.of(format.name, gpu, count, load) if known_speeds else None
     if found is None:
         case = speed.Case(catalogue.shape, made, format, gpu, count)
         found = speed.estimate(case, load)

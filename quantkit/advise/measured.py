@@ -3,12 +3,18 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from quantkit.advise.candidates import Question
+from quantkit.advise import parallel
+from quantkit.advise.candidates import Measurements, Question
+from quantkit.advise.formats import Format
 from quantkit.advise.gpus import GPU, normal
 from quantkit.advise.speed import Speed
+from quantkit.errors import AdviceError
+from quantkit.storage import gib
 
 NEAR = 0.25
 """Prompts and answers may differ from those in question by this share."""
+OTHER = 1.5
+"""Weights in memory that differ from those in the file by more than this factor are others."""
 
 
 class Seen(Protocol):
@@ -36,17 +42,25 @@ class Seen(Protocol):
     @property
     def tpot_s(self) -> float | None: ...
     @property
+    def weight_bytes(self) -> int | None: ...
+    @property
     def n_failed(self) -> int: ...
 
 
-def speeds(found: Iterable[Seen], question: Question, gpu: GPU) -> dict[str, Speed]:
-    """For `Question.speeds`: what was measured on this GPU, with these users and lengths."""
+def speeds(found: Iterable[Seen], question: Question, gpu: GPU) -> Measurements:
+    """What was measured on this GPU, with these users and lengths; of several settings, the one
+    with the most tokens a second."""
+    if question.users is None and question.objective == "throughput":
+        raise AdviceError(
+            "for throughput say with --users how many there are: what was measured holds for its "
+            "own number of users, not for as many as fit"
+        )
     load = question.load(question.users or 1)
-    names = {format.name for format in question.catalogue.formats}
-    result = {}
+    formats = {format.name: format for format in question.catalogue.formats}
+    best: dict[str, Seen] = {}
     for seen in found:
         fits = (
-            seen.model in names
+            seen.model in formats
             and seen.gpu is not None
             and normal(seen.gpu) in {normal(name) for name in (gpu.name, *gpu.aliases)}
             and (seen.n_gpus, seen.concurrency) == (question.count, load.users)
@@ -54,11 +68,31 @@ def speeds(found: Iterable[Seen], question: Question, gpu: GPU) -> dict[str, Spe
             and _near(seen.output_tokens, load.answer)
             and not seen.n_failed
         )
-        if fits and seen.ttft_s is not None and seen.tpot_s is not None:
-            result[seen.model] = Speed.measured(
-                seen.ttft_s, seen.tpot_s, seen.output_tokens_per_s, load.answer
-            )
-    return result
+        if not fits or seen.ttft_s is None or seen.tpot_s is None:
+            continue
+        _refuse_another(seen, formats[seen.model], question)
+        before = best.get(seen.model)
+        if before is None or seen.output_tokens_per_s > before.output_tokens_per_s:
+            best[seen.model] = seen
+    result = {
+        name: Speed.measured(seen.ttft_s, seen.tpot_s, seen.output_tokens_per_s, load.answer)
+        for name, seen in best.items()
+        if seen.ttft_s is not None and seen.tpot_s is not None
+    }
+    return Measurements(gpu.name, question.count, load, result)
+
+
+def _refuse_another(seen: Seen, format: Format, question: Question) -> None:
+    """Recipes of two models have one name; what the engine loaded tells them apart."""
+    if not seen.weight_bytes:
+        return
+    shape, count = question.catalogue.shape, question.count
+    expected = count * parallel.bytes_per_gpu(shape, format.recipe, count)
+    if not 1 / OTHER < seen.weight_bytes / expected < OTHER:
+        raise AdviceError(
+            f"another model was measured: its {seen.model} has {gib(seen.weight_bytes)} of "
+            f"weights, that of {shape.label} has {gib(expected)}"
+        )
 
 
 def _near(seen: int | None, asked: int) -> bool:

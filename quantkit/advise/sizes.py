@@ -41,7 +41,7 @@ def parse(text: str) -> int | None:
     """Weights in `70B`, `7 b` or `7000M`; None where it is no size."""
     match = SIZE.fullmatch(text.strip())
     number = round(float(match[1]) * SCALE[match[2].lower()]) if match else 0
-    return number if number >= 10**6 else None
+    return number if 10**6 <= number <= 10**14 else None
 
 
 def config_of(n_weights: int) -> tuple[str, dict[str, Any]]:

@@ -100,6 +100,14 @@ class Case:
         """Tokens that a token attends to, all layers together."""
         return sum(n * min(depth, layer.window or depth) for layer, n in self.layers)
 
+    def prompt_pairs(self, prompt: int) -> float:
+        """The same of all tokens of a prompt together; nobody attends to what comes later."""
+        total = 0.0
+        for layer, n in self.layers:
+            seen = min(prompt, layer.window or prompt)
+            total += n * (seen * prompt - seen**2 / 2)  # until the window is full, half of it
+        return total
+
     @property
     def own_tflops(self) -> float | None:
         """The rate of the layers that the format is about."""
@@ -151,8 +159,13 @@ def estimate(case: Case, load: Load) -> Speed:
 
 def step_seconds(case: Case, users: int, depth: int, end: Efficiency) -> float:
     """One token for every user, each of whom has `depth` tokens in the cache."""
+    return pass_seconds(case, users, 1, depth, end)
+
+
+def pass_seconds(case: Case, users: int, n_tokens: int, depth: int, end: Efficiency) -> float:
+    """Several tokens of every user at once, as when a target checks what a draft proposed."""
     together = min(users, end.together)
-    parts = _step_parts(case, together, depth, end)
+    parts = _step_parts(case, together, depth, end, n_tokens)
     linears = max(parts["weights"], parts["compute"])
     attention = max(parts["cache"], parts["attention"])
     once = linears + attention + parts["links"] + _own_time(case, end)
@@ -166,26 +179,28 @@ def prefill_seconds(case: Case, prompt: int, end: Efficiency) -> float:
     together = CHUNK_TOKENS[case.format.engine]
     chunks = -(-prompt // together)
     reading = chunks * case.work.bytes_read(min(prompt, together))
-    pairs = case.pairs(prompt) * prompt / 2  # nobody attends to what comes later
     return (
         max(reading / case.shared / _bandwidth(case, end), _linears(case, prompt, end))
-        + _attention(case, pairs, end)
+        + _attention(case, case.prompt_pairs(prompt), end)
         + _talking(case, prompt, end)
         + chunks * _own_time(case, end)
     )
 
 
-def _step_parts(case: Case, users: int, depth: int, end: Efficiency) -> dict[str, float]:
+def _step_parts(
+    case: Case, users: int, depth: int, end: Efficiency, n_tokens: int = 1
+) -> dict[str, float]:
     """Seconds of a step by what they go to; of what overlaps, all of it."""
+    tokens = users * n_tokens
     kept = sum(n * layer.values(depth) for layer, n in case.layers)
     cache = users * kept * case.format.kv_bits / 8
     return {
-        "weights": case.work.bytes_read(users) / case.shared / _bandwidth(case, end),
-        "compute": _linears(case, users, end),
+        "weights": case.work.bytes_read(tokens) / case.shared / _bandwidth(case, end),
+        "compute": _linears(case, tokens, end),
         # In no packed form, so that it is read as fast as the memory allows.
         "cache": cache / (case.gpu.bandwidth_gb_s * 1e9 * end.bandwidth),
-        "attention": _attention(case, users * case.pairs(depth), end),
-        "links": _talking(case, users, end),
+        "attention": _attention(case, tokens * case.pairs(depth), end),
+        "links": _talking(case, tokens, end),
     }
 
 

@@ -51,7 +51,10 @@ class Load:
             return None
         times = [request.at for request in requests if request.at is not None]
         if len(times) != len(requests):
-            raise DataError("the trace has no arrival times; give --rate or --concurrency")
+            raise DataError(
+                f"the trace has arrival times for {len(times)} of the {len(requests)} requests; "
+                "ask for no more with --requests, or give --rate or --concurrency"
+            )
         return [time - min(times) for time in times]
 
 

@@ -3,14 +3,18 @@
 from collections.abc import Sequence
 
 from quantkit.bench.record import Choice, Row, Target
+from quantkit.bench.table import lengths
 
 
 def choose(rows: Sequence[Row], target: Target | None) -> list[Choice]:
-    """One choice for each model, in the order of their rows."""
-    return [
-        _choice(name, [row for row in rows if row.model == name], target)
-        for name in dict.fromkeys(row.model for row in rows)
-    ]
+    """One choice for each model and workload: tokens a second of two workloads do not compare."""
+    several = len({lengths(row) for row in rows}) > 1
+    found = []
+    for model, asked in dict.fromkeys((row.model, lengths(row)) for row in rows):
+        some = [row for row in rows if (row.model, lengths(row)) == (model, asked)]
+        one = _choice(model, some, target)
+        found.append(one.model_copy(update={"workload": asked if several else None}))
+    return found
 
 
 def _choice(model: str, rows: Sequence[Row], target: Target | None) -> Choice:

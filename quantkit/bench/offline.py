@@ -52,7 +52,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="quantkit-bench-") as folder:
         path = Path(folder) / "spec.json"
         path.write_text(json.dumps(spec))
-        line = [program.command[0], vllm_worker.__file__, str(path)]
+        line = [program.python, vllm_worker.__file__, str(path)]
         with Peak() as peak, Child(line, log=log, name=program.engine) as child:
             words = finished(child, TIMEOUT_S)
             peak_bytes = peak.bytes()
@@ -182,5 +182,8 @@ def engine_arguments(arguments: tuple[str, ...]) -> dict[str, Any]:
 def _value(text: str) -> Any:
     """JSON where it is; a word otherwise."""
     if re.fullmatch(r"-?\d+(\.\d+)?|\{.*\}|\[.*\]", text):
-        return json.loads(text)
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise EngineError(f"--engine-args has '{text}', which is no JSON: {error}") from error
     return text

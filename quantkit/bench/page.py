@@ -65,11 +65,15 @@ def _choices(bench: Bench) -> list[str | Markup]:
     if not bench.choices or (bench.target is None and not any(r.setting for r in bench.rows)):
         return []
     columns = [Column("Model"), Column("Setting"), Column("Load"), Column("Why")]
+    several = any(one.workload for one in bench.choices)
+    if several:
+        columns.insert(1, Column("In/out"))
     rows: list[list[Cell | str | Markup]] = []
     for one in bench.choices:
         named = " ".join(f"{k}={v}" for k, v in (one.setting or {}).items()) or "default"
         chosen = "none" if one.setting is None else named
-        rows.append([one.model, chosen, one.load or "", one.reason])
+        asked = [one.workload or ""] if several else []
+        rows.append([one.model, *asked, chosen, one.load or "", one.reason])
     return [drawn_table("The most tokens a second within the target", columns, rows)]
 
 

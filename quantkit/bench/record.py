@@ -206,6 +206,8 @@ class Choice(Record):
 
     model: str
     setting: dict[str, str] | None
+    workload: str | None = None
+    """For which of several it is."""
     load: str | None = None
     output_tokens_per_s: float | None = None
     reason: str

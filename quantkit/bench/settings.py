@@ -14,6 +14,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from quantkit.engine import speculation
+from quantkit.engine.speculation import Kind
 from quantkit.errors import EngineError, UnknownName
 
 DRAFTED = 4
@@ -57,7 +59,7 @@ def is_on(value: str) -> bool:
     return value == "on"
 
 
-def drafts(value: str) -> tuple[str, str, int] | None:
+def drafts(value: str) -> tuple[Kind, str, int] | None:
     """Kind, model and tokens a step of a speculative setting; None for none."""
     if value == "none":
         return None
@@ -68,7 +70,8 @@ def drafts(value: str) -> tuple[str, str, int] | None:
     if named == "ngram":
         return "ngram", "", k
     if named.startswith("eagle:"):
-        return "eagle", _folder(named.removeprefix("eagle:")), k
+        place = named.removeprefix("eagle:")
+        return speculation.head_kind(Path(place)), _folder(place), k
     return "draft_model", _folder(named), k
 
 
@@ -95,9 +98,7 @@ def speculative_config(value: str) -> dict[str, Any] | None:
     wanted = drafts(value)
     if wanted is None:
         return None
-    kind, model, k = wanted
-    more = {"prompt_lookup_min": 2, "prompt_lookup_max": 4} if kind == "ngram" else {"model": model}
-    return {"method": kind, "num_speculative_tokens": k, **more}
+    return speculation.vllm_config(*wanted)
 
 
 def _vllm_speculative(value: str) -> list[str]:
@@ -109,11 +110,7 @@ def _llama_speculative(value: str) -> list[str]:
     wanted = drafts(value)
     if wanted is None:
         return []
-    kind, model, k = wanted
-    if kind == "ngram":
-        return ["--spec-type", "ngram-simple"]
-    name = "draft-simple" if kind == "draft_model" else "draft-eagle3"
-    return ["--spec-type", name, "--model-draft", model, "--spec-draft-n-max", str(k)]
+    return [word for flag in speculation.llama_cpp_flags(*wanted) for word in flag]
 
 
 VLLM: dict[str, _Flags] = {

@@ -141,10 +141,11 @@ def setting(row: Row) -> str:
 
 def chosen(choice: Choice) -> str:
     """What to serve a model with, and why, in one sentence."""
+    where = f"{choice.workload}: " if choice.workload else ""
     if choice.setting is None:
-        return f"nothing that was tried: {choice.reason}"
+        return f"{where}nothing that was tried: {choice.reason}"
     named = " ".join(f"{k}={v}" for k, v in choice.setting.items()) or "the engine's defaults"
-    return f"{named}, up to {choice.load}: {choice.reason}"
+    return f"{where}{named}, up to {choice.load}: {choice.reason}"
 
 
 def header(bench: Bench) -> str:
@@ -152,7 +153,7 @@ def header(bench: Bench) -> str:
     version = f" {bench.engine_version}" if bench.engine_version else ""
     asked = {lengths(row): row.workload for row in bench.rows}
     line = f"{bench.engine}{version} on {bench.machine.name}"
-    if len(asked) > 1:
+    if len(asked) != 1:
         return line
     shown, workload = next(iter(asked.items()))
     if workload.name != "fixed":

@@ -7,6 +7,7 @@ tokens, equal where prompts begin alike; so the prefix cache is met as in the or
 """
 
 import json
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -128,9 +129,12 @@ def _words(error: Exception) -> str:
 def _row(row: dict[str, Any], draw: random.Random, seed: int) -> Request:
     n_output = _count(row, "output_tokens", "output_length", "max_tokens")
     at = row.get("at", row.get("timestamp"))
+    at = None if at is None else float(at)
+    if at is not None and not math.isfinite(at):
+        raise ValueError(f"it comes at {at}, which is no time")
     if "hash_ids" in row:
         prompt = _of_blocks(row["hash_ids"], _count(row, "input_length"), seed)
-        return Request(prompt, n_output, at=None if at is None else float(at) / 1000)
+        return Request(prompt, n_output, at=None if at is None else at / 1000)
     asked = row.get("prompt")
     if isinstance(asked, list) and not all(isinstance(number, int) for number in asked):
         raise ValueError("prompt is neither text nor a list of token ids")
@@ -138,7 +142,7 @@ def _row(row: dict[str, Any], draw: random.Random, seed: int) -> Request:
         asked = _ids(draw, _count(row, "prompt_tokens", "input_length"))
     elif not isinstance(asked, str | list) or not asked:
         raise ValueError("prompt is neither text nor a list of token ids")
-    return Request(asked, n_output, at=None if at is None else float(at))
+    return Request(asked, n_output, at=at)
 
 
 def _count(row: dict[str, Any], *names: str) -> int:

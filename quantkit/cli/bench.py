@@ -121,13 +121,21 @@ def command(
     from quantkit.cli import console, start
 
     _check(backend, server, checkpoints or [], sweep or [], offline)
+    if offline and (shared_prefix or requests):
+        raise typer.BadParameter(
+            "a batch has prompts of its own, --concurrency of them: leave out --shared-prefix and "
+            "--requests",
+            param_hint="--offline",
+        )
+    if model is not None and backend != "server":
+        raise typer.BadParameter("goes with --backend server", param_hint="--model")
     start.stay_offline_if(not start.set_needs_hub(calibration))
     from quantkit.bench import asking, files, run, settings
     from quantkit.bench.engines import Program, n_gpus
     from quantkit.bench.measure import Plan
     from quantkit.bench.workloads import Recorded
 
-    further = shlex.split(engine_args)
+    further = _words(engine_args)
     if out is not None:
         files.refuse_existing(out, force)
     grid = settings.grid(sweep or [])
@@ -192,6 +200,13 @@ def _check(
         raise typer.BadParameter("name a model's folder", param_hint="DIR")
     if offline and backend != "vllm":
         raise typer.BadParameter("goes with --backend vllm", param_hint="--offline")
+
+
+def _words(engine_args: str) -> list[str]:
+    try:
+        return shlex.split(engine_args)
+    except ValueError as error:
+        raise typer.BadParameter(str(error).lower(), param_hint="--engine-args") from error
 
 
 def _show(bench: "Bench") -> None:

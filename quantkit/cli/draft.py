@@ -1,13 +1,17 @@
 """`quantkit draft`."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quantkit.cli.options import AsJson, Device, Quiet, Revision, TrustRemoteCode, Verbose
+from quantkit.errors import AdviceError
 
 if TYPE_CHECKING:
     from quantkit.draft.measure import Draft
+    from quantkit.draft.speedup import Cost
 
 NAMES = {
     "greedy": "greedy drafts (vLLM's default)",
@@ -39,6 +43,13 @@ def command(
         bool,
         typer.Option("--on-text", help="Use the set's own continuations: faster, and leans low."),
     ] = False,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Speed-ups on it, by the roofline of `recommend`."),
+    ] = None,
+    users: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="At a time, on that GPU; default: 1.")
+    ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Of what the target samples.")] = 0,
     device: Device = "auto",
     revision: Revision = None,
@@ -54,6 +65,8 @@ def command(
     """
     from quantkit.cli import console, start
 
+    if users is not None and gpu is None:
+        raise typer.BadParameter("goes with --gpu", param_hint="--users")
     offline = start.is_local(target) and start.is_local(draft)
     start.stay_offline_if(offline and not start.set_needs_hub(calibration))
     from quantkit.draft.measure import Asked, measure
@@ -65,12 +78,45 @@ def command(
     )
     big = start.scorable(target, revision, trust_remote_code)
     small = start.scorable(draft, None, trust_remote_code)
+    costs, name = None, None
+    if gpu is not None:
+        costs, name = _costs(big.folder, small.folder, gpu, users or 1, prompt + tokens)
     with console.progress(quiet, verbose) as progress:
-        found = measure(big, small, asked, device, progress, trust_remote_code)
+        found = measure(big, small, asked, device, progress, trust_remote_code, costs)
+    found = replace(found, gpu=name, users=users or 1)
     if json:
         console.print_json(found.to_json())
     else:
         _show(found)
+
+
+def _costs(
+    target: Path, draft: Path, gpu: str, users: int, depth: int
+) -> "tuple[tuple[Cost, Cost], str]":
+    """What passes of both take on a GPU, and its whole name."""
+    from quantkit.advise import formats, gpus, work
+    from quantkit.advise.speed import Case
+    from quantkit.advise.support import runs
+    from quantkit.draft.speedup import on_gpu
+    from quantkit.serving.target import open_target
+
+    place, found = gpus.find(gpu), []
+    for folder in (target, draft):
+        model = open_target(folder)
+        if model.shape is None or (model.is_stored and model.recipe is not None):
+            raise AdviceError(f"{folder} is of a family whose speed cannot be told; omit --gpu")
+        form = formats.of(model.recipe)
+        support = runs(place, form.key, form.engine)
+        if support.how == "no":
+            raise AdviceError(f"{place.name} does not run {folder.name}: {support.reason}")
+        case = Case(model.shape, work.of(model.shape, form), form, place)
+        found.append(on_gpu(case, users, depth))
+    return (found[0], found[1]), place.name
+
+
+def _spread(stderr: float | None) -> str:
+    """In points, at 95%."""
+    return "" if stderr is None else f" +-{196 * stderr:.1f}"
 
 
 def _show(found: "Draft") -> None:
@@ -88,7 +134,7 @@ def _show(found: "Draft") -> None:
         [
             [
                 NAMES[name],
-                f"{way.acceptance:.1%} +-{196 * way.stderr:.1f}",
+                f"{way.acceptance:.1%}" + _spread(way.stderr),
                 str(way.best_k) if way.best_k else "none",
                 f"{way.steps[way.best_k - 1].tokens:.2f}" if way.best_k else "1.00",
                 f"{way.best_speedup:.2f}x",
@@ -107,6 +153,13 @@ def _show(found: "Draft") -> None:
             )
         ],
     )
+    if found.gpu is not None:
+        at = "1 user" if found.users == 1 else f"{found.users} users"
+        typer.echo(
+            f"Speed-ups are by the roofline of {found.gpu} with {at}; `quantkit bench --sweep\n"
+            "speculative=none,DIR:K` measures them."
+        )
+        return
     typer.echo(
         "Speed-ups count the bytes that both models read at a batch of one; at large batches, and\n"
         "where launching kernels takes longer than reading a small draft, they are smaller."

@@ -29,8 +29,11 @@ def command(
     ] = None,
     count: Annotated[int, typer.Option(min=1, metavar="N", help="GPUs that share it.")] = 1,
     context: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Tokens of a prompt with its answer.")
-    ] = 8192,
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Tokens of prompt and answer; default: 8192, or all it takes."
+        ),
+    ] = None,
     answer: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Tokens of the answer; default: a quarter."),
@@ -91,7 +94,9 @@ def command(
     ] = None,
     ttft: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="Time to first token beyond which grafana warns."),
+        typer.Option(
+            min=0.001, metavar="SECONDS", help="Time to first token beyond which grafana warns."
+        ),
     ] = 1.0,
     force: Force = False,
     html: Annotated[
@@ -105,6 +110,7 @@ def command(
     from quantkit.advise.memory import Beside
     from quantkit.advise.recommendation import recommend
     from quantkit.cli import console, recommend_view, serving_view, start
+    from quantkit.model.source import context_of
     from quantkit.serving import adapters, target
     from quantkit.serving import draft as drafts
 
@@ -130,7 +136,7 @@ def command(
 
     question = Question(
         Catalogue(of_model, formats.considered(scored)),
-        context=context,
+        context=min(8192, context_of(of_model.config)) if context is None else context,
         users=users,
         answer=answer,
         count=count,
@@ -173,15 +179,15 @@ def _measured(question: "Question", bench: Path, gpu: "GPU") -> "Question":
     from quantkit.bench import measured as measurements
 
     found = measurements.measured(bench)
-    speeds = measured.speeds(found, question, gpu)
-    if not speeds:
+    known = measured.speeds(found, question, gpu)
+    if not known.speeds:
         load = question.load(question.users or 1)
         raise AdviceError(
             f"{bench} has nothing that was measured on {question.count} x {gpu.name} with "
             f"{load.users} at a time, prompts near {load.prompt:,} and answers near "
             f"{load.answer:,} tokens; measure that, or ask for what was measured"
         )
-    return question.but(speeds=speeds)
+    return question.but(measured=known)
 
 
 def _plan(

@@ -68,7 +68,7 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="llama.cpp's server; default: on the PATH.")
     ] = None,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long a start may take.")
+        float, typer.Option(min=1, metavar="SECONDS", help="How long a start may take.")
     ] = 900.0,
     log: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Keep what the engine writes.")
@@ -89,7 +89,9 @@ def command(
     ] = None,
     ttft: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="Time to first token beyond which grafana warns."),
+        typer.Option(
+            min=0.001, metavar="SECONDS", help="Time to first token beyond which grafana warns."
+        ),
     ] = 1.0,
     force: Force = False,
     json: AsJson = False,

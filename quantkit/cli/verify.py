@@ -1,5 +1,6 @@
 """`quantkit verify`."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,6 +45,10 @@ def command(
     server: Annotated[
         str | None, typer.Option(metavar="URL", help="Or a running server of the checkpoint.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="What the server calls it, where not by its folder."),
+    ] = None,
     prompts: Annotated[
         int, typer.Option(min=1, metavar="N", help="Prompts of level logprobs.")
     ] = 64,
@@ -77,6 +82,8 @@ def command(
         raise typer.BadParameter("a server serves one checkpoint: give its folder, and no --python")
     if server is not None and level == "config":
         raise typer.BadParameter("a running server is past its config: use --level generate")
+    if model is not None and server is None:
+        raise typer.BadParameter("goes with --server", param_hint="--model")
     start.stay_offline_if(source is None or Path(source).exists())
     from quantkit.model.source import ModelSource
 
@@ -90,7 +97,8 @@ def command(
         from quantkit.proof.served import Server
 
         asked = Asked(level, prompts, device, dtype, jobs, trust_remote_code)
-        engine = Server(server) if server else Vllm(python, timeout)
+        key = os.environ.get("OPENAI_API_KEY")
+        engine = Server(server, model, key) if server else Vllm(python, timeout)
         proofs = []
         for proof in prove(checkpoints, engine, asked, original, progress):
             proofs.append(proof)

@@ -40,10 +40,10 @@ class Chances:
         return float(self.taken.mean())
 
     @property
-    def stderr(self) -> float:
-        """Over rows, since positions of one text are alike."""
+    def stderr(self) -> float | None:
+        """Over rows, since positions of one text are alike; one row tells nothing of it."""
         rows = self.taken.mean(1)
-        return float(rows.std() / len(rows) ** 0.5) if len(rows) > 1 else float("nan")
+        return float(rows.std() / len(rows) ** 0.5) if len(rows) > 1 else None
 
 
 def greedy(p: torch.Tensor, q: torch.Tensor, text: torch.Tensor) -> Chances:

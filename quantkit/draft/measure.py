@@ -52,7 +52,7 @@ class Way:
 
     acceptance: float
     """A proposal after text of the target's is accepted with this chance."""
-    stderr: float
+    stderr: float | None
     steps: tuple[Steps, ...]
     """For k = 1, 2, ..."""
     speedups: tuple[float, ...]
@@ -81,6 +81,9 @@ class Draft:
     """Read in one pass."""
     draft_bytes: int
     ways: dict[str, Way]
+    gpu: str | None = None
+    """Whose roofline speed-ups are by; None: by the bytes that both models read."""
+    users: int = 1
 
     def to_json(self) -> dict[str, Any]:
         told = asdict(self)

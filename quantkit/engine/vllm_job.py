@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import tempfile
 import threading
 import time
@@ -10,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quantkit.engine import vllm_program
 from quantkit.engine.process import Child
 from quantkit.errors import EngineError
 
@@ -73,11 +73,10 @@ def find_python(given: Path | None) -> str:
         if not os.access(path, os.X_OK):
             raise EngineError(f"--python {given} cannot be run; name a Python, not its folder")
         return str(path)
-    command = shutil.which("vllm")
-    beside = Path(command).resolve().with_name("python") if command else None
-    if beside is None or not beside.exists():
+    program = vllm_program.find()
+    if program is None:
         raise EngineError(f"there is no vLLM here; {INSTALL}")
-    return str(beside)
+    return program.python
 
 
 class Vllm:

@@ -83,9 +83,10 @@ class Verified(Record):
         told = f"{engine} loads it and generates"
         if self.read is None:
             return told
+        kind = f"to {self.dtype} " if self.dtype else ""  # servers do not tell
         return (
             f"{told}; log-probabilities of {self.n_scored} prompts differ from the dequantised "
-            f"reference by {self.read.mean:.4f} on average, where rounding to {self.dtype} alone "
+            f"reference by {self.read.mean:.4f} on average, where rounding {kind}alone "
             f"makes {self.read.noise_mean:.4f}"
         )
 

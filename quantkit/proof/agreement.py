@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from quantkit.export.verified import Agreement
+from quantkit.proof.prompts import Prompts
 from quantkit.proof.reference import Reference
 
 MEAN_TIMES = 2.0
@@ -73,18 +74,32 @@ def judge(
 
 
 def shape_faults(
-    texts: list[str], tokens: list[list[int]], logprobs: list[list[float]], n_tokens: int
+    texts: list[str], tokens: list[list[int]], logprobs: list[list[float]], asked: Prompts
 ) -> list[str]:
     """What can be said of generated text without any reference."""
-    found = []
-    if any(len(ids) != n_tokens for ids in tokens):
-        short = min(map(len, tokens), default=0)
-        found.append(f"it was asked for {n_tokens} tokens a prompt and gave {short}")
+    found, n_prompts, n_tokens = [], len(asked.generate), asked.max_tokens
+    if not len(texts) == len(tokens) == len(logprobs) == n_prompts:
+        found.append(f"it was asked to continue {n_prompts} prompts and gave {len(tokens)} texts")
+    lengths = [*map(len, tokens), *map(len, logprobs)]
+    if any(length != n_tokens for length in lengths):
+        odd = next(length for length in lengths if length != n_tokens)
+        found.append(f"it was asked for {n_tokens} tokens a prompt and gave {odd}")
     if not _finite(logprobs):
         found.append("it gives log-probabilities that are not finite")
     if texts and not any(text.strip() for text in texts):
         found.append("it generates nothing but blanks")
     return found
+
+
+def prompt_faults(logprobs: list[list[float]], asked: Prompts) -> list[str]:
+    """Whether every prompt has its log-probabilities, one for all tokens but the first."""
+    wanted, told = [len(ids) - 1 for ids in asked.score], [len(row) for row in logprobs]
+    if told == wanted:
+        return []
+    return [
+        f"it was asked about {sum(wanted):,} tokens of {len(wanted)} prompts and told of "
+        f"{sum(told):,} tokens of {len(told)}"
+    ]
 
 
 def _finite(values: Any) -> bool:

@@ -192,10 +192,12 @@ def compare(asking: Asking, asked: Asked, progress: Progress) -> Verified:
     answer, made, target = asking.answer, asking.prompts, asking.target
     generated = asked.level != "config"
     found = (
-        agreement.shape_faults(answer.texts, answer.tokens, answer.token_logprobs, made.max_tokens)
+        agreement.shape_faults(answer.texts, answer.tokens, answer.token_logprobs, made)
         if generated
         else []
     )
+    if asked.level == "logprobs":
+        found += agreement.prompt_faults(answer.prompt_logprobs, made)
     written = read = None
     if asked.level == "logprobs" and not found:
         progress.note(f"{target.folder.name}: the engine has answered; now our reference")

@@ -1,6 +1,7 @@
 """The same questions to a server that runs already."""
 
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from quantkit.engine.vllm_job import Answer, Job
@@ -12,6 +13,19 @@ ID = "token_id:"
 
 class Server(Endpoint):
     """An OpenAI-compatible server that names tokens by their ids, as vLLM does."""
+
+    def __init__(self, url: str, model: str | None = None, api_key: str | None = None) -> None:
+        super().__init__(url, model, api_key=api_key)
+        self._is_named = model is not None
+
+    def _require(self, folder: Path) -> None:
+        """Refuse a server of another model: what it says would be written down for this one."""
+        is_it = folder.name == Path(self.model).name or self.root == str(folder)
+        if not is_it and not self._is_named:
+            raise EngineError(
+                f"{self.url} serves {self.model}, not {folder.name}; if that is the same "
+                f"checkpoint, say so with --model {self.model}"
+            )
 
     def version(self) -> str:
         """What vLLM tells beside its OpenAI routes; `unknown` of others."""
@@ -27,6 +41,7 @@ class Server(Endpoint):
 
     def ask(self, job: Job) -> Answer:
         """Answer a job as an engine of our own would."""
+        self._require(Path(job.model))
         tokens, logprobs, texts = self._generate(job)
         read: dict[int, list[float]] = {}
 

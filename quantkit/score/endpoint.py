@@ -66,7 +66,11 @@ class Endpoint:
         timeout_s: float = 300.0,
         api_key: str | None = None,
     ) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            _ = parts.port
+        except ValueError:  # half a pair of brackets, or a port that is no number
+            parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ScoreError(f"'{url}' is no address of a server; give http://HOST:PORT")
         self._secure = parts.scheme == "https"
@@ -83,6 +87,8 @@ class Endpoint:
         self._stopped = threading.Event()
         card = self._choose(model)
         self.model = str(card["id"])
+        self.root = str(card.get("root") or "")
+        """What the server loaded: a folder of its machine, or a name in the hub."""
         self.max_model_len = int(card["max_model_len"]) if card.get("max_model_len") else None
 
     def _choose(self, model: str | None) -> dict[str, Any]:

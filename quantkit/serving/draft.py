@@ -9,18 +9,17 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from quantkit.advise import kv, parallel
 from quantkit.advise.memory import Beside
+from quantkit.engine import speculation
+from quantkit.engine.speculation import Kind
 from quantkit.errors import CheckpointError
 from quantkit.serving.target import Target, open_target
 
-Kind = Literal["draft_model", "ngram", "eagle", "eagle3"]
 TOKENS = {"draft_model": 4, "ngram": 4, "eagle": 3, "eagle3": 3}
 """Tokens drafted at a time where nobody says; `quantkit draft` finds the best number."""
-NGRAM = (2, 4)
-"""The shortest and the longest run of tokens that is looked up."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +50,7 @@ class Draft:
 
     def config(self, count: int) -> dict[str, Any]:
         """vLLM's `--speculative-config`."""
-        result: dict[str, Any] = {"method": self.kind, "num_speculative_tokens": self.n_tokens}
-        if self.kind == "ngram":
-            low, high = NGRAM
-            return {**result, "prompt_lookup_min": low, "prompt_lookup_max": high}
-        result["model"] = self.model
-        if count > 1:
-            result["draft_tensor_parallel_size"] = count
-        return result
+        return speculation.vllm_config(self.kind, self.model, self.n_tokens, count)
 
 
 def parse(
@@ -107,8 +99,6 @@ def _head(place: Path, target: Target, n_tokens: int | None) -> Draft:
         ) from error
     if not isinstance(config, dict) or size == 0:
         raise CheckpointError(f"{place} holds no head for drafting: no weights beside its config")
-    # Heads of the third kind say so in their class, as vLLM knows it, or in their name.
-    words = f"{config.get('architectures')} {place.resolve().name}".lower()
-    kind: Kind = "eagle3" if "eagle3" in words or "eagle-3" in words else "eagle"
+    kind = speculation.head_kind(place)
     head = Target(str(place), place.name, None, None, is_gguf=False)
     return Draft(kind, n_tokens or TOKENS[kind], head, size)

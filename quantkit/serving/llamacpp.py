@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from quantkit.engine import speculation
 from quantkit.serving.draft import Draft
 from quantkit.serving.plan import Demand, Flag, Size
 from quantkit.serving.target import Target
@@ -47,14 +48,14 @@ def flags(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
 
 
 def _draft(draft: Draft, on_gpu: bool) -> Iterator[Flag]:
+    why = {
+        "--spec-type": "another model guesses the next tokens",
+        "--model-draft": "the model that guesses",
+        "--spec-draft-n-max": "tokens guessed at a time, at most",
+    }
     if draft.kind == "ngram":
-        yield Flag(
-            ("--spec-type", "ngram-simple"), "guesses from what stood after the same words before"
-        )
-        return
-    kind = "draft-simple" if draft.kind == "draft_model" else "draft-eagle3"
-    yield Flag(("--spec-type", kind), "another model guesses the next tokens")
-    yield Flag(("--model-draft", draft.model), "the model that guesses")
-    yield Flag(("--spec-draft-n-max", str(draft.n_tokens)), "tokens guessed at a time, at most")
-    if on_gpu:
+        why["--spec-type"] = "guesses from what stood after the same words before"
+    for words in speculation.llama_cpp_flags(draft.kind, draft.model, draft.n_tokens):
+        yield Flag(words, why[words[0]])
+    if on_gpu and draft.kind != "ngram":
         yield Flag(("--spec-draft-ngl", ALL_LAYERS), "the guessing model on the GPU too")

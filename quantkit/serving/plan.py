@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from quantkit.advise import memory, support
+from quantkit.advise import formats, memory, support
 from quantkit.advise.gpus import GPU
 from quantkit.advise.memory import Beside, Fit
 from quantkit.errors import EngineError, HardwareError, UnknownName
@@ -71,6 +71,8 @@ class Size:
     batch_tokens: int
     kv_bits: int
     fit: Fit | None
+    is_reduced: bool = False
+    """Whether it computes fewer tokens together than the profile wants, for lack of memory."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,28 @@ class Plan:
         """All flags in one row."""
         return [word for flag in self.flags for word in flag.words]
 
+    def value(self, *names: str) -> str | None:
+        """What the command gives a flag, by any of its names; the last one counts."""
+        found = None
+        for flag in self.flags:
+            name, _, value = flag.name.partition("=")
+            if name in names:
+                found = value or next(iter(flag.words[1:]), None)
+        return found
+
+    @property
+    def served_name(self) -> str:
+        """What requests call the model."""
+        return self.value("--served-model-name", "--alias", "-a") or self.target.name
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port, also where the user's own flags name them."""
+        port = self.value("--port") or str(self.demand.port)
+        if not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise EngineError(f"--port {port} is no port; give a number from 1 to 65535")
+        return self.value("--host") or self.demand.host, int(port)
+
     def command(self, program: Sequence[str] | None = None) -> list[str]:
         """The whole command; `program` ends where the model's path follows."""
         return [*(program or PROGRAMS[self.engine]), self.target.path, *self.arguments]
@@ -109,7 +133,8 @@ class Plan:
         """With flags in the user's own words, which take the place of ours."""
         if not extra:
             return self
-        named = {word.partition("=")[0].removeprefix("--no-").lstrip("-") for word in extra}
+        flags = [word.partition("=")[0] for word in extra if word.startswith("-")]
+        named = {flag.removeprefix("--no-").lstrip("-").replace("_", "-") for flag in flags}
         kept = [f for f in self.flags if f.name.removeprefix("--no-").lstrip("-") not in named]
         own = [Flag(tuple(words), "as you asked") for words in _by_flag(extra)]
         return replace(self, flags=(*kept, *own))
@@ -119,7 +144,7 @@ class Plan:
         return {
             "engine": self.engine,
             "model": self.target.path,
-            "served_name": self.target.name,
+            "served_name": self.served_name,
             "gpu": self.demand.gpu.name,
             "count": self.demand.count,
             "profile": self.size.profile.name,
@@ -152,6 +177,11 @@ def make(target: Target, demand: Demand) -> Plan:
         notes.append("nothing is known of this model's memory, so it was not checked")
     elif demand.context is None and size.context < _allowed(target, DEFAULT_CONTEXT):
         notes.append(f"the context was cut to {size.context:,} tokens, which is what fits")
+    if size.is_reduced:
+        notes.append(
+            f"{size.batch_tokens:,} tokens are computed together, fewer than {demand.profile} "
+            "traffic wants: more would leave no room for the cache"
+        )
     make_flags = llamacpp.flags if engine == "llama.cpp" else vllm.flags
     flags = tuple(make_flags(target, demand, size))
     return Plan(engine, target, demand, size, flags, tuple(notes))
@@ -159,16 +189,7 @@ def make(target: Target, demand: Demand) -> Plan:
 
 def format_of(recipe: AnyRecipe | None) -> str:
     """A recipe's format in the words of `support`."""
-    if recipe is None:
-        return "bf16"
-    if isinstance(recipe, GGUFRecipe):
-        return "gguf"
-    weights = recipe.weights
-    if weights.type == "float":
-        return "fp8-block" if weights.strategy == "block" else "fp8-w8a8"
-    if recipe.input_activations is not None:
-        return "int8-w8a8"
-    return f"w{weights.num_bits}a16"
+    return formats.of(recipe).key
 
 
 def _refuse_unsupported(recipe: AnyRecipe | None, demand: Demand, engine: Engine) -> list[str]:
@@ -208,9 +229,10 @@ def _size(target: Target, demand: Demand, engine: Engine) -> Size:
     while demand.context is None and contexts[-1] // 2 >= LEAST_CONTEXT:
         contexts.append(contexts[-1] // 2)
     for context in contexts:
-        size = _size_at(target, demand, engine, profile, context)
-        if size.fit is None or size.fit.users:
-            return size
+        for reduced in (False, True):
+            size = _size_at(target, demand, engine, profile, context, reduced)
+            if size.fit is None or size.fit.users:
+                return size
     assert size.fit is not None
     raise HardwareError(
         f"{target.name} does not fit on {demand.count} x {demand.gpu.name} with a context of "
@@ -220,9 +242,14 @@ def _size(target: Target, demand: Demand, engine: Engine) -> Size:
 
 
 def _size_at(
-    target: Target, demand: Demand, engine: Engine, profile: Profile, context: int
+    target: Target,
+    demand: Demand,
+    engine: Engine,
+    profile: Profile,
+    context: int,
+    reduced: bool,
 ) -> Size:
-    large = is_large(demand.gpu)
+    large = is_large(demand.gpu) and not reduced
     limit = MAX_SEQUENCES[large]
     if demand.gpu.vendor == "cpu":  # where everything else wants memory and cores too
         limit = demand.users or profile.slots
@@ -232,6 +259,8 @@ def _size_at(
         return Size(profile, context, slots, profile.batch_tokens[large], kv_bits, None)
     wanted = min(demand.users, limit) if demand.users and profile.filled == 1 else limit
     batch = profile.batch_tokens[large]
+    if reduced:
+        batch = min(batch, memory.VLLM_SMALL.batch_tokens)
     if engine == "llama.cpp":
         used = memory.LLAMA_CPP
     else:
@@ -256,7 +285,7 @@ def _size_at(
         held = max(1, int(fit.kv_tokens / (context * profile.filled)))
         sequences = min(held, wanted)
     batch = max(sequences, min(batch, sequences * context))
-    return Size(profile, context, max(1, sequences), batch, kv_bits, fit)
+    return Size(profile, context, max(1, sequences), batch, kv_bits, fit, reduced)
 
 
 def kv_bits(text: str) -> int | None:

@@ -1,6 +1,7 @@
 """A server that runs: started, waited for, asked once, and ended whatever happens."""
 
 import json
+import os
 import shlex
 import socket
 import time
@@ -9,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +47,16 @@ class Server:
     def ask(self) -> Answer:
         """One real request, greedy and short; raises where the answer is none."""
         body = {
-            "model": self.plan.target.name,
+            "model": self.plan.served_name,
             "prompt": PROMPT,
             "max_tokens": MAX_TOKENS,
             "temperature": 0,
         }
         start = time.monotonic()
         try:
-            answer = _post(f"{self.url}/v1/completions", body, ANSWER_SECONDS)
+            answer = _post(f"{self.url}/v1/completions", body, ANSWER_SECONDS, _key(self.plan))
             text = answer["choices"][0]["text"]
-        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
             # An engine whose worker is gone may look healthy until it is asked.
             time.sleep(0.5)
             raise self.child.failure(
@@ -79,7 +81,7 @@ def refuse_taken(host: str, port: int) -> None:
             # As servers do: a port that was just given up is free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         model = _served_at(host, port)
         what = f", where {model} is served" if model else ""
         reason = getattr(error, "strerror", None) or str(error)
@@ -98,7 +100,7 @@ def running(
 ) -> Iterator[Server]:
     """The plan's server, once it is healthy; its whole family is gone afterwards."""
     progress = progress or Silent()
-    host, port = plan.demand.host, plan.demand.port
+    host, port = plan.address
     refuse_taken(host, port)
     name = {"vllm": "vLLM", "llama.cpp": "llama-server"}[plan.engine]
     url = f"http://{_reached_at(host)}:{port}"
@@ -133,7 +135,7 @@ def _is_healthy(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
             return bool(answer.status == 200)
-    except (OSError, ValueError):
+    except (OSError, HTTPException, ValueError):
         return False
 
 
@@ -143,14 +145,21 @@ def _served_at(host: str, port: int) -> str | None:
         url = f"http://{_reached_at(host)}:{port}/v1/models"
         with urllib.request.urlopen(url, timeout=2) as answer:
             return str(json.loads(answer.read())["data"][0]["id"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, HTTPException, ValueError, LookupError, TypeError):
         return None
 
 
-def _post(url: str, body: dict[str, Any], timeout: float) -> Any:
-    request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
+def _key(plan: Plan) -> str | None:
+    """The password that the server asks for, where flags or the environment give it one."""
+    named = "VLLM_API_KEY" if plan.engine == "vllm" else "LLAMA_API_KEY"
+    return plan.value("--api-key") or os.environ.get(named)
+
+
+def _post(url: str, body: dict[str, Any], timeout: float, key: str | None) -> Any:
+    headers = {"Content-Type": "application/json"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=timeout) as answer:
         return json.loads(answer.read())
 
@@ -175,5 +184,6 @@ def curl(plan: Plan, url: str) -> str:
         place = "chat/completions"
     else:
         body, place = {"prompt": PROMPT}, "completions"
-    text = shlex.quote(json.dumps({"model": plan.target.name, **body, "max_tokens": 64}))
-    return f"curl {url}/v1/{place} -H 'Content-Type: application/json' \\\n  -d {text}"
+    text = shlex.quote(json.dumps({"model": plan.served_name, **body, "max_tokens": 64}))
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if _key(plan) else ""
+    return f"curl {url}/v1/{place} -H 'Content-Type: application/json'{key} \\\n  -d {text}"

@@ -126,6 +126,23 @@ def test_flags_behind_two_dashes_take_the_place_of_ours(run_cli, made, engine, p
     assert "--enable-prefix-caching" not in fake.words
 
 
+def test_an_address_and_a_name_behind_two_dashes_are_the_ones_that_are_asked(
+    run_cli, made, engine, port
+):
+    fake = engine()
+    command = ["serve", made / "fp8-dynamic", "--python", fake.python, *COMMON]
+    result = run_cli([*command, "--", "--port", port, "--served-model-name", "mine"])
+    assert result.code == 0, result.stderr
+    assert f"curl http://127.0.0.1:{port}/" in result.stdout
+    assert '"model": "mine"' in result.stdout
+    assert fake.words.count("--port") == 1
+
+
+def test_values_behind_two_dashes_are_not_taken_for_flags(run_cli, made):
+    command = ["serve", made / "fp8-dynamic", "--gpu", "H200", "--dry-run", "--", "--seed", "port"]
+    assert "--port 8000" in run_cli(command).stdout
+
+
 def failure(run_cli, made, fake, port, *more):
     """What is said of a run that fails."""
     command = ["serve", made / "fp8-dynamic", "--python", fake.python, "--port", port, *COMMON]
@@ -146,8 +163,8 @@ def test_an_engine_that_dies_while_loading_is_explained(run_cli, made, engine, p
 
 def test_an_engine_that_hangs_is_ended(run_cli, made, engine, port):
     fake = engine("hangs")
-    words = failure(run_cli, made, fake, port, "--timeout", "2")
-    assert "vLLM was not ready within 2 s" in words
+    words = failure(run_cli, made, fake, port, "--timeout", "5")
+    assert "vLLM was not ready within 5 s" in words
     assert "loading" in words
     assert gone(fake)
 

@@ -151,8 +151,8 @@ def test_an_engine_that_hangs_is_ended(tmp_path, monkeypatch):
 
 
 def test_a_sweep_finds_the_fastest_setting_within_the_target(run_cli, tmp_path):
-    # One request at a time takes 100 ms; with four places four users wait for nobody.
-    folder = model_folder(tmp_path, answer={"first_s": 0.1}, dies_with="fp8")
+    # One request at a time takes 300 ms; with four places four users wait for nobody.
+    folder = model_folder(tmp_path, answer={"first_s": 0.3}, dies_with="fp8")
     arguments = ["bench", folder, "--python", fake_python(tmp_path), "--prompt", "8"]
     arguments += ["--output", "1", "--concurrency", "4", "--requests", "8", "--ttft", "10s"]
     arguments += ["--sweep", "max_num_seqs=1,4", "--sweep", "kv_cache_dtype=auto,fp8"]
@@ -297,11 +297,14 @@ def test_real_llama_cpp_through_its_own_server(run_cli, tmp_path):
         (["--backend", "server"], 2, "--server URL"),
         (["--server", "http://a"], 2, "goes with --backend server"),
         (["DIR", "--backend", "llama.cpp", "--offline"], 2, "goes with --backend vllm"),
-        (["DIR", "--python", "/nowhere/python"], 3, "no program /nowhere/python"),
+        (["DIR", "--python", "/nowhere/python"], 3, "no Python at /nowhere/python"),
         (["DIR", "--backend", "llama.cpp", "--llama-server", "/no"], 3, "releases"),
         (["DIR", "--sweep", "speed=11"], 3, "unknown serving flag"),
         (["DIR", "--ttft", "soon"], 3, "--ttft takes a time"),
         (["DIR", "--offline", "--trace", "TRACE"], 3, "fixed lengths"),
+        (["DIR", "--offline", "--shared-prefix", "4"], 2, "leave out --shared-prefix"),
+        (["DIR", "--model", "other"], 2, "goes with --backend server"),
+        (["DIR", "--engine-args", "'half"], 2, "no closing quotation"),
         (["nowhere"], 3, "no folder or file nowhere"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

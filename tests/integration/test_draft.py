@@ -181,6 +181,20 @@ def test_a_four_bit_copy_drafts_for_its_source(run_cli, four_bits):
     assert found["draft_bytes"] < 0.45 * found["target_bytes"]
 
 
+def test_speed_ups_may_be_those_of_a_gpu(run_cli, four_bits):
+    command = ["draft", "demo", four_bits, "--calibration", "python-docs", "--samples", 1]
+    command += ["--prompt", 32, "--tokens", 12, "-q"]
+    found = json.loads(run_cli([*command, "--gpu", "l40s", "--users", 2, "--json"]).stdout)
+    assert (found["gpu"], found["users"]) == ("L40S", 2)
+    # A model this small is launched longer than it is read, and so is its draft.
+    assert found["ways"]["temperature-0"]["best_speedup"] < 1.2
+    assert found["ways"]["sampled"]["stderr"] is None
+    assert "nan" not in run_cli(command).stdout
+    refused = run_cli([*command, "--users", 2])
+    assert refused.code == 2
+    assert "--gpu" in refused.stderr
+
+
 def test_the_source_as_its_own_draft_is_always_right():
     demo = ModelSource.open("demo")
     found = measure(demo, demo, Asked("python-docs", 2, 16, 12), "cpu")
@@ -217,3 +231,20 @@ def test_continuations_must_hold_a_step():
     demo = ModelSource.open("demo")
     with pytest.raises(DataError, match="more than 8 tokens"):
         measure(demo, demo, Asked("python-docs", 2, 16, 8), "cpu")
+
+
+def test_on_a_gpu_a_draft_is_worth_less_the_more_users_there_are():
+    from quantkit.advise import formats, gpus, shape, work
+    from quantkit.advise.speed import Case
+
+    form, place = formats.of(None), gpus.find("H100 SXM")
+    models = [shape.of(size) for size in ("8B", "1B")]
+    cases = [Case(model, work.of(model, form), form, place) for model in models]
+    tokens = [1 + k * 0.7 for k in range(1, 5)]
+
+    def best(users):
+        target, draft = (speedup.on_gpu(case, users, 512) for case in cases)
+        return max(speedup.speedups(tokens, target, draft))
+
+    assert best(1) > 1.5
+    assert best(1) > best(64) > best(1024)

@@ -302,6 +302,9 @@ def test_a_running_server_is_asked_the_same(folder, run_cli):
     command = ["verify", folder, "--backend", "vllm", "--server", url, "--prompts", 8, "-q"]
     try:
         assert run_cli([*command, "--level", "config"]).code == 2
+        another = run_cli([*command, "--level", "generate"])
+        assert not (folder / verified.FILE).exists()
+        command += ["--model", "served"]
         result = run_cli(command)
         other = server.model.get_submodule("model.layers.0.self_attn.o_proj")
         other.weight.data *= 0.5
@@ -309,6 +312,8 @@ def test_a_running_server_is_asked_the_same(folder, run_cli):
     finally:
         server.shutdown()
         server.server_close()
+    assert another.code == 3
+    assert "serves served, not checkpoint" in another.stderr
     assert result.code == 0, result.stderr
     assert "vLLM 7.7" in result.stdout
     assert wrong.code == 3
@@ -323,6 +328,19 @@ def test_prompts_have_one_length_and_fit_the_context(made):
     assert len({tuple(ids) for ids in found.score}) == 64
     assert found.longest == prompts.SCORED_TOKENS + 1
     assert prompts.make(words, 64, "small").longest == 64
+
+
+def test_answers_of_another_shape_are_faults_and_no_accident():
+    asked = prompts.Prompts([[1, 2], [3, 4]], 2, [[1, 2, 3]])
+    good = [[-1.0, -1.0]] * 2
+    assert agreement.shape_faults(["a", "b"], [[5, 6]] * 2, good, asked) == []
+    (fault,) = agreement.shape_faults(["a"], [[5, 6]], good[:1], asked)
+    assert "continue 2 prompts and gave 1" in fault
+    (fault,) = agreement.shape_faults(["a", "b"], [[5, 6]] * 2, [[-1.0], good[0]], asked)
+    assert "2 tokens a prompt and gave 1" in fault
+    assert agreement.prompt_faults([[-1.0, -1.0]], asked) == []
+    assert "told of 1 tokens of 1" in agreement.prompt_faults([[-1.0]], asked)[0]
+    assert "told of 0 tokens of 0" in agreement.prompt_faults([], asked)[0]
 
 
 def test_limits_follow_from_the_noise_that_was_measured():

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantkit.advise import document, gpus, measured, page, shape
-from quantkit.advise.candidates import OBJECTIVES, Catalogue, Question, evaluate
+from quantkit.advise import document, gpus, measured, page, parallel, shape
+from quantkit.advise.candidates import OBJECTIVES, Catalogue, Measurements, Question, evaluate
 from quantkit.advise.quality import Quality
 from quantkit.advise.ranking import HANDICAP, TIE, merit
 from quantkit.advise.recommendation import recommend
 from quantkit.advise.speed import Span, Speed
 from quantkit.errors import AdviceError
+from quantkit.recipe import load
 
 CATALOGUES = {size: Catalogue(shape.of(size)) for size in ("1B", "8B", "70B")}
 NAMES = [gpu.name for gpu in gpus.load()]
@@ -181,7 +182,9 @@ def test_what_was_measured_replaces_estimates():
     bad = Quality(0.5, False, "accuracy on a quiz", "report.json")
     good = replace(bad, recovery=0.99)
     known = {"awq-gptq-w4a16": bad, "gptq-w8a16": good}
-    found = answer("RTX 4090", speeds={"gptq-w8a16": fast}, qualities=known)
+    known_load = ask().load(1)
+    seen = Measurements("RTX 4090", 1, known_load, {"gptq-w8a16": fast})
+    found = answer("RTX 4090", measured=seen, qualities=known)
     assert found.chosen.format.name == "gptq-w8a16"
     assert found.chosen.speed is fast
     assert named(found)["awq-gptq-w4a16"].lacks == "quality"
@@ -201,13 +204,15 @@ class Bench:
     output_tokens_per_s: float = 321.0
     ttft_s: float | None = 0.5
     tpot_s: float | None = 0.02
+    weight_bytes: int | None = None
     n_failed: int = 0
 
 
 def test_a_bench_counts_under_the_load_in_question_only():
     question, gpu = ask(users=8), gpus.find("L40S")
     known = measured.speeds([Bench()], question, gpu)
-    found = recommend(question.but(speeds=known), gpu)
+    question = question.but(measured=known)
+    found = recommend(question, gpu)
     told = named(found)["fp8-dynamic"].speed
     assert (told.is_measured, told.total.typical) == (True, 321.0)
     assert told.answer.typical == pytest.approx(0.5 + 2048 * 0.02)
@@ -216,7 +221,39 @@ def test_a_bench_counts_under_the_load_in_question_only():
         Bench(concurrency=1), Bench(prompt_tokens=128), Bench(output_tokens=None),
         Bench(ttft_s=None), Bench(n_failed=1),
     )  # fmt: skip
-    assert measured.speeds(others, question, gpu) == {}
+    assert measured.speeds(others, question, gpu).speeds == {}
+    # Nor is it taken for other users, contexts and GPUs, by which answers are compared.
+    for changed, where in (
+        (question.but(users=16), gpu),
+        (question.but(context=4096), gpu),
+        (question, gpus.find("H100 SXM")),
+    ):
+        assert not any(c.speed and c.speed.is_measured for c in evaluate(changed, where))
+
+
+def test_of_several_settings_the_fastest_counts():
+    seen = [Bench(output_tokens_per_s=n) for n in (100.0, 300.0, 200.0)]
+    known = measured.speeds(seen, ask(users=8), gpus.find("L40S"))
+    assert known.speeds["fp8-dynamic"].total.typical == 300.0
+
+
+def test_a_bench_of_another_model_is_refused():
+    question, gpu = ask(users=8), gpus.find("L40S")
+    own = parallel.bytes_per_gpu(question.catalogue.shape, load("fp8-dynamic"), 1)
+    assert measured.speeds([Bench(weight_bytes=own)], question, gpu).speeds
+    with pytest.raises(AdviceError, match="another model was measured"):
+        measured.speeds([Bench(weight_bytes=own // 4)], question, gpu)
+
+
+def test_a_bench_needs_a_number_of_users_for_throughput():
+    with pytest.raises(AdviceError, match="--users"):
+        measured.speeds([Bench()], ask(objective="throughput"), gpus.find("L40S"))
+
+
+@pytest.mark.parametrize("price", [0.0, -1.0, float("nan"), float("inf")])
+def test_prices_that_are_none(price):
+    with pytest.raises(AdviceError, match="price"):
+        ask(gpu_hour=price)
 
 
 def test_what_a_report_covers_comes_before_what_is_only_published():

@@ -90,6 +90,18 @@ def test_links_fall_back_to_pcie():
     assert speed.link_gb_s(replace(PLAIN, link_gb_s=None))[1]
 
 
+@given(st.integers(1, 60), st.integers(1, 60))
+@settings(max_examples=25, deadline=None)
+def test_a_prompt_attends_to_its_window_and_to_nothing_later(prompt, window):
+    config = CONFIG | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    windowed = shape.from_config(config | {"sliding_window": window}, "windowed")
+    form = FORMATS["as it is"]
+    counted = 32 * sum(min(i, window) for i in range(1, prompt + 1))
+    found = Case(windowed, WORKS["as it is"], form, PLAIN).prompt_pairs(prompt)
+    # A token attends to itself, which the integral leaves half out.
+    assert found == pytest.approx(counted - 32 * min(prompt, window) / 2)
+
+
 def test_a_window_limits_what_is_read():
     config = CONFIG | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
     windowed = shape.from_config(config | {"sliding_window": 1024}, "windowed")
@@ -222,3 +234,12 @@ def test_engines_have_their_own_limits():
     # Users of llama.cpp wait for each other beyond a few.
     four, eight = (step_seconds(slow, n, 64, end) for n in (4, 8))
     assert eight == pytest.approx(2 * four)
+
+
+def test_checking_several_tokens_reads_weights_and_cache_once():
+    weights = 2 * (LINEARS + HEAD + NORMS)
+    several = speed.pass_seconds(case("as it is"), 1, 5, 1000, IDEAL)
+    assert several == pytest.approx((weights + 1000 * A_TOKEN) / 1e12)
+    # At many users the products count, and each token more costs as much as the first.
+    many = [speed.pass_seconds(case("as it is"), 4096, n, 1, IDEAL) for n in (1, 2)]
+    assert many[1] > 1.9 * many[0]

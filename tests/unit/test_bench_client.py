@@ -45,6 +45,17 @@ def test_tokens_are_counted_as_the_server_counts_them():
     assert (len(answer.pieces), answer.n_output) == (2, 6)
 
 
+def test_a_last_token_without_text_counts_and_is_timed():
+    def mute(number, body):
+        return Script(gap_s=0.2, mute_end=True)
+
+    answer = ask(FakeServer(mute), n_output=1)
+    assert (answer.failure, answer.n_output, len(answer.pieces)) == (None, 1, 1)
+    answer = ask(FakeServer(mute), n_output=2)
+    assert len(answer.pieces) == 2
+    assert answer.pieces[1] - answer.pieces[0] > 0.19
+
+
 def test_requests_ask_for_exact_lengths_and_figures():
     server = FakeServer()
     ask(server, n_output=3)
@@ -100,10 +111,17 @@ def test_nobody_there():
         engines.connect(f"http://127.0.0.1:{unused_port()}")
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://a", "http://", "http://a:port"])
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://a", "http://", "http://a:port", "http://[::1"]
+)
 def test_what_is_no_address(url):
     with pytest.raises(EngineError, match="no address of a server"):
         Address.of(url)
+
+
+def test_a_name_that_no_host_can_have():
+    with pytest.raises(EngineError, match="cannot be reached"):
+        engines.connect(f"http://{70 * 'a'}.example")
 
 
 def test_addresses_with_and_without_their_ending():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from quantkit.bench import asking, choice, metrics, offline, settings, workloads
+from quantkit.bench import asking, choice, metrics, offline, settings, table, workloads
 from quantkit.bench.arrivals import Load
 from quantkit.bench.record import Press, Rate, Row, Target, Workload
 from quantkit.bench.workloads import Fixed
@@ -73,6 +73,8 @@ def test_a_mooncake_trace_repeats_what_its_hashes_repeat(tmp_path):
         ({"prompt": "", "output_tokens": 1}, "prompt is neither"),
         ({"prompt": ["a"], "output_tokens": 1}, "prompt is neither"),
         ({"output_tokens": 1}, "prompt_tokens is missing"),
+        ('{"at": NaN, "prompt": "a", "output_tokens": 1}', "no time"),
+        ({"at": "late", "prompt": "a", "output_tokens": 1}, "is no request"),
         ({"input_length": 600, "output_length": 1, "hash_ids": [1]}, "512 tokens"),
     ],
 )
@@ -94,6 +96,8 @@ def test_recorded_requests_start_again_when_more_are_asked_for(tmp_path):
     found = workloads.trace(written(tmp_path, {"at": 3, "prompt": "a", "output_tokens": 1}))
     assert [r.at for r in found.requests(3, 0)] == [3.0, None, None]
     assert len(found.requests(None, 0)) == 1
+    with pytest.raises(DataError, match="times for 1 of the 3 requests"):
+        Load("trace").times(found.requests(3, 0), seed=0)
 
 
 def test_a_grid_is_every_combination():
@@ -142,6 +146,15 @@ def test_drafts_by_name():
     assert settings.drafts("eagle:org/head:3") == ("eagle", "org/head", 3)
 
 
+def test_the_kind_of_a_head_is_what_its_files_say(tmp_path):
+    head = tmp_path / "head"
+    head.mkdir()
+    (head / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"]}')
+    assert settings.drafts(f"eagle:{head}:2") == ("eagle3", str(head), 2)
+    (head / "config.json").write_text('{"architectures": ["EagleLlamaForCausalLM"]}')
+    assert settings.drafts(f"eagle:{head}") == ("eagle", str(head), 4)
+
+
 def test_settings_and_flags_as_keywords_of_the_library():
     assert offline.keywords({"max_num_seqs": "8", "prefix_caching": "on"}) == {
         "max_num_seqs": 8,
@@ -155,6 +168,8 @@ def test_settings_and_flags_as_keywords_of_the_library():
         "enable_x": False,
         "a_b": True,
     }
+    with pytest.raises(EngineError, match="no JSON"):
+        offline.engine_arguments(("--hf-overrides", "{half}"))
     with pytest.raises(EngineError, match="no flag"):
         offline.engine_arguments(("serve",))
 
@@ -197,12 +212,12 @@ def test_an_engine_without_metrics_says_nothing():
     assert metrics.Watch().result() is None
 
 
-def row(setting, rate, meets, attained=1.0, model="m", failures=None):
+def row(setting, rate, meets, attained=1.0, model="m", failures=None, n_prompt=8):
     same = Rate(mean=rate, low=rate, high=rate)
     return Row(
         model=model,
         setting=setting,
-        workload=Workload(name="fixed", prompt_tokens=8, output_tokens=8),
+        workload=Workload(name="fixed", prompt_tokens=n_prompt, output_tokens=8),
         load=Press(kind="closed", concurrency=4),
         load_name="4 users",
         n_requests=10,
@@ -240,6 +255,19 @@ def test_no_setting_within_the_target_is_said_with_the_nearest():
 def test_every_model_has_its_own_choice():
     rows = [row({}, 1, True, model="a"), row({}, 2, True, model="b")]
     assert [c.model for c in choice.choose(rows, None)] == ["a", "b"]
+
+
+def test_every_workload_has_its_own_choice():
+    small, large = {"max_num_seqs": "8"}, {"max_num_seqs": "64"}
+    rows = [
+        row(small, 100, True),
+        row(large, 300, True),
+        row(small, 10, True, n_prompt=4096),
+        row(large, 30, False, n_prompt=4096),
+    ]
+    found = choice.choose(rows, Target(ttft_s=0.5))
+    assert [(c.workload, c.setting) for c in found] == [("8/8", large), ("4096/8", small)]
+    assert "4096/8" in table.chosen(found[1])
 
 
 @pytest.mark.parametrize(

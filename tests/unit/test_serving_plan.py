@@ -267,3 +267,12 @@ def test_what_lies_beside_is_taken_from_the_cache():
     beside = memory.fits(MODEL, None, gpu, beside=memory.Beside(1 << 30, 1 << 10))
     assert plain.kv_bytes - beside.kv_bytes == 1 << 30
     assert beside.user_bytes - plain.user_bytes == 8192 << 10
+
+
+def test_a_profile_gives_way_where_its_batches_leave_no_room():
+    model = target.planned(shape.of("8B"), load("awq-gptq-w4a16"), "out")
+    plan = make(model, Demand(gpus.find("RTX 3080"), context=8192, profile="batch"))
+    assert plan.value("--max-num-batched-tokens") == "2048"
+    assert "more would leave no room" in " ".join(plan.notes)
+    roomy = make(model, Demand(gpus.find("RTX 4090"), context=8192, profile="batch"))
+    assert (roomy.value("--max-num-batched-tokens"), roomy.notes) == ("8192", ())

@@ -51,6 +51,35 @@ def test_a_port_taken_by_anything_else_is_refused_too(answer):
         refuse_taken("127.0.0.1", port)
 
 
+def test_a_port_taken_by_what_speaks_no_http_is_refused_too():
+    """Such as SSH."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+
+        def greet():
+            with taken.accept()[0] as other:
+                other.sendall(b"SSH-2.0-none\r\n")
+                other.recv(1024)
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with pytest.raises(EngineError, match="cannot be had"):
+            refuse_taken("127.0.0.1", taken.getsockname()[1])
+        thread.join()
+
+
+def test_a_request_has_the_password_that_the_server_asks_for(monkeypatch):
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    model = target.planned(shape.of("8B"), None, "8B")
+    plan = make(model, Demand(gpus.find("H200")))
+    assert "Authorization" not in curl(plan, "http://a")
+    assert "Authorization" in curl(plan.with_extra(["--api-key", "secret"]), "http://a")
+    assert "secret" not in curl(plan.with_extra(["--api-key", "secret"]), "http://a")
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    assert "Authorization" in curl(plan, "http://a")
+
+
 def test_a_free_port_is_no_fault():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
