@@ -31,6 +31,8 @@ EXIT_USAGE = 2
 EXIT_ERROR = 3
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
+MOST_SHOWN = 32
+"""Names that a message lists at most."""
 
 
 class QuantkitError(Exception):
@@ -53,6 +55,8 @@ class UnknownName(QuantkitError):
         parts = [f"unknown {kind} '{name}'."]
         if near:
             parts.append(f"Did you mean {' or '.join(near)}?")
+        elif len(known) > MOST_SHOWN:
+            parts.append(f"There are {len(known)} others, none like it.")
         elif known:
             parts.append(f"There are: {', '.join(known)}.")
         if hint:

@@ -54,7 +54,7 @@ class Speed:
     first_token: Span | None
     """Seconds from a prompt to its first token, with nobody else on the GPU."""
     step: Span
-    """Seconds between two tokens, while all users are being answered."""
+    """Seconds between two tokens while all users are answered, others' prompts in between."""
     answer: Span
     """Seconds for a whole answer: both together."""
     total: Span
@@ -143,15 +143,15 @@ def estimate(case: Case, load: Load) -> Speed:
         )
         for end in efficiency.of(case.format.engine, case.gpu.vendor)
     )
-    first, step = (Span(*times) for times in zip(fast, typical, slow, strict=True))
-    answer = Span(*(once + load.answer * again for once, again in (fast, typical, slow)))
-    tokens = load.users * load.answer
-    total = Span(
-        *(
-            tokens / (load.users * once + load.answer * again)
-            for once, again in (slow, typical, fast)
-        )
+    # While a user is answered, everybody else's next prompt is computed once.
+    others = (load.users - 1) / load.answer
+    first = Span(*(once for once, _ in (fast, typical, slow)))
+    step = Span(*(again + others * once for once, again in (fast, typical, slow)))
+    answer = Span(
+        *(load.users * once + load.answer * again for once, again in (fast, typical, slow))
     )
+    tokens = load.users * load.answer
+    total = Span(tokens / answer.high, tokens / answer.typical, tokens / answer.low)
     return Speed(
         first if knows_compute else None, step, answer, total, _bound(case, load.users, depth)
     )

@@ -12,6 +12,10 @@ import typer
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
+LONG_NAME = 44
+"""Characters of a name in a table's first column that are never parted."""
+GLUE = "\ue000"
+
 
 class Console:
     """Draws progress bars on a terminal, and one line a stage elsewhere."""
@@ -117,7 +121,8 @@ def table_text(
 ) -> str:
     """A table; columns in `words` hold text, the others numbers.
 
-    Only text after the first column may wrap. Where the output is no terminal, nothing does.
+    Headings and text may wrap, a long name in the first column too; a number is never cut, and
+    what does not fit then is left to the terminal. Where the output is no terminal, nothing wraps.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console as Screen
@@ -129,16 +134,27 @@ def table_text(
         screen.width = 400
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for index, heading in enumerate(headings):
+        lines = [line for row in rows for line in row[index].split("\n")]
+        longest = max(map(len, [*lines, *heading.split()]), default=0)
+        is_text = index in words
         table.add_column(
             heading,
-            justify="left" if index in words else "right",
-            no_wrap=index == 0 or index not in words,
+            justify="left" if is_text else "right",
+            overflow="fold",
+            min_width=min(longest, LONG_NAME) if index == 0 else None if is_text else longest,
         )
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        # What stands for a space keeps an amount and its unit on one line.
+        table.add_row(*(Text(c if i in words else c.replace(" ", GLUE)) for i, c in enumerate(row)))
     with screen.capture() as capture:
-        screen.print(table)
-    return "\n".join(line.rstrip() for line in capture.get().strip("\n").split("\n"))
+        screen.print(table, crop=False)
+    told = capture.get().replace(GLUE, " ")
+    return "\n".join(line.rstrip() for line in told.strip("\n").split("\n"))
+
+
+def _rounded(rate: float) -> str:
+    """Two digits, and all that stand before the point."""
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def _bars(screen: Any, unit: str) -> Any:
@@ -157,7 +173,7 @@ def _bars(screen: Any, unit: str) -> Any:
     class Rate(ProgressColumn):
         def render(self, task: Any) -> Text:
             speed = task.finished_speed or task.speed
-            return Text(f"{speed:,.2g} {unit}/s" if speed else "")
+            return Text(f"{_rounded(speed)} {unit}/s" if speed else "")
 
     class Bars(Progress):
         status = ""
@@ -181,4 +197,8 @@ def _bars(screen: Any, unit: str) -> Any:
         *amounts,
         console=screen,
         transient=True,
+        # A stage may begin while a library's output is held back: were streams taken over then,
+        # they would be given back to what holds it, and all that follows be lost.
+        redirect_stdout=False,
+        redirect_stderr=False,
     )

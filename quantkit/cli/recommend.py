@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quantkit.cli.options import AsJson, Force
-from quantkit.errors import AdviceError
+from quantkit.errors import EXIT_GATE, AdviceError
 
 if TYPE_CHECKING:
     from quantkit.advise.candidates import Question
@@ -104,7 +104,7 @@ def command(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Say which format to serve a model in on a GPU, and why."""
+    """Say which format to serve a model in on a GPU, and why; exit 1 where none serves."""
     from quantkit.advise import document, formats, quality, shape
     from quantkit.advise.candidates import MIN_QUALITY, Catalogue, Question
     from quantkit.advise.memory import Beside
@@ -171,6 +171,8 @@ def command(
         if plan is None:
             raise AdviceError("nothing serves it, so there is no plan to write")
         serving_view.write_files(plan, emit, out, ttft, force)
+    if not any(one.chosen for one in found):
+        raise typer.Exit(EXIT_GATE)  # so that a script can tell
 
 
 def _measured(question: "Question", bench: Path, gpu: "GPU") -> "Question":

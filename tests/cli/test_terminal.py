@@ -1,0 +1,39 @@
+"""On a real terminal, where bars are drawn: results are still there when they are gone."""
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+
+def on_terminal(command, columns=80):
+    """The exit code, and all that a terminal was sent."""
+    leader, follower = pty.openpty()
+    program = [sys.executable, "-m", "quantkit", *map(str, command)]
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm", "HF_HUB_OFFLINE": "1"}
+    child = subprocess.Popen(
+        program, stdin=follower, stdout=follower, stderr=follower, env=environment
+    )
+    os.close(follower)
+    shown = b""
+    while True:
+        try:
+            part = os.read(leader, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        shown += part
+    os.close(leader)
+    return child.wait(), shown.decode(errors="replace")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
+def test_scores_are_shown_after_bars_that_began_in_a_silenced_library(tmp_path):
+    command = ["score", "demo", "--tasks", "python_docs", "--limit", 2, "--max-length", 100]
+    code, shown = on_terminal([*command, "-o", tmp_path / "scores"])
+    assert code == 0, shown
+    assert "━" in shown  # there was a bar
+    assert "python_docs/perplexity" in shown.rpartition("━")[2]
