@@ -81,6 +81,19 @@ Limit = Annotated[
 MaxLength = Annotated[
     int | None, typer.Option(min=2, metavar="N", help="Window; default: the model's context.")
 ]
+Lora = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=DIR", help="An adapter that is served too; repeat for more."),
+]
+EmitTo = Annotated[
+    Path | None, typer.Option("-o", "--out", metavar="DIR", help="Where --emit writes.")
+]
+TimeToFirst = Annotated[
+    float,
+    typer.Option(
+        min=0.001, metavar="SECONDS", help="Time to first token beyond which grafana warns."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress and no notes.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="More notes on what happens.")]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quantkit.cli.options import AsJson, Force
+from quantkit.cli.options import AsJson, EmitTo, Force, Lora, TimeToFirst
 from quantkit.errors import EXIT_GATE, AdviceError
 
 if TYPE_CHECKING:
@@ -77,10 +77,7 @@ def command(
         str | None,
         typer.Option(metavar="DRAFT", help="Guess ahead: a model, ngram, or eagle:DIR."),
     ] = None,
-    lora: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=DIR", help="An adapter that is served too; repeats."),
-    ] = None,
+    lora: Lora = None,
     profile: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Plan for chat, batch or mixed traffic."),
@@ -89,15 +86,8 @@ def command(
         str | None,
         typer.Option(metavar="KIND", help="Write the plan's files: compose, k8s or grafana."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Where --emit writes.")
-    ] = None,
-    ttft: Annotated[
-        float,
-        typer.Option(
-            min=0.001, metavar="SECONDS", help="Time to first token beyond which grafana warns."
-        ),
-    ] = 1.0,
+    out: EmitTo = None,
+    ttft: TimeToFirst = 1.0,
     force: Force = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write everything as a page.")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quantkit.cli.options import AsJson, Force, Quiet
+from quantkit.cli.options import AsJson, EmitTo, Force, Lora, Quiet, TimeToFirst
 
 if TYPE_CHECKING:
     from quantkit.progress import Progress
@@ -48,9 +48,7 @@ def command(
     draft_tokens: Annotated[
         int | None, typer.Option(min=1, max=32, metavar="N", help="Tokens guessed at a time.")
     ] = None,
-    lora: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=DIR", help="An adapter; repeat for more.")
-    ] = None,
+    lora: Lora = None,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0: to everybody.")
     ] = "127.0.0.1",
@@ -84,15 +82,8 @@ def command(
         str | None,
         typer.Option(metavar="KIND", help="Write files instead: compose, k8s or grafana."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Where --emit writes.")
-    ] = None,
-    ttft: Annotated[
-        float,
-        typer.Option(
-            min=0.001, metavar="SECONDS", help="Time to first token beyond which grafana warns."
-        ),
-    ] = 1.0,
+    out: EmitTo = None,
+    ttft: TimeToFirst = 1.0,
     force: Force = False,
     json: AsJson = False,
     quiet: Quiet = False,
