@@ -9,12 +9,17 @@ without it. `--vllm-site` is put on the path of the Python that runs vLLM, if it
 """
 
 import argparse
+import fcntl
 import itertools
 import json
+import os
 import platform
 import re
+import subprocess
 import sys
 import tempfile
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +59,11 @@ def work(job: dict[str, Any]) -> None:
     """In vLLM's environment: start one model, and let it say what it found."""
     import vllm
 
-    vllm.LLM(
+    start = vllm.LLM  # importing takes as long as the rest, and needs no GPU
+    lock = Path(job["lock"]).open("w")  # noqa: SIM115 held until the process ends
+    fcntl.flock(lock, fcntl.LOCK_EX)  # an engine takes the memory that it finds free
+    wait_for_memory()
+    start(
         job["folder"],
         load_format="dummy",
         dtype="bfloat16",
@@ -64,6 +73,19 @@ def work(job: dict[str, Any]) -> None:
         max_num_seqs=1024,
         enforce_eager=job["eager"],
     )
+    sys.stdout.flush()
+    os._exit(0)  # an engine that falls over its own end has said what it found
+
+
+def wait_for_memory() -> None:
+    """Until what the engine before held is free again; asked outside, as asking takes memory."""
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        said = subprocess.run(query, capture_output=True, text=True, check=False).stdout
+        if not said.strip() or int(said.split()[0]) < 1000:
+            return
+        time.sleep(0.2)
 
 
 def ask(job: dict[str, Any], environment: dict[str, str], timeout: float) -> dict[str, Any]:
@@ -95,6 +117,7 @@ def config_folder(folder: Path, config: dict[str, Any], recipe: str | None) -> P
     if recipe:
         found = recipes.load(recipe)
         assert isinstance(found, Recipe)
+        found, _ = found.resolved({k: config[k] for k in ("hidden_size", "intermediate_size")})
         config["quantization_config"] = compressed_tensors.quantization_config(found, ["lm_head"])
     (folder / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -109,7 +132,8 @@ def main() -> None:
     parser.add_argument("--vllm-site", type=Path)
     parser.add_argument("--compiled", action="store_true", help="as served, not eager: slower")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--timeout", type=float, default=120)
+    parser.add_argument("--timeout", type=float, default=240)
+    parser.add_argument("--ahead", type=int, default=3, help="engines that import meanwhile")
     parser.add_argument("--only", help="names of models and formats must hold this")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -128,7 +152,8 @@ def main() -> None:
     if args.vllm_site:
         environment["PYTHONPATH"] = str(args.vllm_site)
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(args.ahead) as pool:
+        begun: list[tuple[dict[str, Any], Future[dict[str, Any]]]] = []
         for (label, config), recipe in itertools.product(
             ((Path(args.model).name, small), ("8B-shaped", large)), RECIPES
         ):
@@ -148,15 +173,18 @@ def main() -> None:
                     "our_weights_gib": ours.weight_bytes / 2**30,
                 }
                 job = {"folder": str(folder), "kv": kind, "context": context}
-                row |= ask({**job, "eager": not args.compiled}, environment, args.timeout)
-                if row.get("tokens"):
-                    row["gap_percent"] = 100 * (row["ours"] / row["tokens"] - 1)
-                print(json.dumps(row), flush=True)
-                rows.append(row)
-                if args.out:
-                    what = "tokens of vLLM's KV cache, ours against what it says"
-                    told = {"what": what, "gpu": gpu.name, "eager": not args.compiled}
-                    write_json(args.out, {**told, "machine": platform.machine(), "rows": rows})
+                job |= {"eager": not args.compiled, "lock": str(Path(scratch) / "lock")}
+                begun.append((row, pool.submit(ask, job, environment, args.timeout)))
+        for row, answer in begun:
+            row |= answer.result()
+            if row.get("tokens"):
+                row["gap_percent"] = 100 * (row["ours"] / row["tokens"] - 1)
+            print(json.dumps(row), flush=True)
+            rows.append(row)
+            if args.out:
+                what = "tokens of vLLM's KV cache, ours against what it says"
+                told = {"what": what, "gpu": gpu.name, "eager": not args.compiled}
+                write_json(args.out, {**told, "machine": platform.machine(), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -3,20 +3,24 @@
     PYTHON_OF_VLLM benchmarks/vllm_speed.py --shape llama-8b --out FILE SOURCE CHECKPOINT...
 
 Runs in vLLM's own environment; of quantkit it uses only what needs no other package. Every model is
-loaded in a process of its own. With `--shape` only the `config.json` of each folder is read: its
-format is put on a model of that shape with random weights, since speed does not depend on them; so
-checkpoints of a small Llama stand for those of a large one.
+loaded in a process of its own, several at a time with `--together`, and timed alone. With `--shape`
+only the `config.json` of each folder is read: its format is put on a model of that shape with
+random weights, since speed does not depend on them; so checkpoints of a small Llama stand for those
+of a large one.
 
 A decoding step is the time of a batch with all its tokens less that with one token, over the
 tokens between; prefill is one prompt and one token. The best of the repetitions counts.
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
 import sys
 import tempfile
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +53,8 @@ SETTINGS = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_USE_DEEP_GEMM": "0",
 }
+KV_BYTES = 4 * 2**30
+"""Cache of each engine where several share a GPU: ample for the batches that are timed."""
 SHORT = 32
 """Tokens of the prompts whose decoding is timed."""
 
@@ -76,32 +82,62 @@ def cases(args: argparse.Namespace) -> list[dict[str, int]]:
 
 def engine(args: argparse.Namespace) -> dict[str, Any]:
     """Arguments of the engine: graphs for the batches that are timed, and no others."""
+    share: dict[str, Any] = {"gpu_memory_utilization": args.gpu_utilization}
+    if args.together > 1:  # they would count each other's memory, so each is told what to take
+        share = {"gpu_memory_utilization": 0.9 / args.together, "kv_cache_memory_bytes": KV_BYTES}
     longest = max(args.prefill, SHORT + args.output + 1) + 16
     return {
         "max_model_len": longest,
         "max_num_seqs": max(args.batches),
         "max_num_batched_tokens": max(longest, 2048),  # the prefill is one step
-        "gpu_memory_utilization": args.gpu_utilization,
+        **share,
         "load_format": "dummy" if args.shape else args.load_format,
         "compilation_config": {"cudagraph_capture_sizes": sorted(args.batches)},
         **json.loads(args.engine),
     }
 
 
-def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Figures of one model, or why there are none."""
-    with tempfile.TemporaryDirectory() as scratch:
-        spec = Path(scratch) / "spec.json"
-        spec.write_text(
-            json.dumps({"model": str(folder), "engine": engine(args), "cases": cases(args)})
-        )
-        line = [sys.executable, str(WORKER), str(spec)]
+class Timed:
+    """One model in a process of its own: loading, then timed in its turn."""
+
+    def __init__(self, name: str, folder: Path, args: argparse.Namespace, beside: ExitStack):
+        self.name, self.args = name, args
+        self.turn = Path(beside.enter_context(tempfile.TemporaryDirectory()))
+        self.refused: str | None = None
+        spec = self.turn / "spec.json"
+        asked = {"engine": engine(args), "cases": cases(args), "turn": str(self.turn)}
+        spec.write_text(json.dumps({"model": str(folder), **asked}))
         environment = {k: v for k, v in SETTINGS.items() if k not in os.environ}
+        line = [sys.executable, str(WORKER), str(spec)]
+        self.child = beside.enter_context(Child(line, environment=environment, name="vLLM"))
+
+    def wait_until_loaded(self) -> None:
+        """Returns when the model is loaded, or will never be."""
+        deadline = time.monotonic() + self.args.timeout
+        while not (self.turn / "ready").exists():
+            try:
+                self.child.check()
+                if time.monotonic() > deadline:
+                    raise self.child.failure(f"not loaded within {self.args.timeout:.0f} s")
+            except EngineError as error:
+                self.refused = str(error)
+                return
+            time.sleep(0.1)
+
+    def measure(self) -> dict[str, Any]:
+        """Figures of the model, or why there are none."""
+        if self.refused:
+            return {"refused": self.refused}
+        (self.turn / "go").touch()
         try:
-            with Child(line, environment=environment, name="vLLM") as child:
-                words = _finished(child, args.timeout)
+            words = _finished(self.child, self.args.timeout)
         except EngineError as error:
             return {"refused": str(error)}
+        return figures(words)
+
+
+def figures(words: str) -> dict[str, Any]:
+    """What the worker measured, from all that it and its engine wrote."""
     lines = [text for text in words.splitlines() if text.startswith(MARK)]
     result = json.loads(lines[-1].removeprefix(MARK))
     *decode, prefill = result["cases"]
@@ -119,7 +155,6 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         "prefill": {"seconds": seconds, "tokens_per_s": prefill["prompt_tokens"] / seconds},
         "kv_tokens": kv_tokens_in(words),
         "weight_bytes": weight_bytes_in(words),
-        "gpu_used_bytes": result["gpu_used_bytes"],
         "cold_start_s": result["cold_start_s"],
         "vllm": result["vllm"],
         "device": result["device"],
@@ -168,6 +203,9 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=128, help="decoding steps")
     parser.add_argument("--prefill", type=int, default=8192, help="tokens of the long prompt")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument(
+        "--together", type=int, default=1, help="engines that load at a time; timed one by one"
+    )
     parser.add_argument("--gpu-utilization", type=float, default=0.9)
     parser.add_argument("--engine", default="{}", help="further arguments of vLLM's LLM, as JSON")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one model")
@@ -182,15 +220,28 @@ def main() -> None:
         "models": models,
     }
     with tempfile.TemporaryDirectory() as scratch:
-        for given in args.folders:
-            folder = shaped(given, args.shape, Path(scratch)) if args.shape else given
-            models[given.resolve().name] = measure(folder, args)
-            print(given.resolve().name, "done", flush=True)
-            if "refused" in next(iter(models.values())):
-                raise SystemExit(f"{given}: {models[given.resolve().name]['refused']}")
-            with_ratios({n: m for n, m in models.items() if "refused" not in m})
-            if args.out:  # after every model, so that a long run leaves what it has
-                args.out.write_text(json.dumps(result, indent=2) + "\n")
+        for group in itertools.batched(args.folders, args.together):
+            with ExitStack() as beside:
+                timed = [
+                    Timed(
+                        given.resolve().name,
+                        shaped(given, args.shape, Path(scratch)) if args.shape else given,
+                        args,
+                        beside,
+                    )
+                    for given in group
+                ]
+                for each in timed:  # all, so that nobody loads while another is timed
+                    each.wait_until_loaded()
+                for each in timed:
+                    models[each.name] = each.measure()
+                    print(each.name, "refused" if "refused" in models[each.name] else "done")
+                    sys.stdout.flush()
+                    if "refused" in next(iter(models.values())):
+                        raise SystemExit(f"{each.name}: {models[each.name]['refused']}")
+                    with_ratios({n: m for n, m in models.items() if "refused" not in m})
+                    if args.out:  # after every model, so that a long run leaves what it has
+                        args.out.write_text(json.dumps(result, indent=2) + "\n")
     show(models)
 
 

@@ -5,7 +5,7 @@ import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Answers that tests get are kept away from the user's own.
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="quantkit-tests-")
+CACHE = os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="quantkit-tests-")
 
 import itertools
 import json
@@ -34,6 +34,10 @@ SIZES = {
     "vocab_size": 256,
     "max_position_embeddings": 128,
 }
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(CACHE, ignore_errors=True)
 
 
 class Result(NamedTuple):

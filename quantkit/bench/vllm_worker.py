@@ -3,9 +3,10 @@
     PYTHON_OF_VLLM vllm_worker.py SPEC.json
 
 Runs in vLLM's environment and imports nothing of quantkit. The file names a model, arguments of
-the engine and cases; the last line printed is `RESULT` and JSON. Each case is run with its full
-output and with one token, on prompts of their own: the second is the prefill, the difference over
-the other tokens is the time of a decoding step.
+the engine and cases; the last line printed is `RESULT` and JSON. With `turn`, a folder, it makes a
+file `ready` there once the model is loaded, and waits for one called `go`. Each case is run with
+its full output and with one token, on prompts of their own: the second is the prefill, the
+difference over the other tokens is the time of a decoding step.
 """
 
 import json
@@ -36,6 +37,8 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
         **{"enable_prefix_caching": False, "disable_log_stats": True, **spec.get("engine", {})},
     )
     loaded_s = time.perf_counter() - begun
+    if "turn" in spec:
+        _wait_for_turn(Path(spec["turn"]))
     draw = random.Random(spec.get("seed", 0))
     cases = [_case(model, case, draw) for case in spec["cases"]]
     return {
@@ -45,6 +48,13 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
         "gpu_used_bytes": _gpu_used(),
         "cases": cases,
     }
+
+
+def _wait_for_turn(folder: Path) -> None:
+    """Several engines may load side by side; they are timed one after the other."""
+    (folder / "ready").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.05)
 
 
 def _case(model: Any, case: dict[str, Any], draw: random.Random) -> dict[str, Any]:
