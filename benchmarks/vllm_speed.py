@@ -46,14 +46,16 @@ SHAPES = {
         "tie_word_embeddings": False,
     },
 }
+GPTQ_LAYERS = [f"self_attn.{name}_proj" for name in "qkvo"] + [
+    f"mlp.{name}_proj" for name in ("gate", "up", "down")
+]
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_USE_DEEP_GEMM": "0",
 }
-KV_BYTES = 4 * 2**30
+KV_BYTES = 3 * 2**30
 """Cache of each engine where several share a GPU: ample for the batches that are timed."""
 SHORT = 32
 """Tokens of the prompts whose decoding is timed."""
@@ -64,6 +66,9 @@ def shaped(folder: Path, shape: str, into: Path) -> Path:
     config = json.loads((folder / "config.json").read_text())
     if config.get("model_type") != "llama":
         raise SystemExit(f"{folder} is no Llama, whose shape --shape {shape} has")
+    quantised = config.get("quantization_config", {})
+    if quantised.get("quant_method") == "gptq":  # else it looks into the weights for what is
+        quantised["modules_in_block_to_quantize"] = GPTQ_LAYERS
     target = into / folder.resolve().name
     target.mkdir()
     (target / "config.json").write_text(json.dumps({**config, **SHAPES[shape]}))

@@ -98,12 +98,13 @@ def _convert(
     device: torch.device,
 ) -> float | None:
     kind = plan.kinds[tensor.name]
-    weight = plan.layout.build(tensor.name)
-    if not weight.isfinite().all():
+    weight = plan.layout.build(tensor.name, device)
+    # One pass that makes no mask as large as the tensor.
+    if not torch.stack(weight.aminmax()).isfinite().all():
         raise SourceError(f"{tensor.name} holds NaN or infinity; get the source again")
-    weight = weight.to(device).reshape(-1, weight.shape[-1])
+    weight = weight.reshape(-1, weight.shape[-1])
     data = _blocks(weight, kind, importance)
-    file.write(tensor.name, data.cpu())
+    file.write(tensor.name, data)
     if kind in values.FLOATS:
         return None
     error = grid.relative_error(weight, values.dequantize(data, kind))

@@ -92,15 +92,17 @@ class Layout:
         """Rows of the embedding: how many tokens the file's vocabulary must have."""
         return self.source.tensors[EMBEDDING].shape[0]
 
-    def build(self, name: str) -> torch.Tensor:
-        """A tensor as the file holds it, read when asked for.
+    def build(self, name: str, device: torch.device | None = None) -> torch.Tensor:
+        """A tensor as the file holds it, read when asked for, in host memory unless told.
 
         In the source's type, or float32 where numbers change.
         """
         tensor = self.by_name[name]
         if tensor.change is Change.COMPUTE:
-            return _rope_factors(name, self.config)
-        weight = self.source.tensors[tensor.parts[0]].read()
+            return _rope_factors(name, self.config).to(device)
+        pinned = device is not None and device.type == "cuda"
+        stored = self.source.tensors[tensor.parts[0]].read(pinned)
+        weight = stored.to(device, non_blocking=True)
         if tensor.change is Change.PERMUTE:
             return _pairs(weight, tensor.n_heads)
         if tensor.change is Change.ADD_ONE:

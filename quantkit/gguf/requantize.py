@@ -77,9 +77,9 @@ class FileLayout:
             Keys.General.QUANTIZED_BY: f"quantkit {__version__}",
         }
 
-    def build(self, name: str) -> torch.Tensor:
+    def build(self, name: str, device: torch.device | None = None) -> torch.Tensor:
         """A tensor's numbers."""
-        return self.file.dequantized(name)
+        return self.file.dequantized(name).to(device)
 
     @property
     def usual_type(self) -> str:

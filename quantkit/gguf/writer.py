@@ -1,15 +1,12 @@
 """A GGUF file whose tensors arrive in any order.
 
-Names, types and shapes of all tensors are known before the first of them exists, so everything
-in front of the data is written first, the space for all of it is claimed, and every tensor's
+Names, types and shapes of all tensors are known before the first of them exists, so every tensor's
 bytes go straight to their place, in parts and from any thread if need be. Nothing is kept.
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
-import os
 import struct
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,8 +14,8 @@ import torch
 from gguf import GGUF_MAGIC, GGUF_VERSION, GGMLQuantizationType, GGUFValueType
 
 from quantkit.gguf.tensors import size_bytes as size_bytes
+from quantkit.model.placed import PlacedFile
 from quantkit.model.shards import as_bytes, to_host
-from quantkit.storage import sha256_of
 
 ALIGNMENT = 32
 
@@ -45,63 +42,35 @@ class GGUFFile:
         metadata: Mapping[str, Value],
         tensors: Iterable[tuple[str, Sequence[int], GGMLQuantizationType]],
     ) -> None:
-        self.path = path
-        self._sizes: dict[str, int] = {}
-        self._starts: dict[str, int] = {}
+        places: dict[str, tuple[int, int]] = {}
         table, offset = [], 0
         for name, shape, kind in tensors:
-            assert name not in self._sizes, f"{name} stands in the table twice"
-            size = size_bytes(shape, kind)
-            self._sizes[name], self._starts[name] = size, offset
+            assert name not in places, f"{name} stands in the table twice"
+            places[name] = (offset, offset + size_bytes(shape, kind))
             # The fastest dimension comes first in GGUF, and last in torch.
             dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
             table.append(_text(name) + dimensions + struct.pack("<IQ", kind, offset))
-            offset = _aligned(offset + size)
+            offset = _aligned(places[name][1])
         head = struct.pack("<IIQQ", GGUF_MAGIC, GGUF_VERSION, len(table), len(metadata))
         entries = [_text(key) + _typed(value) for key, value in metadata.items()]
         head += b"".join(entries) + b"".join(table)
         head += bytes(_aligned(len(head)) - len(head))
-        self._starts = {name: len(head) + start for name, start in self._starts.items()}
-        self._written = dict.fromkeys(self._sizes, 0)
-        self._lock = threading.Lock()
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-        try:
-            # Claims the space, so that a disk that is too small says so before the work. What is
-            # never written, the gaps between tensors, reads as zeros.
-            os.posix_fallocate(self._file, 0, len(head) + offset)
-            self._put(head, 0)
-        except BaseException:
-            os.close(self._file)
-            raise
+        self._file = PlacedFile(path, head, places, offset)
 
     def write(
         self, name: str, data: torch.Tensor | bytes | bytearray | memoryview, offset: int = 0
     ) -> None:
         """Put bytes of a tensor, from its byte `offset` on, into their place."""
-        raw = as_bytes(to_host(data)) if isinstance(data, torch.Tensor) else memoryview(data)
-        assert offset + len(raw) <= self._sizes[name], f"{name} gets more bytes than it has"
-        self._put(raw, self._starts[name] + offset)
-        with self._lock:
-            self._written[name] += len(raw)
+        raw = as_bytes(to_host(data)) if isinstance(data, torch.Tensor) else data
+        self._file.write(name, raw, offset)
 
     def close(self) -> str:
         """Flush to disk, after checking that every tensor arrived in full; returns the sha256."""
-        missing = [name for name, size in self._sizes.items() if self._written[name] != size]
-        try:
-            assert not missing, f"{self.path}: not written in full: {missing[:5]}"
-            os.fsync(self._file)
-        finally:
-            os.close(self._file)
-        return sha256_of(self.path)
+        return self._file.close()
 
     def abandon(self) -> None:
         """Close without checking, when the work failed."""
-        os.close(self._file)
-
-    def _put(self, data: bytes | memoryview, offset: int) -> None:
-        view, done = memoryview(data), 0
-        while done < len(view):
-            done += os.pwrite(self._file, view[done:], offset + done)
+        self._file.abandon()
 
 
 def _aligned(size: int) -> int:

@@ -6,11 +6,7 @@ layout is fixed before the first tensor exists: the header goes first, then ever
 place in any order and from any thread.
 """
 
-import errno
-import hashlib
 import json
-import os
-import threading
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +16,7 @@ import torch
 from quantkit.model.headers import StoredTensor as StoredTensor
 from quantkit.model.headers import TensorSpec as TensorSpec
 from quantkit.model.headers import read_header as read_header
+from quantkit.model.placed import PlacedFile
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -36,8 +33,6 @@ DTYPES = {
     "F64": torch.float64,
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
-FOLLOW_BYTES = 8 << 20
-FLUSH_BYTES = 256 << 20
 
 
 def to_host(tensor: torch.Tensor, wait: bool = True) -> torch.Tensor:
@@ -57,11 +52,7 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 class ShardWriter:
-    """One safetensors file whose tensors arrive in any order.
-
-    A thread follows the part that is complete from the start, hashes it and sends it to the disk
-    while the rest is still being made, so that closing the file has little left to do.
-    """
+    """One safetensors file whose tensors arrive in any order."""
 
     def __init__(
         self, path: Path, specs: Iterable[TensorSpec], present: Container[str] = ()
@@ -69,44 +60,20 @@ class ShardWriter:
         """`present` names tensors that an earlier writer of the same file put there already."""
         self.path = path
         self._specs = {spec.name: spec for spec in specs}
-        self._written = {n: s.size_bytes if n in present else 0 for n, s in self._specs.items()}
-        self._changed = threading.Condition()
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        offset = 0
+        places, offset = {}, 0
         for spec in self._specs.values():
-            end = offset + spec.size_bytes
+            places[spec.name] = (offset, offset + spec.size_bytes)
             header[spec.name] = {
                 "dtype": spec.dtype,
                 "shape": list(spec.shape),
-                "data_offsets": [offset, end],
+                "data_offsets": places[spec.name],
             }
-            offset = end
+            offset += spec.size_bytes
         raw = json.dumps(header, separators=(",", ":")).encode()
         raw += b" " * (-len(raw) % 8)
-        self._starts = {
-            name: 8 + len(raw) + entry["data_offsets"][0]
-            for name, entry in header.items()
-            if name != "__metadata__"
-        }
-        resumed = any(self._written.values())
-        self._file = os.open(path, os.O_RDWR | (0 if resumed else os.O_CREAT | os.O_EXCL), 0o644)
-        self._ends = {
-            name: start + self._specs[name].size_bytes for name, start in self._starts.items()
-        }
-        self._size = 8 + len(raw) + offset
-        self._abandoned = False
-        self._failure: OSError | None = None
-        self._digest = hashlib.sha256()
-        self._follower = threading.Thread(target=self._follow, daemon=True)
-        try:
-            # Claims the space, so that a disk that is too small says so before the work.
-            os.posix_fallocate(self._file, 0, self._size)
-            self._put(len(raw).to_bytes(8, "little") + raw, 0)
-        except BaseException:
-            os.close(self._file)
-            raise
-        self._data_start = 8 + len(raw)
-        self._follower.start()
+        head = len(raw).to_bytes(8, "little") + raw
+        self._file = PlacedFile(path, head, places, offset, present)
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Put a whole tensor into its place."""
@@ -117,75 +84,24 @@ class ShardWriter:
 
     def write_bytes(self, name: str, buffer: memoryview, offset: int = 0) -> None:
         """Put a part of a tensor into its place."""
-        self._put(buffer, self._starts[name] + offset)
-        with self._changed:
-            self._written[name] += len(buffer)
-            self._changed.notify()
+        self._file.write(name, buffer, offset)
 
     def stored(self, name: str) -> StoredTensor:
         """Where a tensor lies, for reading it back before the file is closed."""
-        spec = self._specs[name]
-        return StoredTensor(spec.name, spec.dtype, spec.shape, self.path, self._starts[name])
+        spec, (start, _) = self._specs[name], self._file.places[name]
+        return StoredTensor(spec.name, spec.dtype, spec.shape, self.path, start)
 
     def flush(self) -> None:
         """Send what was written to the disk."""
-        os.fdatasync(self._file)
+        self._file.flush()
 
     def close(self) -> str:
         """Flush to disk, after checking that every tensor arrived in full; returns the sha256."""
-        missing = [n for n, size in self._written.items() if size != self._specs[n].size_bytes]
-        if missing:
-            self.abandon()
-            raise AssertionError(f"{self.path}: not written in full: {missing[:5]}")
-        self._follower.join()
-        try:
-            if self._failure is not None:
-                raise self._failure
-            os.fsync(self._file)
-        finally:
-            os.close(self._file)
-        return self._digest.hexdigest()
+        return self._file.close()
 
     def abandon(self) -> None:
         """Close without checking, when the work failed."""
-        with self._changed:
-            self._abandoned = True
-            self._changed.notify()
-        self._follower.join()
-        os.close(self._file)
-
-    def _follow(self) -> None:
-        try:
-            self._hash_as_it_grows()
-        except OSError as error:
-            self._failure = error
-
-    def _hash_as_it_grows(self) -> None:
-        done, flushed = 0, 0
-        names = iter(self._specs)
-        complete, name = self._data_start, next(names, None)
-        while done < self._size:
-            with self._changed:
-                while name is not None and self._written[name] == self._specs[name].size_bytes:
-                    complete, name = self._ends[name], next(names, None)
-                if self._abandoned:
-                    return
-                if complete - done < FOLLOW_BYTES and complete < self._size:
-                    self._changed.wait()
-                    continue
-            part = os.pread(self._file, min(FOLLOW_BYTES, complete - done), done)
-            if not part:
-                raise OSError(errno.EIO, f"{self.path} ended while it was written")
-            self._digest.update(part)
-            done += len(part)
-            if done - flushed >= FLUSH_BYTES:
-                os.fdatasync(self._file)
-                flushed = done
-
-    def _put(self, data: bytes | memoryview, offset: int) -> None:
-        view, done = memoryview(data), 0
-        while done < len(view):
-            done += os.pwrite(self._file, view[done:], offset + done)
+        self._file.abandon()
 
 
 def write_whole(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -1,0 +1,122 @@
+"""A file whose parts arrive in any order, hashed and sent to the disk while it grows.
+
+The layout is fixed before the first part exists: the head goes first, the space for all of it is
+claimed, and every part goes to its place from any thread. A thread follows what is complete from
+the start, so that closing the file has little left to do. Gaps between parts read as zeros.
+"""
+
+import errno
+import hashlib
+import os
+import threading
+from collections.abc import Container, Mapping
+from pathlib import Path
+
+FOLLOW_BYTES = 8 << 20
+FLUSH_BYTES = 256 << 20
+
+
+class PlacedFile:
+    """One file on its way to disk; it appears under `path` at once, so give it a scratch name."""
+
+    def __init__(
+        self,
+        path: Path,
+        head: bytes,
+        places: Mapping[str, tuple[int, int]],
+        size: int,
+        present: Container[str] = (),
+    ) -> None:
+        """`places` are starts and ends in the order of the file, counted from behind the head.
+
+        `present` names parts that an earlier writer of the same file put there already.
+        """
+        self.path = path
+        self.places = {n: (len(head) + a, len(head) + b) for n, (a, b) in places.items()}
+        self._left = {n: 0 if n in present else b - a for n, (a, b) in places.items()}
+        self._size = len(head) + size
+        self._changed = threading.Condition()
+        self._abandoned = False
+        self._failure: OSError | None = None
+        self._digest = hashlib.sha256()
+        self._follower = threading.Thread(target=self._follow, daemon=True)
+        resumed = any(name in present for name in places)
+        self._file = os.open(path, os.O_RDWR | (0 if resumed else os.O_CREAT | os.O_EXCL), 0o644)
+        try:
+            # Claims the space, so that a disk that is too small says so before the work.
+            os.posix_fallocate(self._file, 0, self._size)
+            self._put(head, 0)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._follower.start()
+
+    def write(self, name: str, data: bytes | bytearray | memoryview, offset: int = 0) -> None:
+        """Put bytes of a part, from its byte `offset` on, into their place."""
+        start, end = self.places[name]
+        assert start + offset + len(data) <= end, f"{name} gets more bytes than it has"
+        self._put(data, start + offset)
+        with self._changed:
+            self._left[name] -= len(data)
+            self._changed.notify()
+
+    def flush(self) -> None:
+        """Send what was written to the disk."""
+        os.fdatasync(self._file)
+
+    def close(self) -> str:
+        """Flush to disk, after checking that every part arrived in full; returns the sha256."""
+        missing = [name for name, left in self._left.items() if left]
+        if missing:
+            self.abandon()
+            raise AssertionError(f"{self.path}: not written in full: {missing[:5]}")
+        self._follower.join()
+        try:
+            if self._failure is not None:
+                raise self._failure
+            os.fsync(self._file)
+        finally:
+            os.close(self._file)
+        return self._digest.hexdigest()
+
+    def abandon(self) -> None:
+        """Close without checking, when the work failed."""
+        with self._changed:
+            self._abandoned = True
+            self._changed.notify()
+        self._follower.join()
+        os.close(self._file)
+
+    def _follow(self) -> None:
+        try:
+            self._hash_as_it_grows()
+        except OSError as error:
+            self._failure = error
+
+    def _hash_as_it_grows(self) -> None:
+        done, flushed = 0, 0
+        names = iter(self.places)
+        name = next(names, None)
+        while done < self._size:
+            with self._changed:
+                while name is not None and not self._left[name]:
+                    name = next(names, None)
+                complete = self._size if name is None else self.places[name][0]
+                if self._abandoned:
+                    return
+                if complete - done < FOLLOW_BYTES and complete < self._size:
+                    self._changed.wait()
+                    continue
+            part = os.pread(self._file, min(FOLLOW_BYTES, complete - done), done)
+            if not part:
+                raise OSError(errno.EIO, f"{self.path} ended while it was written")
+            self._digest.update(part)
+            done += len(part)
+            if done - flushed >= FLUSH_BYTES:
+                os.fdatasync(self._file)
+                flushed = done
+
+    def _put(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        view, done = memoryview(data), 0
+        while done < len(view):
+            done += os.pwrite(self._file, view[done:], offset + done)
