@@ -126,12 +126,12 @@ class Question:
 
     def _check_wish(self) -> None:
         wish, shape = self.wish, self.catalogue.shape
-        if min(wish.tensor or 1, wish.pipeline or 1) < 1:
+        tensor, pipeline = (1 if n is None else n for n in (wish.tensor, wish.pipeline))
+        if min(tensor, pipeline) < 1:
             raise AdviceError("tensor and pipeline parallel start at 1")
-        if (needed := (wish.tensor or 1) * (wish.pipeline or 1)) > self.count:
+        if tensor * pipeline > self.count:
             raise AdviceError(
-                f"tensor parallel over {wish.tensor or 1} in a pipeline of {wish.pipeline or 1} "
-                f"takes {needed} GPUs, and there are {self.count}"
+                f"{Split(tensor, pipeline)} takes {tensor * pipeline}, and --count says {self.count}"
             )
         if wish.has_whole_experts and not parallel.n_experts(shape):
             raise AdviceError(

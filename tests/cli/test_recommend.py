@@ -25,7 +25,8 @@ def config(tmp_path):
     """The path of a config.json, SmolLM2-135M's unless changed."""
 
     def write(**changed):
-        path = tmp_path / "config.json"
+        path = tmp_path / "SmolLM2-135M" / "config.json"
+        path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(SMOLLM | changed))
         return path
 
@@ -100,6 +101,29 @@ def test_a_gpu_that_is_not_listed_can_be_described(run_cli):
     assert full.stdout.startswith("8B on a GPU of your own: awq-gptq-w4a16")
 
 
+def test_gb_on_a_card_are_gib_and_that_is_said(run_cli):
+    described = ["recommend", "8B", "--bandwidth", "1008GB/s", "--json", "--memory"]
+    printed, exact = (json.loads(run_cli([*described, m]).stdout) for m in ("24GB", "24GiB"))
+    rows = [told["answers"][0]["candidates"] for told in (printed, exact)]
+    assert rows[0] == rows[1]
+    notes = [" ".join(told["answers"][0]["notes"]) for told in (printed, exact)]
+    assert "24GB is taken as vendors print it, 24 GiB" in notes[0]
+    assert "as vendors print it" not in notes[1]
+
+
+def test_gpus_that_do_not_divide_are_shared_another_way(run_cli):
+    result = run_cli(["recommend", "70B", "--gpu", "L40S", "--count", "3"])
+    assert (result.code, result.stderr) == (0, "")
+    line = next(line for line in result.stdout.splitlines() if line.startswith("GPUs "))
+    assert "(1 left idle): 64 heads cannot be divided over 3 GPUs" in line
+    assert "--tensor-parallel-size 2" in result.stdout
+    forced = run_cli(["recommend", "70B", "--gpu", "L40S", "--pipeline-parallel", "3"])
+    assert forced.stdout.startswith("70B on 3 x L40S: ")
+    assert "as you asked" in forced.stdout
+    assert "--pipeline-parallel-size 3" in forced.stdout
+    assert "--tensor-parallel-size" not in forced.stdout
+
+
 def test_auto_is_the_gpu_of_this_machine(run_cli, monkeypatch):
     found = gpus.find("L4")
     monkeypatch.setattr(gpus, "detect", lambda: found)
@@ -121,6 +145,11 @@ def test_a_report_replaces_published_figures(run_cli, config):
                      "--report", PUBLISHED])  # fmt: skip
     assert other.code == 3
     assert "is a report of another model" in other.stderr
+    model.parent.rename(model.parents[1] / "renamed")
+    renamed = run_cli(["recommend", model.parents[1] / "renamed" / "config.json", "--gpu", "L4",
+                       "--report", PUBLISHED])  # fmt: skip
+    assert (renamed.code, renamed.stderr.count("\n")) == (3, 1)
+    assert "is a report of SmolLM2-135M" in renamed.stderr
 
 
 @pytest.mark.parametrize(
@@ -144,6 +173,9 @@ def test_a_report_replaces_published_figures(run_cli, config):
         (["8B", "--gpu", "L4", "--context", "200000"], 3, "131,072 that 8B was made for"),
         (["8B", "--gpu", "L4", "--context", "100", "--answer", "200"], 3, "does not fit"),
         (["8B", "--gpu", "L4", "--gpu-hour", "-1"], 3, "more than nothing"),
+        (["8B", "--gpu", "L4", "--tensor-parallel", "0"], 2, "'--tensor-parallel'"),
+        (["8B", "--gpu", "L4", "--count", "2", "--tensor-parallel", "4"], 3, "--count says 2"),
+        (["8B", "--gpu", "L4", "--count", "2", "--expert-parallel"], 3, "no mixture of experts"),
         (["8B", "--gpu", "L4", "--report", str(PUBLISHED)], 3, "only a size"),
         (["7", "--gpu", "L4"], 3, "there is no 7"),
         (["/no/such/folder", "--gpu", "L4"], 3, "there is no /no/such/folder"),
