@@ -130,9 +130,8 @@ class Question:
         if min(tensor, pipeline) < 1:
             raise AdviceError("tensor and pipeline parallel start at 1")
         if tensor * pipeline > self.count:
-            raise AdviceError(
-                f"{Split(tensor, pipeline)} takes {tensor * pipeline}, and --count says {self.count}"
-            )
+            asked, needed = Split(tensor, pipeline), tensor * pipeline
+            raise AdviceError(f"{asked} takes {needed}, and --count says {self.count}")
         if wish.has_whole_experts and not parallel.n_experts(shape):
             raise AdviceError(
                 f"{shape.label} is no mixture of experts, so there are none to give out to GPUs; "
