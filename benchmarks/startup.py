@@ -14,7 +14,6 @@ from pathlib import Path
 
 from quantkit.storage import write_json
 
-
 RECOMMEND = (
     "recommend",
     "8B",
