@@ -62,8 +62,8 @@ def stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> li
 def _stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> list[int]:
     if isinstance(recipe, GGUFRecipe):
         return [_by_layers(weights.gguf_tensors(shape, recipe), shape.config, split.pipeline)]
-    stored = shape.stored if recipe is None else weights.specs(shape, recipe)
-    cut = set(shape.architecture.linears)
+    stored = weights.counted(shape, recipe)
+    cut = set(weights.thinned(shape, recipe)[0].architecture.linears)
     stage_of = {
         layer: stage
         for stage, layers in enumerate(stages(shape.config["num_hidden_layers"], split.pipeline))
@@ -71,9 +71,9 @@ def _stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> l
     }
     # The first have one more where experts cannot be given out evenly.
     held = -(-n_experts(shape) // split.tensor) if split.has_whole_experts else None
-    tied = not any(spec.name == HEAD for spec in stored)
+    tied = not any(spec.name == HEAD for spec, _ in stored)
     sizes, shares = [0] * split.pipeline, dict[tuple[object, ...], int]()
-    for spec in stored:
+    for spec, n_alike in stored:
         layer = NUMBER.search(spec.name)
         if layer is None:
             size = _share(spec, cut, shape.config, split.tensor)
@@ -84,14 +84,14 @@ def _stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> l
             continue
         stage = stage_of.get(int(layer[1]), -1)
         if held is not None and (expert := EXPERT.search(spec.name)):
-            index = int(expert[0].split(".")[2])
-            sizes[stage] += spec.size_bytes if index < held else 0
+            first = int(expert[0].split(".")[2])
+            sizes[stage] += spec.size_bytes * max(0, min(held - first, n_alike))
             continue
         # Layers are alike, so that one speaks for all.
         kind = spec.name[layer.end() :], spec.dtype, spec.shape
         if kind not in shares:
             shares[kind] = _share(spec, cut, shape.config, split.tensor)
-        sizes[stage] += shares[kind]
+        sizes[stage] += n_alike * shares[kind]
     return sizes
 
 
@@ -176,7 +176,7 @@ def _widths(shape: ModelShape, split: Split) -> Iterator[tuple[int, str]]:
     """What MLPs are wide inside, as far as they are cut."""
     found = {
         (columns, "an expert" if EXPERT.search(module) else "an MLP")
-        for module, (_, columns) in shape.architecture.linears.items()
+        for module, (_, columns) in shape.thin[0].architecture.linears.items()
         if module.endswith("down_proj")
     }
     if not found and (inner := shape.config.get("intermediate_size")):

@@ -75,6 +75,26 @@ class ModelShape:
         return {}
 
     @cached_property
+    def thin(self) -> "tuple[ModelShape, int]":
+        """The model with the first expert of each layer alone, and how many it stands for.
+
+        Mixtures have tens of thousands of tensors, and experts are alike; where they are not, this
+        is the model itself.
+        """
+        kinds: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+        for tensor in self.tensors:
+            if EXPERT.search(tensor.name):
+                kind = EXPERT.sub(".experts.", tensor.name, count=1)
+                kinds.setdefault(kind, []).append((tensor.dtype, tensor.shape))
+        kept = [t for t in self.tensors if not EXPERT.search(t.name) or ".experts.0." in t.name]
+        numbers = {len(alike) for alike in kinds.values()}
+        n_kept = sum(".experts.0." in t.name for t in kept)
+        is_alike = all(len(set(alike)) == 1 for alike in kinds.values())
+        if len(numbers) != 1 or n_kept != len(kinds) or not is_alike:
+            return self, 1
+        return replace(self, tensors=tuple(kept)), numbers.pop()
+
+    @cached_property
     def architecture(self) -> Architecture:
         """What a recipe's targets are matched with."""
         return Architecture(

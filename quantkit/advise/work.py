@@ -60,8 +60,7 @@ def of(shape: ModelShape, format: Format) -> Work:
         sizes = weights.gguf_tensors(shape, recipe)
         looked_up, last, experts = "token_embd.weight", "output.weight", GGUF_EXPERT
     else:
-        specs = weights.specs(shape, recipe) if isinstance(recipe, Recipe) else shape.stored
-        sizes = {spec.name: spec.size_bytes for spec in specs}
+        sizes = {spec.name: n * spec.size_bytes for spec, n in weights.counted(shape, recipe)}
         looked_up, last, experts = EMBEDDING, HEAD.removesuffix("weight"), EXPERT
     read = _part(
         (size, bool(experts.search(name)))
@@ -70,22 +69,20 @@ def of(shape: ModelShape, format: Format) -> Work:
     )
     begins = looked_up if tied else last
     chosen = _own_modules(shape, format)
-    multiplied = [t for t in shape.tensors if t.is_linear and t.name != HEAD]
+    thin, n_alike = (shape, 1) if isinstance(recipe, GGUFRecipe) else weights.thinned(shape, recipe)
+    multiplied = [
+        (t.name.removesuffix(".weight"), (t.n_elements * (n_alike if of_expert else 1), of_expert))
+        for t in thin.tensors
+        if t.is_linear and t.name != HEAD
+        for of_expert in (EXPERT.search(t.name) is not None,)
+    ]
     head = next((t for t in shape.tensors if t.name == (EMBEDDING if tied else HEAD)), None)
     n_experts = _first(shape, EXPERTS)
     return Work(
         stored_bytes=sum(sizes.values()),
         read=read,
-        own=_part(
-            (t.n_elements, bool(EXPERT.search(t.name)))
-            for t in multiplied
-            if t.name.removesuffix(".weight") in chosen
-        ),
-        plain=_part(
-            (t.n_elements, bool(EXPERT.search(t.name)))
-            for t in multiplied
-            if t.name.removesuffix(".weight") not in chosen
-        ),
+        own=_part(amount for module, amount in multiplied if module in chosen),
+        plain=_part(amount for module, amount in multiplied if module not in chosen),
         n_experts=n_experts,
         n_chosen=min(_first(shape, CHOSEN), n_experts),
         head=0 if head is None else head.n_elements,

@@ -1,12 +1,13 @@
 """How GPUs share a model: what each holds by obvious arithmetic, and which way is chosen."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from quantkit.advise import document, gpus, memory, parallel, shape, words
+from quantkit.advise import document, formats, gpus, memory, parallel, shape, words, work
 from quantkit.advise.candidates import UNUSUAL, Catalogue, Question, evaluate, merit
 from quantkit.advise.memory import GIB, fits
 from quantkit.advise.parallel import obstacle, stage_bytes, ways_to_share
@@ -99,6 +100,31 @@ def test_whole_experts_are_given_out_and_the_rest_is_cut():
     assert found == 2 * (4 * block + 2048 + 2 * 4096 * 2048 // 8)
     cut = stage_bytes(MIXTURE, None, Split(8))[0]
     assert found - cut == 2 * 4 * (2 * expert - 12 * expert // 8)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "int8-w8a8", "as it is"])
+def test_one_expert_speaks_for_all_that_are_like_it(name):
+    recipe = None if name == "as it is" else load(name)
+    full = replace(MIXTURE)
+    full.__dict__["thin"] = (full, 1)
+    assert MIXTURE.thin[1] == 12
+    assert len(full.tensors) - len(MIXTURE.thin[0].tensors) == 4 * 11 * 3
+    for split in (Split(), Split(2, 2), Split(4, has_whole_experts=True), Split(1, 3)):
+        assert stage_bytes(MIXTURE, recipe, split) == stage_bytes(full, recipe, split)
+        assert obstacle(MIXTURE, recipe, split) == obstacle(full, recipe, split)
+    form = formats.of(recipe)
+    assert work.of(MIXTURE, form) == work.of(full, form)
+
+
+def test_experts_that_differ_or_are_named_are_counted_one_by_one():
+    last = MIXTURE.tensors[-2]
+    assert ".experts.11." in last.name
+    odd = replace(last, shape=(last.shape[0], last.shape[1] // 2))
+    uneven = replace(MIXTURE, tensors=(*MIXTURE.tensors[:-2], odd, MIXTURE.tensors[-1]))
+    assert uneven.thin == (uneven, 1)
+    recipe = load("fp8-dynamic")
+    named = recipe.model_copy(update={"ignore": ["lm_head", "re:.*experts.3.*"]})
+    assert weight_bytes(MIXTURE, named) > weight_bytes(MIXTURE, recipe)
 
 
 def gpu(memory_gib):
