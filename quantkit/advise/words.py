@@ -215,6 +215,8 @@ def nothing_serves(found: Sequence[Candidate], question: Question) -> str:
     if tight:
         best = min(tight, key=lambda c: c.needed_bytes)
         return f"even {best.format.name} does not fit: {best.problem}"
+    if question.wish.is_any:
+        return f"GPUs cannot share it as you asked: {found[0].problem}"
     return f"no engine that we know runs it there: {found[0].problem}"
 
 

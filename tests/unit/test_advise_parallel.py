@@ -308,6 +308,14 @@ def test_a_wish_that_a_format_cannot_fulfil_leaves_it_out():
     problems = {c.format.name: c.problem for c in found.candidates}
     assert problems["fp8-dynamic"] == "32 heads cannot be divided over 3 GPUs"
     assert "cuts none" in problems["gguf-q8_0"]
+    assert found.reason.startswith("GPUs cannot share it as you asked: 32 heads")
+    way = found.remedies[0]
+    assert way.change.startswith("without --tensor-parallel")
+    again = recommend(found.question.but(wish=ANY), gpus.find("L40S"))
+    assert (way.format, way.says.split(" with ")[0]) == (
+        again.chosen.format.name,
+        f"another way to share it: {again.chosen.split}",
+    )
 
 
 def test_whole_experts_wait_for_the_fullest_gpu():
