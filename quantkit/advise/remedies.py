@@ -24,8 +24,8 @@ class Remedy:
 
 
 def find(question: Question, gpu: GPU) -> list[Remedy]:
-    """Every single change that helps: leaving the split open, a cache in FP8, less quality, a shorter context, fewer users,
-    more such GPUs, another GPU."""
+    """Every single change that helps: another way to share it where one was insisted on, a cache
+    in FP8, less quality, a shorter context, fewer users, more such GPUs, another GPU."""
     return list(_find(question, gpu))
 
 
