@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from quantkit.advise import efficiency, formats, gpus, memory, shape, speed, work
+from quantkit.advise import efficiency, formats, gpus, memory, parallel, shape, speed, work
 from quantkit.advise.shape import ModelShape
 from quantkit.recipe import load
 from quantkit.storage import write_json
@@ -155,7 +155,8 @@ def compare_rate(rate: Rate) -> dict[str, Any]:
     """Our slow end, typical value and fast end."""
     of_model = shape_of(rate.model)
     form = formats.of(None if rate.format == AS_IS else load(rate.format))
-    case = speed.Case(of_model, work.of(of_model, form), form, gpus.find(rate.gpu), rate.count)
+    split = parallel.usual(form.recipe, rate.count)
+    case = speed.Case(of_model, work.of(of_model, form), form, gpus.find(rate.gpu), split)
     ends = efficiency.of(form.engine, case.gpu.vendor)
     slow, typical, fast = (1 / speed.step_seconds(case, 1, rate.depth, end) for end in ends)
     return asdict(rate) | {

@@ -1,4 +1,4 @@
-"""How long `quantkit --help` takes, against starting Python with Typer alone.
+"""How long `quantkit --help` and an answer of `recommend` take, against starting Python with Typer.
 
 python benchmarks/startup.py [--repeat 15] [--out FILE]
 """
@@ -13,6 +13,19 @@ import time
 from pathlib import Path
 
 from quantkit.storage import write_json
+
+RECOMMEND = (
+    "recommend",
+    "8B",
+    "--gpu",
+    "L40S",
+    "--count",
+    "2",
+    "--context",
+    "16384",
+    "--users",
+    "40",
+)
 
 
 def median_seconds(command: list[str], repeat: int) -> float:
@@ -38,6 +51,8 @@ def main() -> None:
         "import_typer": median_seconds([sys.executable, "-c", "import typer"], args.repeat),
         "quantkit_help": median_seconds([*run, "--help"], args.repeat),
         "quantkit_quantize_help": median_seconds([*run, "quantize", "--help"], args.repeat),
+        "quantkit_gpus": median_seconds([*run, "gpus"], args.repeat),
+        "quantkit_recommend": median_seconds([*run, *RECOMMEND], args.repeat),
     }
     result["help_over_typer"] = result["quantkit_help"] / result["import_typer"]
     print(json.dumps(result, indent=2))

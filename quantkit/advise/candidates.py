@@ -1,7 +1,7 @@
 """Every format of a model on one kind of GPU: does it serve, how fast, how well, at what cost."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from quantkit.advise import formats, memory, parallel, quality, speed, work
@@ -11,6 +11,7 @@ from quantkit.advise.memory import Beside, Fit
 from quantkit.advise.quality import Quality
 from quantkit.advise.shape import ModelShape
 from quantkit.advise.speed import Load, Span, Speed
+from quantkit.advise.split import ANY, ONE, Split, Wish
 from quantkit.advise.support import Support, runs
 from quantkit.errors import AdviceError, QuantkitError
 from quantkit.model.source import context_of
@@ -25,6 +26,9 @@ APPLE_SHARE = 0.75
 """Of an Apple device's memory, what macOS lets its GPU have."""
 ALONE = ("apple", "cpu")
 """Vendors whose devices do not share a model."""
+UNUSUAL = 1.2
+"""What another way to share a model must be better by than cutting every layer over all GPUs: how
+well a pipeline is kept busy depends on who asks when, which no estimate knows."""
 
 
 class Catalogue:
@@ -46,7 +50,7 @@ class Catalogue:
         return self._works[name]
 
 
-def nothing_beside(count: int) -> Beside:
+def nothing_beside(split: Split) -> Beside:
     """A model that has its GPUs to itself."""
     return Beside()
 
@@ -88,8 +92,10 @@ class Question:
     """From a report of this model, by recipe."""
     measured: Measurements | None = None
     """Speeds that replace estimates where the GPU and the load are theirs."""
-    beside: Callable[[int], Beside] = nothing_beside
-    """What else lies on each of so many GPUs: a draft model, adapters."""
+    beside: Callable[[Split], Beside] = nothing_beside
+    """What else lies on each of the GPUs: a draft model, adapters."""
+    wish: Wish = ANY
+    """How GPUs are to share the model, where somebody insists on it."""
 
     def __post_init__(self) -> None:
         shape = self.catalogue.shape
@@ -114,8 +120,28 @@ class Question:
                 f"a quality of {self.min_quality:g} cannot be asked for: it is a share of the "
                 "source's, above 0 and at most 1"
             )
+        self._check_wish()
         if self.gpu_hour is not None and not 0 < self.gpu_hour < math.inf:
             raise AdviceError("the price of an hour must be a number, and more than nothing")
+
+    def _check_wish(self) -> None:
+        wish, shape = self.wish, self.catalogue.shape
+        tensor, pipeline = (1 if n is None else n for n in (wish.tensor, wish.pipeline))
+        if min(tensor, pipeline) < 1:
+            raise AdviceError("tensor and pipeline parallel start at 1")
+        if tensor * pipeline > self.count:
+            asked, needed = Split(tensor, pipeline), tensor * pipeline
+            raise AdviceError(f"{asked} takes {needed}, and --count says {self.count}")
+        if wish.has_whole_experts and not parallel.n_experts(shape):
+            raise AdviceError(
+                f"{shape.label} is no mixture of experts, so there are none to give out to GPUs; "
+                "leave out --expert-parallel"
+            )
+        if wish.has_whole_experts and (self.count == 1 or wish.tensor == 1):
+            raise AdviceError(
+                "experts are given out to GPUs that cut the other layers: expert parallel wants "
+                "tensor parallel over 2 or more"
+            )
 
     def load(self, users: int) -> Load:
         answer = max(1, self.context // 4) if self.answer is None else self.answer
@@ -145,10 +171,19 @@ class Candidate:
     """Why it cannot be the answer; empty where it can."""
     lacks: str = ""
     """What it lacks then: `support`, `memory` or `quality`."""
+    split: Split = ONE
+    """How the GPUs share it."""
+    others: tuple["Candidate", ...] = ()
+    """The same with other ways to share it, which are no better."""
 
     @property
     def serves(self) -> bool:
         return not self.problem
+
+    @property
+    def room(self) -> int:
+        """Users that have room."""
+        return 0 if self.fit is None else self.fit.users
 
     @property
     def needed_bytes(self) -> int:
@@ -179,22 +214,42 @@ def _candidate(question: Question, gpu: GPU, format: Format) -> Candidate:
     if support.how == "no" or isinstance(made, str):
         reason = made if isinstance(made, str) else support.reason
         return replace(candidate, problem=reason, lacks="support")
+    ways = parallel.ways_to_share(catalogue.shape, format.recipe, count, question.wish)
+    if not ways:
+        reason = _no_way(question, format)
+        return replace(candidate, problem=reason, lacks="support")
+    tried = [_shared(question, candidate, made, split) for split in ways]
+    best = _best(tried, question)
+    return replace(best, others=tuple(one for one in tried if one is not best))
+
+
+def _no_way(question: Question, format: Format) -> str:
+    """Why GPUs cannot share a model, or cannot as wished."""
+    shape, wish, usual = question.catalogue.shape, question.wish, format.recipe
+    if not wish.is_any:
+        return parallel.obstacle(shape, usual, parallel.usual(usual, question.count))
+    split = Split(wish.tensor or 1, wish.pipeline or 1, wish.has_whole_experts)
+    return parallel.obstacle(shape, usual, split) or "its GPUs cannot be shared as you wish"
+
+
+def _shared(question: Question, candidate: Candidate, made: work.Work, split: Split) -> Candidate:
+    """A candidate on GPUs that share it in one way."""
+    shape, format, gpu = question.catalogue.shape, candidate.format, candidate.gpu
+    load, known = candidate.load, candidate.quality
     fit = memory.fits(
-        catalogue.shape, format.recipe, gpu, count, question.context, question.users or 1,
-        utilisation(question, gpu), format.kv_bits, beside=question.beside(count),
+        shape, format.recipe, gpu, candidate.count, question.context, question.users or 1,
+        utilisation(question, gpu), format.kv_bits, beside=question.beside(split), split=split,
     )  # fmt: skip
     if question.users is None and question.objective == "throughput":
         load = question.load(max(1, min(fit.users, MOST_TOGETHER)))
-    candidate = replace(candidate, load=load, fit=fit)
-    if obstacle := parallel.obstacle(catalogue.shape, format.recipe, count):
-        return replace(candidate, problem=obstacle, lacks="support")
+    candidate = replace(candidate, load=load, fit=fit, split=split)
     if not fit.fits:
         return replace(candidate, problem=fit.reason, lacks="memory")
-    known_speeds = question.measured
-    found = known_speeds.of(format.name, gpu, count, load) if known_speeds else None
+    found = None
+    if question.measured and split.n_gpus == candidate.count:
+        found = question.measured.of(format.name, gpu, candidate.count, load)
     if found is None:
-        case = speed.Case(catalogue.shape, made, format, gpu, count)
-        found = speed.estimate(case, load)
+        found = speed.estimate(speed.Case(shape, made, format, gpu, split), load)
     candidate = replace(candidate, speed=found, cost=_cost(question, found))
     if known is None:
         return replace(candidate, problem="nobody knows what it keeps", lacks="quality")
@@ -202,6 +257,29 @@ def _candidate(question: Question, gpu: GPU, format: Format) -> Candidate:
         kept = f"keeps {known.recovery:.3f} of the quality, {question.min_quality:g} is wanted"
         return replace(candidate, problem=kept, lacks="quality")
     return candidate
+
+
+def _best(tried: Sequence[Candidate], question: Question) -> Candidate:
+    """Of the ways to share a model the best, or the one that comes closest to fitting."""
+    fitting = [one for one in tried if one.speed is not None]
+    if not fitting:
+        return max(tried, key=lambda one: (one.room, -one.needed_bytes))
+
+    def held_back(one: Candidate) -> float:
+        is_usual = one.split.tensor == question.count
+        return merit(one, question.objective) * (1.0 if is_usual else UNUSUAL)
+
+    return min(fitting, key=held_back)
+
+
+def merit(candidate: Candidate, objective: str) -> float:
+    """The figure that an objective is about; less is better."""
+    speed = candidate.speed
+    if objective == "memory" or speed is None:
+        return float(candidate.needed_bytes)
+    if objective == "throughput":
+        return 1 / speed.total.typical
+    return speed.answer.typical
 
 
 def utilisation(question: Question, gpu: GPU) -> float:

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from quantkit.advise import words
 from quantkit.advise.candidates import Candidate, Question
+from quantkit.advise.memory import Fit
 from quantkit.advise.recommendation import Recommendation
 from quantkit.advise.speed import Span, Speed
 
@@ -49,6 +51,7 @@ def _answer(found: Recommendation) -> dict[str, Any]:
         "gpu": found.gpu.name,
         "format": None if found.chosen is None else found.chosen.format.name,
         "reason": found.reason,
+        "sharing": words.sharing(found.chosen, found.question) or None if found.chosen else None,
         "runner_up": None if second is None else second.format.name,
         "runner_up_reason": found.runner_up_reason or None,
         "changes": list(found.changes),
@@ -68,11 +71,16 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "lacks": candidate.lacks or None,
         "support": candidate.support._asdict(),
         "users": candidate.load.users,
-        "memory": None if candidate.fit is None else asdict(candidate.fit),
+        "split": asdict(candidate.split),
+        "memory": None if candidate.fit is None else _memory(candidate.fit),
         "speed": None if candidate.speed is None else _speed(candidate.speed),
         "quality": None if quality is None else asdict(quality),
         "cost_per_million_tokens": _span(candidate.cost),
     }
+
+
+def _memory(fit: Fit) -> dict[str, Any]:
+    return asdict(fit) | {"n_gpus": fit.split.n_gpus}
 
 
 def _speed(speed: Speed) -> dict[str, Any]:

@@ -147,12 +147,14 @@ def describe(
 
     The vendor follows from the compute capability: NVIDIA writes it `8.9`, AMD `gfx942`.
     """
-    size = parse_bytes(memory)
+    size = printed_bytes(memory)
+    read = f"{memory.strip()} is taken as vendors print it, {size / (1 << 30):.4g} GiB"
     return GPU(
         name=name,
         vendor=_vendor_of(compute_capability),
         memory_gb=size / 1e9,
-        memory_bytes=int(size),
+        memory_bytes=size,
+        derived={} if "i" in memory.lower() else {"memory_bytes": read},
         bandwidth_gb_s=parse_bytes(bandwidth, per_second=True) / 1e9,
         compute_capability=compute_capability,
         fp16_tflops=fp16_tflops,
@@ -173,6 +175,16 @@ def _vendor_of(compute_capability: str | None) -> str:
         f"compute capability '{compute_capability}' is neither a number as NVIDIA writes it (8.9) "
         "nor a gfx name of AMD's (gfx942)"
     )
+
+
+def printed_bytes(text: str) -> int:
+    """Bytes of memory in what a card or nvidia-smi says: `24GB` and `24GiB` are the same there.
+
+    Memory is made in powers of two, so that a card of 24 GB has 24 x 2^30 bytes. Drivers keep some
+    for themselves: up to 0.5%, or 6% where ECC takes it from the same memory.
+    """
+    size = parse_bytes(text)
+    return int(size if "i" in text.lower() else parse_bytes(re.sub("[bB]", "iB", text)))
 
 
 def parse_bytes(text: str, per_second: bool = False) -> float:

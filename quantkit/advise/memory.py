@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from quantkit.advise import kv, parallel
 from quantkit.advise.gpus import GPU
 from quantkit.advise.shape import ModelShape
+from quantkit.advise.split import Split, stages
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 
 GIB = 1 << 30
@@ -53,13 +54,17 @@ class Beside:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a model lies on GPUs; bytes are those of the fullest GPU."""
+    """How a model lies on GPUs; bytes are those of the fullest GPU, which is the one that decides.
+
+    In a pipeline that is the one with room for the fewest users: vLLM gives no GPU a larger cache
+    than it needs for those.
+    """
 
     fits: bool
     """Whether as many users as asked for can be served."""
     reason: str
     """Why not; empty where it fits."""
-    n_gpus: int
+    split: Split
     usable_bytes: int
     """What the engine may use at all."""
     weight_bytes: int
@@ -87,11 +92,13 @@ def fits(
     kv_bits: int | None = None,
     engine: Engine | None = None,
     beside: Beside | None = None,
+    split: Split | None = None,
 ) -> Fit:
     """How a model in a recipe's format, or as it is, lies on `count` such GPUs.
 
     `utilisation` is the share of memory that the engine may use, near vLLM's own default. `kv_bits`
-    follows from the recipe where it is not given, `engine` from the GPU.
+    follows from the recipe where it is not given, `engine` from the GPU, and `split` is the usual
+    one of that many GPUs.
     """
     beside = beside or Beside()
     if min(count, context, users) < 1 or not 0 < utilisation <= 1:
@@ -99,8 +106,8 @@ def fits(
     if kv_bits is None:
         kv_bits = 8 if isinstance(recipe, Recipe) and recipe.kv_cache is not None else 16
     by_layers = isinstance(recipe, GGUFRecipe)
+    split = split or parallel.usual(recipe, count)
     total = gpu.usable_bytes
-    weights = parallel.bytes_per_gpu(shape, recipe, count) + beside.fixed_bytes
     # Just above the limit the larger batch takes more than the memory that is gained: one would
     # then ask for the smaller.
     choices = [(LLAMA_CPP, total)] if by_layers else [(VLLM_SMALL, min(total, LARGE_BYTES - 1))]
@@ -108,18 +115,23 @@ def fits(
         choices = [(engine, total)]
     elif not by_layers and total >= LARGE_BYTES:
         choices.append((VLLM, total))
-    engine, usable, overhead = max(
-        (
-            (engine, int(memory * utilisation), overhead_bytes(shape, engine, count, by_layers))
-            for engine, memory in choices
-        ),
-        key=lambda choice: choice[1] - choice[2],
+    engine, usable = max(
+        ((engine, int(memory * utilisation)) for engine, memory in choices),
+        key=lambda choice: choice[1] - overhead_bytes(shape, choice[0], split.tensor, by_layers),
     )
-    left = max(0, usable - weights - overhead)
     pages = -(-context // engine.page_tokens) * engine.page_tokens
-    user = _user_bytes(shape, pages, kv_bits, count, by_layers) + pages * beside.token_bytes
+    users_bytes = _user_bytes(shape, pages, kv_bits, split, by_layers)
+    last = len(users_bytes) - 1
+    room = []
+    for stage, weights in enumerate(parallel.stage_bytes(shape, recipe, split)):
+        held = weights + beside.fixed_bytes
+        taken = overhead_bytes(shape, engine, split.tensor, by_layers, has_head=stage == last)
+        # Where all layers read others' keys, next to nothing.
+        user = max(1, users_bytes[stage] + pages * beside.token_bytes)
+        room.append((max(0, usable - held - taken), user, held, taken))
+    left, user, weights, overhead = min(room, key=lambda one: (one[0] / one[1], -one[2] - one[3]))
     served = left // user
-    problem = parallel.obstacle(shape, recipe, count)
+    problem = parallel.obstacle(shape, recipe, split)
     if not problem and weights + overhead > usable:
         problem = (
             f"weights take {weights / GIB:.1f} GiB and the engine {overhead / GIB:.1f} GiB "
@@ -133,7 +145,7 @@ def fits(
     return Fit(
         fits=not problem,
         reason=problem,
-        n_gpus=count,
+        split=split,
         usable_bytes=usable,
         weight_bytes=weights,
         overhead_bytes=overhead,
@@ -144,23 +156,33 @@ def fits(
     )
 
 
-def overhead_bytes(shape: ModelShape, engine: Engine, count: int, by_layers: bool = False) -> int:
+def overhead_bytes(
+    shape: ModelShape, engine: Engine, tensor: int, by_layers: bool = False, has_head: bool = True
+) -> int:
     """Bytes that an engine takes beside weights and KV cache.
 
     Activations: the residual stream with its copies, and the MLP's gate, up and product, in 16
-    bits; then the logits in 32 bits, and once more while they are sorted.
+    bits; then, where the head is, the logits in 32 bits, and once more while they are sorted.
     """
     config = shape.config
     hidden = int(config["hidden_size"])
     inner = int(config.get("intermediate_size") or 4 * hidden)
-    shared = 1 if by_layers else count
-    activations = engine.batch_tokens * (4 * hidden + 3 * -(-inner // shared)) * 2
+    activations = engine.batch_tokens * (4 * hidden + 3 * -(-inner // tensor)) * 2
     logits = engine.n_logits * int(config["vocab_size"]) * 4 * (1 if by_layers else 2)
-    return engine.fixed_bytes + engine.graph_bytes + activations + logits
+    return engine.fixed_bytes + engine.graph_bytes + activations + (logits if has_head else 0)
 
 
-def _user_bytes(shape: ModelShape, tokens: int, kv_bits: int, count: int, by_layers: bool) -> int:
-    if not by_layers:
-        return kv.bytes_for(shape.config, tokens, kv_bits, count)
-    sizes = [layer.values(tokens) for layer in kv.layers(shape.config)]
-    return parallel.fullest(sizes, count) * kv_bits // 8
+def _user_bytes(
+    shape: ModelShape, tokens: int, kv_bits: int, split: Split, by_layers: bool
+) -> list[int]:
+    """Keys and values of one user on a GPU of each stage; of llama.cpp's, on the fullest."""
+    key = f"kv {tokens} {split.tensor} {split.pipeline} {by_layers}"
+    if key not in shape.made:
+        sizes = [layer.values(tokens) for layer in kv.layers(shape.config, split.tensor)]
+        rows = stages(int(shape.config["num_hidden_layers"]), split.pipeline)
+        shape.made[key] = (
+            [parallel.fullest(sizes, split.pipeline)]
+            if by_layers
+            else [sum(sizes[row.start : row.stop]) for row in rows]
+        )
+    return [values * kv_bits // 8 for values in shape.made[key]]

@@ -142,6 +142,8 @@ def _facts(chosen: Candidate) -> list[Fact]:
 
 def _why(found: Recommendation) -> list[str | Markup]:
     parts: list[str | Markup] = [f"{found.reason[:1].upper()}{found.reason[1:]}."]
+    if found.chosen and (shared := words.sharing(found.chosen, found.question)):
+        parts.append(f"GPUs: {shared}.")
     if found.runner_up is not None:
         parts.append(f"The runner-up is {found.runner_up.format.name}: {found.runner_up_reason}.")
     if found.changes:

@@ -2,16 +2,21 @@
 
 vLLM cuts every layer (tensor parallel): queries, keys, values and the MLP's way up by rows, the
 way back by columns, vocabulary by tokens; norms are everywhere. Where there are fewer key heads
-than GPUs, each GPU has a copy of one. llama.cpp gives whole layers to each GPU instead.
+than GPUs, each GPU has a copy of one. In a pipeline the first has the embeddings, the last the head
+and, where that is tied, the embeddings again. llama.cpp gives whole layers to each GPU instead.
 """
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from quantkit.advise import weights
-from quantkit.advise.shape import ModelShape
+from quantkit.advise.shape import EMBEDDING, EMBEDDINGS, HEAD, ModelShape
+from quantkit.advise.split import ONE, Split, Wish, stages
+from quantkit.advise.work import EXPERTS
+from quantkit.model.architecture import EXPERT
 from quantkit.model.headers import TensorSpec
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 
@@ -23,22 +28,71 @@ KEYS = ("k_proj", "v_proj")
 WHOLE = ("q_a_proj", "kv_a_proj_with_mqa")
 """What latent attention compresses with, which every GPU has all of."""
 BLOCK = re.compile(r"blk\.(\d+)\.")
+NUMBER = re.compile(r"\.(\d+)\.")
+"""The first one in a tensor's name is its layer's."""
+
+
+def usual(recipe: AnyRecipe | None, n_gpus: int) -> Split:
+    """What one does with several GPUs where nothing speaks against it."""
+    return Split(pipeline=n_gpus) if isinstance(recipe, GGUFRecipe) else Split(tensor=n_gpus)
+
+
+def n_experts(shape: ModelShape) -> int:
+    """Experts that each token chooses from; 0 in a model that is no mixture."""
+    if "experts" not in shape.made:
+        has_any = any(EXPERT.search(tensor.name) for tensor in shape.tensors)
+        known = (shape.config.get(key) for key in EXPERTS)
+        shape.made["experts"] = int(next(filter(None, known), 0)) if has_any else 0
+    return int(shape.made["experts"])
 
 
 def bytes_per_gpu(shape: ModelShape, recipe: AnyRecipe | None, n_gpus: int) -> int:
-    """Bytes of weights on the fullest GPU; without a recipe, of the model as it is."""
-    key = f"bytes {recipe and recipe.digest} {n_gpus}"
+    """Bytes of weights on the fullest GPU, shared as usual; without a recipe, of the model."""
+    return max(stage_bytes(shape, recipe, usual(recipe, n_gpus)))
+
+
+def stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> list[int]:
+    """Bytes of weights on the fullest GPU of each stage; of llama.cpp's, on the fullest alone."""
+    key = f"bytes {weights.digest(shape, recipe)} {split!r}"
     if key not in shape.made:
-        shape.made[key] = _bytes_per_gpu(shape, recipe, n_gpus)
-    return int(shape.made[key])
+        shape.made[key] = _stage_bytes(shape, recipe, split)
+    return list(shape.made[key])
 
 
-def _bytes_per_gpu(shape: ModelShape, recipe: AnyRecipe | None, n_gpus: int) -> int:
+def _stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> list[int]:
     if isinstance(recipe, GGUFRecipe):
-        return _by_layers(weights.gguf_tensors(shape, recipe), shape.config, n_gpus)
-    stored = shape.stored if recipe is None else weights.specs(shape, recipe)
-    cut = set(shape.architecture.linears)
-    return sum(_share(spec, cut, shape.config, n_gpus) for spec in stored)
+        return [_by_layers(weights.gguf_tensors(shape, recipe), shape.config, split.pipeline)]
+    stored = weights.counted(shape, recipe)
+    cut = set(weights.thinned(shape, recipe)[0].architecture.linears)
+    stage_of = {
+        layer: stage
+        for stage, layers in enumerate(stages(shape.config["num_hidden_layers"], split.pipeline))
+        for layer in layers
+    }
+    # The first have one more where experts cannot be given out evenly.
+    held = -(-n_experts(shape) // split.tensor) if split.has_whole_experts else None
+    tied = not any(spec.name == HEAD for spec, _ in stored)
+    sizes, shares = [0] * split.pipeline, dict[tuple[object, ...], int]()
+    for spec, n_alike in stored:
+        layer = NUMBER.search(spec.name)
+        if layer is None:
+            size = _share(spec, cut, shape.config, split.tensor)
+            looked_up = any(part in spec.name for part in EMBEDDINGS)
+            sizes[0 if looked_up else -1] += size
+            if tied and spec.name == EMBEDDING and split.pipeline > 1:
+                sizes[-1] += size
+            continue
+        stage = stage_of.get(int(layer[1]), -1)
+        if held is not None and (expert := EXPERT.search(spec.name)):
+            first = int(expert[0].split(".")[2])
+            sizes[stage] += spec.size_bytes * max(0, min(held - first, n_alike))
+            continue
+        # Layers are alike, so that one speaks for all.
+        kind = spec.name[layer.end() :], spec.dtype, spec.shape
+        if kind not in shares:
+            shares[kind] = _share(spec, cut, shape.config, split.tensor)
+        sizes[stage] += n_alike * shares[kind]
+    return sizes
 
 
 def _share(spec: TensorSpec, cut: set[str], config: Mapping[str, Any], n_gpus: int) -> int:
@@ -80,43 +134,65 @@ def fullest(layers: Sequence[int], n_gpus: int) -> int:
     return max(sum(layers[start : start + n]) for start in range(len(layers) - n + 1))
 
 
-def obstacle(shape: ModelShape, recipe: AnyRecipe | None, n_gpus: int) -> str:
-    """Why this many GPUs cannot share the model; empty where they can."""
-    if n_gpus == 1:
+def obstacle(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> str:
+    """Why GPUs cannot share the model like this; empty where they can."""
+    if split == ONE:
         return ""
-    key = f"obstacle {recipe and recipe.digest} {n_gpus}"
+    n_layers = shape.config["num_hidden_layers"]
+    if n_layers < split.pipeline:
+        return f"{n_layers} layers are fewer than {split.pipeline} GPUs"
+    cut = replace(split, pipeline=1)
+    key = f"obstacle {weights.digest(shape, recipe)} {cut!r}"
     if key not in shape.made:
-        shape.made[key] = _obstacle(shape, recipe, n_gpus)
+        shape.made[key] = _obstacle(shape, recipe, cut)
     return str(shape.made[key])
 
 
-def _obstacle(shape: ModelShape, recipe: AnyRecipe | None, n_gpus: int) -> str:
-    config = shape.config
+def _obstacle(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> str:
+    """The same of what has nothing to do with a pipeline."""
+    config, n_gpus = shape.config, split.tensor
     if isinstance(recipe, GGUFRecipe):
-        layers = config["num_hidden_layers"]
-        return f"{layers} layers are fewer than {n_gpus} GPUs" if layers < n_gpus else ""
+        cuts = n_gpus > 1 or split.has_whole_experts
+        return "llama.cpp gives whole layers to GPUs and cuts none" if cuts else ""
+    if split.has_whole_experts and not n_experts(shape):
+        return "it has no experts to give out"
+    if split.has_whole_experts and n_gpus == 1:
+        return "experts are given out to GPUs that cut layers (tensor parallel): one cuts none"
+    if n_gpus == 1:
+        return ""
     heads = config["num_attention_heads"]
     n_kv = config.get("num_key_value_heads") or heads
     if heads % n_gpus:
         return f"{heads} heads cannot be divided over {n_gpus} GPUs"
     if n_kv % n_gpus and n_gpus % n_kv:
         return f"{n_kv} key heads cannot be divided over {n_gpus} GPUs"
-    inner = config.get("intermediate_size")
-    if inner and inner % n_gpus:
-        return f"an MLP of {inner} cannot be divided over {n_gpus} GPUs"
-    return "" if recipe is None else _tile_obstacle(shape, recipe, n_gpus)
+    for inner, of in _widths(shape, split):
+        if inner % n_gpus:
+            return f"{of} of {inner} cannot be divided over {n_gpus} GPUs"
+    return "" if recipe is None else _tile_obstacle(shape, recipe, split)
 
 
-def _tile_obstacle(shape: ModelShape, recipe: Recipe, n_gpus: int) -> str:
+def _widths(shape: ModelShape, split: Split) -> Iterator[tuple[int, str]]:
+    """What MLPs are wide inside, as far as they are cut."""
+    found = {
+        (columns, "an expert" if EXPERT.search(module) else "an MLP")
+        for module, (_, columns) in shape.thin[0].architecture.linears.items()
+        if module.endswith("down_proj")
+    }
+    if not found and (inner := shape.config.get("intermediate_size")):
+        found = {(int(inner), "an MLP")}
+    for width, of in sorted(found):
+        if of == "an MLP" or not split.has_whole_experts:
+            yield width, of
+
+
+def _tile_obstacle(shape: ModelShape, recipe: Recipe, split: Split) -> str:
     """Cuts must fall between groups or blocks that share a scale."""
-    plan = weights.plan(shape, recipe)
-    scheme = plan.recipe.weights
+    scheme, n_gpus = weights.plan(shape, recipe).recipe.weights, split.tensor
     group = scheme.group_size if isinstance(scheme.group_size, int) else 0
     high, wide = scheme.block_structure or (1, group or 1)
-    for module, weight in plan.quantized.items():
-        rows, columns = weight.shape
-        last = module.rpartition(".")[2]
-        if last in WHOLE:
+    for (last, is_expert, rows, columns), module in _kinds(shape, recipe).items():
+        if last in WHOLE or (split.has_whole_experts and is_expert):
             continue
         tile, size = (wide, columns) if last in BY_COLUMNS else (high, rows)
         ways = n_gpus
@@ -125,3 +201,48 @@ def _tile_obstacle(shape: ModelShape, recipe: Recipe, n_gpus: int) -> str:
         if size % ways or (size // ways) % tile:
             return f"{module} of {rows} x {columns} cannot be cut into {ways} between its scales"
     return ""
+
+
+def _kinds(shape: ModelShape, recipe: Recipe) -> dict[tuple[str, bool, int, int], str]:
+    """Of quantised modules that are cut alike, the first: a mixture has thousands of them."""
+    key = f"kinds {weights.digest(shape, recipe)}"
+    if key not in shape.made:
+        found: dict[tuple[str, bool, int, int], str] = {}
+        for module, weight in weights.plan(shape, recipe).quantized.items():
+            rows, columns = weight.shape
+            is_expert = EXPERT.search(module) is not None
+            found.setdefault((module.rpartition(".")[2], is_expert, rows, columns), module)
+        shape.made[key] = found
+    return dict(shape.made[key])
+
+
+def ways_to_share(
+    shape: ModelShape, recipe: AnyRecipe | None, count: int, wish: Wish
+) -> list[Split]:
+    """Ways to share a model that are worth comparing, cuts before rows; empty where there is none.
+
+    They use as many GPUs as they can. Where layers cannot be cut over all, cutting them over fewer
+    is among them. Experts are given out whole where they cannot be cut, or where that is wished.
+    """
+    key = f"ways {weights.digest(shape, recipe)} {count} {wish!r}"
+    if key not in shape.made:
+        shape.made[key] = _ways(shape, recipe, count, wish)
+    return list(shape.made[key])
+
+
+def _ways(shape: ModelShape, recipe: AnyRecipe | None, count: int, wish: Wish) -> list[Split]:
+    if isinstance(recipe, GGUFRecipe):
+        whole = usual(recipe, count)
+        return [whole] if wish.allows(whole) and not obstacle(shape, recipe, whole) else []
+    found = []
+    for tensor in range(count, 0, -1):
+        for pipeline in range(count // tensor, 0, -1):
+            plain = Split(tensor, pipeline)
+            for split in (plain, Split(tensor, pipeline, has_whole_experts=True)):
+                if wish.allows(split) and not obstacle(shape, recipe, split):
+                    found.append(split)
+                    break
+    most = max((split.n_gpus for split in found), default=0)
+    widest = next((split for split in found if split.pipeline == 1), None)
+    cuts_all = widest is not None and widest.n_gpus == count
+    return [s for s in found if s.n_gpus == most or (s is widest and not cuts_all)]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from quantkit.advise.formats import Format
 from quantkit.advise.shape import ModelShape
 from quantkit.errors import AdviceError
+from quantkit.model.source import ModelSource
 
 if TYPE_CHECKING:
     from quantkit.report.document import Document, Entry
@@ -112,17 +113,36 @@ def from_report(path: Path, shape: ModelShape) -> dict[str, Quality]:
             f"{path} is a report of {document.baseline.name}, and MODEL is only a size; name the "
             "model that was scored"
         )
-    if document.baseline.size_bytes != shape.size_bytes:
-        raise AdviceError(
-            f"{path} is a report of another model: its source {document.baseline.name} has "
-            f"{document.baseline.size_bytes:,} bytes of weights, {shape.label} has "
-            f"{shape.size_bytes:,}"
-        )
+    _refuse_another(document.baseline, shape, path)
     found = {}
     for entry in document.candidates:
         if entry.recipe is not None and (quality := _measured(document, entry, path)):
             found[entry.recipe] = quality
     return found
+
+
+def _refuse_another(baseline: "Entry", shape: ModelShape, path: Path) -> None:
+    """A report counts for the model that was scored: the very weights, or, where they are not at
+    hand, one of that size and name."""
+    if baseline.size_bytes != shape.size_bytes:
+        raise AdviceError(
+            f"{path} is a report of another model: its source {baseline.name} has "
+            f"{baseline.size_bytes:,} bytes of weights, {shape.label} has {shape.size_bytes:,}"
+        )
+    if shape.folder is not None:
+        digest = ModelSource.open(str(shape.folder), trust_remote_code=True).digest
+        if digest != baseline.digest:
+            raise AdviceError(
+                f"{path} is a report of another model: it is of {baseline.name} with digest "
+                f"{baseline.digest[:12]}, and config, tokenizer and weights in {shape.folder} have "
+                f"{digest[:12]}"
+            )
+    elif shape.label.rpartition("/")[2].lower() != baseline.name.lower():
+        raise AdviceError(
+            f"{path} is a report of {baseline.name}, and without weights nothing but its name and "
+            f"size tells whether {shape.label} is that model; give the folder that was scored, or "
+            f"one called {baseline.name}"
+        )
 
 
 def _measured(document: "Document", entry: "Entry", path: Path) -> Quality | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from quantkit.advise.candidates import Candidate, Question, evaluate
+from quantkit.advise.candidates import Candidate, Question, evaluate, merit
 from quantkit.advise.gpus import GPU
 
 TIE = 0.1
@@ -56,13 +56,3 @@ def _ordered(serving: Sequence[Candidate], objective: str) -> list[Candidate]:
 def kept_step(candidate: Candidate) -> int:
     """The quality in steps that are told apart."""
     return round(candidate.quality.recovery / QUALITY_STEP) if candidate.quality else 0
-
-
-def merit(candidate: Candidate, objective: str) -> float:
-    """The figure that an objective is about; less is better."""
-    speed = candidate.speed
-    if objective == "memory" or speed is None:
-        return float(candidate.needed_bytes)
-    if objective == "throughput":
-        return 1 / speed.total.typical
-    return speed.answer.typical

@@ -7,6 +7,7 @@ from quantkit.advise import gpus
 from quantkit.advise.candidates import Candidate, Question, evaluate
 from quantkit.advise.gpus import GPU
 from quantkit.advise.ranking import ranked
+from quantkit.advise.split import ANY
 
 COUNTS = (2, 3, 4, 5, 6, 7, 8, 16)
 LEAST_CONTEXT = 256
@@ -23,12 +24,18 @@ class Remedy:
 
 
 def find(question: Question, gpu: GPU) -> list[Remedy]:
-    """Every single change that helps: a cache in FP8, less quality, a shorter context, fewer users,
-    more such GPUs, another GPU."""
+    """Every single change that helps: another way to share it where one was insisted on, a cache
+    in FP8, less quality, a shorter context, fewer users, more such GPUs, another GPU."""
     return list(_find(question, gpu))
 
 
 def _find(question: Question, gpu: GPU) -> Iterator[Remedy]:
+    if question.wish.is_any and (first := _first(question.but(wish=ANY), gpu)):
+        yield Remedy(
+            "without --tensor-parallel and the like",
+            first.format.name,
+            f"another way to share it: {first.split} with {first.format.name}",
+        )
     found = evaluate(question, gpu)
     # Formats that fit and only lack quality: of those, the one that keeps most.
     short = [c for c in found if c.lacks == "quality" and c.quality is not None]

@@ -6,7 +6,7 @@ formulas say; from a size such as 70B, an assumption.
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,8 @@ class ModelShape:
     """Only a size was given; `note` says what was taken for it."""
     routers: tuple[str, ...] = ()
     note: str = ""
+    folder: Path | None = None
+    """Where its weights lie; None where only its config is known, or its headers."""
     _attentions: tuple[str, ...] = field(default=())
 
     @cached_property
@@ -69,8 +71,28 @@ class ModelShape:
 
     @cached_property
     def made(self) -> dict[str, Any]:
-        """What `weights` and `parallel` have worked out already, by the recipe's digest."""
+        """What has been worked out of it already, by what that depends on."""
         return {}
+
+    @cached_property
+    def thin(self) -> "tuple[ModelShape, int]":
+        """The model with the first expert of each layer alone, and how many it stands for.
+
+        Mixtures have tens of thousands of tensors, and experts are alike; where they are not, this
+        is the model itself.
+        """
+        kinds: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+        for tensor in self.tensors:
+            if EXPERT.search(tensor.name):
+                kind = EXPERT.sub(".experts.", tensor.name, count=1)
+                kinds.setdefault(kind, []).append((tensor.dtype, tensor.shape))
+        kept = [t for t in self.tensors if not EXPERT.search(t.name) or ".experts.0." in t.name]
+        numbers = {len(alike) for alike in kinds.values()}
+        n_kept = sum(".experts.0." in t.name for t in kept)
+        is_alike = all(len(set(alike)) == 1 for alike in kinds.values())
+        if len(numbers) != 1 or n_kept != len(kinds) or not is_alike:
+            return self, 1
+        return replace(self, tensors=tuple(kept)), numbers.pop()
 
     @cached_property
     def architecture(self) -> Architecture:
@@ -106,7 +128,8 @@ def of(model: str) -> ModelShape:
     if path.is_dir():
         if not (path / INDEX).is_file() and not any(path.glob("*.safetensors")):
             return from_config(read_config(path), _label(model, path))
-        return from_tensors(read_config(path), read_tensors(path).values(), _label(model, path))
+        found = from_tensors(read_config(path), read_tensors(path).values(), _label(model, path))
+        return replace(found, folder=path)
     if path.is_file():
         return from_config(_read_json(path), _label(model, path.resolve().parent))
     if (n_weights := sizes.parse(model)) is not None:
@@ -164,7 +187,7 @@ def _shape(
     tensors = tuple(Tensor(t.name, t.dtype, tuple(t.shape), _is_linear(t, routers)) for t in stored)
     parents = (t.name.removesuffix(".weight").rpartition(".") for t in tensors if t.is_linear)
     attentions = dict.fromkeys(parent for parent, _, last in parents if last in CACHED)
-    return ModelShape(label, config, tensors, assumed, routers, note, tuple(attentions))
+    return ModelShape(label, config, tensors, assumed, routers, note, None, tuple(attentions))
 
 
 def _is_linear(tensor: TensorSpec, routers: tuple[str, ...]) -> bool:

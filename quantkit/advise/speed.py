@@ -2,27 +2,29 @@
 
 Layers take as long as the slower of two, reading weights or multiplying, and attention likewise,
 reading the KV cache or multiplying. Weight-only formats multiply in 16 bits; 8-bit formats at their
-own rate where the device has it. Several GPUs share a step in vLLM (tensor parallel) and talk twice
-a layer; in llama.cpp they take turns.
+own rate where the device has it. GPUs that cut layers share a step and talk twice a layer. Those in
+a row compute one after the other: a token takes as long as all of them together, while others'
+tokens keep the rest of the row busy. GPUs of llama.cpp take turns.
 """
 
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
-from quantkit.advise import efficiency, kv
+from quantkit.advise import efficiency, experts, kv, links
 from quantkit.advise.efficiency import Efficiency
 from quantkit.advise.formats import Format
 from quantkit.advise.gpus import GPU
 from quantkit.advise.shape import ModelShape
+from quantkit.advise.split import ONE, Split, stages
 from quantkit.advise.support import runs
 from quantkit.advise.work import Work
 
 CHUNK_TOKENS = {"vllm": 2048, "llama.cpp": 512}
 """Tokens of a prompt that are computed together; weights are read once for each such chunk."""
-PCIE_LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-"""One way."""
-ASSUMED_PCIE = "4.0 x16"
+HANDED_ON = 2
+"""Numbers of a hidden state's width that a stage of vLLM hands on for each token: the state itself
+and the residual beside it."""
 
 
 @dataclass(frozen=True)
@@ -84,17 +86,32 @@ class Case:
     work: Work
     format: Format
     gpu: GPU
-    count: int = 1
+    split: Split = ONE
 
     @property
     def shared(self) -> int:
         """GPUs that work on a token at the same time."""
-        return 1 if self.format.engine == "llama.cpp" else self.count
+        return self.split.tensor
+
+    @property
+    def n_stages(self) -> int:
+        """Stages of a pipeline that work at the same time, on different tokens."""
+        return 1 if self.format.engine == "llama.cpp" else self.split.pipeline
+
+    @cached_property
+    def stage_shares(self) -> tuple[float, float]:
+        """Of all layers, what the longest stage before the last has, and what the last has."""
+        n_layers = int(self.shape.config["num_hidden_layers"])
+        sizes = [len(row) / n_layers for row in stages(n_layers, self.n_stages)]
+        return max(sizes[:-1], default=0.0), sizes[-1]
 
     @cached_property
     def layers(self) -> list[tuple[kv.Layer, int]]:
         """What layers keep on each GPU, and how many are alike."""
-        return list(Counter(kv.layers(self.shape.config, self.shared)).items())
+        made, key = self.shape.made, f"layers {self.shared}"
+        if key not in made:
+            made[key] = list(Counter(kv.layers(self.shape.config, self.shared)).items())
+        return list(made[key])
 
     def pairs(self, depth: int) -> int:
         """Tokens that a token attends to, all layers together."""
@@ -108,7 +125,7 @@ class Case:
             total += n * (seen * prompt - seen**2 / 2)  # until the window is full, half of it
         return total
 
-    @property
+    @cached_property
     def own_tflops(self) -> float | None:
         """The rate of the layers that the format is about."""
         plain = self.gpu.fp16_tflops
@@ -121,7 +138,7 @@ class Case:
         }
         return rates.get(self.format.key) or plain
 
-    @property
+    @cached_property
     def is_unpacked(self) -> bool:
         """Whether weights of fewer bits have to become 16 bits before they are multiplied."""
         if self.format.key == "bf16":
@@ -138,18 +155,17 @@ def estimate(case: Case, load: Load) -> Speed:
     knows_compute = case.gpu.fp16_tflops is not None
     slow, typical, fast = (
         (
-            prefill_seconds(case, load.prompt, end) if knows_compute else 0.0,
+            *(prompt_seconds(case, load.prompt, end) if knows_compute else (0.0, 0.0)),
             step_seconds(case, load.users, depth, end),
         )
         for end in efficiency.of(case.format.engine, case.gpu.vendor)
     )
     # While a user is answered, everybody else's next prompt is computed once.
-    others = (load.users - 1) / load.answer
-    first = Span(*(once for once, _ in (fast, typical, slow)))
-    step = Span(*(again + others * once for once, again in (fast, typical, slow)))
-    answer = Span(
-        *(load.users * once + load.answer * again for once, again in (fast, typical, slow))
-    )
+    others = load.users - 1
+    ends = (fast, typical, slow)
+    first = Span(*(once for once, _, _ in ends))
+    step = Span(*(again + others / load.answer * turn for _, turn, again in ends))
+    answer = Span(*(once + others * turn + load.answer * again for once, turn, again in ends))
     tokens = load.users * load.answer
     total = Span(tokens / answer.high, tokens / answer.typical, tokens / answer.low)
     return Speed(
@@ -163,26 +179,58 @@ def step_seconds(case: Case, users: int, depth: int, end: Efficiency) -> float:
 
 
 def pass_seconds(case: Case, users: int, n_tokens: int, depth: int, end: Efficiency) -> float:
-    """Several tokens of every user at once, as when a target checks what a draft proposed."""
+    """Several tokens of every user at once, as when a target checks what a draft proposed.
+
+    In a pipeline users are spread over as many batches as there are stages. A batch goes through
+    all stages, and its next round begins when it has, and when the longest stage is done with all
+    the batches.
+    """
     together = min(users, end.together)
-    parts = _step_parts(case, together, depth, end, n_tokens)
-    linears = max(parts["weights"], parts["compute"])
-    attention = max(parts["cache"], parts["attention"])
-    once = linears + attention + parts["links"] + _own_time(case, end)
-    return once * users / together
+    n_batches = min(case.n_stages, together)
+    batch = -(-together // n_batches)
+    parts = _step_parts(case, batch, depth, end, n_tokens)
+    layers = max(parts["weights"], parts["compute"]) + max(parts["cache"], parts["attention"])
+    head = _head_seconds(case, batch * n_tokens, end)
+    all_stages = layers + head + parts["links"] + _own_time(case, end)
+    longest = max(
+        (all_stages - head) * share + (head if is_last else 0.0)
+        for share, is_last in zip(case.stage_shares, (False, True), strict=True)
+    )
+    return max(all_stages, n_batches * longest) * users / together
 
 
 def prefill_seconds(case: Case, prompt: int, end: Efficiency) -> float:
     """A prompt of one user, until its first token is there."""
+    return prompt_seconds(case, prompt, end)[0]
+
+
+def prompt_seconds(case: Case, prompt: int, end: Efficiency) -> tuple[float, float]:
+    """A prompt until its first token is there, and how long others wait for it.
+
+    In a pipeline its chunks follow each other: the first goes through all stages, and of the others
+    the longest stage remains to be waited for. Others wait for the longest stage alone.
+    """
+    chunks = _chunks(case, prompt)
+    whole = _prefill_seconds(case, prompt, end)
+    turn = whole * max(case.stage_shares)
+    return (whole - turn) / max(1, chunks) + turn, turn
+
+
+def _chunks(case: Case, prompt: int) -> int:
+    return -(-prompt // CHUNK_TOKENS[case.format.engine])
+
+
+def _prefill_seconds(case: Case, prompt: int, end: Efficiency) -> float:
+    """A prompt through all stages, one chunk after the other."""
     if prompt < 1:
         return 0.0
-    together = CHUNK_TOKENS[case.format.engine]
-    chunks = -(-prompt // together)
-    reading = chunks * case.work.bytes_read(min(prompt, together))
+    chunks = _chunks(case, prompt)
+    together = min(prompt, CHUNK_TOKENS[case.format.engine])
     return (
-        max(reading / case.shared / _bandwidth(case, end), _linears(case, prompt, end))
+        max(chunks * _reading(case, together, end), _layers_seconds(case, prompt, end))
+        + chunks * _head_seconds(case, 1, end)  # of each chunk's last token alone
         + _attention(case, case.prompt_pairs(prompt), end)
-        + _talking(case, prompt, end)
+        + _talking(case, prompt, end, chunks)
         + chunks * _own_time(case, end)
     )
 
@@ -190,18 +238,28 @@ def prefill_seconds(case: Case, prompt: int, end: Efficiency) -> float:
 def _step_parts(
     case: Case, users: int, depth: int, end: Efficiency, n_tokens: int = 1
 ) -> dict[str, float]:
-    """Seconds of a step by what they go to; of what overlaps, all of it."""
+    """Seconds of a step, the head apart, by what they go to; of what overlaps, all of it."""
     tokens = users * n_tokens
     kept = sum(n * layer.values(depth) for layer, n in case.layers)
     cache = users * kept * case.format.kv_bits / 8
     return {
-        "weights": case.work.bytes_read(tokens) / case.shared / _bandwidth(case, end),
-        "compute": _linears(case, tokens, end),
+        "weights": _reading(case, tokens, end),
+        "compute": _layers_seconds(case, tokens, end),
         # In no packed form, so that it is read as fast as the memory allows.
         "cache": cache / (case.gpu.bandwidth_gb_s * 1e9 * end.bandwidth),
         "attention": _attention(case, tokens * case.pairs(depth), end),
         "links": _talking(case, tokens, end),
     }
+
+
+def _reading(case: Case, tokens: int, end: Efficiency) -> float:
+    """Seconds to read what so many tokens want of the layers, on the fullest GPU."""
+    work = case.work
+    wanted = work.experts_wanted(tokens)
+    dense, spread = work.read.dense - work.head_bytes, work.read.experts * wanted
+    if case.split.has_whole_experts:
+        spread *= experts.unevenness(wanted * work.n_experts, work.n_experts, case.shared)
+    return (dense + spread) / case.shared / _bandwidth(case, end)
 
 
 def _bandwidth(case: Case, end: Efficiency) -> float:
@@ -215,14 +273,31 @@ def _bandwidth(case: Case, end: Efficiency) -> float:
     return reached * 1e9
 
 
-def _linears(case: Case, tokens: int, end: Efficiency) -> float:
-    """Seconds of the products with all weights, for that many tokens."""
-    plain, own, work = case.gpu.fp16_tflops, case.own_tflops, case.work
+def _layers_seconds(case: Case, tokens: int, end: Efficiency) -> float:
+    """Seconds of the products with the weights of all layers, for that many tokens."""
+    own, plain, work = case.own_tflops, _plain_tflops(case, end), case.work
     if plain is None or own is None:
         return 0.0  # a note beside the answer says so
-    slowed = end.unpacking if case.is_unpacked else 1.0
-    operations = work.flops(work.own) / own + work.flops(work.plain) / (plain * slowed)
-    return tokens * operations / (1e12 * end.compute) / case.shared
+    even = work.own.dense / own + work.plain.dense / plain
+    spread = (work.own.experts / own + work.plain.experts / plain) * work.n_chosen / work.n_experts
+    if case.split.has_whole_experts:
+        spread *= experts.unevenness(tokens * work.n_chosen, None, case.shared)
+    return 2.0 * tokens * (even + spread) / (1e12 * end.compute) / case.shared
+
+
+def _head_seconds(case: Case, tokens: int, end: Efficiency) -> float:
+    """Seconds of the last layer, read once, for that many tokens to be drawn."""
+    rate = case.own_tflops if case.work.is_head_own else _plain_tflops(case, end)
+    reading = case.work.head_bytes / case.shared / _bandwidth(case, end)
+    if rate is None:
+        return reading
+    return max(reading, 2.0 * tokens * case.work.head / (rate * 1e12 * end.compute) / case.shared)
+
+
+def _plain_tflops(case: Case, end: Efficiency) -> float | None:
+    """The rate of products in 16 bits."""
+    rate = case.gpu.fp16_tflops
+    return rate if rate is None or not case.is_unpacked else rate * end.unpacking
 
 
 def _attention(case: Case, pairs: float, end: Efficiency) -> float:
@@ -235,25 +310,17 @@ def _attention(case: Case, pairs: float, end: Efficiency) -> float:
     return 4.0 * heads * width * pairs / (case.gpu.fp16_tflops * 1e12 * end.compute) / case.shared
 
 
-def _talking(case: Case, tokens: int, end: Efficiency) -> float:
-    """Seconds of all-reduces: two a layer, of one hidden state a token in 16 bits."""
-    n = case.shared
-    if n == 1:
-        return 0.0
+def _talking(case: Case, tokens: int, end: Efficiency, chunks: int = 1) -> float:
+    """Seconds of all-reduces, two a layer, of one hidden state a token in 16 bits, and of handing
+    on between stages."""
     config = case.shape.config
     size = tokens * int(config["hidden_size"]) * 2
-    one_way, is_pcie = link_gb_s(case.gpu)
-    each = 2 * (n - 1) / n * size / (one_way * 1e9 * end.link)
-    at_least = end.reduce_seconds * (2 if is_pcie else 1)
-    return 2 * int(config["num_hidden_layers"]) * (at_least + each)
-
-
-def link_gb_s(gpu: GPU) -> tuple[float, bool]:
-    """One way between two such GPUs, and whether that is over PCIe."""
-    if gpu.link_gb_s:
-        return gpu.link_gb_s / 2, False
-    generation, _, lanes = (gpu.pcie or ASSUMED_PCIE).partition(" x")
-    return PCIE_LANE_GB_S[int(float(generation))] * int(lanes), True
+    n_reduces = 2 * int(config["num_hidden_layers"])
+    each = links.reduce_seconds(case.gpu, case.shared, size, end)
+    if case.n_stages == 1:
+        return n_reduces * each
+    handed = chunks * links.hand_on_seconds(case.gpu, HANDED_ON * size / chunks, end)
+    return n_reduces * each + (case.n_stages - 1) * handed
 
 
 def _own_time(case: Case, end: Efficiency) -> float:
@@ -262,5 +329,7 @@ def _own_time(case: Case, end: Efficiency) -> float:
 
 def _bound(case: Case, users: int, depth: int) -> str:
     end = efficiency.of(case.format.engine, case.gpu.vendor)[efficiency.TYPICAL]
-    parts = _step_parts(case, min(users, end.together), depth, end)
+    batch = -(-min(users, end.together) // case.n_stages)
+    parts = _step_parts(case, batch, depth, end)
+    parts["weights"] += _head_seconds(case, batch, end)
     return max(parts, key=lambda name: parts[name])

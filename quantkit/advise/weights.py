@@ -4,6 +4,7 @@ The plans are the same that a run makes; here they are made from a shape, withou
 """
 
 from quantkit.advise.shape import ModelShape
+from quantkit.model.architecture import EXPERT
 from quantkit.model.headers import TensorSpec
 from quantkit.quantize import plan as planning
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
@@ -16,20 +17,41 @@ def weight_bytes(shape: ModelShape, recipe: AnyRecipe, has_importance: bool = Fa
     tensors in Q4_0, Q5_0 and IQ4 files.
     """
     if isinstance(recipe, Recipe):
-        return sum(spec.size_bytes for spec in specs(shape, recipe))
+        return sum(n * spec.size_bytes for spec, n in counted(shape, recipe))
     return sum(gguf_tensors(shape, recipe, has_importance).values())
 
 
-def specs(shape: ModelShape, recipe: Recipe) -> list[TensorSpec]:
-    """Every tensor of the checkpoint."""
-    return plan(shape, recipe).specs
+def counted(shape: ModelShape, recipe: Recipe | None) -> list[tuple[TensorSpec, int]]:
+    """Every tensor of the checkpoint, or of the model as it is, and how many it stands for."""
+    thin, n_experts = thinned(shape, recipe)
+    specs = thin.stored if recipe is None else plan(shape, recipe).specs
+    if n_experts == 1:
+        return [(spec, 1) for spec in specs]
+    return [(spec, n_experts if EXPERT.search(spec.name) else 1) for spec in specs]
+
+
+def thinned(shape: ModelShape, recipe: Recipe | None) -> tuple[ModelShape, int]:
+    """`ModelShape.thin`, unless a recipe tells experts apart."""
+    named = [] if recipe is None else [*recipe.targets, *recipe.ignore]
+    return (shape, 1) if any("experts" in name for name in named) else shape.thin
+
+
+def digest(shape: ModelShape, recipe: AnyRecipe | None) -> str:
+    """What a recipe is remembered by: its digest, which takes longer than it should."""
+    if recipe is None:
+        return ""
+    place = f"digest {id(recipe)}"
+    if place not in shape.made:
+        shape.made[place] = recipe, recipe.digest  # with the recipe, so that its id stays its own
+    return str(shape.made[place][1])
 
 
 def plan(shape: ModelShape, recipe: Recipe) -> planning.Plan:
-    """The plan of the checkpoint, made once."""
-    key = recipe.digest
+    """The plan of the checkpoint, made once, and of a mixture for one expert of each layer."""
+    key = digest(shape, recipe)
     if key not in shape.made:
-        shape.made[key] = planning.make(shape.architecture, shape.stored, recipe)
+        thin, _ = thinned(shape, recipe)
+        shape.made[key] = planning.make(thin.architecture, thin.stored, recipe)
     found: planning.Plan = shape.made[key]
     return found
 
@@ -41,7 +63,7 @@ def gguf_tensors(
     from quantkit.gguf import mixture
     from quantkit.gguf.tensors import size_bytes
 
-    key = f"{recipe.digest} {has_importance}"
+    key = f"{digest(shape, recipe)} {has_importance}"
     if key in shape.made:
         return dict(shape.made[key])
     tensors, metadata = shape.gguf

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 
-from quantkit.advise.candidates import Candidate, Question, utilisation
+from quantkit.advise import parallel
+from quantkit.advise.candidates import Candidate, Question, merit, utilisation
 from quantkit.advise.gpus import GPU
-from quantkit.advise.ranking import kept_step, merit
-from quantkit.advise.speed import ASSUMED_PCIE, Span
+from quantkit.advise.links import ASSUMED_PCIE
+from quantkit.advise.ranking import kept_step
+from quantkit.advise.speed import Span
+from quantkit.advise.split import Split
 from quantkit.storage import gib
 
 
@@ -73,6 +76,13 @@ MEANING = {
     "throughput": "tokens of answers a second, all users together",
     "memory": "GiB on each GPU",
     "quality": "share of the quality that is kept",
+}
+
+
+UNITS = {
+    "latency": "take {} s for an answer",
+    "throughput": "give {} tokens/s",
+    "memory": "take {} GiB on each GPU",
 }
 
 
@@ -161,6 +171,40 @@ def change(option: str, best: Candidate, question: Question) -> str:
     return f"with {option}: {best.format.name}, {figure(best, question.objective)}"
 
 
+def sharing(chosen: Candidate, question: Question) -> str:
+    """How GPUs share the answer, and why so; empty where there is one GPU."""
+    count, split = question.count, chosen.split
+    if count == 1:
+        return ""
+    if chosen.format.engine == "llama.cpp":
+        return f"whole layers on each of the {count} GPUs, which take turns"
+    said = f"{split}{idle(split, count)}"
+    others = sorted(chosen.others, key=lambda one: merit(one, question.objective))
+    compared = [f"{one.split} {_would(one, question)}" for one in others]
+    because = "as you asked" if question.wish.is_any else ""
+    whole = parallel.usual(chosen.format.recipe, count)
+    if not because and split != whole:
+        because = parallel.obstacle(question.catalogue.shape, chosen.format.recipe, whole)
+    return "; ".join([f"{said}: {because}" if because else said, *compared[:2]])
+
+
+def idle(split: Split, count: int) -> str:
+    """What becomes of GPUs that a way to share a model leaves over."""
+    if not (left := count - split.n_gpus):
+        return ""
+    if left >= split.n_gpus:
+        more = left // split.n_gpus
+        return f" of the {count} (room for {more} more such server{'s' * (more > 1)})"
+    return f" of the {count} ({left} left idle)"
+
+
+def _would(other: Candidate, question: Question) -> str:
+    if other.lacks == "memory":
+        return "does not fit"
+    objective = "latency" if question.objective == "quality" else question.objective
+    return f"would {UNITS[objective].format(short_figure(other, objective))}"
+
+
 def nothing_serves(found: Sequence[Candidate], question: Question) -> str:
     """Why, in one sentence, of what came closest."""
     with_memory = [c for c in found if c.lacks == "quality"]
@@ -171,6 +215,8 @@ def nothing_serves(found: Sequence[Candidate], question: Question) -> str:
     if tight:
         best = min(tight, key=lambda c: c.needed_bytes)
         return f"even {best.format.name} does not fit: {best.problem}"
+    if question.wish.is_any:
+        return f"GPUs cannot share it as you asked: {found[0].problem}"
     return f"no engine that we know runs it there: {found[0].problem}"
 
 
@@ -195,6 +241,11 @@ def assumptions(question: Question, gpu: GPU) -> tuple[str, ...]:
     else:
         notes.append(
             "Formats that the report does not cover come last, whatever is published (~) of them."
+        )
+    if read := gpu.derived.get("memory_bytes"):
+        notes.append(
+            f"{read}. Drivers report up to 6% less, the more where ECC takes its share; what "
+            "nvidia-smi says can be given instead: --memory 23034MiB."
         )
     if gpu.fp16_tflops is None:
         notes.append(

@@ -31,21 +31,26 @@ class Work:
     read: Part
     """Bytes that are read to compute a token; of a table that is looked up, next to nothing."""
     own: Part
-    """Weights that are multiplied in the format's own arithmetic ..."""
+    """Weights of layers that are multiplied in the format's own arithmetic ..."""
     plain: Part
     """... and those that are multiplied in 16 bits."""
     n_experts: int = 1
     n_chosen: int = 1
     """Experts that each token takes."""
+    head: int = 0
+    """Weights of the last layer, which only tokens that are followed by a new one go through."""
+    head_bytes: int = 0
+    """Of `read`, those of the last layer."""
+    is_head_own: bool = False
+    """Whether the last layer is multiplied in the format's own arithmetic."""
+
+    def experts_wanted(self, n_tokens: int) -> float:
+        """The share of experts that some of so many tokens together want: the more, the more."""
+        return 1 - float((1 - self.n_chosen / self.n_experts) ** n_tokens)
 
     def bytes_read(self, n_tokens: int) -> float:
-        """By that many tokens together: the more, the more experts are wanted by some."""
-        missed = (1 - self.n_chosen / self.n_experts) ** n_tokens
-        return self.read.dense + self.read.experts * (1 - missed)
-
-    def flops(self, part: Part) -> float:
-        """Of one token."""
-        return 2.0 * (part.dense + part.experts * self.n_chosen / self.n_experts)
+        """By that many tokens together."""
+        return self.read.dense + self.read.experts * self.experts_wanted(n_tokens)
 
 
 def of(shape: ModelShape, format: Format) -> Work:
@@ -53,38 +58,36 @@ def of(shape: ModelShape, format: Format) -> Work:
     recipe, tied = format.recipe, _is_tied(shape)
     if isinstance(recipe, GGUFRecipe):
         sizes = weights.gguf_tensors(shape, recipe)
-        read = _part(
-            (size, bool(GGUF_EXPERT.search(name)))
-            for name, size in sizes.items()
-            if tied or name != "token_embd.weight"
-        )
-        stored = sum(sizes.values())
+        looked_up, last, experts = "token_embd.weight", "output.weight", GGUF_EXPERT
     else:
-        specs = weights.specs(shape, recipe) if isinstance(recipe, Recipe) else shape.stored
-        read = _part(
-            (spec.size_bytes, bool(EXPERT.search(spec.name)))
-            for spec in specs
-            if tied or spec.name != EMBEDDING
-        )
-        stored = sum(spec.size_bytes for spec in specs)
+        sizes = {spec.name: n * spec.size_bytes for spec, n in weights.counted(shape, recipe)}
+        looked_up, last, experts = EMBEDDING, HEAD.removesuffix("weight"), EXPERT
+    read = _part(
+        (size, bool(experts.search(name)))
+        for name, size in sizes.items()
+        if tied or name != looked_up
+    )
+    begins = looked_up if tied else last
     chosen = _own_modules(shape, format)
-    multiplied = [t for t in shape.tensors if t.is_linear or (tied and t.name == EMBEDDING)]
+    thin, n_alike = (shape, 1) if isinstance(recipe, GGUFRecipe) else weights.thinned(shape, recipe)
+    multiplied = [
+        (t.name.removesuffix(".weight"), (t.n_elements * (n_alike if of_expert else 1), of_expert))
+        for t in thin.tensors
+        if t.is_linear and t.name != HEAD
+        for of_expert in (EXPERT.search(t.name) is not None,)
+    ]
+    head = next((t for t in shape.tensors if t.name == (EMBEDDING if tied else HEAD)), None)
     n_experts = _first(shape, EXPERTS)
     return Work(
-        stored_bytes=stored,
+        stored_bytes=sum(sizes.values()),
         read=read,
-        own=_part(
-            (t.n_elements, bool(EXPERT.search(t.name)))
-            for t in multiplied
-            if t.name.removesuffix(".weight") in chosen
-        ),
-        plain=_part(
-            (t.n_elements, bool(EXPERT.search(t.name)))
-            for t in multiplied
-            if t.name.removesuffix(".weight") not in chosen
-        ),
+        own=_part(amount for module, amount in multiplied if module in chosen),
+        plain=_part(amount for module, amount in multiplied if module not in chosen),
         n_experts=n_experts,
         n_chosen=min(_first(shape, CHOSEN), n_experts),
+        head=0 if head is None else head.n_elements,
+        head_bytes=sum(size for name, size in sizes.items() if name.startswith(begins)),
+        is_head_own=head is not None and head.name.removesuffix(".weight") in chosen,
     )
 
 

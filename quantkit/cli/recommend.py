@@ -27,7 +27,20 @@ def command(
         str | None,
         typer.Option(metavar="NAME", help="A GPU, several with commas, `auto` or `all`."),
     ] = None,
-    count: Annotated[int, typer.Option(min=1, metavar="N", help="GPUs that share it.")] = 1,
+    count: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="GPUs that share it; default: 1.")
+    ] = None,
+    tensor_parallel: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="GPUs to cut every layer over; default: the best."),
+    ] = None,
+    pipeline_parallel: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="GPUs, or groups of them, with layers in a row."),
+    ] = None,
+    expert_parallel: Annotated[
+        bool, typer.Option("--expert-parallel", help="Give out experts whole; of a mixture.")
+    ] = False,
     context: Annotated[
         int | None,
         typer.Option(
@@ -55,7 +68,8 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="A report.json of this model.")
     ] = None,
     memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Of a GPU that is not listed: 24GB.")
+        str | None,
+        typer.Option(metavar="SIZE", help="Of a GPU that is not listed: 24GB, 23034MiB."),
     ] = None,
     bandwidth: Annotated[
         str | None, typer.Option(metavar="RATE", help="Of that GPU: 1008GB/s.")
@@ -99,6 +113,7 @@ def command(
     from quantkit.advise.candidates import MIN_QUALITY, Catalogue, Question
     from quantkit.advise.memory import Beside
     from quantkit.advise.recommendation import recommend
+    from quantkit.advise.split import Split, Wish
     from quantkit.cli import console, recommend_view, serving_view, start
     from quantkit.model.source import context_of
     from quantkit.serving import adapters, target
@@ -119,9 +134,9 @@ def command(
     )
     loras = adapters.parse(lora or [], is_gguf=False)
 
-    def beside(n_gpus: int) -> Beside:
-        taken = Beside() if guesses is None else guesses.beside(n_gpus)
-        more = adapters.size_bytes(of_model, loras, n_gpus)
+    def beside(split: Split) -> Beside:
+        taken = Beside() if guesses is None else guesses.beside(split.tensor)
+        more = adapters.size_bytes(of_model, loras, split.n_gpus)
         return replace(taken, fixed_bytes=taken.fixed_bytes + more)
 
     question = Question(
@@ -129,7 +144,9 @@ def command(
         context=min(8192, context_of(of_model.config)) if context is None else context,
         users=users,
         answer=answer,
-        count=count,
+        # Who says how GPUs share it has said how many there are.
+        count=count or (tensor_parallel or 1) * (pipeline_parallel or 1),
+        wish=Wish(tensor_parallel, pipeline_parallel, expert_parallel),
         objective=objective,
         min_quality=MIN_QUALITY if min_quality is None else min_quality,
         gpu_hour=gpu_hour,
@@ -200,6 +217,7 @@ def _plan(
     demand = plan.Demand(
         gpu=found.gpu,
         count=chosen.count,
+        split=chosen.split,
         context=question.context,
         users=question.users,
         profile=profile or ("batch" if question.objective == "throughput" else "chat"),

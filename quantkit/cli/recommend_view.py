@@ -65,6 +65,8 @@ def _answer(found: "Recommendation", chosen: "Candidate", model: str) -> list[tu
                 f"{words.users(fit.users)}, {fit.kv_tokens:,} tokens",
             )
         )
+    if shared := words.sharing(chosen, found.question):
+        lines.append(("GPUs", shared))
     if quality is not None:
         kind = "published for other models" if quality.is_prior else "of this model"
         lines.append(("quality", f"{words.kept(chosen)}, {kind}: {quality.basis}"))

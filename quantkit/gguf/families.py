@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, Keys, RopeScalingType
-
 from quantkit.errors import SourceError
+from quantkit.gguf.names import MODEL_ARCH, MODEL_ARCH_NAMES, Keys, RopeScalingType
 from quantkit.hush import hushed
 
 if TYPE_CHECKING:

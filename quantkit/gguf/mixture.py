@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import gguf
-from gguf import GGMLQuantizationType as Kind
-
 from quantkit.errors import RecipeError, SourceError, UnknownName
+from quantkit.gguf.names import GGML_QUANT_SIZES, LlamaFileType
+from quantkit.gguf.names import GGMLQuantizationType as Kind
 
 BASE = {
     "F32": Kind.F32,
@@ -40,7 +39,7 @@ BASE = {
 """The type of most weights, by file type."""
 
 FILE_TYPES = {
-    name: int(gguf.LlamaFileType["ALL_F32" if name == "F32" else f"MOSTLY_{name}"]) for name in BASE
+    name: int(LlamaFileType["ALL_F32" if name == "F32" else f"MOSTLY_{name}"]) for name in BASE
 }
 """The number that a file of this type carries as `general.file_type`."""
 
@@ -130,7 +129,7 @@ def quantised(name: str, shape: tuple[int, ...]) -> bool:
 def _fitted(kind: Kind, columns: int) -> Choice:
     """The type itself, or what takes its place when blocks do not divide the columns."""
     found = kind
-    while columns % gguf.GGML_QUANT_SIZES[found][0]:
+    while columns % GGML_QUANT_SIZES[found][0]:
         found = FALLBACKS.get(found, Kind.F16)
     return Choice(found, kind if found != kind else None)
 

@@ -11,16 +11,15 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from gguf import (
+from quantkit.errors import SourceError
+from quantkit.gguf.families import Family, head_dim, rope_of, rotary_dim
+from quantkit.gguf.names import (
     GGML_QUANT_SIZES,
     MODEL_TENSOR,
     TENSOR_NAMES,
     GGMLQuantizationType,
     get_tensor_name_map,
 )
-
-from quantkit.errors import SourceError
-from quantkit.gguf.families import Family, head_dim, rope_of, rotary_dim
 from quantkit.model.architecture import IGNORABLE
 from quantkit.model.headers import WEIGHT_TYPES, TensorSpec
 

@@ -22,7 +22,7 @@ def compose(plan: Plan) -> str:
         "volumes": [_mount(here, there) for here, there in box.mounts],
         "environment": {"HF_HUB_OFFLINE": "1"},
         # GPUs that share a model talk through shared memory; Docker's own 64 MB are too few.
-        "shm_size": "16gb" if plan.demand.count > 1 else "2gb",
+        "shm_size": "16gb" if plan.size.split.n_gpus > 1 else "2gb",
         "restart": "unless-stopped",
         "stop_grace_period": "30s",
         "healthcheck": {
@@ -34,7 +34,7 @@ def compose(plan: Plan) -> str:
         },
     }
     if gpu == "nvidia":
-        device = {"driver": "nvidia", "count": plan.demand.count, "capabilities": ["gpu"]}
+        device = {"driver": "nvidia", "count": plan.size.split.n_gpus, "capabilities": ["gpu"]}
         service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
     elif gpu in ("amd", "intel"):
         service["devices"] = ["/dev/kfd", "/dev/dri"] if gpu == "amd" else ["/dev/dri"]
@@ -56,7 +56,7 @@ def compose(plan: Plan) -> str:
 
 def start_seconds(plan: Plan) -> int:
     """How long a start may take before it has failed: reading at 200 MB/s, then warming up."""
-    size = plan.size.fit.weight_bytes * plan.demand.count if plan.size.fit else 0
+    size = plan.size.fit.weight_bytes * plan.size.split.n_gpus if plan.size.fit else 0
     return int(180 + size / 200e6)
 
 

@@ -107,15 +107,15 @@ def _resources(plan: Plan) -> dict[str, Any]:
     if plan.demand.gpu.vendor == "cpu" and fit is not None:
         weights += plan.size.sequences * fit.user_bytes
     memory = f"{8 + -(-weights // GIB)}Gi"
-    requests = {"cpu": str(2 + 2 * plan.demand.count), "memory": memory}
+    requests = {"cpu": str(2 + 2 * plan.size.split.n_gpus), "memory": memory}
     if plan.demand.gpu.vendor not in RESOURCES:
         return {"requests": requests}
-    gpus = {RESOURCES[plan.demand.gpu.vendor]: str(plan.demand.count)}
+    gpus = {RESOURCES[plan.demand.gpu.vendor]: str(plan.size.split.n_gpus)}
     return {"requests": {**requests, **gpus}, "limits": gpus}
 
 
 def _shm(plan: Plan) -> str:
-    return "16Gi" if plan.demand.count > 1 else "2Gi"
+    return "16Gi" if plan.size.split.n_gpus > 1 else "2Gi"
 
 
 def _inside_claim(folder: str) -> str:

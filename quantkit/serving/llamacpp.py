@@ -31,8 +31,8 @@ def flags(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
         ("--n-gpu-layers", ALL_LAYERS if on_gpu else "0"),
         "every layer on the GPU" if on_gpu else "every layer on the CPU",
     )
-    if demand.count > 1:
-        yield Flag(("--split-mode", "layer"), f"whole layers on each of the {demand.count} GPUs")
+    if (n_gpus := size.split.n_gpus) > 1:
+        yield Flag(("--split-mode", "layer"), f"whole layers on each of the {n_gpus} GPUs")
     yield Flag(
         ("--flash-attn", "on" if on_gpu else "auto"),
         "attention without the large matrix" + ("; a small cache needs it" if on_gpu else ""),

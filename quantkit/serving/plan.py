@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from quantkit.advise import formats, memory, support
+from quantkit.advise import formats, memory, parallel, support
 from quantkit.advise.gpus import GPU
 from quantkit.advise.memory import Beside, Fit
+from quantkit.advise.split import ANY, ONE, Split
 from quantkit.errors import EngineError, HardwareError, UnknownName
 from quantkit.recipe import AnyRecipe, GGUFRecipe
 from quantkit.serving import adapters as loras
@@ -47,6 +48,8 @@ class Demand:
 
     gpu: GPU
     count: int = 1
+    split: Split | None = None
+    """How GPUs share the model; None: every layer is cut over all of them, or what else fits."""
     context: int | None = None
     """None: what the model allows, at most 8,192 tokens, or less where that does not fit."""
     users: int | None = None
@@ -71,6 +74,9 @@ class Size:
     batch_tokens: int
     kv_bits: int
     fit: Fit | None
+    split: Split = ONE
+    why_split: str = ""
+    """Why it is not every layer that is cut over all GPUs; empty where it is."""
     is_reduced: bool = False
     """Whether it computes fewer tokens together than the profile wants, for lack of memory."""
 
@@ -89,7 +95,7 @@ class Plan:
     @property
     def where(self) -> str:
         """What it is planned for, in words."""
-        gpu, count = self.demand.gpu.name, self.demand.count
+        gpu, count = self.demand.gpu.name, self.size.split.n_gpus
         devices = gpu if count == 1 else f"{count} x {gpu}"
         return f"{devices} and {self.size.profile.name} traffic"
 
@@ -147,6 +153,9 @@ class Plan:
             "served_name": self.served_name,
             "gpu": self.demand.gpu.name,
             "count": self.demand.count,
+            "tensor_parallel": self.size.split.tensor,
+            "pipeline_parallel": self.size.split.pipeline,
+            "expert_parallel": self.size.split.has_whole_experts,
             "profile": self.size.profile.name,
             "context": self.size.context,
             "sequences": self.size.sequences,
@@ -177,6 +186,10 @@ def make(target: Target, demand: Demand) -> Plan:
         notes.append("nothing is known of this model's memory, so it was not checked")
     elif demand.context is None and size.context < _allowed(target, DEFAULT_CONTEXT):
         notes.append(f"the context was cut to {size.context:,} tokens, which is what fits")
+    if left := demand.count - size.split.n_gpus:
+        are = "is" if left == 1 else "are"
+        why = f": {size.why_split}" if size.why_split else ""
+        notes.append(f"{left} of the {demand.count} GPUs {are} left idle{why}")
     if size.is_reduced:
         notes.append(
             f"{size.batch_tokens:,} tokens are computed together, fewer than {demand.profile} "
@@ -228,17 +241,37 @@ def _size(target: Target, demand: Demand, engine: Engine) -> Size:
     contexts = [demand.context or _allowed(target, DEFAULT_CONTEXT)]
     while demand.context is None and contexts[-1] // 2 >= LEAST_CONTEXT:
         contexts.append(contexts[-1] // 2)
+    splits, why = _splits(target, demand)
     for context in contexts:
-        for reduced in (False, True):
-            size = _size_at(target, demand, engine, profile, context, reduced)
-            if size.fit is None or size.fit.users:
-                return size
+        tried = [
+            _size_at(target, demand, engine, profile, context, reduced, split)
+            for reduced in (False, True)
+            for split in splits
+        ]
+        if found := next((s for s in tried if s.fit is None or s.fit.users), None):
+            is_usual = found.split == parallel.usual(target.recipe, demand.count)
+            return replace(found, why_split="" if is_usual else why)
+    size = tried[0]
     assert size.fit is not None
     raise HardwareError(
         f"{target.name} does not fit on {demand.count} x {demand.gpu.name} with a context of "
         f"{size.context:,} tokens: {size.fit.reason}; shorten --context, use more or larger GPUs, "
         "or take a smaller format"
     )
+
+
+def _splits(target: Target, demand: Demand) -> tuple[list[Split], str]:
+    """Ways to share the model, the first that fits to be taken, and why not the usual one."""
+    usual = parallel.usual(target.recipe, demand.count)
+    if target.shape is None:
+        return [demand.split or usual], ""
+    why = parallel.obstacle(target.shape, target.sized_by, usual)
+    if demand.split is not None:
+        return [demand.split], why
+    ways = parallel.ways_to_share(target.shape, target.sized_by, demand.count, ANY)
+    if target.is_gguf or usual in ways or not ways:
+        return [usual], why
+    return ways, why
 
 
 def _size_at(
@@ -248,6 +281,7 @@ def _size_at(
     profile: Profile,
     context: int,
     reduced: bool,
+    split: Split,
 ) -> Size:
     large = is_large(demand.gpu) and not reduced
     limit = MAX_SEQUENCES[large]
@@ -256,7 +290,7 @@ def _size_at(
     kv_bits = demand.kv_bits or _own_kv_bits(target.recipe)
     if target.shape is None:
         slots = demand.users or profile.slots
-        return Size(profile, context, slots, profile.batch_tokens[large], kv_bits, None)
+        return Size(profile, context, slots, profile.batch_tokens[large], kv_bits, None, split)
     wanted = min(demand.users, limit) if demand.users and profile.filled == 1 else limit
     batch = profile.batch_tokens[large]
     if reduced:
@@ -265,8 +299,8 @@ def _size_at(
         used = memory.LLAMA_CPP
     else:
         used = replace(memory.VLLM, batch_tokens=batch, n_logits=wanted)
-    beside = demand.draft.beside(demand.count) if demand.draft else Beside()
-    lora = loras.size_bytes(target.shape, demand.adapters, demand.count)
+    beside = demand.draft.beside(split.tensor) if demand.draft else Beside()
+    lora = loras.size_bytes(target.shape, demand.adapters, split.n_gpus)
     fit = memory.fits(
         target.shape,
         target.sized_by,
@@ -278,6 +312,7 @@ def _size_at(
         kv_bits,
         used,
         replace(beside, fixed_bytes=beside.fixed_bytes + lora),
+        split,
     )
     if engine == "llama.cpp":
         sequences = min(fit.users, demand.users or profile.slots)
@@ -285,7 +320,8 @@ def _size_at(
         held = max(1, int(fit.kv_tokens / (context * profile.filled)))
         sequences = min(held, wanted)
     batch = max(sequences, min(batch, sequences * context))
-    return Size(profile, context, max(1, sequences), batch, kv_bits, fit, reduced)
+    found = Size(profile, context, max(1, sequences), batch, kv_bits, fit, split)
+    return replace(found, is_reduced=reduced)
 
 
 def kv_bits(text: str) -> int | None:

@@ -3,7 +3,9 @@
 import json
 from collections.abc import Iterator
 
+from quantkit.advise import parallel
 from quantkit.advise.gpus import GPU
+from quantkit.advise.split import stages
 from quantkit.recipe import Recipe
 from quantkit.serving import adapters as loras
 from quantkit.serving.draft import Draft
@@ -23,7 +25,7 @@ def flags(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
     if demand.adapters:
         yield from _adapters(demand)
     if demand.draft is not None:
-        config = json.dumps(demand.draft.config(demand.count))
+        config = json.dumps(demand.draft.config(size.split.tensor))
         yield Flag(("--speculative-config", config), _why_draft(demand.draft))
 
 
@@ -39,13 +41,33 @@ def _where(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
         # Compiling takes longer on a CPU than it gives back.
         yield Flag(("--enforce-eager",), "no compilation, for a start in seconds")
         return
-    if demand.count > 1:
-        weights = f" ({gib(size.fit.weight_bytes)} of weights on each)" if size.fit else ""
-        why = f"every layer is cut over the {demand.count} GPUs{weights}"
-        yield Flag(("--tensor-parallel-size", str(demand.count)), why)
+    yield from _split(target, size)
     yield Flag(("--gpu-memory-utilization", f"{demand.utilisation:g}"), _why_memory(gpu, size))
     if gpu.capability is not None and gpu.capability < 8 and _is_bf16(target):
         yield Flag(("--dtype", "half"), f"{gpu.name} has no BF16")
+
+
+def _split(target: Target, size: Size) -> Iterator[Flag]:
+    split = size.split
+    on = "each" if split.pipeline == 1 else "the fullest"
+    weights = f" ({gib(size.fit.weight_bytes)} of weights on {on})" if size.fit else ""
+    since = f": {size.why_split}" if size.why_split else ""
+    if split.tensor > 1:
+        why = f"every layer is cut over {'the ' if not since else ''}{split.tensor} GPUs"
+        yield Flag(("--tensor-parallel-size", str(split.tensor)), f"{why}{weights}{since}")
+    if split.pipeline > 1:
+        why = f"layers in a row on {split.pipeline} x {split.tensor} GPUs"
+        if split.tensor == 1:
+            why = f"layers in a row on {split.pipeline} GPUs{weights}{since}"
+        if target.shape is not None:
+            rows = stages(int(target.shape.config["num_hidden_layers"]), split.pipeline)
+            why = f"{', '.join(str(len(row)) for row in rows)} {why}"
+        yield Flag(("--pipeline-parallel-size", str(split.pipeline)), why)
+    if split.has_whole_experts and target.shape is not None:
+        n_experts = parallel.n_experts(target.shape)
+        held = -(-n_experts // split.tensor)
+        why = f"{held} of {n_experts} experts on each GPU, whole; the rest is cut"
+        yield Flag(("--enable-expert-parallel",), why)
 
 
 def _why_memory(gpu: GPU, size: Size) -> str:

@@ -1,17 +1,16 @@
-"""docs/choosing.md shows what the program prints."""
+"""docs/choosing.md shows what the program prints; scripts/write_choosing_page.py makes it so."""
 
-import json
-import re
+import importlib.util
 import shlex
 from pathlib import Path
 
 import pytest
 
-from quantkit.advise import sizes
-
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "choosing.md").read_text()
-SHOWN = re.findall(r"```\n\$ quantkit (recommend [^\n]*)\n(.*?)```", PAGE, re.S)
+_spec = importlib.util.spec_from_file_location("page", ROOT / "scripts/write_choosing_page.py")
+script = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(script)
+SHOWN = script.SHOWN.findall(script.PAGE.read_text())
 
 
 def test_the_page_shows_several_decisions():
@@ -20,16 +19,12 @@ def test_the_page_shows_several_decisions():
 
 @pytest.mark.parametrize(("command", "shown"), SHOWN, ids=lambda value: value[:40])
 def test_the_page_shows_what_is_printed(run_cli, monkeypatch, tmp_path, command, shown):
-    folder = tmp_path / "SmolLM2-135M"
-    folder.mkdir()
-    _, config = sizes.config_of(sizes.parse("135M"))
-    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
-    (tmp_path / "reports").symlink_to(ROOT / "reports")
+    script.prepare(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     result = run_cli(shlex.split(command))
     assert result.code == shown.split("\n")[0].endswith("nothing serves it")
-    assert words(result.stdout) == words(shown)
+    assert words(result.stdout) == words(shown), "run: make docs"
 
 
 def words(text: str) -> list[str]:

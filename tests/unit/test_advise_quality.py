@@ -1,6 +1,7 @@
 """What formats keep: published figures that can be true, and reports of the very model."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ from gate_reports import report
 
 from quantkit.advise import formats, quality, shape
 from quantkit.errors import AdviceError, ScoreError
+from quantkit.model.source import ModelSource
 from quantkit.recipe import load
+from quantkit.resources import DEMO_MODEL
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m" / "report.json"
 SMOLLM = {
@@ -92,17 +95,44 @@ def test_accuracies_count_where_there_are_any(tmp_path, monkeypatch):
     path.write_text(json.dumps(report(("one", "gptq-w4a16", 0.63, 2.05)).to_json()))
     model = shape.of("8B")
     monkeypatch.setattr(type(model), "size_bytes", 1000)
-    found = quality.from_report(path, shape.from_config(model.config, "8B"))
+    found = quality.from_report(path, shape.from_config(model.config, "src"))
     assert found["gptq-w4a16"].recovery == pytest.approx(0.63 / 0.7)
     assert "quiz" in found["gptq-w4a16"].basis
-    assert found == quality.from_report(tmp_path, shape.from_config(model.config, "8B"))
+    assert found == quality.from_report(tmp_path, shape.from_config(model.config, "src"))
 
 
 def test_a_report_of_another_model_is_refused(smollm, tmp_path):
     other = shape.from_config(SMOLLM | {"num_hidden_layers": 31}, "other")
     with pytest.raises(AdviceError, match="of another model: its source SmolLM2-135M"):
         quality.from_report(PUBLISHED, other)
+    twin = shape.from_config(SMOLLM, "somebody/SmolLM2-135M-Instruct")
+    with pytest.raises(AdviceError, match="is a report of SmolLM2-135M, and without weights"):
+        quality.from_report(PUBLISHED, twin)
     with pytest.raises(AdviceError, match="only a size"):
         quality.from_report(PUBLISHED, shape.of("135M"))
     with pytest.raises(ScoreError, match="cannot read"):
         quality.from_report(tmp_path / "none.json", smollm)
+
+
+def test_names_in_the_hub_are_told_by_their_last_part():
+    for name in ("HuggingFaceTB/SmolLM2-135M", "smollm2-135m"):
+        assert quality.from_report(PUBLISHED, shape.from_config(SMOLLM, name))
+
+
+def test_weights_tell_models_of_one_shape_apart(tmp_path):
+    for name in ("scored", "other"):
+        shutil.copytree(DEMO_MODEL, tmp_path / name)
+    written = json.loads(json.dumps(report(("one", "gptq-w4a16", 0.63, 2.05)).to_json()))
+    demo = shape.of(str(tmp_path / "scored"))
+    digest = ModelSource.open(str(tmp_path / "scored")).digest
+    written["baseline"] |= {"size_bytes": demo.size_bytes, "digest": digest}
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(written))
+    # The name is another, the weights are those that were scored.
+    assert "gptq-w4a16" in quality.from_report(path, demo)
+    weights = next((tmp_path / "other").glob("*.safetensors"))
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(AdviceError, match="is a report of another model: it is of src with digest"):
+        quality.from_report(path, shape.of(str(tmp_path / "other")))

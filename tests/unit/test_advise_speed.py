@@ -1,14 +1,17 @@
 """The roofline: arithmetic that can be checked by hand, properties, and known crossovers."""
 
+import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantkit.advise import efficiency, formats, gpus, shape, speed, work
+from quantkit.advise import efficiency, experts, formats, gpus, links, parallel, shape, speed, work
 from quantkit.advise.efficiency import Efficiency
 from quantkit.advise.speed import Case, Load, estimate, prefill_seconds, step_seconds
+from quantkit.advise.split import Split, stages
 from quantkit.recipe import load
 
 IDEAL = Efficiency(1, 1, 1, 0, 0, 1, 0)
@@ -34,8 +37,11 @@ A_TOKEN = 2 * 32 * 8 * 128 * 2
 """Bytes of keys and values."""
 
 
-def case(name, gpu=PLAIN, count=1):
-    return Case(LLAMA, WORKS[name], FORMATS[name], gpu, count)
+def case(name, gpu=PLAIN, count=1, pipeline=1):
+    split = parallel.usual(FORMATS[name].recipe, count)
+    if pipeline > 1:
+        split = Split(count, pipeline)
+    return Case(LLAMA, WORKS[name], FORMATS[name], gpu, split)
 
 
 def test_a_step_reads_weights_once_and_every_cache():
@@ -48,16 +54,29 @@ def test_a_step_reads_weights_once_and_every_cache():
     )
 
 
-def test_a_prompt_multiplies_with_every_weight_and_attends_to_what_came_before():
-    products = 2 * (LINEARS + HEAD) * 4096
+def test_a_prompt_multiplies_with_every_layer_and_attends_to_what_came_before():
+    products = 2 * LINEARS * 4096
     attention = 4 * 32 * 4096 * 4096**2 / 2
-    expected = (products + attention) / 100e12
+    head = 2 * 2 * HEAD / 1e12  # read once for each chunk of 2,048, multiplied with one token
+    expected = (products + attention) / 100e12 + head
     assert prefill_seconds(case("as it is"), 4096, IDEAL) == pytest.approx(expected)
+
+
+def test_only_the_last_token_of_a_prompt_is_multiplied_with_the_head():
+    wide = shape.from_config(CONFIG | {"vocab_size": 1_000_000}, "wide")
+    form = FORMATS["as it is"]
+    ours = prefill_seconds(Case(wide, work.of(wide, form), form, PLAIN), 2048, IDEAL)
+    more_to_read = 2 * (1_000_000 - 128256) * 4096 / 1e12
+    assert ours - prefill_seconds(case("as it is"), 2048, IDEAL) == pytest.approx(more_to_read)
+    # A step draws a token for everybody: there the head counts for each of them.
+    steps = [step_seconds(Case(m, work.of(m, form), form, PLAIN), 2048, 1, IDEAL)
+             for m in (LLAMA, wide)]  # fmt: skip
+    assert steps[1] - steps[0] == pytest.approx(2048 * 2 * (1_000_000 - 128256) * 4096 / 100e12)
 
 
 @pytest.mark.parametrize(("name", "rate"), [("fp8-dynamic", 200), ("int8-w8a8", 300)])
 def test_8_bit_formats_compute_at_their_own_rate_but_for_head_and_attention(name, rate):
-    own, head = 2 * LINEARS * 4096 / (rate * 1e12), 2 * HEAD * 4096 / 100e12
+    own, head = 2 * LINEARS * 4096 / (rate * 1e12), 2 * 2 * HEAD / 1e12
     attention = 4 * 32 * 4096 * 4096**2 / 2 / 100e12
     assert prefill_seconds(case(name), 4096, IDEAL) == pytest.approx(own + head + attention)
 
@@ -65,9 +84,18 @@ def test_8_bit_formats_compute_at_their_own_rate_but_for_head_and_attention(name
 @pytest.mark.parametrize("name", ["fp8-dynamic", "awq-gptq-w4a16", "gptq-w8a16", "gguf-q4_k_m"])
 def test_weight_only_formats_compute_in_16_bits(name):
     ampere = replace(PLAIN, compute_capability="8.6")  # where FP8 is emulated
-    ours = prefill_seconds(case(name, ampere), 8192, IDEAL)
-    assert ours == pytest.approx(prefill_seconds(case("as it is", ampere), 8192, IDEAL))
+    ours, theirs = (
+        prefill_seconds(case(n, ampere), 8192, IDEAL) - reads_of_head(n, 8192)
+        for n in (name, "as it is")
+    )
+    assert ours == pytest.approx(theirs)
     assert case(name, ampere).is_unpacked
+
+
+def reads_of_head(name, prompt):
+    """Formats have it in different numbers of bytes, and engines read it for other chunks."""
+    chunks = prompt // speed.CHUNK_TOKENS[FORMATS[name].engine]
+    return chunks * WORKS[name].head_bytes / 1e12
 
 
 def test_several_gpus_share_a_step_and_talk_twice_a_layer():
@@ -83,11 +111,11 @@ def test_gpus_of_llama_cpp_take_turns():
 
 
 def test_links_fall_back_to_pcie():
-    assert speed.link_gb_s(GPUS["H100 SXM"]) == (450.0, False)
-    one_way, is_pcie = speed.link_gb_s(GPUS["L40S"])
+    assert links.link_gb_s(GPUS["H100 SXM"]) == (450.0, False)
+    one_way, is_pcie = links.link_gb_s(GPUS["L40S"])
     assert is_pcie
     assert one_way == pytest.approx(31.5, abs=0.1)
-    assert speed.link_gb_s(replace(PLAIN, link_gb_s=None))[1]
+    assert links.link_gb_s(replace(PLAIN, link_gb_s=None))[1]
 
 
 @given(st.integers(1, 60), st.integers(1, 60))
@@ -118,7 +146,6 @@ def test_more_tokens_want_more_experts():
     assert parts.bytes_read(1) == pytest.approx(20 + 80 / 4)
     assert parts.bytes_read(2) == pytest.approx(20 + 80 * (1 - 0.75**2))
     assert parts.bytes_read(1000) == pytest.approx(100)
-    assert parts.flops(parts.plain) == 2 * (10 + 40 / 4)
 
 
 def test_a_tied_table_is_read_as_the_last_layer():
@@ -126,13 +153,15 @@ def test_a_tied_table_is_read_as_the_last_layer():
     for name in ("as it is", "gguf-q4_k_m"):
         found = work.of(tied, FORMATS[name])
         assert found.read.dense == found.stored_bytes
-        assert found.plain.dense == LINEARS + HEAD
+        assert (found.plain.dense, found.head) == (LINEARS, HEAD)
+        assert 0 < found.head_bytes < found.read.dense
 
 
 any_case = {
     "name": st.sampled_from(sorted(FORMATS)),
     "gpu": st.sampled_from(sorted(GPUS)),
     "count": st.sampled_from([1, 2, 8]),
+    "pipeline": st.sampled_from([1, 3]),
     "users": st.integers(1, 300),
     "context": st.integers(2, 100_000),
 }
@@ -140,8 +169,10 @@ any_case = {
 
 @settings(max_examples=80, deadline=None)
 @given(**any_case)
-def test_ranges_are_in_order(name, gpu, count, users, context):
-    found = estimate(case(name, GPUS[gpu], count), Load(context, max(1, context // 4), users))
+def test_ranges_are_in_order(name, gpu, count, pipeline, users, context):
+    found = estimate(
+        case(name, GPUS[gpu], count, pipeline), Load(context, max(1, context // 4), users)
+    )
     for span in filter(None, (found.first_token, found.step, found.answer, found.total)):
         assert 0 <= span.low <= span.typical <= span.high
     assert found.total.typical <= users * found.each.typical * (1 + 1e-9)
@@ -149,21 +180,22 @@ def test_ranges_are_in_order(name, gpu, count, users, context):
 
 @settings(max_examples=80, deadline=None)
 @given(**any_case, more=st.floats(1.0, 10.0))
-def test_a_better_gpu_is_never_slower(name, gpu, count, users, context, more):
+def test_a_better_gpu_is_never_slower(name, gpu, count, pipeline, users, context, more):
     load_, before = Load(context, max(1, context // 4), users), GPUS[gpu]
     faster = replace(before, bandwidth_gb_s=before.bandwidth_gb_s * more)
     if before.fp16_tflops:
         stronger = replace(before, fp16_tflops=before.fp16_tflops * more)
-        assert_no_slower(case(name, stronger, count), case(name, before, count), load_)
-    assert_no_slower(case(name, faster, count), case(name, before, count), load_)
+        both = (case(name, one, count, pipeline) for one in (stronger, before))
+        assert_no_slower(*both, load_)
+    assert_no_slower(*(case(name, one, count, pipeline) for one in (faster, before)), load_)
 
 
 @settings(max_examples=60, deadline=None)
 @given(**any_case, more=st.integers(1, 500))
 def test_more_users_and_longer_contexts_never_speed_a_step_up(
-    name, gpu, count, users, context, more
+    name, gpu, count, pipeline, users, context, more
 ):
-    model = case(name, GPUS[gpu], count)
+    model = case(name, GPUS[gpu], count, pipeline)
     for end in efficiency.of(model.format.engine, model.gpu.vendor):
         now = step_seconds(model, users, context, end)
         assert step_seconds(model, users + more, context, end) >= now * (1 - 1e-9)
@@ -243,3 +275,73 @@ def test_checking_several_tokens_reads_weights_and_cache_once():
     # At many users the products count, and each token more costs as much as the first.
     many = [speed.pass_seconds(case("as it is"), 4096, n, 1, IDEAL) for n in (1, 2)]
     assert many[1] > 1.9 * many[0]
+
+
+def test_a_pipeline_computes_layers_in_sequence_and_hands_them_on():
+    weights = 2 * (LINEARS + HEAD + NORMS)
+    handed = 3 * 2 * 4096 * 2 / 100e9  # three times, a state and its residual, one way of the link
+    alone = step_seconds(case("as it is", pipeline=4), 1, 1000, IDEAL)
+    assert alone == pytest.approx((weights + 1000 * A_TOKEN) / 1e12 + handed)
+
+
+def test_users_of_a_pipeline_are_computed_in_as_many_batches_as_it_has_stages():
+    layers, head = 2 * (LINEARS + NORMS) / 1e12, 2 * HEAD / 1e12
+    cache, handed = 10 * 1000 * A_TOKEN / 1e12, 10 * 3 * 2 * 4096 * 2 / 100e9
+    # Each of four batches has 10 users; the last of four stages has the head, too, and decides.
+    longest = (layers + cache + handed) / 4 + head
+    found = step_seconds(case("as it is", pipeline=4), 40, 1000, IDEAL)
+    assert found == pytest.approx(4 * longest)
+    # Sharing the cache is what a pipeline is for: all users at once would take longer.
+    assert found < step_seconds(case("as it is"), 40, 1000, IDEAL)
+
+
+def test_the_chunks_of_a_prompt_follow_each_other_through_a_pipeline():
+    one, four = (case("as it is", pipeline=n) for n in (1, 4))
+    chunks = 8
+    whole = prefill_seconds(one, chunks * 2048, IDEAL)
+    handed = 3 * chunks * 2048 * 2 * 4096 * 2 / 100e9
+    expected = (whole + handed) * (1 / chunks + (chunks - 1) / chunks / 4)
+    assert prefill_seconds(four, chunks * 2048, IDEAL) == pytest.approx(expected)
+    # A prompt of one chunk gains nothing, but others wait for one stage of it only.
+    first, turn = speed.prompt_seconds(four, 2048, IDEAL)
+    assert turn == pytest.approx(first / 4)
+
+
+@given(st.integers(1, 200), st.integers(1, 16))
+def test_stages_have_all_layers_in_order_and_differ_by_one(n_layers, n_stages):
+    found = stages(n_layers, n_stages)
+    assert [layer for row in found for layer in row] == list(range(n_layers))
+    sizes = [len(row) for row in found]
+    assert len(sizes) == n_stages
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes[-1] == min(sizes)
+
+
+@pytest.mark.parametrize(
+    ("n_layers", "n_stages", "sizes"),
+    [(32, 4, [8, 8, 8, 8]), (22, 4, [5, 6, 6, 5]), (5, 3, [2, 2, 1]), (3, 2, [2, 1])],
+)
+def test_layers_that_are_left_over_go_where_vllm_puts_them(n_layers, n_stages, sizes):
+    assert [len(row) for row in stages(n_layers, n_stages)] == sizes
+
+
+@given(st.integers(1, 512), st.integers(1, 16), st.integers(1, 4096), st.integers(1, 64))
+def test_the_fullest_gpu_has_at_least_its_share_and_at_most_all(pool, n_gpus, tokens, more):
+    wanted = min(tokens, pool)
+    for n_wanted, n_experts, most in ((wanted, pool, -(-pool // n_gpus)), (tokens, None, tokens)):
+        fullest = experts.unevenness(n_wanted, n_experts, n_gpus) * n_wanted / n_gpus
+        assert n_wanted / n_gpus * (1 - 1e-9) <= fullest <= most * (1 + 1e-9)
+    # More that is wanted is never done sooner.
+    after = min(wanted + more, pool)
+    ours, theirs = (experts.unevenness(n, pool, n_gpus) * n for n in (wanted, after))
+    assert ours <= theirs * (1 + 1e-9)
+
+
+def test_few_tokens_make_whole_experts_wait_for_each_other_and_many_do_not():
+    # Eight tokens that want one of many experts each, on eight GPUs: drawn, the fullest has 2.6.
+    drawn = random.Random(0)
+    counts = [max(Counter(drawn.randrange(8) for _ in range(8)).values()) for _ in range(4000)]
+    expected = sum(counts) / len(counts)
+    assert experts.unevenness(8, None, 8) == pytest.approx(expected, rel=0.15)
+    assert experts.unevenness(128, 128, 8) == 1.0
+    assert experts.unevenness(1 << 20, None, 8) < 1.01

@@ -211,9 +211,32 @@ def test_a_size_is_no_bandwidth():
         parse_bytes("24GB", per_second=True)
 
 
+@pytest.mark.parametrize(
+    ("text", "size", "is_said"),
+    [
+        ("24GB", 24 << 30, "24GB is taken as vendors print it, 24 GiB"),
+        ("24 gb", 24 << 30, "24 gb is taken as vendors print it, 24 GiB"),
+        ("24GiB", 24 << 30, None),
+        ("24564MiB", 24564 << 20, None),
+        ("24576MB", 24 << 30, "24576MB is taken as vendors print it, 24 GiB"),
+    ],
+)
+def test_memory_is_what_cards_print(text, size, is_said):
+    gpu = describe(text, "1008GB/s")
+    assert gpu.usable_bytes == size
+    assert gpu.derived.get("memory_bytes") == is_said
+    # A rate is printed in powers of ten.
+    assert gpu.bandwidth_gb_s == 1008
+
+
+def test_what_is_no_memory_is_refused_in_the_users_words():
+    with pytest.raises(HardwareError, match="'24GB/s' is no size of memory"):
+        describe("24GB/s", "1008GB/s")
+
+
 def test_described_devices():
     gpu = describe("20GB", "640GB/s", compute_capability="8.9", fp16_tflops=104)
-    assert (gpu.vendor, gpu.usable_bytes, gpu.bandwidth_gb_s) == ("nvidia", 20_000_000_000, 640)
+    assert (gpu.vendor, gpu.usable_bytes, gpu.bandwidth_gb_s) == ("nvidia", 20 << 30, 640)
     assert runs(gpu, "fp8-w8a8").how == "native"
     assert describe("64GiB", "1.6TB/s", compute_capability="gfx90a").vendor == "amd"
     unknown = describe("20GB", "640GB/s")

@@ -1,0 +1,71 @@
+"""How several GPUs share a model, in the words of vLLM.
+
+Tensor parallel: each GPU has a part of every layer, and they talk twice a layer. Pipeline parallel:
+each has layers in a row, and hands what it computed on. Expert parallel, of a mixture: attention is
+cut as in tensor parallel, and experts are given out whole. Tensor and pipeline go together. What
+llama.cpp does is a row of layers, too.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Split:
+    """GPUs that cut layers, times GPUs in a row."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    has_whole_experts: bool = False
+    """Each of the GPUs that cut layers has some experts, all of them."""
+
+    @property
+    def n_gpus(self) -> int:
+        return self.tensor * self.pipeline
+
+    def __str__(self) -> str:
+        said = "one GPU"
+        if self.tensor > 1 and self.pipeline > 1:
+            said = f"tensor parallel over {self.tensor} in a pipeline of {self.pipeline}"
+        elif self.tensor > 1:
+            said = f"tensor parallel over {self.tensor} GPUs"
+        elif self.pipeline > 1:
+            said = f"a pipeline of {self.pipeline} GPUs"
+        return f"{said} with whole experts" if self.has_whole_experts else said
+
+
+ONE = Split()
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What somebody insists on; None leaves it open."""
+
+    tensor: int | None = None
+    pipeline: int | None = None
+    has_whole_experts: bool = False
+
+    @property
+    def is_any(self) -> bool:
+        return self != ANY
+
+    def allows(self, split: Split) -> bool:
+        return (
+            self.tensor in (None, split.tensor)
+            and self.pipeline in (None, split.pipeline)
+            and (split.has_whole_experts or not self.has_whole_experts)
+        )
+
+
+ANY = Wish()
+
+
+def stages(n_layers: int, n_stages: int) -> list[range]:
+    """The layers of each stage of a pipeline.
+
+    As vLLM gives them out (get_pp_indices in distributed/utils.py): what is left over goes to the
+    last but one and those before it, since the first has the embeddings and the last the head.
+    """
+    each, more = divmod(n_layers, n_stages)
+    sizes = [each + (n_stages - 1 - more <= n < n_stages - 1) for n in range(n_stages)]
+    starts = [sum(sizes[:n]) for n in range(n_stages)]
+    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
