@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 
 # (Worker_TP0 pid=12) ERROR 10-15 08:32:29 [core.py:708] ValueError: ...
 _PROCESS = re.compile(r"\(\S[^()]*? pid=\d+\) ?")
-_LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?([^\]\s]+)\] ?")
+_LEVEL = re.compile(
+    r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?([^\]\s]+)\] ?"
+)
 _BEGINS = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Empty|Warning)?(: |$)")
 _LINKS = {

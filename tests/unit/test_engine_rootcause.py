@@ -12,7 +12,9 @@ from quantkit.engine.process import run
 from quantkit.engine.rootcause import root_cause
 from quantkit.errors import EngineError
 
-POINTER = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+POINTER = (
+    "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+)
 WORKER = (
     "Exception: WorkerProc initialization failed due to an exception in a background process. "
     "See stack trace for root cause."
