@@ -28,8 +28,8 @@ CAUSES: tuple[tuple[str, str], ...] = (
     (
         r"(No available memory for the cache blocks|larger than the maximum number of tokens|"
         r"is larger than the available KV cache memory)",
-        "The weights fit, the KV cache of one full context does not: shorten --context, take an "
-        "FP8 cache, or a smaller format.",
+        "The weights fit, the KV cache of one full context does not: shorten --context (vLLM's own "
+        "--max-model-len), take an FP8 cache, or a smaller format.",
     ),
     (
         r"(Minimum capability|compute capability|no kernel image is available|"
