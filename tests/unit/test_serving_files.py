@@ -2,11 +2,13 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 
 from quantkit.advise import gpus, shape
+from quantkit.engine.vllm_program import VERSION
 from quantkit.errors import EngineError, HardwareError, UnknownName
 from quantkit.recipe import load
 from quantkit.serving import adapters, draft, emit, target
@@ -269,3 +271,12 @@ def test_kinds_are_known_by_name():
     assert list(emit.files(plan(), "grafana")) == ["dashboard.json", "alerts.yaml"]
     with pytest.raises(UnknownName, match="Did you mean compose"):
         emit.files(plan(), "compos")
+
+
+def test_the_page_on_serving_and_the_images_are_of_one_version():
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    image = yaml.safe_load(compose(plan()))["services"]["engine"]["image"]
+    assert image.endswith(f":v{VERSION}")
+    assert f"Flags, metrics and images are those of vLLM {VERSION}." in page
+    # What the page shows was run with it too.
+    assert set(re.findall(r"vLLM (\d+\.\d+\.\d+)", page)) == {VERSION}
