@@ -93,7 +93,7 @@ EmitImage = Annotated[
     typer.Option(
         "--image",
         metavar="IMAGE",
-        help="Of --emit: the engine's container image, or :TAG for another version of the usual.",
+        help="Of --emit: a container image, or :TAG for another version of the usual one.",
     ),
 ]
 TimeToFirst = Annotated[

@@ -63,7 +63,7 @@ def files(plan: Plan, kind: str, ttft: float = 1.0, image: str | None = None) ->
 def refuse_changed(made: dict[Path, str], force: bool = False) -> None:
     """Stop where a file is there already and says something else."""
     for path, text in made.items():
-        if not force and path.exists() and path.read_text(encoding="utf-8") != text:
+        if not force and path.exists() and path.read_bytes() != text.encode():
             raise StorageError(
                 f"{path} exists already and says something else; use --force to replace it"
             )
