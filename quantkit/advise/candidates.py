@@ -71,6 +71,12 @@ class Measurements:
         return self.speeds.get(name) if same else None
 
 
+def check_objective(name: str) -> None:
+    """Refuse what nothing can be chosen for."""
+    if name not in OBJECTIVES:
+        raise AdviceError(f"there is no objective '{name}'; there are: {', '.join(OBJECTIVES)}")
+
+
 @dataclass(frozen=True)
 class Question:
     """What somebody wants to know of a model."""
@@ -99,10 +105,7 @@ class Question:
 
     def __post_init__(self) -> None:
         shape = self.catalogue.shape
-        if self.objective not in OBJECTIVES:
-            raise AdviceError(
-                f"there is no objective '{self.objective}'; there are: {', '.join(OBJECTIVES)}"
-            )
+        check_objective(self.objective)
         if min(self.context, self.count, 1 if self.users is None else self.users) < 1:
             raise AdviceError("context, users and GPUs start at 1")
         if self.context > (most := context_of(shape.config)):

@@ -6,13 +6,13 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from quantkit.bench import client
+from quantkit.bench import client, cpu
 from quantkit.bench.connection import Address, Cut, get
 from quantkit.bench.memory import Peak
 from quantkit.bench.settings import Setting, flags
@@ -56,6 +56,8 @@ class Program:
     timeout_s: float = START_TIMEOUT_S
     python: str = ""
     """Of vLLM's environment."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Settings that it needs here."""
 
     @classmethod
     def find(
@@ -72,7 +74,8 @@ class Program:
             if program is None:
                 where = "vLLM was not found" if python is None else f"{python} has no vLLM"
                 raise EngineError(f"{where}; get it {INSTALL['vllm']}")
-            return cls(engine, program.words, tuple(arguments), timeout_s, program.python)
+            needed = cpu.environment(arguments) if program.is_cpu else {}
+            return cls(engine, program.words, tuple(arguments), timeout_s, program.python, needed)
         found = shutil.which(llama_server or "llama-server")
         if found is None:
             wanted = llama_server or "llama-server"
@@ -163,7 +166,8 @@ def started(
     port = free_port()
     line = program.line(model, name, port, setting)
     address = Address.of(f"http://127.0.0.1:{port}")
-    environment = {"PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    quiet = {"PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    environment = {**quiet, **program.environment}
     with Peak() as peak:
         begun = time.monotonic()
         with Child(line, environment=environment, log=log, name=program.engine) as child:

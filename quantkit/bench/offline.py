@@ -53,7 +53,10 @@ def measure(
         path = Path(folder) / "spec.json"
         path.write_text(json.dumps(spec))
         line = [program.python, vllm_worker.__file__, str(path)]
-        with Peak() as peak, Child(line, log=log, name=program.engine) as child:
+        with (
+            Peak() as peak,
+            Child(line, environment=program.environment, log=log, name=program.engine) as child,
+        ):
             words = finished(child, TIMEOUT_S)
             peak_bytes = peak.bytes()
     result = read(words)

@@ -167,9 +167,10 @@ class Refusal(Record):
 
     @property
     def brief(self) -> str:
-        """The reason in a line: what happened, and the last thing that the engine said."""
+        """The reason in a line: what happened, and the thing that the engine said of it."""
         first, *rest = self.reason.splitlines()
-        last = f" {rest[-1].strip()}" if rest else ""
+        telling = rest[:1] if [line.strip() for line in rest[1:2]] == ["..."] else rest[-1:]
+        last = "".join(f" {line.strip()}" for line in telling)
         return first.removesuffix(" Its last lines:") + last
 
 

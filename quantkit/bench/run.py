@@ -10,7 +10,7 @@ from pathlib import Path
 
 import quantkit
 from quantkit import resources
-from quantkit.bench import choice, engines, memory, offline
+from quantkit.bench import choice, cpu, engines, memory, offline
 from quantkit.bench.engines import Program
 from quantkit.bench.measure import Plan, measure
 from quantkit.bench.record import Bench, Machine, Refusal, Row
@@ -84,7 +84,10 @@ def engine_run(
     `keep` gets what there is after every engine, so that a stopped sweep leaves something.
     """
     found = _Found([], [], set())
-    more = {"engine_arguments": list(program.arguments)}
+    more: dict[str, object] = {"engine_arguments": list(program.arguments)}
+    if program.environment:
+        more["engine_environment"] = dict(program.environment)
+        progress.note(cpu.sentence(program.environment))
     for number, (model, setting) in enumerate(product(served, settings), start=1):
         shown = " ".join(f"{name}={value}" for name, value in setting.items()) or "as it is"
         progress.note(f"{model.name}, {shown}: starting {program.engine}")

@@ -14,7 +14,7 @@ def command(json: AsJson = False) -> None:
     if json:
         console.print_json(findings)
         return
-    for section, lines in findings.items():
-        typer.echo(section)
-        for name, value in lines.items():
-            typer.echo(f"  {name:<22} {value}")
+    shown = [
+        console.lines_text(name, list(rows.items())) for name, rows in findings.items() if rows
+    ]
+    typer.echo("\n\n".join(shown))

@@ -88,11 +88,17 @@ Lora = Annotated[
 EmitTo = Annotated[
     Path | None, typer.Option("-o", "--out", metavar="DIR", help="Where --emit writes.")
 ]
+EmitImage = Annotated[
+    str | None,
+    typer.Option(
+        "--image",
+        metavar="IMAGE",
+        help="Of --emit: a container image, or :TAG for another version of the usual one.",
+    ),
+]
 TimeToFirst = Annotated[
     float,
-    typer.Option(
-        min=0.001, metavar="SECONDS", help="Time to first token beyond which grafana warns."
-    ),
+    typer.Option(min=0.001, metavar="SECONDS", help="Of --emit: alert at slower first tokens."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress and no notes.")]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quantkit.cli.options import AsJson, EmitTo, Force, Lora, TimeToFirst
+from quantkit.cli.options import AsJson, EmitImage, EmitTo, Force, Lora, TimeToFirst
 from quantkit.errors import EXIT_GATE, AdviceError
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ def command(
         typer.Option(metavar="KIND", help="Write the plan's files: compose, k8s or grafana."),
     ] = None,
     out: EmitTo = None,
+    image: EmitImage = None,
     ttft: TimeToFirst = 1.0,
     force: Force = False,
     html: Annotated[
@@ -110,15 +111,24 @@ def command(
 ) -> None:
     """Say which format to serve a model in on a GPU, and why; exit 1 where none serves."""
     from quantkit.advise import document, formats, quality, shape
-    from quantkit.advise.candidates import MIN_QUALITY, Catalogue, Question
+    from quantkit.advise.candidates import MIN_QUALITY, Catalogue, Question, check_objective
     from quantkit.advise.memory import Beside
     from quantkit.advise.recommendation import recommend
     from quantkit.advise.split import Split, Wish
     from quantkit.cli import console, recommend_view, serving_view, start
     from quantkit.model.source import context_of
-    from quantkit.serving import adapters, target
+    from quantkit.serving import adapters, profiles, target
     from quantkit.serving import draft as drafts
 
+    if emit is not None:
+        from quantkit.serving import emit as emitting
+
+        emitting.check(emit, out or Path(), force, image)
+    elif image is not None:
+        raise typer.BadParameter("goes with --emit", param_hint="--image")
+    check_objective(objective)
+    if profile is not None:
+        profiles.find(profile)
     chosen = _gpus(gpu, memory, bandwidth, capability, tflops)
     if gpu_hour is not None and len(chosen) > 1:
         raise typer.BadParameter("--gpu-hour is the price of one GPU; name one with --gpu")
@@ -177,7 +187,7 @@ def command(
     if emit is not None:
         if plan is None:
             raise AdviceError("nothing serves it, so there is no plan to write")
-        serving_view.write_files(plan, emit, out, ttft, force)
+        serving_view.write_files(serving_view.made_files(plan, emit, out, ttft, force, image))
     if not any(one.chosen for one in found):
         raise typer.Exit(EXIT_GATE)  # so that a script can tell
 

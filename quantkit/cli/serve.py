@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quantkit.cli.options import AsJson, EmitTo, Force, Lora, Quiet, TimeToFirst
+from quantkit.cli.options import AsJson, EmitImage, EmitTo, Force, Lora, Quiet, TimeToFirst
 
 if TYPE_CHECKING:
     from quantkit.progress import Progress
@@ -83,6 +83,7 @@ def command(
         typer.Option(metavar="KIND", help="Write files instead: compose, k8s or grafana."),
     ] = None,
     out: EmitTo = None,
+    image: EmitImage = None,
     ttft: TimeToFirst = 1.0,
     force: Force = False,
     json: AsJson = False,
@@ -94,9 +95,15 @@ def command(
     healthy, sends one real request, and stays until Ctrl-C.
     """
     from quantkit.cli import console, serving_view
-    from quantkit.serving import adapters, device, plan, target
+    from quantkit.serving import adapters, device, images, plan, program, server, target
     from quantkit.serving import draft as drafts
 
+    if emit is not None:
+        from quantkit.serving import emit as emitting
+
+        emitting.check(emit, out or Path(), force, image)
+    elif image is not None:
+        raise typer.BadParameter("goes with --emit", param_hint="--image")
     model = target.open_target(checkpoint)
     demand = plan.Demand(
         gpu=device.find(gpu),
@@ -112,26 +119,40 @@ def command(
         port=port,
     )
     made = plan.make(model, demand).with_extra(extra or [])
+    engine = None
+    # A plan is made before there is an engine; where one is named, it is that one's.
+    if python or llama_server or not (dry_run or emit):
+        engine = program.find(made.engine, demand.gpu, python, llama_server)
+    elif dry_run:
+        engine = program.look(made.engine)
+        if engine is None:
+            made = made.with_note(
+                f"{program.missing(made.engine)} here, so this is how it is called where it is"
+            )
+    if dry_run and emit is None:
+        if json:
+            console.print_json(made.to_json(engine.words if engine else None))
+        else:
+            serving_view.show(made, engine)
+        return
+    files = {}
+    if emit is not None:
+        if image is None and python is not None and engine is not None and emit != "grafana":
+            image = images.tag_of(engine.version)
+        files = serving_view.made_files(made, emit, out, ttft, force, image)
+    else:
+        server.refuse_taken(*made.address)
     with console.progress(quiet) as progress:
-        if check and not dry_run:
+        if check:
             from quantkit.cli import start
 
             start.stay_offline_if(True)
             from quantkit.serving.check import check as check_folder
 
             check_folder(model, progress)
-        if emit is not None:
-            serving_view.write_files(made, emit, out, ttft, force)
+        if engine is None or emit is not None:
+            serving_view.write_files(files)
             return
-        if dry_run:
-            if json:
-                console.print_json(made.to_json())
-            else:
-                serving_view.show(made)
-            return
-        from quantkit.serving import program
-
-        engine = program.find(made.engine, demand.gpu, python, llama_server)
         if not json:
             serving_view.show(made, engine)
         _serve(made, engine, timeout, log, once, json, progress)
@@ -154,8 +175,8 @@ def _serve(
         if json:
             console.print_json(
                 {
-                    **made.to_json(),
-                    "version": engine.version,
+                    **made.to_json(engine.words),
+                    "version": engine.named,
                     "url": running.url,
                     "start_seconds": running.seconds,
                     "answer": answer.text,
@@ -165,7 +186,7 @@ def _serve(
         else:
             shown = repr(answer.text if len(answer.text) <= PREVIEW else answer.text[:PREVIEW])
             typer.echo(
-                f"\n{engine.version or made.engine} was ready after {running.seconds:.0f} s and "
+                f"\n{engine.named} was ready after {running.seconds:.0f} s and "
                 f"answered {server.PROMPT!r} in {answer.seconds:.1f} s with:\n  {shown}\n"
             )
             typer.echo(f"Call it:\n{server.curl(made, running.url)}")

@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from quantkit.errors import StorageError
-
 if TYPE_CHECKING:
     from quantkit.serving.plan import Plan
     from quantkit.serving.program import Program
@@ -31,17 +29,24 @@ def _short(words: tuple[str, ...]) -> str:
     return text if len(text) <= SHORT else words[0]
 
 
-def write_files(made: "Plan", kind: str, out: Path | None, ttft: float, force: bool) -> None:
-    """What an orchestrator reads, into a folder."""
+def made_files(
+    made: "Plan", kind: str, out: Path | None, ttft: float, force: bool, image: str | None
+) -> dict[Path, str]:
+    """What an orchestrator reads, by path; refused where others lie there."""
     from quantkit.serving import emit
-    from quantkit.storage import guarded, write_text
 
     folder = out or Path()
-    files = emit.files(made, kind, ttft)
-    if taken := [name for name in files if (folder / name).exists() and not force]:
-        raise StorageError(f"{folder / taken[0]} exists already; use --force to replace it")
-    with guarded(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        write_text(folder / name, text)
-        typer.echo(folder / name)
+    files = {folder / name: text for name, text in emit.files(made, kind, ttft, image).items()}
+    emit.refuse_changed(files, force)
+    return files
+
+
+def write_files(files: dict[Path, str]) -> None:
+    """Write them and name them."""
+    from quantkit.storage import guarded, write_text
+
+    for path, text in files.items():
+        with guarded(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+        typer.echo(path)

@@ -2,6 +2,8 @@
 
 import re
 
+from quantkit.engine.rootcause import root_cause, without_chatter
+
 # Each pattern is looked for in what the engine wrote; the first that is found explains it.
 CAUSES: tuple[tuple[str, str], ...] = (
     (
@@ -19,10 +21,15 @@ CAUSES: tuple[tuple[str, str], ...] = (
         "Something else holds memory of that GPU: end it, or lower --gpu-utilization.",
     ),
     (
+        r"Available memory on node .* is less than",
+        "vLLM for CPUs wants more of the main memory than is free: set VLLM_CPU_KVCACHE_SPACE to "
+        "the GiB that its KV cache may take.",
+    ),
+    (
         r"(No available memory for the cache blocks|larger than the maximum number of tokens|"
         r"is larger than the available KV cache memory)",
-        "The weights fit, the KV cache of one full context does not: shorten --context, take an "
-        "FP8 cache, or a smaller format.",
+        "The weights fit, the KV cache of one full context does not: shorten --context (vLLM's own "
+        "--max-model-len), take an FP8 cache, or a smaller format.",
     ),
     (
         r"(Minimum capability|compute capability|no kernel image is available|"
@@ -99,6 +106,14 @@ CAUSES: tuple[tuple[str, str], ...] = (
         "The engine sees no usable GPU driver: `nvidia-smi` should list the GPU.",
     ),
     (r"(Killed|oom-kill|Cannot allocate memory)", "The machine ran out of main memory."),
+    (
+        r"Failed core proc\(s\): \{[^}]*: -9\b",
+        "The system killed the engine's process, as it does where main memory runs out.",
+    ),
+    (
+        r"Failed core proc\(s\): \{[^}]*: -(4|6|7|8|11)\b",
+        "The engine's process crashed in compiled code: this build may not suit the machine.",
+    ),
 )
 
 
@@ -110,15 +125,20 @@ def explain(words: str) -> str | None:
 
 def telling_line(words: str) -> str | None:
     """The line that says what went wrong; engines write many more while they shut down."""
+    if root := root_cause(words):
+        return root
     found = _find(words)
     if found is None:
         return None
     match = found[1]
+    words = match.string
     return words[: match.end()].rpartition("\n")[2] + words[match.end() :].partition("\n")[0]
 
 
 def _find(words: str) -> tuple[str, re.Match[str]] | None:
-    for pattern, meaning in CAUSES:
-        if match := re.search(pattern, words):
-            return meaning, match
+    """What the engine died of is asked first: elsewhere a log may mention much."""
+    for text in (root_cause(words) or "", without_chatter(words)):
+        for pattern, meaning in CAUSES:
+            if match := re.search(pattern, text):
+                return meaning, match
     return None

@@ -118,8 +118,9 @@ class Child:
         parts = [f"{what}."]
         if meaning:
             parts.append(meaning)
-        if line and line.rstrip() not in last:
-            last = [line.strip(), "...", *last[-len(last) // 2 :]]
+        if line and not (last and line.strip() in last[-1]):
+            rest = [shown for shown in last if line.strip() not in shown]
+            last = [line.strip(), "...", *rest[-len(rest) // 2 :]]
         if last:
             parts.append("Its last lines:\n  " + "\n  ".join(last))
         return EngineError(" ".join(parts))

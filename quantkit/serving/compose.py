@@ -1,4 +1,7 @@
-"""A compose file: the engine with its GPUs and a health check, and Prometheus beside it."""
+"""A compose file: the engine with its GPUs and a health check, and Prometheus beside it.
+
+Prometheus reads its rules from the file of alerts that lies beside the compose file.
+"""
 
 from typing import Any
 
@@ -8,17 +11,21 @@ from quantkit.serving.yamltext import dump, head
 
 PROMETHEUS = "prom/prometheus:v3.5.0"
 SCRAPE_SECONDS = 15
+ALERTS = "alerts.yaml"
+RULES = f"/etc/prometheus/{ALERTS}"
+"""Where Prometheus finds them inside."""
 
 
-def compose(plan: Plan) -> str:
+def compose(plan: Plan, image: str | None = None) -> str:
     """The file's text."""
-    box = container(plan)
+    box = container(plan, image)
+    host, port = plan.address
     gpu = plan.demand.gpu.vendor
     service: dict[str, Any] = {
         "image": box.image,
         "entrypoint": list(box.entrypoint),
         "command": [word.replace("$", "$$") for word in box.arguments],
-        "ports": [f"{plan.demand.host}:{plan.demand.port}:{PORT}"],
+        "ports": [f"{_ip(host)}:{port}:{PORT}"],
         "volumes": [_mount(here, there) for here, there in box.mounts],
         "environment": {"HF_HUB_OFFLINE": "1"},
         # GPUs that share a model talk through shared memory; Docker's own 64 MB are too few.
@@ -45,11 +52,17 @@ def compose(plan: Plan) -> str:
             "prometheus": {
                 "image": PROMETHEUS,
                 "ports": ["127.0.0.1:9090:9090"],
-                "configs": [{"source": "prometheus", "target": "/etc/prometheus/prometheus.yml"}],
+                "configs": [
+                    {"source": "prometheus", "target": "/etc/prometheus/prometheus.yml"},
+                    {"source": "alerts", "target": RULES},
+                ],
                 "depends_on": ["engine"],
             },
         },
-        "configs": {"prometheus": {"content": _scraping(plan)}},
+        "configs": {
+            "prometheus": {"content": _scraping(plan)},
+            "alerts": {"file": f"./{ALERTS}"},
+        },
     }
     return head(plan, "docker compose up -d --wait   (Compose 2.23.1 or newer)") + dump([data])
 
@@ -58,6 +71,13 @@ def start_seconds(plan: Plan) -> int:
     """How long a start may take before it has failed: reading at 200 MB/s, then warming up."""
     size = plan.size.fit.weight_bytes * plan.size.split.n_gpus if plan.size.fit else 0
     return int(180 + size / 200e6)
+
+
+def _ip(host: str) -> str:
+    """An address as Docker takes it, which knows no names here."""
+    if host == "localhost":
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
 
 
 def _mount(here: str, there: str) -> dict[str, Any]:
@@ -71,4 +91,10 @@ def _scraping(plan: Plan) -> str:
         "metrics_path": "/metrics",
         "static_configs": [{"targets": [f"engine:{PORT}"]}],
     }
-    return dump([{"global": {"scrape_interval": f"{SCRAPE_SECONDS}s"}, "scrape_configs": [job]}])
+    data = {
+        "global": {"scrape_interval": f"{SCRAPE_SECONDS}s"},
+        "rule_files": [RULES],
+        "scrape_configs": [job],
+    }
+    # Compose would take a dollar for a variable of its own.
+    return dump([data]).replace("$", "$$")

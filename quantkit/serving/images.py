@@ -4,14 +4,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from quantkit.errors import HardwareError
+from quantkit.engine.vllm_program import VERSION
+from quantkit.errors import EngineError, HardwareError
 from quantkit.serving.plan import Plan
 
-VLLM_VERSION = "v0.26.0"
 VLLM_IMAGES = {
-    "nvidia": f"vllm/vllm-openai:{VLLM_VERSION}",
-    "amd": f"vllm/vllm-openai-rocm:{VLLM_VERSION}",
-    "cpu": f"vllm/vllm-openai-cpu:{VLLM_VERSION}",
+    "nvidia": f"vllm/vllm-openai:v{VERSION}",
+    "amd": f"vllm/vllm-openai-rocm:v{VERSION}",
+    "cpu": f"vllm/vllm-openai-cpu:v{VERSION}",
 }
 # By what the GPU speaks; the plain image computes on the CPU.
 LLAMA_CPP = "ghcr.io/ggml-org/llama.cpp"
@@ -23,6 +23,11 @@ LLAMA_CPP_IMAGES = {
 }
 RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "gpu.intel.com/i915"}
 """What the device plug-ins of Kubernetes call a GPU."""
+IMAGE = re.compile(
+    r"([\w.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]*)?(@sha256:[0-9a-f]{64})?"
+)
+TAG = re.compile(r":\w[\w.-]*")
+RELEASE = re.compile(r"\d+\.\d+\.\d+(\.post\d+)?")
 ADDRESS = ("--host", "--port")
 """Flags that are others inside."""
 MOUNT = "/model"
@@ -43,15 +48,38 @@ class Container:
     """A program inside that succeeds when the server is healthy."""
 
 
-def container(plan: Plan) -> Container:
-    """The same flags, with the paths and the port that they have inside."""
+def check(image: str | None) -> None:
+    """Refuse what names no image."""
+    if image is not None and not (IMAGE.fullmatch(image) or TAG.fullmatch(image)):
+        raise EngineError(
+            f"'{image}' names no container image; write NAME:TAG, or :TAG for another version of "
+            "the usual one"
+        )
+
+
+def tag_of(version: str) -> str | None:
+    """The tag of the image with that vLLM; unreleased ones have none."""
+    return f":v{version}" if RELEASE.fullmatch(version) else None
+
+
+def image_for(plan: Plan, asked: str | None = None) -> str:
+    """The engine's image for the GPU's vendor, or what was asked for in its place."""
+    check(asked)
+    if asked is not None and not asked.startswith(":"):
+        return asked
     vendor = plan.demand.gpu.vendor
     images = VLLM_IMAGES if plan.engine == "vllm" else LLAMA_CPP_IMAGES
     if vendor not in images:
         raise HardwareError(
             f"there is no image of {plan.engine} for {plan.demand.gpu.name} ({vendor}) to write "
-            "into a file; serve it without a container"
+            "into a file; name one with --image, or serve it without a container"
         )
+    return images[vendor] if asked is None else images[vendor].partition(":")[0] + asked
+
+
+def container(plan: Plan, image: str | None = None) -> Container:
+    """The same flags, with the paths and the port that they have inside."""
+    image = image_for(plan, image)
     places = _mounts(plan)
     flags = [flag.words for flag in plan.flags if flag.name.partition("=")[0] not in ADDRESS]
     flags = [("--host", "0.0.0.0"), ("--port", str(PORT)), *flags]
@@ -63,14 +91,14 @@ def container(plan: Plan) -> Container:
         # The image's Python is there for sure; curl is not.
         code = f"import urllib.request; urllib.request.urlopen('{url}', timeout=5)"
         return Container(
-            images[vendor],
+            image,
             ("vllm", "serve"),
             (model, *words),
             mounts,
             ("python3", "-c", code),
         )
     return Container(
-        images[vendor],
+        image,
         ("/app/llama-server",),
         ("-m", model, *words),
         mounts,

@@ -13,9 +13,9 @@ CLAIM = "models"
 PROBE_SECONDS = 10
 
 
-def kubernetes(plan: Plan) -> str:
+def kubernetes(plan: Plan, image: str | None = None) -> str:
     """The manifest's text, two documents."""
-    box = container(plan)
+    box = container(plan, image)
     name = label(plan.target.name)
     own = {"app.kubernetes.io/name": name, "app.kubernetes.io/component": "engine"}
     documents = [_deployment(plan, box, name, own), _service(name, own)]

@@ -175,7 +175,7 @@ def _llama_cpp_panels(plan: Plan) -> list[Panel]:
 
 
 def _vllm_alerts(plan: Plan, ttft: float) -> list[Alert]:
-    own, name = _selector(plan), plan.target.name
+    own, name = _selector(plan), plan.served_name
     queue = max(1, plan.size.sequences // 4)
     # vLLM counts times in buckets: a limit inside of one would be a guess, so the next one counts.
     limit = next((bucket for bucket in TTFT_BUCKETS if bucket >= ttft), TTFT_BUCKETS[-1])
@@ -248,7 +248,7 @@ def _down(plan: Plan, metric: str) -> Alert:
 
 
 def _selector(plan: Plan) -> str:
-    return f'{{model_name="{plan.target.name}"}}'
+    return f'{{model_name="{plan.served_name}"}}'
 
 
 def _rate(counter: str, own: str) -> str:

@@ -145,7 +145,11 @@ class Plan:
         own = [Flag(tuple(words), "as you asked") for words in _by_flag(extra)]
         return replace(self, flags=(*kept, *own))
 
-    def to_json(self) -> dict[str, Any]:
+    def with_note(self, note: str) -> "Plan":
+        """With one more thing to mind."""
+        return replace(self, notes=(*self.notes, note))
+
+    def to_json(self, program: Sequence[str] | None = None) -> dict[str, Any]:
         fit = self.size.fit
         return {
             "engine": self.engine,
@@ -162,7 +166,7 @@ class Plan:
             "kv_bits": self.size.kv_bits,
             "kv_tokens": None if fit is None else fit.kv_tokens,
             "full_contexts": None if fit is None else fit.users,
-            "command": self.command(),
+            "command": self.command(program),
             "flags": [{"words": list(f.words), "why": f.why} for f in self.flags],
             "notes": list(self.notes),
         }

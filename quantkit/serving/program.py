@@ -7,7 +7,7 @@ from pathlib import Path
 from quantkit.advise.gpus import GPU
 from quantkit.engine import vllm_program
 from quantkit.errors import EngineError
-from quantkit.serving.plan import Engine
+from quantkit.serving.plan import NAMES, Engine
 
 
 @dataclass(frozen=True)
@@ -16,27 +16,40 @@ class Program:
 
     words: tuple[str, ...]
     """Up to where the model's path follows."""
+    engine: str
+    """Its name for people."""
     version: str = ""
+    """As packages number it; empty where it does not tell."""
+
+    @property
+    def named(self) -> str:
+        return f"{self.engine} {self.version}".strip()
 
 
 def find(engine: Engine, gpu: GPU, python: Path | None = None, own: Path | None = None) -> Program:
     """An engine's program: in the environment of `python` (vLLM), at `own` (llama.cpp), or in the
     places where programs are; raises with the way to get it."""
-    if engine == "llama.cpp":
-        return _llama_server(gpu, own)
-    if found := vllm_program.find(python):
-        return Program(found.words, f"vLLM {found.version}".strip())
-    where = "vLLM was not found" if python is None else f"{python} has no vLLM"
-    raise EngineError(f"{where}. {how_to_install(engine, gpu)}")
-
-
-def _llama_server(gpu: GPU, own: Path | None) -> Program:
-    if own is not None and not own.is_file():
+    if own is not None and engine == "llama.cpp" and not own.is_file():
         raise EngineError(f"there is no program at {own}; --llama-server names llama.cpp's server")
-    place = str(own) if own is not None else shutil.which("llama-server")
-    if place is None:
-        raise EngineError(f"llama-server was not found. {how_to_install('llama.cpp', gpu)}")
-    return Program((place, "-m"), "llama.cpp")
+    if found := look(engine, python, own):
+        return found
+    if engine == "vllm" and python is not None:
+        raise EngineError(f"{python} has no vLLM. {how_to_install(engine, gpu)}")
+    raise EngineError(f"{missing(engine)}. {how_to_install(engine, gpu)}")
+
+
+def look(engine: Engine, python: Path | None = None, own: Path | None = None) -> Program | None:
+    """The same, or None where there is none."""
+    if engine == "llama.cpp":
+        place = str(own) if own is not None else shutil.which("llama-server")
+        return None if place is None else Program((place, "-m"), NAMES[engine])
+    found = vllm_program.find(python)
+    return None if found is None else Program(found.words, NAMES[engine], found.version)
+
+
+def missing(engine: Engine) -> str:
+    """That there is none."""
+    return "llama-server was not found" if engine == "llama.cpp" else "vLLM was not found"
 
 
 def how_to_install(engine: Engine, gpu: GPU) -> str:

@@ -187,10 +187,11 @@ def test_doctor(run_cli):
     assert findings["versions"]["quantkit"] == quantkit.__version__
     assert "cores" in findings["devices"]["cpu"]
     assert findings["environment"]["HF_HUB_OFFLINE"] == "1"
-    assert {"vllm", "llmcompressor"} <= set(findings["optional engines"])
+    engines = {"vllm", "llama-server", "xllamacpp", "llmcompressor"}
+    assert set(findings["optional engines"]) == engines
     for section, lines in findings.items():
         assert f"{section}\n" in text.stdout
-        assert all(f"  {name}" in text.stdout for name in lines)
+        assert all(f"\n{name}  " in text.stdout for name in lines)
 
 
 def test_quantize_json_is_alone_on_stdout(run_cli, tiny_model, tmp_path):

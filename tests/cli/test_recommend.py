@@ -319,11 +319,38 @@ def test_files_of_a_deployment(run_cli, tmp_path):
     command = ["recommend", "8B", "--gpu", "L40S", "--emit", "compose", "-o", tmp_path]
     assert run_cli(command).code == 0
     assert "vllm" in (tmp_path / "compose.yaml").read_text()
-    refused = run_cli(["recommend", "70B", "--gpu", "RTX4090", "--emit", "compose", "-o", tmp_path])
+    refused = run_cli(
+        ["recommend", "70B", "--gpu", "RTX4090", "--emit", "compose", "-o", tmp_path / "other"]
+    )
     assert refused.code == 3
     assert "nothing serves it" in refused.stderr
     several = run_cli(["recommend", "8B", "--gpu", "L40S,L4", "--emit", "compose"])
     assert several.code == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--emit", "helm"], "unknown kind of files 'helm'"),
+        (["--emit", "compose"], "compose.yaml exists already"),
+        (["--emit", "k8s", "--image", "a b"], "names no container image"),
+        (["--profile", "chatt"], "Did you mean chat?"),
+        (["--objective", "sped"], "there is no objective 'sped'"),
+    ],
+)
+def test_names_and_targets_are_checked_before_a_model_is_looked_up(
+    run_cli, tmp_path, monkeypatch, more, words
+):
+    from quantkit.advise import shape
+
+    def slow(model):
+        raise AssertionError("looked up before it was known that there is a use for it")
+
+    monkeypatch.setattr(shape, "of", slow)
+    (tmp_path / "compose.yaml").write_text("mine")
+    result = run_cli(["recommend", "8B", "--gpu", "L40S", *more, "-o", tmp_path])
+    assert result.code == 3
+    assert words in result.stderr
 
 
 def test_a_draft_model_takes_its_memory(run_cli, tmp_path):

@@ -13,6 +13,7 @@ import pytest
 from fake_engine import FakeEngine
 
 from quantkit.engine import process
+from quantkit.errors import EngineError
 
 COMMON = ["--gpu", "H200", "--once", "-q", "--no-check"]
 
@@ -112,7 +113,46 @@ def test_dry_run_prints_and_starts_nothing(run_cli, made, engine):
     assert "--tensor-parallel-size 2" in result.stdout
     assert "--max-num-seqs 40" in result.stdout
     assert not fake.was_started
+
+
+def test_a_plan_without_an_engine_says_that_there_is_none(run_cli, made, engine, monkeypatch):
+    from quantkit.engine import vllm_program
+
+    monkeypatch.setattr(vllm_program, "find", lambda given=None: None)
+    command = ["serve", made / "fp8-dynamic", "--gpu", "L40S", "--dry-run"]
+    result = run_cli(command)
+    assert result.code == 0
+    assert result.stdout.startswith("vllm serve ")
+    assert "vLLM was not found here" in result.stdout
     assert json.loads(run_cli([*command, "--json"]).stdout)["command"][:2] == ["vllm", "serve"]
+
+
+def test_what_a_dry_run_prints_is_what_starts_when_it_is_pasted(run_cli, made, tmp_path, port):
+    import shutil
+
+    fake = FakeEngine(tmp_path / "an 'engine' of $HOME", "dies")
+    folder = shutil.copytree(made / "fp8-dynamic", tmp_path / "my model")
+    command = ["serve", folder, "--gpu", "L40S", "--python", fake.python, "--port", port]
+    command += ["--draft", "ngram", "--dry-run"]
+    result = run_cli(command)
+    data = json.loads(run_cli([*command, "--json"]).stdout)
+    assert not fake.was_started
+    pasted = result.stdout.split("\n\n")[0]
+    with process.Child(["bash", "-c", pasted]) as shell, pytest.raises(EngineError):
+        shell.wait(20)
+    assert [str(fake.program), *fake.words] == data["command"]
+    assert json.loads(fake.words[fake.words.index("--speculative-config") + 1])["method"] == "ngram"
+    run_cli([*command[:-1], "-q", "--no-check"])
+    assert [str(fake.program), *fake.words] == data["command"]
+    assert gone(fake)
+
+
+def test_a_dry_run_refuses_a_python_without_the_engine(run_cli, made, engine):
+    fake = engine("absent")
+    command = ["serve", made / "fp8-dynamic", "--gpu", "L40S", "--dry-run"]
+    result = run_cli([*command, "--python", fake.python])
+    assert (result.code, result.stdout) == (3, "")
+    assert "has no vLLM" in result.stderr
 
 
 def test_flags_behind_two_dashes_take_the_place_of_ours(run_cli, made, engine, port):
@@ -280,6 +320,9 @@ def test_folders_that_an_engine_would_load_wrongly_are_refused(run_cli, folder, 
         (["--lora", "me=nowhere"], "nowhere is no LoRA adapter"),
         (["--gpu-utilization", "1.5"], "utilisation"),
         (["--emit", "helm"], "unknown kind of files 'helm'"),
+        (["--emit", "k8s", "--image", "a b"], "'a b' names no container image"),
+        (["--emit", "grafana", "--image", ":v1"], "a dashboard has none"),
+        (["--emit", "k8s", "-o", __file__], "is a file; --out names a folder"),
         (["--gpu", "M3 Max"], "does not run fp8-w8a8 in vllm"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -348,3 +391,58 @@ def test_files_are_written_once_unless_forced(run_cli, made, tmp_path):
     assert again.code == 3
     assert "exists already" in again.stderr
     assert run_cli([*command, "-o", tmp_path / "new", "--force"]).code == 0
+
+
+def test_what_cannot_be_written_or_started_is_told_before_files_are_read(
+    run_cli, made, tmp_path, engine, monkeypatch
+):
+    from quantkit.serving import check
+
+    def slow(*args):
+        raise AssertionError("read before it was known that there is a use for it")
+
+    monkeypatch.setattr(check, "check", slow)
+    command = ["serve", made / "fp8-dynamic", "--gpu", "H200", "-q"]
+    (tmp_path / "compose.yaml").write_text("mine")
+    taken = run_cli([*command, "--emit", "compose", "-o", tmp_path])
+    assert taken.code == 3
+    assert "compose.yaml exists already" in taken.stderr
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        fake = engine()
+        arguments = ["--python", fake.python, "--port", other.getsockname()[1]]
+        assert "cannot be had" in run_cli([*command, *arguments]).stderr
+    absent = FakeEngine(tmp_path / "absent", "absent")
+    assert "has no vLLM" in run_cli([*command, "--python", absent.python]).stderr
+
+
+def test_compose_and_grafana_share_their_alerts(run_cli, made, tmp_path):
+    command = ["serve", made / "fp8-dynamic", "--gpu", "H200", "-q", "-o", tmp_path, "--emit"]
+    result = run_cli([*command, "compose"])
+    assert result.code == 0, result.stderr
+    assert [Path(line).name for line in result.stdout.split()] == ["compose.yaml", "alerts.yaml"]
+    assert (tmp_path / "alerts.yaml").stat().st_mode & 0o044  # Prometheus is another user
+    other = run_cli([*command, "grafana", "--ttft", "0.5"])
+    assert other.code == 3
+    assert "alerts.yaml exists already and says something else" in other.stderr
+    assert not (tmp_path / "dashboard.json").exists()
+    assert run_cli([*command, "grafana"]).code == 0
+
+
+def test_the_image_is_of_the_version_that_was_tried(run_cli, made, tmp_path, engine):
+    fake = engine()
+    command = ["serve", made / "fp8-dynamic", "--gpu", "H200", "-q", "--emit", "k8s"]
+
+    def image(name, *more):
+        assert run_cli([*command, "-o", tmp_path / name, *more]).code == 0
+        text = (tmp_path / name / "kubernetes.yaml").read_text()
+        return next(line.split()[1] for line in text.splitlines() if "image:" in line)
+
+    from quantkit.engine.vllm_program import VERSION
+
+    assert image("usual") == f"vllm/vllm-openai:v{VERSION}"
+    assert image("python", "--python", fake.python) == "vllm/vllm-openai:v0.26.0"
+    assert image("tag", "--image", ":v0.31.0") == "vllm/vllm-openai:v0.31.0"
+    assert image("own", "--image", "ghcr.io:443/me/vllm:1") == "ghcr.io:443/me/vllm:1"
+    assert not fake.was_started

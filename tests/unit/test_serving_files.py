@@ -2,12 +2,14 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 
 from quantkit.advise import gpus, shape
-from quantkit.errors import HardwareError, UnknownName
+from quantkit.engine.vllm_program import VERSION
+from quantkit.errors import EngineError, HardwareError, UnknownName
 from quantkit.recipe import load
 from quantkit.serving import adapters, draft, emit, target
 from quantkit.serving.compose import compose
@@ -15,7 +17,7 @@ from quantkit.serving.kubernetes import kubernetes, label
 from quantkit.serving.monitoring import TTFT_BUCKETS, alerts, grafana
 from quantkit.serving.plan import Demand, make
 
-# As vLLM 0.26.0 defines them, and a running 0.32.0 told them at /metrics.
+# As vLLM 0.26.0 and 0.32.0 define them, and a running 0.32.0 told them at /metrics.
 GAUGES = {"kv_cache_usage_perc", "num_requests_running", "num_requests_waiting"}
 COUNTERS = {
     "prompt_tokens", "generation_tokens", "prefix_cache_hits", "prefix_cache_queries",
@@ -71,10 +73,58 @@ def test_compose_runs_the_plan_with_paths_and_port_of_the_inside():
     assert device == {"driver": "nvidia", "count": 2, "capabilities": ["gpu"]}
     assert engine["healthcheck"]["test"][0] == "CMD"
     assert "/health" in engine["healthcheck"]["test"][-1]
-    scraping = yaml.safe_load(data["configs"]["prometheus"]["content"])
+    scraping = yaml.safe_load(data["configs"]["prometheus"]["content"].replace("$$", "$"))
     (job,) = scraping["scrape_configs"]
     assert job["metrics_path"] == "/metrics"
     assert job["static_configs"] == [{"targets": ["engine:8000"]}]
+
+
+def test_the_prometheus_of_compose_loads_the_alerts_beside_it():
+    files = emit.files(plan(), "compose", 0.5)
+    data = yaml.safe_load(files["compose.yaml"])
+    prometheus = data["services"]["prometheus"]
+    mounted = {one["target"]: data["configs"][one["source"]] for one in prometheus["configs"]}
+    assert all(one["source"] in data["configs"] for one in prometheus["configs"])
+    config = yaml.safe_load(mounted["/etc/prometheus/prometheus.yml"]["content"])
+    (rules,) = config["rule_files"]
+    beside = mounted[rules]["file"].removeprefix("./")
+    assert files[beside] == emit.files(plan(), "grafana", 0.5)[beside]
+    # What Prometheus refuses in a file of rules.
+    (group,) = yaml.safe_load(files[beside])["groups"]
+    assert set(group) == {"name", "rules"}
+    for rule in group["rules"]:
+        assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}
+        assert re.fullmatch(r"\w+", rule["alert"])
+        assert re.fullmatch(r"\d+[smh]", rule["for"])
+        assert all(isinstance(v, str) for v in (*rule["labels"].values(), rule["expr"]))
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"), [("localhost", "127.0.0.1"), ("::1", "[::1]"), ("0.0.0.0", "0.0.0.0")]
+)
+def test_compose_takes_addresses_and_no_names(host, shown):
+    engine = yaml.safe_load(compose(plan(host=host)))["services"]["engine"]
+    assert engine["ports"] == [f"{shown}:8000:8000"]
+
+
+def test_flags_in_the_users_own_words_count_in_files_too():
+    made = plan().with_extra(["--port", "9001", "--served-model-name", "mine"])
+    engine = yaml.safe_load(compose(made))["services"]["engine"]
+    assert engine["ports"] == ["127.0.0.1:9001:8000"]
+    expressions = [rule["expr"] for rule in rules(made).values()]
+    assert all('{model_name="mine"}' in expression for expression in expressions)
+
+
+@pytest.mark.parametrize("image", ["", "a b", ":", "a:b:c", "-x", "a@sha256:12"])
+def test_what_names_no_image_is_refused(image):
+    with pytest.raises(EngineError, match="names no container image"):
+        compose(plan(), image)
+
+
+def test_an_image_of_ones_own_serves_devices_that_have_none():
+    made = plan("gguf-q4_k_m", "M3 Max")
+    engine = yaml.safe_load(compose(made, "me/llama:1"))["services"]["engine"]
+    assert engine["image"] == "me/llama:1"
 
 
 def test_drafts_and_adapters_are_mounted_and_named_by_their_inside(tmp_path):
@@ -221,3 +271,12 @@ def test_kinds_are_known_by_name():
     assert list(emit.files(plan(), "grafana")) == ["dashboard.json", "alerts.yaml"]
     with pytest.raises(UnknownName, match="Did you mean compose"):
         emit.files(plan(), "compos")
+
+
+def test_the_page_on_serving_and_the_images_are_of_one_version():
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    image = yaml.safe_load(compose(plan()))["services"]["engine"]["image"]
+    assert image.endswith(f":v{VERSION}")
+    assert f"Flags, metrics and images are those of vLLM {VERSION}." in page
+    # What the page shows was run with it too.
+    assert set(re.findall(r"vLLM (\d+\.\d+\.\d+)", page)) == {VERSION}

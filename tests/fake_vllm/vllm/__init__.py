@@ -5,6 +5,7 @@ multiplies one layer's output by 1.1, as a wrong scale would. `canned` answers w
 """
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -41,7 +42,8 @@ class LLM:
     def __init__(self, model, **settings):
         if MODE == "die":
             sys.exit("torch.OutOfMemoryError: CUDA out of memory")
-        if MODE == "hang":
+        if MODE == "hang":  # with a worker, as engines have
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
             time.sleep(60)
         self.llm_engine = SimpleNamespace(vllm_config=config(settings))
         if MODE in ("", "louder"):

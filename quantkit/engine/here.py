@@ -1,0 +1,64 @@
+"""Engines that are on this machine: vLLM in its environments, llama.cpp's server, and how named."""
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+VERSION_SECONDS = 20
+_DISTRIBUTION = re.compile(r"vllm(?P<cpu>_cpu)?-(?P<version>[^-]+)\.dist-info")
+_BUILD = re.compile(r"version: (\S+ \([0-9a-f]+\))")
+
+
+@dataclass(frozen=True)
+class Found:
+    """An engine and the way to name it to other commands."""
+
+    version: str
+    option: str
+
+
+def vllm(folder: Path) -> list[Found]:
+    """vLLM of this Python, of the one on the PATH, and of environments that lie in a folder."""
+    pythons = [Path(sys.executable)]
+    if script := shutil.which("vllm"):
+        pythons.append(Path(script).resolve().with_name("python"))
+    pythons += sorted(folder.glob("*/bin/python"))
+    found: dict[Path, Found] = {}
+    for number, python in enumerate(pythons):
+        home = python.parent.parent
+        if home.resolve() not in found and (version := _installed(home)):
+            # Its own Python is found without being named.
+            option = "" if number == 0 else f"--python {python}"
+            found[home.resolve()] = Found(version, option)
+    return list(found.values())
+
+
+def _installed(home: Path) -> str | None:
+    """The version of vLLM in an environment, by its files: asking its Python takes seconds."""
+    for path in sorted(home.glob("lib/python*/site-packages/vllm*.dist-info")):
+        if match := _DISTRIBUTION.fullmatch(path.name):
+            kind = " for CPUs" if match["cpu"] or "+cpu" in match["version"] else ""
+            return f"{match['version']}{kind}"
+    return None
+
+
+def llama_server() -> Found | None:
+    """llama.cpp's server on the PATH, and the build that it says it is."""
+    program = shutil.which("llama-server")
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(
+            [program, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=VERSION_SECONDS,
+            check=False,
+        )
+        told = _BUILD.search(done.stdout + done.stderr)
+    except (OSError, subprocess.TimeoutExpired):
+        told = None
+    return Found(told[1] if told else "of a build that does not tell", program)
