@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from quantkit.cli.lines import Lines
+from quantkit.cli.wrapping import fitted, wrapped
+
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
@@ -18,13 +21,14 @@ GLUE = "\ue000"
 
 
 class Console:
-    """Draws progress bars on a terminal, and one line a stage elsewhere."""
+    """Draws progress bars on a terminal, and says lines elsewhere."""
 
     def __init__(self, verbose: bool = False) -> None:
         from rich.console import Console as Screen
 
         # Fixed now: libraries that are silenced later must not silence us.
         self._screen = Screen(file=sys.stderr, highlight=False)
+        self._lines = None if self._screen.is_terminal else Lines(self._print)
         self._bars: Any = None
         self._task: TaskID | None = None
         self._lock = threading.Lock()
@@ -32,32 +36,45 @@ class Console:
 
     def start(self, label: str, total: int, unit: str = "bytes") -> None:
         self.finish()
-        if not self._screen.is_terminal:
+        if self._lines is not None:
+            self._lines.start(label, total, unit)
             return
         self._bars = _bars(self._screen, unit)
         self._bars.start()
         self._task = self._bars.add_task(label, total=total)
 
     def advance(self, amount: int) -> None:
+        if self._lines is not None:
+            self._lines.advance(amount)
         with self._lock:
             if self._bars is not None and self._task is not None:
                 self._bars.advance(self._task, amount)
 
     def finish(self) -> None:
+        if self._lines is not None:
+            self._lines.finish()
         if self._bars is not None:
             self._bars.stop()
             self._bars = self._task = None
 
     def status(self, text: str) -> None:
+        if self._lines is not None:
+            self._lines.status(text)
         if self._bars is not None:
             self._bars.status = text
 
     def note(self, text: str) -> None:
-        self._screen.print(text, markup=False, soft_wrap=True)
+        if self._lines is not None:
+            self._lines.note(text)
+        else:
+            self._print(wrapped(text, self._screen.width))
 
     def detail(self, text: str) -> None:
         if self._verbose:
             self.note(text)
+
+    def _print(self, text: str) -> None:
+        self._screen.print(text, markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -70,6 +87,11 @@ def progress(quiet: bool = False, verbose: bool = False) -> Iterator[Any]:
         yield listener
     finally:
         listener.finish()
+
+
+def say(text: str, err: bool = False) -> None:
+    """Sentences on stdout or stderr, wrapped where that is a terminal."""
+    typer.echo(fitted(text, sys.stderr if err else sys.stdout), err=err)
 
 
 def width() -> int:

@@ -29,6 +29,7 @@ from quantkit.cli import (
     sweep,
     verify,
 )
+from quantkit.cli.wrapping import fitted
 from quantkit.errors import (
     EXIT_BUG,
     EXIT_ERROR,
@@ -137,7 +138,7 @@ def _interrupted(message: str) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    typer.echo(f"quantkit: {message}", err=True)
+    typer.echo(fitted(f"quantkit: {message}", sys.stderr), err=True)
     return code
 
 
