@@ -215,11 +215,11 @@ def _show(bench: "Bench") -> None:
     from quantkit.cli import console
 
     narrow = shutil.get_terminal_size().columns < WIDE
-    typer.echo(table.header(bench))
+    console.say(table.header(bench))
     for name in dict.fromkeys(row.model for row in bench.rows):
         rows = [row for row in bench.rows if row.model == name]
         facts = table.facts(rows)
-        typer.echo(f"\n{name}: {facts}" if facts else f"\n{name}")
+        console.say(f"\n{name}: {facts}" if facts else f"\n{name}")
         for found in (table.figures(rows, narrow), table.engine(rows, narrow)):
             if found.rows:
                 console.print_table(found.titles, found.rows, words=found.words)

@@ -137,7 +137,7 @@ def show_many(found: "Sequence[Recommendation]") -> None:
     label = question.catalogue.shape.label
     of_each = "" if question.count == 1 else f", {question.count} of each GPU"
     meaning = words.MEANING[question.objective]
-    typer.echo(f"{label}{of_each}: {meaning}; * marks the choice")
+    console.say(f"{label}{of_each}: {meaning}; * marks the choice")
     columns = [
         [_short(one.gpu.name), *(cells[one.gpu.name].get(name, "") for name in kept)]
         for one in served

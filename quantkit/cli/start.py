@@ -5,8 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from quantkit import launch
 from quantkit.errors import DataError, Interrupted, RecipeError, ScoreError
 from quantkit.registry import NATIVE, check_engine
@@ -182,7 +180,7 @@ def show_report(report: "Report", as_json: bool) -> None:
         return
     console.print_table(table.titles(report, narrow=True), table.rows(report, narrow=True))
     for line in table.advice(report):
-        typer.echo(line)
+        console.say(line)
     _show_verdicts(report)
 
 

@@ -138,15 +138,18 @@ def _heading(folder: Path, many: bool) -> None:
 
 
 def _show_checks(result: "Verification") -> None:
+    from quantkit.cli import console
+
     for check in result.passed:
-        typer.echo(f"ok        {check}")
+        console.say(f"ok        {check}", hang=10)
     for words in result.left_out:
-        typer.echo(f"left out  {words}")
+        console.say(f"left out  {words}", hang=10)
     for name, error in result.worst[:3]:
-        typer.echo(f"          {name} differs by {error:.4f} from the source")
+        console.say(f"          {name} differs by {error:.4f} from the source")
 
 
 def _show(proof: "Proof", many: bool, verbose: bool) -> None:
+    from quantkit.cli import console
     from quantkit.export.verified import FILE
 
     _heading(proof.folder, many)
@@ -156,7 +159,7 @@ def _show(proof: "Proof", many: bool, verbose: bool) -> None:
         return
     where = f"{found.version}, {found.device}" + (f", {found.dtype}" if found.dtype else "")
     mark = "ok " if found.ok else "off"
-    typer.echo(f"{mark}       vLLM {where}: {LEVELS[found.level]}")
+    console.say(f"{mark}       vLLM {where}: {LEVELS[found.level]}", hang=10)
     if found.texts:
         typer.echo(f"          {len(found.texts)} texts, such as {_line(found.texts[0])}")
         for text in found.texts[1:] if verbose else []:

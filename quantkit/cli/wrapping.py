@@ -33,34 +33,34 @@ def columns_of(stream: IO[str]) -> int | None:
         return None
 
 
-def wrapped(text: str, columns: int | None) -> str:
+def wrapped(text: str, columns: int | None, hang: int = HANG) -> str:
     """Text with no line longer than a terminal, as far as words allow it."""
     if columns is None or columns < NARROW:
         return text
-    return "\n".join(_line(line, columns) for line in text.split("\n"))
+    return "\n".join(_line(line, columns, hang) for line in text.split("\n"))
 
 
-def fitted(text: str, stream: IO[str]) -> str:
+def fitted(text: str, stream: IO[str], hang: int = HANG) -> str:
     """The same for whatever is behind a stream."""
-    return wrapped(text, columns_of(stream))
+    return wrapped(text, columns_of(stream), hang)
 
 
-def _line(line: str, columns: int) -> str:
+def _line(line: str, columns: int, hang: int) -> str:
     if len(line) <= columns or re.match(rf"\s*(\$ )?({PROGRAMS}) ", line):
         return line
+    lead = " " * (len(line) - len(line.lstrip()))
     # Pieces that could stand on a line of their own are worth keeping whole.
-    room = columns - HANG - (len(line) - len(line.lstrip()))
+    room = columns - hang - len(lead)
     glued = re.sub(
         r"`[^`\n]+`",
         lambda found: found[0].replace(" ", GLUE) if len(found[0]) <= room else found[0],
         line,
     )
-    lead = " " * (len(line) - len(line.lstrip()))
     parts = textwrap.wrap(
         glued,
         columns,
         initial_indent=lead,
-        subsequent_indent=lead + " " * HANG,
+        subsequent_indent=lead + " " * hang,
         break_long_words=False,
         break_on_hyphens=False,
     )
