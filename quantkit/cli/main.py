@@ -32,6 +32,7 @@ from quantkit.cli import (
 from quantkit.cli.wrapping import fitted
 from quantkit.errors import (
     EXIT_BUG,
+    EXIT_CODES,
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_USAGE,
@@ -44,6 +45,7 @@ app = typer.Typer(
     name="quantkit",
     help="Quantise language models, and know what it cost.",
     no_args_is_help=True,
+    epilog="Exit codes: " + ", ".join(f"{code} {text}" for code, text in EXIT_CODES.items()) + ".",
     rich_markup_mode=None,  # rich help costs more time than everything else together
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -108,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
     except Interrupted as error:
         return _interrupted(str(error))
     except QuantkitError as error:
-        return EXIT_ERROR if error.told else _fail(str(error), EXIT_ERROR)
+        return error.exit_code if error.told else _fail(str(error), error.exit_code)
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

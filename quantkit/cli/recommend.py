@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quantkit.cli.options import AsJson, EmitTo, Force, Lora, TimeToFirst
+from quantkit.cli.options import AsJson, EmitTo, Force, Lora, TimeToFirst, one_of
 from quantkit.errors import EXIT_GATE, AdviceError
 
 if TYPE_CHECKING:
@@ -45,7 +45,12 @@ def command(
         ),
     ] = None,
     objective: Annotated[
-        str, typer.Option(metavar="WHAT", help="latency, throughput, memory or quality.")
+        str,
+        typer.Option(
+            metavar="WHAT",
+            help="latency, throughput, memory or quality.",
+            callback=one_of("latency", "throughput", "memory", "quality"),
+        ),
     ] = "latency",
     min_quality: Annotated[
         float | None,
@@ -80,11 +85,19 @@ def command(
     lora: Lora = None,
     profile: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Plan for chat, batch or mixed traffic."),
+        typer.Option(
+            metavar="NAME",
+            help="Plan for chat, batch or mixed traffic.",
+            callback=one_of("chat", "batch", "mixed"),
+        ),
     ] = None,
     emit: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="Write the plan's files: compose, k8s or grafana."),
+        typer.Option(
+            metavar="KIND",
+            help="Write the plan's files: compose, k8s or grafana.",
+            callback=one_of("compose", "k8s", "grafana"),
+        ),
     ] = None,
     out: EmitTo = None,
     ttft: TimeToFirst = 1.0,

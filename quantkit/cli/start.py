@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quantkit import launch
-from quantkit.errors import DataError, Interrupted, RecipeError, ScoreError
+from quantkit.errors import DataError, Interrupted, ScoreError, UsageError
 from quantkit.registry import NATIVE, check_engine
 from quantkit.resources import PACKAGE
 from quantkit.storage import MANIFEST
@@ -76,7 +76,7 @@ def _in_format(recipe: "AnyRecipe", format: str) -> "AnyRecipe":
 
     if isinstance(recipe, Recipe):
         return recipe.in_format(format)
-    raise RecipeError(f"recipe {recipe.name} makes a GGUF file, with which --format does not go")
+    raise UsageError(f"recipe {recipe.name} makes a GGUF file, with which --format does not go")
 
 
 def set_needs_hub(name: str | None) -> bool:

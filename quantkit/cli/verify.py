@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quantkit.cli.options import AsJson, Device, Quiet, Revision, TrustRemoteCode, Verbose
-from quantkit.errors import CheckpointError, UnknownName
+from quantkit.cli.options import AsJson, Device, Quiet, Revision, TrustRemoteCode, Verbose, one_of
+from quantkit.errors import CheckpointError
 
 if TYPE_CHECKING:
     from quantkit.model.source import ModelSource
@@ -33,11 +33,19 @@ def command(
     ] = None,
     backend: Annotated[
         str,
-        typer.Option(metavar="NAME", help="vllm: ask the engine too, once the files are right."),
+        typer.Option(
+            metavar="NAME",
+            help="vllm: ask the engine too, once the files are right.",
+            callback=one_of(*BACKENDS),
+        ),
     ] = "files",
     level: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Of vllm: config (no weights), generate or logprobs."),
+        typer.Option(
+            metavar="NAME",
+            help="Of vllm: config (no weights), generate or logprobs.",
+            callback=one_of(*LEVELS),
+        ),
     ] = "logprobs",
     python: Annotated[
         Path | None, typer.Option(metavar="PATH", help="The Python of vLLM's own environment.")
@@ -76,8 +84,6 @@ def command(
     """
     from quantkit.cli import console, start
 
-    if backend not in BACKENDS:
-        raise UnknownName("backend", backend, BACKENDS)
     if server is not None and (python is not None or len(checkpoints) != 1):
         raise typer.BadParameter("a server serves one checkpoint: give its folder, and no --python")
     if server is not None and level == "config":
