@@ -1,10 +1,11 @@
 """The app, and the one place where an error becomes an exit code."""
 
 import os
+import re
 import signal
 import sys
 import traceback
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -119,9 +120,8 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         # Typer keeps its own copy of click, whose errors know how to show themselves.
         if hasattr(error, "format_message"):
-            show = getattr(error, "show", None)
-            if callable(show) and launch.is_first():  # the same in every process
-                show()
+            if launch.is_first():  # the same in every process
+                _show_usage(error)
             return EXIT_USAGE
         if type(error).__name__ == "OutOfMemoryError":
             first = str(error).splitlines()[0]
@@ -131,6 +131,22 @@ def main(arguments: list[str] | None = None) -> int:
         # Not Python's own exit code for this, which is 1: that means that a gate said no.
         traceback.print_exc()
         return _fail("this is a bug in quantkit; please report it with the lines above", EXIT_BUG)
+
+
+def _show_usage(error: Any) -> None:
+    """What is wrong with a command line, in the form of all other errors."""
+    context, message = getattr(error, "ctx", None), error.format_message()
+    if context is None or type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return
+    typer.echo(f"{context.get_usage()}\nTry '{context.command_path} -h' for help.\n", err=True)
+    message = re.sub(r"^Invalid value: ", "", message)
+    message = re.sub(r"^Invalid value for '?([^':]+)'?: ", r"\1: ", message)
+    message = re.sub(r"is not a valid (int|integer)( range)?\.$", "is no whole number", message)
+    message = re.sub(r"is not a valid float( range)?\.$", "is no number", message)
+    if message[1:2].islower():  # and not the name of an argument
+        message = message[0].lower() + message[1:]
+    _fail(message, EXIT_USAGE)
 
 
 def _interrupted(message: str) -> int:

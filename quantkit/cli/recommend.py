@@ -162,7 +162,7 @@ def command(
         told = document.to_json(found)
         console.print_json(told if plan is None else {**told, "serving": plan.to_json()})
     elif len(found) == 1:
-        recommend_view.show(found[0], model)
+        recommend_view.show(found[0], model, _sets(report))
         if plan is not None:
             typer.echo("\nServe it")
             serving_view.show(plan)
@@ -176,6 +176,20 @@ def command(
         serving_view.write_files(plan, emit, out, ttft, force)
     if not any(one.chosen for one in found):
         raise typer.Exit(EXIT_GATE)  # so that a script can tell
+
+
+def _sets(report: Path | None) -> dict[str, str]:
+    """The calibration sets that a report's candidates learned from, by recipe."""
+    if report is None:
+        return {}
+    from quantkit.report.document import read
+
+    found = read(report / "report.json" if report.is_dir() else report)
+    return {
+        entry.recipe: entry.made.calibration
+        for entry in found.candidates
+        if entry.recipe and entry.made and entry.made.calibration
+    }
 
 
 def _measured(question: "Question", bench: Path, gpu: "GPU") -> "Question":

@@ -53,6 +53,8 @@ def show_plan(found: "Estimated", as_json: bool) -> None:
                 if (of_kind := found.graph.of_kind(kind))
             ],
         )
+    usual = "" if found.has_named_tasks else " (the default; `tasks:` in the file names others)"
+    console.say(f"scored on {', '.join(found.tasks)}{usual}")
     left = [costs[name] for name in steps if name not in found.done]
     hours = {
         on_gpu: sum(c.seconds or 0 for c in left if c.on_gpu == on_gpu) / 3600

@@ -103,6 +103,7 @@ class SweepSpec(_Strict):
     calibration: list[SetChoice] = []
     """Every recipe that learns from data is made once for each."""
     tasks: list[str] = Field(default=["wikitext", "mmlu"], min_length=1)
+    """What models are scored on: lm-eval's tasks, or ours."""
     limit: int | None = Field(default=None, gt=0)
     """Only the first documents of each task."""
     max_length: int | None = Field(default=None, gt=1)

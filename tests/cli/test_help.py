@@ -99,7 +99,7 @@ def test_module_is_the_command():
 def test_wrong_usage(run_cli, arguments, words):
     result = run_cli(arguments)
     assert (result.code, result.stdout) == (2, "")
-    assert words in result.stderr.split("Error: ")[1]
+    assert words in result.stderr.split("quantkit: ")[1]
     assert "Traceback" not in result.stderr
 
 
