@@ -38,6 +38,10 @@ class Stage:
         """It may end at any moment, and its total is only the longest time it may take."""
         return self.unit == "s"
 
+    @property
+    def is_done(self) -> bool:
+        return self.is_wait or self.total <= 1 or self.done >= self.total
+
     def opening(self) -> str:
         if self.is_wait:
             return f"{self.label}: at most {duration(self.total)}"
@@ -116,7 +120,8 @@ class Lines:
         with self._lock:
             if self._over is not None:
                 self._over.set()
-            if self._stage is not None:
+            # One that breaks off at once needs no line: an error follows.
+            if self._stage is not None and (self._stage.announced or self._stage.is_done):
                 self._write(self._stage.closing(self._clock()))
             self._stage = self._over = None
 

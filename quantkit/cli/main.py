@@ -136,13 +136,16 @@ def main(arguments: list[str] | None = None) -> int:
 def _show_usage(error: Any) -> None:
     """What is wrong with a command line, in the form of all other errors."""
     context, message = getattr(error, "ctx", None), error.format_message()
-    if context is None or type(error).__name__ == "NoArgsIsHelpError":
+    if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return
-    typer.echo(f"{context.get_usage()}\nTry '{context.command_path} -h' for help.\n", err=True)
+    if context is not None:
+        typer.echo(f"{context.get_usage()}\nTry '{context.command_path} -h' for help.\n", err=True)
     message = re.sub(r"^Invalid value: ", "", message)
     message = re.sub(r"^Invalid value for '?([^':]+)'?: ", r"\1: ", message)
     message = re.sub(r"is not a valid (int|integer)( range)?\.$", "is no whole number", message)
+    message = re.sub(r"is not in the range x>=([^ ]+)\.$", r"is below \1", message)
+    message = re.sub(r"is not in the range (.+)<=x<=(.+)\.$", r"is not in \1 to \2", message)
     message = re.sub(r"is not a valid float( range)?\.$", "is no number", message)
     if message[1:2].islower():  # and not the name of an argument
         message = message[0].lower() + message[1:]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quantkit.cli.options import AsJson, EmitTo, Force, Lora, TimeToFirst, one_of
-from quantkit.errors import EXIT_GATE, AdviceError
+from quantkit.errors import EXIT_GATE, AdviceError, UsageError
 
 if TYPE_CHECKING:
     from quantkit.advise.candidates import Question
@@ -54,7 +54,9 @@ def command(
     ] = "latency",
     min_quality: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Of the source's accuracy; default: 0.97."),
+        typer.Option(
+            min=0, max=1, metavar="SHARE", help="Of the source's accuracy; default: 0.97."
+        ),
     ] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A report.json of this model.")
@@ -72,7 +74,8 @@ def command(
         float | None, typer.Option(metavar="N", help="Of that GPU, dense, in 16 bits.")
     ] = None,
     gpu_hour: Annotated[
-        float | None, typer.Option(metavar="PRICE", help="Of one GPU: adds what tokens cost.")
+        float | None,
+        typer.Option(min=0, metavar="PRICE", help="Of one GPU: adds what tokens cost."),
     ] = None,
     bench: Annotated[
         Path | None,
@@ -259,7 +262,10 @@ def _gpus(
                 "which GPU? Name one with --gpu (`quantkit gpus` lists them), or give --memory and "
                 "--bandwidth of any other"
             )
-        return [gpus.describe(memory, bandwidth, capability, fp16_tflops=tflops)]
+        try:
+            return [gpus.describe(memory, bandwidth, capability, fp16_tflops=tflops)]
+        except AdviceError as error:  # they are the options' own values
+            raise UsageError(str(error)) from error
     if names == "all":
         return list(gpus.load())
     found = [gpus.find(name.strip()) for name in names.split(",") if name.strip()]

@@ -66,7 +66,8 @@ def command(
         8000
     ),
     gpu_utilization: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of each GPU's memory to use.")
+        float,
+        typer.Option(min=0, max=1, metavar="SHARE", help="Share of each GPU's memory to use."),
     ] = 0.9,
     python: Annotated[
         Path | None,

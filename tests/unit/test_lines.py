@@ -81,10 +81,17 @@ def test_a_note_comes_after_the_beginning_of_its_stage(lines, told):
 def test_a_stage_that_breaks_off_does_not_look_done(lines, clock, told):
     lines.start("calibrate", 24, "blocks")
     lines.advance(5)
-    clock.now = 12
+    pass_time(lines, clock, 12)
     lines.finish()
     lines.finish()
-    assert told == ["calibrate: ended at 5 of 24 blocks, after 12 s"]
+    assert told == ["calibrate: 24 blocks", "calibrate: ended at 5 of 24 blocks, after 12 s"]
+
+
+def test_a_stage_that_breaks_off_at_once_leaves_the_word_to_its_error(lines, told):
+    lines.start("convert", 24, "layers")
+    lines.advance(5)
+    lines.finish()
+    assert told == []
 
 
 def test_a_wait_has_no_part_that_is_done(lines, clock, told):
