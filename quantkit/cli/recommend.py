@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quantkit.cli.options import AsJson, EmitTo, Force, Lora, TimeToFirst, one_of
-from quantkit.errors import EXIT_GATE, AdviceError, UsageError
+from quantkit.errors import EXIT_GATE, AdviceError, HardwareError, UsageError
 
 if TYPE_CHECKING:
     from quantkit.advise.candidates import Question
@@ -264,7 +264,7 @@ def _gpus(
             )
         try:
             return [gpus.describe(memory, bandwidth, capability, fp16_tflops=tflops)]
-        except AdviceError as error:  # they are the options' own values
+        except HardwareError as error:  # they are the options' own values
             raise UsageError(str(error)) from error
     if names == "all":
         return list(gpus.load())
