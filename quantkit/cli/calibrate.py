@@ -30,12 +30,12 @@ def list_sets(json: AsJson = False) -> None:
         console.print_json({name: found.model_dump(mode="json") for name, found in named})
         return
     console.print_table(
-        ["set", "samples", "sources", "what it is"],
+        ["set", "samples", "what it is"],
         [
-            [name, str(s.n_samples), ", ".join(map(spec.source_name, s.sources)), s.summary]
+            [name, str(s.n_samples), f"{s.summary}: {', '.join(map(spec.source_name, s.sources))}"]
             for name, s in named
         ],
-        words=(0, 2, 3),
+        words=(0, 2),
     )
 
 

@@ -110,7 +110,8 @@ def _show_samples(found: "CalibrationSet", n: int) -> None:
         console.say(
             f"{place if place.startswith(source) else f'{source}, {place}'}: "
             f"{piece['n_tokens']:,} tokens"
-            f"{', cut' if piece['cut'] else ''}; {piece['why']}"
+            f"{', cut' if piece['cut'] else ''}; {piece['why']}",
+            hang=4,
         )
         text = f"{text[:SHOWN]}{'…' if len(text) > SHOWN else ''}"
         typer.echo(textwrap.fill(text, width, initial_indent="  ", subsequent_indent="  ") + "\n")

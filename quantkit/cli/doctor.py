@@ -17,4 +17,4 @@ def command(json: AsJson = False) -> None:
     for section, lines in findings.items():
         typer.echo(section)
         for name, value in lines.items():
-            typer.echo(f"  {name:<22} {value}")
+            console.say(f"  {name:<22} {value}", hang=23)

@@ -14,7 +14,10 @@ HANG = 2
 """Columns that a sentence's further lines stand in from its first."""
 NARROW = 30
 """A terminal below this many columns is left to part lines as it likes."""
-PROGRAMS = "quantkit|pip|python3?|torchrun|vllm|llama-server|docker|kubectl|curl|export"
+COMMAND = re.compile(
+    r"\s*(\$ )?(quantkit|pip|python3?|torchrun|vllm|llama-server|docker|kubectl|curl) \S.* -"
+)
+"""A program's name and an option behind it; a sentence may begin with such a name, too."""
 GLUE = "\ue000"
 
 
@@ -46,7 +49,7 @@ def fitted(text: str, stream: IO[str], hang: int = HANG) -> str:
 
 
 def _line(line: str, columns: int, hang: int) -> str:
-    if len(line) <= columns or re.match(rf"\s*(\$ )?({PROGRAMS}) ", line):
+    if len(line) <= columns or COMMAND.match(line):
         return line
     lead = " " * (len(line) - len(line.lstrip()))
     # Pieces that could stand on a line of their own are worth keeping whole.
@@ -57,7 +60,7 @@ def _line(line: str, columns: int, hang: int) -> str:
         line,
     )
     parts = textwrap.wrap(
-        glued,
+        glued.strip(),
         columns,
         initial_indent=lead,
         subsequent_indent=lead + " " * hang,

@@ -17,6 +17,7 @@ def test_wrapping_keeps_every_word_and_the_width(words, columns, lead):
     assert " ".join(lines).split() == words
     assert all(len(line) <= columns for line in lines)
     assert all(line.startswith(" " * (lead + 2)) for line in lines[1:])
+    assert len(lines[0]) - len(lines[0].lstrip()) == lead
 
 
 def test_paths_and_quoted_commands_are_never_parted():
@@ -30,6 +31,7 @@ def test_paths_and_quoted_commands_are_never_parted():
 def test_a_line_that_is_a_command_is_left_alone():
     command = "  quantkit quantize meta-llama/Llama-3.1-8B -r awq-gptq-w4a16 --calibration general"
     assert wrapped(f"do this:\n{command}", 40).split("\n")[1] == command
+    assert wrapped("vllm is a program, and what is said of it is a sentence", 40).count("\n") == 1
 
 
 def test_a_quoted_piece_that_fits_no_line_is_parted_like_others():
