@@ -1,6 +1,7 @@
 """Every error that a user can cause, and the exit code of each outcome.
 
     QuantkitError
+      UsageError          an option's value, or options that do not go together; exit code 2
       RecipeError         the file is wrong; lists all problems at once
       UnknownName         a recipe, task, set or device that does not exist; shows near matches
       SourceError         the source model is missing, damaged or of an unsupported kind
@@ -31,6 +32,17 @@ EXIT_USAGE = 2
 EXIT_ERROR = 3
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+EXIT_CODES = {
+    EXIT_OK: "done",
+    EXIT_GATE: "the answer is no",
+    EXIT_USAGE: "wrong usage",
+    EXIT_ERROR: "it could not be done",
+    EXIT_BUG: "a bug of ours",
+    EXIT_INTERRUPTED: "interrupted",
+    EXIT_TERMINATED: "terminated",
+}
+"""What every command means by them, in short; `docs/ci.md` has the same as a table."""
 MOST_SHOWN = 32
 """Names that a message lists at most."""
 
@@ -38,8 +50,15 @@ MOST_SHOWN = 32
 class QuantkitError(Exception):
     """Base of everything that is reported without a traceback."""
 
+    exit_code = EXIT_ERROR
     told = False
     """Another process of the run says it, so that this one need not."""
+
+
+class UsageError(QuantkitError):
+    """The command line is wrong, in a way that only shows when its values are read."""
+
+    exit_code = EXIT_USAGE
 
 
 class RecipeError(QuantkitError):

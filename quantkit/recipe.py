@@ -4,15 +4,12 @@ Which calibration set a run uses is the run's business. Unknown keys are refused
 of a file are listed at once.
 """
 
-import difflib
 import hashlib
 import json
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -27,6 +24,7 @@ from quantkit import resources
 from quantkit.errors import RecipeError, UnknownName
 from quantkit.formats import COMPRESSED_TENSORS, FORMATS, objection
 from quantkit.registry import METHODS, check_options
+from quantkit.specs import meant, problems, read_yaml
 
 AUTO_GROUP_SIZES = (128, 64, 32)
 BLOCK_TYPES = (
@@ -171,8 +169,8 @@ class _Named(Strict):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            problems = "\n".join(f"  {line}" for line in _problems(error, cls))
-            raise RecipeError(f"{where} is not a valid recipe:\n{problems}") from error
+            told = "\n".join(f"  {line}" for line in problems(error, cls))
+            raise RecipeError(f"{where} is not a valid recipe:\n{told}") from error
 
 
 class GGUFRecipe(_Named):
@@ -191,8 +189,8 @@ class GGUFRecipe(_Named):
     def _known(cls, kind: Any) -> str:
         name = str(kind).upper()
         if name not in GGUF_TYPES:
-            meant = _meant(name, GGUF_TYPES)
-            raise ValueError(f"'{kind}' is no file type of llama.cpp's that we write; {meant}")
+            hint = meant(name, GGUF_TYPES)
+            raise ValueError(f"'{kind}' is no file type of llama.cpp's that we write; {hint}")
         return name
 
     @field_validator("tensors")
@@ -242,7 +240,7 @@ class Recipe(_Named):
     @classmethod
     def _known(cls, method: str) -> str:
         if method not in METHODS:
-            raise ValueError(f"'{method}' is unknown; {_meant(method, METHODS)}")
+            raise ValueError(f"'{method}' is unknown; {meant(method, METHODS)}")
         return method
 
     @field_validator("weights")
@@ -277,7 +275,7 @@ class Recipe(_Named):
     @classmethod
     def _holds(cls, format: str, info: ValidationInfo) -> str:
         if format not in FORMATS:
-            raise ValueError(f"'{format}' is unknown; {_meant(format, FORMATS)}")
+            raise ValueError(f"'{format}' is unknown; {meant(format, FORMATS)}")
         parts = [info.data.get(key) for key in ("weights", "input_activations", "kv_cache")]
         weights, activations, kv_cache = parts
         if weights and (reason := objection(format, weights, activations, kv_cache)):
@@ -437,14 +435,7 @@ def read(path: Path) -> AnyRecipe:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(path.read_bytes())
-    except OSError as error:
-        raise RecipeError(f"cannot read {path}: {error.strerror}") from error
-    except Exception as error:  # PyYAML's constructors raise whatever they stumble over
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else ""
-        raise RecipeError(f"{path} is not valid YAML{where}") from error
+    data = read_yaml(path, RecipeError)
     if not isinstance(data, dict):
         raise RecipeError(f"{path} is no recipe: it must be a list of `key: value` lines")
     return data
@@ -456,35 +447,3 @@ def split_addition(name: str) -> tuple[str, str | None]:
     if not plus or "/" in addition or addition.endswith((".yaml", ".yml")):
         return name, None
     return base, addition
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    """A hint at what somebody may have wanted to write."""
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
-
-
-def _problems(error: ValidationError, kind: type[BaseModel]) -> list[str]:
-    lines = []
-    for item in error.errors():
-        path = ".".join(str(part) for part in item["loc"] if part not in ("int", "literal['auto']"))
-        if item["type"] == "extra_forbidden":
-            known = _known_keys(item["loc"], kind)
-            near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
-            lines.append(f"{path}: unknown key; {hint}")
-        else:
-            message = item["msg"].removeprefix("Value error, ")
-            lines.append(f"{path}: {message}" if path else message)
-    return list(dict.fromkeys(lines))
-
-
-def _known_keys(location: tuple[int | str, ...], kind: type[BaseModel]) -> list[str]:
-    models: dict[int | str, type[BaseModel]] = {
-        "weights": WeightScheme,
-        "input_activations": ActivationScheme,
-        "kv_cache": KVCacheScheme,
-    }
-    model = models.get(location[0], kind) if len(location) > 1 else kind
-    return list(model.model_fields)

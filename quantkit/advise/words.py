@@ -6,7 +6,7 @@ from quantkit.advise import parallel
 from quantkit.advise.candidates import Candidate, Question, merit, utilisation
 from quantkit.advise.gpus import GPU
 from quantkit.advise.links import ASSUMED_PCIE
-from quantkit.advise.ranking import kept_step
+from quantkit.advise.ranking import TIE, kept_step
 from quantkit.advise.speed import Span
 from quantkit.advise.split import Split
 from quantkit.storage import gib
@@ -137,6 +137,8 @@ def reason(chosen: Candidate, serving: Sequence[Candidate], question: Question) 
     said = f"{among} at least {question.min_quality:g} of the quality: {figure(chosen, objective)}"
     alike = [c for c in serving if not c.quality or c.quality.is_prior == _is_prior(chosen)]
     best = min(alike, key=lambda c: merit(c, objective))
+    if objective == "memory":
+        return _least(said, chosen, serving)
     if objective == "quality" or best is chosen:
         return said
     if kept_step(best) < kept_step(chosen):
@@ -144,6 +146,20 @@ def reason(chosen: Candidate, serving: Sequence[Candidate], question: Question) 
     if best.format.engine != chosen.format.engine:
         return f"{said}; {best.format.name} is hardly better and wants {best.format.engine}"
     return said
+
+
+def _least(said: str, chosen: Candidate, serving: Sequence[Candidate]) -> str:
+    """What takes a little more and keeps more is not the least, and names what is."""
+    best = min(serving, key=lambda c: c.needed_bytes)
+    if best.needed_bytes == chosen.needed_bytes:
+        return said
+    if best.needed_bytes * (1 + TIE) < chosen.needed_bytes:  # what is measured goes before
+        return said.replace(BEST["memory"], "the least memory of those in the report,", 1)
+    but = "keeps less" if kept_step(best) < kept_step(chosen) else "keeps as much"
+    if but == "keeps as much" and best.format.engine != chosen.format.engine:
+        but = f"wants {best.format.engine}"
+    said = said.replace(BEST["memory"], "hardly more than the least memory", 1)
+    return f"{said}; {best.format.name} takes {gib(best.needed_bytes)} and {but}"
 
 
 def _is_prior(candidate: Candidate) -> bool:

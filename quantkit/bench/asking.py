@@ -7,7 +7,7 @@ from quantkit.bench import workloads
 from quantkit.bench.arrivals import Kind, Load
 from quantkit.bench.record import Target
 from quantkit.bench.workloads import Fixed, Recorded, Source
-from quantkit.errors import DataError, EngineError
+from quantkit.errors import UsageError
 from quantkit.progress import Progress
 
 UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0}
@@ -18,7 +18,7 @@ def counts(text: str, option: str) -> list[int]:
     """`1,8,32` as numbers."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise EngineError(f"{option} takes numbers such as 1,8,32, not '{text}'")
+        raise UsageError(f"{option} takes numbers such as 1,8,32, not '{text}'")
     return list(dict.fromkeys(map(int, parts)))
 
 
@@ -29,7 +29,7 @@ def rates(text: str) -> list[float]:
     except ValueError:
         found = []
     if not found or not all(0 < rate < float("inf") for rate in found):
-        raise EngineError(f"--rate takes requests a second such as 0.5,2,8, not '{text}'")
+        raise UsageError(f"--rate takes requests a second such as 0.5,2,8, not '{text}'")
     return list(dict.fromkeys(found))
 
 
@@ -39,7 +39,7 @@ def seconds(text: str | None, option: str) -> float | None:
         return None
     matched = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(ms|s|)", text.strip())
     if not matched or float(matched[1]) == 0:
-        raise EngineError(f"{option} takes a time such as 500ms or 2s, not '{text}'")
+        raise UsageError(f"{option} takes a time such as 500ms or 2s, not '{text}'")
     return float(matched[1]) * UNITS[matched[2]]
 
 
@@ -56,14 +56,14 @@ def loads(
 ) -> list[Load]:
     """What was asked for; one user where nothing was, or the trace's own times."""
     if arrivals not in ARRIVALS:
-        raise EngineError(f"--arrivals is {' or '.join(ARRIVALS)}, not '{arrivals}'")
+        raise UsageError(f"--arrivals is {' or '.join(ARRIVALS)}, not '{arrivals}'")
     found: list[Load] = []
     if concurrency:
         kind: Kind = "batch" if direct else "closed"
         found += [Load(kind, concurrency=n) for n in counts(concurrency, "--concurrency")]
     if rate:
         if direct:
-            raise EngineError("--rate needs a server; an offline batch comes all at once")
+            raise UsageError("--rate needs a server; an offline batch comes all at once")
         open_loop: Kind = "poisson" if arrivals == "poisson" else "constant"
         found += [Load(open_loop, rate=value) for value in rates(rate)]
     if found:
@@ -86,7 +86,7 @@ def sources(
 ) -> list[Source]:
     """The workloads: a trace, calibration data, or all combinations of lengths."""
     if trace is not None and calibration is not None:
-        raise DataError("a trace and a calibration set were named; measure with one at a time")
+        raise UsageError("a trace and a calibration set were named; measure with one at a time")
     if trace is not None:
         return [workloads.trace(trace, seed)]
     outputs = counts(output, "--output")
@@ -106,7 +106,7 @@ def _calibrated(
     from quantkit.calibration.loading import load
 
     if model is None:
-        raise DataError("--calibration needs the model's tokenizer: name its folder, too")
+        raise UsageError("--calibration needs the model's tokenizer: name its folder, too")
     found = load(name, Vocabulary.of(str(model)), progress, n_requests)
     ends = (
         found.lengths.tolist()

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError  # noqa: TID253
 
 from quantkit.errors import ScoreError
+from quantkit.specs import problems
 
 VERSION = 1
 KIND = "quantkit-bench"
@@ -269,9 +270,8 @@ def read(path: Path) -> Bench:
     try:
         return Bench.model_validate(data)
     except ValidationError as error:
-        item = error.errors()[0]
-        where = ".".join(str(part) for part in item["loc"])
-        raise ScoreError(f"{path} is no file of quantkit bench: {where}: {item['msg']}") from error
+        first = problems(error, Bench)[0]
+        raise ScoreError(f"{path} is no file of quantkit bench: {first}") from error
 
 
 def schema() -> dict[str, Any]:

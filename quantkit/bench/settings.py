@@ -16,7 +16,7 @@ from typing import Any
 
 from quantkit.engine import speculation
 from quantkit.engine.speculation import Kind
-from quantkit.errors import EngineError, UnknownName
+from quantkit.errors import EngineError, UnknownName, UsageError
 
 DRAFTED = 4
 """Tokens that are drafted a step, where nobody says."""
@@ -32,9 +32,9 @@ def grid(sweeps: Iterable[str]) -> list[dict[str, str]]:
         name = name.strip().replace("-", "_")
         found = [value.strip() for value in values.split(",") if value.strip()]
         if name not in VLLM:
-            raise UnknownName("serving flag", name, VLLM)
+            raise UsageError(f"--sweep {sweep}: {UnknownName('serving flag', name, VLLM)}")
         if not found:
-            raise EngineError(f"--sweep {sweep}: name values, as in {name}=A,B")
+            raise UsageError(f"--sweep {sweep}: name values, as in {name}=A,B")
         for value in found:
             VLLM[name](value)  # refuses what is no value of it
         axes[name] = list(dict.fromkeys([*axes.get(name, []), *found]))
@@ -55,7 +55,7 @@ def flags(setting: Setting, engine: str) -> list[str]:
 def is_on(value: str) -> bool:
     """Of a switch."""
     if value not in ("on", "off"):
-        raise EngineError(f"'{value}' is neither on nor off")
+        raise UsageError(f"'{value}' is neither on nor off")
     return value == "on"
 
 
@@ -66,7 +66,7 @@ def drafts(value: str) -> tuple[Kind, str, int] | None:
     head, _, tail = value.rpartition(":")
     named, k = (head, int(tail)) if head and tail.isdecimal() else (value, DRAFTED)
     if k < 1:
-        raise EngineError(f"'{value}' drafts {k} tokens a step; it takes at least one")
+        raise UsageError(f"'{value}' drafts {k} tokens a step; it takes at least one")
     if named == "ngram":
         return "ngram", "", k
     if named.startswith("eagle:"):
@@ -83,7 +83,7 @@ def _folder(name: str) -> str:
 def _number(flag: str) -> _Flags:
     def given(value: str) -> list[str]:
         if not value.isdecimal() or int(value) < 1:
-            raise EngineError(f"{flag} takes a number, not '{value}'")
+            raise UsageError(f"{flag} takes a number, not '{value}'")
         return [flag, value]
 
     return given

@@ -23,6 +23,7 @@ from quantkit.calibration.spec import SetSpec
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError
 from quantkit.model.shards import write_whole
+from quantkit.specs import problems
 from quantkit.storage import scratch_folder, sha256_of, write_json
 
 FILE = "calibration.json"
@@ -141,7 +142,10 @@ def read_manifest(folder: Path) -> Manifest:
     """What a set says of itself."""
     try:
         return Manifest.model_validate(json.loads((folder / FILE).read_bytes()))
-    except (OSError, ValueError, ValidationError) as error:
+    except ValidationError as error:
+        first = problems(error, Manifest)[0]
+        raise DataError(f"{folder} is no calibration set of this version: {first}") from error
+    except (OSError, ValueError) as error:
         first = str(error).splitlines()[0]
         raise DataError(f"{folder} is no calibration set of this version: {first}") from error
 

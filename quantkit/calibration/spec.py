@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from quantkit.calibration.reading.row import Kind
 from quantkit.calibration.redaction.redact import KINDS
 from quantkit.errors import DataError, UnknownName
+from quantkit.specs import problems, read_yaml
 
 N_SAMPLES = 256
 MAX_LENGTH = 2048
@@ -126,10 +126,7 @@ def source_name(source: Any) -> str:
 
 def read(path: Path) -> SetSpec:
     """A set's file; everything that is wrong with it is said at once."""
-    try:
-        data = yaml.safe_load(path.read_bytes())
-    except (OSError, yaml.YAMLError) as error:
-        raise DataError(f"{path} is no readable YAML: {error}") from error
+    data = read_yaml(path, DataError)
     if not isinstance(data, dict):
         raise DataError(f"{path} is no calibration set: it has no fields such as `sources`")
     try:
@@ -167,9 +164,4 @@ def of_files(paths: Sequence[str]) -> SetSpec:
 
 
 def _problems(error: ValidationError) -> str:
-    lines = []
-    for fault in error.errors():
-        kinds = ("files", "hub", "stdin", "python-docs", "python-source")
-        where = ".".join(str(part) for part in fault["loc"] if part not in kinds)
-        lines.append(f"  {where or 'the set'}: {fault['msg'].removeprefix('Value error, ')}")
-    return "\n".join(lines)
+    return "\n".join(f"  {line}" for line in problems(error, SetSpec))

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quantkit.cli.options import AsJson, Force, Quiet
-from quantkit.errors import EngineError
+from quantkit.cli.options import AsJson, Force, Quiet, one_of
+from quantkit.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
     from quantkit.bench.record import Bench
 
-BACKENDS = ("vllm", "llama.cpp", "server")
 WIDE = 170
 
 
@@ -27,7 +26,12 @@ def command(
         ),
     ] = None,
     backend: Annotated[
-        str, typer.Option(metavar="NAME", help="vllm, llama.cpp, or server: one that runs.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="vllm, llama.cpp, or server: one that runs.",
+            callback=one_of("vllm", "llama.cpp", "server"),
+        ),
     ] = "vllm",
     server: Annotated[
         str | None, typer.Option(metavar="URL", help="Of the running server.")
@@ -69,7 +73,12 @@ def command(
         str | None, typer.Option(metavar="R,S", help="Requests a second, come what may.")
     ] = None,
     arrivals: Annotated[
-        str, typer.Option(metavar="KIND", help="Of --rate: poisson or constant.")
+        str,
+        typer.Option(
+            metavar="KIND",
+            help="Of --rate: poisson or constant.",
+            callback=one_of("poisson", "constant"),
+        ),
     ] = "poisson",
     requests: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="A repetition; default: by the load.")
@@ -148,9 +157,7 @@ def command(
         )
         recorded = sources[0] if isinstance(sources[0], Recorded) else None
         if offline and recorded:
-            raise EngineError(
-                "--offline measures fixed lengths; leave the trace or set to a server"
-            )
+            raise UsageError("--offline measures fixed lengths; leave the trace or set to a server")
         plan = Plan(
             sources,
             asking.loads(concurrency, rate, arrivals, recorded, offline),
@@ -185,8 +192,6 @@ def _check(
     backend: str, server: str | None, folders: list[Path], sweep: list[str], offline: bool
 ) -> None:
     """What does not go together, before anything is loaded."""
-    if backend not in BACKENDS:
-        raise typer.BadParameter(f"one of {', '.join(BACKENDS)}", param_hint="--backend")
     if backend == "server":
         if not server:
             raise typer.BadParameter("name the server with --server URL", param_hint="--backend")
@@ -215,11 +220,11 @@ def _show(bench: "Bench") -> None:
     from quantkit.cli import console
 
     narrow = shutil.get_terminal_size().columns < WIDE
-    typer.echo(table.header(bench))
+    console.say(table.header(bench))
     for name in dict.fromkeys(row.model for row in bench.rows):
         rows = [row for row in bench.rows if row.model == name]
         facts = table.facts(rows)
-        typer.echo(f"\n{name}: {facts}" if facts else f"\n{name}")
+        console.say(f"\n{name}: {facts}" if facts else f"\n{name}")
         for found in (table.figures(rows, narrow), table.engine(rows, narrow)):
             if found.rows:
                 console.print_table(found.titles, found.rows, words=found.words)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quantkit.cli.options import AsJson, Force, Quiet, Revision, Verbose, split
-from quantkit.errors import DataError
+from quantkit.cli.options import AsJson, Force, Quiet, Revision, Verbose, one_of, split
+from quantkit.errors import UsageError
 
 if TYPE_CHECKING:
     from quantkit.calibration.spec import SetSpec
@@ -30,12 +30,12 @@ def list_sets(json: AsJson = False) -> None:
         console.print_json({name: found.model_dump(mode="json") for name, found in named})
         return
     console.print_table(
-        ["set", "samples", "sources", "what it is"],
+        ["set", "samples", "what it is"],
         [
-            [name, str(s.n_samples), ", ".join(map(spec.source_name, s.sources)), s.summary]
+            [name, str(s.n_samples), f"{s.summary}: {', '.join(map(spec.source_name, s.sources))}"]
             for name, s in named
         ],
-        words=(0, 2, 3),
+        words=(0, 2),
     )
 
 
@@ -57,10 +57,20 @@ def build(
         int | None, typer.Option(min=2, metavar="N", help="Tokens of a sample.")
     ] = None,
     short: Annotated[
-        str | None, typer.Option(metavar="HOW", help="Rows shorter than a sample: pack or pad.")
+        str | None,
+        typer.Option(
+            metavar="HOW",
+            help="Rows shorter than a sample: pack or pad.",
+            callback=one_of("pack", "pad"),
+        ),
     ] = None,
     select: Annotated[
-        str | None, typer.Option(metavar="HOW", help="cover (stand for all rows) or random.")
+        str | None,
+        typer.Option(
+            metavar="HOW",
+            help="cover (stand for all rows) or random.",
+            callback=one_of("cover", "random"),
+        ),
     ] = None,
     redact: Annotated[
         bool, typer.Option("--redact", help="Replace addresses, numbers and keys of people.")
@@ -158,11 +168,11 @@ def _wanted(name: str | None, data: list[str], typed: dict[str, Any]) -> "tuple[
     from quantkit.calibration.reading.files import is_data
 
     if "" in data:
-        raise DataError("--from is empty: name a file, a folder or a pattern, or - for stdin")
+        raise UsageError("--from is empty: name a file, a folder or a pattern, or - for stdin")
     if name is None and not data:
-        raise DataError("give a set's name, its YAML file, or --from with data of your own")
+        raise UsageError("give a set's name, its YAML file, or --from with data of your own")
     if name is not None and data:
-        raise DataError(f"give the set {name} or --from with data of your own, not both")
+        raise UsageError(f"give the set {name} or --from with data of your own, not both")
     wanted, base = loading.find(name) if name else (spec.of_files(data), Path())
     if base != Path() and "avoid" in typed:
         # What is typed starts here; what a set's file says starts there.

@@ -19,9 +19,10 @@ SHOWN = 300
 def show(found: "CalibrationSet", folder: Path, n_samples: int) -> None:
     """Figures, pictures, some samples, and what is thin."""
     from quantkit.calibration import inspection
+    from quantkit.cli import console
 
     manifest = found.manifest
-    typer.echo(
+    console.say(
         f"{folder}: {manifest.n_samples} samples of {manifest.length:,} tokens, "
         f"{manifest.n_tokens:,} in all, for {manifest.tokenizer.model}"
     )
@@ -30,11 +31,11 @@ def show(found: "CalibrationSet", folder: Path, n_samples: int) -> None:
     _show_lengths(manifest)
     if manifest.redacted:
         counts = ", ".join(f"{n:,} of {kind}" for kind, n in sorted(manifest.redacted.items()) if n)
-        typer.echo(f"replaced: {counts or 'nothing'}")
+        console.say(f"replaced: {counts or 'nothing'}")
     if n_samples:
         _show_samples(found, n_samples)
     for warning in inspection.warnings(found):
-        typer.echo(f"warning: {warning}")
+        console.say(f"warning: {warning}")
 
 
 def _show_sources(manifest: "Manifest") -> None:
@@ -98,16 +99,19 @@ def _share(place: int) -> str:
 
 
 def _show_samples(found: "CalibrationSet", n: int) -> None:
+    from quantkit.cli import console
+
     step = max(1, len(found.samples) // n)
     # Nothing wraps where the output is no terminal.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 2 * SHOWN
     for piece in found.samples[::step][:n]:
         text = " ".join(piece["text"].split())
         source, place = piece["source"], piece["place"]
-        typer.echo(
+        console.say(
             f"{place if place.startswith(source) else f'{source}, {place}'}: "
             f"{piece['n_tokens']:,} tokens"
-            f"{', cut' if piece['cut'] else ''}; {piece['why']}"
+            f"{', cut' if piece['cut'] else ''}; {piece['why']}",
+            hang=4,
         )
         text = f"{text[:SHOWN]}{'…' if len(text) > SHOWN else ''}"
         typer.echo(textwrap.fill(text, width, initial_indent="  ", subsequent_indent="  ") + "\n")

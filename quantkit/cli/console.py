@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from quantkit.cli.lines import Lines
+from quantkit.cli.wrapping import HANG, NARROW, fitted, wrapped
+
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
@@ -18,13 +21,15 @@ GLUE = "\ue000"
 
 
 class Console:
-    """Draws progress bars on a terminal, and one line a stage elsewhere."""
+    """Draws progress bars on a terminal, and says lines elsewhere."""
 
     def __init__(self, verbose: bool = False) -> None:
         from rich.console import Console as Screen
 
         # Fixed now: libraries that are silenced later must not silence us.
         self._screen = Screen(file=sys.stderr, highlight=False)
+        # Not what the screen says: with FORCE_COLOR, as logs of builds have it, that is more.
+        self._lines = None if sys.stderr.isatty() else Lines(self._print)
         self._bars: Any = None
         self._task: TaskID | None = None
         self._lock = threading.Lock()
@@ -32,32 +37,45 @@ class Console:
 
     def start(self, label: str, total: int, unit: str = "bytes") -> None:
         self.finish()
-        if not self._screen.is_terminal:
+        if self._lines is not None:
+            self._lines.start(label, total, unit)
             return
         self._bars = _bars(self._screen, unit)
         self._bars.start()
         self._task = self._bars.add_task(label, total=total)
 
     def advance(self, amount: int) -> None:
+        if self._lines is not None:
+            self._lines.advance(amount)
         with self._lock:
             if self._bars is not None and self._task is not None:
                 self._bars.advance(self._task, amount)
 
     def finish(self) -> None:
+        if self._lines is not None:
+            self._lines.finish()
         if self._bars is not None:
             self._bars.stop()
             self._bars = self._task = None
 
     def status(self, text: str) -> None:
+        if self._lines is not None:
+            self._lines.status(text)
         if self._bars is not None:
             self._bars.status = text
 
     def note(self, text: str) -> None:
-        self._screen.print(text, markup=False, soft_wrap=True)
+        if self._lines is not None:
+            self._lines.note(text)
+        else:
+            self._print(wrapped(text, self._screen.width))
 
     def detail(self, text: str) -> None:
         if self._verbose:
             self.note(text)
+
+    def _print(self, text: str) -> None:
+        self._screen.print(text, markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -70,6 +88,11 @@ def progress(quiet: bool = False, verbose: bool = False) -> Iterator[Any]:
         yield listener
     finally:
         listener.finish()
+
+
+def say(text: str, err: bool = False, hang: int = HANG) -> None:
+    """Sentences on stdout or stderr, wrapped where that is a terminal."""
+    typer.echo(fitted(text, sys.stderr if err else sys.stdout, hang), err=err)
 
 
 def width() -> int:
@@ -92,21 +115,22 @@ def print_lines(heading: str, lines: Sequence[tuple[str, str]]) -> None:
 def lines_text(heading: str, lines: Sequence[tuple[str, str]]) -> str:
     """A heading, then names and sentences; sentences wrap beside their names."""
     from rich.console import Console as Screen
-    from rich.table import Table
-    from rich.text import Text
 
-    screen = Screen(highlight=False)
-    if not screen.is_terminal:
-        screen.width = 400
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column()
+    screen = Screen()  # the same that tables go by
+    columns = screen.width if screen.is_terminal else None
+    beside = max((len(name) for name, _ in lines), default=0) + 2
+    if columns is not None and columns - beside < NARROW:
+        beside = 2  # names are so long that sentences stand below them
+    room = None if columns is None else columns - beside
+    told = [heading if columns is None else typer.style(heading, bold=True)]
     for name, sentence in lines:
-        table.add_row(Text(name), Text(sentence))
-    with screen.capture() as capture:
-        screen.print(Text(heading, style="bold"))
-        screen.print(table)
-    return "\n".join(line.rstrip() for line in capture.get().strip("\n").split("\n"))
+        parts = wrapped(sentence, room, hang=0).split("\n")
+        if len(name) < beside:
+            told.append(f"{name:<{beside}}{parts.pop(0)}".rstrip())
+        else:
+            told.append(name)
+        told += [f"{'':<{beside}}{part}" for part in parts]
+    return "\n".join(told)
 
 
 def print_table(

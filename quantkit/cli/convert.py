@@ -5,14 +5,19 @@ from typing import Annotated
 
 import typer
 
-from quantkit.cli.options import AsJson, Force, Quiet, TrustRemoteCode, Verbose
+from quantkit.cli.options import AsJson, Force, Quiet, TrustRemoteCode, Verbose, one_of
+from quantkit.formats import FORMATS
 
 
 def command(
     checkpoint: Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint folder.")],
     to: Annotated[
         str,
-        typer.Option(metavar="FORMAT", help="compressed-tensors, gptq, awq or fp8."),
+        typer.Option(
+            metavar="FORMAT",
+            help="compressed-tensors, gptq, awq or fp8.",
+            callback=one_of(*FORMATS),
+        ),
     ],
     out: Annotated[
         Path | None,

@@ -124,7 +124,7 @@ def _show(found: "Draft") -> None:
     from quantkit.storage import gib
 
     wrote = "of the set" if found.on_text else "that the target wrote"
-    typer.echo(
+    console.say(
         f"{found.draft} ({gib(found.draft_bytes)} read a token) drafts for {found.target} "
         f"({gib(found.target_bytes)}):\n{found.n_rows} prompts of {found.calibration}, "
         f"{found.n_tokens:,} tokens {wrote}"
@@ -155,12 +155,12 @@ def _show(found: "Draft") -> None:
     )
     if found.gpu is not None:
         at = "1 user" if found.users == 1 else f"{found.users} users"
-        typer.echo(
-            f"Speed-ups are by the roofline of {found.gpu} with {at}; `quantkit bench --sweep\n"
-            "speculative=none,DIR:K` measures them."
+        console.say(
+            f"Speed-ups are by the roofline of {found.gpu} with {at}; "
+            "`quantkit bench --sweep speculative=none,DIR:K` measures them."
         )
         return
-    typer.echo(
-        "Speed-ups count the bytes that both models read at a batch of one; at large batches, and\n"
+    console.say(
+        "Speed-ups count the bytes that both models read at a batch of one; at large batches, and "
         "where launching kernels takes longer than reading a small draft, they are smaller."
     )

@@ -1,19 +1,18 @@
 """`quantkit quantize --fit`: the recipe that a GPU asks for, with the reason."""
 
-import typer
-
 from quantkit.errors import AdviceError, HardwareError
 
 
 def calibration(model: str, recipes: list[str], named: str | None, quiet: bool) -> str | None:
     """The set to learn from: the one that was named, else ours, where a recipe learns at all."""
+    from quantkit.cli import console
     from quantkit.recipe import load
 
     if named is not None or not any(load(name).needs_calibration for name in recipes):
         return named
     chosen = "python-docs" if model == "demo" else "general"
     if not quiet:
-        typer.echo(f"It learns from the set {chosen}; --calibration names another.", err=True)
+        console.say(f"It learns from the set {chosen}; --calibration names another.", err=True)
     return chosen
 
 
@@ -24,7 +23,7 @@ def recipes(
     from quantkit.advise import formats, gpus, shape, words
     from quantkit.advise.candidates import Catalogue, Question
     from quantkit.advise.recommendation import recommend
-    from quantkit.cli import start
+    from quantkit.cli import console, start
     from quantkit.model.source import context_of
 
     device = gpus.find(gpu)
@@ -45,9 +44,9 @@ def recipes(
         )
     if not quiet:
         name = found.chosen.format.name
-        typer.echo(f"{name} for {where}: {found.reason}", err=True)
+        console.say(f"{name} for {where}: {found.reason}", err=True)
         if found.runner_up is not None:
             second = found.runner_up.format.name
-            typer.echo(f"The runner-up is {second}: {found.runner_up_reason}", err=True)
-        typer.echo("`quantkit recommend` tells the rest.", err=True)
+            console.say(f"The runner-up is {second}: {found.runner_up_reason}", err=True)
+        console.say("`quantkit recommend` tells the rest.", err=True)
     return [found.chosen.format.name]

@@ -28,7 +28,7 @@ def command(
         console.print_json(public if name is None else public[0])
     elif name is None:
         console.print_table(HEADINGS, [_row(gpu) for gpu in gpus], words=(0, 7))
-        typer.echo("Dense peak rates in TFLOPS (INT8: TOPS), summed up in 32 bits.")
+        console.say("Dense peak rates in TFLOPS (INT8: TOPS), summed up in 32 bits.")
     else:
         _show(gpus[0])
 
@@ -60,7 +60,7 @@ def _show(gpu: "GPU") -> None:
 
     typer.echo(f"{gpu.name} ({gpu.vendor}, {gpu.generation})")
     if gpu.note:
-        typer.echo(gpu.note)
+        console.say(gpu.note)
     origin = dict.fromkeys(gpu.unverified, "unverified")
     origin |= {name: f"= {arithmetic}" for name, arithmetic in gpu.derived.items()}
     known = [f for f in FIGURES if getattr(gpu, f) is not None]

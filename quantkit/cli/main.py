@@ -1,10 +1,11 @@
 """The app, and the one place where an error becomes an exit code."""
 
 import os
+import re
 import signal
 import sys
 import traceback
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -29,8 +30,10 @@ from quantkit.cli import (
     sweep,
     verify,
 )
+from quantkit.cli.wrapping import fitted
 from quantkit.errors import (
     EXIT_BUG,
+    EXIT_CODES,
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_USAGE,
@@ -43,6 +46,7 @@ app = typer.Typer(
     name="quantkit",
     help="Quantise language models, and know what it cost.",
     no_args_is_help=True,
+    epilog="Exit codes: " + ", ".join(f"{code} {text}" for code, text in EXIT_CODES.items()) + ".",
     rich_markup_mode=None,  # rich help costs more time than everything else together
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -107,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
     except Interrupted as error:
         return _interrupted(str(error))
     except QuantkitError as error:
-        return EXIT_ERROR if error.told else _fail(str(error), EXIT_ERROR)
+        return error.exit_code if error.told else _fail(str(error), error.exit_code)
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -116,9 +120,8 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         # Typer keeps its own copy of click, whose errors know how to show themselves.
         if hasattr(error, "format_message"):
-            show = getattr(error, "show", None)
-            if callable(show) and launch.is_first():  # the same in every process
-                show()
+            if launch.is_first():  # the same in every process
+                _show_usage(error)
             return EXIT_USAGE
         if type(error).__name__ == "OutOfMemoryError":
             first = str(error).splitlines()[0]
@@ -130,6 +133,25 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail("this is a bug in quantkit; please report it with the lines above", EXIT_BUG)
 
 
+def _show_usage(error: Any) -> None:
+    """What is wrong with a command line, in the form of all other errors."""
+    context, message = getattr(error, "ctx", None), error.format_message()
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return
+    if context is not None:
+        typer.echo(f"{context.get_usage()}\nTry '{context.command_path} -h' for help.\n", err=True)
+    message = re.sub(r"^Invalid value: ", "", message)
+    message = re.sub(r"^Invalid value for '?([^':]+)'?: ", r"\1: ", message)
+    message = re.sub(r"is not a valid (int|integer)( range)?\.$", "is no whole number", message)
+    message = re.sub(r"is not in the range x>=([^ ]+)\.$", r"is below \1", message)
+    message = re.sub(r"is not in the range (.+)<=x<=(.+)\.$", r"is not in \1 to \2", message)
+    message = re.sub(r"is not a valid float( range)?\.$", "is no number", message)
+    if message[1:2].islower():  # and not the name of an argument
+        message = message[0].lower() + message[1:]
+    _fail(message, EXIT_USAGE)
+
+
 def _interrupted(message: str) -> int:
     if not launch.is_first():
         return EXIT_INTERRUPTED
@@ -137,7 +159,7 @@ def _interrupted(message: str) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    typer.echo(f"quantkit: {message}", err=True)
+    typer.echo(fitted(f"quantkit: {message}", sys.stderr), err=True)
     return code
 
 

@@ -1,9 +1,36 @@
 """Options that several commands share."""
 
+import difflib
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from quantkit.formats import FORMATS
+from quantkit.registry import ENGINES
+
+
+def one_of(*names: str) -> Callable[[str | None], str | None]:
+    """Refuses what is none of an option's values, before anything is read."""
+
+    def check(value: str | None) -> str | None:
+        if value is None or value in names:
+            return value
+        near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        choice = f"{', '.join(names[:-1])} or {names[-1]}"
+        raise typer.BadParameter(f"'{value}' is not {choice}{hint}")
+
+    return check
+
+
+def _device(value: str) -> str:
+    if re.fullmatch(r"auto|cpu(:0)?|cuda(:[0-9]+)?", value):
+        return value
+    raise typer.BadParameter(f"'{value}' is not auto, cpu, cuda or cuda:N.")
+
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a hub id, or `demo`.")]
 _RECIPES = typer.Option(
@@ -38,20 +65,30 @@ Length = Annotated[
     int | None, typer.Option(min=2, metavar="N", help="Tokens of a sample; default: the set's.")
 ]
 Engine = Annotated[
-    str, typer.Option(metavar="NAME", help="native, or llmcompressor (an extra; for GPUs).")
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="native, or llmcompressor (an extra; for GPUs).",
+        callback=one_of(*ENGINES),
+    ),
 ]
 Format = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
         help="Form of the files: compressed-tensors, gptq, awq or fp8; default: the recipe's.",
+        callback=one_of(*FORMATS),
     ),
 ]
-Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[
+    str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.", callback=_device)
+]
 Offload = Annotated[
     str,
     typer.Option(
-        metavar="MODE", help="Hidden states in host memory: auto (as room allows), always or never."
+        metavar="MODE",
+        help="Hidden states in host memory: auto (as room allows), always or never.",
+        callback=one_of("auto", "always", "never"),
     ),
 ]
 Imatrix = Annotated[

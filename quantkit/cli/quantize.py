@@ -31,7 +31,7 @@ from quantkit.cli.options import (
     TrustRemoteCode,
     Verbose,
 )
-from quantkit.errors import DataError, RecipeError
+from quantkit.errors import UsageError
 from quantkit.registry import NATIVE
 
 if TYPE_CHECKING:
@@ -94,12 +94,12 @@ def command(
     with start.sharing(device) as (ranks, where):
         if model.lower().endswith(".gguf") and Path(model).is_file():
             if calibration:
-                raise DataError(
+                raise UsageError(
                     "a GGUF file cannot be calibrated here; give --imatrix, a matrix made before"
                 )
             if dry_run or format or engine != NATIVE:
                 option = "--dry-run" if dry_run else "--format" if format else "--engine"
-                raise RecipeError(f"{option} does not go with a GGUF file as MODEL; leave it out")
+                raise UsageError(f"{option} does not go with a GGUF file as MODEL; leave it out")
             how = FileOptions(where, force, imatrix, requantize, quiet, verbose)
             if launch.is_first():
                 _quantize_file(model, recipes, out, how, json)

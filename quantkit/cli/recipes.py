@@ -34,7 +34,7 @@ def list_recipes(context: typer.Context, json: AsJson = False) -> None:
     )
     for addition, meaning in ADDITIONS.items():
         example = next(r.name for r in recipes if not isinstance(r, GGUFRecipe))
-        typer.echo(f"+{addition} behind any name but GGUF's {meaning}: -r {example}+{addition}")
+        console.say(f"+{addition} behind any name but GGUF's {meaning}: -r {example}+{addition}")
 
 
 @app.command("show")
@@ -55,7 +55,7 @@ def show(
     typer.echo(resources.find("recipes", base).read_text().rstrip())
     if addition is not None:
         typer.echo(f"# with +{addition}")
-    typer.echo(f"\n{recipe.explain()}\ndigest {recipe.digest[:16]}")
+    console.say(f"\n{recipe.explain()}\ndigest {recipe.digest[:16]}")
 
 
 @app.command("validate")

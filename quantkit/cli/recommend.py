@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quantkit.cli.options import AsJson, EmitImage, EmitTo, Force, Lora, TimeToFirst
-from quantkit.errors import EXIT_GATE, AdviceError
+from quantkit.cli.options import AsJson, EmitImage, EmitTo, Force, Lora, TimeToFirst, one_of
+from quantkit.errors import EXIT_GATE, AdviceError, HardwareError, UsageError
 
 if TYPE_CHECKING:
     from quantkit.advise.candidates import Question
@@ -58,11 +58,18 @@ def command(
         ),
     ] = None,
     objective: Annotated[
-        str, typer.Option(metavar="WHAT", help="latency, throughput, memory or quality.")
+        str,
+        typer.Option(
+            metavar="WHAT",
+            help="latency, throughput, memory or quality.",
+            callback=one_of("latency", "throughput", "memory", "quality"),
+        ),
     ] = "latency",
     min_quality: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Of the source's accuracy; default: 0.97."),
+        typer.Option(
+            min=0, max=1, metavar="SHARE", help="Of the source's accuracy; default: 0.97."
+        ),
     ] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A report.json of this model.")
@@ -81,7 +88,8 @@ def command(
         float | None, typer.Option(metavar="N", help="Of that GPU, dense, in 16 bits.")
     ] = None,
     gpu_hour: Annotated[
-        float | None, typer.Option(metavar="PRICE", help="Of one GPU: adds what tokens cost.")
+        float | None,
+        typer.Option(min=0, metavar="PRICE", help="Of one GPU: adds what tokens cost."),
     ] = None,
     bench: Annotated[
         Path | None,
@@ -94,11 +102,19 @@ def command(
     lora: Lora = None,
     profile: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Plan for chat, batch or mixed traffic."),
+        typer.Option(
+            metavar="NAME",
+            help="Plan for chat, batch or mixed traffic.",
+            callback=one_of("chat", "batch", "mixed"),
+        ),
     ] = None,
     emit: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="Write the plan's files: compose, k8s or grafana."),
+        typer.Option(
+            metavar="KIND",
+            help="Write the plan's files: compose, k8s or grafana.",
+            callback=one_of("compose", "k8s", "grafana"),
+        ),
     ] = None,
     out: EmitTo = None,
     image: EmitImage = None,
@@ -176,7 +192,7 @@ def command(
         told = document.to_json(found)
         console.print_json(told if plan is None else {**told, "serving": plan.to_json()})
     elif len(found) == 1:
-        recommend_view.show(found[0], model)
+        recommend_view.show(found[0], model, _sets(report))
         if plan is not None:
             typer.echo("\nServe it")
             serving_view.show(plan)
@@ -190,6 +206,20 @@ def command(
         serving_view.write_files(serving_view.made_files(plan, emit, out, ttft, force, image))
     if not any(one.chosen for one in found):
         raise typer.Exit(EXIT_GATE)  # so that a script can tell
+
+
+def _sets(report: Path | None) -> dict[str, str]:
+    """The calibration sets that a report's candidates learned from, by recipe."""
+    if report is None:
+        return {}
+    from quantkit.report.document import read
+
+    found = read(report / "report.json" if report.is_dir() else report)
+    return {
+        entry.recipe: entry.made.calibration
+        for entry in found.candidates
+        if entry.recipe and entry.made and entry.made.calibration
+    }
 
 
 def _measured(question: "Question", bench: Path, gpu: "GPU") -> "Question":
@@ -260,7 +290,10 @@ def _gpus(
                 "which GPU? Name one with --gpu (`quantkit gpus` lists them), or give --memory and "
                 "--bandwidth of any other"
             )
-        return [gpus.describe(memory, bandwidth, capability, fp16_tflops=tflops)]
+        try:
+            return [gpus.describe(memory, bandwidth, capability, fp16_tflops=tflops)]
+        except HardwareError as error:  # they are the options' own values
+            raise UsageError(str(error)) from error
     if names == "all":
         return list(gpus.load())
     found = [gpus.find(name.strip()) for name in names.split(",") if name.strip()]

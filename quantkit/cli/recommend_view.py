@@ -1,11 +1,12 @@
 """How recommendations look on a terminal."""
 
+import shlex
 from typing import TYPE_CHECKING
 
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from quantkit.advise.candidates import Candidate
     from quantkit.advise.recommendation import Recommendation
@@ -17,8 +18,11 @@ first: time to the first token. each, all: tokens/s of one user, of all users.
 quality: the share that is kept; ~ is a prior."""
 
 
-def show(found: "Recommendation", model: str) -> None:
-    """One answer, then everything that was compared."""
+def show(found: "Recommendation", model: str, sets: "Mapping[str, str] | None" = None) -> None:
+    """One answer, then everything that was compared.
+
+    `sets` are those that the report's candidates learned from, by recipe.
+    """
     from quantkit.advise import words
     from quantkit.cli import console
 
@@ -29,7 +33,7 @@ def show(found: "Recommendation", model: str) -> None:
         typer.echo(console.lines_text(f"{label} on {where}: nothing serves it", _refusal(found)))
     else:
         heading = f"{label} on {where}: {found.chosen.format.name}"
-        typer.echo(console.lines_text(heading, _answer(found, found.chosen, model)))
+        typer.echo(console.lines_text(heading, _answer(found, found.chosen, model, sets or {})))
     serving = [c for c in found.candidates if c.serves]
     if serving:
         headings = [*HEADINGS, "per 1M"] if question.gpu_hour else HEADINGS
@@ -40,7 +44,9 @@ def show(found: "Recommendation", model: str) -> None:
     console.print_lines("Assumed", [("-", note) for note in found.notes])
 
 
-def _answer(found: "Recommendation", chosen: "Candidate", model: str) -> list[tuple[str, str]]:
+def _answer(
+    found: "Recommendation", chosen: "Candidate", model: str, sets: "Mapping[str, str]"
+) -> list[tuple[str, str]]:
     from quantkit.advise import words
     from quantkit.storage import gib
 
@@ -79,8 +85,12 @@ def _answer(found: "Recommendation", chosen: "Candidate", model: str) -> list[tu
     lines += [("changes it" if n == 0 else "", change) for n, change in enumerate(found.changes)]
     recipe = chosen.format.recipe
     if recipe is not None and not found.question.catalogue.shape.assumed:
-        learns = " --calibration general" if recipe.needs_calibration else ""
-        lines.append(("make it", f"quantkit quantize {model} -r {recipe.name}{learns} -o out"))
+        usual = "python-docs" if model == "demo" else "general"
+        # What was measured had its own set, a GGUF file too; another file is not that one.
+        learned = sets.get(recipe.name) or (usual if recipe.needs_calibration else None)
+        words_of_it = ["quantkit", "quantize", model, "-r", recipe.name]
+        words_of_it += ["--calibration", learned] if learned else []
+        lines.append(("make it", shlex.join([*words_of_it, "-o", "out"])))
     return lines
 
 
@@ -139,7 +149,7 @@ def show_many(found: "Sequence[Recommendation]") -> None:
     label = question.catalogue.shape.label
     of_each = "" if question.count == 1 else f", {question.count} of each GPU"
     meaning = words.MEANING[question.objective]
-    typer.echo(f"{label}{of_each}: {meaning}; * marks the choice")
+    console.say(f"{label}{of_each}: {meaning}; * marks the choice")
     columns = [
         [_short(one.gpu.name), *(cells[one.gpu.name].get(name, "") for name in kept)]
         for one in served

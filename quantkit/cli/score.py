@@ -15,6 +15,7 @@ from quantkit.cli.options import (
     Tasks,
     TrustRemoteCode,
     Verbose,
+    one_of,
     split,
 )
 
@@ -61,7 +62,11 @@ def command(
     ] = None,
     backend: Annotated[
         str,
-        typer.Option(metavar="NAME", help="What computes: transformers, or llama.cpp for GGUF."),
+        typer.Option(
+            metavar="NAME",
+            help="What computes: transformers, or llama.cpp for GGUF.",
+            callback=one_of("transformers", "llama.cpp"),
+        ),
     ] = "transformers",
     server: Annotated[
         str | None,

@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quantkit.cli.options import AsJson, EmitImage, EmitTo, Force, Lora, Quiet, TimeToFirst
+from quantkit.cli.options import (
+    AsJson,
+    EmitImage,
+    EmitTo,
+    Force,
+    Lora,
+    Quiet,
+    TimeToFirst,
+    one_of,
+)
 
 if TYPE_CHECKING:
     from quantkit.progress import Progress
@@ -24,7 +33,12 @@ def command(
         typer.Argument(metavar="[-- FLAGS]", help="Flags for the engine, in place of ours."),
     ] = None,
     profile: Annotated[
-        str, typer.Option(metavar="NAME", help="Set up for chat, batch or mixed traffic.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Set up for chat, batch or mixed traffic.",
+            callback=one_of("chat", "batch", "mixed"),
+        ),
     ] = "chat",
     gpu: Annotated[
         str, typer.Option(metavar="NAME", help="auto, cpu, or one of `quantkit gpus`.")
@@ -39,7 +53,12 @@ def command(
         typer.Option(min=1, metavar="N", help="At the same time; default: as many as fit."),
     ] = None,
     kv_cache: Annotated[
-        str, typer.Option(metavar="TYPE", help="auto (as the checkpoint says), 16 or 8 bits.")
+        str,
+        typer.Option(
+            metavar="TYPE",
+            help="auto (as the checkpoint says), 16 or 8 bits.",
+            callback=one_of("auto", "16", "8"),
+        ),
     ] = "auto",
     draft: Annotated[
         str | None,
@@ -56,7 +75,8 @@ def command(
         8000
     ),
     gpu_utilization: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of each GPU's memory to use.")
+        float,
+        typer.Option(min=0, max=1, metavar="SHARE", help="Share of each GPU's memory to use."),
     ] = 0.9,
     python: Annotated[
         Path | None,
@@ -80,7 +100,11 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and stop.")] = False,
     emit: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="Write files instead: compose, k8s or grafana."),
+        typer.Option(
+            metavar="KIND",
+            help="Write files instead: compose, k8s or grafana.",
+            callback=one_of("compose", "k8s", "grafana"),
+        ),
     ] = None,
     out: EmitTo = None,
     image: EmitImage = None,

@@ -5,10 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from quantkit import launch
-from quantkit.errors import DataError, Interrupted, RecipeError, ScoreError
+from quantkit.errors import DataError, Interrupted, ScoreError, UsageError
 from quantkit.registry import NATIVE, check_engine
 from quantkit.resources import PACKAGE
 from quantkit.storage import MANIFEST
@@ -78,7 +76,7 @@ def _in_format(recipe: "AnyRecipe", format: str) -> "AnyRecipe":
 
     if isinstance(recipe, Recipe):
         return recipe.in_format(format)
-    raise RecipeError(f"recipe {recipe.name} makes a GGUF file, with which --format does not go")
+    raise UsageError(f"recipe {recipe.name} makes a GGUF file, with which --format does not go")
 
 
 def set_needs_hub(name: str | None) -> bool:
@@ -182,7 +180,7 @@ def show_report(report: "Report", as_json: bool) -> None:
         return
     console.print_table(table.titles(report, narrow=True), table.rows(report, narrow=True))
     for line in table.advice(report):
-        typer.echo(line)
+        console.say(line)
     _show_verdicts(report)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from quantkit.cli.options import AsJson, DryRun, Quiet, Verbose
+from quantkit.cli.options import AsJson, DryRun, Quiet, Verbose, one_of
 from quantkit.errors import EXIT_ERROR, SweepError
 
 app = typer.Typer(
@@ -24,7 +24,12 @@ def run(
         str, typer.Option("-o", "--out", metavar="DIR", help="A folder, s3://, gs:// or the like.")
     ] = "runs",
     on: Annotated[
-        str, typer.Option(metavar="NAME", help="here, one step after another, or ray.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="here, one step after another, or ray.",
+            callback=one_of("here", "ray"),
+        ),
     ] = "here",
     address: Annotated[
         str | None,

@@ -53,6 +53,8 @@ def show_plan(found: "Estimated", as_json: bool) -> None:
                 if (of_kind := found.graph.of_kind(kind))
             ],
         )
+    usual = "" if found.has_named_tasks else " (the default; `tasks:` in the file names others)"
+    console.say(f"scored on {', '.join(found.tasks)}{usual}")
     left = [costs[name] for name in steps if name not in found.done]
     hours = {
         on_gpu: sum(c.seconds or 0 for c in left if c.on_gpu == on_gpu) / 3600
@@ -63,7 +65,7 @@ def show_plan(found: "Estimated", as_json: bool) -> None:
     told += [f"{hours[False]:.2g} hours of a CPU like this one"] if hours[False] else []
     size = gib(sum(c.size_bytes or 0 for c in left))
     done = f", {len(found.done):,} of them done" if found.done else ""
-    typer.echo(f"{len(steps):,} steps{done}; to do: {at_least} {' and '.join([*told, size])}")
+    console.say(f"{len(steps):,} steps{done}; to do: {at_least} {' and '.join([*told, size])}")
     if at_least == "at least":
         typer.echo("? is what cannot be known without data that is not here")
 
@@ -135,7 +137,7 @@ def show_overview(found: "Overview", out: str, as_json: bool) -> None:
         console.print_table(_titles(model), _rows(model), words=(0,))
         chosen = model.document.recommended
         if chosen is not None:
-            typer.echo(
+            console.say(
                 f"{model.label}: {chosen.name} is {chosen.reason}"
                 if chosen.name
                 else f"{model.label}: {chosen.reason}"
@@ -143,7 +145,7 @@ def show_overview(found: "Overview", out: str, as_json: bool) -> None:
         if model.gate is not None:
             open_ones = sum(c["answer"] == "cannot tell" for c in model.gate["checks"])
             but = f"; {open_ones} of {len(model.gate['checks'])} checks cannot be told"
-            typer.echo(
+            console.say(
                 f"{model.label}: the gate says {model.gate['outcome']}{but if open_ones else ''}"
             )
         typer.echo("")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quantkit.cli.options import AsJson, Device, Quiet, Revision, TrustRemoteCode, Verbose
-from quantkit.errors import CheckpointError, UnknownName
+from quantkit.cli.options import AsJson, Device, Quiet, Revision, TrustRemoteCode, Verbose, one_of
+from quantkit.errors import CheckpointError
 
 if TYPE_CHECKING:
     from quantkit.model.source import ModelSource
@@ -33,11 +33,19 @@ def command(
     ] = None,
     backend: Annotated[
         str,
-        typer.Option(metavar="NAME", help="vllm: ask the engine too, once the files are right."),
+        typer.Option(
+            metavar="NAME",
+            help="vllm: ask the engine too, once the files are right.",
+            callback=one_of(*BACKENDS),
+        ),
     ] = "files",
     level: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Of vllm: config (no weights), generate or logprobs."),
+        typer.Option(
+            metavar="NAME",
+            help="Of vllm: config (no weights), generate or logprobs.",
+            callback=one_of(*LEVELS),
+        ),
     ] = "logprobs",
     python: Annotated[
         Path | None, typer.Option(metavar="PATH", help="The Python of vLLM's own environment.")
@@ -76,8 +84,6 @@ def command(
     """
     from quantkit.cli import console, start
 
-    if backend not in BACKENDS:
-        raise UnknownName("backend", backend, BACKENDS)
     if server is not None and (python is not None or len(checkpoints) != 1):
         raise typer.BadParameter("a server serves one checkpoint: give its folder, and no --python")
     if server is not None and level == "config":
@@ -138,15 +144,18 @@ def _heading(folder: Path, many: bool) -> None:
 
 
 def _show_checks(result: "Verification") -> None:
+    from quantkit.cli import console
+
     for check in result.passed:
-        typer.echo(f"ok        {check}")
+        console.say(f"ok        {check}", hang=10)
     for words in result.left_out:
-        typer.echo(f"left out  {words}")
+        console.say(f"left out  {words}", hang=10)
     for name, error in result.worst[:3]:
-        typer.echo(f"          {name} differs by {error:.4f} from the source")
+        console.say(f"          {name} differs by {error:.4f} from the source")
 
 
 def _show(proof: "Proof", many: bool, verbose: bool) -> None:
+    from quantkit.cli import console
     from quantkit.export.verified import FILE
 
     _heading(proof.folder, many)
@@ -156,7 +165,7 @@ def _show(proof: "Proof", many: bool, verbose: bool) -> None:
         return
     where = f"{found.version}, {found.device}" + (f", {found.dtype}" if found.dtype else "")
     mark = "ok " if found.ok else "off"
-    typer.echo(f"{mark}       vLLM {where}: {LEVELS[found.level]}")
+    console.say(f"{mark}       vLLM {where}: {LEVELS[found.level]}", hang=10)
     if found.texts:
         typer.echo(f"          {len(found.texts)} texts, such as {_line(found.texts[0])}")
         for text in found.texts[1:] if verbose else []:

@@ -17,6 +17,7 @@ from quantkit.model import description
 from quantkit.model.description import text, texts
 from quantkit.model.shards import TensorSpec
 from quantkit.recipe import AnyRecipe, Recipe
+from quantkit.specs import problems
 from quantkit.storage import MANIFEST
 
 FILE = MANIFEST
@@ -167,7 +168,10 @@ class Manifest(Record):
                     f"{path} has schema {version}, written by a newer quantkit; upgrade quantkit"
                 )
             return cls.model_validate(data)
-        except (ValueError, KeyError, TypeError, ValidationError) as error:
+        except ValidationError as error:
+            first = problems(error, cls)[0]
+            raise CheckpointError(f"{path} is damaged: {first}") from error
+        except (ValueError, KeyError, TypeError) as error:
             first = str(error).splitlines()[0]
             raise CheckpointError(f"{path} is damaged: {first}") from error
 

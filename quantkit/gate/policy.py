@@ -12,7 +12,7 @@ import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -24,6 +24,7 @@ from pydantic import (
 
 from quantkit.errors import PolicyError
 from quantkit.gate.text import plain
+from quantkit.specs import problems, read_yaml
 
 SHIPPED = Path(__file__).parent / "policies"
 
@@ -146,7 +147,7 @@ class Policy(_Strict):
 
 def load(path: Path) -> Policy:
     """A policy from its file."""
-    return _validated(_parsed(path), str(path))
+    return _validated(read_yaml(path, PolicyError), str(path))
 
 
 def default(with_earlier: bool = False) -> Policy:
@@ -157,55 +158,12 @@ def default(with_earlier: bool = False) -> Policy:
     return parts[0].model_copy(update={"rules": rules, "against": against})
 
 
-def _parsed(path: Path) -> Any:
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """Refuses a key that stands twice; YAML would keep the last and drop the other limit."""
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            seen = set()
-            for key, _ in node.value:
-                name = getattr(key, "value", None)
-                if isinstance(name, str) and name in seen:
-                    line = key.start_mark.line + 1
-                    raise PolicyError(f"{path}: {plain(name)} stands twice, again in line {line}")
-                seen.add(name if isinstance(name, str) else None)
-            return super().construct_mapping(node, deep)
-
-    try:
-        return yaml.load(path.read_bytes(), Loader)  # a SafeLoader
-    except OSError as error:
-        raise PolicyError(f"cannot read {path}: {error.strerror}") from error
-    except PolicyError:
-        raise
-    except Exception as error:  # PyYAML's constructors raise whatever they stumble over
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else ""
-        raise PolicyError(f"{path} is not valid YAML{where}") from error
-
-
 def _validated(data: Any, where: str) -> Policy:
     if not isinstance(data, dict):
         raise PolicyError(f"{where} is no policy: it has no `rules:`")
     try:
         return Policy.model_validate(data)
     except ValidationError as error:
-        problems = "\n  ".join(dict.fromkeys(map(_told, error.errors())))
-        raise PolicyError(f"{where} is not a valid policy:\n  {problems}") from error
-
-
-def _told(item: Any) -> str:
-    """A problem with its place, as the file has it."""
-    place = [str(part) for part in item["loc"] if part != "limits"]
-    path = plain(".".join(place))
-    if item["type"] == "extra_forbidden":
-        kind = Limit if len(place) > 2 else Policy
-        known = list(kind.model_fields)
-        near = difflib.get_close_matches(place[-1], known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
-        return f"{path}: unknown key; {hint}"
-    if item["type"] == "literal_error" and place[-1] == "class":
-        return f"{path}: there are {', '.join(get_args(Class))}"
-    message = plain(item["msg"].removeprefix("Value error, "))
-    return f"{path}: {message}" if path else message
+        # Metrics are keys of ours to a rule, and may hold anything.
+        told = "\n".join(f"  {plain(line)}" for line in problems(error, Policy, ("limits",)))
+        raise PolicyError(f"{where} is not a valid policy:\n{told}") from error

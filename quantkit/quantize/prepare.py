@@ -323,9 +323,10 @@ def _announce_cost(cost: Estimate, on_host: bool, device: torch.device, disk_byt
     if device.type != "cuda":
         host = cost.device_bytes(False) + PROCESS_BYTES
     moved = " (hidden states on the host)" if on_host else ""
+    streams = "1 stream" if cost.n_streams == 1 else f"{cost.n_streams} streams"
     each = f" on each of {cost.n_ranks} ranks" if cost.n_ranks > 1 else ""
     return (
-        f"plan: {cost.n_blocks} blocks, {cost.n_streams} streams of {cost.n_tokens:,} tokens; "
+        f"plan: {cost.n_blocks} blocks, {streams} of {cost.n_tokens:,} tokens; "
         f"about {where}{gib(host)} of host memory{moved}{each}, {gib(disk_bytes)} of disk, "
         f"{duration(cost.seconds)}"
     )

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from quantkit.errors import ScoreError
 from quantkit.export.verified import Verified
 from quantkit.score.scorecard import Made, Score, Settings
+from quantkit.specs import problems
 
 VERSION = 2
 
@@ -162,9 +163,8 @@ def read(path: Path) -> Document:
     try:
         return Document.model_validate(data)
     except ValidationError as error:
-        item = error.errors()[0]
-        where = ".".join(str(part) for part in item["loc"])
-        raise ScoreError(f"{path} is no report: {where}: {item['msg']}") from error
+        first = problems(error, Document)[0]
+        raise ScoreError(f"{path} is no report: {first}") from error
 
 
 def schema() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from quantkit.errors import ScoreError
 from quantkit.export.verified import Verified
+from quantkit.specs import problems
 
 SOURCE_NAME = "source"
 """A source's scores go by this file name, whatever the model is called."""
@@ -169,8 +170,7 @@ class Scorecard(Record):
         except OSError as error:
             raise ScoreError(f"cannot read {path}: {error.strerror}") from error
         except ValidationError as error:
-            item = error.errors()[0]
-            where = ".".join(str(part) for part in item["loc"])
-            raise ScoreError(f"{path} is no score file: {where}: {item['msg']}") from error
+            first = problems(error, cls)[0]
+            raise ScoreError(f"{path} is no score file: {first}") from error
         except ValueError as error:
             raise ScoreError(f"{path} is no score file: it is not valid JSON") from error

@@ -66,11 +66,16 @@ class Estimated:
     graph: Graph
     done: frozenset[str]
     costs: Costs
+    tasks: tuple[str, ...] = ()
+    """What models are scored on."""
+    has_named_tasks: bool = True
+    """Whether the sweep's file says so, and not we."""
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
         return {
             "gpu": self.costs.gpu,
+            "tasks": list(self.tasks),
             "steps": [
                 {
                     "name": name,
@@ -90,7 +95,14 @@ class Estimated:
 def estimated(prepared: Prepared) -> Estimated:
     """What a run would do, and what that will cost."""
     done = look(prepared.graph, prepared.place).finished(prepared.graph)
-    return Estimated(prepared.graph, frozenset(done), cost.costs(prepared.sweep, prepared.graph))
+    spec = prepared.sweep.spec
+    return Estimated(
+        prepared.graph,
+        frozenset(done),
+        cost.costs(prepared.sweep, prepared.graph),
+        tuple(spec.tasks),
+        "tasks" in spec.model_fields_set,
+    )
 
 
 def report(place: Place) -> Overview:

@@ -8,16 +8,15 @@ tasks: [python_docs, python_quiz]
 Unknown keys are refused, and all problems of a file are listed at once.
 """
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from quantkit.errors import SweepError
+from quantkit.specs import meant, problems, read_yaml
 
 KINDS = ("calibrate", "quantize", "verify", "score", "report")
 """Steps, in the order of the line."""
@@ -104,6 +103,7 @@ class SweepSpec(_Strict):
     calibration: list[SetChoice] = []
     """Every recipe that learns from data is made once for each."""
     tasks: list[str] = Field(default=["wikitext", "mmlu"], min_length=1)
+    """What models are scored on: lm-eval's tasks, or ours."""
     limit: int | None = Field(default=None, gt=0)
     """Only the first documents of each task."""
     max_length: int | None = Field(default=None, gt=1)
@@ -157,8 +157,7 @@ class SweepSpec(_Strict):
         for label, others in waits.items():
             for other in others:
                 if other not in waits:
-                    near = difflib.get_close_matches(other, waits, n=1)
-                    hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(waits)}"
+                    hint = meant(other, waits)
                     yield f"models: {label} comes after {other}, which is no model here; {hint}"
         if found := cycle(waits):
             yield f"models: {' comes after '.join(found)}: nobody can begin"
@@ -202,14 +201,7 @@ def cycle(waits: Mapping[str, list[str]]) -> list[str]:
 
 def read(path: Path) -> SweepSpec:
     """A sweep from its file; everything that is wrong with it is said at once."""
-    try:
-        data = yaml.safe_load(path.read_bytes())
-    except OSError as error:
-        raise SweepError(f"cannot read {path}: {error.strerror}") from error
-    except Exception as error:  # PyYAML's constructors raise whatever they stumble over
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else ""
-        raise SweepError(f"{path} is not valid YAML{where}") from error
+    data = read_yaml(path, SweepError)
     if not isinstance(data, dict):
         raise SweepError(f"{path} is no sweep: it has no lines such as `models: [demo]`")
     if _refers_to_itself(data):
@@ -222,8 +214,9 @@ def validated(data: dict[str, Any], where: str | Path) -> SweepSpec:
     try:
         return SweepSpec.model_validate(data)
     except ValidationError as error:
-        problems = "\n".join(f"  {line}" for line in _problems(error))
-        raise SweepError(f"{where} is not a valid sweep:\n{problems}") from error
+        words = {"model_type": "a name, or lines such as `key: value`"}
+        told = "\n".join(f"  {line}" for line in problems(error, SweepSpec, words=words))
+        raise SweepError(f"{where} is not a valid sweep:\n{told}") from error
 
 
 def _long(value: Any, key: str) -> Any:
@@ -240,31 +233,3 @@ def _refers_to_itself(data: Any, above: Annotated[tuple[int, ...], "ids"] = ()) 
         return True
     parts = data.values() if isinstance(data, dict) else data
     return any(_refers_to_itself(part, (*above, id(data))) for part in parts)
-
-
-def _problems(error: ValidationError) -> list[str]:
-    lines: list[str] = []
-    for item in error.errors():
-        place = [str(part) for part in item["loc"] if part != "[key]"]
-        path = ".".join(place)
-        if item["type"] == "extra_forbidden":
-            models: dict[str, type[BaseModel]] = {
-                "models": ModelSpec, "calibration": SetChoice, "resources": Resources,
-            }  # fmt: skip
-            kind = models.get(place[0], SweepSpec) if len(place) > 1 else SweepSpec
-            lines.append(f"{path}: unknown key; {_meant(place[-1], list(kind.model_fields))}")
-        elif item["type"] == "literal_error" and place[0] == "resources":
-            lines.append(f"{path}: there is no such step; {_meant(place[-1], list(KINDS))}")
-        elif item["type"] == "string_pattern_mismatch":
-            lines.append(f"{path}: '{item['input']}' is no name: use letters, digits and . _ + -")
-        elif item["type"] == "model_type":
-            lines.append(f"{path}: give a name, or lines such as `name: value`")
-        else:
-            message = item["msg"].removeprefix("Value error, ")
-            lines += [f"{path}: {line}" if path else line for line in message.split("\n")]
-    return list(dict.fromkeys(lines))
-
-
-def _meant(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"

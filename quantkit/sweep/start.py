@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantkit.errors import SweepError, UnknownName
+from quantkit.errors import UnknownName, UsageError
 from quantkit.offline import without_hub
 from quantkit.progress import Progress
 from quantkit.sweep import spec as sweep_spec
@@ -29,7 +29,7 @@ def ready(
     if on not in EXECUTORS:
         raise UnknownName("executor", on, EXECUTORS)
     if address is not None and on != "ray":
-        raise SweepError("--address is that of a Ray cluster; add --on ray")
+        raise UsageError("--address is that of a Ray cluster; add --on ray")
     spec = sweep_spec.read(file)
     place = Place(out)  # before anything that takes longer
     base = file.absolute().parent

@@ -19,11 +19,12 @@ LAYER = "model.layers.0.mlp.down_proj"
 def refused(run_cli, tmp_path):
     """Run a command that must fail with one sentence and leave no output."""
 
-    def run(*arguments):
+    def run(*arguments, code=3):
         result = run_cli([*arguments, "-o", tmp_path / "new"])
-        assert result.code == 3, result
+        assert result.code == code, result
         assert result.stdout == ""
-        assert result.stderr.strip().count("\n") == 0
+        said = result.stderr.strip().rpartition("\n\n")[2]  # below the usage, where that is shown
+        assert said.count("\n") == 0
         assert not (tmp_path / "new").exists()
         return result.stderr
 
@@ -51,8 +52,6 @@ def made(tiny_model, tmp_path):
         ("awq-w4a16", "gptq", "only without zero points"),
         ("int8-w8a8", "gptq", "leaves activations in 16 bits"),
         ("gptq-w4a16+kv-fp8", "gptq", "no scales of a KV cache beside gptq"),
-        ("rtn-w4a16", "gtpq", "Did you mean gptq"),
-        ("gguf-q4_0", "gptq", "makes a GGUF file, with which --format does not go"),
     ],
 )
 def test_formats_that_do_not_fit_are_refused_before_the_model_is_read(
@@ -60,6 +59,18 @@ def test_formats_that_do_not_fit_are_refused_before_the_model_is_read(
 ):
     missing = tmp_path / "no-such-model"
     assert words in refused("quantize", missing, "-r", recipe, "--format", format)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "format", "words"),
+    [
+        ("rtn-w4a16", "gtpq", "did you mean gptq"),
+        ("gguf-q4_0", "gptq", "makes a GGUF file, with which --format does not go"),
+    ],
+)
+def test_formats_that_are_none_are_wrong_usage(refused, tmp_path, recipe, format, words):
+    command = ["quantize", tmp_path / "no-such-model", "-r", recipe, "--format", format]
+    assert words in refused(*command, code=2)
 
 
 def test_layers_that_do_not_fill_words_are_refused(refused, tiny_model, tmp_path):
@@ -88,7 +99,7 @@ def test_what_cannot_be_converted(refused, made, run_cli, tmp_path):
     assert "compressed-tensors form already" in refused(
         "convert", folder, "--to", "compressed-tensors"
     )
-    assert "unknown format 'awqq'" in refused("convert", folder, "--to", "awqq")
+    assert "did you mean awq?" in refused("convert", folder, "--to", "awqq", code=2)
     assert "has no quantkit.json" in refused("convert", tmp_path, "--to", "gptq")
     assert "there is no folder" in refused("convert", tmp_path / "none", "--to", "gptq")
 

@@ -40,7 +40,7 @@ def test_what_a_gguf_file_cannot_do_is_said_before_anything_is_written(
     file, out = tmp_path / "model.gguf", tmp_path / "out"
     file.touch()
     result = run_cli(["quantize", str(file), "-r", "gguf-q8_0", "-o", str(out), *option])
-    assert result.code == 3
+    assert result.code == 2
     assert words in result.stderr
     assert not out.exists()
 

@@ -187,7 +187,7 @@ def test_errors_in_github_actions_are_annotated_and_command_nothing(
         ("{", "is not valid JSON"),
         ("[" * 100_000, "is not valid JSON"),
         ("[]", "is no report"),
-        ("{}", "is no report: baseline: Field required"),
+        ("{}", "is no report: baseline: is missing"),
         ('{"schema": 3}', "has schema 3, of a newer quantkit; upgrade quantkit"),
     ],
     ids=["empty", "cut", "deep", "list", "keys", "newer"],

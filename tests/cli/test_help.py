@@ -47,8 +47,10 @@ def test_checking_recipes_needs_no_torch():
 def test_root_help_lists_every_command(run_cli, flag):
     result = run_cli([flag])
     assert (result.code, result.stderr) == (0, "")
-    listed = [line.split()[0] for line in result.stdout.split("Commands:")[1].strip().split("\n")]
+    commands, codes = result.stdout.split("Commands:")[1].strip().split("\n\n")
+    listed = [line.split()[0] for line in commands.split("\n")]
     assert sorted(listed) == sorted(COMMANDS)
+    assert codes.split()[:4] == ["Exit", "codes:", "0", "done,"]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_module_is_the_command():
 def test_wrong_usage(run_cli, arguments, words):
     result = run_cli(arguments)
     assert (result.code, result.stdout) == (2, "")
-    assert words in result.stderr.split("Error: ")[1]
+    assert words in result.stderr.split("quantkit: ")[1]
     assert "Traceback" not in result.stderr
 
 

@@ -19,11 +19,11 @@ needs_ray = pytest.mark.skipif(
 def refused(run_cli, tmp_path):
     """Run a sweep that cannot be: one message, which is returned, and nothing written."""
 
-    def run(text: str, *more: str, out: str = "") -> str:
+    def run(text: str, *more: str, out: str = "", code: int = 3) -> str:
         path, out = tmp_path / "sweep.yaml", out or str(tmp_path / "runs")
         path.write_text(text)
         result = run_cli(["sweep", "run", path, "-o", out, *more])
-        assert (result.code, result.stdout) == (3, "")
+        assert (result.code, result.stdout) == (code, "")
         assert "Traceback" not in result.stderr
         assert not (tmp_path / "runs" / "results").exists()
         return result.stderr.split("quantkit: ")[-1]
@@ -80,8 +80,9 @@ def test_storage_that_cannot_be_opened(refused, tmp_path):
 
 
 def test_an_unknown_executor_and_an_address_without_ray(refused):
-    assert "unknown executor 'slurm'. There are: here, ray." in refused(GOOD, "--on", "slurm")
-    assert "--address is that of a Ray cluster; add --on ray" in refused(GOOD, "--address", "auto")
+    assert "--on: 'slurm' is not here or ray" in refused(GOOD, "--on", "slurm", code=2)
+    told = refused(GOOD, "--address", "auto", code=2)
+    assert "--address is that of a Ray cluster; add --on ray" in told
 
 
 def test_ray_that_is_not_installed(refused, monkeypatch):

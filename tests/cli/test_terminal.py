@@ -37,3 +37,15 @@ def test_scores_are_shown_after_bars_that_began_in_a_silenced_library(tmp_path):
     assert code == 0, shown
     assert "━" in shown  # there was a bar
     assert "python_docs/perplexity" in shown.rpartition("━")[2]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
+@pytest.mark.parametrize("columns", [60, 80])
+def test_an_error_fits_the_terminal_and_hangs_in(columns):
+    code, shown = on_terminal(["recipes", "show", "nope"], columns)
+    first, *more = shown.strip().replace("\r", "").split("\n")
+    assert code == 3
+    assert first.startswith("quantkit: unknown recipe 'nope'.")
+    assert more
+    assert all(line.startswith("  ") for line in more)
+    assert max(map(len, [first, *more])) <= columns

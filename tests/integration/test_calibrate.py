@@ -71,9 +71,9 @@ def build(run_cli, out):
 def refused(run_cli, out):
     """Build what cannot be: one message, nothing on disk."""
 
-    def run(*more, model="demo"):
+    def run(*more, model="demo", code=3):
         result = run_cli(["calibrate", "build", "--model", model, "-o", out, *SMALL, *more])
-        assert result.code == 3, (result.stdout, result.stderr)
+        assert result.code == code, (result.stdout, result.stderr)
         assert result.stdout == ""
         assert "Traceback" not in result.stderr
         assert result.stderr.count("quantkit: ") == 1
@@ -434,8 +434,8 @@ def test_an_unknown_set_shows_near_ones(refused):
 
 
 def test_a_set_or_data_but_one_of_them(refused, chat_file):
-    assert refused() == "give a set's name, its YAML file, or --from with data of your own"
-    both = refused("python-docs", "--from", chat_file)
+    assert refused(code=2) == "give a set's name, its YAML file, or --from with data of your own"
+    both = refused("python-docs", "--from", chat_file, code=2)
     assert both == "give the set python-docs or --from with data of your own, not both"
 
 

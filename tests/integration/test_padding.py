@@ -244,7 +244,7 @@ def test_what_is_in_the_padding_does_not_change_a_byte(
                 assert {int(count) for count in matrix.counts.values()} == {n_tokens}
         assert "calibration: 5 samples of up to 48 tokens, 156 in all, from mine" in said
         assert any("156 calibration tokens are few" in note for note in said)
-        assert any("streams of 156 tokens" in note for note in said)
+        assert any("1 stream of 156 tokens" in note for note in said)
     assert made[0] == made[1]
 
 

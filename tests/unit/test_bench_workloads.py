@@ -8,7 +8,7 @@ from quantkit.bench import asking, choice, metrics, offline, settings, table, wo
 from quantkit.bench.arrivals import Load
 from quantkit.bench.record import Press, Rate, Row, Target, Workload
 from quantkit.bench.workloads import Fixed
-from quantkit.errors import DataError, EngineError, UnknownName
+from quantkit.errors import DataError, EngineError, UsageError
 
 
 def written(tmp_path, *rows):
@@ -110,11 +110,11 @@ def test_a_grid_is_every_combination():
 @pytest.mark.parametrize(
     ("sweep", "error", "words"),
     [
-        ("max_num_seq=1", UnknownName, "Did you mean max_num_seqs"),
-        ("max_num_seqs", EngineError, "name values"),
-        ("max_num_seqs=many", EngineError, "takes a number"),
-        ("prefix_caching=maybe", EngineError, "neither on nor off"),
-        ("speculative=ngram:0", EngineError, "at least one"),
+        ("max_num_seq=1", UsageError, "Did you mean max_num_seqs"),
+        ("max_num_seqs", UsageError, "name values"),
+        ("max_num_seqs=many", UsageError, "takes a number"),
+        ("prefix_caching=maybe", UsageError, "neither on nor off"),
+        ("speculative=ngram:0", UsageError, "at least one"),
     ],
 )
 def test_a_bad_sweep_is_refused_before_anything_starts(sweep, error, words):
@@ -279,7 +279,7 @@ def test_times(text, value):
 
 @pytest.mark.parametrize("text", ["", "fast", "-1s", "0", "0ms", "5 minutes", "."])
 def test_times_that_are_none(text):
-    with pytest.raises(EngineError, match="--ttft takes a time"):
+    with pytest.raises(UsageError, match="--ttft takes a time"):
         asking.seconds(text, "--ttft")
 
 
@@ -291,12 +291,12 @@ def test_loads():
     ]
     assert asking.loads(None, None, "poisson", None, True) == [Load("batch", concurrency=1)]
     for bad in ("0", "a", "1.5", ","):
-        with pytest.raises(EngineError, match="--concurrency"):
+        with pytest.raises(UsageError, match="--concurrency"):
             asking.loads(bad, None, "poisson", None, False)
     for bad in ("0", "a", "inf", "nan", ","):
-        with pytest.raises(EngineError, match="--rate"):
+        with pytest.raises(UsageError, match="--rate"):
             asking.loads(None, bad, "poisson", None, False)
-    with pytest.raises(EngineError, match="--arrivals"):
+    with pytest.raises(UsageError, match="--arrivals"):
         asking.loads(None, "1", "sometimes", None, False)
-    with pytest.raises(EngineError, match="needs a server"):
+    with pytest.raises(UsageError, match="needs a server"):
         asking.loads(None, "1", "poisson", None, True)

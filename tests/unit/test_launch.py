@@ -64,4 +64,4 @@ def test_commands_that_share_nothing_say_so_once(told, run_cli):
 def test_wrong_usage_is_said_once(told, run_cli):
     assert run_cli(["quantize", "--no-such-option"]) == (2, "", "")
     told.setenv("RANK", "0")
-    assert "No such option" in run_cli(["quantize", "--no-such-option"]).stderr
+    assert "no such option" in run_cli(["quantize", "--no-such-option"]).stderr

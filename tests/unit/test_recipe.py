@@ -85,7 +85,7 @@ def test_defaults(tmp_path):
     [
         ({**GOOD, "metod": "rtn"}, "metod: unknown key; did you mean method?"),
         ({**GOOD, "weights": {**W4, "groupsize": 1}}, "weights.groupsize: unknown key; did you"),
-        ({**GOOD, "zzz": 1}, "zzz: unknown key; known keys: name, summary, demo, method, weights"),
+        ({**GOOD, "zzz": 1}, "zzz: unknown key; there are: name, summary, demo, method, weights"),
         (
             {**GOOD, "weights": FP8, "input_activations": {**PER_TOKEN, "dynamics": True}},
             "input_activations.dynamics: unknown key; did you mean dynamic?",
@@ -398,7 +398,7 @@ def test_every_gguf_type_has_a_recipe():
         ),
         ({"gguf": "Q4_K_M", "tensors": {"ffn": "Q9"}}, "tensors: 'Q9' is no block type"),
         ({"gguf": "Q4_K_M", "tensors": {"(": "Q8_0"}}, "tensors: '(' is no valid pattern"),
-        ({"gguf": "Q4_K_M", "weights": W4}, "weights: unknown key; known keys: name, summary"),
+        ({"gguf": "Q4_K_M", "weights": W4}, "weights: unknown key; there are: name, summary"),
     ],
 )
 def test_problems_of_a_gguf_recipe_are_named(tmp_path, data, line):

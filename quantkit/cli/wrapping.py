@@ -1,0 +1,70 @@
+"""Sentences that fit a terminal; in a pipe or a file they stay as they are.
+
+What somebody may want to copy is kept in one piece where it can be: a path or an option is one
+word, `what stands between back quotes` is too, and a line that is a command is left alone, for a
+terminal that parts a long line itself puts it together again when it is copied.
+"""
+
+import os
+import re
+import textwrap
+from typing import IO
+
+HANG = 2
+"""Columns that a sentence's further lines stand in from its first."""
+NARROW = 30
+"""A terminal below this many columns is left to part lines as it likes."""
+COMMAND = re.compile(
+    r"\s*(\$ )?(quantkit|pip|python3?|torchrun|vllm|llama-server|docker|kubectl|curl) \S.* -"
+)
+"""A program's name and an option behind it; a sentence may begin with such a name, too."""
+GLUE = "\ue000"
+
+
+def columns_of(stream: IO[str]) -> int | None:
+    """Columns of the terminal behind a stream; None where there is none."""
+    try:
+        if not stream.isatty():
+            return None
+        said = os.environ.get("COLUMNS", "")
+        return (
+            int(said)
+            if said.isdecimal() and int(said)
+            else os.get_terminal_size(stream.fileno()).columns
+        )
+    except (OSError, ValueError):  # closed, or not of this machine
+        return None
+
+
+def wrapped(text: str, columns: int | None, hang: int = HANG) -> str:
+    """Text with no line longer than a terminal, as far as words allow it."""
+    if columns is None or columns < NARROW:
+        return text
+    return "\n".join(_line(line, columns, hang) for line in text.split("\n"))
+
+
+def fitted(text: str, stream: IO[str], hang: int = HANG) -> str:
+    """The same for whatever is behind a stream."""
+    return wrapped(text, columns_of(stream), hang)
+
+
+def _line(line: str, columns: int, hang: int) -> str:
+    if len(line) <= columns or COMMAND.match(line):
+        return line
+    lead = " " * (len(line) - len(line.lstrip()))
+    # Pieces that could stand on a line of their own are worth keeping whole.
+    room = columns - hang - len(lead)
+    glued = re.sub(
+        r"`[^`\n]+`",
+        lambda found: found[0].replace(" ", GLUE) if len(found[0]) <= room else found[0],
+        line,
+    )
+    parts = textwrap.wrap(
+        glued.strip(),
+        columns,
+        initial_indent=lead,
+        subsequent_indent=lead + " " * hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(parts).replace(GLUE, " ")

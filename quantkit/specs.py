@@ -1,0 +1,268 @@
+"""Files that people write: read as YAML, and what is wrong with them said in our own words.
+
+A problem is one line: the field's path, what it must be, what it is, and for a misspelt key the
+one that was probably meant.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+# Whoever imports this has a file to read, and its model at hand.
+import yaml  # noqa: TID253
+from pydantic import BaseModel, ValidationError  # noqa: TID253
+
+from quantkit.errors import QuantkitError
+
+LONGEST_SHOWN = 40
+MOST_NAMES = 20
+NAME = "a name of letters, digits and . _ + -"
+WANTED = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing_size": "a smaller number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "string_pattern_mismatch": NAME,
+    "list_type": "a list, such as [a, b]",
+    "tuple_type": "a list, such as [a, b]",
+    "dict_type": "lines such as `key: value`",
+    "mapping_type": "lines such as `key: value`",
+    "model_type": "lines such as `key: value`",
+    "model_attributes_type": "lines such as `key: value`",
+}
+"""What a field must be, by pydantic's name of the fault."""
+
+
+def read_yaml(path: Path, wrong: type[QuantkitError]) -> Any:
+    """The content of a YAML file; a key that stands twice is refused, for YAML keeps only one."""
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set()
+            for key, _ in node.value:
+                name = getattr(key, "value", None)
+                if isinstance(name, str) and name != "<<" and name in seen:
+                    line = key.start_mark.line + 1
+                    raise wrong(f"{path}: {_key(name)} stands twice, again in line {line}")
+                seen.add(name if isinstance(name, str) else None)
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(path.read_bytes(), Loader)  # a SafeLoader
+    except OSError as error:
+        raise wrong(f"cannot read {path}: {error.strerror}") from error
+    except QuantkitError:
+        raise
+    except Exception as error:  # PyYAML's constructors raise whatever they stumble over
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark else ""
+        raise wrong(f"{path} is not valid YAML{where}") from error
+
+
+def problems(
+    error: ValidationError,
+    kind: type[BaseModel],
+    unseen: Sequence[str] = (),
+    words: Mapping[str, str] = {},
+) -> list[str]:
+    """Everything that is wrong with data for a model, a line each.
+
+    `unseen` are keys that we have put between those of the file; `words` replace some of `WANTED`.
+    """
+    wanted: dict[str, list[str]] = {}
+    given: dict[str, str] = {}
+    lines: list[tuple[str, str]] = []  # a path, and what is said of it; "" stands for `wanted`
+    for fault in error.errors():
+        place, model = _place(fault["loc"], kind)
+        path = ".".join(part for part in place if part not in unseen)
+        sort, context = fault["type"], fault.get("ctx", {})
+        if sort == "extra_forbidden":
+            lines.append((path, f"unknown key; {meant(place[-1], _keys(model))}"))
+        elif sort == "missing":
+            lines.append((path, "is missing"))
+        elif sort == "union_tag_not_found":
+            key = str(context["discriminator"]).strip("'")
+            lines.append((f"{path}.{key}", f"is missing; {_tags(kind, place)}"))
+        elif sort == "union_tag_invalid":
+            key, tag = str(context["discriminator"]).strip("'"), str(context["tag"])
+            tags = [part.strip(" '") for part in str(context["expected_tags"]).split(",")]
+            said = f"must be {_choice(tags)}, not {shown(tag)}{_near(tag, tags)}"
+            lines.append((f"{path}.{key}", said))
+        elif sort in ("value_error", "assertion_error"):
+            message = fault["msg"].removeprefix("Value error, ")
+            lines += [(path, line) for line in message.split("\n")]
+        else:
+            wanted.setdefault(path, []).append(words.get(fault["type"]) or _wanted(fault))
+            given[path] = shown(fault["input"]) + _hint(fault)
+            lines.append((path, ""))
+    told = []
+    for path, line in lines:
+        said = line or f"must be {' or '.join(dict.fromkeys(wanted[path]))}, not {given[path]}"
+        told.append(f"{path}: {said}" if path else said)
+    return list(dict.fromkeys(told))
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """A hint at what somebody may have wanted to write."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
+
+
+def shown(value: Any) -> str:
+    """What somebody wrote, short and in one line."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "lines such as `key: value`" if value else "{}"
+    if isinstance(value, list | tuple):
+        return "a list" if value else "[]"
+    text = repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 1]}…"
+
+
+def _key(name: str) -> str:
+    """One visible line, whatever a key holds."""
+    return name if name.isprintable() else repr(name)
+
+
+def _wanted(fault: Any) -> str:
+    """What a field must be."""
+    sort, context = fault["type"], fault.get("ctx", {})
+    if sort in WANTED:
+        return WANTED[sort]
+    if sort in ("literal_error", "enum"):
+        return _choice(_literals(context))
+    bounds = {
+        "greater_than": ("gt", "above {}"),
+        "greater_than_equal": ("ge", "{} or more"),
+        "less_than": ("lt", "below {}"),
+        "less_than_equal": ("le", "{} or less"),
+        "string_too_short": ("min_length", "text"),
+        "string_too_long": ("max_length", "at most {} letters long"),
+        "too_long": ("max_length", "a list of at most {}"),
+    }
+    if sort in bounds:
+        key, words = bounds[sort]
+        return words.format(_figure(context[key]))
+    if sort == "too_short":
+        n = context["min_length"]
+        return "a list of at least one" if n == 1 else f"a list of at least {n}"
+    # Pydantic's own words, for what none of our models has so far.
+    return str(fault["msg"]).removeprefix("Input should be ")
+
+
+def _figure(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) else str(bound)
+
+
+def _hint(fault: Any) -> str:
+    if fault["type"] == "string_type" and not isinstance(fault["input"], dict | list | None):
+        return "; put it into quotes"
+    if fault["type"] not in ("literal_error", "enum") or not isinstance(fault["input"], str):
+        return ""
+    return _near(fault["input"], _literals(fault["ctx"]))
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _literals(context: Any) -> list[str]:
+    words = str(context["expected"]).replace(" or ", ", ").split(", ")
+    return [word.strip("'") for word in words]
+
+
+def _choice(names: Sequence[str]) -> str:
+    if len(names) < 2 or len(names) > MOST_NAMES:
+        return ", ".join(names[:MOST_NAMES])
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _keys(model: type[BaseModel] | None) -> list[str]:
+    fields = {} if model is None else model.model_fields
+    return [field.alias or name for name, field in fields.items()]
+
+
+def _place(
+    location: Sequence[int | str], kind: type[BaseModel]
+) -> tuple[list[str], type[BaseModel] | None]:
+    """A fault's path as the file has it, and the model that its last part belongs to.
+
+    Pydantic's own path also names branches of unions, which no file holds.
+    """
+    place: list[str] = []
+    owner: type[BaseModel] | None = kind
+    kinds: list[Any] = [kind]
+    for part in location:
+        models = [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]
+        holder = next((m for m in models if _field(m, part) is not None), None)
+        if holder is not None:
+            kinds = _branches(_field(holder, part))
+        elif isinstance(part, int) and any(get_origin(k) in (list, tuple) for k in kinds):
+            kinds = [b for k in kinds for inner in get_args(k) for b in _branches(inner)]
+        elif (tagged := [m for m in models if part in _tag_of(m)]) or _names_branch(part, kinds):
+            kinds = tagged or kinds
+            continue
+        elif part == "[key]":
+            continue
+        else:  # a key of a mapping, or one that nobody knows
+            inside = [get_args(k)[1] for k in kinds if len(get_args(k)) == 2]
+            kinds = [b for inner in inside for b in _branches(inner)]
+        place.append(_key(str(part)))
+        owner = holder or (models[0] if models else None)
+    return place, owner
+
+
+def _field(model: type[BaseModel], part: int | str) -> Any:
+    """The type of a field, by its name in a file."""
+    for name, field in model.model_fields.items():
+        if part in (name, field.alias):
+            return field.annotation
+    return None
+
+
+def _branches(kind: Any) -> list[Any]:
+    """The types that a type may be."""
+    if get_origin(kind) is Annotated:
+        return _branches(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return [branch for part in get_args(kind) for branch in _branches(part)]
+    return [kind]
+
+
+def _tag_of(model: type[BaseModel]) -> list[Any]:
+    """Values of fields that can take only those: what tells branches of a union apart."""
+    kinds = [field.annotation for field in model.model_fields.values()]
+    return [value for k in kinds if get_origin(k) is Literal for value in get_args(k)]
+
+
+def _names_branch(part: int | str, kinds: Sequence[Any]) -> bool:
+    """Whether a part of a path only says which branch of a union was tried."""
+    if len(kinds) < 2 or not isinstance(part, str):
+        return False
+    head = part.partition("[")[0]
+    names = {getattr(k, "__name__", str(k)) for k in kinds} | {"constrained-int", "literal"}
+    return head in names | {str(get_origin(k).__name__) for k in kinds if get_origin(k)}
+
+
+def _tags(kind: type[BaseModel], place: Sequence[str]) -> str:
+    kinds: list[Any] = [kind]
+    for part in place:
+        models = [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]
+        found = [_field(m, part) for m in models if _field(m, part) is not None]
+        inner = found or [i for k in kinds for i in get_args(k)]
+        kinds = [b for one in inner for b in _branches(one)]
+    tags = [str(t) for k in kinds if isinstance(k, type) for t in _tag_of(k)]
+    return f"there are: {', '.join(dict.fromkeys(tags))}"

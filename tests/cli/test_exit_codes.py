@@ -1,0 +1,118 @@
+"""Exit codes: one meaning each, in the code, in the help and in the docs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quantkit import errors
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_docs_have_a_row_for_every_code():
+    rows = re.findall(r"^\| ([\d, ]+) \| ([^|]+) \|", (ROOT / "docs/ci.md").read_text(), re.M)
+    told = {int(code): text for codes, text in rows for code in codes.split(",")}
+    assert set(told) == set(errors.EXIT_CODES)
+    for code, words in errors.EXIT_CODES.items():
+        assert words in told[code]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for code, words in errors.EXIT_CODES.items():
+        assert f"{code} {words}" in readme
+
+
+def test_the_help_tells_them_in_short(run_cli):
+    told = " ".join(run_cli(["--help"]).stdout.split())
+    for code, words in errors.EXIT_CODES.items():
+        assert f"{code} {words}" in told
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["calibrate", "build", "--model", "demo", "-o", "x"],
+        ["calibrate", "build", "general", "--from", "a", "--model", "demo", "-o", "x"],
+        ["calibrate", "build", "general", "--model", "demo", "-o", "x", "--short", "pakc"],
+        ["bench", "demo", "--prompt", "many"],
+        ["bench", "demo", "--ttft", "soon"],
+        ["bench", "demo", "--sweep", "max_num_seq=1"],
+        ["bench", "demo", "--sweep", "max_num_seqs=x"],
+        ["bench", "demo", "--arrivals", "never"],
+        ["quantize", "demo", "-r", "rtn-w4a16", "--offload", "maybe"],
+        ["quantize", "demo", "-r", "rtn-w4a16", "--engine", "natve"],
+        ["score", "demo", "--backend", "onnx"],
+        ["verify", "nowhere", "--level", "deep"],
+        ["recommend", "8B", "--memory", "24", "--bandwidth", "1TB/s"],
+    ],
+    ids=" ".join,
+)
+def test_values_that_an_option_does_not_take_are_wrong_usage(run_cli, arguments):
+    result = run_cli(arguments)
+    assert (result.code, result.stdout) == (errors.EXIT_USAGE, "")
+    assert result.stderr.count("quantkit: ") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["quantize", "demo", "-r", "nope"],
+        ["gpus", "nope"],
+        ["gate", "/no/report.json"],
+        ["calibrate", "inspect", "/no/set"],
+        ["sweep", "run", "/no/sweep.yaml"],
+        ["verify", "/no/checkpoint"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_not_there_could_not_be_done(run_cli, arguments):
+    result = run_cli(arguments)
+    assert (result.code, result.stdout) == (errors.EXIT_ERROR, "")
+
+
+def test_options_offer_what_there_is():
+    import typer
+
+    from quantkit.advise.candidates import OBJECTIVES
+    from quantkit.bench.asking import ARRIVALS
+    from quantkit.cli.main import app
+    from quantkit.engine.vllm_job import LEVELS
+    from quantkit.quantize.estimate import OFFLOAD
+    from quantkit.score.harness import BACKENDS
+    from quantkit.serving.emit import KINDS
+    from quantkit.serving.profiles import PROFILES
+    from quantkit.sweep.start import EXECUTORS
+
+    commands = typer.main.get_command(app).commands
+    commands = commands | {f"sweep {k}": c for k, c in commands["sweep"].commands.items()}
+    for command, option, names in (
+        ("recommend", "objective", OBJECTIVES),
+        ("recommend", "profile", PROFILES),
+        ("serve", "profile", PROFILES),
+        ("serve", "emit", KINDS),
+        ("bench", "arrivals", ARRIVALS),
+        ("verify", "level", LEVELS),
+        ("quantize", "offload", OFFLOAD),
+        ("score", "backend", BACKENDS),
+        ("sweep run", "on", EXECUTORS),
+    ):
+        found = next(p for p in commands[command].params if p.name == option)
+        with pytest.raises(Exception, match=" is not ") as refused:
+            found.callback(None, found, "no such value")
+        offered = re.split(", | or ", str(refused.value).partition(" is not ")[2].rstrip("."))
+        assert set(offered) == set(names), (command, option)
+
+
+def test_a_log_has_lines_on_stages_and_json_alone_on_stdout(tmp_path):
+    command = [sys.executable, "-m", "quantkit", "quantize", "demo", "-r", "rtn-w4a16", "--json"]
+    done = subprocess.run(
+        [*command, "-o", tmp_path / "a"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("[")
+    assert re.search(r"^quantize: [\d.]+ MiB in [\d.]+ s$", done.stderr, re.M)
+    assert "━" not in done.stderr
+    quiet = subprocess.run(
+        [*command, "-q", "-o", tmp_path / "b"], capture_output=True, text=True, check=True
+    )
+    assert quiet.stderr == ""
