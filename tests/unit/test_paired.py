@@ -13,17 +13,23 @@ from quantkit.score import paired
 from quantkit.score.paired import (
     AccuracyChange,
     PerplexityChange,
-    compare_accuracy,
+    compare_accuracies,
     compare_perplexity,
     difference_interval,
     holm,
     mcnemar,
     questions_needed,
-    reaches,
 )
 from quantkit.score.verdict import verdict
 
 N_DRAWS = 1000
+
+
+def compare_accuracy(source, candidate):
+    (change,) = compare_accuracies(source, [candidate])
+    return change
+
+
 unhurried = settings(deadline=None, max_examples=60)
 pairs_of_answers = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60)
 changes_per_token = st.floats(1e-6, 0.2) | st.floats(-0.2, -1e-6)
@@ -156,16 +162,6 @@ def test_balanced_gains_and_losses_are_the_widest_case():
         low, high = difference_interval(200 * share, 200 * (1 - share), 1000)
         balanced = difference_interval(100, 100, 1000)
         assert high - low <= balanced[1] - balanced[0] + 1e-9
-
-
-def test_whether_a_half_width_is_reached():
-    needed = questions_needed(0.1, 0.01)
-    counts = round(needed * 0.05)
-    assert reaches(accuracy(needed + 40, counts, counts), 0.01)
-    assert not reaches(accuracy(needed // 2, counts // 2, counts // 2), 0.01)
-    assert reaches(PerplexityChange(62, 9000, 1.004, 1.001, 1.007, 0.01), 0.0031)
-    assert not reaches(PerplexityChange(62, 9000, 1.004, 1.001, 1.007, 0.01), 0.0029)
-    assert not reaches(PerplexityChange(3, 900, 1.0, None, None, 1.0), 1.0)
 
 
 @pytest.mark.parametrize("arguments", [(-0.1, 0.01), (1.1, 0.01), (0.1, 0.0), (0.1, 1.0)])
