@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import READABLE, save_llama
 
-from quantkit import resources, storage
+from quantkit import storage
 from quantkit.errors import HardwareError, StorageError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.source import ModelSource
@@ -30,21 +31,7 @@ TEXT = "Every block is finished, or it is not. " * 400
 
 
 def small_model(folder: Path) -> ModelSource:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=4096,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-    )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(resources.DEMO_MODEL / file, folder)
+    save_llama(folder, num_hidden_layers=4, **READABLE)
     (folder.parent / "text.txt").write_text(TEXT)
     return ModelSource.open(str(folder))
 
@@ -99,7 +86,12 @@ def test_twenty_kills_end_in_the_same_bytes(tmp_path):
         capture_output=True,
         text=True,
         timeout=600,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
+        },
         check=False,
     )
     assert done.returncode == 0, done.stderr

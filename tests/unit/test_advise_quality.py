@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from configs import SMOLLM
 from gate_reports import report
 
 from quantkit.advise import formats, quality, shape
@@ -11,12 +12,6 @@ from quantkit.errors import AdviceError, ScoreError
 from quantkit.recipe import load
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m" / "report.json"
-SMOLLM = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16",
-    "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
-    "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
-    "tie_word_embeddings": True, "max_position_embeddings": 8192,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

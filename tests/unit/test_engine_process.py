@@ -4,10 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
+from processes import alive, gone, until
 
 from quantkit.engine import process
 from quantkit.engine.causes import explain
@@ -28,29 +27,9 @@ def python(code):
     return [sys.executable, "-c", code]
 
 
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] != "Z"
-
-
 def family(child):
-    deadline = time.monotonic() + 10
-    while not child.words():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert until(child.words)
     return [int(number) for number in child.words()[0].split()]
-
-
-def gone(pids):
-    deadline = time.monotonic() + 10
-    while any(alive(pid) for pid in pids):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def test_run_returns_all_that_was_written():
