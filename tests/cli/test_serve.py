@@ -136,8 +136,8 @@ def test_an_engine_that_dies_while_loading_is_explained(run_cli, demo_made, engi
 
 def test_an_engine_that_hangs_is_ended(run_cli, demo_made, engine, port):
     fake = engine("hangs")
-    words = failure(run_cli, demo_made, fake, port, "--timeout", "5")
-    assert "vLLM was not ready within 5 s" in words
+    words = failure(run_cli, demo_made, fake, port, "--timeout", "2")
+    assert "vLLM was not ready within 2 s" in words
     assert "loading" in words
     assert gone(fake.pids)
 

@@ -1,9 +1,11 @@
 """Programs beside ours: their words, their ends, and that none is left behind."""
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from processes import alive, gone, until
@@ -62,6 +64,21 @@ def test_a_second_interrupt_ends_a_deaf_family_at_once(monkeypatch):
             child.end()
         monkeypatch.undo()
         assert gone(pids)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can hand orphans to us")
+def test_members_that_ended_and_that_nobody_fetched_are_not_waited_for():
+    system, to_us = ctypes.CDLL(None), 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
+    system.prctl(to_us, 1)
+    try:
+        with Child(python(FAMILY)) as child:
+            pids = family(child)
+            started = time.monotonic()
+            child.end()
+        assert time.monotonic() - started < process.PATIENCE / 2
+        assert os.waitpid(pids[1], 0)[1] == signal.SIGTERM  # it was there all the time
+    finally:
+        system.prctl(to_us, 0)
 
 
 def test_an_error_inside_ends_the_family_too():
