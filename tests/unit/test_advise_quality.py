@@ -25,6 +25,7 @@ def kept(name, model, measured=None):
 
 
 def test_every_published_figure_has_a_source_and_can_be_true():
+    assert quality.priors()
     for prior in quality.priors():
         assert prior.unverified or prior.source.startswith("https://")
         assert 0.5 < prior.recovery < 1.02

@@ -101,6 +101,7 @@ def test_another_version_does_again_what_it_decides(folder, install, package, ag
     before = graph(folder, "own.yaml")
     install(package, "0.0.0")
     after = graph(folder, "own.yaml")
+    assert all(names(before, kind) and names(after, kind) for kind in KINDS)
     for kind in again:
         assert not names(before, kind) & names(after, kind), kind
     for kind in kept:
