@@ -14,6 +14,7 @@ from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource, refuse_experts
 from quantkit.progress import Progress, Silent
+from quantkit.quantize import journal
 from quantkit.quantize import plan as planning
 from quantkit.quantize.prepare import CalibrationChoice, load_tokens
 from quantkit.quantize.run import quantize
@@ -64,6 +65,7 @@ def run(
     finished = [] if force else finished_before(source, recipes, out, calibration, engine)
     for checkpoint in finished:
         progress.note(f"{checkpoint.manifest.name}: taken up as it was finished before")
+        journal.discard(checkpoint.folder)  # left where a run was stopped at the very end
         card.existing(checkpoint.folder)  # one that cannot be updated is refused before the work
     have = {checkpoint.manifest.name for checkpoint in finished}
     missing = [recipe for recipe in recipes if recipe.name not in have]

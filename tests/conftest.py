@@ -17,23 +17,15 @@ from typing import NamedTuple
 
 import pytest
 from hypothesis import settings
+from processes import free_port
+from tiny import SIZES, save_llama, with_tokenizer
 
 # On a submission the same examples every time; chance looks for new ones at home.
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("home", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "home")
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
-SIZES = {
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 256,
-    "max_position_embeddings": 128,
-}
 
 
 def pytest_unconfigure() -> None:
@@ -63,6 +55,24 @@ def run_cli(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[list[str]]
 
 
 @pytest.fixture(scope="session")
+def demo_made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of the demo model for both engines, as `quantize` writes them."""
+    from quantkit.model.source import ModelSource
+    from quantkit.quantize.run import quantize
+    from quantkit.recipe import load
+
+    out = tmp_path_factory.mktemp("made")
+    quantize(ModelSource.open("demo"), [load("fp8-dynamic"), load("gguf-q8_0")], out, "cpu")
+    return out
+
+
+@pytest.fixture
+def port() -> int:
+    """One that nobody listens at."""
+    return free_port()
+
+
+@pytest.fixture(scope="session")
 def _originals(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     made: dict[str, Path] = {}
 
@@ -70,8 +80,9 @@ def _originals(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         key = json.dumps([max_shard_size, tied, dtype, sizes])
         if key not in made:
             folder = tmp_path_factory.mktemp("original") / "model"
-            _save_llama(folder, max_shard_size, tied, dtype, sizes)
-            made[key] = folder
+            made[key] = save_llama(
+                folder, max_shard_size, DTYPES[dtype], tie_word_embeddings=tied, **sizes
+            )
         return made[key]
 
     return make
@@ -97,8 +108,6 @@ def tiny_experts(tmp_path: Path) -> Path:
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    from quantkit import resources
-
     config = Qwen3MoeConfig(
         **SIZES | {"vocab_size": 4096},
         head_dim=32,
@@ -115,29 +124,4 @@ def tiny_experts(tmp_path: Path) -> Path:
         model = Qwen3MoeForCausalLM(config).to(torch.bfloat16)
     folder = tmp_path / "experts"
     model.save_pretrained(folder)
-    for name in TOKENIZER_FILES:
-        shutil.copyfile(resources.DEMO_MODEL / name, folder / name)
-    return folder
-
-
-def _save_llama(
-    folder: Path, max_shard_size: str, tied: bool, dtype: str, sizes: dict[str, int]
-) -> None:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from quantkit import resources
-
-    config = LlamaConfig(
-        **SIZES | sizes,
-        tie_word_embeddings=tied,
-        dtype=DTYPES[dtype],
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(config).to(getattr(torch, DTYPES[dtype]))
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
-    for name in TOKENIZER_FILES:
-        shutil.copyfile(resources.DEMO_MODEL / name, folder / name)
+    return with_tokenizer(folder)

@@ -5,13 +5,13 @@ Every rank is told its place as torchrun tells it, and calls what the command li
 
 import multiprocessing
 import os
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from processes import free_port
 
 PRELOADED = (
     "quantkit.quantize.run",
@@ -26,11 +26,6 @@ def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     return context
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def start(n_ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:

@@ -33,11 +33,6 @@ def bytes_for(config: Mapping[str, Any], context: int, kv_bits: int = 16, n_gpus
     return sum(layer.values(context) for layer in layers(config, n_gpus)) * kv_bits // 8
 
 
-def bytes_per_token(config: Mapping[str, Any], kv_bits: int = 16) -> int:
-    """Bytes that one more token takes, while no window is full."""
-    return bytes_for(config, 1, kv_bits)
-
-
 def layers(config: Mapping[str, Any], n_gpus: int = 1) -> list[Layer]:
     """All layers that keep keys and values of their own, in order."""
     n_values = _values_per_token(config, n_gpus)

@@ -1,6 +1,5 @@
 """From sources to a set: read, render, choose, pack, measure."""
 
-import json
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -19,9 +18,7 @@ from quantkit.calibration.choosing.packing import Sample
 from quantkit.calibration.choosing.selection import Choice, Shape
 from quantkit.calibration.overlap.contamination import EvaluationText
 from quantkit.calibration.pool import GatheredSource, describe, gather, require_rows
-from quantkit.calibration.reading.recognise import QUOTES
-from quantkit.calibration.reading.row import Row
-from quantkit.calibration.redaction.redact import KINDS, redact
+from quantkit.calibration.redaction.rows import redact_rows
 from quantkit.calibration.rendering import Piece, Refused, Renderer
 from quantkit.calibration.spec import USUAL_SAMPLES, SetSpec
 from quantkit.calibration.tokens import CalibrationTokens
@@ -34,8 +31,6 @@ ENOUGH = 8
 """Times as much text as the set holds is enough to choose from."""
 CHARACTERS_PER_TOKEN = 4
 N_RANDOM = 20
-LOOKED_AT, LOOKED_INTO = 500, 10_000
-"""Rows of a file, and characters of each, in which private things are looked for unasked."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ def build(
     enough = ENOUGH * spec.n_samples * length * CHARACTERS_PER_TOKEN
     gathered = gather(spec, base, enough, renderer.check, evaluation, progress, skip_bad, data)
     require_rows(gathered)
-    gathered, redacted = _redacted(gathered, spec, progress)
+    gathered, redacted = redact_rows(gathered, spec, progress)
     with hushed("transformers"):  # it warns of rows longer than the context, which are cut
         rendered = _render(gathered, renderer, spec.seed, skip_bad, progress)
     candidates = _candidates(rendered, gathered, model, spec.seed)
@@ -157,77 +152,6 @@ def _note_unusual(spec: SetSpec, progress: Progress) -> None:
             f"warning: {spec.n_samples} samples are unusual: over {many}, calibration takes longer "
             "and hardly gets better"
         )
-
-
-def _redacted(
-    gathered: list[GatheredSource], spec: SetSpec, progress: Progress
-) -> tuple[list[GatheredSource], Counter[str]]:
-    """The same rows with what must not be written replaced, before anything else sees them."""
-    counts: Counter[str] = Counter()
-    if not spec.redact:
-        _warn_of_personal_data(gathered, spec, progress)
-        return gathered, counts
-    kinds = KINDS if spec.redact is True else tuple(spec.redact)
-    progress.start("redact", sum(len(source.rows) for source in gathered), "rows")
-
-    def opened(value: Any) -> Any:
-        """A call's arguments as text without escapes, behind which anything could hide."""
-        try:
-            known = json.loads(value) if isinstance(value, str) else value
-        except ValueError:
-            return value
-        return json.dumps(known, ensure_ascii=False) if isinstance(known, dict | list) else value
-
-    def clean(value: Any) -> Any:
-        if isinstance(value, str):
-            found = redact(value, kinds)
-            counts.update(found.counts)
-            return found.text
-        if isinstance(value, dict):
-            return {
-                clean(key): clean(opened(item)) if key == "arguments" else clean(item)
-                for key, item in value.items()
-            }
-        if isinstance(value, list | tuple):
-            return [clean(item) for item in value]
-        return value
-
-    def rows(source: GatheredSource) -> list[Row]:
-        made = []
-        for reason, told in source.account.examples.items():
-            # A row is quoted shortened, which may cut what would be found.
-            told = told.partition(QUOTES)[0]
-            source.account.examples[reason] = redact(told, kinds).text
-        for row in source.rows:
-            messages, tools = clean(list(row.messages)), clean(list(row.tools))
-            made.append(replace(row, messages=messages, tools=tools, text=clean(row.text)))
-        progress.advance(len(made))
-        return made
-
-    done = [replace(source, rows=rows(source)) for source in gathered]
-    progress.finish()
-    return done, counts
-
-
-def _warn_of_personal_data(
-    gathered: list[GatheredSource], spec: SetSpec, progress: Progress
-) -> None:
-    """Look into some rows of people's own files, which will be written as they are."""
-    for source, wanted in zip(gathered, spec.sources, strict=True):
-        if wanted.kind not in ("files", "stdin"):
-            continue
-        rows = source.rows[:LOOKED_AT]
-        found: Counter[str] = Counter()
-        for row in rows:
-            counts = redact(row.plain[:LOOKED_INTO], KINDS).counts
-            found.update(kind for kind, n in counts.items() if n)
-        if found:
-            kinds = ", ".join(f"{kind} in {n:,}" for kind, n in found.most_common())
-            progress.note(
-                f"warning: {source.name}: of {len(rows):,} rows that were looked into, some hold "
-                f"what may be private ({kinds}); --redact, or `redact:` in the set's file, "
-                "replaces it"
-            )
 
 
 def _render(

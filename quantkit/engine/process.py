@@ -23,6 +23,7 @@ from quantkit.errors import EngineError
 PATIENCE = 20.0
 """Seconds between asking a group to end and making it."""
 TAIL = 64 * 1024
+PROC = Path("/proc")
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
@@ -167,7 +168,20 @@ def _group_lives(process: subprocess.Popen[bytes]) -> bool:
         os.killpg(process.pid, 0)
     except (ProcessLookupError, PermissionError):
         return False
-    return True
+    # Members that ended stay until their new parent takes notice, which in a container may be late.
+    return any(state != "Z" for state in _states(process.pid))
+
+
+def _states(group: int) -> list[str]:
+    """How the processes of a group are, as /proc tells; one that runs where there is none."""
+    if not PROC.is_dir():
+        return ["R"]
+    found = []
+    for path in PROC.glob("[0-9]*/stat"):
+        with suppress(OSError):  # it may end while we look
+            state, _, number = path.read_text(errors="replace").rpartition(")")[2].split()[:3]
+            found += [state] if int(number) == group else []
+    return found
 
 
 def _tell(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from quantkit.export import card_facts as facts
 from quantkit.export import front_matter, gpus
-from quantkit.export.card_facts import Figure, Scored
+from quantkit.export.card_facts import Scored
+from quantkit.export.card_markup import fenced, plain, table
+from quantkit.export.card_scores import scores
 from quantkit.export.manifest import Manifest
 from quantkit.export.verified import Verified
 from quantkit.gguf import imatrix
@@ -17,9 +19,6 @@ from quantkit.storage import duration, gib
 N_WORST = 5
 SMALL = 500_000_000
 """Weights below which a model's scores say little about models that people serve."""
-Z95 = 1.96
-SHARES = ("acc", "acc_norm", "exact_match", "top1_agreement")
-"""Scores that are parts of a whole, shown in percent."""
 EXPLAINED = {
     "rtn": "Every weight is rounded to the nearest number that the format has.",
     "gptq": "GPTQ rounds a layer column by column, and lets the columns still to come make up for "
@@ -31,15 +30,6 @@ EXPLAINED = {
     "smoothquant-gptq": "SmoothQuant moves outliers of the activations into the weights, so that "
     "both round well; GPTQ then rounds the weights column by column.",
 }
-
-
-def plain(text: str) -> str:
-    """Somebody else's text: no markup, no new lines, no new columns."""
-    text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    for mark in "\\`*_[]|~#!$":
-        text = text.replace(mark, f"\\{mark}")
-    return text.replace("://", ":&#47;/")  # no address that turns into a link by itself
 
 
 def body(
@@ -54,7 +44,7 @@ def body(
         _what(manifest),
         f"## How it was made\n\n{_how(manifest)}",
         f"## Size\n\n{_size(manifest)}",
-        f"## Scores\n\n{_scores(manifest, scored)}",
+        f"## Scores\n\n{scores(scored)}",
         *([f"## Layers that lost most\n\n{_worst(manifest)}"] if manifest.layers else []),
         f"## Serving\n\n{_serving(manifest, has_chat)}",
         f"## Checking\n\n{_checking(manifest, proven)}",
@@ -107,7 +97,7 @@ def _how(manifest: Manifest) -> str:
         # All that differs from one run to the next stands in this line.
         ["made", plain(f"{manifest.created[:10]}, {_took(manifest)}")],
     ]
-    return "\n\n".join([" ".join(words), _table(["", ""], rows), _fenced("yaml", _yaml(told))])
+    return "\n\n".join([" ".join(words), table(["", ""], rows), fenced("yaml", _yaml(told))])
 
 
 def _conversion(manifest: Manifest) -> str:
@@ -154,7 +144,7 @@ def _size(manifest: Manifest) -> str:
     ]
     headings = ["", "bytes of tensors", "", "bits per weight", "of source"]
     return (
-        f"{_table(headings, rows)}\n\n"
+        f"{table(headings, rows)}\n\n"
         f"{manifest.n_parameters:,} weights, embeddings included; the quantised layers alone take "
         f"{manifest.quantized_bits_per_weight:.2f} bits per weight. All files together are "
         f"{gib(disk)}."
@@ -163,65 +153,6 @@ def _size(manifest: Manifest) -> str:
 
 def _size_row(name: str, size: int, bits: float, share: float) -> list[str]:
     return [name, f"{size:,}", gib(size), f"{bits:.2f}", f"{share:.1%}"]
-
-
-def _scores(manifest: Manifest, scored: Sequence[Scored]) -> str:
-    if not scored:
-        return "None are known: what quantising cost was not measured, or not told to this card."
-    return "\n\n".join(_run(run) for run in scored)
-
-
-def _run(run: Scored) -> str:
-    rows = [
-        [
-            plain(f"{figure.task}/{figure.metric}"),
-            _shown(figure.metric, figure.source, figure.source_stderr),
-            _shown(figure.metric, figure.value, figure.stderr),
-            _change(figure),
-            "higher" if figure.higher_is_better else "lower",
-            f"{figure.n:,}",
-        ]
-        for figure in run.figures
-    ]
-    table = _table(["score", "source", "this checkpoint", "change", "better", "n"], rows)
-    limit = f", the first {run.limit:,} documents of each task" if run.limit else ""
-    shots = f", {run.num_fewshot} examples" if run.num_fewshot else ""
-    where = {
-        "served": "answers came from a serving engine",
-        "llama.cpp": "answers came from llama.cpp",
-    }.get(run.computed_in, f"computed by quantkit in {run.computed_in}, not by a serving engine")
-    harness = f"lm-eval {run.lm_eval}" if run.lm_eval else "lm-eval"
-    how = (
-        f"{harness}{limit}{shots}; windows of {run.max_length:,} tokens; {where}; "
-        f"{run.created[:10]}. Brackets hold 95% intervals of the figure alone."
-    )
-    verdicts = [
-        f"- {plain(f'{figure.task}/{figure.metric}')}: {plain(figure.verdict)}"
-        + (" (the source itself does no better than guessing)" if figure.source_at_chance else "")
-        for figure in run.figures
-        if figure.verdict
-    ]
-    paired = ["Against the source, answer by answer:\n\n" + "\n".join(verdicts)] if verdicts else []
-    return "\n\n".join([table, plain(how), *paired])
-
-
-def _shown(metric: str, value: float | None, stderr: float | None) -> str:
-    if value is None:
-        return ""
-    scale, digits, unit = (100, 1, "%") if metric in SHARES else (1, 4, "")
-    words = f"{scale * value:.{digits}f}{unit}"
-    if stderr is None:
-        return words
-    ends = (scale * (value + side * Z95 * stderr) for side in (-1, 1))
-    return f"{words} ({' to '.join(f'{end:.{digits}f}' for end in ends)})"
-
-
-def _change(figure: Figure) -> str:
-    if figure.source is None:
-        return ""
-    if figure.metric in SHARES:
-        return f"{100 * (figure.value - figure.source):+.1f} points"
-    return f"{figure.value / figure.source - 1:+.2%}" if figure.source else ""
 
 
 def _worst(manifest: Manifest) -> str:
@@ -240,7 +171,7 @@ def _worst(manifest: Manifest) -> str:
         for name, layer in worst[:N_WORST]
     ]
     output = " The output's is that of its square on calibration data." if learnt else ""
-    return f"{_table(headings, rows)}\n\nRelative to the norm of what was changed.{output}"
+    return f"{table(headings, rows)}\n\nRelative to the norm of what was changed.{output}"
 
 
 def _serving(manifest: Manifest, has_chat: bool) -> str:
@@ -253,7 +184,7 @@ def _serving(manifest: Manifest, has_chat: bool) -> str:
         flags = " --kv-cache-dtype fp8" if recipe.kv_cache else ""
         command, port = f"vllm serve . --served-model-name {name}{flags}", 8000
         engine = "With vLLM, in this folder:"
-    words = [engine, _fenced("bash", command)]
+    words = [engine, fenced("bash", command)]
     if not facts.is_gguf(manifest) and manifest.weights_recipe.kv_cache:
         words.append(
             "Without `--kv-cache-dtype fp8` the scales of keys and values may stay unused."
@@ -274,7 +205,7 @@ def _serving(manifest: Manifest, has_chat: bool) -> str:
         f"curl http://localhost:{port}/v1/{way} -H 'Content-Type: application/json' \\\n"
         f"  -d {shlex.quote(json.dumps(asked))}"
     )
-    return "\n\n".join([*words, "Then:", _fenced("bash", question)])
+    return "\n\n".join([*words, "Then:", fenced("bash", question)])
 
 
 def _checking(manifest: Manifest, proven: Verified | None) -> str:
@@ -283,7 +214,7 @@ def _checking(manifest: Manifest, proven: Verified | None) -> str:
     if hub and manifest.source.revision:
         source += f" --revision {shlex.quote(manifest.source.revision)}"
     return (
-        f"{_fenced('bash', f'quantkit verify .{source}')}\n\n"
+        f"{fenced('bash', f'quantkit verify .{source}')}\n\n"
         "compares files with their hashes in `quantkit.json`, tensors with the recipe, and weights "
         f"with the source. Digest of the model's files: `{manifest.digest[:16]}`."
         f"{_proven(proven)}"
@@ -350,16 +281,3 @@ def _licence(manifest: Manifest) -> str:
         f"As the source states: {plain(', '.join(stated))}{name}. Quantising does not change its "
         f"terms.{beside}"
     )
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _fenced(language: str, text: str) -> str:
-    """A block of code, with a fence longer than any inside it."""
-    fence = "```"
-    while fence in text:
-        fence += "`"
-    return f"{fence}{language}\n{text}\n{fence}"

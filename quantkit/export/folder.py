@@ -16,7 +16,8 @@ from quantkit.model.source import INDEX, SIDE_FILES, ModelSource
 from quantkit.recipe import Recipe
 from quantkit.storage import sha256_of, write_json
 
-MAX_SHARD_BYTES = 2 * 10**9  # small enough that several files are hashed and flushed side by side
+MAX_SHARD_BYTES = 2 * 10**9
+"""Of one file. Each is hashed by one thread while it grows, so a fast run fills several at once."""
 SCALES_FILE = "folded.scales"
 OWN_FILES = ("config.json", INDEX, manifest.FILE)
 

@@ -5,6 +5,7 @@ through the model. Rounding then takes care of the columns that matter. It is ex
 file of sums and counts; before that llama.cpp had a form of its own, which is still read here.
 """
 
+import hashlib
 import os
 import struct
 from collections.abc import Mapping
@@ -86,6 +87,15 @@ class ImportanceMatrix:
                 scratch.replace(path)
             finally:
                 scratch.unlink(missing_ok=True)
+
+    @property
+    def digest(self) -> str:
+        """A hash of all that weighs errors."""
+        total = hashlib.sha256()
+        for name in sorted(self.values):
+            total.update(f"{name} {tuple(self.values[name].shape)}".encode())
+            total.update(self.values[name].contiguous().numpy().tobytes())
+        return total.hexdigest()
 
     def missing(self, names_to_columns: Mapping[str, int]) -> list[str]:
         """The tensors that it says nothing of."""

@@ -58,11 +58,6 @@ class GGUFTensor:
     module: str | None = None
     """The linear layer whose weight this is."""
 
-    @property
-    def is_linear_weight(self) -> bool:
-        """Whether this is what a quantiser may round."""
-        return self.module is not None
-
 
 def tensors_of(
     source: Mapping[str, TensorSpec], family: Family, config: Mapping[str, Any], folder: Path

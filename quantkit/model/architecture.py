@@ -71,7 +71,12 @@ class Architecture:
 
     def check(self, source: ModelSource) -> list[str]:
         """Compare the config with the tensors; returns names that the config does not know."""
-        problems, unknown = [], []
+        problems, missing = [], []
+        unknown = [
+            name
+            for name in source.tensors
+            if name not in self.shapes and not matches_any(name, IGNORABLE)
+        ]
         for name, shape in self.shapes.items():
             stored = source.tensors.get(name)
             if stored is None and EXPERT.search(name):
@@ -81,6 +86,7 @@ class Architecture:
                 )
             if stored is None:
                 if name not in self.tied or self.tied[name] not in source.tensors:
+                    missing.append(name)
                     problems.append(f"{name} is missing")
             elif stored.shape != shape:
                 problems.append(f"{name} is {list(stored.shape)} where config.json says {shape}")
@@ -89,16 +95,35 @@ class Architecture:
         for name, tensor in source.tensors.items():
             if tensor.dtype.startswith("F8") and name not in self.shapes:
                 problems.append(f"{name} is {tensor.dtype}: part of a quantised model")
+        if len(problems) == len(missing):
+            self._refuse_renamed(source, missing, unknown)
         if problems:
             rest = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
             raise SourceError(
                 f"the weights in {source.folder} do not fit its config: "
                 f"{'; '.join(problems[:3])}{rest}"
             )
-        for name in source.tensors:
-            if name not in self.shapes and not matches_any(name, IGNORABLE):
-                unknown.append(name)
         return unknown
+
+    def _refuse_renamed(
+        self, source: ModelSource, missing: Sequence[str], unknown: Sequence[str]
+    ) -> None:
+        """Stop where all that is missing seems to be there by other names, as in GPT-NeoX."""
+        others = {name: source.tensors[name].shape for name in unknown}
+        pairs = []
+        for name in missing:
+            own = next((n for n, shape in others.items() if shape == self.shapes[name]), None)
+            if own is None:
+                return
+            del others[own]
+            pairs.append((own, name))
+        if pairs:
+            own, name = pairs[0]
+            raise SourceError(
+                f"{source.folder} stores {own} where transformers has {name}: families whose "
+                f"tensors get other names as they are loaded ({source.config.get('model_type')}) "
+                "cannot be quantised here; choose a model of another family"
+            )
 
     def stored(self, source: ModelSource) -> list[TensorSpec]:
         """Tensors that a checkpoint of this model carries: tied ones once, leftovers not at all."""

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch
+
 from quantkit import device as devices
 from quantkit.errors import RecipeError
 from quantkit.export import card, folder, manifest
@@ -15,10 +17,11 @@ from quantkit.gguf.imatrix import ImportanceMatrix
 from quantkit.gguf.reader import read_file
 from quantkit.gguf.requantize import FileLayout
 from quantkit.progress import Progress
-from quantkit.quantize.prepare import announce, read_matrix
+from quantkit.quantize import journal, stopped
+from quantkit.quantize.prepare import announce, read_matrix, refuse_twice
 from quantkit.quantize.run import Clock
 from quantkit.recipe import AnyRecipe, GGUFRecipe
-from quantkit.storage import refuse_existing, require_space, scratch_folder
+from quantkit.storage import require_space, scratch_folder
 
 
 def quantize_file(
@@ -33,14 +36,14 @@ def quantize_file(
 ) -> list[Checkpoint]:
     """Write `out/<recipe>/` for every GGUF recipe."""
     clock = Clock()
+    refuse_twice(recipes)
     for recipe in recipes:
         if not isinstance(recipe, GGUFRecipe):
             raise RecipeError(
                 f"recipe {recipe.name} needs a model in Hugging Face form; from {path.name} only "
                 "GGUF files can be made"
             )
-        refuse_existing(out / recipe.name, force)
-    cards = [card.existing(out / recipe.name) for recipe in recipes]
+    stopped.refuse_others([out / recipe.name for recipe in recipes], force)
     layout = FileLayout.of(read_file(path), requantize)
     matrix = read_matrix(matrix_path, layout, progress) if matrix_path else None
     plans = [
@@ -48,22 +51,34 @@ def quantize_file(
         for recipe in recipes
         if isinstance(recipe, GGUFRecipe)
     ]
+    where = devices.choose(device)
+    keys = {
+        out / plan.recipe.name: stopped.basic_key(
+            layout.fingerprint, plan.recipe.digest, where, matrix
+        )
+        for plan in plans
+    }
+    made = stopped.finished(keys, force, progress)
+    plans = [plan for plan in plans if out / plan.recipe.name not in made]
     for plan in plans:
         progress.note(announce(plan, 0))
     require_space(out, sum(plan.size_bytes for plan in plans))
     clock.lap("plan")
-    made = []
+    cards = {target: card.existing(target) for target in keys}
     with ExitStack() as stack:
-        for plan, old in zip(plans, cards, strict=True):
+        for plan in plans:
             target = out / plan.recipe.name
             scratch = stack.enter_context(scratch_folder(target, force, False))
             if matrix is not None:
                 matrix.write(scratch / imatrix.FILE)
-            record = _write(layout, plan, scratch, matrix, device, progress, clock)
-            card.write(scratch, record, old=old)
+            record = _write(layout, plan, scratch, matrix, where, progress, clock)
+            card.write(scratch, record, old=cards[target])
             folder.write_manifest(scratch, record)
-            made.append(Checkpoint(target, record))
-    return made
+            journal.mark(scratch, keys[target])
+            made[target] = Checkpoint(target, record)
+    for target in keys:
+        journal.discard(target)
+    return [made[target] for target in keys]
 
 
 def _write(
@@ -71,16 +86,15 @@ def _write(
     plan: planning.GGUFPlan,
     scratch: Path,
     matrix: ImportanceMatrix | None,
-    device: str,
+    device: torch.device,
     progress: Progress,
     clock: Clock,
 ) -> Manifest:
-    where = devices.choose(device)
     kept = layout.file.path.stem.removesuffix(f"-{layout.usual_type}")
     path = scratch / conversion.file_name(kept, plan)
     described = layout.described(plan.recipe.gguf)
     weights = {} if matrix is None else matrix.values
-    errors, digest = conversion.write(plan, path, described, weights, where, progress)
+    errors, digest = conversion.write(plan, path, described, weights, device, progress)
     clock.lap(plan.recipe.name)
     return Manifest(
         name=plan.recipe.name,
@@ -103,11 +117,11 @@ def _write(
         layers={name: Layer(relative_error=error) for name, error in errors.items()},
         files=folder.hash_files(scratch, {path.name: digest}),
         versions=manifest.versions(),
-        device=devices.describe(where),
+        device=devices.describe(device),
         seconds=clock.seconds,
         stage_seconds=clock.stages,
         peak_host_bytes=devices.peak_host_bytes(),
-        peak_device_bytes=devices.peak_device_bytes(where),
+        peak_device_bytes=devices.peak_device_bytes(device),
         created=manifest.now(),
         notes=plan.notes,
     )

@@ -17,6 +17,7 @@ from quantkit.model.shards import ShardWriter, TensorSpec, read_header
 from quantkit.storage import write_json
 
 FOLDER = "journal"
+KEY = "key.json"
 
 
 class Journal:
@@ -42,18 +43,16 @@ class Journal:
     @classmethod
     def open(cls, scratch: Path, key: Mapping[str, str]) -> "Journal":
         """The journal in a scratch folder; one that belongs to another run is refused."""
-        folder = scratch / FOLDER
-        folder.mkdir(exist_ok=True)
-        path = folder / "key.json"
-        if not path.is_file():
-            write_json(path, dict(key))
-        found = json.loads(path.read_bytes())
+        found = key_in(scratch)
+        if found is None:
+            mark(scratch, key)
+            found = key
         if changed := [what for what in key if found.get(what) != key[what]]:
             raise StorageError(
                 f"{scratch} holds an unfinished run with another {' and '.join(changed)}; "
                 "run that again to finish it, or use --force to start over"
             )
-        return cls(folder)
+        return cls(scratch / FOLDER)
 
     def record(
         self,
@@ -82,6 +81,18 @@ class Journal:
         return self._folder / f"{index:05d}.json"
 
 
+def mark(scratch: Path, key: Mapping[str, str]) -> None:
+    """Say what run a folder belongs to, until that run is over."""
+    (scratch / FOLDER).mkdir(exist_ok=True)
+    write_json(scratch / FOLDER / KEY, dict(key))
+
+
+def key_in(folder: Path) -> Mapping[str, str] | None:
+    """The key of the run that a folder belongs to; None where it is over, or never was."""
+    path = folder / FOLDER / KEY
+    return json.loads(path.read_bytes()) if path.is_file() else None
+
+
 def discard(checkpoint: Path) -> None:
-    """Remove the journal of a checkpoint that is complete."""
+    """Remove the journal of a checkpoint whose run is over."""
     shutil.rmtree(checkpoint / FOLDER, ignore_errors=True)

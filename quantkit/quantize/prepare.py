@@ -14,6 +14,7 @@ from quantkit.calibration.build import Vocabulary
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError, HardwareError, RecipeError, SourceError, UnknownName
 from quantkit.export import manifest
+from quantkit.export.checkpoint import Checkpoint
 from quantkit.gguf import plan as gguf_plan
 from quantkit.gguf.imatrix import ImportanceMatrix
 from quantkit.gguf.layout import Layout
@@ -21,14 +22,14 @@ from quantkit.gguf.plan import AnyLayout, GGUFPlan
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource, refuse_experts
 from quantkit.progress import Progress, Silent
-from quantkit.quantize import llmcompressor
+from quantkit.quantize import llmcompressor, stopped
 from quantkit.quantize import plan as planning
 from quantkit.quantize.estimate import OFFLOAD, PROCESS_BYTES, Estimate, estimate, require_room
 from quantkit.quantize.plan import Plan
 from quantkit.quantize.ranks import Ranks
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 from quantkit.registry import NATIVE, check_engine
-from quantkit.storage import duration, gib, refuse_existing, require_space
+from quantkit.storage import duration, gib, require_space
 
 NEEDS_OTHER_ENGINE = "which the native engine does not quantise; use --engine llmcompressor"
 
@@ -67,6 +68,8 @@ class Job:
     """... and the folders that these go to."""
     matrix: ImportanceMatrix | None = None
     """What inputs matter to those files, where the user brought it."""
+    finished: list[Checkpoint] = field(default_factory=list)
+    """What the same run made before it was stopped; no other field tells of these."""
 
     @property
     def seeks_importance(self) -> bool:
@@ -150,11 +153,8 @@ def prepare(
         raise HardwareError(
             f"engine {engine} works in one process, not in {ranks.size}; call it without torchrun"
         )
-    names = [recipe.name for recipe in recipes]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise RecipeError(f"recipe {min(twice)} was asked for twice")
-    for name in names:
-        refuse_existing(out / name, force)
+    refuse_twice(recipes)
+    stopped.refuse_others([out / recipe.name for recipe in recipes], force)
     if offload not in OFFLOAD:
         raise UnknownName("offload mode", offload, OFFLOAD)
     where = devices.choose(device)
@@ -209,8 +209,16 @@ def prepare(
             f"({', '.join(resources.names('calibration'))}) or a text file"
         )
     if calibration is None or not (learning or (files and matrix is None)):
-        return job
-    return _calibrated(job, architecture, calibration, offload, size, progress, ranks)
+        return stopped.without_finished(job, force, progress)
+    job = _calibrated(job, architecture, calibration, offload, size, progress, ranks)
+    return stopped.without_finished(job, force, progress)
+
+
+def refuse_twice(recipes: Sequence[AnyRecipe]) -> None:
+    """Two recipes of one name would share a folder."""
+    names = [recipe.name for recipe in recipes]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise RecipeError(f"recipe {min(twice)} was asked for twice")
 
 
 def _architecture(source: ModelSource, engine: str, progress: Progress) -> Architecture:

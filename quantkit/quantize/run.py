@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from quantkit import __version__
 from quantkit import device as devices
 from quantkit.export import card, folder, manifest
 from quantkit.export.checkpoint import Checkpoint
@@ -20,7 +19,7 @@ from quantkit.gguf.plan import GGUFPlan
 from quantkit.model.shards import DTYPES
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress, Silent
-from quantkit.quantize import journal, llmcompressor
+from quantkit.quantize import journal, llmcompressor, stopped
 from quantkit.quantize.datafree import quantize_tensors
 from quantkit.quantize.errand import Errand, take_part
 from quantkit.quantize.importance import Importance
@@ -112,7 +111,7 @@ def quantize(
             outcomes = _quantize(job, writers, journals, progress, mode, importance, ranks)
             clock.lap("tensors")
         clock.lap("flush")
-        made = {}
+        made = {checkpoint.label: checkpoint for checkpoint in job.finished}
         for scratch, target, writer, plan, outcome in zip(
             scratches, job.targets, writers, job.plans, outcomes, strict=True
         ):
@@ -125,14 +124,16 @@ def quantize(
             )
             card.write(scratch, record, old=cards[target])
             folder.write_manifest(scratch, record)
+            journal.mark(scratch, stopped.key_of(job, plan))
             made[plan.recipe.name] = Checkpoint(target, record)
         for scratch, target, file in zip(file_scratches, job.file_targets, job.files, strict=True):
             record = _write_file(job, file, scratch, importance, progress, clock, ranks.size)
             card.write(scratch, record, old=cards[target])
             folder.write_manifest(scratch, record)
+            journal.mark(scratch, stopped.key_of(job, file))
             made[file.recipe.name] = Checkpoint(target, record)
-    for target in job.targets:  # only now, so that a kill before the renaming loses nothing
-        journal.discard(target)
+    for checkpoint in made.values():  # only now: a kill amid the renaming loses nothing
+        journal.discard(checkpoint.folder)
     return [made[recipe.name] for recipe in recipes]
 
 
@@ -184,15 +185,7 @@ def _open_journals(job: Job, scratches: list[Path], progress: Progress) -> list[
         if not resumable:
             journals.append(None)
             continue
-        assert job.calibration is not None
-        key = {
-            "source": job.source_record.fingerprint,
-            "recipe": plan.recipe.digest,
-            "calibration": job.calibration.digest,
-            "device": job.device.type,
-            "version of quantkit or torch": f"{__version__} {torch.__version__}",
-        }
-        kept = Journal.open(scratch, key)
+        kept = Journal.open(scratch, stopped.key_of(job, plan))
         if kept.n_done:
             progress.note(f"{plan.recipe.name}: going on after {kept.n_done} finished blocks")
         journals.append(kept)

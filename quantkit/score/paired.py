@@ -67,13 +67,11 @@ class PerplexityChange:
         return asdict(self)
 
 
-def compare_accuracy(source: ArrayLike, candidate: ArrayLike) -> AccuracyChange:
-    """Compare two models by which of the same questions they get right (1) and wrong (0)."""
-    return compare_accuracies(source, [candidate])[0]
-
-
 def compare_accuracies(source: ArrayLike, candidates: Sequence[ArrayLike]) -> list[AccuracyChange]:
-    """The same for many candidates, whose intervals are found together."""
+    """Compare models with their source by the same questions: right is 1, wrong is 0.
+
+    The intervals of all are found together, which is faster.
+    """
     gained, lost = [], []
     for candidate in candidates:
         before, after = _aligned("questions", source, candidate)
@@ -156,13 +154,6 @@ def questions_needed(discordant: float, half_width: float) -> int:
         middle = (few + many) // 2
         few, many = (few, middle) if enough(middle) else (middle, many)
     return many
-
-
-def reaches(change: AccuracyChange | PerplexityChange, half_width: float) -> bool:
-    """Whether an interval is at most +- `half_width` wide (0.01: one point, or one per cent)."""
-    if change.low is None or change.high is None:
-        return False
-    return change.high - change.low <= 2 * half_width
 
 
 def compare_perplexity(

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from quantkit.recipe import AnyRecipe, GGUFRecipe
-from quantkit.score import lmeval
+from quantkit.sweep import versions
 from quantkit.sweep.graph import Graph, Step, digest_of
 from quantkit.sweep.resolve import Calibration, Model, Resolved
 
@@ -45,7 +45,6 @@ def _of_model(
     """The steps of one model, its report last."""
     who = {k: v for k, v in asdict(model).items() if k not in ("label", "after")}
     scores: dict[str, dict[str, Step]] = {}
-    harness = lmeval.version()  # decides how a task asks and counts
 
     def scored(title: str, decisive: Mapping[str, Any], needs: tuple[Step, ...]) -> Iterator[Step]:
         found = {}
@@ -61,7 +60,7 @@ def _of_model(
             found[unit.task] = _step(
                 "score",
                 f"{title} {unit.task}",
-                {**facts, **decisive, "lm_eval": harness},
+                {**facts, **decisive},
                 {"model": who, **facts, "title": title},
                 (*needs, *beside),
                 after=() if needs else after,
@@ -158,6 +157,8 @@ def _step(
     after: tuple[str, ...] = (),
     together: str = "",
 ) -> Step:
-    digest = digest_of(kind, decisive, [step.digest for step in needs])
+    with_what = {"versions": versions.of(kind)}
+    digest = digest_of(kind, {**decisive, **with_what}, [step.digest for step in needs])
     names = tuple(step.name for step in needs)
+    work = {**work, **with_what}
     return Step(kind, title, work, digest, names, whatever, after, f"{kind} {together or digest}")

@@ -17,6 +17,7 @@ from quantkit.export.checkpoint import Checkpoint
 from quantkit.gate import policy as policies
 from quantkit.gate.judge import judge
 from quantkit.model.source import ModelSource
+from quantkit.quantize import journal
 from quantkit.quantize.prepare import CalibrationChoice
 from quantkit.quantize.run import quantize as quantize_model
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
@@ -67,6 +68,8 @@ def quantize(steps: Sequence[Step], bench: Bench) -> list[Product]:
         _take_back(bench.room / f"done {step.name}", bench.room / recipe.name)
     finished = pipeline.finished_before(source, recipes, bench.room, choice)
     have = {checkpoint.manifest.name: checkpoint for checkpoint in finished}
+    for checkpoint in finished:
+        journal.discard(checkpoint.folder)  # left where a run was stopped at the very end
     missing = [recipe for recipe in recipes if recipe.name not in have]
     for recipe in missing:  # whatever else goes by that name is no result of this step
         shutil.rmtree(bench.room / recipe.name, ignore_errors=True)

@@ -17,6 +17,7 @@ from typing import IO
 from quantkit.errors import QuantkitError
 from quantkit.progress import Progress, Silent
 from quantkit.storage import guarded
+from quantkit.sweep import versions
 from quantkit.sweep.graph import Step
 from quantkit.sweep.place import Place
 from quantkit.sweep.result import (
@@ -157,6 +158,8 @@ def _execute(job: Job, log: Logged, functions: Functions | None) -> Outcome:
         from quantkit.sweep import work
 
         functions = work.KINDS
+    for step in job.steps:
+        versions.require(step.work.get("versions", {}))
     with _room(job) as room, tempfile.TemporaryDirectory(prefix="quantkit-") as fetched:
 
         def folder_of(step: str) -> Path:

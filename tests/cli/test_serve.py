@@ -1,16 +1,15 @@
 """`quantkit serve`: from a folder to an answer, and every way in which an engine fails."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine
+from processes import alive, gone
 
 from quantkit.engine import process
 from quantkit.errors import EngineError
@@ -18,25 +17,12 @@ from quantkit.errors import EngineError
 COMMON = ["--gpu", "H200", "--once", "-q", "--no-check"]
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Checkpoints of the demo model, as `quantize` writes them."""
-    from quantkit.cli.main import main
-
-    out = tmp_path_factory.mktemp("made")
-    handler = signal.getsignal(signal.SIGTERM)
-    recipes = ["-r", "fp8-dynamic", "-r", "gguf-q8_0"]
-    assert main(["quantize", "demo", *recipes, "-o", str(out), "-q"]) == 0
-    signal.signal(signal.SIGTERM, handler)
-    return out
-
-
 @pytest.fixture
-def folder(made, tmp_path):
+def folder(demo_made, tmp_path):
     """A copy that a test may spoil."""
     import shutil
 
-    return shutil.copytree(made / "fp8-dynamic", tmp_path / "fp8-dynamic")
+    return shutil.copytree(demo_made / "fp8-dynamic", tmp_path / "fp8-dynamic")
 
 
 @pytest.fixture
@@ -44,59 +30,37 @@ def engine(tmp_path):
     return lambda how="serves": FakeEngine(tmp_path / "engine", how)
 
 
-@pytest.fixture
-def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] != "Z"
-
-
-def gone(fake):
-    deadline = time.monotonic() + 10
-    while any(alive(pid) for pid in fake.pids):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def test_the_command_comes_first_then_an_answer_and_how_to_call_it(run_cli, made, engine, port):
+def test_the_command_comes_first_then_an_answer_and_how_to_call_it(
+    run_cli, demo_made, engine, port
+):
     fake = engine()
-    command = ["serve", made / "fp8-dynamic", "--python", fake.python, "--port", port, *COMMON]
+    command = ["serve", demo_made / "fp8-dynamic", "--python", fake.python, "--port", port, *COMMON]
     result = run_cli([*command, "--check"])
     assert result.code == 0, result.stderr
-    assert result.stdout.startswith(f"{fake.program} serve {made / 'fp8-dynamic'} \\\n")
+    assert result.stdout.startswith(f"{fake.program} serve {demo_made / 'fp8-dynamic'} \\\n")
     assert "vLLM 0.26.0 was ready after" in result.stdout
     assert "' Paris, and so on'" in result.stdout
     assert f"curl http://127.0.0.1:{port}/v1/chat/completions" in result.stdout
     # What was printed is what was run.
     printed = result.stdout.split("\n\n")[0].replace("\\\n", "").split()
     assert printed[1:] == fake.words
-    assert gone(fake)
+    assert gone(fake.pids)
 
 
-def test_a_gguf_folder_goes_to_llama_server(run_cli, made, engine, port):
+def test_a_gguf_folder_goes_to_llama_server(run_cli, demo_made, engine, port):
     fake = engine()
     result = run_cli(
-        ["serve", made / "gguf-q8_0", "--llama-server", fake.program, "--port", port, *COMMON]
+        ["serve", demo_made / "gguf-q8_0", "--llama-server", fake.program, "--port", port, *COMMON]
     )
     assert result.code == 0, result.stderr
-    assert fake.words[:2] == ["-m", str(made / "gguf-q8_0" / "demo-Q8_0.gguf")]
+    assert fake.words[:2] == ["-m", str(demo_made / "gguf-q8_0" / "demo-Q8_0.gguf")]
     assert "--n-gpu-layers" in fake.words
-    assert gone(fake)
+    assert gone(fake.pids)
 
 
-def test_json_has_the_plan_and_the_answer_alone_on_stdout(run_cli, made, engine, port):
+def test_json_has_the_plan_and_the_answer_alone_on_stdout(run_cli, demo_made, engine, port):
     fake = engine()
-    command = ["serve", made / "fp8-dynamic", "--python", fake.python, "--port", port, *COMMON]
+    command = ["serve", demo_made / "fp8-dynamic", "--python", fake.python, "--port", port, *COMMON]
     result = run_cli([*command, "--json"])
     data = json.loads(result.stdout)
     assert data["answer"] == " Paris, and so on"
@@ -105,9 +69,9 @@ def test_json_has_the_plan_and_the_answer_alone_on_stdout(run_cli, made, engine,
     assert all(flag["why"] for flag in data["flags"])
 
 
-def test_dry_run_prints_and_starts_nothing(run_cli, made, engine):
+def test_dry_run_prints_and_starts_nothing(run_cli, demo_made, engine):
     fake = engine()
-    command = ["serve", made / "fp8-dynamic", "--gpu", "L40S", "--count", "2", "--dry-run"]
+    command = ["serve", demo_made / "fp8-dynamic", "--gpu", "L40S", "--count", "2", "--dry-run"]
     result = run_cli([*command, "--users", "40", "--python", fake.python])
     assert (result.code, result.stderr) == (0, "")
     assert "--tensor-parallel-size 2" in result.stdout
@@ -115,11 +79,11 @@ def test_dry_run_prints_and_starts_nothing(run_cli, made, engine):
     assert not fake.was_started
 
 
-def test_a_plan_without_an_engine_says_that_there_is_none(run_cli, made, engine, monkeypatch):
+def test_a_plan_without_an_engine_says_that_there_is_none(run_cli, demo_made, engine, monkeypatch):
     from quantkit.engine import vllm_program
 
     monkeypatch.setattr(vllm_program, "find", lambda given=None: None)
-    command = ["serve", made / "fp8-dynamic", "--gpu", "L40S", "--dry-run"]
+    command = ["serve", demo_made / "fp8-dynamic", "--gpu", "L40S", "--dry-run"]
     result = run_cli(command)
     assert result.code == 0
     assert result.stdout.startswith("vllm serve ")
@@ -127,11 +91,11 @@ def test_a_plan_without_an_engine_says_that_there_is_none(run_cli, made, engine,
     assert json.loads(run_cli([*command, "--json"]).stdout)["command"][:2] == ["vllm", "serve"]
 
 
-def test_what_a_dry_run_prints_is_what_starts_when_it_is_pasted(run_cli, made, tmp_path, port):
+def test_what_a_dry_run_prints_is_what_starts_when_it_is_pasted(run_cli, demo_made, tmp_path, port):
     import shutil
 
     fake = FakeEngine(tmp_path / "an 'engine' of $HOME", "dies")
-    folder = shutil.copytree(made / "fp8-dynamic", tmp_path / "my model")
+    folder = shutil.copytree(demo_made / "fp8-dynamic", tmp_path / "my model")
     command = ["serve", folder, "--gpu", "L40S", "--python", fake.python, "--port", port]
     command += ["--draft", "ngram", "--dry-run"]
     result = run_cli(command)
@@ -144,20 +108,20 @@ def test_what_a_dry_run_prints_is_what_starts_when_it_is_pasted(run_cli, made, t
     assert json.loads(fake.words[fake.words.index("--speculative-config") + 1])["method"] == "ngram"
     run_cli([*command[:-1], "-q", "--no-check"])
     assert [str(fake.program), *fake.words] == data["command"]
-    assert gone(fake)
+    assert gone(fake.pids)
 
 
-def test_a_dry_run_refuses_a_python_without_the_engine(run_cli, made, engine):
+def test_a_dry_run_refuses_a_python_without_the_engine(run_cli, demo_made, engine):
     fake = engine("absent")
-    command = ["serve", made / "fp8-dynamic", "--gpu", "L40S", "--dry-run"]
+    command = ["serve", demo_made / "fp8-dynamic", "--gpu", "L40S", "--dry-run"]
     result = run_cli([*command, "--python", fake.python])
     assert (result.code, result.stdout) == (3, "")
     assert "has no vLLM" in result.stderr
 
 
-def test_flags_behind_two_dashes_take_the_place_of_ours(run_cli, made, engine, port):
+def test_flags_behind_two_dashes_take_the_place_of_ours(run_cli, demo_made, engine, port):
     fake = engine()
-    command = ["serve", made / "fp8-dynamic", "--python", fake.python, "--port", port, *COMMON]
+    command = ["serve", demo_made / "fp8-dynamic", "--python", fake.python, "--port", port, *COMMON]
     own = ["--max-num-seqs", "7", "--no-enable-prefix-caching", "--seed=1"]
     result = run_cli([*command, "--", *own])
     assert result.code == 0, result.stderr
@@ -167,10 +131,10 @@ def test_flags_behind_two_dashes_take_the_place_of_ours(run_cli, made, engine, p
 
 
 def test_an_address_and_a_name_behind_two_dashes_are_the_ones_that_are_asked(
-    run_cli, made, engine, port
+    run_cli, demo_made, engine, port
 ):
     fake = engine()
-    command = ["serve", made / "fp8-dynamic", "--python", fake.python, *COMMON]
+    command = ["serve", demo_made / "fp8-dynamic", "--python", fake.python, *COMMON]
     result = run_cli([*command, "--", "--port", port, "--served-model-name", "mine"])
     assert result.code == 0, result.stderr
     assert f"curl http://127.0.0.1:{port}/" in result.stdout
@@ -178,14 +142,23 @@ def test_an_address_and_a_name_behind_two_dashes_are_the_ones_that_are_asked(
     assert fake.words.count("--port") == 1
 
 
-def test_values_behind_two_dashes_are_not_taken_for_flags(run_cli, made):
-    command = ["serve", made / "fp8-dynamic", "--gpu", "H200", "--dry-run", "--", "--seed", "port"]
+def test_values_behind_two_dashes_are_not_taken_for_flags(run_cli, demo_made):
+    command = [
+        "serve",
+        demo_made / "fp8-dynamic",
+        "--gpu",
+        "H200",
+        "--dry-run",
+        "--",
+        "--seed",
+        "port",
+    ]
     assert "--port 8000" in run_cli(command).stdout
 
 
-def failure(run_cli, made, fake, port, *more):
+def failure(run_cli, demo_made, fake, port, *more):
     """What is said of a run that fails."""
-    command = ["serve", made / "fp8-dynamic", "--python", fake.python, "--port", port, *COMMON]
+    command = ["serve", demo_made / "fp8-dynamic", "--python", fake.python, "--port", port, *COMMON]
     result = run_cli([*command, *more])
     assert result.code == 3
     assert result.stderr.startswith("quantkit: ")
@@ -193,74 +166,76 @@ def failure(run_cli, made, fake, port, *more):
     return result.stderr
 
 
-def test_an_engine_that_dies_while_loading_is_explained(run_cli, made, engine, port):
+def test_an_engine_that_dies_while_loading_is_explained(run_cli, demo_made, engine, port):
     fake = engine("dies")
-    words = failure(run_cli, made, fake, port)
+    words = failure(run_cli, demo_made, fake, port)
     assert "vLLM ended with exit code 1. The GPU's memory is too small" in words
     assert "Tried to allocate 2.00 GiB" in words
-    assert gone(fake)
+    assert gone(fake.pids)
 
 
-def test_an_engine_that_hangs_is_ended(run_cli, made, engine, port):
+def test_an_engine_that_hangs_is_ended(run_cli, demo_made, engine, port):
     fake = engine("hangs")
-    words = failure(run_cli, made, fake, port, "--timeout", "5")
-    assert "vLLM was not ready within 5 s" in words
+    words = failure(run_cli, demo_made, fake, port, "--timeout", "2")
+    assert "vLLM was not ready within 2 s" in words
     assert "loading" in words
-    assert gone(fake)
+    assert gone(fake.pids)
 
 
 def test_an_engine_that_is_deaf_to_requests_to_end_is_made_to(
-    run_cli, made, engine, port, monkeypatch
+    run_cli, demo_made, engine, port, monkeypatch
 ):
     monkeypatch.setattr(process, "PATIENCE", 0.3)
     fake = engine("deaf")
-    command = ["serve", made / "fp8-dynamic", "--python", fake.python, "--port", port, *COMMON]
+    command = ["serve", demo_made / "fp8-dynamic", "--python", fake.python, "--port", port, *COMMON]
     assert run_cli(command).code == 0
-    assert gone(fake)
+    assert gone(fake.pids)
 
 
-def test_health_is_no_proof_so_a_failing_request_is_an_error(run_cli, made, engine, port):
+def test_health_is_no_proof_so_a_failing_request_is_an_error(run_cli, demo_made, engine, port):
     fake = engine("fails")
-    words = failure(run_cli, made, fake, port)
+    words = failure(run_cli, demo_made, fake, port)
     assert "vLLM is healthy, and yet fails at a request (HTTP 500)" in words
     assert "no kernel for the format on this device" in words
-    assert gone(fake)
+    assert gone(fake.pids)
 
 
-def test_an_answer_without_text_is_an_error(run_cli, made, engine, port):
+def test_an_answer_without_text_is_an_error(run_cli, demo_made, engine, port):
     fake = engine("empty")
-    assert "yet fails at a request" in failure(run_cli, made, fake, port)
-    assert gone(fake)
+    assert "yet fails at a request" in failure(run_cli, demo_made, fake, port)
+    assert gone(fake.pids)
 
 
-def test_a_server_that_dies_later_ends_the_wait(run_cli, made, engine, port):
+def test_a_server_that_dies_later_ends_the_wait(run_cli, demo_made, engine, port):
     fake = engine("dies later")
-    command = ["serve", made / "fp8-dynamic", "--python", fake.python, "--port", port]
+    command = ["serve", demo_made / "fp8-dynamic", "--python", fake.python, "--port", port]
     result = run_cli([*command, *COMMON[:2], *COMMON[3:]])
     assert result.code == 3
     assert "vLLM ended with exit code 1. The machine ran out of main memory." in result.stderr
-    assert gone(fake)
+    assert gone(fake.pids)
 
 
-def test_a_port_in_use_is_told_before_anything_starts(run_cli, made, engine):
+def test_a_port_in_use_is_told_before_anything_starts(run_cli, demo_made, engine):
     fake = engine()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        words = failure(run_cli, made, fake, taken.getsockname()[1])
+        words = failure(run_cli, demo_made, fake, taken.getsockname()[1])
     assert "cannot be had" in words
     assert "--port" in words
     assert not fake.was_started
 
 
-def test_a_missing_engine_is_told_with_the_way_to_get_it(run_cli, made, engine, port, monkeypatch):
+def test_a_missing_engine_is_told_with_the_way_to_get_it(
+    run_cli, demo_made, engine, port, monkeypatch
+):
     fake = engine("absent")
-    words = failure(run_cli, made, fake, port)
+    words = failure(run_cli, demo_made, fake, port)
     assert f"{fake.python} has no vLLM" in words
     assert "pip install vllm`" in words
-    assert "no Python at" in failure(run_cli, made, fake, port, "--python", "nowhere")
+    assert "no Python at" in failure(run_cli, demo_made, fake, port, "--python", "nowhere")
     monkeypatch.setenv("PATH", "")
-    result = run_cli(["serve", made / "gguf-q8_0", "--gpu", "MI300X", "-q"])
+    result = run_cli(["serve", demo_made / "gguf-q8_0", "--gpu", "MI300X", "-q"])
     assert result.code == 3
     assert "llama-server was not found" in result.stderr
     assert "ROCm" in result.stderr
@@ -323,8 +298,8 @@ def test_folders_that_an_engine_would_load_wrongly_are_refused(run_cli, folder, 
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_is_one_sentence(run_cli, made, more, words):
-    command = ["serve", made / "fp8-dynamic", "--gpu", "H200", "-q"]
+def test_bad_input_is_one_sentence(run_cli, demo_made, more, words):
+    command = ["serve", demo_made / "fp8-dynamic", "--gpu", "H200", "-q"]
     result = run_cli([*command, "--dry-run", *more])
     assert (result.code, result.stdout) == (3, "")
     assert words in result.stderr
@@ -347,7 +322,7 @@ def test_values_that_options_do_not_take_are_wrong_usage(run_cli, more, words):
     assert words in result.stderr
 
 
-def test_unknown_families_are_sized_by_what_is_stored(made, monkeypatch):
+def test_unknown_families_are_sized_by_what_is_stored(demo_made, monkeypatch):
     from quantkit.advise import gpus, shape
     from quantkit.errors import SourceError
     from quantkit.serving.plan import Demand, make
@@ -356,9 +331,9 @@ def test_unknown_families_are_sized_by_what_is_stored(made, monkeypatch):
     def unknown(*args):
         raise SourceError("an unknown family")
 
-    plain = make(open_target(made / "fp8-dynamic"), Demand(gpus.find("H200")))
+    plain = make(open_target(demo_made / "fp8-dynamic"), Demand(gpus.find("H200")))
     monkeypatch.setattr(shape, "from_config", unknown)
-    stored = make(open_target(made / "fp8-dynamic"), Demand(gpus.find("H200")))
+    stored = make(open_target(demo_made / "fp8-dynamic"), Demand(gpus.find("H200")))
     assert stored.target.is_stored
     assert stored.target.recipe == plain.target.recipe
     assert stored.size == plain.size
@@ -379,9 +354,9 @@ def test_a_folder_that_is_none(run_cli, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_serving_ends_everything(made, engine, port, number):
+def test_a_signal_while_serving_ends_everything(demo_made, engine, port, number):
     fake = engine()
-    command = [sys.executable, "-m", "quantkit", "serve", str(made / "fp8-dynamic")]
+    command = [sys.executable, "-m", "quantkit", "serve", str(demo_made / "fp8-dynamic")]
     command += ["--gpu", "H200", "--python", str(fake.python), "--port", str(port), "--no-check"]
     serving = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
@@ -390,11 +365,11 @@ def test_a_signal_while_serving_ends_everything(made, engine, port, number):
     assert all(alive(pid) for pid in fake.pids)
     serving.send_signal(number)
     assert serving.wait(20) == (0 if number == signal.SIGINT else 128 + number)
-    assert gone(fake)
+    assert gone(fake.pids)
 
 
-def test_files_are_written_once_unless_forced(run_cli, made, tmp_path):
-    command = ["serve", made / "fp8-dynamic", "--gpu", "H200", "-q", "--emit", "grafana"]
+def test_files_are_written_once_unless_forced(run_cli, demo_made, tmp_path):
+    command = ["serve", demo_made / "fp8-dynamic", "--gpu", "H200", "-q", "--emit", "grafana"]
     result = run_cli([*command, "-o", tmp_path / "new"])
     assert (result.code, result.stderr) == (0, "")
     assert [Path(line).name for line in result.stdout.split()] == ["dashboard.json", "alerts.yaml"]
@@ -405,7 +380,7 @@ def test_files_are_written_once_unless_forced(run_cli, made, tmp_path):
 
 
 def test_what_cannot_be_written_or_started_is_told_before_files_are_read(
-    run_cli, made, tmp_path, engine, monkeypatch
+    run_cli, demo_made, tmp_path, engine, monkeypatch
 ):
     from quantkit.serving import check
 
@@ -413,7 +388,7 @@ def test_what_cannot_be_written_or_started_is_told_before_files_are_read(
         raise AssertionError("read before it was known that there is a use for it")
 
     monkeypatch.setattr(check, "check", slow)
-    command = ["serve", made / "fp8-dynamic", "--gpu", "H200", "-q"]
+    command = ["serve", demo_made / "fp8-dynamic", "--gpu", "H200", "-q"]
     (tmp_path / "compose.yaml").write_text("mine")
     taken = run_cli([*command, "--emit", "compose", "-o", tmp_path])
     assert taken.code == 3
@@ -428,8 +403,8 @@ def test_what_cannot_be_written_or_started_is_told_before_files_are_read(
     assert "has no vLLM" in run_cli([*command, "--python", absent.python]).stderr
 
 
-def test_compose_and_grafana_share_their_alerts(run_cli, made, tmp_path):
-    command = ["serve", made / "fp8-dynamic", "--gpu", "H200", "-q", "-o", tmp_path, "--emit"]
+def test_compose_and_grafana_share_their_alerts(run_cli, demo_made, tmp_path):
+    command = ["serve", demo_made / "fp8-dynamic", "--gpu", "H200", "-q", "-o", tmp_path, "--emit"]
     result = run_cli([*command, "compose"])
     assert result.code == 0, result.stderr
     assert [Path(line).name for line in result.stdout.split()] == ["compose.yaml", "alerts.yaml"]
@@ -441,9 +416,9 @@ def test_compose_and_grafana_share_their_alerts(run_cli, made, tmp_path):
     assert run_cli([*command, "grafana"]).code == 0
 
 
-def test_the_image_is_of_the_version_that_was_tried(run_cli, made, tmp_path, engine):
+def test_the_image_is_of_the_version_that_was_tried(run_cli, demo_made, tmp_path, engine):
     fake = engine()
-    command = ["serve", made / "fp8-dynamic", "--gpu", "H200", "-q", "--emit", "k8s"]
+    command = ["serve", demo_made / "fp8-dynamic", "--gpu", "H200", "-q", "--emit", "k8s"]
 
     def image(name, *more):
         assert run_cli([*command, "-o", tmp_path / name, *more]).code == 0

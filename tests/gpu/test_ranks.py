@@ -1,8 +1,8 @@
 """One rank on one GPU over NCCL: what torchrun starts writes what a plain run writes."""
 
 import pytest
-import ranks as helper
 import torch
+from processes import free_port
 
 from quantkit import launch, recipe
 from quantkit.model.source import ModelSource
@@ -24,7 +24,7 @@ def made(out, ranks=None):
 
 def test_one_rank_over_nccl_writes_what_a_plain_run_writes(tmp_path, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(helper.free_port()))
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
     with joined(launch.Place(0, 1, 0, 1), "auto") as ranks:
         assert ranks.device == torch.device("cuda", 0)
         together = made(tmp_path / "together", ranks)

@@ -4,11 +4,11 @@ import csv
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from fake_openai import FakeServer, Script, fake_python, running
+from processes import gone
 
 from quantkit.bench import cpu, record
 from quantkit.bench.engines import Program, n_gpus, started
@@ -25,15 +25,6 @@ def model_folder(tmp_path, name="model", **script):
     (folder / "config.json").write_text("{}")
     (folder / "script.json").write_text(json.dumps(script))
     return folder
-
-
-def gone(pid):
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        if not Path(f"/proc/{pid}").exists():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def test_a_running_server(run_cli, tmp_path):
@@ -118,7 +109,7 @@ def test_an_engine_is_started_measured_and_ended(tmp_path):
         assert server.kv_tokens == 12_345
         assert server.weight_bytes == int(1.5 * (1 << 30))
         assert server.cold_start_s > 0
-    assert gone(pid)
+    assert gone([pid])
 
 
 @pytest.mark.parametrize(
@@ -181,7 +172,7 @@ def test_an_engine_that_hangs_is_ended(tmp_path, monkeypatch):
         started(program, folder, "mine", {}),
     ):
         pass
-    assert gone(ended[0])
+    assert gone(ended)
 
 
 def test_a_sweep_finds_the_fastest_setting_within_the_target(run_cli, tmp_path):

@@ -20,7 +20,7 @@ from quantkit.pipeline import finished_before
 from quantkit.progress import Silent
 from quantkit.quantize import llmcompressor
 from quantkit.quantize import plan as planning
-from quantkit.quantize.llmcompressor import Fold, Made
+from quantkit.quantize.made_elsewhere import Fold, Made
 from quantkit.quantize.methods.rtn import RoundToNearest
 from quantkit.quantize.prepare import CalibrationChoice
 from quantkit.quantize.run import quantize

@@ -76,6 +76,28 @@ def test_keys_and_values_are_those_that_a_real_cache_holds(family, tokens):
         assert torch.allclose(values, layer.values.abs().amax((0, 2)).flatten(), rtol=1e-4)
 
 
+def watched(decoder, block, linears, hidden, arguments):
+    """A block's output, the statistics of some of its linears, and what feeds each."""
+    collector = Collector(linears)
+    with collector.watching():
+        output = decoder.run(block, hidden, arguments)
+    collector.complete()
+
+    def again():
+        return decoder.run(block, hidden[:1], arguments)
+
+    return output, collector, feeders.find(block, collector.groups, again, 32)
+
+
+def smoothed(decoder, state, collector, found, recipe):
+    """The work on the first block, when scales are folded and nothing is rounded yet."""
+    dtypes = {n: torch.float32 for n in decoder.tensors(0)}
+    work = Work(state, dtypes, collector.groups, collector.statistics, found, recipe)
+    for behind_norms in (False, True):
+        Ranks().spread(work.smoothing(behind_norms))
+    return work
+
+
 @torch.no_grad()
 def test_folding_leaves_the_function_unchanged(family, tokens):
     name, _, source = family
@@ -84,23 +106,11 @@ def test_folding_leaves_the_function_unchanged(family, tokens):
     state = decoder.read(0)
     with decoder.loaded(0, state) as block:
         linears = {n: m for n, m in block.named_modules() if isinstance(m, torch.nn.Linear)}
-        collector = Collector(linears)
-        with collector.watching():
-            before = decoder.run(block, hidden[0], arguments[0])
-        collector.complete()
-        found = feeders.find(
-            block,
-            collector.groups,
-            lambda: decoder.run(block, hidden[0][:1], arguments[0]),
-            32,
-        )
+        before, collector, found = watched(decoder, block, linears, hidden[0], arguments[0])
     assert len(found) == FOLDS.get(name, 4)
     recipe = Recipe.load("awq-gptq-w4a16")
     recipe = recipe.resolved({n: m.in_features for n, m in linears.items()})[0]
-    dtypes = {n: torch.float32 for n in decoder.tensors(0)}
-    work = Work(state, dtypes, collector.groups, collector.statistics, found, recipe)
-    for behind_norms in (False, True):
-        Ranks().spread(work.smoothing(behind_norms))
+    work = smoothed(decoder, state, collector, found, recipe)
     assert any((scale - 1).abs().max() > 0.05 for scale in work.in_scale.values())
     after = state | work.result.changed
     after |= {f"{n}.weight": work.weight(n) for n in linears}
@@ -148,21 +158,9 @@ def test_nothing_is_folded_past_what_a_recipe_leaves_alone(tmp_path, tokens, lef
     with decoder.loaded(0, state) as block:
         linears = {n: m for n, m in block.named_modules() if isinstance(m, torch.nn.Linear)}
         kept = {n: m for n, m in linears.items() if not n.endswith(left_alone)}
-        collector = Collector(kept)
-        with collector.watching():
-            before = decoder.run(block, hidden[0], arguments[0])
-        collector.complete()
-        found = feeders.find(
-            block,
-            collector.groups,
-            lambda: decoder.run(block, hidden[0][:1], arguments[0]),
-            32,
-        )
+        before, collector, found = watched(decoder, block, kept, hidden[0], arguments[0])
     recipe = Recipe.load("awq-gptq-w4a16").resolved({n: m.in_features for n, m in kept.items()})[0]
-    dtypes = {n: torch.float32 for n in decoder.tensors(0)}
-    work = Work(state, dtypes, collector.groups, collector.statistics, found, recipe)
-    for behind_norms in (False, True):
-        Ranks().spread(work.smoothing(behind_norms))
+    work = smoothed(decoder, state, collector, found, recipe)
     after = state | work.result.changed | {f"{n}.weight": work.weight(n) for n in kept}
     with decoder.loaded(0, after) as block:
         output = decoder.run(block, hidden[0], arguments[0])

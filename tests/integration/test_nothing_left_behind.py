@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine
+from processes import free_port
 
 from quantkit.engine import process
 
@@ -174,9 +175,3 @@ def test_engines_that_hang_are_ended_with_their_workers(
     result = run_cli([*command, "--level", "generate", "--timeout", "3", "-q"])
     assert "did not end within 3 s" in result.stderr
     assert none_left(mark) == []
-
-
-def free_port():
-    from quantkit.bench.engines import free_port as one
-
-    return one()

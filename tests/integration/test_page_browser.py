@@ -51,7 +51,9 @@ def test_dark_pages_are_dark(browser, made):
 def test_one_drawing_of_each_picture_is_shown_and_can_be_read(browser, made):
     for width, shown in ((390, ".narrow"), (1440, ".wide")):
         browser.show(made["gallery"], width)
-        for figure in browser.all("figure"):
+        figures = browser.all("figure")
+        assert figures
+        for figure in figures:
             (drawing,) = [
                 e for e in figure.find_elements("css selector", "svg[role=img]") if e.rect["width"]
             ]

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import time
@@ -15,8 +14,9 @@ import ranks as helper
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny import READABLE, save_llama
 
-from quantkit import grid, launch
+from quantkit import grid, launch, resources
 from quantkit.errors import HardwareError
 from quantkit.export import compressed_tensors
 from quantkit.export.checkpoint import Checkpoint
@@ -47,25 +47,8 @@ def manifest(folder):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from quantkit import resources
-
     folder = tmp_path_factory.mktemp("ranks") / "model"
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=4096,
-            hidden_size=128,
-            intermediate_size=256,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-        )
-        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(resources.DEMO_MODEL / file, folder)
+    save_llama(folder, num_hidden_layers=3, **READABLE)
     words = (resources.DEMO_MODEL / "README.md").read_text().split()
     chance = random.Random(0)
     (folder.parent / "text.txt").write_text(" ".join(chance.choices(words, k=4000)))

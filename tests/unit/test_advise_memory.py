@@ -4,6 +4,7 @@ import json
 
 import huggingface_hub
 import pytest
+from configs import LLAMA_8B
 from huggingface_hub.utils import (
     SafetensorsFileMetadata,
     SafetensorsRepoMetadata,
@@ -21,11 +22,6 @@ from quantkit.recipe import load
 
 NAMES = ("awq-w4a16", "fp8-dynamic", "int8-w8a8+kv-fp8", "gguf-q4_k_m")
 RECIPES = {name: load(name) for name in (*NAMES, "int8-w8a8")} | {"as it is": None}
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16",
-    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-}  # fmt: skip
 GEMMA = LLAMA_8B | {
     "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "sliding_window": 1024,
     "head_dim": 128, "query_pre_attn_scalar": 128,

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from configs import LLAMA_8B
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,13 +16,7 @@ from quantkit.advise.split import Split, stages
 from quantkit.recipe import load
 
 IDEAL = Efficiency(1, 1, 1, 0, 0, 1, 0)
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16",
-    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-}  # fmt: skip
-LLAMA = shape.from_config(CONFIG, "8B")
+LLAMA = shape.from_config(LLAMA_8B, "8B")
 NAMES = ("fp8-dynamic", "int8-w8a8", "gptq-w8a16", "awq-gptq-w4a16", "gguf-q4_k_m", "gguf-bf16")
 FORMATS = {name: formats.of(load(name)) for name in NAMES} | {"as it is": formats.of(None)}
 WORKS = {name: work.of(LLAMA, form) for name, form in FORMATS.items()}
@@ -63,7 +58,7 @@ def test_a_prompt_multiplies_with_every_layer_and_attends_to_what_came_before():
 
 
 def test_only_the_last_token_of_a_prompt_is_multiplied_with_the_head():
-    wide = shape.from_config(CONFIG | {"vocab_size": 1_000_000}, "wide")
+    wide = shape.from_config(LLAMA_8B | {"vocab_size": 1_000_000}, "wide")
     form = FORMATS["as it is"]
     ours = prefill_seconds(Case(wide, work.of(wide, form), form, PLAIN), 2048, IDEAL)
     more_to_read = 2 * (1_000_000 - 128256) * 4096 / 1e12
@@ -121,7 +116,7 @@ def test_links_fall_back_to_pcie():
 @given(st.integers(1, 60), st.integers(1, 60))
 @settings(max_examples=25, deadline=None)
 def test_a_prompt_attends_to_its_window_and_to_nothing_later(prompt, window):
-    config = CONFIG | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    config = LLAMA_8B | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
     windowed = shape.from_config(config | {"sliding_window": window}, "windowed")
     form = FORMATS["as it is"]
     counted = 32 * sum(min(i, window) for i in range(1, prompt + 1))
@@ -131,7 +126,7 @@ def test_a_prompt_attends_to_its_window_and_to_nothing_later(prompt, window):
 
 
 def test_a_window_limits_what_is_read():
-    config = CONFIG | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    config = LLAMA_8B | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
     windowed = shape.from_config(config | {"sliding_window": 1024}, "windowed")
     form = FORMATS["as it is"]
     near, far = (
@@ -149,7 +144,7 @@ def test_more_tokens_want_more_experts():
 
 
 def test_a_tied_table_is_read_as_the_last_layer():
-    tied = shape.from_config(CONFIG | {"tie_word_embeddings": True}, "tied")
+    tied = shape.from_config(LLAMA_8B | {"tie_word_embeddings": True}, "tied")
     for name in ("as it is", "gguf-q4_k_m"):
         found = work.of(tied, FORMATS[name])
         assert found.read.dense == found.stored_bytes

@@ -1,10 +1,10 @@
 """The client against a real server on a real socket that misbehaves as scripted."""
 
 import asyncio
-import socket
 
 import pytest
 from fake_openai import FakeServer, Script, running
+from processes import free_port
 
 from quantkit.bench import engines
 from quantkit.bench.arrivals import Load
@@ -97,18 +97,12 @@ def test_a_stream_that_stops_in_the_middle_without_closing_is_given_up():
     assert len(answer.pieces) == 1
 
 
-def unused_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def test_nobody_there():
-    client = Client(Address.of(f"http://127.0.0.1:{unused_port()}"), "fake")
+    client = Client(Address.of(f"http://127.0.0.1:{free_port()}"), "fake")
     answer = asyncio.run(client.ask(Request([1], 1)))
     assert answer.failure.kind == "connection refused"
     with pytest.raises(EngineError, match="cannot be reached"):
-        engines.connect(f"http://127.0.0.1:{unused_port()}")
+        engines.connect(f"http://127.0.0.1:{free_port()}")
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 """Programs beside ours: their words, their ends, and that none is left behind."""
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from processes import alive, gone, until
 
 from quantkit.engine import process
 from quantkit.engine.causes import explain
@@ -28,29 +29,9 @@ def python(code):
     return [sys.executable, "-c", code]
 
 
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0] != "Z"
-
-
 def family(child):
-    deadline = time.monotonic() + 10
-    while not child.words():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert until(child.words)
     return [int(number) for number in child.words()[0].split()]
-
-
-def gone(pids):
-    deadline = time.monotonic() + 10
-    while any(alive(pid) for pid in pids):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def test_run_returns_all_that_was_written():
@@ -83,6 +64,21 @@ def test_a_second_interrupt_ends_a_deaf_family_at_once(monkeypatch):
             child.end()
         monkeypatch.undo()
         assert gone(pids)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can hand orphans to us")
+def test_members_that_ended_and_that_nobody_fetched_are_not_waited_for():
+    system, to_us = ctypes.CDLL(None), 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
+    system.prctl(to_us, 1)
+    try:
+        with Child(python(FAMILY)) as child:
+            pids = family(child)
+            started = time.monotonic()
+            child.end()
+        assert time.monotonic() - started < process.PATIENCE / 2
+        assert os.waitpid(pids[1], 0)[1] == signal.SIGTERM  # it was there all the time
+    finally:
+        system.prctl(to_us, 0)
 
 
 def test_an_error_inside_ends_the_family_too():

@@ -135,7 +135,7 @@ def test_plain_text_becomes_a_paragraph_and_markup_stays():
 
 
 def test_a_name_that_is_no_unicode_can_be_written():
-    document("bad \udcff name", []).encode("utf-8")
+    assert b"bad ? name" in document("bad \udcff name", []).encode("utf-8")
 
 
 def test_pictures_name_themselves_and_come_with_their_numbers(gallery):

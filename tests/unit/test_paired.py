@@ -13,17 +13,23 @@ from quantkit.score import paired
 from quantkit.score.paired import (
     AccuracyChange,
     PerplexityChange,
-    compare_accuracy,
+    compare_accuracies,
     compare_perplexity,
     difference_interval,
     holm,
     mcnemar,
     questions_needed,
-    reaches,
 )
 from quantkit.score.verdict import verdict
 
 N_DRAWS = 1000
+
+
+def compare_accuracy(source, candidate):
+    (change,) = compare_accuracies(source, [candidate])
+    return change
+
+
 unhurried = settings(deadline=None, max_examples=60)
 pairs_of_answers = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60)
 changes_per_token = st.floats(1e-6, 0.2) | st.floats(-0.2, -1e-6)
@@ -158,16 +164,6 @@ def test_balanced_gains_and_losses_are_the_widest_case():
         assert high - low <= balanced[1] - balanced[0] + 1e-9
 
 
-def test_whether_a_half_width_is_reached():
-    needed = questions_needed(0.1, 0.01)
-    counts = round(needed * 0.05)
-    assert reaches(accuracy(needed + 40, counts, counts), 0.01)
-    assert not reaches(accuracy(needed // 2, counts // 2, counts // 2), 0.01)
-    assert reaches(PerplexityChange(62, 9000, 1.004, 1.001, 1.007, 0.01), 0.0031)
-    assert not reaches(PerplexityChange(62, 9000, 1.004, 1.001, 1.007, 0.01), 0.0029)
-    assert not reaches(PerplexityChange(3, 900, 1.0, None, None, 1.0), 1.0)
-
-
 @pytest.mark.parametrize("arguments", [(-0.1, 0.01), (1.1, 0.01), (0.1, 0.0), (0.1, 1.0)])
 def test_impossible_wishes_are_refused(arguments):
     with pytest.raises(ScoreError):
@@ -262,13 +258,13 @@ def test_documents_without_tokens_say_nothing():
     assert compare_perplexity(*padded) == compare_perplexity(source, candidate, tokens)
 
 
-@pytest.mark.parametrize("loss", [0.01, 900.0])
-def test_the_same_loss_on_every_token_is_certain(loss):
+@pytest.mark.parametrize(("loss", "told"), [(0.01, "a real loss"), (900.0, "a broken model")])
+def test_the_same_loss_on_every_token_is_certain(loss, told):
     tokens = np.arange(100, 130)
     change = compare_perplexity(2.5 * tokens, (2.5 + loss) * tokens, tokens)
     assert change.p_value < 0.001
     assert change.low == pytest.approx(change.high)
-    assert "a real loss" in verdict(change) or loss > 10
+    assert told in verdict(change)
     json.dumps(change.to_json(), allow_nan=False)
 
 

@@ -43,7 +43,7 @@ def write(folder: Path, data: Any, name: str = "mine") -> Path:
 def problems(folder: Path, data: Any) -> str:
     path = write(folder, data)
     with pytest.raises(RecipeError) as caught:
-        Recipe.read(path)
+        read(path)
     assert str(path) in str(caught.value)
     return str(caught.value)
 
@@ -72,7 +72,7 @@ def test_listing_names_every_shipped_recipe():
 
 
 def test_defaults(tmp_path):
-    recipe = Recipe.read(write(tmp_path, GOOD))
+    recipe = read(write(tmp_path, GOOD))
     assert recipe.name == "mine"
     assert (recipe.targets, recipe.ignore) == (["Linear"], ["lm_head"])
     assert recipe.input_activations is None
@@ -188,11 +188,11 @@ def test_pattern_that_does_not_compile(tmp_path, key):
 
 
 def test_digest_is_of_the_content_alone(tmp_path):
-    digest = Recipe.read(write(tmp_path, GOOD)).digest
+    digest = read(write(tmp_path, GOOD)).digest
     same = {**GOOD, "name": "other", "summary": "other", "demo": True}
-    assert Recipe.read(write(tmp_path, same)).digest == digest
+    assert read(write(tmp_path, same)).digest == digest
     spelt_out = {**GOOD, "targets": ["Linear"], "weights": {**W4, "symmetric": True}}
-    assert Recipe.read(write(tmp_path, spelt_out)).digest == digest
+    assert read(write(tmp_path, spelt_out)).digest == digest
 
 
 @pytest.mark.parametrize(
@@ -207,8 +207,8 @@ def test_digest_is_of_the_content_alone(tmp_path):
     ],
 )
 def test_digest_changes_with_the_content(tmp_path, change):
-    one = Recipe.read(write(tmp_path, GOOD, "one"))
-    assert Recipe.read(write(tmp_path, GOOD | change, "two")).digest != one.digest
+    one = read(write(tmp_path, GOOD, "one"))
+    assert read(write(tmp_path, GOOD | change, "two")).digest != one.digest
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_an_addition_behind_a_name_or_a_file(tmp_path, monkeypatch, name):
 
 def test_a_file_may_ask_for_it_itself(tmp_path):
     scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
-    recipe = Recipe.read(write(tmp_path, {**GOOD, "kv_cache": {**scheme, "symmetric": True}}))
+    recipe = read(write(tmp_path, {**GOOD, "kv_cache": {**scheme, "symmetric": True}}))
     assert recipe.needs_calibration
     assert recipe.digest == Recipe.load(f"{write(tmp_path, GOOD)}+kv-fp8").digest
 
@@ -287,7 +287,7 @@ def test_a_name_that_an_addition_makes_too_long(tmp_path):
     [((128, 256), 128), ((256, 192), 64), ((128, 96), 32), ((32,), 32)],
 )
 def test_auto_group_size_is_the_first_that_divides_every_layer(tmp_path, widths, size):
-    recipe = Recipe.read(write(tmp_path, {**GOOD, "weights": {**W4, "group_size": "auto"}}))
+    recipe = read(write(tmp_path, {**GOOD, "weights": {**W4, "group_size": "auto"}}))
     resolved, word = recipe.resolved({f"layer{i}": width for i, width in enumerate(widths)})
     assert resolved.weights.group_size == size
     assert word == f"group size {size} (auto)"
@@ -296,7 +296,7 @@ def test_auto_group_size_is_the_first_that_divides_every_layer(tmp_path, widths,
 
 @pytest.mark.parametrize("asked", ["auto", 128])
 def test_group_size_that_divides_nothing(tmp_path, asked):
-    recipe = Recipe.read(write(tmp_path, {**GOOD, "weights": {**W4, "group_size": asked}}))
+    recipe = read(write(tmp_path, {**GOOD, "weights": {**W4, "group_size": asked}}))
     with pytest.raises(RecipeError) as caught:
         recipe.resolved({"good": 256, "first": 80, "second": 48})
     for words in ("recipe mine", f"group size {asked}", "width 80 of first", "2 such", "`ignore`"):
@@ -305,7 +305,7 @@ def test_group_size_that_divides_nothing(tmp_path, asked):
 
 def test_fixed_group_size_and_channels_stay(tmp_path):
     for weights in (W4, W8):
-        recipe = Recipe.read(write(tmp_path, {**GOOD, "weights": weights}))
+        recipe = read(write(tmp_path, {**GOOD, "weights": weights}))
         assert recipe.resolved({"layer": 256}) == (recipe, "")
 
 
@@ -319,7 +319,7 @@ def test_file_that_is_no_recipe(tmp_path, text):
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(RecipeError, match=str(path)):
-        Recipe.read(path)
+        read(path)
 
 
 @pytest.mark.parametrize("text", ["a: !!bool maybe", "a: !!int ''", "a: !!timestamp x", "[" * 5000])
@@ -327,12 +327,12 @@ def test_file_that_the_parser_stumbles_over(tmp_path, text):
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(RecipeError, match=str(path)):
-        Recipe.read(path)
+        read(path)
 
 
 def test_missing_file(tmp_path):
     with pytest.raises(RecipeError, match=r"cannot read .*none\.yaml"):
-        Recipe.read(tmp_path / "none.yaml")
+        read(tmp_path / "none.yaml")
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.dates()
@@ -366,7 +366,7 @@ def test_any_mapping_is_a_recipe_or_a_recipe_error(tmp_path, data):
     path = tmp_path / "mine.yaml"
     path.write_bytes(yaml.safe_dump(data, allow_unicode=True).encode("utf-8", "surrogatepass"))
     with contextlib.suppress(RecipeError):
-        assert len(Recipe.read(path).digest) == 64
+        assert len(read(path).digest) == 64
 
 
 @in_one_folder
@@ -375,7 +375,7 @@ def test_any_bytes_are_a_recipe_error(tmp_path, raw):
     path = tmp_path / "mine.yaml"
     path.write_bytes(raw)
     with pytest.raises(RecipeError):
-        Recipe.read(path)
+        read(path)
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "awq-gptq", "smoothquant-gptq"])

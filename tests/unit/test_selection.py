@@ -139,6 +139,7 @@ def test_clusters_find_the_topics():
     pieces = [piece(rng, topic, 60) for topic in topics]
     candidates = Candidates(pieces, np.zeros(len(pieces), int), np.ones(1), VOCABULARY, 0)
     clusters = candidates.clusters(2 * TOPICS)
+    assert len(np.unique(clusters)) <= 2 * TOPICS
     for cluster in np.unique(clusters):
         inside = np.bincount(topics[clusters == cluster])
         assert inside.max() / inside.sum() > 0.9

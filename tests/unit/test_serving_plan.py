@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from configs import LLAMA_8B
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,12 +29,6 @@ LLAMA_FLAGS = {
     "--alias", "--host", "--port", "--ctx-size", "--parallel", "--n-gpu-layers", "--split-mode",
     "--flash-attn", "--cache-type-k", "--cache-type-v", "--metrics", "--lora", "--spec-type",
     "--model-draft", "--spec-draft-n-max", "--spec-draft-ngl",
-}  # fmt: skip
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16",
-    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-    "max_position_embeddings": 131072,
 }  # fmt: skip
 MODEL = shape.from_config(LLAMA_8B, "8B")
 DRAFT = shape.from_config(LLAMA_8B | {"num_hidden_layers": 8}, "a draft")

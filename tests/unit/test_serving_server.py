@@ -80,10 +80,7 @@ def test_a_request_has_the_password_that_the_server_asks_for(monkeypatch):
     assert "Authorization" in curl(plan, "http://a")
 
 
-def test_a_free_port_is_no_fault():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def test_a_free_port_is_no_fault(port):
     refuse_taken("127.0.0.1", port)
     with pytest.raises(EngineError, match="cannot be had"):
         refuse_taken("192.0.2.1", port)  # an address that no machine has

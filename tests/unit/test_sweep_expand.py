@@ -1,16 +1,20 @@
 """Digests of steps: they change with what decides a result, and with nothing else."""
 
 import sys
+from importlib import metadata
 
 import pytest
 
 from quantkit.errors import MethodError
 from quantkit.progress import Silent
-from quantkit.score import lmeval
 from quantkit.sweep import cost, ranks, resolve
+from quantkit.sweep import graph as steps
 from quantkit.sweep import spec as sweep_spec
 from quantkit.sweep.expand import Devices, expand
 from quantkit.sweep.graph import Graph
+from quantkit.sweep.place import Place
+from quantkit.sweep.spec import KINDS
+from quantkit.sweep.worker import Job, execute
 
 SET = """
 summary: two texts
@@ -30,6 +34,20 @@ def folder(tmp_path):
     (tmp_path / "asked.jsonl").write_text('{"text": "a question"}\n')
     (tmp_path / "own.yaml").write_text(SET)
     return tmp_path
+
+
+@pytest.fixture
+def install(monkeypatch):
+    """Pretends that a package is there in another version."""
+    version = metadata.version
+
+    def pretend(package: str, wanted: str) -> None:
+        def told(name: str) -> str:
+            return wanted if name == package else version(name)
+
+        monkeypatch.setattr(metadata, "version", told)
+
+    return pretend
 
 
 def resolved(folder, *sets: str) -> resolve.Resolved:
@@ -69,13 +87,46 @@ def test_other_data_makes_another_set_and_what_learns_from_it(folder, file):
     assert "demo gptq-w4a16 own" not in same
 
 
-def test_another_lm_eval_scores_again_and_quantises_nothing_again(folder, monkeypatch):
+@pytest.mark.parametrize(
+    ("package", "again", "kept"),
+    [
+        ("lm_eval", {"score", "report"}, {"calibrate", "quantize", "verify"}),
+        ("torch", {"quantize", "verify", "score", "report"}, {"calibrate"}),
+        ("tokenizers", {"calibrate"}, set()),
+        ("transformers", set(KINDS), set()),
+        ("rich", set(), set(KINDS)),
+    ],
+)
+def test_another_version_does_again_what_it_decides(folder, install, package, again, kept):
     before = graph(folder, "own.yaml")
-    monkeypatch.setattr(lmeval, "version", lambda: "0.0.0")
+    install(package, "0.0.0")
     after = graph(folder, "own.yaml")
-    assert not names(before, "score", "report") & names(after, "score", "report")
-    others = ("calibrate", "quantize", "verify")
-    assert names(before, *others) == names(after, *others)
+    assert all(names(before, kind) and names(after, kind) for kind in KINDS)
+    for kind in again:
+        assert not names(before, kind) & names(after, kind), kind
+    for kind in kept:
+        assert names(before, kind) == names(after, kind), kind
+
+
+def test_another_version_of_quantkit_does_everything_again(folder, monkeypatch):
+    before = graph(folder, "own.yaml")
+    monkeypatch.setattr(steps, "__version__", "0.0.0")
+    assert not names(before) & names(graph(folder, "own.yaml"))
+
+
+def test_another_build_of_the_same_version_does_nothing_again(folder, install):
+    install("torch", "2.99.0+cpu")
+    before = names(graph(folder, "own.yaml"))
+    install("torch", "2.99.0+cu130")
+    assert names(graph(folder, "own.yaml")) == before
+
+
+def test_a_machine_with_another_version_makes_nothing(tmp_path, folder, install):
+    found = graph(folder, "own.yaml").of_kind("quantize")[-1]
+    install("torch", "0.0.1+cpu")
+    job = Job(Place(tmp_path / "out"), (found,), {}, {found.name: 1})
+    outcome = execute(job, functions={"quantize": lambda *_: pytest.fail("was done")})
+    assert outcome.error.startswith("this machine has torch 0.0.1, where the sweep was started")
 
 
 def test_only_checkpoints_that_are_to_be_made_need_room(folder):

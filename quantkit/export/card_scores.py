@@ -1,0 +1,70 @@
+"""The scores on a model card: each beside the source's, and whether the change is real."""
+
+from collections.abc import Sequence
+
+from quantkit.export.card_facts import Figure, Scored
+from quantkit.export.card_markup import plain, table
+
+Z95 = 1.96
+SHARES = ("acc", "acc_norm", "exact_match", "top1_agreement")
+"""Scores that are parts of a whole, shown in percent."""
+
+
+def scores(scored: Sequence[Scored]) -> str:
+    """What is known of a checkpoint's quality, run by run."""
+    if not scored:
+        return "None are known: what quantising cost was not measured, or not told to this card."
+    return "\n\n".join(_run(run) for run in scored)
+
+
+def _run(run: Scored) -> str:
+    rows = [
+        [
+            plain(f"{figure.task}/{figure.metric}"),
+            _shown(figure.metric, figure.source, figure.source_stderr),
+            _shown(figure.metric, figure.value, figure.stderr),
+            _change(figure),
+            "higher" if figure.higher_is_better else "lower",
+            f"{figure.n:,}",
+        ]
+        for figure in run.figures
+    ]
+    figures = table(["score", "source", "this checkpoint", "change", "better", "n"], rows)
+    limit = f", the first {run.limit:,} documents of each task" if run.limit else ""
+    shots = f", {run.num_fewshot} examples" if run.num_fewshot else ""
+    where = {
+        "served": "answers came from a serving engine",
+        "llama.cpp": "answers came from llama.cpp",
+    }.get(run.computed_in, f"computed by quantkit in {run.computed_in}, not by a serving engine")
+    harness = f"lm-eval {run.lm_eval}" if run.lm_eval else "lm-eval"
+    how = (
+        f"{harness}{limit}{shots}; windows of {run.max_length:,} tokens; {where}; "
+        f"{run.created[:10]}. Brackets hold 95% intervals of the figure alone."
+    )
+    verdicts = [
+        f"- {plain(f'{figure.task}/{figure.metric}')}: {plain(figure.verdict)}"
+        + (" (the source itself does no better than guessing)" if figure.source_at_chance else "")
+        for figure in run.figures
+        if figure.verdict
+    ]
+    paired = ["Against the source, answer by answer:\n\n" + "\n".join(verdicts)] if verdicts else []
+    return "\n\n".join([figures, plain(how), *paired])
+
+
+def _shown(metric: str, value: float | None, stderr: float | None) -> str:
+    if value is None:
+        return ""
+    scale, digits, unit = (100, 1, "%") if metric in SHARES else (1, 4, "")
+    words = f"{scale * value:.{digits}f}{unit}"
+    if stderr is None:
+        return words
+    ends = (scale * (value + side * Z95 * stderr) for side in (-1, 1))
+    return f"{words} ({' to '.join(f'{end:.{digits}f}' for end in ends)})"
+
+
+def _change(figure: Figure) -> str:
+    if figure.source is None:
+        return ""
+    if figure.metric in SHARES:
+        return f"{100 * (figure.value - figure.source):+.1f} points"
+    return f"{figure.value / figure.source - 1:+.2%}" if figure.source else ""

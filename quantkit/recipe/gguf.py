@@ -1,0 +1,64 @@
+"""A recipe for llama.cpp: one GGUF file of one of its types."""
+
+import re
+from typing import Any, ClassVar
+
+from pydantic import Field, field_validator
+
+from quantkit.recipe.named import Named
+from quantkit.specs import meant
+
+BLOCK_TYPES = (
+    "F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K",
+    "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS",
+)  # fmt: skip
+"""What one tensor of a GGUF file can be stored in."""
+GGUF_TYPES = (
+    "F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S",
+    "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS",
+)  # fmt: skip
+"""llama.cpp's mixtures of them that we write."""
+
+
+class GGUFRecipe(Named):
+    """A file for llama.cpp: one of its mixtures of block types."""
+
+    gguf: str
+    """The mixture, by llama.cpp's name."""
+    tensors: dict[str, str] = Field({})
+    """Other types for some tensors, by patterns that their GGUF names contain."""
+
+    needs_calibration: ClassVar[bool] = False
+    """It learns from data where there is some, and does without where there is none."""
+
+    @field_validator("gguf", mode="before")
+    @classmethod
+    def _known(cls, kind: Any) -> str:
+        name = str(kind).upper()
+        if name not in GGUF_TYPES:
+            raise ValueError(
+                f"'{kind}' is no file type of llama.cpp's that we write; {meant(name, GGUF_TYPES)}"
+            )
+        return name
+
+    @field_validator("tensors")
+    @classmethod
+    def _types(cls, tensors: dict[str, str]) -> dict[str, str]:
+        for pattern, kind in tensors.items():
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"'{pattern}' is no valid pattern: {error}") from error
+            if kind.upper() not in BLOCK_TYPES:
+                raise ValueError(f"'{kind}' is no block type; there are: {', '.join(BLOCK_TYPES)}")
+        return {pattern: kind.upper() for pattern, kind in tensors.items()}
+
+    def explain(self) -> str:
+        """What the recipe does, in words."""
+        others = ", ".join(f"{kind} for {pattern}" for pattern, kind in self.tensors.items())
+        return (
+            f"One GGUF file of type {self.gguf} for llama.cpp and what is built on it, with types "
+            f"chosen tensor by tensor as llama.cpp does{f', but {others}' if others else ''}.\n"
+            "Needs no data; with --calibration or --imatrix errors are weighted by what inputs "
+            "matter."
+        )
