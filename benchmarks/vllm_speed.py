@@ -13,7 +13,6 @@ tokens between; prefill is one prompt and one token. The best of the repetitions
 """
 
 import argparse
-import itertools
 import json
 import os
 import platform
@@ -225,7 +224,8 @@ def main() -> None:
         "models": models,
     }
     with tempfile.TemporaryDirectory() as scratch:
-        for group in itertools.batched(args.folders, args.together):
+        for start in range(0, len(args.folders), args.together):
+            group = args.folders[start : start + args.together]
             with ExitStack() as beside:
                 timed = [
                     Timed(
