@@ -7,7 +7,11 @@ Each has a slow end, a typical value and a fast end. Where they come from:
   (https://github.com/XiongjieDai/GPU-Benchmarks-on-LLM-Inference).
 - Unpacking. The same page has Q4_K_M at 0.6 of peak on both cards and at 0.41 to 0.46 on Apple's,
   so blocks of fewer bits cost a quarter, there a third. vLLM's Marlin kernel keeps close to what
-  its bytes promise up to batches of 16 to 32 (https://github.com/IST-DASLab/marlin).
+  its bytes promise where memory is slow (https://github.com/IST-DASLab/marlin).
+- Unpacking in vLLM where memory is fast. On an H200 the 4-bit layers of an 8B take 2.3 ms a step
+  whatever the memory could do, 1.6 TB/s, and 3.4 ms for 64 users: what is multiplied comes on top
+  (benchmarks/results/vllm-speed-h200.json). For newer GPUs the same by their number of cores is
+  assumed.
 - Unpacking on data-centre GPUs. llama.cpp reads Q4_K_M files there no faster than arithmetic
   allows: one of 18.3 GB 28, 43, 68 and 75 times a second on V100, A100, H100 and B300
   (https://pavlokhmel.com/llm_throughput_benchmark_on_13_gpus_and_10_models.html).
@@ -64,8 +68,11 @@ LLAMA_CPP_APPLE = (
 )
 
 
-UNPACKED_GB_S = {7.0: 510.0, 8.0: 790.0, 9.0: 1240.0, 10.0: 1370.0, 10.3: 1370.0}
-"""By compute capability: the most that llama.cpp reads of packed weights; others have no limit."""
+UNPACKED_GB_S = {
+    "llama.cpp": {7.0: 510.0, 8.0: 790.0, 9.0: 1240.0, 10.0: 1370.0, 10.3: 1370.0},
+    "vllm": {9.0: 1600.0, 10.0: 1800.0, 10.3: 1800.0},
+}
+"""By compute capability: the most that an engine reads of packed weights; others have no limit."""
 
 
 def of(engine: str, vendor: str) -> tuple[Efficiency, Efficiency, Efficiency]:

@@ -1,10 +1,11 @@
 """How fast a format is on GPUs: a roofline, given as a range, never as a promise.
 
 Layers take as long as the slower of two, reading weights or multiplying, and attention likewise,
-reading the KV cache or multiplying. Weight-only formats multiply in 16 bits; 8-bit formats at their
-own rate where the device has it. GPUs that cut layers share a step and talk twice a layer. Those in
-a row compute one after the other: a token takes as long as all of them together, while others'
-tokens keep the rest of the row busy. GPUs of llama.cpp take turns.
+reading the KV cache or multiplying. Weight-only formats multiply in 16 bits, after unpacking what
+they read; 8-bit formats at their own rate where the device has it. GPUs that cut layers share a
+step and talk twice a layer. Those in a row compute one after the other: a token takes as long as
+all of them together, while others' tokens keep the rest of the row busy. GPUs of llama.cpp take
+turns.
 """
 
 from collections import Counter
@@ -189,7 +190,10 @@ def pass_seconds(case: Case, users: int, n_tokens: int, depth: int, end: Efficie
     n_batches = min(case.n_stages, together)
     batch = -(-together // n_batches)
     parts = _step_parts(case, batch, depth, end, n_tokens)
-    layers = max(parts["weights"], parts["compute"]) + max(parts["cache"], parts["attention"])
+    # Reading goes on while others are multiplied; for few tokens not so where vLLM unpacks between.
+    waits = case.is_unpacked and case.format.engine == "vllm"
+    layers = (sum if waits else max)((parts["weights"], parts["compute"]))
+    layers += max(parts["cache"], parts["attention"])
     head = _head_seconds(case, batch * n_tokens, end)
     all_stages = layers + head + parts["links"] + _own_time(case, end)
     longest = max(
@@ -259,18 +263,24 @@ def _reading(case: Case, tokens: int, end: Efficiency) -> float:
     dense, spread = work.read.dense - work.head_bytes, work.read.experts * wanted
     if case.split.has_whole_experts:
         spread *= experts.unevenness(wanted * work.n_experts, work.n_experts, case.shared)
-    return (dense + spread) / case.shared / _bandwidth(case, end)
+    return (dense + spread) / case.shared / _bandwidth(case, end, case.is_unpacked)
 
 
-def _bandwidth(case: Case, end: Efficiency) -> float:
+def _bandwidth(case: Case, end: Efficiency, is_unpacked: bool) -> float:
     """Bytes a second at which one GPU reads weights."""
     reached = case.gpu.bandwidth_gb_s * end.bandwidth
-    if case.is_unpacked:
+    if is_unpacked:
         reached *= end.unpacking
-        most = efficiency.UNPACKED_GB_S.get(case.gpu.capability or 0.0)
-        if case.format.engine == "llama.cpp" and most is not None:
-            reached = min(reached, most)
+        reached = min(reached, _unpacked_at_most(case, end))
     return reached * 1e9
+
+
+def _unpacked_at_most(case: Case, end: Efficiency) -> float:
+    """GB a second of packed weights, whatever the memory could do."""
+    engine = case.format.engine
+    limit = efficiency.UNPACKED_GB_S[engine].get(case.gpu.capability or 0.0, float("inf"))
+    typical = efficiency.of(engine, case.gpu.vendor)[efficiency.TYPICAL]
+    return limit * end.unpacking / typical.unpacking
 
 
 def _layers_seconds(case: Case, tokens: int, end: Efficiency) -> float:
@@ -288,7 +298,8 @@ def _layers_seconds(case: Case, tokens: int, end: Efficiency) -> float:
 def _head_seconds(case: Case, tokens: int, end: Efficiency) -> float:
     """Seconds of the last layer, read once, for that many tokens to be drawn."""
     rate = case.own_tflops if case.work.is_head_own else _plain_tflops(case, end)
-    reading = case.work.head_bytes / case.shared / _bandwidth(case, end)
+    is_unpacked = case.is_unpacked and case.work.head_bytes < 2 * case.work.head
+    reading = case.work.head_bytes / case.shared / _bandwidth(case, end, is_unpacked)
     if rate is None:
         return reading
     return max(reading, 2.0 * tokens * case.work.head / (rate * 1e12 * end.compute) / case.shared)
