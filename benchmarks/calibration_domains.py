@@ -41,7 +41,7 @@ from quantkit.recipe import load
 from quantkit.score import loading
 from quantkit.storage import write_json
 
-RECIPES = ("gptq-w4a16", "awq-w4a16")
+RECIPES = ("gptq-w4a16", "awq-w4a16", "awq-gptq-w4a16")
 MIXED = "mixed"
 
 
