@@ -12,7 +12,7 @@ from quantkit.errors import CheckpointError
 from quantkit.export import card, manifest
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.architecture import Architecture
-from quantkit.model.source import ModelSource, refuse_experts
+from quantkit.model.source import ModelSource
 from quantkit.progress import Progress, Silent
 from quantkit.quantize import journal
 from quantkit.quantize import plan as planning
@@ -56,11 +56,6 @@ def run(
 ) -> Outcome:
     """Quantise with every recipe, check the results, score them and compare."""
     progress = progress or Silent()
-    refuse_experts(
-        source.config,
-        source.folder,
-        "which quantkit cannot score yet; call quantize --engine llmcompressor and verify",
-    )
     lmeval.check(tasks)
     finished = [] if force else finished_before(source, recipes, out, calibration, engine)
     for checkpoint in finished:

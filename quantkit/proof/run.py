@@ -23,7 +23,7 @@ from quantkit.export import manifest, verified
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.verified import Verified
 from quantkit.hush import hushed
-from quantkit.model.source import ModelSource, context_of, read_config, refuse_experts
+from quantkit.model.source import ModelSource, context_of, read_config
 from quantkit.progress import Progress, Silent
 from quantkit.proof import agreement, prompts, reference
 from quantkit.proof.prompts import N_SCORED, Prompts
@@ -167,8 +167,6 @@ def ask(target: ModelSource | Checkpoint, engine: Engine, asked: Asked) -> Askin
         if target.manifest.weights_recipe.kv_cache is not None:
             settings["kv_cache_dtype"] = "fp8"
     config = read_config(target.folder)
-    if asked.level == "logprobs":
-        refuse_experts(config, target.folder, "for which there is no reference; --level generate")
     with OURS, hushed("transformers"):  # long documents are cut, which it cannot know
         tokenizer = loading.tokenizer(target.folder, asked.trust_remote_code)
         context = min(context_of(config), engine.max_model_len or sys.maxsize)

@@ -31,8 +31,6 @@ from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 from quantkit.registry import NATIVE, check_engine
 from quantkit.storage import duration, gib, require_space
 
-NEEDS_OTHER_ENGINE = "which the native engine does not quantise; use --engine llmcompressor"
-
 
 @dataclass(frozen=True)
 class CalibrationChoice:
@@ -162,13 +160,13 @@ def prepare(
     files = [recipe for recipe in recipes if isinstance(recipe, GGUFRecipe)]
     if imatrix is not None and not files:
         raise RecipeError("--imatrix is for GGUF recipes, and none was asked for")
-    if engine == NATIVE:
-        refuse_experts(source.config, source.folder, NEEDS_OTHER_ENGINE)
-    else:
+    if engine != NATIVE:
         if files:
             raise RecipeError(f"engine {engine} makes no GGUF files; use --engine native")
         llmcompressor.check(weights, where, progress)
-    architecture = _architecture(source, engine, progress)
+    architecture = _architecture(source, progress)
+    if engine == NATIVE and architecture.routers:
+        _check_experts(source, recipes)
     stored = architecture.stored(source)
     plans = [planning.make(architecture, stored, recipe) for recipe in weights]
     layout = Layout.of(source) if files else None
@@ -221,11 +219,26 @@ def refuse_twice(recipes: Sequence[AnyRecipe]) -> None:
         raise RecipeError(f"recipe {min(twice)} was asked for twice")
 
 
-def _architecture(source: ModelSource, engine: str, progress: Progress) -> Architecture:
+def _check_experts(source: ModelSource, recipes: Sequence[AnyRecipe]) -> None:
+    """Stop where a mixture of experts is to be made in a way that only dense models allow."""
+    for recipe in recipes:
+        if isinstance(recipe, GGUFRecipe):
+            reason = (
+                f"and {recipe.name} is made of one from a GGUF file only; let llama.cpp make that"
+            )
+        elif recipe.needs_calibration:
+            reason = (
+                f"where {recipe.name} is for --engine llmcompressor; the native engine makes "
+                "recipes of it that need no data, such as fp8-dynamic"
+            )
+        else:
+            continue
+        raise SourceError(f"{source.folder} is a mixture of experts, {reason}")
+
+
+def _architecture(source: ModelSource, progress: Progress) -> Architecture:
     """The model's structure, checked against what is stored."""
     architecture = Architecture.of(source.folder, source.trust_remote_code)
-    if engine == NATIVE and architecture.routers:  # whatever the config calls its experts
-        raise SourceError(f"{source.folder} is a mixture of experts, {NEEDS_OTHER_ENGINE}")
     if not architecture.routers:
         refuse_experts(source.config, source.folder, "but quantkit finds no experts in it")
     for name in architecture.check(source):

@@ -212,9 +212,10 @@ class Answerer:
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits by the family's own code: its decoder hands over what we have."""
-        from transformers.modeling_outputs import BaseModelOutputWithPast
+        from transformers.modeling_outputs import MoeModelOutputWithPast
 
-        ready = BaseModelOutputWithPast(last_hidden_state=hidden[None])
+        # With a field more than others have; mixtures of experts look for it.
+        ready = MoeModelOutputWithPast(last_hidden_state=hidden[None])
         self._decoder.forward = lambda *arguments, **more: ready
         try:
             output = self._model(input_ids=hidden.new_zeros(1, 1, dtype=torch.long))

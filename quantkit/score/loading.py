@@ -12,6 +12,7 @@ import torch
 from quantkit.errors import CheckpointError, SourceError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.tensors import kv_specs
+from quantkit.model import experts
 from quantkit.model.architecture import Architecture, attentions, skeleton
 from quantkit.model.source import ModelSource, read_config, refuse_experts
 from quantkit.score import activations
@@ -30,11 +31,12 @@ def load(
             f"{target.folder} was made from a GGUF file, which has no config that transformers "
             "reads; score it in llama.cpp's server with --server"
         )
-    refuse_experts(read_config(target.folder), target.folder, "which quantkit cannot score yet")
     if isinstance(target, ModelSource):
         trust_remote_code = target.trust_remote_code
         Architecture.of(target.folder, trust_remote_code).check(target)
     model = skeleton(target.folder, trust_remote_code, dtype)
+    if not experts.separate(model, target.folder):
+        refuse_experts(read_config(target.folder), target.folder, "but quantkit finds no experts")
     if isinstance(target, ModelSource):
         state = {name: t.read().to(dtype) for name, t in target.tensors.items()}
     else:

@@ -241,19 +241,6 @@ def test_the_gate_of_a_shared_expert_is_a_router_too(tmp_path):
     assert architecture.linears[f"{block}.shared_expert.gate_proj"] == (32, 64)
 
 
-def test_the_native_engine_and_scoring_refuse_experts(run_cli, tiny_experts, tmp_path):
-    result = run_cli(["quantize", tiny_experts, "-r", "fp8-dynamic", "-o", tmp_path / "out"])
-    assert result.code == 3
-    assert "use --engine llmcompressor" in result.stderr
-    for command in (
-        ["score", tiny_experts, "--tasks", "python_docs", "-o", tmp_path / "scores"],
-        ["run", tiny_experts, "-r", "fp8-dynamic", "--tasks", "python_docs", "-o", tmp_path / "o"],
-    ):
-        result = run_cli(command)
-        assert result.code == 3
-        assert "cannot score yet" in result.stderr
-
-
 def test_the_command_line_gives_its_results_a_name_of_their_own(run_cli, use, tmp_path):
     use()
     command = ["quantize", "demo", "-r", "rtn-w4a16", "-o", tmp_path, "--engine", "llmcompressor"]
