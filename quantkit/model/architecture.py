@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 # In the name of a layer that belongs to one expert.
 EXPERT = re.compile(r"\.experts\.\d+\.")
-KNOWN_EXPERTS = "quantkit knows experts of gate_proj, up_proj and down_proj, as Qwen has them"
+KNOWN_EXPERTS = (
+    "quantkit knows experts of gate_proj, up_proj and down_proj, as Qwen and GLM have them"
+)
 # Written by old checkpoints, computed by every present loader.
 IGNORABLE = ("*.rotary_emb.inv_freq", "*.attn.bias", "*.attn.masked_bias")
 
@@ -37,6 +39,8 @@ class Architecture:
     """Modules that put keys and values into a cache."""
     routers: tuple[str, ...] = ()
     """Modules that choose experts. They are small, decide much, and are never quantised."""
+    chosen_share: float = 1.0
+    """Of a block's experts, those that a token goes to."""
 
     @classmethod
     def of(cls, folder: Path, trust_remote_code: bool = False) -> "Architecture":
@@ -63,7 +67,13 @@ class Architecture:
                 f"{folder}: {type(model).__name__} has no Linear layers, "
                 "so there is nothing that quantkit could quantise"
             )
-        return cls(shapes, linears, tied, list(attentions(model)), routers)
+        shares = [
+            int(getattr(model.config, "num_experts_per_tok", 0) or shape[0]) / shape[0]
+            for name, shape in ((n, tuple(t.shape)) for n, t in state.items())
+            if routers and len(shape) == 3 and "expert" in name
+        ]
+        share = min(1.0, *shares) if shares else 1.0
+        return cls(shapes, linears, tied, list(attentions(model)), routers, share)
 
     def matching(self, targets: list[str], ignore: list[str]) -> list[str]:
         """Linear layers that a recipe means, in the model's order."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from quantkit.errors import SourceError
+from quantkit.model import experts
 from quantkit.model.architecture import skeleton
 from quantkit.model.shards import StoredTensor
 from quantkit.model.source import ModelSource
@@ -85,6 +86,7 @@ class Decoder:
         """Build the skeleton and find its blocks. bf16 on a GPU, float32 on a CPU."""
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         model = skeleton(source.folder, source.trust_remote_code, dtype)
+        experts.separate(model, source.folder)
         n_blocks = model.config.num_hidden_layers
         lists = [
             (name, module)

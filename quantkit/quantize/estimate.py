@@ -14,7 +14,7 @@ import torch
 from quantkit import device as devices
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import HardwareError
-from quantkit.model.architecture import Architecture
+from quantkit.model.architecture import EXPERT, Architecture
 from quantkit.quantize.calibrated import JUDGING_ROWS
 from quantkit.quantize.methods import awq
 from quantkit.quantize.plan import FUSED, Plan
@@ -76,8 +76,12 @@ def estimate(
     n_samples, length = calibration.ids.shape
     n_positions = -(-n_samples // n_ranks) * length  # of the rank that has most
     n_tokens, padded = calibration.n_tokens, calibration.mask is not None
-    groups = _groups(block)
+    stacked = _groups(block)
+    groups = list(stacked.values())
     parameters = sum(rows * columns for rows, columns in block.values())
+    # What a token goes through, and how often a group's inputs are counted.
+    met = {name: architecture.chosen_share if EXPERT.search(name) else 1.0 for name in stacked}
+    passed = sum(met[name] * rows * columns for name, (rows, columns) in stacked.items())
     narrow = min(columns for _, columns in block.values())
     wide = max(columns for _, columns in block.values())
     bytes_each = 2 if device.type == "cuda" else 4
@@ -97,9 +101,10 @@ def estimate(
     )
     products, solves = _longest_share([_work(plan, [g]) for plan in plans for g in groups], n_ranks)
     forwards = n_streams + len(own)
-    products += 2.0 * parameters * n_positions * forwards
+    products += 2.0 * passed * n_positions * forwards
     seen = n_tokens if n_ranks == 1 else n_positions
-    products += 1.15 * seen * n_streams * sum(columns**2 for _, columns in groups)
+    counted = sum(met[name] * columns**2 for name, (_, columns) in stacked.items())
+    products += 1.15 * seen * n_streams * counted
     fast, slow = speeds or measured_speeds(device)
     seconds = n_blocks * (products / fast + solves / slow) / EFFICIENCY
     return Estimate(
@@ -155,7 +160,7 @@ def _n_blocks(architecture: Architecture) -> int:
     return len({m[1] for n in architecture.linears if (m := re.match(r"(.*?\.\d+)\.", n))})
 
 
-def _groups(block: dict[str, tuple[int, int]]) -> list[tuple[int, int]]:
+def _groups(block: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
     """Rows and columns of the linears of a block, those that read one input stacked."""
     stacked: dict[str, tuple[int, int]] = {}
     for name, (rows, columns) in block.items():
@@ -163,7 +168,7 @@ def _groups(block: dict[str, tuple[int, int]]) -> list[tuple[int, int]]:
         leader = next((parts[0] for parts in FUSED if last in parts), last)
         before = stacked.get(f"{parent}.{leader}", (0, columns))
         stacked[f"{parent}.{leader}"] = (before[0] + rows, columns)
-    return list(stacked.values())
+    return stacked
 
 
 def _work(plan: Plan, groups: list[tuple[int, int]]) -> tuple[float, float]:

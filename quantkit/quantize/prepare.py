@@ -1,5 +1,6 @@
 """Everything that is decided, and everything that can fail cheaply, before a weight is read."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from quantkit.gguf import plan as gguf_plan
 from quantkit.gguf.imatrix import ImportanceMatrix
 from quantkit.gguf.layout import Layout
 from quantkit.gguf.plan import AnyLayout, GGUFPlan
-from quantkit.model.architecture import Architecture
+from quantkit.model.architecture import EXPERT, Architecture
 from quantkit.model.source import ModelSource, refuse_experts
 from quantkit.progress import Progress, Silent
 from quantkit.quantize import llmcompressor, stopped
@@ -223,13 +224,11 @@ def _check_experts(source: ModelSource, recipes: Sequence[AnyRecipe]) -> None:
     """Stop where a mixture of experts is to be made in a way that only dense models allow."""
     for recipe in recipes:
         if isinstance(recipe, GGUFRecipe):
+            reason = f"of which {recipe.name} is made from a GGUF file only; let llama.cpp make one"
+        elif recipe.smooths or (recipe.input_activations and not recipe.input_activations.dynamic):
             reason = (
-                f"and {recipe.name} is made of one from a GGUF file only; let llama.cpp make that"
-            )
-        elif recipe.needs_calibration:
-            reason = (
-                f"where {recipe.name} is for --engine llmcompressor; the native engine makes "
-                "recipes of it that need no data, such as fp8-dynamic"
+                f"where {recipe.name} is for --engine llmcompressor; the native engine makes GPTQ "
+                "of it, and recipes that need no data such as fp8-dynamic"
             )
         else:
             continue
@@ -273,7 +272,7 @@ def _calibrated(
         size = f"up to {length} tokens, {found.n_tokens:,} in all,"
     progress.note(f"calibration: {n_samples} samples of {size} from {found.name}")
     learners = [plan for plan in job.plans if plan.recipe.needs_calibration]
-    for warning in _thin(found, learners):
+    for warning in _thin(found, learners, architecture.chosen_share):
         progress.note(warning)
     if job.engine != NATIVE:
         return replace(job, calibration=found)
@@ -310,18 +309,23 @@ def load_tokens(
     )
 
 
-def _thin(calibration: CalibrationTokens, plans: list[Plan]) -> list[str]:
+def _thin(calibration: CalibrationTokens, plans: list[Plan], chosen_share: float) -> list[str]:
     """A Gram matrix of fewer tokens than columns cannot have full rank."""
-    if not plans:
-        return []
-    widest = max(weight.shape[1] for plan in plans for weight in plan.quantized.values())
-    n_tokens = calibration.n_tokens
-    if n_tokens >= 2 * widest:
-        return []
-    return [
-        f"warning: {n_tokens:,} calibration tokens are few for layers of {widest:,} inputs; "
-        f"{2 * widest:,} or more would be better"
-    ]
+    widths = {name: w.shape[1] for plan in plans for name, w in plan.quantized.items()}
+    kinds = {
+        "layers": (1.0, [w for name, w in widths.items() if not EXPERT.search(name)]),
+        "experts' layers": (chosen_share, [w for name, w in widths.items() if EXPERT.search(name)]),
+    }
+    warnings = []
+    for kind, (share, found) in kinds.items():
+        n_tokens, widest = int(calibration.n_tokens * share), max(found, default=0)
+        if n_tokens < 2 * widest:
+            mean = " on average" if share < 1 else ""
+            warnings.append(
+                f"warning: {n_tokens:,} calibration tokens{mean} are few for {kind} of {widest:,} "
+                f"inputs; {math.ceil(2 * widest / share):,} or more in all would be better"
+            )
+    return warnings
 
 
 def announce(plan: Plan | GGUFPlan, n_layers: int) -> str:

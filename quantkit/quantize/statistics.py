@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from quantkit.model.architecture import EXPERT
 from quantkit.quantize.padding import Keep, real
 from quantkit.quantize.ranks import Ranks
 
@@ -143,7 +144,8 @@ class Collector:
         if leader == name:
             if name not in self.statistics:
                 self.statistics[name] = Statistics.zeros(tensor.shape[-1], tensor.device)
-            self.statistics[name].add(real(tensor, keep))
+            # Experts get real tokens only, and not all of them.
+            self.statistics[name].add(tensor if EXPERT.search(name) else real(tensor, keep))
         self._last = name
 
 

@@ -14,6 +14,7 @@ from quantkit import grid
 from quantkit.errors import MethodError
 from quantkit.export import layers as export_layers
 from quantkit.export.folder import FolderWriter
+from quantkit.model import experts
 from quantkit.model.blocks import Decoder
 from quantkit.model.shards import DTYPES
 from quantkit.quantize import feeders, kvcache
@@ -81,7 +82,8 @@ class Visit:
             for place, batch in hidden:
                 keep = self.padding.keep[place]
                 seen = self.stream.watching(block, self.prefix, keep)
-                with collector.watching(keep, inputs_only), cached.watching(keep), seen:
+                watched = experts.watched(block, keep)
+                with collector.watching(keep, inputs_only), cached.watching(keep), seen, watched:
                     output = decoder.run(block, batch, self.arguments)
                 if not self.stream.propagates:
                     hidden.replace(place, output)

@@ -1,4 +1,4 @@
-"""Mixtures of experts: made by the native engine where no data is needed, verified and scored."""
+"""Mixtures of experts: made by the native engine, verified and scored."""
 
 import json
 
@@ -8,8 +8,13 @@ import transformers
 from conftest import SIZES, with_tokenizer
 
 from quantkit.export.checkpoint import Checkpoint
+from quantkit.model import experts
+from quantkit.model.blocks import Decoder
 from quantkit.model.source import ModelSource
+from quantkit.quantize.finished import Finished
+from quantkit.quantize.prepare import CalibrationChoice
 from quantkit.quantize.run import quantize
+from quantkit.quantize.statistics import Collector
 from quantkit.recipe import load as recipe
 from quantkit.score import loading
 from quantkit.verify.checkpoint import verify
@@ -28,16 +33,23 @@ FAMILIES = {
         **SIZES | MIXTURE | {"intermediate_size": 128, "moe_intermediate_size": None}
     ),
 }
+DEEPSEEK = {
+    "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0,
+    "q_lora_rank": 64, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16,
+    "v_head_dim": 32, "num_key_value_heads": 4,
+}  # fmt: skip
+FAMILIES["deepseek"] = transformers.DeepseekV3Config(**SIZES | MIXTURE | DEEPSEEK)
 IDS = torch.randint(0, 4096, (2, 24), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.fixture(params=sorted(FAMILIES))
-def mixture(request, tmp_path):
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
+def mixture(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param) / "mixture"
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(FAMILIES[request.param])
-    model.to(torch.bfloat16).save_pretrained(tmp_path / "mixture")
-    return with_tokenizer(tmp_path / "mixture")
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return with_tokenizer(folder)
 
 
 @torch.no_grad()
@@ -76,8 +88,10 @@ def test_weights_alone_are_scored_as_transformers_computes_them(mixture, tmp_pat
     assert not torch.allclose(ours, logits(by_transformers(mixture)), atol=1e-3)
 
 
-def test_inputs_of_every_expert_are_rounded_where_the_format_does_that(mixture, tmp_path):
-    (made,) = quantize(ModelSource.open(mixture), [recipe("fp8-dynamic")], tmp_path / "out", "cpu")
+def test_inputs_of_every_expert_are_rounded_where_the_format_does_that(tiny_experts, tmp_path):
+    (made,) = quantize(
+        ModelSource.open(tiny_experts), [recipe("fp8-dynamic")], tmp_path / "out", "cpu"
+    )
     seen = set()
     model = loading.load(made, CPU)
     for name in made.manifest.layers:
@@ -106,11 +120,115 @@ def test_experts_are_quantised_and_routers_are_not(mixture, tmp_path):
         assert result.ok, result.faults
 
 
+@torch.no_grad()
+def test_streamed_blocks_compute_what_transformers_computes(mixture):
+    decoder = Decoder.open(ModelSource.open(mixture), CPU)
+    (hidden,), arguments = decoder.start(IDS, batch_size=2)
+    for index in range(len(decoder.blocks)):
+        with decoder.loaded(index, decoder.read(index)) as block:
+            hidden = decoder.run(block, hidden, arguments[index])
+    model = by_transformers(mixture)
+    last = []
+    model.model.layers[-1].register_forward_hook(
+        lambda m, i, o: last.append(o if torch.is_tensor(o) else o[0])
+    )
+    expected = torch.nn.functional.cross_entropy(
+        model(IDS).logits[:, :-1].flatten(0, 1), IDS[:, 1:].flatten(), reduction="none"
+    )
+    assert torch.allclose(hidden, last[0], atol=1e-4)
+    assert torch.allclose(decoder.losses(hidden, IDS), expected, atol=1e-3)
+
+
+def test_gptq_of_a_mixture_beats_rounding(mixture, tmp_path):
+    source, choice = ModelSource.open(mixture), CalibrationChoice("python-docs", 32, 64)
+    names = ["gptq-w4a16", "rtn-w4a16", "fp8-dynamic+kv-fp8"]
+    made = quantize(source, [recipe(n) for n in names], tmp_path / "out", "cpu", calibration=choice)
+    exact = logits(by_transformers(mixture))
+    errors = {}
+    for checkpoint in made:
+        result = verify(checkpoint.folder)
+        assert result.ok, result.faults
+        assert len([n for n in checkpoint.manifest.layers if ".experts." in n]) == 2 * 4 * 3
+        errors[checkpoint.label] = (logits(loading.load(checkpoint, CPU)) - exact).norm()
+    assert not any(layer.fallback for layer in made[0].manifest.layers.values())
+    assert errors["gptq-w4a16"] < 0.98 * errors["rtn-w4a16"]
+    assert errors["fp8-dynamic+kv-fp8"] < errors["gptq-w4a16"]
+
+
+def test_a_mixture_s_gptq_goes_on_to_the_same_bytes(tiny_experts, tmp_path, monkeypatch):
+    source, choice = ModelSource.open(tiny_experts), CalibrationChoice("python-docs", 8, 64)
+
+    def make(out):
+        (made,) = quantize(source, [recipe("gptq-w4a16")], out, "cpu", calibration=choice)
+        return {n: f.sha256 for n, f in made.manifest.files.items() if n.endswith(".safetensors")}
+
+    expected = make(tmp_path / "whole")
+    deliver, n_calls = Finished.deliver, []
+
+    def once(self, *arguments):
+        n_calls.append(1)
+        if len(n_calls) > 1:
+            raise KeyboardInterrupt
+        deliver(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Finished, "deliver", once)
+        with pytest.raises(KeyboardInterrupt):
+            make(tmp_path / "stopped")
+    assert make(tmp_path / "stopped") == expected
+
+
+@torch.no_grad()
+def collected(decoder, ids, keep=None, chosen=None):
+    """Statistics of the experts of the first block; `chosen` are those that all tokens go to."""
+
+    def choose(router, inputs, output):
+        return (*output[:2], output[2].zero_() + torch.tensor(chosen))
+
+    (hidden,), arguments = decoder.start(ids, batch_size=len(ids))
+    with decoder.loaded(0, decoder.read(0)) as block:
+        if chosen:
+            block.mlp.gate.register_forward_hook(choose)
+        linears = {n: m for n, m in block.named_modules() if ".experts." in n and "proj" in n}
+        collector = Collector(linears)
+        with collector.watching(keep), experts.watched(block, keep):
+            watched = decoder.run(block, hidden, arguments[0])
+        plain = decoder.run(block, hidden, arguments[0]).flatten(0, 1)
+    watched = watched.flatten(0, 1)
+    places = torch.arange(len(plain)) if keep is None else keep
+    assert torch.allclose(watched[places], plain[places], atol=1e-5)
+    return collector.statistics
+
+
+def test_experts_never_see_padding(tiny_experts, monkeypatch):
+    monkeypatch.setattr(experts, "LEAST_SHARE", 10**9)
+    decoder = Decoder.open(ModelSource.open(tiny_experts), CPU)
+    padded = collected(decoder, IDS, torch.arange(24 + 6))
+    alone = [collected(decoder, ids) for ids in (IDS[:1], IDS[1:, :6])]
+    n_routed = sum(found.n_tokens for name, found in padded.items() if "gate" in name)
+    assert 2 * 30 <= n_routed < 2 * 30 + 4
+    for name, found in padded.items():
+        expected = sum(part[name].gram for part in alone)
+        if found.n_tokens == sum(part[name].n_tokens for part in alone):
+            assert torch.allclose(found.gram, expected, atol=1e-4), name
+
+
+def test_an_expert_that_no_token_goes_to_sees_some_all_the_same(tiny_experts):
+    decoder = Decoder.open(ModelSource.open(tiny_experts), CPU)
+    ids = IDS.repeat(1, 8)
+    found = collected(decoder, ids, chosen=[0, 1])
+    assert set(found) == {f"mlp.experts.{n}.{p}_proj" for n in range(4) for p in ("gate", "down")}
+    n_tokens = [found[f"mlp.experts.{n}.gate_proj"].n_tokens for n in range(4)]
+    assert n_tokens == [384, 384, 6, 6]
+    assert all(f.gram.diagonal().sum() > 0 for f in found.values())
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("gptq-w4a16", "gptq-w4a16 is for --engine llmcompressor"),
-        ("fp8-dynamic+kv-fp8", "fp8-dynamic+kv-fp8 is for --engine llmcompressor"),
+        ("awq-w4a16", "awq-w4a16 is for --engine llmcompressor"),
+        ("int8-w8a8", "int8-w8a8 is for --engine llmcompressor"),
+        ("fp8-static", "fp8-static is for --engine llmcompressor"),
         ("gguf-q8_0", "gguf-q8_0 is made from a GGUF file only"),
     ],
 )
