@@ -36,7 +36,9 @@ class Catalogue:
 
     def __init__(self, shape: ModelShape, among: tuple[Format, ...] | None = None) -> None:
         self.shape = shape
-        self.formats = formats.considered() if among is None else among
+        if among is None:
+            among = formats.considered(is_mixture=parallel.n_experts(shape) > 0)
+        self.formats = among
         self._works: dict[str, work.Work | str] = {}
 
     def work(self, format: Format) -> work.Work | str:

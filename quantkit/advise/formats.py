@@ -11,6 +11,8 @@ AS_IT_IS = "as it is"
 # One of each kind: others of the same kind take as much memory and time. Of those for 4 bits,
 # the one that lost least in our own reports.
 SERVED = ("fp8-dynamic", "fp8-block", "int8-w8a8", "gptq-w8a16", "awq-gptq-w4a16")
+SERVED_OF_MIXTURES = ("fp8-dynamic", "fp8-block", "gptq-w8a16", "gptq-w4a16")
+"""What the native engine makes of a mixture of experts."""
 FILES = (
     "gguf-bf16", "gguf-q8_0", "gguf-q6_k", "gguf-q5_k_m", "gguf-q4_k_m", "gguf-iq4_xs",
     "gguf-q3_k_m", "gguf-q2_k",
@@ -72,12 +74,13 @@ def of(recipe: AnyRecipe | None) -> Format:
     return Format(recipe.name, recipe, key, "vllm", recipe.kv_cache is not None)
 
 
-def considered(scored: Iterable[str] = ()) -> tuple[Format, ...]:
+def considered(scored: Iterable[str] = (), is_mixture: bool = False) -> tuple[Format, ...]:
     """All formats that a recommendation chooses from, each also with an FP8 cache.
 
     Recipes that ship with quantkit and were `scored` in a report of the model are among them.
     """
-    served = [name for base in SERVED for name in (base, f"{base}+kv-fp8")]
+    bases = SERVED_OF_MIXTURES if is_mixture else SERVED
+    served = [name for base in bases for name in (base, f"{base}+kv-fp8")]
     names = [*served, *FILES]
     shipped = resources.names("recipes")
     names += [name for name in scored if name not in names and split_addition(name)[0] in shipped]

@@ -20,7 +20,7 @@ def recipes(
     model: str, gpu: str, count: int, context: int | None, users: int, quiet: bool
 ) -> list[str]:
     """Names of the recipes to make; says why on stderr."""
-    from quantkit.advise import formats, gpus, shape, words
+    from quantkit.advise import formats, gpus, parallel, shape, words
     from quantkit.advise.candidates import Catalogue, Question
     from quantkit.advise.recommendation import recommend
     from quantkit.cli import console, start
@@ -31,7 +31,8 @@ def recipes(
     of_model = shape.of(model)
     if of_model.assumed:
         raise AdviceError(f"{model} is only a size, and nothing to quantise; name a model")
-    among = tuple(f for f in formats.considered() if f.recipe and f.name != "gguf-bf16")
+    every = formats.considered(is_mixture=parallel.n_experts(of_model) > 0)
+    among = tuple(f for f in every if f.recipe and f.name != "gguf-bf16")
     tokens = min(8192, context_of(of_model.config)) if context is None else context
     question = Question(Catalogue(of_model, among), context=tokens, users=users, count=count)
     found = recommend(question, device)

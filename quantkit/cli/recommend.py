@@ -126,7 +126,7 @@ def command(
     json: AsJson = False,
 ) -> None:
     """Say which format to serve a model in on a GPU, and why; exit 1 where none serves."""
-    from quantkit.advise import document, formats, quality, shape
+    from quantkit.advise import document, formats, parallel, quality, shape
     from quantkit.advise.candidates import MIN_QUALITY, Catalogue, Question, check_objective
     from quantkit.advise.memory import Beside
     from quantkit.advise.recommendation import recommend
@@ -166,7 +166,7 @@ def command(
         return replace(taken, fixed_bytes=taken.fixed_bytes + more)
 
     question = Question(
-        Catalogue(of_model, formats.considered(scored)),
+        Catalogue(of_model, formats.considered(scored, parallel.n_experts(of_model) > 0)),
         context=min(8192, context_of(of_model.config)) if context is None else context,
         users=users,
         answer=answer,

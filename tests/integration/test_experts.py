@@ -273,3 +273,15 @@ def test_real_vllm_agrees_on_a_mixture(tmp_path):
     engine = Vllm(Path(os.environ["QUANTKIT_VLLM_PYTHON"]), timeout=1800)
     (proof,) = prove([made.folder], engine, Asked(n_prompts=16))
     assert proof.ok, proof.to_json()
+
+
+def test_what_is_recommended_of_a_mixture_can_be_made(run_cli, tiny_experts, tmp_path):
+    result = run_cli(["recommend", tiny_experts, "--gpu", "L40S", "--min-quality", "0.5", "--json"])
+    (answer,) = json.loads(result.stdout)["answers"]
+    names = {row["format"] for row in answer["candidates"] if row["serves"]}
+    assert "gptq-w4a16" in names
+    served = sorted(names - {"as it is"})
+    recipes = [word for name in served for word in ("-r", name)]
+    command = ["quantize", tiny_experts, *recipes, "--calibration", "python-docs", "--dry-run"]
+    result = run_cli([*command, "--samples", "8", "--length", "64", "-o", tmp_path / "out"])
+    assert result.code == 0, result.stderr
