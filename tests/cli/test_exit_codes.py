@@ -46,6 +46,7 @@ def test_the_help_tells_them_in_short(run_cli):
         ["score", "demo", "--backend", "onnx"],
         ["verify", "nowhere", "--level", "deep"],
         ["recommend", "8B", "--memory", "24", "--bandwidth", "1TB/s"],
+        ["recommend", "8B", "--memory", "24GB", "--bandwidth", "1TB/s", "--tflops", "0"],
     ],
     ids=" ".join,
 )
@@ -163,4 +164,4 @@ def test_streams_may_be_closed(arguments, closed, code):
     command = f"exec '{sys.executable}' -m quantkit {arguments} {closed}"
     done = subprocess.run(["sh", "-c", command], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (code, "")
-    assert bool(done.stdout) == (arguments == "recipes" and ">&-" != closed)
+    assert bool(done.stdout) == (arguments == "recipes" and closed != ">&-")
