@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import re
 import shutil
 import socket
@@ -22,14 +23,15 @@ from quantkit.errors import EngineError
 
 START_TIMEOUT_S = 900.0
 POLL_S = 0.25
-PARALLEL = (
-    "--tensor-parallel-size",
-    "-tp",
-    "--pipeline-parallel-size",
-    "-pp",
-    "--data-parallel-size",
-    "-dp",
-)
+PARALLEL = {
+    "--tensor-parallel-size": "tensor",
+    "-tp": "tensor",
+    "--pipeline-parallel-size": "pipeline",
+    "-pp": "pipeline",
+    "--data-parallel-size": "data",
+    "-dp": "data",
+}
+WHOLE_EXPERTS = ("--enable-expert-parallel", "-ep")
 # vLLM: v1/core/kv_cache_utils.py and v1/worker/gpu_model_runner.py; llama.cpp: its KV cache.
 _KV_TOKENS = (
     re.compile(r"KV cache size: ([\d,]+) tokens"),
@@ -94,12 +96,23 @@ class Program:
 
 def n_gpus(arguments: Sequence[str]) -> int:
     """How many GPUs flags of vLLM ask for."""
-    count = 1
+    return math.prod(_parallel(arguments).values())
+
+
+def sharing(arguments: Sequence[str]) -> tuple[int, int, bool]:
+    """By flags of vLLM: GPUs that cut layers, those in a row, and whether experts stay whole."""
+    found = _parallel(arguments)
+    words = {argument.replace("_", "-") for argument in arguments}
+    return found.get("tensor", 1), found.get("pipeline", 1), not words.isdisjoint(WHOLE_EXPERTS)
+
+
+def _parallel(arguments: Sequence[str]) -> dict[str, int]:
+    found = {}
     words = [part for argument in arguments for part in argument.split("=", 1)]
     for flag, value in pairwise(words):
-        if flag.replace("_", "-") in PARALLEL and value.isdecimal():
-            count *= int(value)
-    return count
+        if (kind := PARALLEL.get(flag.replace("_", "-"))) and value.isdecimal():
+            found[kind] = int(value)  # the last one counts
+    return found
 
 
 def gguf_file(path: Path) -> Path:
