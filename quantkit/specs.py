@@ -84,7 +84,7 @@ def problems(
         place, model = _place(fault["loc"], kind)
         path = ".".join(part for part in place if part not in unseen)
         sort, context = fault["type"], fault.get("ctx", {})
-        if sort == "extra_forbidden":
+        if sort in ("extra_forbidden", "invalid_key"):  # a number is no name of a field either
             lines.append((path, f"unknown key; {meant(place[-1], _keys(model))}"))
         elif sort == "missing":
             lines.append((path, "is missing"))

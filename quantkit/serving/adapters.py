@@ -3,12 +3,12 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from quantkit.advise.parallel import BY_COLUMNS, NUMBER
 from quantkit.advise.shape import ModelShape
 from quantkit.advise.split import ONE, Split, stage_of_layers
 from quantkit.errors import CheckpointError
+from quantkit.home import expanded
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as `--max-lora-rank`."""
@@ -37,7 +37,7 @@ def _adapter(text: str, is_gguf: bool) -> Adapter:
     name, equals, place = text.partition("=")
     if not (name and equals and place):
         raise CheckpointError(f"'{text}' names no adapter; write NAME=DIR")
-    path = Path(place).expanduser()
+    path = expanded(place)
     if is_gguf:
         if path.suffix != ".gguf" or not path.is_file():
             raise CheckpointError(

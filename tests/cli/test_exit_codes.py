@@ -61,6 +61,8 @@ def test_values_that_an_option_does_not_take_are_wrong_usage(run_cli, arguments)
     [
         ["quantize", "demo", "-r", "nope"],
         ["gpus", "nope"],
+        ["recommend", "~nobody-of-that-name/model", "--gpu", "H100"],
+        ["quantize", "~nobody-of-that-name/model", "-r", "rtn-w4a16"],
         ["gate", "/no/report.json"],
         ["calibrate", "inspect", "/no/set"],
         ["sweep", "run", "/no/sweep.yaml"],

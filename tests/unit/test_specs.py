@@ -42,6 +42,7 @@ def told(data):
     [
         ({"petz": []}, "petz: unknown key; did you mean pets?"),
         ({"zzz": []}, "zzz: unknown key; there are: pets, size, rooms, warmth, road"),
+        ({1: []}, "1: unknown key; there are: pets, size, rooms, warmth, road"),
         ({"pets": "cat"}, "pets: must be a list, such as [a, b], not 'cat'"),
         ({"pets": [{"lives": 3}]}, "pets.0.kind: is missing; there are: cat, dog"),
         (
