@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantkit.advise import document, gpus, measured, page, parallel, shape
+from quantkit.advise import document, gpus, measured, page, parallel, shape, words
 from quantkit.advise.candidates import (
     OBJECTIVES,
     Catalogue,
@@ -381,3 +381,20 @@ def test_the_document_holds_every_figure():
     span = first["speed"]["tokens_per_second_each"]
     assert span["low"] < span["typical"] < span["high"]
     assert data["question"]["prompt"] + data["question"]["answer"] == 8192
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.0634, "0.06"), (0.996, "1.0"), (1.25, "1.2"), (9.97, "10"), (10.4, "10"), (99.6, "100"),
+        (100, "100"), (12345, "12,000"), (995_000, "1,000,000"),
+    ],
+)  # fmt: skip
+def test_numbers_have_two_digits_that_matter(value, shown):
+    assert words.number(value) == shown
+
+
+@pytest.mark.parametrize(("count", "is_said"), [(8, False), (16, True)])
+def test_more_gpus_than_a_machine_has_are_taken_for_one(count, is_said):
+    notes = recommend(ask(count=count), gpus.find("H100 SXM")).notes
+    assert any("one machine" in note for note in notes) == is_said
