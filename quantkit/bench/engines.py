@@ -138,6 +138,7 @@ class Running:
     cold_start_s: float | None = None
     child: Child | None = None
     peak: Peak | None = None
+    n_gpus: int = 1
 
     @property
     def kv_tokens(self) -> int | None:
@@ -147,7 +148,7 @@ class Running:
     @property
     def weight_bytes(self) -> int | None:
         """Of the weights on all GPUs, from the engine's own words."""
-        return weight_bytes_in(self.child.output()) if self.child else None
+        return weight_bytes_in(self.child.output(), self.n_gpus) if self.child else None
 
     @property
     def gpu_peak_bytes(self) -> int | None:
@@ -165,10 +166,15 @@ def kv_tokens_in(words: str) -> int | None:
     return int(found[-1].replace(",", "")) if found else None
 
 
-def weight_bytes_in(words: str) -> int | None:
-    """Bytes of the weights on all GPUs, as an engine's log has it."""
-    found = _WEIGHTS.findall(words)
-    return int(sum(map(float, found)) * (1 << 30)) if found else None
+def weight_bytes_in(words: str, n_gpus: int = 1) -> int | None:
+    """Bytes of the weights on all GPUs, as an engine's log has it.
+
+    Of several GPUs each has a line, or, in most versions of vLLM, the first one speaks for all.
+    """
+    found = [float(size) for size in _WEIGHTS.findall(words)]
+    if not found:
+        return None
+    return int(sum(found) / len(found) * max(n_gpus, len(found)) * (1 << 30))
 
 
 @contextmanager
@@ -195,6 +201,7 @@ def started(
                 cold_start_s,
                 child,
                 peak,
+                n_gpus(program.arguments),
             )
 
 
