@@ -32,6 +32,7 @@ EXIT_USAGE = 2
 EXIT_ERROR = 3
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
+EXIT_UNREAD = 141
 EXIT_TERMINATED = 143
 EXIT_CODES = {
     EXIT_OK: "done",
@@ -40,6 +41,7 @@ EXIT_CODES = {
     EXIT_ERROR: "it could not be done",
     EXIT_BUG: "a bug of ours",
     EXIT_INTERRUPTED: "interrupted",
+    EXIT_UNREAD: "output not read",
     EXIT_TERMINATED: "terminated",
 }
 """What every command means by them, in short; `docs/ci.md` has the same as a table."""

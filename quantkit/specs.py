@@ -84,7 +84,7 @@ def problems(
         place, model = _place(fault["loc"], kind)
         path = ".".join(part for part in place if part not in unseen)
         sort, context = fault["type"], fault.get("ctx", {})
-        if sort == "extra_forbidden":
+        if sort in ("extra_forbidden", "invalid_key"):  # a number is no name of a field either
             lines.append((path, f"unknown key; {meant(place[-1], _keys(model))}"))
         elif sort == "missing":
             lines.append((path, "is missing"))
@@ -212,7 +212,9 @@ def _place(
             kinds = _branches(_field(holder, part))
         elif isinstance(part, int) and any(get_origin(k) in (list, tuple) for k in kinds):
             kinds = [b for k in kinds for inner in get_args(k) for b in _branches(inner)]
-        elif (tagged := [m for m in models if part in _tag_of(m)]) or _names_branch(part, kinds):
+        elif len(kinds) > 1 and (
+            (tagged := [m for m in models if part in _tag_of(m)]) or _names_branch(part, kinds)
+        ):
             kinds = tagged or kinds
             continue
         elif part == "[key]":
@@ -250,7 +252,7 @@ def _tag_of(model: type[BaseModel]) -> list[Any]:
 
 def _names_branch(part: int | str, kinds: Sequence[Any]) -> bool:
     """Whether a part of a path only says which branch of a union was tried."""
-    if len(kinds) < 2 or not isinstance(part, str):
+    if not isinstance(part, str):
         return False
     head = part.partition("[")[0]
     names = {getattr(k, "__name__", str(k)) for k in kinds} | {"constrained-int", "literal"}

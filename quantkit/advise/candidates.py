@@ -66,11 +66,14 @@ class Measurements:
     load: Load
     speeds: Mapping[str, Speed]
     """By recipe."""
+    splits: Mapping[str, Split] = field(default_factory=dict)
+    """How GPUs shared it then, by recipe; as usual where nobody knows."""
 
-    def of(self, name: str, gpu: GPU, count: int, load: Load) -> Speed | None:
-        """What was measured of a format under just that load."""
-        same = (self.gpu, self.count, self.load) == (gpu.name, count, load)
-        return self.speeds.get(name) if same else None
+    def of(self, format: Format, gpu: GPU, split: Split, load: Load) -> Speed | None:
+        """What was measured of a format on GPUs that share it like this, under just that load."""
+        shared = self.splits.get(format.name) or parallel.usual(format.recipe, self.count)
+        same = (self.gpu, shared, self.load) == (gpu.name, split, load)
+        return self.speeds.get(format.name) if same else None
 
 
 def check_objective(name: str) -> None:
@@ -251,8 +254,8 @@ def _shared(question: Question, candidate: Candidate, made: work.Work, split: Sp
     if not fit.fits:
         return replace(candidate, problem=fit.reason, lacks="memory")
     found = None
-    if question.measured and split.n_gpus == candidate.count:
-        found = question.measured.of(format.name, gpu, candidate.count, load)
+    if question.measured and question.measured.count == candidate.count:
+        found = question.measured.of(format, gpu, split, load)
     if found is None:
         found = speed.estimate(speed.Case(shape, made, format, gpu, split), load)
     candidate = replace(candidate, speed=found, cost=_cost(question, found))
@@ -274,7 +277,9 @@ def _best(tried: Sequence[Candidate], question: Question) -> Candidate:
         is_usual = one.split.tensor == question.count
         return merit(one, question.objective) * (1.0 if is_usual else UNUSUAL)
 
-    return min(fitting, key=held_back)
+    # What was measured counts, and not that something else is estimated to be faster.
+    measured = [one for one in fitting if one.speed and one.speed.is_measured]
+    return min(measured or fitting, key=held_back)
 
 
 def merit(candidate: Candidate, objective: str) -> float:

@@ -21,6 +21,8 @@ NOISE = re.compile(
     r"|intel|graphics|data center gpu|apple|generation|[^a-z0-9]"
 )
 UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+MOST = 1e18
+"""Above this no device has anything, and numbers may be infinite."""
 QUANTITY = re.compile(r"([\d.]+)\s*([kmgtp]?)(i?)b(/s|ps)?", re.IGNORECASE)
 
 
@@ -147,6 +149,8 @@ def describe(
 
     The vendor follows from the compute capability: NVIDIA writes it `8.9`, AMD `gfx942`.
     """
+    if fp16_tflops is not None and not 0 < fp16_tflops < MOST:  # nor is NaN
+        raise HardwareError(f"{fp16_tflops:g} is no rate of computing; write TFLOPS, such as 165")
     size = printed_bytes(memory)
     read = f"{memory.strip()} is taken as vendors print it, {size / (1 << 30):.4g} GiB"
     return GPU(
@@ -195,7 +199,7 @@ def parse_bytes(text: str, per_second: bool = False) -> float:
         number = float(match[1]) if match else 0.0
     except ValueError:  # two dots
         number = 0.0
-    if match is None or rate is not per_second or number <= 0:
+    if match is None or rate is not per_second or not 0 < number < MOST:
         what, example = ("bandwidth", "1008GB/s") if per_second else ("size of memory", "24GB")
         raise HardwareError(f"'{text}' is no {what}; write it like {example}")
     return float(number * (1024 if match[3] else 1000) ** UNITS[match[2].lower()])

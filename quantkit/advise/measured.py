@@ -8,6 +8,7 @@ from quantkit.advise.candidates import Measurements, Question
 from quantkit.advise.formats import Format
 from quantkit.advise.gpus import GPU, normal
 from quantkit.advise.speed import Speed
+from quantkit.advise.split import Split
 from quantkit.errors import AdviceError
 from quantkit.storage import gib
 
@@ -29,6 +30,11 @@ class Seen(Protocol):
     def gpu(self) -> str | None: ...
     @property
     def n_gpus(self) -> int: ...
+    @property
+    def sharing(self) -> tuple[int, int, bool] | None:
+        """GPUs that cut layers, those in a row, and whether experts stay whole; None: unknown."""
+        ...
+
     @property
     def concurrency(self) -> int | None: ...
     @property
@@ -64,6 +70,8 @@ def speeds(found: Iterable[Seen], question: Question, gpu: GPU) -> Measurements:
             and seen.gpu is not None
             and normal(seen.gpu) in {normal(name) for name in (gpu.name, *gpu.aliases)}
             and (seen.n_gpus, seen.concurrency) == (question.count, load.users)
+            # Several copies of a model are no way to share it.
+            and (seen.sharing is None or Split(*seen.sharing).n_gpus == question.count)
             and _near(seen.prompt_tokens, load.prompt)
             and _near(seen.output_tokens, load.answer)
             and not seen.n_failed
@@ -79,7 +87,8 @@ def speeds(found: Iterable[Seen], question: Question, gpu: GPU) -> Measurements:
         for name, seen in best.items()
         if seen.ttft_s is not None and seen.tpot_s is not None
     }
-    return Measurements(gpu.name, question.count, load, result)
+    splits = {name: Split(*seen.sharing) for name, seen in best.items() if seen.sharing}
+    return Measurements(gpu.name, question.count, load, result, splits)
 
 
 def _refuse_another(seen: Seen, format: Format, question: Question) -> None:

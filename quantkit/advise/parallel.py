@@ -14,7 +14,7 @@ from typing import Any
 
 from quantkit.advise import weights
 from quantkit.advise.shape import EMBEDDING, EMBEDDINGS, HEAD, ModelShape
-from quantkit.advise.split import ONE, Split, Wish, stages
+from quantkit.advise.split import ONE, Split, Wish, stage_of_layers
 from quantkit.advise.work import EXPERTS
 from quantkit.model.architecture import EXPERT
 from quantkit.model.headers import TensorSpec
@@ -64,11 +64,7 @@ def _stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> l
         return [_by_layers(weights.gguf_tensors(shape, recipe), shape.config, split.pipeline)]
     stored = weights.counted(shape, recipe)
     cut = set(weights.thinned(shape, recipe)[0].architecture.linears)
-    stage_of = {
-        layer: stage
-        for stage, layers in enumerate(stages(shape.config["num_hidden_layers"], split.pipeline))
-        for layer in layers
-    }
+    stage_of = stage_of_layers(shape.config["num_hidden_layers"], split.pipeline)
     # The first have one more where experts cannot be given out evenly.
     held = -(-n_experts(shape) // split.tensor) if split.has_whole_experts else None
     tied = not any(spec.name == HEAD for spec, _ in stored)
@@ -98,8 +94,7 @@ def _stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> l
 def _share(spec: TensorSpec, cut: set[str], config: Mapping[str, Any], n_gpus: int) -> int:
     module, _, part = spec.name.rpartition(".")
     if VOCABULARY.search(spec.name) and len(spec.shape) == 2:
-        rows = -(-spec.shape[0] // PADDED_TO) * PADDED_TO
-        return -(-rows // n_gpus) * spec.size_bytes // spec.shape[0]
+        return -(-_padded(spec.shape[0]) // n_gpus) * spec.size_bytes // spec.shape[0]
     # One scale for all, and what is neither layer nor large, is on every GPU.
     if module not in cut or spec.n_elements == 1 or part == "weight_shape":
         return spec.size_bytes
@@ -117,6 +112,10 @@ def _share(spec: TensorSpec, cut: set[str], config: Mapping[str, Any], n_gpus: i
         kept = -(-heads // n_gpus) + 2 * kept_kv
         return -(-spec.size_bytes * kept // (heads + 2 * n_kv))
     return -(-spec.size_bytes // n_gpus)
+
+
+def _padded(n_words: int) -> int:
+    return -(-n_words // PADDED_TO) * PADDED_TO
 
 
 def _by_layers(sizes: Mapping[str, int], config: Mapping[str, Any], n_gpus: int) -> int:
@@ -169,6 +168,8 @@ def _obstacle(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> str:
     for inner, of in _widths(shape, split):
         if inner % n_gpus:
             return f"{of} of {inner} cannot be divided over {n_gpus} GPUs"
+    if (n_words := _padded(config["vocab_size"])) % n_gpus:
+        return f"a vocabulary of {n_words} cannot be divided over {n_gpus} GPUs"
     return "" if recipe is None else _tile_obstacle(shape, recipe, split)
 
 
@@ -235,8 +236,10 @@ def _ways(shape: ModelShape, recipe: AnyRecipe | None, count: int, wish: Wish) -
         whole = usual(recipe, count)
         return [whole] if wish.allows(whole) and not obstacle(shape, recipe, whole) else []
     found = []
-    for tensor in range(count, 0, -1):
-        for pipeline in range(count // tensor, 0, -1):
+    # More than heads and layers cannot be, however many GPUs there are.
+    heads, n_layers = (shape.config[k] for k in ("num_attention_heads", "num_hidden_layers"))
+    for tensor in range(min(count, heads), 0, -1):
+        for pipeline in range(min(count // tensor, n_layers), 0, -1):
             plain = Split(tensor, pipeline)
             for split in (plain, Split(tensor, pipeline, has_whole_experts=True)):
                 if wish.allows(split) and not obstacle(shape, recipe, split):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from quantkit import resources
 from quantkit.advise import families, sizes
 from quantkit.errors import SourceError
+from quantkit.home import expanded
 from quantkit.model.architecture import EXPERT, IGNORABLE, Architecture, find_routers, matches_any
 from quantkit.model.headers import ITEM_BYTES, TensorSpec
 from quantkit.model.source import INDEX, check_kind, read_config, read_tensors
@@ -124,7 +125,7 @@ class ModelShape:
 
 def of(model: str) -> ModelShape:
     """The shape of a folder, a `config.json`, a hub id, `demo`, or a size such as 70B."""
-    path = resources.DEMO_MODEL if model == "demo" else Path(model).expanduser()
+    path = resources.DEMO_MODEL if model == "demo" else expanded(model)
     if path.is_dir():
         if not (path / INDEX).is_file() and not any(path.glob("*.safetensors")):
             return from_config(read_config(path), _label(model, path))

@@ -69,3 +69,9 @@ def stages(n_layers: int, n_stages: int) -> list[range]:
     sizes = [each + (n_stages - 1 - more <= n < n_stages - 1) for n in range(n_stages)]
     starts = [sum(sizes[:n]) for n in range(n_stages)]
     return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def stage_of_layers(n_layers: int, n_stages: int) -> dict[int, int]:
+    """The stage of each layer."""
+    rows = stages(n_layers, n_stages)
+    return {layer: stage for stage, layers in enumerate(rows) for layer in layers}

@@ -11,12 +11,15 @@ from quantkit.advise.speed import Span
 from quantkit.advise.split import Split
 from quantkit.storage import gib
 
+IN_ONE_MACHINE = 8
+"""GPUs, as machines mostly have them."""
+
 
 def number(value: float) -> str:
     """Two digits that matter; estimates have no more."""
+    value = float(f"{value:.2g}")  # first, for 9.97 is 10 and not 10.0
     if value >= 100:
-        digits = len(str(int(value))) - 2
-        return f"{round(value / 10**digits) * 10**digits:,}"
+        return f"{value:,.0f}"
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
@@ -270,4 +273,9 @@ def assumptions(question: Question, gpu: GPU) -> tuple[str, ...]:
         )
     if question.count > 1 and gpu.link_gb_s is None and gpu.pcie is None:
         notes.append(f"GPUs are taken to be joined by PCIe {ASSUMED_PCIE}.")
+    if question.count > IN_ONE_MACHINE:
+        notes.append(
+            "All GPUs are taken to be joined as those of one machine are; several machines talk "
+            "to each other more slowly."
+        )
     return tuple(notes)

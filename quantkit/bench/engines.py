@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import re
 import shutil
 import socket
@@ -22,14 +23,15 @@ from quantkit.errors import EngineError
 
 START_TIMEOUT_S = 900.0
 POLL_S = 0.25
-PARALLEL = (
-    "--tensor-parallel-size",
-    "-tp",
-    "--pipeline-parallel-size",
-    "-pp",
-    "--data-parallel-size",
-    "-dp",
-)
+PARALLEL = {
+    "--tensor-parallel-size": "tensor",
+    "-tp": "tensor",
+    "--pipeline-parallel-size": "pipeline",
+    "-pp": "pipeline",
+    "--data-parallel-size": "data",
+    "-dp": "data",
+}
+WHOLE_EXPERTS = ("--enable-expert-parallel", "-ep")
 # vLLM: v1/core/kv_cache_utils.py and v1/worker/gpu_model_runner.py; llama.cpp: its KV cache.
 _KV_TOKENS = (
     re.compile(r"KV cache size: ([\d,]+) tokens"),
@@ -94,12 +96,23 @@ class Program:
 
 def n_gpus(arguments: Sequence[str]) -> int:
     """How many GPUs flags of vLLM ask for."""
-    count = 1
+    return math.prod(_parallel(arguments).values())
+
+
+def sharing(arguments: Sequence[str]) -> tuple[int, int, bool]:
+    """By flags of vLLM: GPUs that cut layers, those in a row, and whether experts stay whole."""
+    found = _parallel(arguments)
+    words = {argument.replace("_", "-") for argument in arguments}
+    return found.get("tensor", 1), found.get("pipeline", 1), not words.isdisjoint(WHOLE_EXPERTS)
+
+
+def _parallel(arguments: Sequence[str]) -> dict[str, int]:
+    found = {}
     words = [part for argument in arguments for part in argument.split("=", 1)]
     for flag, value in pairwise(words):
-        if flag.replace("_", "-") in PARALLEL and value.isdecimal():
-            count *= int(value)
-    return count
+        if (kind := PARALLEL.get(flag.replace("_", "-"))) and value.isdecimal():
+            found[kind] = int(value)  # the last one counts
+    return found
 
 
 def gguf_file(path: Path) -> Path:
@@ -125,6 +138,7 @@ class Running:
     cold_start_s: float | None = None
     child: Child | None = None
     peak: Peak | None = None
+    n_gpus: int = 1
 
     @property
     def kv_tokens(self) -> int | None:
@@ -134,7 +148,7 @@ class Running:
     @property
     def weight_bytes(self) -> int | None:
         """Of the weights on all GPUs, from the engine's own words."""
-        return weight_bytes_in(self.child.output()) if self.child else None
+        return weight_bytes_in(self.child.output(), self.n_gpus) if self.child else None
 
     @property
     def gpu_peak_bytes(self) -> int | None:
@@ -152,10 +166,15 @@ def kv_tokens_in(words: str) -> int | None:
     return int(found[-1].replace(",", "")) if found else None
 
 
-def weight_bytes_in(words: str) -> int | None:
-    """Bytes of the weights on all GPUs, as an engine's log has it."""
-    found = _WEIGHTS.findall(words)
-    return int(sum(map(float, found)) * (1 << 30)) if found else None
+def weight_bytes_in(words: str, n_gpus: int = 1) -> int | None:
+    """Bytes of the weights on all GPUs, as an engine's log has it.
+
+    Of several GPUs each has a line, or, in most versions of vLLM, the first one speaks for all.
+    """
+    found = [float(size) for size in _WEIGHTS.findall(words)]
+    if not found:
+        return None
+    return int(sum(found) / len(found) * max(n_gpus, len(found)) * (1 << 30))
 
 
 @contextmanager
@@ -182,6 +201,7 @@ def started(
                 cold_start_s,
                 child,
                 peak,
+                n_gpus(program.arguments),
             )
 
 

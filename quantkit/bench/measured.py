@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from quantkit.bench import record
+from quantkit.bench import engines, record
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,8 @@ class Measured:
     gpu: str | None
     """The first GPU's name; None on a CPU."""
     n_gpus: int
+    sharing: tuple[int, int, bool] | None
+    """How they share the model, see `engines.sharing`; None where nobody knows."""
     setting: dict[str, str]
     kind: str
     """`closed`, `poisson`, `constant`, `trace` or `batch`."""
@@ -40,6 +42,8 @@ class Measured:
 def measured(path: Path) -> tuple[Measured, ...]:
     """What `bench.json`, or a folder with one, says was measured."""
     bench = record.read(path)
+    given = bench.options.get("engine_arguments")
+    shared = engines.sharing(list(map(str, given))) if isinstance(given, list) else None
     return tuple(
         Measured(
             model=row.model,
@@ -48,6 +52,7 @@ def measured(path: Path) -> tuple[Measured, ...]:
             engine_version=bench.engine_version,
             gpu=next(iter(bench.machine.gpus), None),
             n_gpus=bench.n_gpus,
+            sharing=shared if bench.engine == "vllm" else None,
             setting=row.setting,
             kind=row.load.kind,
             concurrency=row.load.concurrency,

@@ -69,7 +69,7 @@ def measure(
                 "cold_start_s": result["cold_start_s"],
                 "gpu_peak_bytes": peak_bytes or result["gpu_used_bytes"],
                 "kv_tokens": kv_tokens_in(words),
-                "weight_bytes": weight_bytes_in(words),
+                "weight_bytes": weight_bytes_in(words, plan.n_gpus),
             }
         )
 

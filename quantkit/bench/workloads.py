@@ -115,7 +115,7 @@ def trace(path: Path, seed: int = 0) -> Recorded:
         if line.strip():
             try:
                 found.append(_row(json.loads(line), random.Random(f"{seed} {number}"), seed))
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise DataError(f"{path}:{number} is no request: {_words(error)}") from error
     if not found:
         raise DataError(f"{path} has no requests")

@@ -12,6 +12,7 @@ from quantkit.calibration.reading.files import is_data
 from quantkit.calibration.spec import SetSpec
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError
+from quantkit.home import expanded
 from quantkit.progress import Progress
 
 Evaluation = Callable[[Sequence[str], Path], tuple[EvaluationText, dict[str, str]]]
@@ -31,7 +32,7 @@ def load(
         raise DataError(
             f"samples of {length} tokens are longer than the model's context, {model.context}"
         )
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     if folder.is_dir() and calibration_set.is_set(folder):
         found = calibration_set.read(folder)
         calibration_set.require_tokenizer(found.manifest, model.tokenizer, folder)

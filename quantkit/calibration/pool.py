@@ -23,6 +23,7 @@ from quantkit.calibration.reading.files import Record, Trouble
 from quantkit.calibration.reading.row import Row
 from quantkit.calibration.spec import Files, Hub, Python, SetSpec, Stdin, source_name
 from quantkit.errors import DataError
+from quantkit.home import expanded
 from quantkit.progress import Progress
 from quantkit.storage import sha256_of
 
@@ -273,7 +274,7 @@ def _hashes(source: Any, base: Path) -> dict[str, str]:
 
 def _files(source: Files, base: Path) -> dict[str, Path]:
     """A source's files by the names that rows and manifests know them by, no two alike."""
-    root = base / Path(source.path).expanduser()
+    root = base / expanded(source.path)
     found = files.find(root)
     top = root if root.is_dir() else Path(os.path.commonpath([path.parent for path in found]))
     return {str(path.relative_to(top)): path for path in found}

@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -36,6 +37,7 @@ from quantkit.errors import (
     EXIT_CODES,
     EXIT_ERROR,
     EXIT_INTERRUPTED,
+    EXIT_UNREAD,
     EXIT_USAGE,
     HardwareError,
     Interrupted,
@@ -103,6 +105,7 @@ app.command("doctor")(doctor.command)
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line and return its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
+    _open_closed_streams()
     try:
         result = app(arguments, standalone_mode=False, prog_name="quantkit")
         if result == EXIT_INTERRUPTED:  # Typer's own answer to Ctrl-C
@@ -112,9 +115,11 @@ def main(arguments: list[str] | None = None) -> int:
         return _interrupted(str(error))
     except QuantkitError as error:
         return error.exit_code if error.told else _fail(str(error), error.exit_code)
-    except BrokenPipeError:  # the reader of our output went away, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except SystemExit as stop:
+        # Typer and rich end with 1 when a reader went away, as `head` does: that would mean no.
+        if isinstance(stop.__context__, BrokenPipeError):
+            return EXIT_UNREAD
+        raise
     except OSError as error:  # what the system refuses is no bug of ours
         return _fail(f"{error.strerror or error}: {error.filename or ''}".strip(" :"), EXIT_ERROR)
     except Exception as error:
@@ -159,8 +164,20 @@ def _interrupted(message: str) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    typer.echo(fitted(f"quantkit: {message}", sys.stderr), err=True)
+    with suppress(OSError):  # the code counts also where nobody can be told
+        typer.echo(fitted(f"quantkit: {message}", sys.stderr), err=True)
     return code
+
+
+def _open_closed_streams() -> None:
+    """Give streams that the caller closed somewhere to go.
+
+    Their numbers would go to the next files that are opened, and what libraries written in C say
+    would end up in those.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
 def _terminate(number: int, frame: object) -> NoReturn:

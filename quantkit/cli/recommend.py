@@ -162,7 +162,7 @@ def command(
 
     def beside(split: Split) -> Beside:
         taken = Beside() if guesses is None else guesses.beside(split.tensor)
-        more = adapters.size_bytes(of_model, loras, split.n_gpus)
+        more = adapters.size_bytes(of_model, loras, split)
         return replace(taken, fixed_bytes=taken.fixed_bytes + more)
 
     question = Question(

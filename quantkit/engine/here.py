@@ -1,6 +1,7 @@
 """Engines that are on this machine: vLLM in its environments, llama.cpp's server, and how named."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def vllm(folder: Path) -> list[Found]:
         home = python.parent.parent
         if home.resolve() not in found and (version := _installed(home)):
             # Its own Python is found without being named.
-            option = "" if number == 0 else f"--python {python}"
+            option = "" if number == 0 else shlex.join(["--python", str(python)])
             found[home.resolve()] = Found(version, option)
     return list(found.values())
 

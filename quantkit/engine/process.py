@@ -190,7 +190,11 @@ def _tell(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def _ending(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code >= 0:
+        return f"exit code {code}"
+    with suppress(ValueError):  # most of the real-time ones have no name
+        return f"signal {signal.Signals(-code).name}"
+    return f"signal {-code}"
 
 
 def _die_with_parent() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from quantkit.engine import vllm_program
 from quantkit.engine.process import Child
 from quantkit.errors import EngineError
+from quantkit.home import expanded
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
 LEVELS = ("config", "generate", "logprobs")
@@ -67,7 +68,7 @@ class Answer:
 def find_python(given: Path | None) -> str:
     """The Python that has vLLM: the one named, or that of a `vllm` on the path."""
     if given is not None:
-        path = given.expanduser()
+        path = expanded(given)
         if not path.is_file():
             raise EngineError(f"--python {given} is no file; name the Python of vLLM's environment")
         if not os.access(path, os.X_OK):

@@ -37,7 +37,7 @@ class PlacedFile:
         self._size = len(head) + size
         self._changed = threading.Condition()
         self._abandoned = False
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
         self._digest = hashlib.sha256()
         self._follower = threading.Thread(target=self._follow, daemon=True)
         resumed = any(name in present for name in places)
@@ -90,7 +90,7 @@ class PlacedFile:
     def _follow(self) -> None:
         try:
             self._hash_as_it_grows()
-        except OSError as error:
+        except Exception as error:  # whatever it is, the hash is of a part alone
             self._failure = error
 
     def _hash_as_it_grows(self) -> None:

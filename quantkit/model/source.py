@@ -15,6 +15,7 @@ from typing import Any
 
 from quantkit import resources
 from quantkit.errors import SourceError
+from quantkit.home import expanded
 from quantkit.model.description import README
 from quantkit.model.headers import WEIGHT_TYPES as WEIGHT_TYPES
 from quantkit.model.headers import StoredTensor, read_header
@@ -121,7 +122,7 @@ def _locate(
 ) -> tuple[Path, str | None]:
     if name == "demo":
         return resources.DEMO_MODEL, None
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.is_dir():
         return path, None
     if path.exists():

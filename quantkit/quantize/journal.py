@@ -90,7 +90,15 @@ def mark(scratch: Path, key: Mapping[str, str]) -> None:
 def key_in(folder: Path) -> Mapping[str, str] | None:
     """The key of the run that a folder belongs to; None where it is over, or never was."""
     path = folder / FOLDER / KEY
-    return json.loads(path.read_bytes()) if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise StorageError(f"{path} is damaged; use --force to start over")
+    return found
 
 
 def discard(checkpoint: Path) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from quantkit.errors import StorageError
+from quantkit.home import expanded
 from quantkit.score.answering import Answer, Request
 
 SECONDS_BETWEEN_COMMITS = 2.0
@@ -22,7 +23,7 @@ SECONDS_BETWEEN_COMMITS = 2.0
 def default_folder() -> Path:
     """Where caches of this user lie."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "quantkit" / "scores"
+    return expanded(base) / "quantkit" / "scores"
 
 
 def identity(facts: Mapping[str, str]) -> str:

@@ -3,10 +3,12 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from quantkit.advise.parallel import BY_COLUMNS, NUMBER
 from quantkit.advise.shape import ModelShape
+from quantkit.advise.split import ONE, Split, stage_of_layers
 from quantkit.errors import CheckpointError
+from quantkit.home import expanded
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as `--max-lora-rank`."""
@@ -35,7 +37,7 @@ def _adapter(text: str, is_gguf: bool) -> Adapter:
     name, equals, place = text.partition("=")
     if not (name and equals and place):
         raise CheckpointError(f"'{text}' names no adapter; write NAME=DIR")
-    path = Path(place).expanduser()
+    path = expanded(place)
     if is_gguf:
         if path.suffix != ".gguf" or not path.is_file():
             raise CheckpointError(
@@ -62,10 +64,19 @@ def max_rank(adapters: Sequence[Adapter]) -> int:
     return next(rank for rank in RANKS if rank >= largest)
 
 
-def size_bytes(shape: ModelShape, adapters: Sequence[Adapter], count: int) -> int:
-    """What vLLM sets aside on each GPU: room for the largest rank at every layer, in 16 bits."""
+def size_bytes(shape: ModelShape, adapters: Sequence[Adapter], split: Split = ONE) -> int:
+    """What vLLM sets aside on the fullest GPU: room for the largest rank at each layer, in 16 bits.
+
+    Of a layer's two factors one is cut with it, and the other is whole on every GPU.
+    """
     if not adapters or adapters[0].rank is None:
         return 0
-    rank = max_rank(adapters)
-    widths = sum(rows + columns for rows, columns in shape.architecture.linears.values())
-    return -(-2 * rank * widths * len(adapters) // count)
+    stage_of = stage_of_layers(int(shape.config["num_hidden_layers"]), split.pipeline)
+    widths = [0] * split.pipeline
+    for module, (rows, columns) in shape.architecture.linears.items():
+        layer = NUMBER.search(f"{module}.")
+        by_columns = module.rpartition(".")[2] in BY_COLUMNS
+        whole, cut = (rows, columns) if by_columns else (columns, rows)
+        stage = -1 if layer is None else stage_of.get(int(layer[1]), -1)
+        widths[stage] += whole + -(-cut // split.tensor)
+    return 2 * max_rank(adapters) * max(widths) * len(adapters)

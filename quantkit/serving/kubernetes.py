@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from quantkit.errors import EngineError
 from quantkit.serving.compose import start_seconds
 from quantkit.serving.images import PORT, RESOURCES, Container, container
 from quantkit.serving.plan import Plan
@@ -16,6 +17,7 @@ PROBE_SECONDS = 10
 def kubernetes(plan: Plan, image: str | None = None) -> str:
     """The manifest's text, two documents."""
     box = container(plan, image)
+    _refuse_same_names(box)
     name = label(plan.target.name)
     own = {"app.kubernetes.io/name": name, "app.kubernetes.io/component": "engine"}
     documents = [_deployment(plan, box, name, own), _service(name, own)]
@@ -116,6 +118,17 @@ def _resources(plan: Plan) -> dict[str, Any]:
 
 def _shm(plan: Plan) -> str:
     return "16Gi" if plan.size.split.n_gpus > 1 else "2Gi"
+
+
+def _refuse_same_names(box: Container) -> None:
+    """In a volume folders are known by their names alone, so one would be taken for another."""
+    found: dict[str, str] = {}
+    for here, _ in box.mounts:
+        if found.setdefault(_inside_claim(here), here) != here:
+            raise EngineError(
+                f"{found[_inside_claim(here)]} and {here} would be one folder in the volume "
+                f"`{CLAIM}`; give one of them another name"
+            )
 
 
 def _inside_claim(folder: str) -> str:

@@ -304,7 +304,7 @@ def _size_at(
     else:
         used = replace(memory.VLLM, batch_tokens=batch, n_logits=wanted)
     beside = demand.draft.beside(split.tensor) if demand.draft else Beside()
-    lora = loras.size_bytes(target.shape, demand.adapters, split.n_gpus)
+    lora = loras.size_bytes(target.shape, demand.adapters, split)
     fit = memory.fits(
         target.shape,
         target.sized_by,

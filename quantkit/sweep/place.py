@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from quantkit.errors import MissingDependency, QuantkitError, StorageError
+from quantkit.home import expanded
 from quantkit.storage import guarded, require_space, sync_folder
 
 EXCLUSIVE = frozenset({"file", "local", "memory", "s3", "s3a", "gs", "gcs", "abfs", "az"})
@@ -222,7 +223,7 @@ def _opened(address: str) -> tuple[Any, str]:
 
     scheme, found, _ = address.partition("://")
     if not found:
-        return fsspec.filesystem("file"), str(Path(address).expanduser().absolute())
+        return fsspec.filesystem("file"), str(expanded(address).absolute())
     try:
         fs, root = fsspec.core.url_to_fs(address)
     except ImportError as error:

@@ -19,6 +19,7 @@ from quantkit.calibration.reading import files
 from quantkit.calibration.reading.files import is_data
 from quantkit.errors import DataError, QuantkitError, SourceError, SweepError
 from quantkit.gate import policy as policies
+from quantkit.home import expanded
 from quantkit.model.source import ModelSource, is_local, locate
 from quantkit.recipe import AnyRecipe, GGUFRecipe, load
 from quantkit.score import lmeval
@@ -135,7 +136,7 @@ def _beside(name: str, base: Path, kind: str = "") -> str:
     """Paths start where the sweep's file lies; names of what ships stay names."""
     if name == "demo" or (kind and name in resources.names(kind)):
         return name
-    path = Path(name).expanduser()
+    path = expanded(name)
     stem, plus, addition = name.rpartition("+")  # behind a recipe's file
     on_top = bool(plus) and "/" not in addition and (base / stem).is_file()
     if not path.is_absolute() and ((base / path).exists() or on_top):
@@ -190,7 +191,7 @@ def _data(wanted: set_spec.SetSpec, base: Path) -> dict[str, str]:
     paths = [s.path for s in wanted.sources if isinstance(s, set_spec.Files)]
     found: dict[str, str] = {}
     for path in (*paths, *(name for name in wanted.avoid if is_data(name))):
-        whole = (base / Path(path).expanduser()).absolute()
+        whole = (base / expanded(path)).absolute()
         for file in files.find(whole):  # named alike wherever the command is called
             found[f"{path} {os.path.relpath(file, whole.parent)}"] = sha256_of(file)
     if any(isinstance(source, set_spec.Python) for source in wanted.sources):

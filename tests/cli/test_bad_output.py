@@ -273,3 +273,15 @@ def test_no_permission_to_read(run_cli, readable_model, file):
         assert list(writable.iterdir()) == []
     finally:
         shutil.rmtree(writable)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"source": '])
+def test_damaged_key_of_a_stopped_run(run_cli, tiny_model, out, text):
+    key = out / "rtn-w4a16" / "journal" / "key.json"
+    key.parent.mkdir(parents=True)
+    key.write_text(text)
+    (out / "rtn-w4a16" / MANIFEST).write_text("{}")
+    result = run_cli(["quantize", tiny_model(), "-r", "rtn-w4a16", "-o", out, "--quiet"])
+    told = f"quantkit: {key} is damaged; use --force to start over\n"
+    assert (result.code, result.stderr) == (3, told)
+    assert key.read_text() == text

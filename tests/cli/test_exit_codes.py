@@ -1,5 +1,6 @@
 """Exit codes: one meaning each, in the code, in the help and in the docs."""
 
+import os
 import re
 import subprocess
 import sys
@@ -45,6 +46,7 @@ def test_the_help_tells_them_in_short(run_cli):
         ["score", "demo", "--backend", "onnx"],
         ["verify", "nowhere", "--level", "deep"],
         ["recommend", "8B", "--memory", "24", "--bandwidth", "1TB/s"],
+        ["recommend", "8B", "--memory", "24GB", "--bandwidth", "1TB/s", "--tflops", "0"],
     ],
     ids=" ".join,
 )
@@ -59,6 +61,8 @@ def test_values_that_an_option_does_not_take_are_wrong_usage(run_cli, arguments)
     [
         ["quantize", "demo", "-r", "nope"],
         ["gpus", "nope"],
+        ["recommend", "~nobody-of-that-name/model", "--gpu", "H100"],
+        ["quantize", "~nobody-of-that-name/model", "-r", "rtn-w4a16"],
         ["gate", "/no/report.json"],
         ["calibrate", "inspect", "/no/set"],
         ["sweep", "run", "/no/sweep.yaml"],
@@ -116,3 +120,50 @@ def test_a_log_has_lines_on_stages_and_json_alone_on_stdout(tmp_path):
         [*command, "-q", "-o", tmp_path / "b"], capture_output=True, text=True, check=True
     )
     assert quiet.stderr == ""
+
+
+def quantkit(*arguments, **streams):
+    command = [sys.executable, "-m", "quantkit", *arguments]
+    return subprocess.run(command, check=False, text=True, **streams)
+
+
+@pytest.fixture
+def unread():
+    """The writing end of a pipe that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    yield writing
+    os.close(writing)
+
+
+def test_a_reader_that_went_away_is_neither_yes_nor_no(unread):
+    done = quantkit("gpus", stdout=unread, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (errors.EXIT_UNREAD, "")
+
+
+def test_a_note_that_nobody_reads_is_no_answer_either(unread, tmp_path):
+    command = ("quantize", "demo", "-r", "rtn-w4a16", "-o", tmp_path / "out")
+    done = quantkit(*command, stdout=subprocess.PIPE, stderr=unread)
+    assert done.returncode == errors.EXIT_UNREAD
+
+
+def test_an_error_keeps_its_code_where_nobody_can_be_told(unread):
+    done = quantkit("gpus", "nope", stdout=subprocess.PIPE, stderr=unread)
+    assert (done.returncode, done.stdout) == (errors.EXIT_ERROR, "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell closes them")
+@pytest.mark.parametrize(
+    ("arguments", "closed", "code"),
+    [
+        ("recipes", ">&-", errors.EXIT_OK),
+        ("recipes", "2>&-", errors.EXIT_OK),
+        ("gpus nope", "2>&-", errors.EXIT_ERROR),
+        ("gpus nope", "<&- >&- 2>&-", errors.EXIT_ERROR),
+    ],
+)
+def test_streams_may_be_closed(arguments, closed, code):
+    command = f"exec '{sys.executable}' -m quantkit {arguments} {closed}"
+    done = subprocess.run(["sh", "-c", command], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert bool(done.stdout) == (arguments == "recipes" and closed != ">&-")

@@ -11,7 +11,7 @@ from fake_openai import FakeServer, Script, fake_python, running
 from processes import gone
 
 from quantkit.bench import cpu, record
-from quantkit.bench.engines import Program, n_gpus, started
+from quantkit.bench.engines import Program, n_gpus, sharing, started, weight_bytes_in
 from quantkit.bench.measured import measured
 from quantkit.engine import process
 from quantkit.errors import EngineError
@@ -149,6 +149,21 @@ def test_the_size_of_a_cache_on_the_cpu_is_told_and_kept(run_cli, tmp_path, monk
 def test_gpus_are_those_that_flags_ask_for():
     assert n_gpus(["--tensor-parallel-size", "4", "--pipeline-parallel-size=2"]) == 8
     assert n_gpus(["--max-num-seqs", "4"]) == 1
+    assert n_gpus(["-tp", "2", "-tp", "4", "-dp", "2"]) == 8  # of a flag the last one counts
+
+
+@pytest.mark.parametrize("n_lines", [1, 2])
+def test_weights_are_those_on_all_gpus_whoever_tells_of_them(n_lines):
+    log = "Model loading took 1.5 GiB memory and 2.0 seconds\n" * n_lines
+    assert weight_bytes_in(log, 2) == 3 << 30
+    assert weight_bytes_in(log) == n_lines * 3 << 29
+    assert weight_bytes_in("nothing", 2) is None
+
+
+def test_how_gpus_share_a_model_follows_from_the_flags():
+    assert sharing(["--max-num-seqs", "4"]) == (1, 1, False)
+    assert sharing(["--tensor_parallel_size=4", "-pp", "2", "-dp", "3"]) == (4, 2, False)
+    assert sharing(["-tp", "2", "--enable-expert-parallel"]) == (2, 1, True)
 
 
 def test_an_engine_that_dies_says_why(tmp_path):

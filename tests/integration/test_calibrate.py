@@ -244,6 +244,14 @@ def test_inspecting_what_is_no_set(run_cli, tmp_path):
 SECRETS = ["jane.doe.1234567890@private-mail.example.org", "198.51.100.77", "4111 1111 1111 1111"]
 
 
+def test_arguments_that_are_nested_without_end_are_redacted_as_text(build, tmp_path):
+    call = {"name": "f", "arguments": "[" * 100_000 + "joe@example.com" + "]" * 100_000}
+    turns = [{"role": "user", "content": "Call it."}]
+    turns += [{"role": "assistant", "content": "", "tool_calls": [{"function": call}]}]
+    path = write(tmp_path / "a.jsonl", [*chats(120), {"messages": turns}])
+    assert build("--from", path, "--redact")["redacted"]["email"] == 1
+
+
 def test_redaction_leaves_no_original_anywhere(build, tmp_path, out):
     rng = random.Random(0)
     rows = [

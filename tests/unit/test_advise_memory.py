@@ -127,6 +127,12 @@ def test_the_cache_of_llama_3_8b_is_what_vllm_logs():
         ({"num_attention_heads": 24, "num_key_value_heads": 6, "head_dim": 128}, 4, "6 key heads"),
         ({"intermediate_size": 14338}, 4, "MLP of 14338"),
         ({"intermediate_size": 1536}, 8, "between its scales"),
+        (  # as Phi 3 medium on 5 GPUs: 32,011 words are padded to 32,064
+            {"num_attention_heads": 40, "num_key_value_heads": 10, "head_dim": 128}
+            | {"intermediate_size": 17920, "vocab_size": 32011},
+            5,
+            "a vocabulary of 32064",
+        ),
     ],
 )
 def test_what_gpus_cannot_share_does_not_fit_and_says_why(changed, count, word):

@@ -182,6 +182,13 @@ def test_ways_use_all_gpus_or_cut_layers_over_as_many_as_divide(count, expected)
     assert ways_to_share(LLAMA, None, count, ANY) == expected
 
 
+def test_more_gpus_than_anybody_has_are_no_endless_search():
+    most = 32 * LAYERS
+    found = ways_to_share(LLAMA, None, 10**9, Wish(tensor=8))
+    assert found[0] == Split(8, LAYERS)
+    assert all(split.n_gpus <= most for split in found)
+
+
 @pytest.mark.parametrize(
     ("wish", "expected"),
     [

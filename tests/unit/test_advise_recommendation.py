@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantkit.advise import document, gpus, measured, page, parallel, shape
+from quantkit.advise import document, gpus, measured, page, parallel, shape, words
 from quantkit.advise.candidates import (
     OBJECTIVES,
     Catalogue,
@@ -20,6 +20,7 @@ from quantkit.advise.quality import Quality
 from quantkit.advise.ranking import HANDICAP, TIE
 from quantkit.advise.recommendation import recommend
 from quantkit.advise.speed import Span, Speed
+from quantkit.advise.split import Split
 from quantkit.errors import AdviceError
 from quantkit.recipe import load
 
@@ -200,6 +201,7 @@ class Bench:
     model: str = "fp8-dynamic"
     gpu: str | None = "NVIDIA L40S"
     n_gpus: int = 1
+    sharing: tuple[int, int, bool] | None = None
     concurrency: int | None = 8
     prompt_tokens: int | None = 6000
     output_tokens: int | None = 2048
@@ -231,6 +233,34 @@ def test_a_bench_counts_under_the_load_in_question_only():
         (question, gpus.find("H100 SXM")),
     ):
         assert not any(c.speed and c.speed.is_measured for c in evaluate(changed, where))
+
+
+@pytest.mark.parametrize(
+    ("sharing", "split"),
+    [
+        (None, Split(2)),
+        ((2, 1, False), Split(2)),
+        ((1, 2, False), Split(1, 2)),
+    ],
+)
+def test_a_bench_counts_for_the_way_in_which_gpus_shared_the_model(sharing, split):
+    question, gpu = ask(users=8, count=2), gpus.find("L40S")
+    # Slower than any estimate, and the answer all the same: an estimate is no measurement.
+    seen = Bench(n_gpus=2, sharing=sharing, tpot_s=9.0, output_tokens_per_s=1.0)
+    known = measured.speeds([seen], question, gpu)
+    found = next(
+        c for c in evaluate(question.but(measured=known), gpu) if c.format.name == seen.model
+    )
+    assert found.split == split
+    assert found.speed.is_measured
+    assert found.others
+    assert not any(other.speed.is_measured for other in found.others)
+
+
+def test_several_copies_of_a_model_are_no_way_to_share_it():
+    question, gpu = ask(users=8, count=2), gpus.find("L40S")
+    copies = Bench(n_gpus=2, sharing=(1, 1, False))
+    assert measured.speeds([copies], question, gpu).speeds == {}
 
 
 def test_of_several_settings_the_fastest_counts():
@@ -351,3 +381,20 @@ def test_the_document_holds_every_figure():
     span = first["speed"]["tokens_per_second_each"]
     assert span["low"] < span["typical"] < span["high"]
     assert data["question"]["prompt"] + data["question"]["answer"] == 8192
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.0634, "0.06"), (0.996, "1.0"), (1.25, "1.2"), (9.97, "10"), (10.4, "10"), (99.6, "100"),
+        (100, "100"), (12345, "12,000"), (995_000, "1,000,000"),
+    ],
+)  # fmt: skip
+def test_numbers_have_two_digits_that_matter(value, shown):
+    assert words.number(value) == shown
+
+
+@pytest.mark.parametrize(("count", "is_said"), [(8, False), (16, True)])
+def test_more_gpus_than_a_machine_has_are_taken_for_one(count, is_said):
+    notes = recommend(ask(count=count), gpus.find("H100 SXM")).notes
+    assert any("one machine" in note for note in notes) == is_said

@@ -67,6 +67,7 @@ def test_a_mooncake_trace_repeats_what_its_hashes_repeat(tmp_path):
     [
         ("{", "is no request"),
         ("[]", "is no request"),
+        ("[" * 100_000, "is no request"),
         ({"prompt": "a"}, "output_tokens is missing"),
         ({"prompt": "a", "output_tokens": 0}, "output_tokens is 0"),
         ({"prompt": "a", "output_tokens": "many"}, "output_tokens is 'many'"),

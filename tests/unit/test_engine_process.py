@@ -143,6 +143,12 @@ def test_the_line_that_tells_is_shown_although_much_was_written_after_it():
     assert lines[-1] == "  shutting down 49"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="there are no such signals")
+def test_a_signal_without_a_name_is_numbered():
+    with pytest.raises(EngineError, match="signal 40"):
+        run(python("import os; os.kill(os.getpid(), 40)"), timeout=20)
+
+
 def test_a_signal_is_named():
     with pytest.raises(EngineError, match="signal SIGKILL"):
         run(python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"), timeout=20)

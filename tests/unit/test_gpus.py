@@ -235,6 +235,19 @@ def test_what_is_no_memory_is_refused_in_the_users_words():
         describe("24GB/s", "1008GB/s")
 
 
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
+def test_what_is_no_rate_of_computing_is_refused(rate):
+    with pytest.raises(HardwareError, match="no rate of computing"):
+        describe("24GB", "1008GB/s", fp16_tflops=rate)
+
+
+def test_what_no_device_can_have_is_refused():
+    with pytest.raises(HardwareError, match="no size of memory"):
+        describe("9" * 400 + "GB", "1008GB/s")
+    with pytest.raises(HardwareError, match="no bandwidth"):
+        describe("24GB", "9" * 400 + "GB/s")
+
+
 def test_described_devices():
     gpu = describe("20GB", "640GB/s", compute_capability="8.9", fp16_tflops=104)
     assert (gpu.vendor, gpu.usable_bytes, gpu.bandwidth_gb_s) == ("nvidia", 20 << 30, 640)

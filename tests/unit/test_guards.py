@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "quantkit"
 # Lower rows never import from higher ones.
 LAYERS = [
-    {"errors", "progress", "hush", "launch", "offline", "registry", "specs", "engine", "__init__"},
+    {"errors", "home", "progress", "hush", "launch", "offline", "registry", "specs"},
+    {"engine", "__init__"},
     {"storage", "resources", "device", "doctor", "page"},
     {"recipe", "formats"},
     {"grid"},

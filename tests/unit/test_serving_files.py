@@ -141,6 +141,20 @@ def test_drafts_and_adapters_are_mounted_and_named_by_their_inside(tmp_path):
     assert [v["target"] for v in engine["volumes"]] == ["/model", "/draft", "/adapters/mine"]
 
 
+def test_a_volume_cannot_hold_two_folders_of_one_name(tmp_path):
+    texts = []
+    for place in ("a", "b"):
+        own = tmp_path / place / "adapter"
+        own.mkdir(parents=True)
+        (own / "adapter_config.json").write_text('{"r": 8}')
+        (own / "adapter_model.safetensors").write_bytes(b"")
+        texts.append(f"{place}={own}")
+    both = adapters.parse(texts, is_gguf=False)
+    assert kubernetes(plan(adapters=both[:1]))
+    with pytest.raises(EngineError, match=r"a/adapter and .*b/adapter would be one folder"):
+        kubernetes(plan(adapters=both))
+
+
 def test_a_folder_to_be_is_taken_from_beside_the_file():
     engine = yaml.safe_load(compose(plan(folder="out/fp8-dynamic")))["services"]["engine"]
     assert engine["volumes"][0]["source"] == "./out/fp8-dynamic"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from quantkit import resources
 from quantkit.advise import gpus, memory, shape
+from quantkit.advise.split import Split
 from quantkit.errors import CheckpointError, HardwareError, UnknownName
 from quantkit.recipe import load
 from quantkit.serving import adapters, draft, target
@@ -187,6 +188,19 @@ def adapter(folder, rank):
     (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
     (folder / "adapter_model.safetensors").write_bytes(b"")
     return f"{folder.name}={folder}"
+
+
+def test_gpus_that_cut_layers_have_one_factor_of_an_adapter_whole(tmp_path):
+    found = adapters.parse([adapter(tmp_path / "one", 16)], is_gguf=False)
+    # Cut are rows of all but o and down, of which it is columns: what is read, or given, is whole.
+    layer = 4 * 4096 + 2 * (4096 + 14336 // 4) + (4096 + 14336 // 4)
+    layer += 2 * 1024 + 2 * 1024 // 4  # q and o, k and v
+    head = 4096 + 128256 // 4
+    assert adapters.size_bytes(MODEL, found, Split(4)) == 2 * 16 * (32 * layer + head)
+    whole = 2 * 4096 * 2 + 2 * 5120 + 3 * 18432
+    # The last of five stages has the head and 6 layers, those before it 7 or 6.
+    in_a_row = max(7 * whole, 6 * whole + 4096 + 128256)
+    assert adapters.size_bytes(MODEL, found, Split(1, 5)) == 2 * 16 * in_a_row
 
 
 def test_adapters_are_checked_named_and_counted(tmp_path):

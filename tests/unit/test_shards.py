@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -99,6 +100,18 @@ def test_header_is_aligned(tmp_path):
     for n in range(1, 9):
         ShardWriter(tmp_path / str(n), [TensorSpec("a" * n, "F32", (0,))]).close()
         assert int.from_bytes((tmp_path / str(n)).read_bytes()[:8], "little") % 8 == 0
+
+
+def test_a_hash_that_could_not_be_finished_is_an_error(tmp_path, monkeypatch):
+    def exhausted(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(os, "pread", exhausted)
+    tensor = sample("F32", 4)
+    writer = ShardWriter(tmp_path / "x", [spec_of("a", tensor)])
+    writer.write("a", tensor)
+    with pytest.raises(MemoryError):
+        writer.close()
 
 
 def test_transposed_tensor_is_written_in_order(tmp_path):

@@ -38,9 +38,9 @@ def result(*names):
     return {"shape": "llama-8b", "models": models}
 
 
-def predicted(program, *names):
+def predicted(program, *names, gpu="H200"):
     found = result(*names)
-    assert program.predict(found, program.shape_of(found, None), gpus.find("H200")) == []
+    assert program.predict(found, program.shape_of(found, None), gpus.find(gpu)) == []
     return {name: model["predicted"] for name, model in found["models"].items()}
 
 
@@ -62,8 +62,6 @@ def test_folders_are_known_by_their_recipes_whatever_form_their_files_have(progr
     names = ["source", "awq-w4a16", "awq-w4a16-awq", "gptq-w4a16-gptq", "fp8-tensor-fp8"]
     found = predicted(program, *names, "fp8-dynamic+kv-fp8")
     assert found["awq-w4a16"] == found["awq-w4a16-awq"]
-    four, eight = (found[n]["decode_1"]["ratio"] for n in ("gptq-w4a16-gptq", "fp8-tensor-fp8"))
-    assert 1 < eight["typical"] < four["typical"] < 4
     # Packed weights are multiplied in 16 bits: no gain where multiplying is the work.
     assert found["awq-w4a16"]["prefill"]["ratio"]["high"] <= 1
     assert found["fp8-tensor-fp8"]["prefill"]["ratio"]["typical"] > 1.5
@@ -71,6 +69,19 @@ def test_folders_are_known_by_their_recipes_whatever_form_their_files_have(progr
         for figure in model.values():
             low, typical, high = figure["ratio"].values()
             assert low <= typical <= high
+
+
+def test_fewer_bits_are_faster_where_memory_is_slow(program):
+    names = ("gptq-w4a16-gptq", "fp8-tensor-fp8")
+    typical = {}
+    for gpu in ("L40S", "H200"):
+        found = predicted(program, "source", *names, gpu=gpu)
+        typical[gpu] = [found[name]["decode_1"]["ratio"]["typical"] for name in names]
+    four, eight = typical["L40S"]
+    assert 1 < eight < four < 4
+    # There unpacking takes longer than reading: 1.31 and 1.44 were measured.
+    four, eight = typical["H200"]
+    assert 1 < four < eight < 2
 
 
 def test_names_that_no_recipe_has_are_told_and_left_out(program):

@@ -16,6 +16,7 @@ from quantkit.calibration.reading.record import OnBad, Reading, Record, Trouble,
 from quantkit.calibration.reading.streams import PACKINGS, as_utf8, explained, packing_of, unpacked
 from quantkit.calibration.reading.tables import parquet, separated, spooled
 from quantkit.errors import DataError
+from quantkit.home import expanded
 
 __all__ = ["TEXT_CHARACTERS", "Record", "Trouble", "find", "read", "read_stream"]
 
@@ -54,7 +55,7 @@ ABOUT = ("readme", "license", "dataset_info", "dataset_infos")
 
 def find(path: Path | str) -> list[Path]:
     """The files that a path stands for: itself, those of a folder, or those of a pattern."""
-    path = Path(path).expanduser()
+    path = expanded(path)
     if path.is_dir():
         found = _of_folder(path)
     elif path.exists():
@@ -167,5 +168,5 @@ def is_data(name: str) -> bool:
     try:
         _ending(Path(name))
     except DataError:
-        return "*" in name or Path(name).expanduser().is_dir()
+        return "*" in name or expanded(name).is_dir()
     return True

@@ -31,7 +31,7 @@ def redact_rows(
         """A call's arguments as text without escapes, behind which anything could hide."""
         try:
             known = json.loads(value) if isinstance(value, str) else value
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
         return json.dumps(known, ensure_ascii=False) if isinstance(known, dict | list) else value
 
