@@ -43,8 +43,7 @@ class PlacedFile:
         resumed = any(name in present for name in places)
         self._file = os.open(path, os.O_RDWR | (0 if resumed else os.O_CREAT | os.O_EXCL), 0o644)
         try:
-            # Claims the space, so that a disk that is too small says so before the work.
-            os.posix_fallocate(self._file, 0, self._size)
+            _claim(self._file, self._size)
             self._put(head, 0)
         except BaseException:
             os.close(self._file)
@@ -62,7 +61,7 @@ class PlacedFile:
 
     def flush(self) -> None:
         """Send what was written to the disk."""
-        os.fdatasync(self._file)
+        _flush(self._file)
 
     def close(self) -> str:
         """Flush to disk, after checking that every part arrived in full; returns the sha256."""
@@ -113,10 +112,25 @@ class PlacedFile:
             self._digest.update(part)
             done += len(part)
             if done - flushed >= FLUSH_BYTES:
-                os.fdatasync(self._file)
+                _flush(self._file)
                 flushed = done
 
     def _put(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         view, done = memoryview(data), 0
         while done < len(view):
             done += os.pwrite(self._file, view[done:], offset + done)
+
+
+def _claim(file: int, size: int) -> None:
+    """Take the space, so that a disk that is too small says so before the work.
+
+    macOS can only name the size.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    else:
+        os.ftruncate(file, size)
+
+
+def _flush(file: int) -> None:
+    getattr(os, "fdatasync", os.fsync)(file)
