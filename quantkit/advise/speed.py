@@ -20,6 +20,7 @@ from quantkit.advise.shape import ModelShape
 from quantkit.advise.split import ONE, Split, stages
 from quantkit.advise.support import runs
 from quantkit.advise.work import Work
+from quantkit.recipe import Recipe
 
 CHUNK_TOKENS = {"vllm": 2048, "llama.cpp": 512}
 """Tokens of a prompt that are computed together; weights are read once for each such chunk."""
@@ -277,8 +278,10 @@ def _bandwidth(case: Case, end: Efficiency, is_unpacked: bool) -> float:
 
 def _unpacked_at_most(case: Case, end: Efficiency) -> float:
     """GB a second of packed weights, whatever the memory could do."""
-    engine = case.format.engine
+    engine, recipe = case.format.engine, case.format.recipe
     limit = efficiency.UNPACKED_GB_S[engine].get(case.gpu.capability or 0.0, float("inf"))
+    if isinstance(recipe, Recipe):  # vLLM's was measured with 4 bits, and it is weights that count
+        limit *= recipe.weights.num_bits / 4
     typical = efficiency.of(engine, case.gpu.vendor)[efficiency.TYPICAL]
     return limit * end.unpacking / typical.unpacking
 
