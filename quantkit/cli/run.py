@@ -79,3 +79,7 @@ def command(
             engine=engine,
         )
     start.show(outcome, json)
+    if not (json or quiet):
+        console.say(
+            f"written: {out}: checkpoints, scores, report.json, report.md, report.html", err=True
+        )

@@ -175,7 +175,7 @@ def command(
 
             check_folder(model, progress)
         if engine is None or emit is not None:
-            serving_view.write_files(files)
+            serving_view.write_files(files, only_named=dry_run)
             return
         if not json:
             serving_view.show(made, engine)

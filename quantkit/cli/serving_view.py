@@ -41,8 +41,12 @@ def made_files(
     return files
 
 
-def write_files(files: dict[Path, str]) -> None:
-    """Write them and name them."""
+def write_files(files: dict[Path, str], only_named: bool = False) -> None:
+    """Write them and name them, or name what would be written."""
+    if only_named:
+        for path in files:
+            typer.echo(f"would write {path}")
+        return
     from quantkit.storage import guarded, write_text
 
     for path, text in files.items():

@@ -178,7 +178,8 @@ def _chances(
     big: Any, small: Any, samples: torch.Tensor, asked: Asked, progress: Progress
 ) -> dict[str, Chances]:
     """Of every way, each on the text that it is for."""
-    progress.start("draft", len(samples) * (1 if asked.on_text else 3), "texts")
+    heats = {0.0 if name == "temperature-0" else asked.temperature for name in WAYS}
+    progress.start("draft", len(samples) * (0 if asked.on_text else len(heats)), "texts")
     texts: dict[float, torch.Tensor] = {}
     found = {}
     for name, way in WAYS.items():

@@ -156,7 +156,7 @@ class Manifest(Record):
         path = folder / FILE
         if not path.is_file():
             raise CheckpointError(
-                f"{folder} is no quantkit checkpoint: it has no {FILE}"
+                f"{folder} is no quantkit checkpoint: it has no {FILE}{_within(folder)}"
                 if folder.is_dir()
                 else f"there is no folder {folder}"
             )
@@ -244,3 +244,9 @@ def versions() -> dict[str, str]:
 def now() -> str:
     """The present time, as manifests write it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _within(folder: Path) -> str:
+    """A hint where somebody named the folder above."""
+    found = sorted(path.parent.name for path in folder.glob(f"*/{FILE}"))
+    return f"; those within are {', '.join(found[:5])}: name one of them" if found else ""

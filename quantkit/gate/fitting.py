@@ -74,8 +74,15 @@ def require_fitting(document: Document, rules: Mapping[str, Sequence[Rule]]) -> 
 
 def _misfits(document: Document, asked: str, limit: Limit) -> list[str]:
     figure = find(document, asked)
+    if figure is None and limit.if_scored:
+        return []
+    if figure is None and asked == PERPLEXITY:
+        return [
+            "no scored task gives a perplexity; score a text such as wikitext or python_docs, too, "
+            "or give a policy of your own (--policy)"
+        ]
     if figure is None:
-        return [] if limit.if_scored else [_unknown(document, asked)]
+        return [_unknown(document, asked)]
     name, found = plain(figure.key), []
     for bound in limit.bounds:
         if figure.more_is_better and bound.kind in ("max", "max_increase", "max_increase_pct"):

@@ -82,7 +82,7 @@ def keeps(
 def _limits(baseline: Scorecard, metric: str, accuracy: str | None) -> str:
     words = [f"{metric} +{MOST_GROWTH:.0%}"]
     if baseline.scores[metric].higher_is_better:
-        words = [f"{metric} -{100 * MOST_DROP:g} points"]
+        words = [f"{metric} -{100 * MOST_DROP:g} point"]
     if accuracy is not None:
         words.append(f"no shown drop of {accuracy} beyond {100 * MOST_DROP:g} point")
     return " and ".join(words)

@@ -86,10 +86,18 @@ def _row(report: Report, card: Scorecard) -> list[str]:
         gib(card.size_bytes),
         f"{card.size_bytes / report.baseline.size_bytes:.1%}",
         f"{card.bits_per_weight:.2f}",
-        f"{score.value:.3f}",
-        "" if is_source else f"{report.change(card, report.headline):+.2%}",
+        f"{score.value:.1%}" if score.higher_is_better else f"{score.value:.3f}",
+        "" if is_source else _change(report, card),
         *([f"{card.scores[report.accuracy].value:.1%}"] if report.accuracy else []),
     ]
+
+
+def _change(report: Report, card: Scorecard) -> str:
+    """Of perplexity in percent, of a share of right answers in points, as limits are told."""
+    score, before = card.scores[report.headline], report.baseline.scores[report.headline]
+    if score.higher_is_better:
+        return f"{100 * (score.value - before.value):+.1f} points"
+    return f"{report.change(card, report.headline):+.2%}"
 
 
 def verdicts(report: Report) -> dict[str, list[tuple[str, str]]]:

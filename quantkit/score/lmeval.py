@@ -161,7 +161,12 @@ def _manager(tasks: Sequence[str]) -> Any:
         manager = _all_tasks(own_only=False)
     for task in tasks:
         if task not in manager.all_tasks:
-            raise UnknownName("task", task, _few(task, manager.all_tasks))
+            raise UnknownName(
+                "task",
+                task,
+                _few(task, manager.all_tasks),
+                "All of lm-eval's other tasks work, too.",
+            )
     return manager
 
 
@@ -170,7 +175,7 @@ def _few(task: str, known: Sequence[str]) -> list[str]:
     import difflib
 
     near = difflib.get_close_matches(task, known, n=3, cutoff=0.6)
-    return near or ["python_docs", "wikitext", "mmlu"]
+    return near or ["python_docs", "python_quiz", "wikitext", "mmlu"]
 
 
 @contextmanager

@@ -236,7 +236,7 @@ class Run:
         log = log_name(step.name, number)
         if self.place.read(log) is None:  # who should have written it did not live to
             self.place.write(log, f"{outcome.error}\n".encode())
-        if number < self.attempts and not outcome.died:
+        if number < self.attempts and not outcome.died and not outcome.final:
             if in_company:  # one that spoils a shared pass must not spoil the next
                 self._alone.add(step.name)
             self.progress.note(

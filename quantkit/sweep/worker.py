@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from quantkit.errors import QuantkitError
+from quantkit.errors import PolicyError, QuantkitError
 from quantkit.progress import Progress, Silent
 from quantkit.storage import guarded
 from quantkit.sweep import versions
@@ -78,6 +78,8 @@ class Outcome:
     """A step whose result was found to be changed."""
     died: bool = False
     """The machine or the process went away, which says nothing of the step."""
+    final: bool = False
+    """Trying again would end the same way."""
     host: str = ""
 
 
@@ -142,7 +144,7 @@ def execute(
             outcome = Outcome(error=str(error), tampered=error.step)
         except QuantkitError as error:
             log.line(str(error))
-            outcome = Outcome(error=str(error))
+            outcome = Outcome(error=str(error), final=isinstance(error, PolicyError))
         except Exception as error:  # of any kind: a step's fault must not end the sweep
             log.line(traceback.format_exc())
             told = next(iter(str(error).splitlines()), "")

@@ -224,7 +224,7 @@ def test_reports_that_hold_nothing_to_judge(run_cli, written, good):
     assert "are called one" in one_error(run_cli(["gate", written(twice)]))
     for place in (None, 0, 1):
         good = rescored(good, "wiki/perplexity", None, place)
-    assert "unknown metric 'perplexity'" in one_error(run_cli(["gate", written(good)]))
+    assert "no scored task gives a perplexity" in one_error(run_cli(["gate", written(good)]))
 
 
 def test_a_candidate_that_lacks_a_score_fails(run_cli, written, good):

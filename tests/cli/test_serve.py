@@ -432,3 +432,11 @@ def test_the_image_is_of_the_version_that_was_tried(run_cli, demo_made, tmp_path
     assert image("tag", "--image", ":v0.31.0") == "vllm/vllm-openai:v0.31.0"
     assert image("own", "--image", "ghcr.io:443/me/vllm:1") == "ghcr.io:443/me/vllm:1"
     assert not fake.was_started
+
+
+def test_a_dry_run_names_the_files_that_it_would_write(run_cli, demo_made, tmp_path):
+    command = ["serve", demo_made / "fp8-dynamic", "--gpu", "L40S", "--emit", "compose"]
+    result = run_cli([*command, "-o", tmp_path / "out", "--dry-run", "-q"])
+    assert result.code == 0, result.stderr
+    assert f"would write {tmp_path / 'out' / 'compose.yaml'}" in result.stdout
+    assert not (tmp_path / "out").exists()

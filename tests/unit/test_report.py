@@ -89,3 +89,16 @@ def test_what_an_engine_did_is_shown_in_every_form(cards):
     assert "Proven in" not in html.render(Report.compare(cards).document, "0")
     told = {entry["name"]: entry["verified"] for entry in report.to_json()["candidates"]}
     assert told[first.name]["device"] == "NVIDIA H200"
+
+
+def test_a_share_of_right_answers_changes_by_points(cards):
+    only = [
+        card.model_copy(update={"scores": {"mmlu/acc": card.scores["mmlu/acc"]}}) for card in cards
+    ]
+    report = Report.compare(only)
+    source, *others = table.rows(report)
+    assert source[4].endswith("%")
+    assert all(row[5].endswith(" points") for row in others)
+    before = report.baseline.scores["mmlu/acc"].value
+    first = report.candidates[0].scores["mmlu/acc"].value
+    assert others[0][5] == f"{100 * (first - before):+.1f} points"

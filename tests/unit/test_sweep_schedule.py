@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sweeps import Workers, line, step
 
-from quantkit.errors import StorageError, SweepError
+from quantkit.errors import PolicyError, StorageError, SweepError
 from quantkit.sweep.graph import Graph
 from quantkit.sweep.here import Here
 from quantkit.sweep.lease import Lease
@@ -67,6 +67,19 @@ def test_a_step_that_fails_twice_is_tried_a_third_time(tmp_path):
     assert told[0] == "verify verify one: attempt 1 of 3 failed: ValueError: verify one went wrong"
     logs = sorted(p.name for p in tmp_path.glob("logs/verify-verify-one-*/*.log"))
     assert logs == ["1.log", "2.log", "3.log"]
+
+
+def test_what_would_end_the_same_way_is_not_tried_again(tmp_path):
+    def fail(step, time):
+        if step.title == "report":
+            raise PolicyError("the policy does not fit")
+        return False
+
+    workers = Workers(fail)
+    going, notes = sweeps.run(line().values(), tmp_path, workers)
+    assert workers.times["report"] == 1
+    assert going.errors == {line()["report"].name: "the policy does not fit"}
+    assert "given up after 1 attempt: the policy does not fit" in notes.notes[-1]
 
 
 def test_a_step_that_always_fails_is_reported_with_its_log_and_stops_nobody_else(tmp_path):
