@@ -279,7 +279,8 @@ def test_private_things_are_warned_of_where_nothing_replaces_them(run_cli, tmp_p
         command = ["calibrate", "build", "--from", path, "--model", "demo", "-o", out, "--force"]
         made = run_cli([*command, *SMALL[:4]])
         assert made.code == 0, made.stderr
-        assert ("(email in 3); `quantkit calibrate build --redact`" in " ".join(made.stderr.split())) == warned
+        told = " ".join(made.stderr.split())
+        assert ("(email in 3); `quantkit calibrate build --redact`" in told) == warned
 
 
 def test_rows_that_are_scored_on_are_left_out(build, chat_file, tmp_path):
