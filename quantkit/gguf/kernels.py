@@ -29,6 +29,15 @@ def _finite_or_zero(value):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _peak(x_ptr, lane, inside, n, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    peak = tl.load(x_ptr + lane, inside, 0.0)
+    for i in range(SIZE):
+        x = tl.load(x_ptr + i * n + lane, inside, 0.0)
+        peak = tl.where(tl.abs(x) > tl.abs(peak), x, peak)
+    return peak
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _affine_error(  # type: ignore[no-untyped-def]
     x_ptr, w_ptr, lane, inside, n, inverse, low, scale, foot, top,
     SIZE: tl.constexpr, ABSOLUTE: tl.constexpr,
@@ -128,10 +137,7 @@ def _fit_symmetric(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     lane = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     inside = lane < n
-    peak = tl.load(x_ptr + lane, inside, 0.0)
-    for i in range(SIZE):
-        x = tl.load(x_ptr + i * n + lane, inside, 0.0)
-        peak = tl.where(tl.abs(x) > tl.abs(peak), x, peak)
+    peak = _peak(x_ptr, lane, inside, n, SIZE)
     empty = tl.abs(peak) < empty_below
     peak = tl.where(empty, 1.0, peak)
     inverse = tl.div_rn(tl.zeros_like(peak) - half, peak)
@@ -254,10 +260,7 @@ def _fit_by_descent(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     lane = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     inside = lane < n
-    peak = tl.load(x_ptr + lane, inside, 0.0)
-    for i in range(SIZE):
-        x = tl.load(x_ptr + i * n + lane, inside, 0.0)
-        peak = tl.where(tl.abs(x) > tl.abs(peak), x, peak)
+    peak = _peak(x_ptr, lane, inside, n, SIZE)
     empty = tl.abs(peak) < empty_below
     inverse = tl.div_rn(tl.zeros_like(peak) - half.to(tl.float32), peak)
     for i in range(SIZE):
