@@ -11,6 +11,7 @@ import json
 import platform
 import random
 import shutil
+import string
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,10 @@ WORDS_A_LINE = 1000
 def make_text(path: Path, n_words: int) -> None:
     """Lines that have little in common, or most of them would count as near-duplicates."""
     rng = random.Random(0)
-    words = [*WORDS.split(), *map(str, range(10_000))]
+    words = [
+        *WORDS.split(),
+        *("".join(rng.choices(string.ascii_lowercase, k=rng.randint(3, 8))) for _ in range(10_000)),
+    ]
     lines = (
         " ".join(rng.choices(words, k=WORDS_A_LINE)) for _ in range(-(-n_words // WORDS_A_LINE))
     )

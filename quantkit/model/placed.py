@@ -10,6 +10,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Container, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 FOLLOW_BYTES = 8 << 20
@@ -88,12 +89,15 @@ class PlacedFile:
 
     def _follow(self) -> None:
         try:
-            self._hash_as_it_grows()
+            # Waiting for the disk and hashing take about as long, so they go on side by side.
+            with ThreadPoolExecutor(1) as flusher:
+                self._hash_as_it_grows(flusher)
         except Exception as error:  # whatever it is, the hash is of a part alone
             self._failure = error
 
-    def _hash_as_it_grows(self) -> None:
+    def _hash_as_it_grows(self, flusher: ThreadPoolExecutor) -> None:
         done, flushed = 0, 0
+        flush: Future[None] | None = None
         names = iter(self.places)
         name = next(names, None)
         while done < self._size:
@@ -111,9 +115,12 @@ class PlacedFile:
                 raise OSError(errno.EIO, f"{self.path} ended while it was written")
             self._digest.update(part)
             done += len(part)
-            if done - flushed >= FLUSH_BYTES:
-                _flush(self._file)
-                flushed = done
+            if done - flushed >= FLUSH_BYTES and (flush is None or flush.done()):
+                if flush is not None:
+                    flush.result()
+                flush, flushed = flusher.submit(_flush, self._file), done
+        if flush is not None:
+            flush.result()
 
     def _put(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         view, done = memoryview(data), 0

@@ -3,7 +3,6 @@ as transformers does."""
 
 import hashlib
 import json
-import random
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,6 +11,7 @@ import pytest
 import torch
 import transformers
 from families import FAMILIES, SMALL, make_source
+from odd_texts import texts
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, processors, trainers
 from tokenizers import normalizers as normal
 from tokenizers import pre_tokenizers as cut
@@ -218,32 +218,6 @@ def test_a_tensor_without_a_place_is_refused(tmp_path):
     source = replace(source, tensors={**source.tensors, extra.name: extra})
     with pytest.raises(SourceError, match=r"model\.something\.weight"):
         Layout.of(source)
-
-
-ROWS = (
-    "def f(x):\n    return x**2|for i in range(10):\n\t|</div>|http://a.b/c?d=e&f=g|a_b|x=1;|\\n",
-    "  |   |\n|\n\n|\r\n|\t|\t\t| | a|\u00a0|\u2003|\u200b|\u2028|\u3000|\x1b",
-    "Hello|HELLO|hElLo|CamelCase|don't|I'LL|we've|they'RE|it's|\u2019s",
-    "1|12|123|1234567|3.14|٣٤٥|½|Ⅻ|²",
-    "日本語|中文字符|한국어|русский|Ελληνικά|עברית|العربية|हिन्दी|ไทย|é|e\u0301|ß|İ|ǅ|\U0001d518\U0001d52b|𐍈",
-    "🙂|👩\u200d👩\u200d👧|🇩🇪",
-    "—|…|«»|!!!|?!|...|--|!=|()|{}|'|''|\"|`|$|€|~|^|@|%|*|/|\\|<",
-)
-PIECES = [piece for row in ROWS for piece in row.split("|")]
-
-
-def texts(n_texts, specials=(), seed=0):
-    """Every piece alone, then random rows of them."""
-    generator = random.Random(seed)
-    pieces = [*PIECES, *specials]
-    rows = [
-        "".join(
-            generator.choice(pieces) + generator.choice(["", "", " "])
-            for _ in range(generator.randint(2, 12))
-        )
-        for _ in range(n_texts - len(pieces))
-    ]
-    return pieces + rows
 
 
 def different_tokens(folder, path, left_out=lambda text: False):

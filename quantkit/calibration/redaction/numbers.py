@@ -94,11 +94,19 @@ def luhn(digits: str) -> bool:
     return sum(map(int, doubled)) % 10 == 0
 
 
-def _valid(digits: str) -> bool:
-    issued = any(
-        len(digits) in lengths and int(digits[:n]) in prefixes for prefixes, n, lengths in _ISSUERS
+@lru_cache(maxsize=10_000)
+def _issued(first_four: str) -> frozenset[int]:
+    """How long the cards are that begin so."""
+    return frozenset(
+        length
+        for prefixes, n, lengths in _ISSUERS
+        if int(first_four[:n]) in prefixes
+        for length in lengths
     )
-    return issued and luhn(digits)
+
+
+def _valid(digits: str) -> bool:
+    return len(digits) in _issued(digits[:4]) and luhn(digits)
 
 
 def find_cards(text: str) -> Iterator[Span]:
@@ -111,7 +119,7 @@ def find_cards(text: str) -> Iterator[Span]:
             digits = "".join(filter(str.isdigit, found.group()))
             if found["rest"] and not _valid(digits):  # the security code or the year beside it
                 digits, end = digits[:16], at + found.start("rest")
-            if not _stands_alone(text, start, end) or not _valid(digits):
+            if not _valid(digits) or not _stands_alone(text, start, end):
                 continue
             # A plain one of 13 is as likely the code of a product.
             if (

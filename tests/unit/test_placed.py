@@ -1,0 +1,97 @@
+"""A file whose parts arrive in any order."""
+
+import errno
+import hashlib
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from quantkit.model import placed
+from quantkit.model.placed import PlacedFile
+
+HEAD = b"head of twenty bytes"
+PLACES = {"a": (0, 1000), "b": (1024, 1500), "c": (1504, 9000), "empty": (9000, 9000)}
+SIZE = 9008  # the last part is padded, too
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch):
+    monkeypatch.setattr(placed, "FOLLOW_BYTES", 512)
+    monkeypatch.setattr(placed, "FLUSH_BYTES", 1024)
+
+
+def pieces(seed):
+    """Every part, cut and shuffled, with the file that they make."""
+    rng = random.Random(seed)
+    whole = bytearray(SIZE)
+    cut = []
+    for name, (start, end) in PLACES.items():
+        data = rng.randbytes(end - start)
+        whole[start:end] = data
+        at = 0
+        while at < len(data):
+            n = rng.randint(1, 700)
+            cut.append((name, data[at : at + n], at))
+            at += n
+    rng.shuffle(cut)
+    return cut, HEAD + bytes(whole)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_parts_in_any_order_from_any_thread_make_the_file_and_its_hash(tmp_path, seed):
+    cut, expected = pieces(seed)
+    file = PlacedFile(tmp_path / "f", HEAD, PLACES, SIZE)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda piece: file.write(*piece), cut))
+    assert file.close() == hashlib.sha256(expected).hexdigest()
+    assert (tmp_path / "f").read_bytes() == expected
+
+
+def test_a_writer_that_goes_on_hashes_what_was_there(tmp_path):
+    cut, expected = pieces(0)
+    first = PlacedFile(tmp_path / "f", HEAD, PLACES, SIZE)
+    for piece in cut:
+        if piece[0] == "b":
+            first.write(*piece)
+    first.abandon()
+    again = PlacedFile(tmp_path / "f", HEAD, PLACES, SIZE, present={"b"})
+    for piece in cut:
+        if piece[0] != "b":
+            again.write(*piece)
+    assert again.close() == hashlib.sha256(expected).hexdigest()
+
+
+def test_a_part_that_is_missing_is_named(tmp_path):
+    cut, _ = pieces(0)
+    file = PlacedFile(tmp_path / "f", HEAD, PLACES, SIZE)
+    for piece in cut[:-1]:
+        file.write(*piece)
+    with pytest.raises(AssertionError, match=f"not written in full.*'{cut[-1][0]}'"):
+        file.close()
+
+
+def test_a_disk_that_fails_while_the_file_grows_fails_the_file(tmp_path, monkeypatch):
+    """The system tells of it once, to the flush on the way: the last one then succeeds."""
+    failing = iter([OSError(errno.EIO, "the disk is gone")])
+
+    def flush(file):
+        for error in failing:
+            raise error
+
+    monkeypatch.setattr(placed, "_flush", flush)
+    cut, _ = pieces(0)
+    file = PlacedFile(tmp_path / "f", HEAD, PLACES, SIZE)
+    for piece in cut:
+        file.write(*piece)
+    with pytest.raises(OSError, match="the disk is gone"):
+        file.close()
+
+
+def test_work_that_failed_leaves_no_thread(tmp_path):
+    before = threading.active_count()
+    file = PlacedFile(tmp_path / "f", HEAD, PLACES, SIZE)
+    file.write("a", bytes(1000))
+    file.abandon()
+    assert threading.active_count() == before
