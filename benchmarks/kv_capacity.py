@@ -54,6 +54,10 @@ SAID = {
     "tokens": r"GPU KV cache size: ([\d,]+) tokens",
     "available_gib": r"Available KV cache memory: ([\d.]+) GiB",
     "weights_gib": r"Model loading took ([\d.]+) GiB",
+    "total_gib": r"Free memory on device \([\d.]+/([\d.]+) GiB\)",
+    "activation_gib": r"([\d.]+) GiB for peak activation",
+    "non_torch_gib": r"([\d.]+) GiB for non-torch memory",
+    "graphs_gib": r"([\d.]+) GiB for CUDAGraph memory",
 }
 
 

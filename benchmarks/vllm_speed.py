@@ -44,6 +44,28 @@ SHAPES = {
         "max_position_embeddings": 131072,
         "tie_word_embeddings": False,
     },
+    "llama-3b": {
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+    },
+    "llama-1b": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+    },
 }
 GPTQ_LAYERS = [f"self_attn.{name}_proj" for name in "qkvo"] + [
     f"mlp.{name}_proj" for name in ("gate", "up", "down")

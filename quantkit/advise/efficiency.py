@@ -19,6 +19,9 @@ Each has a slow end, a typical value and a fast end. Where they come from:
   16-bit rate.
 - Time of its own, for each layer and each step: launching kernels, drawing tokens, scheduling.
   Assumed; Llama-3.1-8B with vLLM 0.23 on an A100 agrees (benchmarks/published.py).
+- The host's time. vLLM 0.26 on an H200 decodes a model of 1B no faster in fewer bits: 1.5 ms a step
+  for one user and 2.2 ms for 64, in which its CPU prepares the next step
+  (benchmarks/results/vllm-speed-small-h200.json). The ends are assumed.
 - Together. vLLM computes a step for all users. llama.cpp's throughput did not grow with the number
   of users on an H200 (https://developers.redhat.com/articles/2025/09/30/
   vllm-or-llamacpp-choosing-right-llm-inference-engine-your-use-case): that is its slow end.
@@ -26,6 +29,8 @@ Each has a slow end, a typical value and a fast end. Where they come from:
 """
 
 from dataclasses import dataclass
+
+EVERYBODY = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -46,15 +51,19 @@ class Efficiency:
     """Share of a link's one-way rate."""
     reduce_seconds: float
     """What an all-reduce takes at least, over NVLink; over PCIe twice that."""
-    together: int = 1 << 30
+    together: int = EVERYBODY
     """Users whose tokens are computed in one step; more than that take turns."""
+    host_seconds: float = 0.0
+    """What the CPU takes for a step beside the GPU: no step is shorter."""
+    host_user_seconds: float = 0.0
+    """More of it for each user."""
 
 
 SLOW, TYPICAL, FAST = 0, 1, 2
 VLLM = (
-    Efficiency(0.62, 0.70, 0.40, 40e-6, 2.0e-3, 0.35, 20e-6),
-    Efficiency(0.80, 0.88, 0.60, 15e-6, 0.6e-3, 0.60, 10e-6),
-    Efficiency(0.92, 1.00, 0.80, 5e-6, 0.1e-3, 0.85, 5e-6),
+    Efficiency(0.62, 0.70, 0.40, 40e-6, 2.0e-3, 0.35, 20e-6, EVERYBODY, 3e-3, 30e-6),
+    Efficiency(0.80, 0.88, 0.60, 15e-6, 0.6e-3, 0.60, 10e-6, EVERYBODY, 1.45e-3, 11.5e-6),
+    Efficiency(0.92, 1.00, 0.80, 5e-6, 0.1e-3, 0.85, 5e-6, EVERYBODY, 0.5e-3, 4e-6),
 )
 LLAMA_CPP = (
     Efficiency(0.62, 0.55, 0.35, 20e-6, 0.5e-3, 0.35, 20e-6, 1),

@@ -21,6 +21,8 @@ NOISE = re.compile(
     r"|intel|graphics|data center gpu|apple|generation|[^a-z0-9]"
 )
 UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+DRIVER_BYTES = 1 << 29
+"""Of the memory that nvidia-smi tells, what torch does not see."""
 MOST = 1e18
 """Above this no device has anything, and numbers may be infinite."""
 QUANTITY = re.compile(r"([\d.]+)\s*([kmgtp]?)(i?)b(/s|ps)?", re.IGNORECASE)
@@ -49,6 +51,8 @@ class GPU:
     year: int | None = None
     memory_bytes: int | None = None
     """What the driver reports, where that is known; see `usable_bytes`."""
+    driver_bytes: int = 0
+    """What of that the driver keeps for itself, so that no program sees it."""
     fp16_tflops: float | None = None
     """FP16, and BF16 where there is any, summed up in FP32."""
     fp8_tflops: float | None = None
@@ -73,8 +77,8 @@ class GPU:
 
     @property
     def usable_bytes(self) -> int:
-        """Memory to plan with: as reported, else the printed number in its smaller reading."""
-        return self.memory_bytes or int(self.memory_gb * 1e9)
+        """Memory to plan with: what programs see, else the printed number, read as the smaller."""
+        return (self.memory_bytes or int(self.memory_gb * 1e9)) - self.driver_bytes
 
     @property
     def capability(self) -> float | None:
@@ -107,7 +111,8 @@ def _device(entry: dict[str, Any]) -> GPU:
     )
     for key in ("aliases", "unverified"):
         entry[key] = tuple(entry.get(key, ()))
-    return GPU(**entry, sources=sources)
+    kept = DRIVER_BYTES if entry["vendor"] == "nvidia" and "memory_bytes" in entry else 0
+    return GPU(**entry, driver_bytes=kept, sources=sources)
 
 
 def normal(name: str) -> str:
@@ -158,6 +163,7 @@ def describe(
         vendor=_vendor_of(compute_capability),
         memory_gb=size / 1e9,
         memory_bytes=size,
+        driver_bytes=min(DRIVER_BYTES, size // 16),
         derived={} if "i" in memory.lower() else {"memory_bytes": read},
         bandwidth_gb_s=parse_bytes(bandwidth, per_second=True) / 1e9,
         compute_capability=compute_capability,
@@ -185,7 +191,7 @@ def printed_bytes(text: str) -> int:
     """Bytes of memory in what a card or nvidia-smi says: `24GB` and `24GiB` are the same there.
 
     Memory is made in powers of two, so that a card of 24 GB has 24 x 2^30 bytes. Drivers keep some
-    for themselves: up to 0.5%, or 6% where ECC takes it from the same memory.
+    for themselves: half a GiB, and 6% where ECC takes it from the same memory.
     """
     size = parse_bytes(text)
     return int(size if "i" in text.lower() else parse_bytes(re.sub("[bB]", "iB", text)))
@@ -210,7 +216,7 @@ def detect() -> GPU:
 
     nvidia-smi answers at once; torch, which also knows AMD's, is asked only without it.
     """
-    name, memory_bytes = _from_nvidia_smi() or _from_torch() or (None, 0)
+    name, memory_bytes, kept = _from_nvidia_smi() or _from_torch() or (None, 0, 0)
     if name is None:
         raise HardwareError(
             "no GPU found on this machine, neither by nvidia-smi nor by torch; name one of "
@@ -221,24 +227,24 @@ def detect() -> GPU:
             f"this machine's GPU, '{name}', is not in the list of `quantkit gpus`; give its memory "
             "and bandwidth"
         )
-    return replace(known, memory_bytes=memory_bytes)
+    return replace(known, memory_bytes=memory_bytes, driver_bytes=kept)
 
 
-def _from_nvidia_smi() -> tuple[str, int] | None:
+def _from_nvidia_smi() -> tuple[str, int, int] | None:
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
         name, mebibytes = answer.stdout.splitlines()[0].rsplit(",", 1)
-        return name.strip(), int(mebibytes) << 20
+        return name.strip(), int(mebibytes) << 20, DRIVER_BYTES
     # Missing, failing, slow, or with nothing to say: boards that share memory answer [N/A].
     except (OSError, subprocess.SubprocessError, IndexError, ValueError):
         return None
 
 
-def _from_torch() -> tuple[str, int] | None:
+def _from_torch() -> tuple[str, int, int] | None:
     import torch
 
     if not torch.cuda.is_available():
         return None
     properties = torch.cuda.get_device_properties(0)
-    return properties.name, properties.total_memory
+    return properties.name, properties.total_memory, 0

@@ -4,7 +4,7 @@ Weights and KV cache are exact; the rest, which an engine takes beside them, is 
 assumptions stand in `Engine` and its two instances.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quantkit.advise import kv, parallel
 from quantkit.advise.gpus import GPU
@@ -20,7 +20,9 @@ class Engine:
     """What an engine takes on each GPU beside weights and KV cache."""
 
     fixed_bytes: int
-    """CUDA's context, libraries' workspaces, buffers for talking to other GPUs."""
+    """CUDA's context and libraries' workspaces."""
+    talk_bytes: int
+    """More of them where GPUs share a model: buffers for talking to each other."""
     graph_bytes: int
     """Recorded CUDA graphs."""
     batch_tokens: int
@@ -31,16 +33,18 @@ class Engine:
     """Tokens of a sequence for which room is given out at a time."""
 
 
-# A log of vLLM's for Llama 3 8B on one H100 (vllm-project/vllm pull request 10511) has 1.79 GiB
-# outside of torch and 1.26 GiB of activations; later ones have 0.2 GiB outside of torch. Its
-# message on graphs says 1 to 3 GiB; the lower end holds since it captures fewer sizes. Batches are
-# its defaults for a server, from 70 GiB on and below (get_batch_defaults in engine/arg_utils.py).
-VLLM = Engine(GIB, GIB, batch_tokens=8192, n_logits=1024, page_tokens=16)
-VLLM_SMALL = Engine(GIB, GIB, batch_tokens=2048, n_logits=256, page_tokens=16)
+# What logs of vLLM 0.15 to 0.26 say (benchmarks/published.yaml): outside of torch 0.13 to 0.25 GiB
+# on one GPU and half a GiB more on two that talk over PCIe; since 0.19 nearly 2 GiB more where
+# Hopper's talk over NVLink. Graphs take 0.2 to 0.9 GiB. Batches are its defaults for a server, from
+# 70 GiB on and below (get_batch_defaults in engine/arg_utils.py).
+VLLM = Engine(GIB // 4, GIB // 2, GIB // 2, batch_tokens=8192, n_logits=1024, page_tokens=16)
+VLLM_SMALL = replace(VLLM, batch_tokens=2048, n_logits=256)
+NVLINK_TALK_BYTES = int(1.85 * GIB)
+DRAWN_BYTES = 2 + 4 + 4 + 4
 LARGE_BYTES = 70 * GIB
 # llama.cpp computes 512 tokens at a time (-ub), keeps room for the logits of all of them, and
 # rounds the context up to 256 tokens.
-LLAMA_CPP = Engine(GIB // 2, 0, batch_tokens=512, n_logits=512, page_tokens=256)
+LLAMA_CPP = Engine(GIB // 2, 0, 0, batch_tokens=512, n_logits=512, page_tokens=256)
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,7 @@ def fits(
         ((engine, int(memory * utilisation)) for engine, memory in choices),
         key=lambda choice: choice[1] - overhead_bytes(shape, choice[0], split.tensor, by_layers),
     )
+    talk = talk_bytes(engine, gpu, split)
     pages = -(-context // engine.page_tokens) * engine.page_tokens
     users_bytes = _user_bytes(shape, pages, kv_bits, split, by_layers)
     last = len(users_bytes) - 1
@@ -126,6 +131,7 @@ def fits(
     for stage, weights in enumerate(parallel.stage_bytes(shape, recipe, split)):
         held = weights + beside.fixed_bytes
         taken = overhead_bytes(shape, engine, split.tensor, by_layers, has_head=stage == last)
+        taken += talk
         # Where all layers read others' keys, next to nothing.
         user = max(1, users_bytes[stage] + pages * beside.token_bytes)
         room.append((max(0, usable - held - taken), user, held, taken))
@@ -156,20 +162,31 @@ def fits(
     )
 
 
+def talk_bytes(engine: Engine, gpu: GPU, split: Split) -> int:
+    """What buffers take by which GPUs talk to each other."""
+    if split.n_gpus == 1:
+        return 0
+    has_nvlink = gpu.link_gb_s is not None and (gpu.capability or 0) >= 9
+    return NVLINK_TALK_BYTES if engine.talk_bytes and has_nvlink else engine.talk_bytes
+
+
 def overhead_bytes(
     shape: ModelShape, engine: Engine, tensor: int, by_layers: bool = False, has_head: bool = True
 ) -> int:
-    """Bytes that an engine takes beside weights and KV cache.
+    """Bytes that an engine takes beside weights and KV cache, whoever it talks to.
 
-    Activations: the residual stream with its copies, and the MLP's gate, up and product, in 16
-    bits; then, where the head is, the logits in 32 bits, and once more while they are sorted.
+    Activations in 16 bits: the residual stream twice, and the most that comes on top of it. That
+    is the MLP's gate, up and product, or, where the head is, the drawing of tokens: logits in 16
+    and in 32 bits, probabilities and noise. llama.cpp has room for both, logits in 32 bits only.
     """
     config = shape.config
     hidden = int(config["hidden_size"])
     inner = int(config.get("intermediate_size") or 4 * hidden)
-    activations = engine.batch_tokens * (4 * hidden + 3 * -(-inner // tensor)) * 2
-    logits = engine.n_logits * int(config["vocab_size"]) * 4 * (1 if by_layers else 2)
-    return engine.fixed_bytes + engine.graph_bytes + activations + (logits if has_head else 0)
+    residual = engine.batch_tokens * 2 * hidden * 2
+    inside = engine.batch_tokens * 3 * -(-inner // tensor) * 2
+    n_drawn = engine.n_logits * int(config["vocab_size"]) if has_head else 0
+    most = inside + n_drawn * 4 if by_layers else max(inside, n_drawn * DRAWN_BYTES)
+    return engine.fixed_bytes + engine.graph_bytes + residual + most
 
 
 def _user_bytes(

@@ -2,10 +2,10 @@
 
 Layers take as long as the slower of two, reading weights or multiplying, and attention likewise,
 reading the KV cache or multiplying. Weight-only formats multiply in 16 bits, after unpacking what
-they read; 8-bit formats at their own rate where the device has it. GPUs that cut layers share a
-step and talk twice a layer. Those in a row compute one after the other: a token takes as long as
-all of them together, while others' tokens keep the rest of the row busy. GPUs of llama.cpp take
-turns.
+they read; 8-bit formats at their own rate where the device has it. No step is shorter than the CPU
+takes to prepare it. GPUs that cut layers share a step and talk twice a layer. Those in a row
+compute one after the other: a token takes as long as all of them together, while others' tokens
+keep the rest of the row busy. GPUs of llama.cpp take turns.
 """
 
 from collections import Counter
@@ -64,7 +64,8 @@ class Speed:
     total: Span
     """Tokens of answers a second, all users together, prompts computed in between."""
     bound: str
-    """What most of a step goes to: weights, cache, compute, attention or links; or `measured`."""
+    """What most of a step goes to: weights, cache, compute, attention, links or the host;
+    or `measured`."""
     is_measured: bool = False
 
     @classmethod
@@ -201,7 +202,7 @@ def pass_seconds(case: Case, users: int, n_tokens: int, depth: int, end: Efficie
         (all_stages - head) * share + (head if is_last else 0.0)
         for share, is_last in zip(case.stage_shares, (False, True), strict=True)
     )
-    return max(all_stages, n_batches * longest) * users / together
+    return max(all_stages, n_batches * longest, _host_seconds(together, end)) * users / together
 
 
 def prefill_seconds(case: Case, prompt: int, end: Efficiency) -> float:
@@ -337,6 +338,10 @@ def _talking(case: Case, tokens: int, end: Efficiency, chunks: int = 1) -> float
     return n_reduces * each + (case.n_stages - 1) * handed
 
 
+def _host_seconds(users: int, end: Efficiency) -> float:
+    return end.host_seconds + end.host_user_seconds * users
+
+
 def _own_time(case: Case, end: Efficiency) -> float:
     return end.step_seconds + end.layer_seconds * int(case.shape.config["num_hidden_layers"])
 
@@ -346,4 +351,6 @@ def _bound(case: Case, users: int, depth: int) -> str:
     batch = -(-min(users, end.together) // case.n_stages)
     parts = _step_parts(case, batch, depth, end)
     parts["weights"] += _head_seconds(case, batch, end)
+    if step_seconds(case, users, depth, end) <= _host_seconds(min(users, end.together), end):
+        return "host"
     return max(parts, key=lambda name: parts[name])

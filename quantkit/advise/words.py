@@ -105,6 +105,7 @@ BOUND = {
     "compute": "products with weights take most of it",
     "attention": "products of attention take most of it",
     "links": "the way between GPUs takes most of it",
+    "host": "the CPU that prepares each step sets the pace",
 }
 
 

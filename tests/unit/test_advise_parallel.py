@@ -137,6 +137,7 @@ def test_the_gpu_with_the_least_room_decides():
     room = []
     for stage, size in enumerate(stage_bytes(LLAMA, None, split)):
         own = memory.overhead_bytes(LLAMA, memory.VLLM_SMALL, 1, has_head=stage == 2)
+        own += memory.VLLM_SMALL.talk_bytes
         n_layers = (11, 11, 10)[stage]
         room.append((fit.usable_bytes - size - own) // (n_layers * 8192 * 2 * 8 * 128 * 2))
     assert fit.users == min(room)
@@ -326,16 +327,21 @@ def test_a_wish_that_a_format_cannot_fulfil_leaves_it_out():
 
 
 def test_whole_experts_wait_for_the_fullest_gpu():
-    cut, whole = (
-        by_name(ask(MIXTURE, context=4096, count=4, wish=Wish(tensor=4, has_whole_experts=w)))
-        for w in (False, True)
-    )
-    assert (cut.split.has_whole_experts, whole.split.has_whole_experts) == (False, True)
-    assert whole.speed.step.typical > cut.speed.step.typical
+    for users, is_slower in ((1, False), (256, True)):  # alone one waits for the CPU
+        cut, whole = (
+            by_name(
+                ask(MIXTURE, context=4096, users=users, count=4, wish=Wish(4, has_whole_experts=w)),
+                "as it is",
+                "L4",
+            )
+            for w in (False, True)
+        )
+        assert (cut.split.has_whole_experts, whole.split.has_whole_experts) == (False, True)
+        assert (whole.speed.step.typical > cut.speed.step.typical) == is_slower
 
 
-def flags(model, recipe, count, split=None, device="L40S"):
-    demand = plan.Demand(gpus.find(device), count, split=split, context=2048, users=4)
+def flags(model, recipe, count, split=None, device="L40S", context=2048):
+    demand = plan.Demand(gpus.find(device), count, split=split, context=context, users=4)
     made = plan.make(target.planned(model, recipe, "out/it"), demand)
     return made, {flag.name: flag for flag in made.flags}
 
@@ -364,7 +370,8 @@ def test_a_plan_finds_a_way_of_its_own_where_layers_cannot_be_cut_over_all():
     assert made.where.startswith("2 x L40S")
     assert any("1 of the 3 GPUs is left idle: 32 heads" in note for note in made.notes)
     # 70B in 8 bits wants all three.
-    _, large = flags(shape.of("70B"), load("fp8-dynamic"), 3, device="A100 SXM 40GB")
+    device = "A100 SXM 40GB"
+    _, large = flags(shape.of("70B"), load("fp8-dynamic"), 3, device=device, context=8192)
     assert large["--pipeline-parallel-size"].words[1] == "3"
 
 
@@ -380,3 +387,17 @@ def test_json_tells_how_gpus_share_it():
 def test_gpus_of_the_usual_way_are_those_that_are_counted():
     assert parallel.usual(None, 4) == Split(4)
     assert parallel.usual(load("gguf-q8_0"), 4) == Split(pipeline=4)
+
+
+def test_gpus_that_talk_keep_buffers_for_it():
+    """Hopper's over NVLink the most, as vLLM has logged since 0.19."""
+    taken = {}
+    for name in ("L40S", "H100 SXM"):
+        for count in (1, 2, 4):
+            engine = replace(memory.VLLM, batch_tokens=2048)
+            fit = fits(LLAMA, None, gpus.find(name), count, engine=engine, split=Split(count))
+            own = memory.overhead_bytes(LLAMA, engine, count)
+            taken[name, count] = (fit.overhead_bytes - own) / GIB
+    assert taken["L40S", 1] == taken["H100 SXM", 1] == 0
+    assert taken["L40S", 2] == taken["L40S", 4] == 0.5
+    assert taken["H100 SXM", 2] == taken["H100 SXM", 4] == pytest.approx(1.85)

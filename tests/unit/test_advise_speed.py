@@ -356,3 +356,18 @@ def test_few_tokens_make_whole_experts_wait_for_each_other_and_many_do_not():
     assert experts.unevenness(8, None, 8) == pytest.approx(expected, rel=0.15)
     assert experts.unevenness(128, 128, 8) == 1.0
     assert experts.unevenness(1 << 20, None, 8) < 1.01
+
+
+def test_small_models_wait_for_the_cpu():
+    """As measured in vLLM on an H200: benchmarks/results/vllm-speed-small-h200.json."""
+    small = shape.of("1B")
+    h200 = gpus.find("H200")
+    for users in (1, 64):
+        steps = set()
+        for name in ("fp8-dynamic", "awq-gptq-w4a16"):
+            one = Case(small, work.of(small, FORMATS[name]), FORMATS[name], h200)
+            steps.add(step_seconds(one, users, 96, efficiency.VLLM[efficiency.TYPICAL]))
+            assert estimate(one, Load(128, 64, users)).bound == "host"
+        assert len(steps) == 1
+    large = case("fp8-dynamic", h200)
+    assert estimate(large, Load(128, 64, 64)).bound != "host"
