@@ -32,6 +32,7 @@ from quantkit.gguf import reader
 from quantkit.gguf.layout import Layout
 from quantkit.gguf.values import FLOATS
 from quantkit.model.source import ModelSource
+from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.offline import without_hub
 from quantkit.quantize.run import quantize
 from quantkit.recipe import load
@@ -121,7 +122,7 @@ def main() -> None:
     args = parser.parse_args()
     without_hub()
     source = ModelSource.open(args.model)
-    tokenizer = loading.tokenizer(source.folder)
+    tokenizer = load_tokenizer(source.folder)
     found: dict[str, Any] = {
         "what": "GGUF files in llama.cpp against transformers; nats for log-probabilities",
         "model": source.label,

@@ -20,6 +20,7 @@ from quantkit import device as devices
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import versions
 from quantkit.model.source import ModelSource
+from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.offline import without_hub
 from quantkit.quantize.prepare import CalibrationChoice
 from quantkit.quantize.run import quantize
@@ -69,7 +70,7 @@ def perplexity(model: Any, tokenizer: Any, text: Path, length: int) -> float:
 def perplexity_of(target: ModelSource | Checkpoint, text: Path, length: int, device: str) -> float:
     """The same for a folder."""
     model = loading.load(target, torch.device(device))
-    return perplexity(model, loading.tokenizer(target.folder), text, length)
+    return perplexity(model, load_tokenizer(target.folder), text, length)
 
 
 def main() -> None:

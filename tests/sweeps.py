@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from quantkit.progress import Silent
+from notes import Notes
+
 from quantkit.sweep.graph import Graph, Step, digest_of
 from quantkit.sweep.here import Here
 from quantkit.sweep.lease import Lease
@@ -13,16 +14,6 @@ from quantkit.sweep.place import Place
 from quantkit.sweep.result import Product
 from quantkit.sweep.schedule import Run
 from quantkit.sweep.worker import Bench, Functions, Job, Outcome, execute
-
-
-class Notes(Silent):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 def step(kind: str, title: str, *needs: Step, content: str = "", **more: Any) -> Step:

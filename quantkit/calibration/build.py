@@ -22,9 +22,10 @@ from quantkit.calibration.redaction.rows import redact_rows
 from quantkit.calibration.rendering import Piece, Refused, Renderer
 from quantkit.calibration.spec import USUAL_SAMPLES, SetSpec
 from quantkit.calibration.tokens import CalibrationTokens
-from quantkit.errors import DataError, SourceError
+from quantkit.errors import DataError
 from quantkit.hush import hushed
 from quantkit.model.source import context_of, locate, read_config
+from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress
 
 ENOUGH = 8
@@ -48,15 +49,9 @@ class Vocabulary:
     @classmethod
     def of(cls, name: str, revision: str | None = None) -> "Vocabulary":
         """Of a folder, a hub model or `demo`; weights are neither fetched nor read."""
-        from transformers import AutoTokenizer
-
         folder = locate(name, revision, weights=False)
         config = read_config(folder)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            first = next(iter(str(error).splitlines()), type(error).__name__)
-            raise SourceError(f"{name} has no tokenizer that can be read: {first}") from error
+        tokenizer = load_tokenizer(folder)
         label = name if name == "demo" else Path(name).name
         n_tokens = config.get("vocab_size") or len(tokenizer)
         widths = [config.get(key) for key in ("hidden_size", "intermediate_size", "ffn_dim")]

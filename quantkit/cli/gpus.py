@@ -65,7 +65,8 @@ def _show(gpu: "GPU") -> None:
     origin |= {name: f"= {arithmetic}" for name, arithmetic in gpu.derived.items()}
     known = [f for f in FIGURES if getattr(gpu, f) is not None]
     figures = [(f, f"{getattr(gpu, f)}  {origin.get(f, '')}".rstrip()) for f in known]
-    console.print_lines("Figures", [*figures, ("to plan with", gib(gpu.usable_bytes))])
+    kept = f"; the driver keeps {gib(gpu.driver_bytes)}" if gpu.driver_bytes else ""
+    console.print_lines("Figures", [*figures, ("to plan with", gib(gpu.usable_bytes) + kept)])
     for engine in ENGINES:
         lines = [(f, ": ".join(runs(gpu, f, engine))) for f in FORMATS]
         console.print_lines(f"In {engine}", lines)

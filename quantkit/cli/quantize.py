@@ -191,7 +191,7 @@ def _show_made(checkpoints: "list[Checkpoint]", as_json: bool) -> None:
     from quantkit.storage import gib
 
     console.print_table(
-        ["checkpoint", "size", "bits/weight", "worst layer's error", "seconds"],
+        ["checkpoint", "size", "bits/weight", "worst weight error", "seconds"],
         [
             [
                 str(c.folder),

@@ -16,6 +16,7 @@ from quantkit.draft.speedup import Cost
 from quantkit.errors import DataError, SourceError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.source import ModelSource, context_of, read_config
+from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress, Silent
 from quantkit.score import loading as models
 
@@ -135,8 +136,8 @@ def measure(
 
 def _require_one_vocabulary(target: Target, draft: Target, trust_remote_code: bool) -> None:
     """Proposals in other words than the target's mean nothing to it."""
-    words = models.tokenizer(target.folder, trust_remote_code)
-    theirs = models.tokenizer(draft.folder, trust_remote_code)
+    words = load_tokenizer(target.folder, trust_remote_code)
+    theirs = load_tokenizer(draft.folder, trust_remote_code)
     sizes = [int(read_config(m.folder).get("vocab_size") or 0) for m in (target, draft)]
     if words.get_vocab() != theirs.get_vocab():
         raise SourceError(
@@ -156,7 +157,7 @@ def prompts_of(
     """Samples [rows, tokens] that are long enough to be begun and continued."""
     length = asked.n_prompt + asked.n_tokens
     config = read_config(target.folder)
-    words = models.tokenizer(target.folder, trust_remote_code)
+    words = load_tokenizer(target.folder, trust_remote_code)
     model = Vocabulary(target.label, words, context_of(config), int(config["vocab_size"]))
     # In silence: what is said there of few samples holds for statistics, not for prompts.
     found = loading.load(

@@ -20,8 +20,8 @@ from gguf import Keys, TokenType
 from quantkit.errors import SourceError
 from quantkit.gguf import pretokenizers
 from quantkit.gguf.writer import Value
-from quantkit.hush import hushed
 from quantkit.model.source import ModelSource
+from quantkit.model.tokenizer import load as load_tokenizer
 
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 # Some models forget to mark these as special; llama.cpp must not print them.
@@ -74,16 +74,7 @@ def vocabulary(source: ModelSource, n_tokens: int) -> dict[str, Value]:
 
 
 def _load(source: ModelSource) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        with hushed("transformers"):
-            tokenizer = AutoTokenizer.from_pretrained(
-                source.folder, trust_remote_code=source.trust_remote_code
-            )
-    except Exception as error:  # somebody else's files; anything may be wrong with them
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise SourceError(f"cannot load the tokenizer of {source.folder}: {reason}") from error
+    tokenizer = load_tokenizer(source.folder, source.trust_remote_code)
     if not getattr(tokenizer, "is_fast", False):
         raise SourceError(
             f"{source.folder} has a tokenizer in Python only; GGUF needs one with a tokenizer.json"

@@ -24,10 +24,10 @@ from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.verified import Verified
 from quantkit.hush import hushed
 from quantkit.model.source import ModelSource, context_of, read_config
+from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress, Silent
 from quantkit.proof import agreement, prompts, reference
 from quantkit.proof.prompts import N_SCORED, Prompts
-from quantkit.score import loading
 from quantkit.verify.checkpoint import Verification, verify
 
 OURS = threading.Lock()
@@ -168,7 +168,7 @@ def ask(target: ModelSource | Checkpoint, engine: Engine, asked: Asked) -> Askin
             settings["kv_cache_dtype"] = "fp8"
     config = read_config(target.folder)
     with OURS, hushed("transformers"):  # long documents are cut, which it cannot know
-        tokenizer = loading.tokenizer(target.folder, asked.trust_remote_code)
+        tokenizer = load_tokenizer(target.folder, asked.trust_remote_code)
         context = min(context_of(config), engine.max_model_len or sys.maxsize)
         made = prompts.make(tokenizer, context, target.folder, asked.n_prompts)
     settings |= {"dtype": asked.dtype, "max_model_len": made.longest, "enforce_eager": True}

@@ -22,6 +22,7 @@ from quantkit.gguf.layout import Layout
 from quantkit.gguf.plan import AnyLayout, GGUFPlan
 from quantkit.model.architecture import EXPERT, Architecture
 from quantkit.model.source import ModelSource, refuse_experts
+from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress, Silent
 from quantkit.quantize import llmcompressor, stopped
 from quantkit.quantize import plan as planning
@@ -290,12 +291,10 @@ def load_tokens(
     progress: Progress | None = None,
 ) -> CalibrationTokens:
     """The calibration tokens that were asked for, in the source's own vocabulary."""
-    from transformers import AutoTokenizer
-
     embedding = next(iter(architecture.shapes.values()))
     model = Vocabulary(
         source.label,
-        AutoTokenizer.from_pretrained(source.folder),
+        load_tokenizer(source.folder, source.trust_remote_code),
         source.context,
         embedding[0],
     )

@@ -19,6 +19,7 @@ from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import Manifest, now, versions
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
+from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress, Silent
 from quantkit.recipe import Recipe
 from quantkit.score import answers, lmeval
@@ -146,7 +147,7 @@ def _served(
     trust_remote_code: bool,
 ) -> Any:
     """A model behind a completions endpoint, with answers kept as for one that is loaded."""
-    from quantkit.score import cache, loading
+    from quantkit.score import cache
     from quantkit.score.server import ServedModel
 
     class Kept(ServedModel):
@@ -171,7 +172,7 @@ def _served(
     kept = cache.AnswerCache(folder, cache.identity(facts))
     return Kept(
         asked.server or _in_llama_cpp(target, asked),
-        loading.tokenizer(target.folder, trust_remote_code),
+        load_tokenizer(target.folder, trust_remote_code),
         asked.max_length,
         answers=cache.ByName(kept),
         advance=progress.advance,

@@ -4,12 +4,11 @@ Weights are dequantised by our own reader, so that every format goes through one
 layers, and keys and values, are rounded where the format does that at run time.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from quantkit.errors import CheckpointError, SourceError
+from quantkit.errors import CheckpointError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.tensors import kv_specs
 from quantkit.model import experts
@@ -80,13 +79,3 @@ def _round_cache(model: Any, checkpoint: Checkpoint) -> None:
             if spec.name not in scales:
                 raise CheckpointError(f"{checkpoint.folder} lacks {spec.name}; run verify")
     activations.attach_to_cache(model, scales)
-
-
-def tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a model folder."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # whatever is wrong with somebody else's files
-        raise SourceError(f"{folder} has no tokenizer that transformers can load") from error

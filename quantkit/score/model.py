@@ -18,6 +18,7 @@ from quantkit.errors import ScoreError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.shards import read_header, write_whole
 from quantkit.model.source import ModelSource
+from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress
 from quantkit.score import cache, divergence, loading
 from quantkit.score.answering import Answer, Answerer, Request, Watcher
@@ -98,7 +99,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         model = loading.load(target, device, trust_remote_code)
         super().__init__(
             pretrained=model,
-            tokenizer=loading.tokenizer(target.folder, trust_remote_code),
+            tokenizer=load_tokenizer(target.folder, trust_remote_code),
             max_length=max_length,
         )
         self._label = target.label
@@ -106,12 +107,18 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         self._encoder = Encoder(self)
         self._answerer = Answerer(model, self.max_length, batch_size)
         self._kept = _Kept.of(target, model.dtype, folder)
+        self._n_asked = self._n_kept = 0
         self.texts: dict[str, Text] = {}
         """What was found on texts that were scored whole, by task."""
 
     def close(self) -> None:
-        """Keep all answers."""
+        """Keep all answers, and say which were."""
         self._kept.answers.close()
+        if self._n_kept:
+            which = "all" if self._n_kept == self._n_asked else f"{self._n_kept:,}"
+            self._progress.note(
+                f"{self._label}: {which} of {self._n_asked:,} answers were kept from before"
+            )
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         self._progress.start(f"score {self._label}", len(requests), "questions")
@@ -127,7 +134,9 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         keys = cache.keys_of(asked)
         found = [self._kept.answers.get(key) for key in keys]
         open_places = [place for place, answer in enumerate(found) if answer is None]
-        self._progress.advance(len(asked) - len(open_places))
+        n_kept = len(asked) - len(open_places)
+        self._count(len(asked), n_kept)
+        self._progress.advance(n_kept)
         for batch in self._answerer.answers([asked[place] for place in open_places]):
             for number, answer in batch:
                 place = open_places[number]
@@ -135,6 +144,10 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
                 self._kept.answers.put(keys[place], answer)
             self._progress.advance(len(batch))
         return [answer for answer in found if answer is not None]
+
+    def _count(self, n_asked: int, n_kept: int) -> None:
+        self._n_asked += n_asked
+        self._n_kept += n_kept
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> list[float]:
         by_task: dict[str, list[int]] = {}
@@ -179,7 +192,9 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         digest = divergence.tokens_digest(windows)
         kept, reference = self._kept.whole(digest), self._kept.reference(digest)
         if kept.is_file() and reference.is_file() == bool(len((found := _Whole.read(kept)).kl)):
+            self._count(len(windows), len(windows))
             return found
+        self._count(len(windows), 0)
         n_tokens = sum(len(window.continuation) for window in windows)
         watcher: Watcher | None = None
         recorded = compared = None

@@ -398,7 +398,7 @@ def test_a_model_without_a_tokenizer(refused, tiny_model, chat_file):
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
     message = refused("--from", chat_file, model=folder)
-    assert message.startswith(f"{folder} has no tokenizer that can be read: ")
+    assert message.startswith(f"cannot load the tokenizer of {folder}: ")
 
 
 def test_fewer_rows_than_samples(refused, tmp_path):

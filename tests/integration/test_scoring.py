@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+from notes import Notes
 
 from quantkit.errors import CheckpointError, ScoreError
 from quantkit.model.source import ModelSource
@@ -83,16 +84,20 @@ def rounded(tmp_path_factory):
 
 
 def ask(data, tmp_path, target=None, **more):
+    progress = more.pop("progress", None)
     asked = Asked((TASK,), num_fewshot=2, data=data, cache=tmp_path / "cache", **more)
-    return evaluate(target or ModelSource.open("demo"), asked, device="cpu")
+    return evaluate(target or ModelSource.open("demo"), asked, "cpu", progress)
 
 
 def test_nothing_is_answered_twice(data, tmp_path, counted):
-    first = ask(data, tmp_path)
+    told = Notes()
+    first = ask(data, tmp_path, progress=told)
+    assert told.notes == []
     assert sum(counted) == 4 * N_QUESTIONS
     assert first.card.scores[f"{TASK}/acc"].n == N_QUESTIONS
     counted.clear()
-    second = ask(data, tmp_path)
+    second = ask(data, tmp_path, progress=told)
+    assert told.notes == [f"demo: all of {4 * N_QUESTIONS} answers were kept from before"]
     assert sum(counted) == 0
     assert second.card.scores == first.card.scores
     assert second.outcomes == first.outcomes

@@ -25,6 +25,7 @@ from processes import free_port
 from quantkit.calibration.reading import python_text
 from quantkit.errors import ScoreError
 from quantkit.model.source import ModelSource
+from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.quantize.prepare import CalibrationChoice
 from quantkit.quantize.run import quantize
 from quantkit.recipe import ActivationScheme, Recipe
@@ -133,7 +134,7 @@ class Fake(ThreadingHTTPServer):
 def demo():
     source = ModelSource.open("demo")
     model = loading.load(source, torch.device("cpu"))
-    return model, loading.tokenizer(source.folder)
+    return model, load_tokenizer(source.folder)
 
 
 @pytest.fixture(scope="module")
@@ -480,7 +481,7 @@ def test_vllm_gives_the_perplexity_that_we_simulate(
         tmp_path / "out",
         calibration=CalibrationChoice("python-docs"),
     )
-    tokenizer = loading.tokenizer(checkpoint.folder)
+    tokenizer = load_tokenizer(checkpoint.folder)
     texts = [document.text[:n_characters] for document in python_text.heldout()[:n_texts]]
     requests = [Instance("loglikelihood_rolling", {}, (text,), i) for i, text in enumerate(texts)]
     n_tokens = sum(len(tokenizer.encode(text)) for text in texts)

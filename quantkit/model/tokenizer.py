@@ -1,0 +1,24 @@
+"""The tokenizer of a model folder, as transformers loads it."""
+
+from pathlib import Path
+from typing import Any
+
+from quantkit.errors import SourceError
+from quantkit.hush import hushed
+
+LONG_TEXTS = "sequence-length-is-longer-than-the-specified-maximum"
+
+
+def load(folder: Path, trust_remote_code: bool = False) -> Any:
+    """Without its warning of long texts, which are cut into windows wherever they are used here."""
+    from transformers import AutoTokenizer
+
+    try:
+        with hushed("transformers"):
+            found = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:  # somebody else's files; anything may be wrong with them
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise SourceError(f"cannot load the tokenizer of {folder}: {reason}") from error
+    if hasattr(found, "deprecation_warnings"):
+        found.deprecation_warnings[LONG_TEXTS] = True  # where it notes what it has said
+    return found
