@@ -22,6 +22,7 @@ from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import FILE, Manifest
 from quantkit.model.shards import ShardWriter, TensorSpec, read_header
 from quantkit.model.source import ModelSource
+from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.proof import agreement, prompts
 from quantkit.proof.run import Asked, prove
 from quantkit.quantize.prepare import CalibrationChoice
@@ -29,7 +30,7 @@ from quantkit.quantize.run import quantize
 from quantkit.recipe import Recipe
 from quantkit.report import inputs
 from quantkit.score.evaluation import read_all
-from quantkit.score.loading import load, tokenizer
+from quantkit.score.loading import load
 from quantkit.storage import sha256_of
 
 FAKE = Path(__file__).parents[1] / "fake_vllm"
@@ -321,7 +322,7 @@ def test_a_running_server_is_asked_the_same(folder, run_cli):
 
 
 def test_prompts_have_one_length_and_fit_the_context(made):
-    words = tokenizer(made["rtn-w4a16"])
+    words = load_tokenizer(made["rtn-w4a16"])
     found = prompts.make(words, 1024, "demo")
     assert (len(found.generate), len(found.score)) == (8, 64)
     assert {len(ids) for ids in found.score} == {prompts.SCORED_TOKENS}
