@@ -114,6 +114,17 @@ def rates_of(page: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+def compared(data: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Every log and every rate of the file, with ours beside it."""
+    logs = [
+        compare_memory({**row, **{k: page[k] for k in page if k != "rows"}}, data["models"])
+        for page in data["memory"]
+        for row in page["rows"]
+    ]
+    rates = [compare_rate(r, data["models"]) for page in data["speed"] for r in rates_of(page)]
+    return logs, rates
+
+
 def summed_up(logs: list[dict[str, Any]], rates: list[dict[str, Any]]) -> dict[str, Any]:
     used = [log for log in logs if "used_off" in log]
     today = [log for log in used if version(log["vllm"]) >= TODAY]
@@ -155,13 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    data = yaml.safe_load(DATA.read_text(encoding="utf-8"))
-    logs = [
-        compare_memory({**row, **{k: page[k] for k in page if k != "rows"}}, data["models"])
-        for page in data["memory"]
-        for row in page["rows"]
-    ]
-    rates = [compare_rate(r, data["models"]) for page in data["speed"] for r in rates_of(page)]
+    logs, rates = compared(yaml.safe_load(DATA.read_text(encoding="utf-8")))
     for log in logs:
         weights = f"{log['weights_off']:+6.1%}" if "weights_off" in log else ""
         used = f"{log['used_off']:+7.1%} of {log['used']:.2f} GiB" if "used" in log else ""

@@ -21,7 +21,8 @@ Each has a slow end, a typical value and a fast end. Where they come from:
   Assumed; Llama-3.1-8B with vLLM 0.23 on an A100 agrees (benchmarks/published.py).
 - The host's time. vLLM 0.26 on an H200 decodes a model of 1B no faster in fewer bits: 1.5 ms a step
   for one user and 2.2 ms for 64, in which its CPU prepares the next step
-  (benchmarks/results/vllm-speed-small-h200.json). The ends are assumed.
+  (benchmarks/results/vllm-speed-small-h200.json). The ends are assumed, and so is the same growth
+  for more users.
 - Together. vLLM computes a step for all users. llama.cpp's throughput did not grow with the number
   of users on an H200 (https://developers.redhat.com/articles/2025/09/30/
   vllm-or-llamacpp-choosing-right-llm-inference-engine-your-use-case): that is its slow end.

@@ -163,7 +163,7 @@ def describe(
         vendor=_vendor_of(compute_capability),
         memory_gb=size / 1e9,
         memory_bytes=size,
-        driver_bytes=min(DRIVER_BYTES, size // 16),
+        driver_bytes=min(DRIVER_BYTES, size // 16),  # small devices have no half GiB to give
         derived={} if "i" in memory.lower() else {"memory_bytes": read},
         bandwidth_gb_s=parse_bytes(bandwidth, per_second=True) / 1e9,
         compute_capability=compute_capability,

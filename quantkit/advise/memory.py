@@ -1,7 +1,7 @@
 """Whether a model in a format fits on GPUs, and how many users at a time it then serves.
 
-Weights and KV cache are exact; the rest, which an engine takes beside them, is assumed. All
-assumptions stand in `Engine` and its two instances.
+Weights and KV cache are exact. What an engine takes beside them is from its logs, as far as there
+are any; it stands in `Engine`, its instances and the constants below them.
 """
 
 from dataclasses import dataclass, replace
@@ -10,6 +10,7 @@ from quantkit.advise import kv, parallel
 from quantkit.advise.gpus import GPU
 from quantkit.advise.shape import ModelShape
 from quantkit.advise.split import Split, stages
+from quantkit.advise.work import CHOSEN
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 
 GIB = 1 << 30
@@ -33,14 +34,16 @@ class Engine:
     """Tokens of a sequence for which room is given out at a time."""
 
 
-# What logs of vLLM 0.15 to 0.26 say (benchmarks/published.yaml): outside of torch 0.13 to 0.25 GiB
-# on one GPU and half a GiB more on two that talk over PCIe; since 0.19 nearly 2 GiB more where
-# Hopper's talk over NVLink. Graphs take 0.2 to 0.9 GiB. Batches are its defaults for a server, from
-# 70 GiB on and below (get_batch_defaults in engine/arg_utils.py).
+# Outside of torch vLLM logs 0.13 to 0.25 GiB on one GPU (benchmarks/published.yaml). Graphs took
+# 1 GiB on an H200 (benchmarks/results/kv_capacity-h200.json), of which 0.26 counted nothing there,
+# and 0.21 about 1 GiB on an H100: half of it is the middle. Batches are its defaults for a server,
+# from 70 GiB on and below (get_batch_defaults in engine/arg_utils.py).
 VLLM = Engine(GIB // 4, GIB // 2, GIB // 2, batch_tokens=8192, n_logits=1024, page_tokens=16)
 VLLM_SMALL = replace(VLLM, batch_tokens=2048, n_logits=256)
 NVLINK_TALK_BYTES = int(1.85 * GIB)
+"""What vLLM 0.19 logs for H100s that cut layers over NVLink; assumed of Blackwell's as well."""
 DRAWN_BYTES = 2 + 4 + 4 + 4
+"""Of each logit while a token is drawn, by the logs of 0.19; 0.26 takes about half of it."""
 LARGE_BYTES = 70 * GIB
 # llama.cpp computes 512 tokens at a time (-ub), keeps room for the logits of all of them, and
 # rounds the context up to 256 tokens.
@@ -74,7 +77,7 @@ class Fit:
     weight_bytes: int
     """Of the model, and of what lies beside it."""
     overhead_bytes: int
-    """Assumed: activations, graphs, the engine itself."""
+    """By its logs: activations, graphs, buffers for talking, the engine itself."""
     kv_bytes: int
     """What is left for keys and values; 0 where nothing is."""
     user_bytes: int
@@ -167,7 +170,8 @@ def talk_bytes(engine: Engine, gpu: GPU, split: Split) -> int:
     if split.n_gpus == 1:
         return 0
     has_nvlink = gpu.link_gb_s is not None and (gpu.capability or 0) >= 9
-    return NVLINK_TALK_BYTES if engine.talk_bytes and has_nvlink else engine.talk_bytes
+    is_much = engine.talk_bytes and has_nvlink and split.tensor > 1
+    return NVLINK_TALK_BYTES if is_much else engine.talk_bytes
 
 
 def overhead_bytes(
@@ -176,14 +180,19 @@ def overhead_bytes(
     """Bytes that an engine takes beside weights and KV cache, whoever it talks to.
 
     Activations in 16 bits: the residual stream twice, and the most that comes on top of it. That
-    is the MLP's gate, up and product, or, where the head is, the drawing of tokens: logits in 16
-    and in 32 bits, probabilities and noise. llama.cpp has room for both, logits in 32 bits only.
+    is the MLP's gate, up and product, in a mixture of all experts that a token chooses, whose
+    outputs are added up last; or, where the head is, the drawing of tokens: logits in 16 and in 32
+    bits, probabilities and noise. llama.cpp has room for both, logits in 32 bits only.
     """
     config = shape.config
     hidden = int(config["hidden_size"])
     inner = int(config.get("intermediate_size") or 4 * hidden)
+    wide = 3 * -(-inner // tensor)
+    if n_chosen := next((int(config[key]) for key in CHOSEN if config.get(key)), 0):
+        one = int(config.get("moe_intermediate_size") or inner)
+        wide = max(wide, n_chosen * (3 * -(-one // tensor) + hidden))
     residual = engine.batch_tokens * 2 * hidden * 2
-    inside = engine.batch_tokens * 3 * -(-inner // tensor) * 2
+    inside = engine.batch_tokens * wide * 2
     n_drawn = engine.n_logits * int(config["vocab_size"]) if has_head else 0
     most = inside + n_drawn * 4 if by_layers else max(inside, n_drawn * DRAWN_BYTES)
     return engine.fixed_bytes + engine.graph_bytes + residual + most

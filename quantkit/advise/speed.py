@@ -182,15 +182,23 @@ def step_seconds(case: Case, users: int, depth: int, end: Efficiency) -> float:
 
 
 def pass_seconds(case: Case, users: int, n_tokens: int, depth: int, end: Efficiency) -> float:
-    """Several tokens of every user at once, as when a target checks what a draft proposed.
+    """Several tokens of every user at once, as when a target checks what a draft proposed."""
+    together = min(users, end.together)
+    longest = max(
+        gpu_seconds(case, together, n_tokens, depth, end), host_seconds(case, together, end)
+    )
+    return longest if together == users else longest * users / together
+
+
+def gpu_seconds(case: Case, users: int, n_tokens: int, depth: int, end: Efficiency) -> float:
+    """What GPUs take for a pass of users who are computed together.
 
     In a pipeline users are spread over as many batches as there are stages. A batch goes through
     all stages, and its next round begins when it has, and when the longest stage is done with all
     the batches.
     """
-    together = min(users, end.together)
-    n_batches = min(case.n_stages, together)
-    batch = -(-together // n_batches)
+    n_batches = min(case.n_stages, users)
+    batch = -(-users // n_batches)
     parts = _step_parts(case, batch, depth, end, n_tokens)
     # Reading goes on while others are multiplied; for few tokens not so where vLLM unpacks between.
     waits = case.is_unpacked and case.format.engine == "vllm"
@@ -202,7 +210,7 @@ def pass_seconds(case: Case, users: int, n_tokens: int, depth: int, end: Efficie
         (all_stages - head) * share + (head if is_last else 0.0)
         for share, is_last in zip(case.stage_shares, (False, True), strict=True)
     )
-    return max(all_stages, n_batches * longest, _host_seconds(together, end)) * users / together
+    return max(all_stages, n_batches * longest)
 
 
 def prefill_seconds(case: Case, prompt: int, end: Efficiency) -> float:
@@ -338,8 +346,9 @@ def _talking(case: Case, tokens: int, end: Efficiency, chunks: int = 1) -> float
     return n_reduces * each + (case.n_stages - 1) * handed
 
 
-def _host_seconds(users: int, end: Efficiency) -> float:
-    return end.host_seconds + end.host_user_seconds * users
+def host_seconds(case: Case, users: int, end: Efficiency) -> float:
+    """What the CPU takes to prepare a pass of users who are computed together, batch by batch."""
+    return min(case.n_stages, users) * end.host_seconds + end.host_user_seconds * users
 
 
 def _own_time(case: Case, end: Efficiency) -> float:
@@ -348,9 +357,10 @@ def _own_time(case: Case, end: Efficiency) -> float:
 
 def _bound(case: Case, users: int, depth: int) -> str:
     end = efficiency.of(case.format.engine, case.gpu.vendor)[efficiency.TYPICAL]
-    batch = -(-min(users, end.together) // case.n_stages)
+    together = min(users, end.together)
+    batch = -(-together // case.n_stages)
     parts = _step_parts(case, batch, depth, end)
     parts["weights"] += _head_seconds(case, batch, end)
-    if step_seconds(case, users, depth, end) <= _host_seconds(min(users, end.together), end):
+    if gpu_seconds(case, together, 1, depth, end) < host_seconds(case, together, end):
         return "host"
     return max(parts, key=lambda name: parts[name])

@@ -264,8 +264,8 @@ def assumptions(question: Question, gpu: GPU) -> tuple[str, ...]:
         )
     if read := gpu.derived.get("memory_bytes"):
         notes.append(
-            f"{read}. Drivers report up to 6% less, the more where ECC takes its share; what "
-            "nvidia-smi says can be given instead: --memory 23034MiB."
+            f"{read}, half of one of which the driver keeps. With ECC it reports up to 6% less; "
+            "what nvidia-smi says can be given instead: --memory 23034MiB."
         )
     if gpu.fp16_tflops is None:
         notes.append(

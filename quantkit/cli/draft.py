@@ -11,7 +11,7 @@ from quantkit.errors import AdviceError
 
 if TYPE_CHECKING:
     from quantkit.draft.measure import Draft
-    from quantkit.draft.speedup import Cost
+    from quantkit.draft.speedup import Costs
 
 NAMES = {
     "greedy": "greedy drafts (vLLM's default)",
@@ -90,14 +90,12 @@ def command(
         _show(found)
 
 
-def _costs(
-    target: Path, draft: Path, gpu: str, users: int, depth: int
-) -> "tuple[tuple[Cost, Cost], str]":
+def _costs(target: Path, draft: Path, gpu: str, users: int, depth: int) -> "tuple[Costs, str]":
     """What passes of both take on a GPU, and its whole name."""
     from quantkit.advise import formats, gpus, work
     from quantkit.advise.speed import Case
     from quantkit.advise.support import runs
-    from quantkit.draft.speedup import on_gpu
+    from quantkit.draft.speedup import Costs, on_gpu, shortest
     from quantkit.serving.target import open_target
 
     place, found = gpus.find(gpu), []
@@ -109,9 +107,9 @@ def _costs(
         support = runs(place, form.key, form.engine)
         if support.how == "no":
             raise AdviceError(f"{place.name} does not run {folder.name}: {support.reason}")
-        case = Case(model.shape, work.of(model.shape, form), form, place)
-        found.append(on_gpu(case, users, depth))
-    return (found[0], found[1]), place.name
+        found.append(Case(model.shape, work.of(model.shape, form), form, place))
+    big, small = (on_gpu(case, users, depth) for case in found)
+    return Costs(big, small, shortest(found[0], users)), place.name
 
 
 def _spread(stderr: float | None) -> str:

@@ -12,7 +12,7 @@ from quantkit.calibration.build import Vocabulary
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.draft import acceptance, speedup
 from quantkit.draft.acceptance import MOST_DRAFTED, Chances, Steps
-from quantkit.draft.speedup import Cost
+from quantkit.draft.speedup import Costs
 from quantkit.errors import DataError, SourceError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.source import ModelSource, context_of, read_config
@@ -100,7 +100,7 @@ def measure(
     device: str = "auto",
     progress: Progress | None = None,
     trust_remote_code: bool = False,
-    costs: tuple[Cost, Cost] | None = None,
+    costs: Costs | None = None,
 ) -> Draft:
     """Expected acceptance, tokens a step and speed-ups; `costs` of both may be given."""
     progress = progress or Silent()
@@ -111,13 +111,13 @@ def measure(
     small = models.load(draft, where, trust_remote_code)
     chances = _chances(big, small, prompts.to(where), asked, progress)
     read = _bytes_read(target, big), _bytes_read(draft, small)
-    target_cost, draft_cost = costs or (speedup.reading(read[0]), speedup.reading(read[1]))
+    costs = costs or Costs(speedup.reading(read[0]), speedup.reading(read[1]))
     ways = {}
     for name, found in chances.items():
         # On text of somebody else the next token says nothing of what the target would accept.
         along = found.taken if asked.on_text else found.followed
         steps = tuple(acceptance.follow(along, k) for k in range(1, MOST_DRAFTED + 1))
-        gains = speedup.speedups([step.tokens for step in steps], target_cost, draft_cost)
+        gains = speedup.speedups([step.tokens for step in steps], costs)
         ways[name] = Way(found.rate, found.stderr, steps, tuple(gains), speedup.best(gains))
     return Draft(
         target=target.label,

@@ -2,16 +2,28 @@
 
 A step drafts k tokens, one pass of the draft each, and the target checks all of them in one pass.
 At few sequences a time both are bound by reading weights, so the default cost of a pass is the
-bytes it reads, whatever the GPU. For a GPU and more sequences the roofline tells its seconds.
+bytes it reads, whatever the GPU. For a GPU and more sequences the roofline tells its seconds; the
+CPU prepares a step once, however many passes it has.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from quantkit.advise import efficiency
-from quantkit.advise.speed import Case, pass_seconds
+from quantkit.advise.speed import Case, gpu_seconds, host_seconds
 
 Cost = Callable[[int], float]
 """Time of one pass over so many tokens of every sequence, in any unit that both models share."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of a pass of the target and of one of its draft."""
+
+    target: Cost
+    draft: Cost
+    at_least: float = 0.0
+    """No step is shorter, of the target alone or with a draft."""
 
 
 def reading(size_bytes: int) -> Cost:
@@ -22,13 +34,22 @@ def reading(size_bytes: int) -> Cost:
 def on_gpu(case: Case, users: int, depth: int) -> Cost:
     """Seconds by the roofline, where engines typically are below it."""
     end = efficiency.of(case.format.engine, case.gpu.vendor)[efficiency.TYPICAL]
-    return lambda n_tokens: pass_seconds(case, users, n_tokens, depth, end)
+    return lambda n_tokens: gpu_seconds(case, users, n_tokens, depth, end)
 
 
-def speedups(tokens: Sequence[float], target: Cost, draft: Cost) -> list[float]:
+def shortest(case: Case, users: int) -> float:
+    """Seconds below which no step comes, as the CPU has to prepare it."""
+    end = efficiency.of(case.format.engine, case.gpu.vendor)[efficiency.TYPICAL]
+    return host_seconds(case, users, end)
+
+
+def speedups(tokens: Sequence[float], costs: Costs) -> list[float]:
     """Against the target alone, for k = 1, 2, ...; `tokens` a step for each k."""
-    alone = target(1)
-    return [made * alone / (k * draft(1) + target(k + 1)) for k, made in enumerate(tokens, start=1)]
+    alone = max(costs.target(1), costs.at_least)
+    steps = [k * costs.draft(1) + costs.target(k + 1) for k in range(1, len(tokens) + 1)]
+    return [
+        made * alone / max(step, costs.at_least) for made, step in zip(tokens, steps, strict=True)
+    ]
 
 
 def best(found: Sequence[float]) -> int:

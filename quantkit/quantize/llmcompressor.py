@@ -25,6 +25,7 @@ from quantkit.formats import COMPRESSED_TENSORS
 from quantkit.hush import hushed
 from quantkit.model.shards import DTYPES
 from quantkit.model.source import ModelSource
+from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress
 from quantkit.quantize.datafree import copy_tensor, require_finite
 from quantkit.quantize.made_elsewhere import Fold, Made, compare, folded_scales, others
@@ -187,7 +188,7 @@ def _oneshot(
     from llmcompressor import active_session, oneshot
     from llmcompressor.modeling.moe.linearize import linearize_moe
     from torch.utils.data import DataLoader
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
         source.folder, dtype=dtype, trust_remote_code=source.trust_remote_code
@@ -207,9 +208,7 @@ def _oneshot(
             "num_calibration_samples": len(rows),
             "max_seq_length": calibration.ids.shape[1],
             # Else it looks for a processor, which may need packages for images.
-            "processor": AutoTokenizer.from_pretrained(
-                source.folder, trust_remote_code=source.trust_remote_code
-            ),
+            "processor": load_tokenizer(source.folder, source.trust_remote_code),
         }
         n_stages = 1 + int(getattr(model.config, "num_hidden_layers", 0))
     progress.start(f"llm-compressor {plan.recipe.name}", n_stages * len(steps), "stages")

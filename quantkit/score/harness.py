@@ -105,6 +105,8 @@ def evaluate(
         finally:
             lm.close()
     progress.finish()
+    if kept := getattr(lm, "kept", ""):
+        progress.note(kept)
     outcomes = answers.of_samples(results["samples"], lm.texts)
     card = Scorecard(
         **_identity(target),

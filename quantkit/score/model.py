@@ -112,13 +112,16 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         """What was found on texts that were scored whole, by task."""
 
     def close(self) -> None:
-        """Keep all answers, and say which were."""
+        """Keep all answers."""
         self._kept.answers.close()
-        if self._n_kept:
-            which = "all" if self._n_kept == self._n_asked else f"{self._n_kept:,}"
-            self._progress.note(
-                f"{self._label}: {which} of {self._n_asked:,} answers were kept from before"
-            )
+
+    @property
+    def kept(self) -> str:
+        """Which answers were there before, in words; empty where none was."""
+        if not self._n_kept:
+            return ""
+        share = "all" if self._n_kept == self._n_asked else f"{self._n_kept / self._n_asked:.0%}"
+        return f"{self._label}: {share} of the answers were kept from before"
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         self._progress.start(f"score {self._label}", len(requests), "questions")

@@ -72,7 +72,7 @@ def _split(target: Target, size: Size) -> Iterator[Flag]:
 
 def _why_memory(gpu: GPU, size: Size) -> str:
     if size.fit is None:
-        return f"of the {gib(gpu.usable_bytes)} of {gpu.name}; the rest is for the driver"
+        return f"of the {gib(gpu.usable_bytes)} of {gpu.name} that programs see"
     fit = size.fit
     return (
         f"{gib(fit.usable_bytes)} of each GPU: {gib(fit.weight_bytes)} weights, about "

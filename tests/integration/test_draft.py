@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from quantkit.draft import acceptance, speedup
 from quantkit.draft.measure import Asked, measure
+from quantkit.draft.speedup import Costs
 from quantkit.errors import DataError, SourceError
 from quantkit.model.source import ModelSource
 from quantkit.quantize.run import quantize
@@ -150,14 +151,20 @@ def test_runs_of_easy_tokens_are_worth_more_than_their_average():
 
 
 def test_speed_is_tokens_over_bytes():
-    gains = speedup.speedups([1.8, 2.4], speedup.reading(1000), speedup.reading(250))
+    gains = speedup.speedups([1.8, 2.4], Costs(speedup.reading(1000), speedup.reading(250)))
     assert gains == pytest.approx([1.8 / 1.25, 2.4 / 1.5])
     assert speedup.best(gains) == 2
     assert speedup.best([0.9, 0.8]) == 0
-    dear = speedup.speedups([2.0, 3.0], lambda n: float(n), speedup.reading(0))
+    dear = speedup.speedups([2.0, 3.0], Costs(lambda n: float(n), speedup.reading(0)))
     assert dear == pytest.approx([1.0, 1.0]), (
         "a target whose passes cost by the token gains nothing"
     )
+
+
+def test_the_cpu_prepares_a_step_once():
+    """So a draft costs nothing where the CPU sets the pace, until its passes take longer."""
+    costs = Costs(lambda n: 1.0, lambda n: 1.0, at_least=3.0)
+    assert speedup.speedups([1.8, 2.4, 3.0], costs) == pytest.approx([1.8, 2.4, 3.0 * 3 / 4])
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +251,7 @@ def test_on_a_gpu_a_draft_is_worth_less_the_more_users_there_are():
 
     def best(users):
         target, draft = (speedup.on_gpu(case, users, 512) for case in cases)
-        return max(speedup.speedups(tokens, target, draft))
+        return max(speedup.speedups(tokens, Costs(target, draft)))
 
     assert best(1) > 1.5
     assert best(1) > best(64) > best(1024)

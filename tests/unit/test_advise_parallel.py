@@ -390,14 +390,28 @@ def test_gpus_of_the_usual_way_are_those_that_are_counted():
 
 
 def test_gpus_that_talk_keep_buffers_for_it():
-    """Hopper's over NVLink the most, as vLLM has logged since 0.19."""
+    """Those that cut layers over NVLink the most, as vLLM has logged since 0.19."""
     taken = {}
     for name in ("L40S", "H100 SXM"):
-        for count in (1, 2, 4):
-            engine = replace(memory.VLLM, batch_tokens=2048)
-            fit = fits(LLAMA, None, gpus.find(name), count, engine=engine, split=Split(count))
-            own = memory.overhead_bytes(LLAMA, engine, count)
-            taken[name, count] = (fit.overhead_bytes - own) / GIB
-    assert taken["L40S", 1] == taken["H100 SXM", 1] == 0
-    assert taken["L40S", 2] == taken["L40S", 4] == 0.5
-    assert taken["H100 SXM", 2] == taken["H100 SXM", 4] == pytest.approx(1.85)
+        for split in (Split(1), Split(2), Split(4), Split(pipeline=2)):
+            silent = replace(memory.VLLM, talk_bytes=0)
+            with_it, without = (
+                fits(LLAMA, None, gpus.find(name), split.n_gpus, engine=engine, split=split)
+                for engine in (memory.VLLM, silent)
+            )
+            taken[name, str(split)] = (with_it.overhead_bytes - without.overhead_bytes) / GIB
+    cut = pytest.approx(1.85)
+    assert list(taken.values()) == [0, 0.5, 0.5, 0.5, 0, cut, cut, 0.5]
+
+
+def test_a_mixture_computes_all_experts_that_a_token_chooses():
+    dense = memory.overhead_bytes(LLAMA, memory.VLLM, 1)
+    engine = replace(memory.VLLM, n_logits=1)
+    config = {**LLAMA.config, "num_experts_per_tok": 4, "moe_intermediate_size": 1024}
+    mixed = replace(LLAMA, config=config)
+    # 4 experts of 3 x 1,024, and an output of each, against 3 x 14,336.
+    more = memory.overhead_bytes(mixed, engine, 1) - memory.overhead_bytes(LLAMA, engine, 1)
+    wide = max(0, 4 * (3 * 1024 + 4096) - 3 * 14336)
+    assert more == engine.batch_tokens * wide * 2
+    wider = replace(LLAMA, config=config | {"moe_intermediate_size": 14336})
+    assert memory.overhead_bytes(wider, memory.VLLM, 1) > 1.4 * dense

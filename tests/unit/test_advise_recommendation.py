@@ -102,7 +102,7 @@ def test_the_choice_serves_and_is_near_the_best(
 )
 def test_more_memory_never_takes_a_format_away(model, gpu, context, users, more):
     device, question = gpus.find(gpu), ask(model, context=context, users=users)
-    larger = replace(device, memory_bytes=device.usable_bytes + (more << 30))
+    larger = replace(device, memory_bytes=device.usable_bytes + device.driver_bytes + (more << 30))
     for before, after in zip(evaluate(question, device), evaluate(question, larger), strict=True):
         assert after.serves or not before.serves
 

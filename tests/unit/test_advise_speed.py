@@ -18,6 +18,11 @@ from quantkit.advise.split import Split, stages
 from quantkit.recipe import load
 
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "vllm-speed-h200.json"
+SMALL = MEASURED.with_name("vllm-speed-small-h200.json")
+SHAPE_1B = {
+    "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64,
+    "tie_word_embeddings": True,
+}  # fmt: skip
 IDEAL = Efficiency(1, 1, 1, 0, 0, 1, 0)
 LLAMA = shape.from_config(LLAMA_8B, "8B")
 NAMES = ("fp8-dynamic", "int8-w8a8", "gptq-w8a16", "awq-gptq-w4a16", "gguf-q4_k_m", "gguf-bf16")
@@ -358,16 +363,27 @@ def test_few_tokens_make_whole_experts_wait_for_each_other_and_many_do_not():
     assert experts.unevenness(1 << 20, None, 8) < 1.01
 
 
-def test_small_models_wait_for_the_cpu():
-    """As measured in vLLM on an H200: benchmarks/results/vllm-speed-small-h200.json."""
+@pytest.mark.parametrize("users", [1, 64])
+def test_small_models_wait_for_the_cpu(users):
+    """As measured in vLLM on an H200."""
+    measured = json.loads(SMALL.read_text())["shapes"]["llama-1b"]
+    one = shape.from_config(LLAMA_8B | SHAPE_1B, "1B")
+    for name, recorded in (("fp8-dynamic", "fp8-static"), ("awq-gptq-w4a16", "awq-gptq-w4a16")):
+        of_format = Case(one, work.of(one, FORMATS[name]), FORMATS[name], gpus.find("H200"))
+        ours = step_seconds(of_format, users, 96, efficiency.VLLM[efficiency.TYPICAL])
+        assert ours == pytest.approx(measured[recorded][f"decode_{users}"]["step_s"], rel=0.1)
+
+
+def test_what_bounds_a_step_is_told_for_any_number_of_users():
     small = shape.of("1B")
-    h200 = gpus.find("H200")
-    for users in (1, 64):
-        steps = set()
-        for name in ("fp8-dynamic", "awq-gptq-w4a16"):
-            one = Case(small, work.of(small, FORMATS[name]), FORMATS[name], h200)
-            steps.add(step_seconds(one, users, 96, efficiency.VLLM[efficiency.TYPICAL]))
-            assert estimate(one, Load(128, 64, users)).bound == "host"
-        assert len(steps) == 1
-    large = case("fp8-dynamic", h200)
-    assert estimate(large, Load(128, 64, 64)).bound != "host"
+    form = FORMATS["awq-gptq-w4a16"]
+    one = Case(small, work.of(small, form), form, gpus.find("H200"))
+    assert {estimate(one, Load(128, 64, users)).bound for users in range(1, 65)} == {"host"}
+    assert estimate(case("fp8-dynamic", gpus.find("H200")), Load(128, 64, 64)).bound != "host"
+
+
+def test_the_cpu_prepares_every_batch_of_a_pipeline():
+    end = replace(IDEAL, host_seconds=1.0, host_user_seconds=0.1)
+    assert step_seconds(case("as it is"), 8, 100, end) == pytest.approx(1.8)
+    assert step_seconds(case("as it is", pipeline=4), 8, 100, end) == pytest.approx(4.8)
+    assert step_seconds(case("as it is", pipeline=4), 2, 100, end) == pytest.approx(2.2)

@@ -2,8 +2,10 @@
 
 import errno
 import hashlib
+import os
 import random
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -72,12 +74,14 @@ def test_a_part_that_is_missing_is_named(tmp_path):
         file.close()
 
 
-def test_a_disk_that_fails_while_the_file_grows_fails_the_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize("seconds", [0.0, 0.2], ids=["on the way", "at the end"])
+def test_a_disk_that_fails_while_the_file_grows_fails_the_file(tmp_path, monkeypatch, seconds):
     """The system tells of it once, to the flush on the way: the last one then succeeds."""
     failing = iter([OSError(errno.EIO, "the disk is gone")])
 
     def flush(file):
-        for error in failing:
+        if error := next(failing, None):
+            time.sleep(seconds)
             raise error
 
     monkeypatch.setattr(placed, "_flush", flush)
@@ -89,9 +93,23 @@ def test_a_disk_that_fails_while_the_file_grows_fails_the_file(tmp_path, monkeyp
         file.close()
 
 
-def test_work_that_failed_leaves_no_thread(tmp_path):
+def test_work_that_failed_leaves_no_thread(tmp_path, monkeypatch):
+    """Nor a flush of a file that is closed."""
+    begun, is_open = threading.Event(), []
+
+    def flush(file):
+        begun.set()
+        time.sleep(0.1)
+        os.fstat(file)
+        is_open.append(True)
+
+    monkeypatch.setattr(placed, "_flush", flush)
     before = threading.active_count()
     file = PlacedFile(tmp_path / "f", HEAD, PLACES, SIZE)
-    file.write("a", bytes(1000))
+    for name in ("a", "b"):
+        start, end = PLACES[name]
+        file.write(name, bytes(end - start))
+    assert begun.wait(10)
     file.abandon()
+    assert is_open
     assert threading.active_count() == before
