@@ -5,7 +5,7 @@
 tokens  texts that llama.cpp and transformers turn into the same ids
 logits  log-probabilities of the next token, llama.cpp against our dequantised weights in float32.
         llama.cpp rounds what a quantised layer sees to 8 bits; a second reference does the same,
-        which shows how much of the difference that is
+        which shows how large a difference that makes
 """
 
 import argparse

@@ -72,7 +72,9 @@ class UnknownName(QuantkitError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         known = sorted(known)
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        within = [one for one in known if len(name) >= 4 and name in one]
+        near = list(dict.fromkeys([*close, *within]))[:4]
         parts = [f"unknown {kind} '{name}'."]
         if near:
             parts.append(f"Did you mean {' or '.join(near)}?")

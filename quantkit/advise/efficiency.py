@@ -14,15 +14,16 @@ Each has a slow end, a typical value and a fast end. Where they come from:
   assumed.
 - Unpacking on data-centre GPUs. llama.cpp reads Q4_K_M files there no faster than arithmetic
   allows: one of 18.3 GB 28, 43, 68 and 75 times a second on V100, A100, H100 and B300
-  (https://pavlokhmel.com/llm_throughput_benchmark_on_13_gpus_and_10_models.html).
+  (https://pavlokhmel.com/llm_throughput_benchmark_on_13_gpus_and_10_models.html). AMD's are taken
+  to be like NVIDIA's of their time; nothing was measured there.
 - Compute. On the first page prompts run at 0.55 (M2 Ultra) to 0.85 (RTX 4090) of the dense
   16-bit rate.
 - Time of its own, for each layer and each step: launching kernels, drawing tokens, scheduling.
   Assumed; Llama-3.1-8B with vLLM 0.23 on an A100 agrees (benchmarks/published.py).
 - The host's time. vLLM 0.26 on an H200 decodes a model of 1B no faster in fewer bits: 1.5 ms a step
   for one user and 2.2 ms for 64, in which its CPU prepares the next step
-  (benchmarks/results/vllm-speed-small-h200.json). The ends are assumed, and so is the same growth
-  for more users.
+  (benchmarks/results/vllm-speed-small-h200.json). The ends are assumed, and so are the same growth
+  for more users and what llama.cpp takes.
 - Together. vLLM computes a step for all users. llama.cpp's throughput did not grow with the number
   of users on an H200 (https://developers.redhat.com/articles/2025/09/30/
   vllm-or-llamacpp-choosing-right-llm-inference-engine-your-use-case): that is its slow end.
@@ -67,21 +68,24 @@ VLLM = (
     Efficiency(0.92, 1.00, 0.80, 5e-6, 0.1e-3, 0.85, 5e-6, EVERYBODY, 0.5e-3, 4e-6),
 )
 LLAMA_CPP = (
-    Efficiency(0.62, 0.55, 0.35, 20e-6, 0.5e-3, 0.35, 20e-6, 1),
-    Efficiency(0.82, 0.76, 0.60, 5e-6, 0.1e-3, 0.60, 10e-6, 4),
-    Efficiency(0.92, 0.95, 0.85, 1e-6, 0.0, 0.85, 5e-6, 16),
+    Efficiency(0.62, 0.55, 0.35, 20e-6, 0.5e-3, 0.35, 20e-6, 1, 2e-3),
+    Efficiency(0.82, 0.76, 0.60, 5e-6, 0.1e-3, 0.60, 10e-6, 4, 0.8e-3),
+    Efficiency(0.92, 0.95, 0.85, 1e-6, 0.0, 0.85, 5e-6, 16, 0.3e-3),
 )
 LLAMA_CPP_APPLE = (
-    Efficiency(0.55, 0.50, 0.35, 20e-6, 0.5e-3, 0.35, 20e-6, 1),
-    Efficiency(0.72, 0.66, 0.55, 5e-6, 0.1e-3, 0.60, 10e-6, 4),
-    Efficiency(0.85, 0.95, 0.75, 1e-6, 0.0, 0.85, 5e-6, 16),
+    Efficiency(0.55, 0.50, 0.35, 20e-6, 0.5e-3, 0.35, 20e-6, 1, 2e-3),
+    Efficiency(0.72, 0.66, 0.55, 5e-6, 0.1e-3, 0.60, 10e-6, 4, 0.8e-3),
+    Efficiency(0.85, 0.95, 0.75, 1e-6, 0.0, 0.85, 5e-6, 16, 0.3e-3),
 )
 
 
 UNPACKED_GB_S = {
-    "llama.cpp": {7.0: 510.0, 8.0: 790.0, 9.0: 1240.0, 10.0: 1370.0, 10.3: 1370.0},
-    "vllm": {9.0: 1600.0, 10.0: 1800.0, 10.3: 1800.0},
-}
+    "llama.cpp": {
+        "7.0": 510.0, "8.0": 790.0, "9.0": 1240.0, "10.0": 1370.0, "10.3": 1370.0,
+        "gfx90a": 790.0, "gfx942": 1240.0, "gfx950": 1370.0,
+    },
+    "vllm": {"9.0": 1600.0, "10.0": 1800.0, "10.3": 1800.0, "gfx942": 1600.0, "gfx950": 1800.0},
+}  # fmt: skip
 """By compute capability: the most that an engine reads of packed weights; others have no limit."""
 
 

@@ -25,6 +25,9 @@ class Family:
     """Whether q/k/v have biases and o has none; None: the config says it, for all four."""
     fused: bool = False
     """q/k/v are one layer, and so are gate and up."""
+    experts: str = ""
+    """Where a mixture's experts and their router lie in a block."""
+    expert_parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     tied: bool = False
     n_kv_heads: int | None = None
     """Where the config does not say; None: as many as heads."""
@@ -62,7 +65,17 @@ FAMILIES = {
         defaults={"hidden_act": "silu", **dict.fromkeys((*MULTIPLIERS, "logits_scaling"), 1.0)}
     ),
     "olmo2": Family(("post_attention_layernorm", "post_feedforward_layernorm"), "all"),
+    "mixtral": Family(
+        attention_bias=False,
+        experts="block_sparse_moe",
+        expert_parts=("w1", "w3", "w2"),
+        n_kv_heads=8,
+    ),
+    "olmoe": Family(head_norms="all", experts="mlp"),
+    "qwen2_moe": Family(attention_bias=True, experts="mlp", n_kv_heads=16),
+    "qwen3_moe": Family(head_norms="head", experts="mlp", n_kv_heads=4),
 }
+N_EXPERTS = ("num_experts", "num_local_experts")
 MLP_BIAS = ("llama", "granite", "smollm3")
 """Families whose MLP has biases where `mlp_bias` says so."""
 NEEDED = (
@@ -150,7 +163,7 @@ def shapes(config: Mapping[str, Any], label: str) -> dict[str, tuple[int, ...]]:
         "model.embed_tokens.weight": (config["vocab_size"], hidden)
     }
     for index in range(config["num_hidden_layers"]):
-        for name, shape in _block(FAMILIES[kind], config):
+        for name, shape in _block(FAMILIES[kind], config, index):
             result[f"model.layers.{index}.{name}"] = shape
     result["model.norm.weight"] = (hidden,)
     if not config["tie_word_embeddings"]:
@@ -158,7 +171,9 @@ def shapes(config: Mapping[str, Any], label: str) -> dict[str, tuple[int, ...]]:
     return result
 
 
-def _block(family: Family, config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _block(
+    family: Family, config: Mapping[str, Any], index: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     said = bool(config.get("attention_bias"))
@@ -172,6 +187,9 @@ def _block(family: Family, config: Mapping[str, Any]) -> Iterator[tuple[str, tup
         rows |= {"mlp.gate_proj": inner, "mlp.up_proj": inner}
     linears = {name: (n, hidden) for name, n in rows.items()}
     linears |= {"self_attn.o_proj": (hidden, queries), "mlp.down_proj": (hidden, inner)}
+    if family.experts and _is_mixed(config, index):
+        linears = {name: shape for name, shape in linears.items() if not name.startswith("mlp.")}
+        linears |= _experts(family, config)
     for name, shape in linears.items():
         yield f"{name}.weight", shape
         if mlp if name.startswith("mlp") else out if name.endswith("o_proj") else into:
@@ -182,3 +200,27 @@ def _block(family: Family, config: Mapping[str, Any]) -> Iterator[tuple[str, tup
         wide = family.head_norms == "all"
         yield "self_attn.q_norm.weight", (queries if wide else head,)
         yield "self_attn.k_norm.weight", (keys if wide else head,)
+
+
+def _is_mixed(config: Mapping[str, Any], index: int) -> bool:
+    """Whether a block has experts; some configs leave every so many with one MLP for all."""
+    step = config.get("decoder_sparse_step") or 1
+    return index not in (config.get("mlp_only_layers") or ()) and (index + 1) % step == 0
+
+
+def _experts(family: Family, config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    hidden, place = config["hidden_size"], family.experts
+    n_experts = next((config[key] for key in N_EXPERTS if config.get(key)), 0)
+    inner = config.get("moe_intermediate_size") or config["intermediate_size"]
+    found = {f"{place}.gate": (n_experts, hidden)}
+    for prefix, width in (
+        *((f"{place}.experts.{number}", inner) for number in range(n_experts)),
+        (f"{place}.shared_expert", config.get("shared_expert_intermediate_size") or 0),
+    ):
+        if width:
+            gate, up, down = family.expert_parts
+            found |= {f"{prefix}.{part}": (width, hidden) for part in (gate, up)}
+            found[f"{prefix}.{down}"] = (hidden, width)
+    if config.get("shared_expert_intermediate_size"):
+        found[f"{place}.shared_expert_gate"] = (1, hidden)
+    return found

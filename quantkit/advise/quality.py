@@ -1,7 +1,8 @@
 """What a format keeps of a model's quality: from a report of that model, or from published ones.
 
 Quality is recovery: the share of the source's accuracy that is left. A report that has accuracies
-gives it from those; one that has none from perplexities, source over candidate, which is harsher.
+gives it from those; one that has none, or too few questions to tell, from perplexities, source over
+candidate, which is harsher.
 """
 
 import math
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 DATA = Path(__file__).with_name("quality.yaml")
 FAR = 2.0
 """Sizes that differ by more than this factor are said to."""
+
+
+VAGUE = 0.03
+"""Accuracies whose 95% interval is wider than this to either side do not tell formats apart."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,7 @@ def _refuse_another(baseline: "Entry", shape: ModelShape, path: Path) -> None:
 
 
 def _measured(document: "Document", entry: "Entry", path: Path) -> Quality | None:
-    shares = {}
+    shares, widest = {}, 0.0
     for task in document.baseline.settings.tasks:
         key = f"{task}/acc"
         before, after = document.baseline.scores.get(key), entry.scores.get(key)
@@ -154,12 +159,26 @@ def _measured(document: "Document", entry: "Entry", path: Path) -> Quality | Non
         # Where the source only guesses, so does everybody else.
         if before and after and before.value > 0 and not (compared and compared.source_at_chance):
             shares[task] = after.value / before.value
-    if shares:
+            if compared and compared.low is not None and compared.high is not None:
+                widest = max(widest, (compared.high - compared.low) / 2)
+    if shares and widest <= VAGUE:
         mean = sum(shares.values()) / len(shares)
         return Quality(min(1.0, mean), False, f"accuracy on {', '.join(shares)}", str(path))
-    key = document.headline or ""
-    before, after = document.baseline.scores.get(key), entry.scores.get(key)
-    if before is None or after is None or before.higher_is_better or after.value <= 0:
+    if found := _by_perplexity(document, entry, path):
+        return found
+    if not shares:
         return None
-    share = before.value / after.value
-    return Quality(min(1.0, share), False, f"{key}, source over candidate", str(path))
+    mean = sum(shares.values()) / len(shares)
+    basis = f"accuracy on {', '.join(shares)}, of too few questions: +-{100 * widest:.0f} points"
+    return Quality(min(1.0, mean), False, basis, str(path))
+
+
+def _by_perplexity(document: "Document", entry: "Entry", path: Path) -> Quality | None:
+    keys = [document.headline or "", *document.baseline.scores]
+    for key in keys:
+        before, after = document.baseline.scores.get(key), entry.scores.get(key)
+        if before is None or after is None or not key.endswith("perplexity") or after.value <= 0:
+            continue
+        share = before.value / after.value
+        return Quality(min(1.0, share), False, f"{key}, source over candidate", str(path))
+    return None

@@ -46,6 +46,8 @@ def parse(text: str) -> int | None:
 
 def config_of(n_weights: int) -> tuple[str, dict[str, Any]]:
     """The published model that was taken, and its config with layers to fit."""
+    if name := next((known for known in PUBLISHED if _nominal(known) == n_weights), None):
+        return name, _config(name)  # "1B" is what its publisher calls so, whatever it counts
     name = min(PUBLISHED, key=lambda known: abs(math.log(_count(_config(known)) / n_weights)))
     config = _config(name)
     layers = config["num_hidden_layers"]
@@ -55,6 +57,11 @@ def config_of(n_weights: int) -> tuple[str, dict[str, Any]]:
     # "8B" means the published model, not one with a layer less.
     near = abs(_count(config) / n_weights - 1) < 0.07
     return name, config | {"num_hidden_layers": layers if near else scaled}
+
+
+def _nominal(name: str) -> int | None:
+    """The size in a model's name."""
+    return next(filter(None, map(parse, name.split("-"))), None)
 
 
 def _config(name: str) -> dict[str, Any]:

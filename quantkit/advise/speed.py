@@ -288,7 +288,7 @@ def _bandwidth(case: Case, end: Efficiency, is_unpacked: bool) -> float:
 def _unpacked_at_most(case: Case, end: Efficiency) -> float:
     """GB a second of packed weights, whatever the memory could do."""
     engine, recipe = case.format.engine, case.format.recipe
-    limit = efficiency.UNPACKED_GB_S[engine].get(case.gpu.capability or 0.0, float("inf"))
+    limit = efficiency.UNPACKED_GB_S[engine].get(case.gpu.compute_capability or "", float("inf"))
     if isinstance(recipe, Recipe):  # vLLM's was measured with 4 bits, and it is weights that count
         limit *= recipe.weights.num_bits / 4
     typical = efficiency.of(engine, case.gpu.vendor)[efficiency.TYPICAL]

@@ -25,7 +25,7 @@ def number(value: float) -> str:
 
 def seconds(value: float) -> str:
     """A time with its unit."""
-    if value < 1:
+    if value < 0.995:  # else it would be 1,000 ms
         return f"{number(value * 1000)} ms"
     return f"{number(value)} s" if value < 600 else f"{number(value / 60)} min"
 

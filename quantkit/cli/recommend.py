@@ -203,9 +203,20 @@ def command(
     if emit is not None:
         if plan is None:
             raise AdviceError("nothing serves it, so there is no plan to write")
-        serving_view.write_files(serving_view.made_files(plan, emit, out, ttft, force, image))
+        serving_view.write_files(
+            serving_view.made_files(_placed(plan), emit, out, ttft, force, image)
+        )
     if not any(one.chosen for one in found):
         raise typer.Exit(EXIT_GATE)  # so that a script can tell
+
+
+def _placed(plan: "Plan") -> "Plan":
+    """The plan with the whole path of a checkpoint that is yet to be made: files for it may lie
+    elsewhere."""
+    if plan.target.recipe is None:
+        return plan
+    path = str(Path(plan.target.path).absolute())
+    return replace(plan, target=replace(plan.target, path=path))
 
 
 def _sets(report: Path | None) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 A step drafts k tokens, one pass of the draft each, and the target checks all of them in one pass.
 At few sequences a time both are bound by reading weights, so the default cost of a pass is the
-bytes it reads, whatever the GPU. For a GPU and more sequences the roofline tells its seconds; the
-CPU prepares a step once, however many passes it has.
+bytes it reads, whatever the GPU. For a GPU and more sequences the roofline tells its seconds, and
+no step is shorter than the CPU takes to prepare it, with more for each pass of the draft.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from quantkit.advise import efficiency
 from quantkit.advise.speed import Case, gpu_seconds, host_seconds
 
+OF_A_DRAFT = 0.5
+"""Of what a step takes the CPU, what each pass of a draft adds. Assumed."""
 Cost = Callable[[int], float]
 """Time of one pass over so many tokens of every sequence, in any unit that both models share."""
 
@@ -23,7 +25,7 @@ class Costs:
     target: Cost
     draft: Cost
     at_least: float = 0.0
-    """No step is shorter, of the target alone or with a draft."""
+    """No step of the target alone is shorter."""
 
 
 def reading(size_bytes: int) -> Cost:
@@ -46,10 +48,11 @@ def shortest(case: Case, users: int) -> float:
 def speedups(tokens: Sequence[float], costs: Costs) -> list[float]:
     """Against the target alone, for k = 1, 2, ...; `tokens` a step for each k."""
     alone = max(costs.target(1), costs.at_least)
-    steps = [k * costs.draft(1) + costs.target(k + 1) for k in range(1, len(tokens) + 1)]
-    return [
-        made * alone / max(step, costs.at_least) for made, step in zip(tokens, steps, strict=True)
-    ]
+    found = []
+    for k, made in enumerate(tokens, start=1):
+        step = k * costs.draft(1) + costs.target(k + 1)
+        found.append(made * alone / max(step, (1 + OF_A_DRAFT * k) * costs.at_least))
+    return found
 
 
 def best(found: Sequence[float]) -> int:

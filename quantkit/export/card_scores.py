@@ -58,7 +58,9 @@ def _shown(metric: str, value: float | None, stderr: float | None) -> str:
     words = f"{scale * value:.{digits}f}{unit}"
     if stderr is None:
         return words
-    ends = (scale * (value + side * Z95 * stderr) for side in (-1, 1))
+    ends = [scale * (value + side * Z95 * stderr) for side in (-1, 1)]
+    if metric in SHARES:  # of few questions the usual interval would reach beyond all of them
+        ends = [min(max(end, 0.0), 100.0) for end in ends]
     return f"{words} ({' to '.join(f'{end:.{digits}f}' for end in ends)})"
 
 

@@ -231,7 +231,7 @@ def _refuse_unsupported(recipe: AnyRecipe | None, demand: Demand, engine: Engine
 def _allowed(target: Target, context: int) -> int:
     """A context that the model allows."""
     if target.shape is None:
-        return context
+        return min(context, target.longest or context)
     return min(context, int(target.shape.config["max_position_embeddings"]))
 
 

@@ -35,6 +35,8 @@ class Target:
     """Whether a chat template lies beside it."""
     is_stored: bool = False
     """Whether the shape has its tensors as they are stored, packed or not."""
+    longest: int | None = None
+    """The context that a GGUF file was made for, where nothing else is known of it."""
 
     @property
     def sized_by(self) -> AnyRecipe | None:
@@ -62,7 +64,8 @@ def open_target(path: Path) -> Target:
     if str(path) == "demo" and not path.exists():
         path = resources.DEMO_MODEL
     if path.suffix == ".gguf" and path.is_file():
-        return Target(str(path), path.stem, None, None, is_gguf=True, can_chat=True)
+        longest = _context_of(path)
+        return Target(str(path), path.stem, None, None, True, can_chat=True, longest=longest)
     if not path.is_dir():
         raise CheckpointError(f"there is no folder {path}; give a checkpoint's, or a GGUF file")
     can_chat = (path / "chat_template.jinja").is_file() or _has_template(path)
@@ -97,6 +100,15 @@ def _folder(path: Path, recipe: Recipe | None, can_chat: bool) -> Target:
     return Target(
         str(path), name, shape, recipe, False, recipe is not None, can_chat, is_stored=True
     )
+
+
+def _context_of(path: Path) -> int | None:
+    """What a GGUF file says of its context."""
+    from quantkit.gguf.reader import read_file
+
+    metadata = read_file(path).metadata
+    found = metadata.get(f"{metadata.get('general.architecture')}.context_length")
+    return found if isinstance(found, int) and found > 0 else None
 
 
 def _recipe(manifest: dict[str, Any], path: Path) -> AnyRecipe:

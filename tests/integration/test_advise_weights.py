@@ -5,10 +5,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import transformers
 from families import FAMILIES, SMALL, make_source
 
 from quantkit import resources
+from quantkit.advise import parallel
 from quantkit.advise import shape as shapes
 from quantkit.advise.weights import weight_bytes
 from quantkit.errors import QuantkitError
@@ -163,3 +165,32 @@ def test_an_answer_takes_no_torch():
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+MIXED = SMALL | {"num_experts_per_tok": 2}
+MIXTURES = {
+    "mixtral": transformers.MixtralConfig(**MIXED, num_local_experts=4),
+    "olmoe": transformers.OlmoeConfig(**MIXED, num_experts=4),
+    "qwen2_moe": transformers.Qwen2MoeConfig(
+        **MIXED, num_experts=4, moe_intermediate_size=64, shared_expert_intermediate_size=96
+    ),
+    "qwen3_moe": transformers.Qwen3MoeConfig(**MIXED, num_experts=4, moe_intermediate_size=64),
+    "qwen3_moe, every second block": transformers.Qwen3MoeConfig(
+        **MIXED, num_experts=4, moe_intermediate_size=64, decoder_sparse_step=2
+    ),
+    "qwen3_moe, one block without": transformers.Qwen3MoeConfig(
+        **MIXED, num_experts=4, moe_intermediate_size=64, mlp_only_layers=[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_follows_from_its_config(tmp_path, name):
+    model = transformers.AutoModelForCausalLM.from_config(MIXTURES[name])
+    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    stored, told = shapes.of(str(tmp_path)), shapes.of(str(tmp_path / "config.json"))
+    assert {(t.name, t.shape) for t in told.tensors} == {(t.name, t.shape) for t in stored.tensors}
+    assert set(told.routers) == set(stored.routers)
+    assert parallel.n_experts(told) == parallel.n_experts(stored) == 4
+    for recipe in ("fp8-dynamic", "gptq-w4a16"):
+        assert weight_bytes(told, load(recipe)) == weight_bytes(stored, load(recipe))

@@ -161,10 +161,13 @@ def test_speed_is_tokens_over_bytes():
     )
 
 
-def test_the_cpu_prepares_a_step_once():
-    """So a draft costs nothing where the CPU sets the pace, until its passes take longer."""
-    costs = Costs(lambda n: 1.0, lambda n: 1.0, at_least=3.0)
-    assert speedup.speedups([1.8, 2.4, 3.0], costs) == pytest.approx([1.8, 2.4, 3.0 * 3 / 4])
+def test_where_the_cpu_sets_the_pace_a_draft_costs_its_time():
+    costs = Costs(lambda n: 1.0, lambda n: 2.0, at_least=2.0)
+    alone, more = 2.0, 1.0
+    steps = [max(1 + 2 * k, alone + more * k) for k in (1, 2, 3)]
+    assert steps == [3, 5, 7]  # the CPU's, then what the passes take
+    expected = [tokens * alone / step for tokens, step in zip((1.8, 2.4, 3.0), steps, strict=True)]
+    assert speedup.speedups([1.8, 2.4, 3.0], costs) == pytest.approx(expected)
 
 
 @pytest.fixture(scope="module")
