@@ -109,8 +109,15 @@ def _longest_context(question: Question, gpu: GPU) -> tuple[int, Candidate] | No
 
 
 def _smallest_gpu(question: Question, gpu: GPU) -> Candidate | None:
-    """Of the same vendor, the one with the least memory that serves it."""
-    larger = [g for g in gpus.load() if g.vendor == gpu.vendor and g.memory_gb > gpu.memory_gb]
+    """Of the same vendor, the one with the least memory that serves it; but none whose memory is
+    so slow that nobody would take it in place of the other."""
+    larger = [
+        other
+        for other in gpus.load()
+        if other.vendor == gpu.vendor
+        and other.memory_gb > gpu.memory_gb
+        and other.bandwidth_gb_s >= gpu.bandwidth_gb_s / 2
+    ]
     for other in sorted(larger, key=lambda g: (g.memory_gb, -(g.year or 0))):
         if first := _first(question, other):
             return first

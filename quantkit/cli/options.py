@@ -134,8 +134,12 @@ EmitImage = Annotated[
     ),
 ]
 TimeToFirst = Annotated[
-    float,
-    typer.Option(min=0.001, metavar="SECONDS", help="Of --emit: alert at slower first tokens."),
+    float | None,
+    typer.Option(
+        min=0.001,
+        metavar="SECONDS",
+        help="Of --emit: alert at slower first tokens; default: 1, or more where it is expected.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress and no notes.")]

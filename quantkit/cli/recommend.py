@@ -118,7 +118,7 @@ def command(
     ] = None,
     out: EmitTo = None,
     image: EmitImage = None,
-    ttft: TimeToFirst = 1.0,
+    ttft: TimeToFirst = None,
     force: Force = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write everything as a page.")
@@ -196,7 +196,7 @@ def command(
         if plan is not None:
             typer.echo("\nServe it")
             serving_view.show(plan)
-    else:
+    elif html is None:  # which has it all, and more
         recommend_view.show_many(found)
     if html is not None:
         typer.echo(f"written: {html}", err=True)
@@ -204,10 +204,19 @@ def command(
         if plan is None:
             raise AdviceError("nothing serves it, so there is no plan to write")
         serving_view.write_files(
-            serving_view.made_files(_placed(plan), emit, out, ttft, force, image)
+            serving_view.made_files(
+                _placed(plan), emit, out, ttft or _slow_first_token(found[0]), force, image
+            )
         )
     if not any(one.chosen for one in found):
         raise typer.Exit(EXIT_GATE)  # so that a script can tell
+
+
+def _slow_first_token(found: "Recommendation") -> float:
+    """Seconds that are worth an alert: more than the slow end of what was estimated."""
+    speed = found.chosen.speed if found.chosen else None
+    slow = speed.first_token.high if speed and speed.first_token else 0.0
+    return max(1.0, round(1.2 * slow, 1))
 
 
 def _placed(plan: "Plan") -> "Plan":

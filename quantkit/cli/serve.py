@@ -108,7 +108,7 @@ def command(
     ] = None,
     out: EmitTo = None,
     image: EmitImage = None,
-    ttft: TimeToFirst = 1.0,
+    ttft: TimeToFirst = None,
     force: Force = False,
     json: AsJson = False,
     quiet: Quiet = False,
@@ -163,7 +163,7 @@ def command(
     if emit is not None:
         if image is None and python is not None and engine is not None and emit != "grafana":
             image = images.tag_of(engine.version)
-        files = serving_view.made_files(made, emit, out, ttft, force, image)
+        files = serving_view.made_files(made, emit, out, ttft or 1.0, force, image)
     else:
         server.refuse_taken(*made.address)
     with console.progress(quiet) as progress:

@@ -160,6 +160,12 @@ def prepare(
     where = devices.choose(device)
     weights = [recipe for recipe in recipes if isinstance(recipe, Recipe)]
     files = [recipe for recipe in recipes if isinstance(recipe, GGUFRecipe)]
+    learning = [recipe for recipe in weights if recipe.needs_calibration]
+    if learning and calibration is None:
+        raise DataError(
+            f"recipe {learning[0].name} learns from data: give --calibration, a set's name "
+            f"({', '.join(resources.names('calibration'))}) or a text file"
+        )
     if imatrix is not None and not files:
         raise RecipeError("--imatrix is for GGUF recipes, and none was asked for")
     if engine != NATIVE:
@@ -202,12 +208,6 @@ def prepare(
         file_targets=[out / recipe.name for recipe in files],
         matrix=matrix,
     )
-    learning = [recipe for recipe in weights if recipe.needs_calibration]
-    if learning and calibration is None:
-        raise DataError(
-            f"recipe {learning[0].name} learns from data: give --calibration, a set's name "
-            f"({', '.join(resources.names('calibration'))}) or a text file"
-        )
     if calibration is None or not (learning or (files and matrix is None)):
         return stopped.without_finished(job, force, progress)
     job = _calibrated(job, architecture, calibration, offload, size, progress, ranks)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from configs import SMOLLM
 
 from quantkit import resources
@@ -362,3 +363,29 @@ def test_a_draft_model_takes_its_memory(run_cli, tmp_path):
     assert room(alone)
     assert all(room(beside)[name] < n or not n for name, n in room(alone).items())
     assert "--speculative-config" in beside["serving"]["command"]
+
+
+def test_emitted_files_find_a_checkpoint_that_is_yet_to_be_made(run_cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["recommend", "8B", "--gpu", "RTX4090", "--users", "4", "--emit", "compose"]
+    assert run_cli([*command, "-o", "deploy"]).code == 0
+    engine = yaml.safe_load(Path("deploy/compose.yaml").read_text())["services"]["engine"]
+    assert engine["volumes"][0]["source"].startswith(f"{tmp_path}/out/")
+    # An alert that would ring in normal operation is none.
+    answer = json.loads(run_cli([*command[:6], "--json"]).stdout)["answers"][0]
+    chosen = next(c for c in answer["candidates"] if c["format"] == answer["format"])
+    rules = yaml.safe_load(Path("deploy/alerts.yaml").read_text())["groups"][0]["rules"]
+    slow = next(rule for rule in rules if rule["alert"] == "FirstTokenIsSlow")
+    assert float(slow["expr"].rpartition("> ")[2]) > chosen["speed"]["first_token_seconds"]["high"]
+
+
+def test_nobody_takes_a_board_in_place_of_a_card(run_cli):
+    result = run_cli(["recommend", "70B", "--gpu", "RTX4090", "--users", "4"])
+    (way,) = [line for line in result.stdout.splitlines() if "a larger GPU" in line]
+    assert "Jetson" not in way
+
+
+def test_with_a_page_the_terminal_stays_short(run_cli, tmp_path):
+    result = run_cli(["recommend", "8B", "--gpu", "L4,L40S", "--html", tmp_path / "page.html"])
+    assert (result.code, result.stdout) == (0, "")
+    assert "written" in result.stderr

@@ -45,6 +45,15 @@ def test_llama_cpp_serves_the_demo_model(run_cli, demo_made, port, tmp_path):
     assert data["answer"].strip()
 
 
+def test_a_bare_gguf_file_keeps_to_the_context_that_it_was_made_for(run_cli, demo_made):
+    (path,) = (demo_made / "gguf-q8_0").glob("demo*.gguf")
+    result = run_cli(["serve", path, "--gpu", "L4", "--dry-run", "--json"])
+    assert json.loads(result.stdout)["context"] == 1024
+    result = run_cli(["serve", path, "--gpu", "L4", "--dry-run", "--context", "4096"])
+    assert result.code == 3
+    assert "allows contexts of 1,024 tokens, not 4,096" in result.stderr
+
+
 @pytest.mark.slow
 def test_vllm_for_cpus_serves_the_demo_model(run_cli, demo_made, port, tmp_path, monkeypatch):
     python = os.environ.get("VLLM_PYTHON")

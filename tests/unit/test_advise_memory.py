@@ -155,6 +155,17 @@ def test_a_cache_in_fp8_serves_twice_the_users():
     assert small.users in (2 * plain.users, 2 * plain.users + 1)
 
 
+@pytest.mark.parametrize(
+    ("size", "like", "layers"),
+    [("1B", "Llama-3.2-1B", 16), ("3B", "Llama-3.2-3B", 28), ("14B", "Qwen2.5-14B", 48),
+     ("7B", "Mistral-7B-v0.3", 32), ("8B", "Llama-3.1-8B", 32), ("70B", "Llama-3.1-70B", 80)],
+)  # fmt: skip
+def test_a_nominal_size_is_the_model_that_is_called_so(size, like, layers):
+    found = shape.of(size)
+    assert found.config["num_hidden_layers"] == layers
+    assert found.note == f"taken to be like {like} with {layers} layers"
+
+
 @pytest.mark.parametrize("text", ["70B", "70b", "70 B", "70000M"])
 def test_sizes_are_read_in_every_spelling(text):
     found = shape.of(text)

@@ -97,6 +97,33 @@ def test_accuracies_count_where_there_are_any(tmp_path, monkeypatch):
     assert found == quality.from_report(tmp_path, shape.from_config(model.config, "src"))
 
 
+def test_too_few_questions_prove_no_quality(tmp_path, monkeypatch):
+    """Then perplexity speaks, and where there is none, how little is known is said."""
+    written = json.loads(json.dumps(report(("one", "gptq-w4a16", 0.7, 2.05)).to_json()))
+    (entry,) = written["candidates"]
+    for compared in entry["comparisons"]:
+        if compared["score"] == "quiz/acc":
+            compared |= {"low": -0.3, "high": 0.3}
+    path, model = tmp_path / "report.json", shape.of("8B")
+    monkeypatch.setattr(type(model), "size_bytes", 1000)
+
+    def told():
+        path.write_text(json.dumps(written))
+        return quality.from_report(path, shape.from_config(model.config, "src"))["gptq-w4a16"]
+
+    found = told()
+    assert "perplexity" in found.basis
+    assert found.recovery < 1
+    for scores in (entry["scores"], written["baseline"]["scores"]):
+        for key in [key for key in scores if "perplexity" in key]:
+            del scores[key]
+    entry["comparisons"] = [c for c in entry["comparisons"] if "perplexity" not in c["score"]]
+    written["headline"] = None
+    found = told()
+    assert found.recovery == 1
+    assert found.basis.endswith("too few questions: +-30 points")
+
+
 def test_a_report_of_another_model_is_refused(smollm, tmp_path):
     other = shape.from_config(SMOLLM | {"num_hidden_layers": 31}, "other")
     with pytest.raises(AdviceError, match="of another model: its source SmolLM2-135M"):

@@ -143,6 +143,12 @@ def test_scores_stand_beside_the_sources_with_intervals():
     assert "Quality was not measured" not in text
 
 
+def test_no_share_lies_beyond_all_questions():
+    figures = tuple(dataclasses.replace(f, stderr=0.2) for f in FIGURES)
+    text = card_of(manifest_of(), [dataclasses.replace(SCORED, figures=figures)])
+    assert "30.1% (0.0 to 69.3)" in text
+
+
 def test_the_recipe_in_the_card_makes_the_same_checkpoint():
     manifest = manifest_of("awq-gptq-w4a16+kv-fp8")
     block = re.search(r"```yaml\n(.*?)```", card_of(manifest), re.S).group(1)
