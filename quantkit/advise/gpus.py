@@ -140,6 +140,13 @@ def find(name: str) -> GPU:
     )
 
 
+def siblings(name: str) -> list[str]:
+    """Other devices that a name may have meant: `H100` is taken as one of three."""
+    taken, asked = find(name).name, normal(name)
+    alike = [gpu.name for gpu in load() if normal(gpu.name).startswith(asked)]
+    return [one for one in alike if one != taken] if asked != normal(taken) else []
+
+
 def describe(
     memory: str,
     bandwidth: str,

@@ -319,4 +319,8 @@ def _gpus(
     found = [gpus.find(name.strip()) for name in names.split(",") if name.strip()]
     if not found:
         raise typer.BadParameter("--gpu names none")
+    for name in (name.strip() for name in names.split(",")):
+        if name not in ("", "auto") and (others := gpus.siblings(name)):
+            taken = gpus.find(name).name
+            typer.echo(f"{name} is taken as {taken}; there is also {', '.join(others)}", err=True)
     return list({gpu.name: gpu for gpu in found}.values())

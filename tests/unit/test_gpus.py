@@ -231,6 +231,12 @@ def test_memory_is_what_cards_print(text, size, is_said):
     assert gpu.bandwidth_gb_s == 1008
 
 
+def test_a_name_that_may_mean_several_is_told():
+    assert gpus.siblings("h100") == ["H100 PCIe", "H100 NVL"]
+    assert gpus.siblings("H100 SXM") == gpus.siblings("L40S") == gpus.siblings("rtx 4090") == []
+    assert "A100 PCIe 80GB" in gpus.siblings("A100")
+
+
 def test_what_is_no_memory_is_refused_in_the_users_words():
     with pytest.raises(HardwareError, match="'24GB/s' is no size of memory"):
         describe("24GB/s", "1008GB/s")
