@@ -119,6 +119,8 @@ def command(
     if json:
         console.print_json([card.to_json() for card in cards])
         return
+    every = [(card, key, score) for card in cards for key, score in card.scores.items()]
+    shown = [row for row in every if verbose or not (_is_part(*row[:2]) or _is_detail(*row[:2]))]
     console.print_table(
         ["model", "score", "value", "stderr", "n"],
         [
@@ -129,18 +131,29 @@ def command(
                 "" if s.stderr is None else f"{s.stderr:.4f}",
                 f"{s.n:,}",
             ]
-            for card in cards
-            for key, s in card.scores.items()
-            if verbose or not _is_part(key, card)
+            for card, key, s in shown
         ],
         words=(0, 1),
     )
+    if hidden := len(every) - len(shown):
+        console.say(f"{hidden} more with -v, and in --json.")
     both = [*([before] if before is not None else []), *evaluations]
     if len(both) > 1 and sum(e.card.recipe is None for e in both) == 1:
         start.show_verdicts(both)
 
 
-def _is_part(key: str, card: "Scorecard") -> bool:
+DETAILS = ("byte_perplexity", "bits_per_byte", "kl_median", "kl_p75", "kl_p90", "kl_p95", "kl_p999")
+OF_CANDIDATES = ("kl_mean", "kl_p99", "top1_agreement")
+"""Against the source, so that of the source itself they say nothing."""
+
+
+def _is_detail(card: "Scorecard", key: str) -> bool:
+    """Whether a score says once more what another says."""
+    metric = key.rpartition("/")[2]
+    return metric in DETAILS or (card.recipe is None and metric in OF_CANDIDATES)
+
+
+def _is_part(card: "Scorecard", key: str) -> bool:
     """Whether a score is that of one task of a group, of which there may be dozens."""
     task = key.rpartition("/")[0]
     inside = {member for members in card.groups.values() for member in members}

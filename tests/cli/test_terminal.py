@@ -49,3 +49,14 @@ def test_an_error_fits_the_terminal_and_hangs_in(columns):
     assert more
     assert all(line.startswith("  ") for line in more)
     assert max(map(len, [first, *more])) <= columns
+
+
+def test_scores_are_few_unless_all_are_asked_for(run_cli):
+    command = ["score", "demo", "--tasks", "python_docs", "--limit", 2, "--max-length", 100, "-q"]
+    short, long = run_cli(command).stdout, run_cli([*command, "-v"]).stdout
+    assert "python_docs/perplexity" in short
+    assert "kl_" not in short, "of the source itself"
+    assert "more with -v" in short
+    assert "python_docs/byte_perplexity" in long
+    assert "python_docs/kl_p99" in long
+    assert "more with -v" not in long
