@@ -126,10 +126,11 @@ class Lifeline:
         with self._lock:
             if self.lost is not None:
                 return
+            # First, as this rank lets go of the line when it acts on the news.
+            if self.rank == 0:
+                self._say(f"failed {sentence}")
             self.lost = sentence
         self._changed.set()
-        if self.rank == 0:
-            self._say(f"failed {sentence}")
 
     def done(self) -> None:
         """This rank needs the others no more, nor they it."""

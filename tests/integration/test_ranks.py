@@ -21,6 +21,7 @@ from quantkit.errors import HardwareError
 from quantkit.export import compressed_tensors
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.shards import read_header
+from quantkit.quantize.lifeline import Lifeline
 from quantkit.quantize.ranks import Ranks, assign
 from quantkit.quantize.together import joined
 from quantkit.verify.checkpoint import verify
@@ -179,6 +180,16 @@ def test_a_failure_is_said_once_and_everywhere_known():
     assert found[0] == "RankLost: rank 1: this tensor is no good (told: False)"
     assert found[1] == "MethodError: this tensor is no good (told: True)"
     assert found[2] == "RankLost: rank 1: this tensor is no good (told: True)"
+
+
+def test_others_are_told_before_the_first_rank_acts_on_the_news(monkeypatch):
+    """It closes the line then, and they would only hear that it is gone."""
+    line, told = Lifeline(0, 3), []
+    monkeypatch.setattr(line, "_say", lambda words: told.append((words, line.lost)))
+    for sentence in ("rank 1: this tensor is no good", "rank 2 ended"):
+        line._learn(sentence)
+    assert told == [("failed rank 1: this tensor is no good", None)]
+    assert line.lost == "rank 1: this tensor is no good"
 
 
 def test_one_that_does_not_answer_is_not_waited_for_for_ever():
