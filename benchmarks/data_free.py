@@ -29,6 +29,14 @@ from quantkit.resources import DEMO_MODEL
 from quantkit.storage import write_json
 
 
+def add_shape(parser: argparse.ArgumentParser) -> None:
+    """Options for the shape of a made-up model, an 8B Llama's unless told."""
+    parser.add_argument("--blocks", type=int, default=32)
+    parser.add_argument("--hidden", type=int, default=4096)
+    parser.add_argument("--intermediate", type=int, default=14336)
+    parser.add_argument("--vocabulary", type=int, default=128256)
+
+
 def make_model(folder: Path, blocks: int, hidden: int, intermediate: int, vocabulary: int) -> int:
     """A checkpoint of random weights; returns the bytes of its tensors."""
     folder.mkdir(parents=True)
@@ -116,10 +124,7 @@ def fastest(runs: list[dict[str, float]]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--blocks", type=int, default=32)
-    parser.add_argument("--hidden", type=int, default=4096)
-    parser.add_argument("--intermediate", type=int, default=14336)
-    parser.add_argument("--vocabulary", type=int, default=128256)
+    add_shape(parser)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--work", type=Path, help="a folder on the disk to measure")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from data_free import make_model
+from data_free import add_shape, make_model
 
 from quantkit import device as devices
 from quantkit import grid, recipe
@@ -116,10 +116,7 @@ def timed(work: Callable[[], object]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--blocks", type=int, default=32)
-    parser.add_argument("--hidden", type=int, default=4096)
-    parser.add_argument("--intermediate", type=int, default=14336)
-    parser.add_argument("--vocabulary", type=int, default=128256)
+    add_shape(parser)
     parser.add_argument("--recipe", default="gguf-q4_k_m")
     parser.add_argument("--workers", type=int, nargs="*", default=[], help="other numbers to try")
     parser.add_argument("--device", help="default: the GPU if there is one")

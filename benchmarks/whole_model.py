@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from data_free import make_model
+from data_free import add_shape, make_model
 
 from quantkit import device as devices
 from quantkit.export.checkpoint import Checkpoint
@@ -59,10 +59,7 @@ def program(limit: float | None) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--blocks", type=int, default=32)
-    parser.add_argument("--hidden", type=int, default=4096)
-    parser.add_argument("--intermediate", type=int, default=14336)
-    parser.add_argument("--vocabulary", type=int, default=128256)
+    add_shape(parser)
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--offload", default="auto")

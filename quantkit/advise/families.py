@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quantkit.errors import SourceError
+from quantkit.model.source import EXPERTS
 
 PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
 FEEDFORWARD_NORMS = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
@@ -75,7 +76,6 @@ FAMILIES = {
     "qwen2_moe": Family(attention_bias=True, experts="mlp", n_kv_heads=16),
     "qwen3_moe": Family(head_norms="head", experts="mlp", n_kv_heads=4),
 }
-N_EXPERTS = ("num_experts", "num_local_experts")
 MLP_BIAS = ("llama", "granite", "smollm3")
 """Families whose MLP has biases where `mlp_bias` says so."""
 NEEDED = (
@@ -86,9 +86,12 @@ NEEDED = (
 NATURAL = (
     *NEEDED, "num_key_value_heads", "head_dim", "sliding_window", "attention_chunk_size",
     "kv_lora_rank", "qk_rope_head_dim", "num_kv_shared_layers", "max_window_layers",
-    "sliding_window_pattern", "max_position_embeddings",
+    "sliding_window_pattern", "max_position_embeddings", *EXPERTS, "num_experts_per_tok",
+    "moe_intermediate_size", "shared_expert_intermediate_size", "decoder_sparse_step",
 )  # fmt: skip
 MOST_LAYERS = 10_000
+MOST_EXPERTS = 1_000_000
+"""Of all layers together."""
 
 
 def completed(config: Mapping[str, Any], label: str = "the model") -> dict[str, Any]:
@@ -137,8 +140,14 @@ def _check(config: Mapping[str, Any], label: str) -> None:
     kinds = config.get("layer_types")
     if kinds and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
         wrong.append("layer_types")
-    if not wrong and (config.get("num_hidden_layers") or 0) > MOST_LAYERS:
+    dense = config.get("mlp_only_layers") or []
+    if not (isinstance(dense, list) and all(type(index) is int for index in dense)):
+        wrong.append("mlp_only_layers")
+    n_layers = 0 if wrong else config.get("num_hidden_layers") or 0
+    if n_layers > MOST_LAYERS:
         wrong.append("num_hidden_layers")
+    elif not wrong and n_layers * _n_experts(config) > MOST_EXPERTS:
+        wrong.append("number of experts")
     if wrong:
         raise SourceError(f"{label}: the config has no usable {', '.join(wrong)}")
 
@@ -158,6 +167,8 @@ def shapes(config: Mapping[str, Any], label: str) -> dict[str, tuple[int, ...]]:
             f"({kind}; it knows {', '.join(FAMILIES)}); give a folder with the weights"
         )
     require(config, (*NEEDED, "head_dim"), label)
+    if FAMILIES[kind].experts and not _n_experts(config):
+        raise SourceError(f"{label}: the config has no usable number of experts")
     hidden = config["hidden_size"]
     result: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config["vocab_size"], hidden)
@@ -202,6 +213,10 @@ def _block(
         yield "self_attn.k_norm.weight", (keys if wide else head,)
 
 
+def _n_experts(config: Mapping[str, Any]) -> int:
+    return int(next((config[key] for key in EXPERTS if config.get(key)), 0))
+
+
 def _is_mixed(config: Mapping[str, Any], index: int) -> bool:
     """Whether a block has experts; some configs leave every so many with one MLP for all."""
     step = config.get("decoder_sparse_step") or 1
@@ -210,7 +225,7 @@ def _is_mixed(config: Mapping[str, Any], index: int) -> bool:
 
 def _experts(family: Family, config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     hidden, place = config["hidden_size"], family.experts
-    n_experts = next((config[key] for key in N_EXPERTS if config.get(key)), 0)
+    n_experts = _n_experts(config)
     inner = config.get("moe_intermediate_size") or config["intermediate_size"]
     found = {f"{place}.gate": (n_experts, hidden)}
     for prefix, width in (

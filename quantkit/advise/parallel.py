@@ -15,9 +15,9 @@ from typing import Any
 from quantkit.advise import weights
 from quantkit.advise.shape import EMBEDDING, EMBEDDINGS, HEAD, ModelShape
 from quantkit.advise.split import ONE, Split, Wish, stage_of_layers
-from quantkit.advise.work import EXPERTS
 from quantkit.model.architecture import EXPERT
 from quantkit.model.headers import TensorSpec
+from quantkit.model.source import EXPERTS
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 
 VOCABULARY = re.compile(r"(embed_tokens|wte|lm_head)\.")

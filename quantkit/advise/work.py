@@ -8,11 +8,11 @@ from quantkit.advise import weights
 from quantkit.advise.formats import Format
 from quantkit.advise.shape import EMBEDDING, HEAD, ModelShape
 from quantkit.model.architecture import EXPERT
+from quantkit.model.source import EXPERTS
 from quantkit.recipe import GGUFRecipe, Recipe
 
 GGUF_EXPERT = re.compile(r"_exps\.")
 CHOSEN = ("num_experts_per_tok", "moe_top_k", "num_experts_per_token")
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from quantkit import resources
 from quantkit.advise import parallel
 from quantkit.advise import shape as shapes
 from quantkit.advise.weights import weight_bytes
-from quantkit.errors import QuantkitError
+from quantkit.errors import QuantkitError, SourceError
 from quantkit.formats import FORMATS, objection
 from quantkit.gguf import plan as gguf_plan
 from quantkit.gguf.layout import Layout
@@ -194,3 +194,20 @@ def test_a_mixture_follows_from_its_config(tmp_path, name):
     assert parallel.n_experts(told) == parallel.n_experts(stored) == 4
     for recipe in ("fp8-dynamic", "gptq-w4a16"):
         assert weight_bytes(told, load(recipe)) == weight_bytes(stored, load(recipe))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"num_experts": 10**9}, "number of experts"),
+        ({"num_experts": "many"}, "num_experts"),
+        ({"num_experts": 0, "num_local_experts": 0}, "number of experts"),
+        ({"mlp_only_layers": "all"}, "mlp_only_layers"),
+        ({"decoder_sparse_step": 1.5}, "decoder_sparse_step"),
+        ({"num_experts_per_tok": "8"}, "num_experts_per_tok"),
+    ],
+)
+def test_a_mixture_whose_numbers_are_none_is_refused(changed, said):
+    config = MIXTURES["qwen3_moe"].to_dict() | {"architectures": ["Qwen3MoeForCausalLM"]}
+    with pytest.raises(SourceError, match=f"no usable .*{said}"):
+        shapes.from_config(config | changed, "odd")
