@@ -27,7 +27,7 @@ from quantkit.score import lmeval
 from quantkit.score.evaluation import Evaluation
 from quantkit.score.harness import Asked, evaluate
 from quantkit.score.scorecard import SOURCE_NAME
-from quantkit.storage import guarded
+from quantkit.storage import guarded, output_folder
 from quantkit.verify.checkpoint import verify
 
 
@@ -57,44 +57,55 @@ def run(
     """Quantise with every recipe, check the results, score them and compare."""
     progress = progress or Silent()
     lmeval.check(tasks)
-    finished = [] if force else finished_before(source, recipes, out, calibration, engine)
-    for checkpoint in finished:
-        progress.note(f"{checkpoint.manifest.name}: taken up as it was finished before")
-        journal.discard(checkpoint.folder)  # left where a run was stopped at the very end
-        card.existing(checkpoint.folder)  # one that cannot be updated is refused before the work
-    have = {checkpoint.manifest.name for checkpoint in finished}
-    missing = [recipe for recipe in recipes if recipe.name not in have]
-    made = []
-    if missing:
-        made = quantize(
-            source,
-            missing,
-            out,
-            device,
-            force,
-            progress,
-            calibration,
-            offload=offload,
-            engine=engine,
-        )
-    by_name = {checkpoint.manifest.name: checkpoint for checkpoint in (*finished, *made)}
-    checkpoints = [by_name[recipe.name] for recipe in recipes]
+    scoring = Scoring(tasks, out / "scores", device, limit, max_length, source.trust_remote_code)
+    with output_folder(out):
+        finished = [] if force else finished_before(source, recipes, out, calibration, engine)
+        for checkpoint in finished:
+            progress.note(f"{checkpoint.manifest.name}: taken up as it was finished before")
+            journal.discard(checkpoint.folder)  # left where a run was stopped at the very end
+            card.existing(checkpoint.folder)  # one that cannot be updated is refused now
+        have = {checkpoint.manifest.name for checkpoint in finished}
+        missing = [recipe for recipe in recipes if recipe.name not in have]
+        made = []
+        if missing:
+            made = quantize(
+                source,
+                missing,
+                out,
+                device,
+                force,
+                progress,
+                calibration,
+                offload=offload,
+                engine=engine,
+            )
+        by_name = {checkpoint.manifest.name: checkpoint for checkpoint in (*finished, *made)}
+        checkpoints = [by_name[recipe.name] for recipe in recipes]
+        _require_verified(checkpoints, source, progress)
+        with guarded(scoring.folder):
+            scoring.folder.mkdir(exist_ok=True)
+        targets: list[ModelSource | Checkpoint] = [source, *checkpoints]
+        report = Report.of([_score(target, scoring, force, progress) for target in targets])
+        files.write(report, out)
+        _refresh_cards(checkpoints, report)
+    return Outcome(checkpoints, report, out)
+
+
+def _require_verified(
+    checkpoints: Sequence[Checkpoint], source: ModelSource, progress: Progress
+) -> None:
     for checkpoint in checkpoints:
         verification = verify(checkpoint.folder, source, progress)
         if not verification.ok:
             faults = "\n  ".join(verification.faults)
             raise CheckpointError(f"{checkpoint.folder} failed verification:\n  {faults}")
-    with guarded(out):
-        (out / "scores").mkdir(parents=True, exist_ok=True)
-    scoring = Scoring(tasks, out / "scores", device, limit, max_length, source.trust_remote_code)
-    targets: list[ModelSource | Checkpoint] = [source, *checkpoints]
-    report = Report.of([_score(target, scoring, force, progress) for target in targets])
-    files.write(report, out)
+
+
+def _refresh_cards(checkpoints: Sequence[Checkpoint], report: Report) -> None:
     document, lm_eval = report.document, report.baseline.versions.get("lm_eval")
     for checkpoint in checkpoints:
         scored = report_card.of_document(checkpoint.manifest, document, lm_eval)
         card.refresh(checkpoint.folder, checkpoint.manifest, [scored] if scored else [])
-    return Outcome(checkpoints, report, out)
 
 
 def finished_before(

@@ -1,7 +1,6 @@
 """Files that appear whole or not at all, and disks that say what is wrong."""
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.errors import HardwareError, QuantkitError, StorageError
+from quantkit.lock import INSIDE, sole_writer
 
 MANIFEST = "quantkit.json"
 """The file that marks a finished checkpoint."""
@@ -86,43 +86,70 @@ def scratch_folder(
 
     An existing target is refused before anything is done, unless `force`; even then it is
     replaced only by a finished one. A resumable folder keeps its name and, when the work is
-    stopped from outside, its contents; without `force` the next call finds them there.
+    stopped from outside, its contents; without `force` the next call finds them there. Nothing is
+    removed before the lock is held: what lies there may be another run's.
     """
-    refuse_existing(target, force, marker)
-    ending = "partial" if resumable else f"partial-{os.getpid()}"
-    scratch = target.with_name(f".{target.name}.{ending}")
-    with guarded(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+    with claimed(target, force, marker):
+        scratch = target.with_name(f".{target.name}.{'partial' if resumable else 'scratch'}")
         if scratch.exists() and (force or not resumable):
             shutil.rmtree(scratch)
         scratch.mkdir(exist_ok=True)
+        yield from _filled(scratch, target, resumable)
+
+
+@contextmanager
+def claimed(target: Path, force: bool = False, marker: str = MANIFEST) -> Iterator[None]:
+    """Hold a folder's name, which must be free unless `force`, before it is worked for."""
+    refuse_existing(target, force, marker)
+    with guarded(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with sole_writer(target.with_name(f".{target.name}.lock"), target):
+            _restore(target)
+            refuse_existing(target, force, marker)  # another run may have finished it meanwhile
+            yield
+
+
+def _filled(scratch: Path, target: Path, resumable: bool) -> Iterator[Path]:
     keep = False
     try:
-        with guarded(target), _alone_in(scratch):
-            _clear_halves(scratch)
-            try:
-                yield scratch
-            except BaseException as error:
-                # A fault in the input would only come again.
-                ours = isinstance(error, QuantkitError)
-                keep = resumable and (not ours or isinstance(error, StorageError | HardwareError))
-                raise
-            sync_folder(scratch)
-            if target.exists():
-                retired = target.with_name(f".{target.name}.replaced-{os.getpid()}")
-                target.rename(retired)
-                try:
-                    scratch.rename(target)
-                except OSError:
-                    retired.rename(target)  # the old one is better than none
-                    raise
-                shutil.rmtree(retired)
-            else:
-                scratch.rename(target)
-            sync_folder(target.parent)
+        _clear_halves(scratch)
+        try:
+            yield scratch
+        except BaseException as error:
+            # A fault in the input would only come again.
+            ours = isinstance(error, QuantkitError)
+            keep = resumable and (not ours or isinstance(error, StorageError | HardwareError))
+            keep = keep and any(scratch.iterdir())
+            raise
+        sync_folder(scratch)
+        retired = _retired(target)
+        if target.exists():
+            target.rename(retired)
+        try:
+            scratch.rename(target)
+        except OSError:
+            if retired.exists():
+                retired.rename(target)  # the old one is better than none
+            raise
+        sync_folder(target.parent)
+        shutil.rmtree(retired, ignore_errors=True)
     finally:
         if not keep:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _retired(target: Path) -> Path:
+    """Where the folder that `--force` replaces lies until the new one has its name."""
+    return target.with_name(f".{target.name}.replaced")
+
+
+def _restore(target: Path) -> None:
+    """Undo or finish a replacement that a kill cut short."""
+    retired = _retired(target)
+    if retired.exists() and not target.exists():
+        retired.rename(target)
+    elif retired.exists():
+        shutil.rmtree(retired)
 
 
 def _clear_halves(folder: Path) -> None:
@@ -133,17 +160,17 @@ def _clear_halves(folder: Path) -> None:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold a folder against a second run; the lock goes when the process does."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+def output_folder(folder: Path) -> Iterator[None]:
+    """Make a folder that a command fills file by file, and hold it against a second writer."""
+    is_new = not folder.exists()
+    with guarded(folder):
+        folder.mkdir(parents=True, exist_ok=True)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StorageError(f"another run is writing {folder}; wait for it to end") from None
-        yield
-    finally:
-        os.close(descriptor)
+            with sole_writer(folder / INSIDE, folder):
+                yield
+        finally:
+            if is_new and not any(folder.iterdir()):
+                folder.rmdir()
 
 
 def refuse_existing(target: Path, force: bool, marker: str = MANIFEST) -> None:

@@ -8,16 +8,15 @@ from typing import Any
 from quantkit.bench import page
 from quantkit.bench.record import FILE, Bench, Row
 from quantkit.errors import StorageError
-from quantkit.storage import guarded, write_json, write_text
+from quantkit.storage import guarded, output_folder, write_json, write_text
 
 
 def write(bench: Bench, out: Path) -> None:
     """All three."""
-    with guarded(out):
-        out.mkdir(parents=True, exist_ok=True)
-    write_json(out / FILE, bench.to_json())
-    write_text(out / "bench.csv", as_csv(bench))
-    write_text(out / "bench.html", page.render(bench))
+    with output_folder(out):
+        write_json(out / FILE, bench.to_json())
+        write_text(out / "bench.csv", as_csv(bench))
+        write_text(out / "bench.html", page.render(bench))
 
 
 def refuse_existing(out: Path, force: bool) -> None:

@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -143,6 +144,7 @@ def command(
     from quantkit.bench.engines import Program, n_gpus
     from quantkit.bench.measure import Plan
     from quantkit.bench.workloads import Recorded
+    from quantkit.storage import output_folder
 
     further = _words(engine_args)
     if out is not None:
@@ -150,7 +152,8 @@ def command(
     grid = settings.grid(sweep or [])
     wanted = asking.target(ttft, tpot, attain)
     served = run.models(checkpoints or [])
-    with console.progress(quiet) as progress:
+    holding = output_folder(out) if out is not None else nullcontext()
+    with holding, console.progress(quiet) as progress:
         first = served[0].path if served else None
         sources = asking.sources(
             prompt, output, shared_prefix, trace, calibration, first, requests, seed, progress
@@ -179,8 +182,8 @@ def command(
             logs = None if out is None else files.log_folder(out)
             keep = None if out is None else partial(files.write, out=out)
             bench = run.engine_run(program, served, grid, plan, progress, offline, logs, keep)
-    if out is not None:
-        files.write(bench, out)
+        if out is not None:
+            files.write(bench, out)
     if json:
         console.print_json(bench.to_json())
     else:

@@ -111,10 +111,9 @@ def build(
     from quantkit.calibration import calibration_set, loading
     from quantkit.calibration.build import Vocabulary
     from quantkit.score import evaluation_text
-    from quantkit.storage import refuse_existing
+    from quantkit.storage import claimed
 
-    refuse_existing(out, force, calibration_set.FILE)
-    with console.progress(quiet, verbose) as progress:
+    with claimed(out, force, calibration_set.FILE), console.progress(quiet, verbose) as progress:
         made = loading.make(
             name or ", ".join(data or []),
             wanted,

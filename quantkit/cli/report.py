@@ -1,5 +1,6 @@
 """`quantkit report`."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -40,11 +41,13 @@ def command(
         raise typer.BadParameter("name score files, or folders of them", param_hint="SCORES")
     from quantkit.report import files, inputs, speed
     from quantkit.report.comparison import Report
+    from quantkit.storage import output_folder
 
-    report = Report.of(inputs.read(scores), tuple(note or ()))
-    report = speed.joined(report, inputs.speeds(scores))
-    if out is not None:
-        files.write(report, out)
+    with output_folder(out) if out is not None else nullcontext():
+        report = Report.of(inputs.read(scores), tuple(note or ()))
+        report = speed.joined(report, inputs.speeds(scores))
+        if out is not None:
+            files.write(report, out)
     start.show_report(report, json)
     if out is not None:
         typer.echo(f"written: {out}/report.json, report.md, report.html", err=True)

@@ -1,5 +1,6 @@
 """`quantkit score`."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,6 +88,7 @@ def command(
     start.stay_offline_if(at_home and all(map(start.is_local, models)))
     from quantkit.score.evaluation import Evaluation
     from quantkit.score.harness import Asked, evaluate
+    from quantkit.storage import output_folder
 
     asked = Asked(
         tuple(names),
@@ -105,7 +107,8 @@ def command(
     targets = [start.scorable(name, revision, trust_remote_code) for name in models]
     start.refuse_same_names(targets)
     before = None if baseline is None else Evaluation.read(baseline)
-    with console.progress(quiet, verbose) as progress:
+    holding = output_folder(out) if out is not None else nullcontext()
+    with holding, console.progress(quiet, verbose) as progress:
 
         def run(asked: Asked) -> list[Evaluation]:
             return [

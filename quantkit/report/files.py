@@ -5,13 +5,12 @@ from pathlib import Path
 from quantkit import __version__
 from quantkit.report import html, markdown
 from quantkit.report.comparison import Report
-from quantkit.storage import guarded, write_json, write_text
+from quantkit.storage import output_folder, write_json, write_text
 
 
 def write(report: Report, out: Path) -> None:
     """`report.json`, `report.md` and `report.html`."""
-    with guarded(out):
-        out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "report.json", report.to_json())
-    write_text(out / "report.md", markdown.render(report))
-    write_text(out / "report.html", html.render(report.document, __version__))
+    with output_folder(out):
+        write_json(out / "report.json", report.to_json())
+        write_text(out / "report.md", markdown.render(report))
+        write_text(out / "report.html", html.render(report.document, __version__))

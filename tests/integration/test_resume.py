@@ -219,19 +219,29 @@ def test_a_run_from_a_gguf_file_takes_up_its_own_too(tmp_path, stop_after):
         quantize_file(file, recipes, out, "cpu", False, Silent())
 
 
-def test_two_runs_do_not_share_a_folder(tmp_path):
-    import fcntl
-
-    source = small_model(tmp_path / "model")
-    scratch = tmp_path / "out" / ".awq-w4a16.partial"
-    scratch.mkdir(parents=True)
-    holder = os.open(scratch, os.O_RDONLY)
-    fcntl.flock(holder, fcntl.LOCK_EX)
-    try:
-        with pytest.raises(StorageError, match="another run is writing"):
-            run(source, tmp_path / "out")
-    finally:
-        os.close(holder)
+def test_second_run_leaves_the_first_alone(tmp_path):
+    """Two real commands on one --out: the first ends as if it had been alone."""
+    text = tmp_path / "text.txt"
+    text.write_text("All work and no play makes Jack a dull boy.\n" * 400)
+    line = [sys.executable, "-m", "quantkit", "quantize", "demo", "-r", "gptq-w4a16", "-q"]
+    line += ["--calibration", str(text), "--samples", "16", "--length", "64"]
+    out = tmp_path / "out"
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    first = subprocess.Popen([*line, "-o", str(out)], **piped)
+    while first.poll() is None and not (out / ".gptq-w4a16.lock").exists():
+        time.sleep(0.01)
+    os.kill(first.pid, signal.SIGSTOP)  # so that it is still writing when the second comes
+    second = subprocess.run([*line, "-o", str(out), "--force"], check=False, **piped)
+    os.kill(first.pid, signal.SIGCONT)
+    told = first.communicate(timeout=300)[1]
+    assert (first.returncode, told) == (0, "")
+    assert second.returncode == 3
+    assert f"another run is writing {out / 'gptq-w4a16'}" in second.stderr
+    assert [path.name for path in out.iterdir()] == ["gptq-w4a16"]
+    alone = subprocess.run([*line, "-o", str(tmp_path / "alone")], check=False, **piped)
+    assert alone.returncode == 0
+    tensors = [f / "gptq-w4a16" / "model.safetensors" for f in (out, tmp_path / "alone")]
+    assert tensors[0].read_bytes() == tensors[1].read_bytes()
 
 
 if __name__ == "__main__":

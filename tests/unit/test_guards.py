@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "quantkit"
 # Lower rows never import from higher ones.
 LAYERS = [
-    {"errors", "home", "progress", "hush", "launch", "offline", "registry", "specs"},
+    {"errors", "home", "progress", "hush", "launch", "lock", "offline", "registry", "specs"},
     {"engine", "__init__"},
     {"storage", "resources", "device", "doctor", "page"},
     {"recipe", "formats"},

@@ -177,7 +177,7 @@ def test_failed_rename_under_force_keeps_the_old_folder(tmp_path, monkeypatch):
     rename = Path.rename
 
     def failing(path, new):
-        if ".partial-" in path.name:
+        if ".scratch" in path.name:
             raise OSError(errno.ENOSPC, "No space left on device")
         return rename(path, new)
 
@@ -195,9 +195,8 @@ def test_force_never_replaces_what_is_not_ours(tmp_path, make):
         refuse_existing(target, force=True)
 
 
-def test_leftover_scratch_of_the_same_process_is_cleared(tmp_path):
-    leftover = tmp_path / f".out.partial-{os.getpid()}"
-    finished(leftover)
+def test_leftover_scratch_of_a_killed_run_is_cleared(tmp_path):
+    finished(tmp_path / ".out.scratch")
     with scratch_folder(tmp_path / "out") as scratch:
         assert names(scratch) == []
     assert names(tmp_path) == ["out"]
