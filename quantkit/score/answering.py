@@ -25,8 +25,20 @@ LOGITS_BYTES = {"cuda": 1 << 30, "cpu": 512 << 20}
 MIN_SHARED = 32
 """Shorter beginnings are computed again: sharing has its price."""
 
-Watcher = Callable[[Distribution, torch.Tensor], None]
-"""Takes what the model predicts at some positions, and their places."""
+
+@dataclass(frozen=True)
+class Seen:
+    """What was computed at some scored positions."""
+
+    hidden: torch.Tensor
+    """What the output layer made predictions from [positions, width]."""
+    log_probabilities: torch.Tensor
+    """Of the tokens that were asked for."""
+    places: torch.Tensor
+    """Counted over the tokens of all continuations, in the order of the requests; on the CPU."""
+
+
+Watcher = Callable[[Seen], None]
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,7 @@ class Answerer:
         self._max_rows = max_rows
         self._device = next(model.parameters()).device
         self._tokens_per_batch = TOKENS_PER_BATCH[self._device.type]
-        self._vocabulary = int(model.get_output_embeddings().weight.shape[0])
+        self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
 
     @torch.no_grad()
     def answers(
@@ -72,8 +84,7 @@ class Answerer:
     ) -> Iterator[list[tuple[int, Answer]]]:
         """Places of requests and their answers, by batch, in the order that is fastest.
 
-        A watcher sees every scored position. Its place counts the tokens of all continuations in
-        the order of the requests.
+        A watcher sees every scored position.
         """
         starts = [0]
         for request in requests:
@@ -176,17 +187,18 @@ class Answerer:
         self, hidden: torch.Tensor, scored: "_Scored", watcher: Watcher | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability of every target, and whether it is the likeliest token."""
-        rows = max(1, LOGITS_BYTES[self._device.type] // (4 * self._vocabulary))
+        rows = max(1, LOGITS_BYTES[self._device.type] // (4 * self.vocabulary))
         values, best = [], []
         where = scored.where.to(self._device)
         targets = scored.targets.to(self._device)
         for start in range(0, len(where), rows):
             part = slice(start, start + rows)
-            predicted = Distribution(self._head(hidden[where[part]]))
+            read = hidden[where[part]]
+            predicted = Distribution(self.logits(read))
             values.append(predicted.log_probabilities(targets[part, None])[:, 0])
             best.append(predicted.likeliest() == targets[part])
             if watcher is not None:
-                watcher(predicted, scored.places[part])
+                watcher(Seen(read, values[-1], scored.places[part]))
         return torch.cat(values), torch.cat(best)
 
     def _culprit(self, row: _Row) -> str:
@@ -210,17 +222,22 @@ class Answerer:
                 handle.remove()
         return f" from {found[0]} on" if found else ""
 
-    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits by the family's own code: its decoder hands over what we have."""
+    def logits(self, hidden: torch.Tensor, head: torch.nn.Module | None = None) -> torch.Tensor:
+        """Logits by the family's own code, through another output layer where one is given."""
         from transformers.modeling_outputs import MoeModelOutputWithPast
 
         # With a field more than others have; mixtures of experts look for it.
         ready = MoeModelOutputWithPast(last_hidden_state=hidden[None])
+        own = self._model.get_output_embeddings()
         self._decoder.forward = lambda *arguments, **more: ready
+        if head is not None:
+            self._model.set_output_embeddings(head)
         try:
             output = self._model(input_ids=hidden.new_zeros(1, 1, dtype=torch.long))
         finally:
             del self._decoder.forward
+            if head is not None:
+                self._model.set_output_embeddings(own)
         logits: torch.Tensor = output.logits[0]
         return logits
 
@@ -262,18 +279,26 @@ def _scored(
     return _Scored(*joined)
 
 
+def truncated(request: Request, max_length: int) -> Request:
+    """What is really computed: of a context, only the end that fits into a window counts."""
+    if len(request.continuation) > max_length or not request.continuation:
+        raise ScoreError(
+            f"a continuation of {len(request.continuation)} tokens does not fit into windows "
+            f"of {max_length}; use a longer --max-length"
+        )
+    too_many = len(request.context) + len(request.continuation) - 1 - max_length
+    if too_many <= 0:
+        return request
+    return Request(request.context[too_many:], request.continuation)
+
+
 def _rows(requests: Sequence[Request], max_length: int) -> list[_Row]:
     """Requests with the same tokens up to the last one are answered together."""
     rows: dict[tuple[int, ...], _Row] = {}
     for index, request in enumerate(requests):
-        if not request.continuation or len(request.continuation) > max_length:
-            raise ScoreError(
-                f"a continuation of {len(request.continuation)} tokens does not fit into windows "
-                f"of {max_length}; use a longer --max-length"
-            )
+        kept = truncated(request, max_length)
         # Most continuations are one token: then the context is taken as it is, not copied.
-        before = request.context + request.continuation[:-1]
-        tokens = before[-max_length:] if len(before) > max_length else before
+        tokens = kept.context + kept.continuation[:-1]
         row = rows.setdefault(tokens, _Row(tokens))
         row.asked.append(index)
         row.n_scored = max(row.n_scored, len(request.continuation))

@@ -20,10 +20,10 @@ class Text:
     """What was found on the texts of one task."""
 
     losses: list[float]
-    """Negative log-likelihood of every document."""
+    """Negative log-likelihood of every document's own tokens, without those that mark its start."""
     n_tokens: list[int]
     kl: "list[torch.Tensor] | None"
-    """By document, for every token; None without a source to compare with."""
+    """By document, for every compared token; None without a source to compare with."""
     agrees: "list[torch.Tensor] | None"
 
 

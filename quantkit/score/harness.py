@@ -1,8 +1,7 @@
 """Runs lm-eval tasks on a loaded model, and adds what lm-eval leaves out.
 
 lm-eval's perplexities are per word and per byte of its own counting. The headline here is
-`<task>/perplexity`, per token: exp of the mean negative log-likelihood over the tokens of the
-same requests.
+`<task>/perplexity`, per token: exp of the mean negative log-likelihood over the texts' own tokens.
 """
 
 import hashlib
@@ -308,6 +307,7 @@ def _of_text(task: str, text: Text) -> dict[str, Score]:
     scores = {f"{task}/perplexity": Score(value=value, stderr=spread, n=n_tokens)}
     if text.kl is None or text.agrees is None:
         return scores
+    n_compared = sum(len(part) for part in text.kl)
     for name, parts, better in (
         ("kl_mean", text.kl, False),
         ("top1_agreement", text.agrees, True),
@@ -316,14 +316,14 @@ def _of_text(task: str, text: Text) -> dict[str, Score]:
         mean, error = ratio(sums, [len(part) for part in parts])
         mean = _finite(task, name, mean)
         scores[f"{task}/{name}"] = Score(
-            value=mean, stderr=error, n=n_tokens, higher_is_better=better
+            value=mean, stderr=error, n=n_compared, higher_is_better=better
         )
     import torch
 
-    whole = torch.cat(text.kl).double().sort().values
+    whole = torch.cat(text.kl).double()
     for name, share in KL_QUANTILES.items():
-        at = min(len(whole) - 1, int(share * len(whole)))
-        scores[f"{task}/{name}"] = Score(value=float(whole[at]), stderr=None, n=n_tokens)
+        value = _finite(task, name, float(whole.quantile(share)))
+        scores[f"{task}/{name}"] = Score(value=value, stderr=None, n=n_compared)
     return scores
 
 

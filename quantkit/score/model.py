@@ -5,7 +5,7 @@ are scored whole, a source's predictions are kept too, and a candidate is compar
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +21,49 @@ from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress
 from quantkit.score import cache, divergence, loading
-from quantkit.score.answering import Answer, Answerer, Request, Watcher
+from quantkit.score.answering import Answer, Answerer, Request, Seen, truncated
 from quantkit.score.answers import Text
-from quantkit.score.tokens import Encoder, batches
+from quantkit.score.tokens import Encoder, batches, n_before_text
+
+KEPT_AS = "2"
+"""The form of what is kept. Answers of another form count as none."""
 
 
 @dataclass(frozen=True)
 class _Whole:
-    """The same as it is kept: by window and by token."""
+    """What was computed on the texts of a task, as it is kept."""
 
     losses: torch.Tensor
+    """By window, of all its tokens."""
+    beside: torch.Tensor
+    """By window, of its tokens that are not text."""
+    places: torch.Tensor
+    """Tokens that were compared with the source's predictions; none without a source."""
     kl: torch.Tensor
     agrees: torch.Tensor
 
     def write(self, path: Path) -> None:
-        write_whole(path, {"losses": self.losses, "kl": self.kl, "agrees": self.agrees})
+        write_whole(path, {field.name: getattr(self, field.name) for field in fields(self)})
 
     @classmethod
     def read(cls, path: Path) -> "_Whole":
         stored = read_header(path)
-        return cls(*(stored[name].read() for name in ("losses", "kl", "agrees")))
+        return cls(*(stored[field.name].read() for field in fields(cls)))
+
+
+class _Beside:
+    """Watches a model: what it makes of tokens that are not text."""
+
+    def __init__(self, is_text: torch.Tensor, counts: Sequence[int]) -> None:
+        self._is_text = is_text
+        self._windows = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+        self.losses = torch.zeros(len(counts), dtype=torch.float64)
+
+    def see(self, seen: Seen) -> None:
+        at = (~self._is_text[seen.places]).nonzero()[:, 0]
+        if len(at):
+            values = seen.log_probabilities[at.to(seen.log_probabilities.device)].double().cpu()
+            self.losses.index_add_(0, self._windows[seen.places[at]], -values)
 
 
 @dataclass
@@ -57,11 +80,13 @@ class _Kept:
         self.answers = cache.AnswerCache(self.folder, self.name)
 
     @classmethod
-    def of(cls, target: ModelSource | Checkpoint, dtype: torch.dtype, folder: Path) -> "_Kept":
+    def of(cls, target: ModelSource | Checkpoint, model: Any, folder: Path) -> "_Kept":
         import transformers
 
         facts = {
-            "dtype": str(dtype),
+            "kept as": KEPT_AS,
+            "device": model.device.type,
+            "dtype": str(model.dtype),
             "quantkit": __version__,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
@@ -81,6 +106,10 @@ class _Kept:
 
     def reference(self, digest: str) -> Path:
         return self.folder / f"{self.source_name}-{digest}.reference"
+
+    @property
+    def head(self) -> Path:
+        return self.folder / f"{self.source_name}.head"
 
 
 class EvaluatedModel(HFLM):  # type: ignore[misc]
@@ -106,7 +135,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         self._progress = progress
         self._encoder = Encoder(self)
         self._answerer = Answerer(model, self.max_length, batch_size)
-        self._kept = _Kept.of(target, model.dtype, folder)
+        self._kept = _Kept.of(target, model, folder)
         self._n_asked = self._n_kept = 0
         self.texts: dict[str, Text] = {}
         """What was found on texts that were scored whole, by task."""
@@ -134,7 +163,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
 
     def _answers(self, asked: list[Request]) -> list[Answer]:
         """Those that are kept, and the model's for all others."""
-        keys = cache.keys_of(asked)
+        keys = cache.keys_of([truncated(request, self.max_length) for request in asked])
         found = [self._kept.answers.get(key) for key in keys]
         open_places = [place for place, answer in enumerate(found) if answer is None]
         n_kept = len(asked) - len(open_places)
@@ -156,29 +185,34 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         by_task: dict[str, list[int]] = {}
         for place, request in enumerate(requests):
             by_task.setdefault(request.task_name, []).append(place)
-        losses = [0.0] * len(requests)
+        totals = [0.0] * len(requests)
         for task, places in by_task.items():
-            self.texts[task] = text = self._text([requests[place].args[0] for place in places])
-            for place, loss in zip(places, text.losses, strict=True):
-                losses[place] = -loss
-        return losses
+            found = self._text([requests[place].args[0] for place in places])
+            self.texts[task] = found.text
+            for place, loss in zip(places, found.losses, strict=True):
+                totals[place] = -loss
+        return totals
 
-    def _text(self, documents: Sequence[str]) -> Text:
-        windows, counts, n_tokens = [], [], []
+    def _text(self, documents: Sequence[str]) -> "_Found":
+        windows, counts, n_tokens, is_text = [], [], [], []
         for ids in self._encoder.texts(documents):
             parts = self._windows(ids)
             windows += parts
             counts.append(len(parts))
-            n_tokens.append(len(ids))
-        whole = self._whole(windows)
-        by_window = torch.split(whole.losses, counts)
-        lengths = [sum(len(w.continuation) for w in part) for part in _parts(windows, counts)]
-        return Text(
-            [float(part.sum()) for part in by_window],
-            n_tokens,
-            list(torch.split(whole.kl, lengths)) if len(whole.kl) else None,
-            list(torch.split(whole.agrees, lengths)) if len(whole.agrees) else None,
-        )
+            beside = n_before_text(ids, self.tokenizer)
+            n_tokens.append(len(ids) - beside)
+            is_text.append(torch.arange(len(ids)) >= beside)
+        whole = self._whole(windows, torch.cat(is_text))
+        losses = [float(part.sum()) for part in torch.split(whole.losses, counts)]
+        beside_losses = [float(part.sum()) for part in torch.split(whole.beside, counts)]
+        kl = agrees = None
+        if len(whole.places):
+            ends = torch.tensor([len(part) for part in is_text]).cumsum(0)
+            compared = torch.searchsorted(ends, whole.places, right=True)
+            sizes = torch.bincount(compared, minlength=len(ends)).tolist()
+            kl, agrees = (list(torch.split(part, sizes)) for part in (whole.kl, whole.agrees))
+        own = [loss - other for loss, other in zip(losses, beside_losses, strict=True)]
+        return _Found(losses, Text(own, n_tokens, kl, agrees))
 
     def _windows(self, ids: list[int]) -> list[Request]:
         rolling = utils.get_rolling_token_windows(
@@ -190,37 +224,50 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         pairs = map(utils.make_disjoint_window, rolling)
         return [Request(tuple(context), tuple(more)) for context, more in pairs]
 
-    def _whole(self, windows: list[Request]) -> _Whole:
-        """Losses by window and divergence by token, from what is kept where it is complete."""
-        digest = divergence.tokens_digest(windows)
+    def _whole(self, windows: list[Request], is_text: torch.Tensor) -> _Whole:
+        """Losses by window and divergence by position, from what is kept where it is complete."""
+        digest = divergence.tokens_digest(windows, is_text)
         kept, reference = self._kept.whole(digest), self._kept.reference(digest)
-        if kept.is_file() and reference.is_file() == bool(len((found := _Whole.read(kept)).kl)):
+        has_source = reference.is_file() and self._kept.head.is_file()
+        if kept.is_file() and has_source == bool(len((found := _Whole.read(kept)).places)):
             self._count(len(windows), len(windows))
             return found
         self._count(len(windows), 0)
-        n_tokens = sum(len(window.continuation) for window in windows)
-        watcher: Watcher | None = None
-        recorded = compared = None
-        if self._kept.is_source and not reference.is_file():
-            recorded = divergence.Reference.empty(n_tokens, self.device)
-            watcher = recorded.record
-        elif reference.is_file():
-            compared = divergence.Divergence(divergence.Reference.read(reference), self.device)
-            watcher = compared.see
-        self._progress.start(f"score {self._label}", n_tokens, "tokens")
+        counts = [len(window.continuation) for window in windows]
+        beside = _Beside(is_text, counts)
+        recorder = compared = None
+        if self._kept.is_source:
+            recorder = divergence.Recorder(is_text)
+        elif has_source:
+            compared = divergence.Divergence(
+                divergence.Reference.read(reference),
+                len(is_text),
+                self._answerer,
+                divergence.read_head(self._kept.head, self.model),
+            )
+        watchers = [watcher for watcher in (beside, recorder, compared) if watcher is not None]
+
+        def watch(seen: Seen) -> None:
+            for watcher in watchers:
+                watcher.see(seen)
+
+        self._progress.start(f"score {self._label}", len(is_text), "tokens")
         losses = torch.zeros(len(windows), dtype=torch.float64)
-        for batch in self._answerer.answers(windows, watcher):
+        for batch in self._answerer.answers(windows, watch):
             for place, answer in batch:
                 losses[place] = -answer.log_probability
-            self._progress.advance(sum(len(windows[place].continuation) for place, _ in batch))
-        if recorded is not None:
-            recorded.write(reference)
+            self._progress.advance(sum(counts[place] for place, _ in batch))
+        places, agrees = torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.bool)
+        kl = torch.zeros(0)
+        if recorder is not None:
+            recorder.reference.write(reference)
+            divergence.write_head(self._kept.head, self.model)
             # By its own predictions, so that a source has a divergence of nothing.
-            whole = _Whole(losses, torch.zeros(n_tokens), torch.ones(n_tokens, dtype=torch.bool))
+            places = recorder.reference.places
+            kl, agrees = torch.zeros(len(places)), torch.ones(len(places), dtype=torch.bool)
         elif compared is not None:
-            whole = _Whole(losses, compared.kl, compared.agrees)
-        else:
-            whole = _Whole(losses, torch.zeros(0), torch.zeros(0, dtype=torch.bool))
+            places, kl, agrees = compared.places, compared.kl, compared.agrees
+        whole = _Whole(losses, beside.losses, places, kl, agrees)
         whole.write(kept)
         return whole
 
@@ -231,9 +278,8 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         )
 
 
-def _parts(windows: list[Request], counts: list[int]) -> list[list[Request]]:
-    parts, start = [], 0
-    for count in counts:
-        parts.append(windows[start : start + count])
-        start += count
-    return parts
+@dataclass(frozen=True)
+class _Found:
+    losses: list[float]
+    """By document, of all tokens that lm-eval counts."""
+    text: Text

@@ -127,3 +127,14 @@ def _spaces_moved(context: str, continuation: str) -> tuple[str, str]:
         return context, continuation
     kept = context.rstrip()
     return kept, context[len(kept) :] + continuation
+
+
+def n_before_text(ids: Sequence[int], tokenizer: Any) -> int:
+    """Tokens that a tokenizer puts before a text, such as BOS: predicting them says nothing.
+
+    lm-eval predicts a text's first token from BOS, so one that begins with BOS itself is predicted
+    from a second one.
+    """
+    names = ("bos_token_id", "eos_token_id", "cls_token_id")
+    marks = {getattr(tokenizer, name, None) for name in names}
+    return next((at for at, token in enumerate(ids) if token not in marks), len(ids))

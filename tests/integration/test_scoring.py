@@ -2,16 +2,21 @@
 
 import json
 import random
+import shutil
 
 import pytest
+import torch
 from notes import Notes
 
+from quantkit import resources
 from quantkit.errors import CheckpointError, ScoreError
 from quantkit.model.source import ModelSource
+from quantkit.model.tokenizer import load as load_tokenizer
+from quantkit.progress import Silent
 from quantkit.quantize.run import quantize
 from quantkit.recipe import Recipe
 from quantkit.report.comparison import Report
-from quantkit.score import answering
+from quantkit.score import answering, lmeval, loading
 from quantkit.score.answering import Answerer
 from quantkit.score.evaluation import read_all
 from quantkit.score.harness import Asked, evaluate, sizes_of
@@ -110,6 +115,112 @@ def test_changed_data_is_asked_again(data, tmp_path, counted):
     after = ask(data, tmp_path)
     assert sum(counted) == 4 * N_QUESTIONS
     assert [o.doc_hash for o in after.outcomes] != [o.doc_hash for o in before.outcomes]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"max_length": 32}, {"max_length": 512}),
+        ({"max_length": 512}, {"max_length": 32}),
+        ({"num_fewshot": 0}, {"num_fewshot": 2}),
+        ({"num_fewshot": 2, "seed": 0}, {"num_fewshot": 2, "seed": 1}),
+    ],
+    ids=["longer", "shorter", "few-shot", "other examples"],
+)
+def test_other_settings_are_computed_again(data, tmp_path, first, second):
+    """What is kept never answers for what another setting would compute."""
+
+    def scored(cache, **settings):
+        asked = Asked((TASK,), limit=10, data=data, cache=tmp_path / cache, **settings)
+        return evaluate(ModelSource.open("demo"), asked, "cpu")
+
+    before = scored("shared", **first)
+    after, fresh = scored("shared", **second), scored("alone", **second)
+    assert after.outcomes == fresh.outcomes
+    assert after.card.scores == fresh.card.scores
+    assert before.outcomes != after.outcomes or "seed" in second
+
+
+def asked_of(folder, device, instances, **more):
+    """Log-probabilities by a model that keeps answers in a folder, and how many it kept."""
+    from quantkit.score.model import EvaluatedModel
+
+    with lmeval.quiet():
+        lm = EvaluatedModel(
+            ModelSource.open("demo"), torch.device(device), 64, None, folder, Silent(), False
+        )
+    try:
+        return lm.loglikelihood(instances), lm.kept
+    finally:
+        lm.close()
+
+
+def test_chat_template_and_precision_are_part_of_the_key(tmp_path, monkeypatch):
+    from lm_eval.api.instance import Instance
+
+    def instance(context):
+        return Instance("loglikelihood", {}, (context, " list"), 0, metadata=("task", 0, 1))
+
+    plain = [instance("What holds many things?")]
+    chat = [instance("<|user|>What holds many things?<|assistant|>")]
+    (one,), kept = asked_of(tmp_path, "cpu", plain)
+    assert kept == ""
+    (again,), kept = asked_of(tmp_path, "cpu", plain)
+    assert again == one
+    assert "all of the answers" in kept
+    (other,), kept = asked_of(tmp_path, "cpu", chat)
+    assert kept == ""
+    assert other != one
+    monkeypatch.setattr(loading, "compute_dtype", lambda device: torch.float64)
+    (finer,), kept = asked_of(tmp_path, "cpu", plain)
+    assert kept == ""
+    assert finer != one
+
+
+@pytest.mark.parametrize("max_length", [64, 1024])
+def test_windows_are_part_of_the_key(tmp_path, max_length):
+    def scored(cache, length):
+        asked = Asked(("python_docs",), limit=1, max_length=length, cache=tmp_path / cache)
+        return evaluate(ModelSource.open("demo"), asked, "cpu").card.scores
+
+    scored("shared", 256)
+    assert scored("shared", max_length) == scored("alone", max_length)
+
+
+def test_only_text_is_counted_where_the_tokenizer_adds_a_beginning(tmp_path):
+    """Predicting BOS after BOS is part of lm-eval's sums, and none of ours."""
+    folder = tmp_path / "model"
+    shutil.copytree(resources.DEMO_MODEL, folder)
+    described = json.loads((folder / "tokenizer.json").read_text())
+    beginning = "<|endoftext|>"
+    described["post_processor"]["single"].insert(
+        0, {"SpecialToken": {"id": beginning, "type_id": 0}}
+    )
+    described["post_processor"]["special_tokens"] = {
+        beginning: {"id": beginning, "ids": [0], "tokens": [beginning]}
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    asked = Asked(("python_docs",), limit=3, cache=tmp_path / "cache")
+    plain = evaluate(ModelSource.open("demo"), asked, "cpu")
+    marked = evaluate(ModelSource.open(str(folder)), asked, "cpu")
+    own = "python_docs/perplexity"
+    assert marked.card.scores[own].n == plain.card.scores[own].n
+    model = loading.load(ModelSource.open("demo"), torch.device("cpu"))
+    tokenizer = load_tokenizer(folder)
+    task = lmeval.load(["python_docs"], None)["tasks"]["python_docs"]
+    n_checked = 0
+    for outcome in marked.outcomes:
+        ids = tokenizer(task.doc_to_target(task.eval_docs[outcome.doc_id]))["input_ids"]
+        assert ids[0] == 0
+        assert outcome.weight == len(ids) - 1
+        if len(ids) <= 1024:  # one window
+            with torch.no_grad():
+                logits = model(torch.tensor([[0, *ids[:-1]]])).logits[0].log_softmax(-1)
+            values = logits.gather(1, torch.tensor(ids)[:, None])[1:, 0]
+            assert outcome.value == pytest.approx(-values.sum().item(), rel=1e-4)
+            n_checked += 1
+    assert n_checked
+    assert marked.card.scores["python_docs/kl_mean"].n == marked.card.scores[own].n
 
 
 def test_an_interrupted_run_goes_on(data, tmp_path, counted, monkeypatch):
