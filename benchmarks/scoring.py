@@ -4,6 +4,8 @@
 
 memory     peak device memory beyond the model, vocabulary 150,000, windows of 4,096 tokens
 wikitext   seconds for perplexity on WikiText-2, against bare forward passes over the same windows
+divergence exact KL against brute force in float64: on synthetic logits of 128,256 tokens, and on
+           the model with its weights rounded to 8 bits
 exactness  some questions of every subject, ours and lm-eval's, in float32 and in bfloat16
 mmlu       five-shot MMLU: seconds of lm-eval's `hf` model with batch size auto, and ours, on the
            same tasks; and how far apart the log-probabilities of all answers are
@@ -169,9 +171,7 @@ def wikitext(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
         seconds = {
             "plain forward passes": statistics.median(bare for bare, _ in turns),
             "losses alone": statistics.median(ours for _, ours in turns),
-            "task, predictions recorded": timed(partial(lmeval.run, lm, tasks, args.limit, None))[
-                0
-            ],
+            "task, predictions recorded": timed(task_run)[0],
         }
         lm.close()
         for path in Path(cache).glob("*.text"):
@@ -179,13 +179,105 @@ def wikitext(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
         lm._kept = replace(lm._kept, is_source=False)
         seconds["task, compared with the record"] = timed(task_run)[0]
         lm.close()
+        disk = {path.suffix[1:]: path.stat().st_size for path in Path(cache).iterdir()}
+        (text,) = lm.texts.values()
+        assert text.kl is not None
     base = seconds["plain forward passes"]
     return {
         "windows": len(windows),
         "tokens": sum(map(len, ids)),
+        "compared_positions": sum(map(len, text.kl)),
+        "largest_kl_against_itself": max(float(part.max()) for part in text.kl if len(part)),
+        "disk_bytes": {name: disk[name] for name in ("reference", "head", "text")},
         "seconds": seconds,
         "ratios": {name: value / base for name, value in seconds.items()},
     }
+
+
+def divergence(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    from quantkit.score.divergence import LOGITS_BYTES, kl
+
+    generator = torch.Generator(device).manual_seed(0)
+    result: dict[str, Any] = {}
+    vocabulary, n_rows = 128_256, LOGITS_BYTES[device.type] // (4 * 128_256)
+    for noise in (0.01, 0.1, 1.0):
+        source = 3 * torch.randn(n_rows, vocabulary, generator=generator, device=device)
+        moved = torch.randn(source.shape, generator=generator, device=device)
+        pair = source, source + noise * moved
+        kl(*pair)  # once to warm up
+        seconds, found = timed(partial(kl, *pair))
+        result[f"synthetic, 128,256 tokens, noise {noise:g}"] = {
+            "positions": n_rows,
+            "seconds_per_1000_positions": 1000 * seconds / n_rows,
+            "of_reading_both_once": seconds / timed(partial(_read, *pair))[0],
+            "largest_against_itself": float(kl(source, source).max()),
+            **_against_brute_force(found, brute_force(*pair)),
+        }
+    result["the model, weights rounded to 8 bits"] = _rounded(args, device)
+    return result
+
+
+def _rounded(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Some windows through the code that scores, and the obvious way."""
+    from quantkit.score.divergence import Divergence, Recorder, head_of
+
+    tasks = lmeval.load(["wikitext"], args.data)
+    (task,) = tasks["tasks"].values()
+    texts = [task.doc_to_target(doc) for doc in task.eval_docs][:2]
+    with tempfile.TemporaryDirectory() as cache, torch.no_grad():
+        lm = ours(args.model, device, Path(cache), 2048)
+        windows = [w for ids in lm._encoder.texts(texts) for w in lm._windows(ids)][: args.windows]
+        n_tokens = sum(len(w.continuation) for w in windows)
+        recorder = Recorder(torch.ones(n_tokens, dtype=torch.bool))
+
+        def logits() -> list[torch.Tensor]:
+            rows = [torch.tensor([w.context + w.continuation[:-1]], device=device) for w in windows]
+            return [
+                lm.model(row).logits[0, -len(w.continuation) :].cpu()
+                for row, w in zip(rows, windows, strict=True)
+            ]
+
+        list(lm._answerer.answers(windows, recorder.see))
+        head = torch.nn.Linear(1, 1, device=device)
+        head.weight = torch.nn.Parameter(head_of(lm.model)["weight"].clone())
+        head.bias = None
+        source = logits()
+        for weight in lm.model.parameters():
+            if weight.dim() == 2:
+                step = weight.abs().amax(-1, keepdim=True) / 127
+                weight.copy_((weight / step).round() * step)
+        compared = Divergence(recorder.reference, n_tokens, lm._answerer, head)
+        list(lm._answerer.answers(windows, compared.see))
+        expected = torch.cat([brute_force(a, b) for a, b in zip(source, logits(), strict=True)])
+        lm.close()
+    found = compared.kl[torch.argsort(compared.places)]
+    return {"positions": n_tokens, **_against_brute_force(found, expected)}
+
+
+def _read(*tensors: torch.Tensor) -> None:
+    for tensor in tensors:
+        tensor.sum()
+
+
+def brute_force(source: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
+    """The definition, in float64, some rows at a time."""
+    parts = []
+    for a, b in zip(source.split(64), candidate.split(64), strict=True):
+        p, q = a.double().log_softmax(-1), b.double().log_softmax(-1)
+        parts.append((p.exp() * (p - q)).sum(-1).cpu())
+    return torch.cat(parts)
+
+
+def _against_brute_force(found: torch.Tensor, expected: torch.Tensor) -> dict[str, Any]:
+    told = {}
+    for name, one in (("found", found.double().cpu()), ("expected", expected)):
+        told[name] = {
+            "mean": float(one.mean()),
+            "median": float(one.quantile(0.5)),
+            "p99": float(one.quantile(0.99)),
+        }
+    gaps = [abs(told["found"][name] / told["expected"][name] - 1) for name in told["expected"]]
+    return {**told, "largest_relative_gap": max(gaps)}
 
 
 def memory(device: torch.device) -> dict[str, Any]:
@@ -228,6 +320,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     parser.add_argument("--exact", type=int, default=10, help="questions a subject in float32")
     parser.add_argument("--plain-batch", type=int, default=16)
+    parser.add_argument("--windows", type=int, default=8, help="of text, for brute force")
     parser.add_argument("--parts", nargs="*", help="default: all")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -243,6 +336,7 @@ def main() -> None:
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "memory": lambda: memory(device),
         "wikitext": lambda: wikitext(args, device),
+        "divergence": lambda: divergence(args, device),
         "exactness": lambda: exactness(args, device),
         "mmlu": lambda: mmlu(args, device),
     }
