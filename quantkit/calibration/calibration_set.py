@@ -195,10 +195,10 @@ def template_digest(tokenizer: Any) -> str | None:
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()
 
 
-def require_tokenizer(manifest: Manifest, tokenizer: Any, folder: Path) -> None:
+def require_tokenizer(manifest: Manifest, tokenizer: Any) -> None:
     """Refuse tokens that mean something else to this model."""
     if manifest.tokenizer.digest != tokenizer_digest(tokenizer):
         raise DataError(
-            f"{folder} was made with the tokenizer of {manifest.tokenizer.model}, which is not "
-            "this model's; build it again with --model"
+            f"{manifest.name} was made with the tokenizer of {manifest.tokenizer.model}, which is "
+            "not this model's; build it again with --model"
         )

@@ -34,9 +34,7 @@ def load(
         )
     folder = expanded(name)
     if folder.is_dir() and calibration_set.is_set(folder):
-        found = calibration_set.read(folder)
-        calibration_set.require_tokenizer(found.manifest, model.tokenizer, folder)
-        return _part(found, n_samples, length, model.context)
+        return part_of(calibration_set.read(folder), model, n_samples, length)
     wanted, base = find(name)
     changes = {"n_samples": n_samples, "max_length": length}
     wanted = spec.changed(wanted, {k: v for k, v in changes.items() if v is not None}, name)
@@ -75,10 +73,11 @@ def find(name: str) -> tuple[SetSpec, Path]:
     return spec.read(path), path.parent
 
 
-def _part(
-    found: CalibrationSet, n_samples: int | None, length: int | None, context: int
+def part_of(
+    found: CalibrationSet, model: Vocabulary, n_samples: int | None, length: int | None
 ) -> CalibrationTokens:
     """A finished set, or the beginning of it: its samples are shuffled."""
+    calibration_set.require_tokenizer(found.manifest, model.tokenizer)
     tokens = found.tokens
     have = tokens.ids.shape
     n_samples, length = n_samples or have[0], length or have[1]
@@ -87,10 +86,10 @@ def _part(
             f"{tokens.name} has {have[0]} samples of {have[1]} tokens, {n_samples} of {length} "
             "were asked for; build a larger set"
         )
-    if length > context:
+    if length > model.context:
         raise DataError(
-            f"{tokens.name} has samples of {have[1]} tokens, the model's context is {context}; "
-            "give --length"
+            f"{tokens.name} has samples of {have[1]} tokens, the model's context is "
+            f"{model.context}; give --length"
         )
     if (n_samples, length) == tuple(have):
         return tokens

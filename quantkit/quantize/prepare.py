@@ -12,6 +12,7 @@ from quantkit import device as devices
 from quantkit import resources
 from quantkit.calibration import loading
 from quantkit.calibration.build import Vocabulary
+from quantkit.calibration.calibration_set import CalibrationSet
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError, HardwareError, RecipeError, SourceError, UnknownName
 from quantkit.export import manifest
@@ -43,6 +44,8 @@ class CalibrationChoice:
     length: int | None = None
     evaluation: loading.Evaluation | None = None
     """Finds what models will be scored on, for sets that avoid it."""
+    given: CalibrationSet | None = None
+    """A set in memory, which needs no name to be found by."""
 
 
 @dataclass(frozen=True)
@@ -298,6 +301,8 @@ def load_tokens(
         source.context,
         embedding[0],
     )
+    if choice.given is not None:
+        return loading.part_of(choice.given, model, choice.n_samples, choice.length)
     return loading.load(
         choice.name,
         model,

@@ -1,0 +1,324 @@
+"""The Python API: every stage of the line as one function.
+
+`import quantkit` gives these names and loads nothing else; torch comes with the first call that
+needs it. No function prints or exits: results are returned, faults raised as `quantkit.errors`, and
+progress goes to a callback. The command line is another face of the same stages.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quantkit.errors import DataError, ScoreError, UsageError
+from quantkit.progress import Listener, listening
+from quantkit.registry import NATIVE
+
+if TYPE_CHECKING:
+    from quantkit.calibration.calibration_set import CalibrationSet
+    from quantkit.calibration.overlap.contamination import EvaluationText
+    from quantkit.export.checkpoint import Checkpoint
+    from quantkit.gate.verdict import Verdict
+    from quantkit.opening import Model
+    from quantkit.quantize.prepare import CalibrationChoice
+    from quantkit.recipe import AnyRecipe
+    from quantkit.report.comparison import Report
+    from quantkit.report.document import Document
+    from quantkit.score.evaluation import Evaluation
+    from quantkit.verify.checkpoint import Verification
+
+
+def quantize(
+    model: "Model",
+    recipes: "str | Path | AnyRecipe | Sequence[str | Path | AnyRecipe]",
+    *,
+    out: str | Path,
+    calibration: "str | Path | CalibrationSet | None" = None,
+    samples: int | None = None,
+    length: int | None = None,
+    device: str = "auto",
+    format: str | None = None,
+    engine: str = NATIVE,
+    offload: str = "auto",
+    imatrix: str | Path | None = None,
+    requantize: bool = False,
+    tokenizer: Any = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    force: bool = False,
+    progress: Listener | None = None,
+) -> "list[Checkpoint]":
+    """Make a checkpoint `out/RECIPE` for every recipe, all from one pass over the model.
+
+    A `calibration` is a set's name, a folder, a file of data (plain text too) or a
+    `CalibrationSet`; recipes that need none ignore it. A GGUF file is requantised to GGUF.
+    """
+    from quantkit.registry import check_engine
+
+    check_engine(engine)
+    wanted = [_recipe(one, format) for one in _listed(recipes)]
+    target = Path(out)
+    matrix = None if imatrix is None else Path(imatrix)
+    if isinstance(model, str | Path) and str(model).lower().endswith(".gguf"):
+        from quantkit.quantize.from_gguf import quantize_file
+
+        if calibration is not None:
+            raise UsageError("a GGUF file cannot be calibrated; give imatrix, a matrix made before")
+        how = (device, force, listening(progress), matrix, requantize)
+        return quantize_file(Path(model), wanted, target, *how)
+    if engine != NATIVE:
+        renamed = [{"name": f"{one.name}-{engine}"} for one in wanted]
+        wanted = [one.model_copy(update=new) for one, new in zip(wanted, renamed, strict=True)]
+    from quantkit.opening import opened
+    from quantkit.quantize.run import quantize as run
+
+    choice = _choice(calibration, samples, length)
+    with opened(model, tokenizer, revision, trust_remote_code) as source:
+        return run(
+            source,
+            wanted,
+            target,
+            device,
+            force,
+            listening(progress),
+            choice,
+            offload=offload,
+            engine=engine,
+            imatrix=matrix,
+        )
+
+
+def verify(
+    folder: "str | Path | Checkpoint",
+    *,
+    source: "Model | None" = None,
+    read_weights: bool = True,
+    trust_remote_code: bool = False,
+    progress: Listener | None = None,
+) -> "Verification":
+    """Check files, tensors, config and weights of a checkpoint: `.ok`, and all `.faults`."""
+    from quantkit.opening import opened
+    from quantkit.verify.checkpoint import verify as run
+
+    path = _folder(folder)
+    if source is None:
+        return run(path, None, listening(progress), trust_remote_code, read_weights)
+    with opened(source, None, None, trust_remote_code) as original:
+        return run(path, original, listening(progress), trust_remote_code, read_weights)
+
+
+def score(
+    models: "Model | Checkpoint | Sequence[Model | Checkpoint]",
+    *,
+    tasks: str | Sequence[str],
+    limit: int | None = None,
+    num_fewshot: int | None = None,
+    max_length: int | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    data: str | Path | None = None,
+    cache: str | Path | None = None,
+    server: str | None = None,
+    backend: str = "transformers",
+    device: str = "auto",
+    tokenizer: Any = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    out: str | Path | None = None,
+    progress: Listener | None = None,
+) -> "list[Evaluation]":
+    """Run lm-eval tasks on source models and checkpoints; with `out`, write a file for each."""
+    from quantkit.opening import scorable
+    from quantkit.score.harness import Asked, evaluate
+
+    listed = _listed(models)
+    if server is not None and len(listed) != 1:
+        raise UsageError("a server serves one model: give that model alone")
+    asked = Asked(
+        (tasks,) if isinstance(tasks, str) else tuple(tasks),
+        limit,
+        num_fewshot,
+        max_length,
+        batch_size,
+        seed,
+        None if data is None else Path(data),
+        cache=None if cache is None else Path(cache),
+        server=server,
+        backend=backend,
+    )
+    found = []
+    for model in listed:
+        with scorable(model, tokenizer, revision, trust_remote_code) as target:
+            made = evaluate(target, asked, device, listening(progress), trust_remote_code)
+        if out is not None:
+            made.write(Path(out))
+        found.append(made)
+    return found
+
+
+def compare(
+    scores: "Evaluation | str | Path | Sequence[Evaluation | str | Path]",
+    *,
+    notes: Sequence[str] = (),
+) -> "Report":
+    """Hold scored candidates against their source, answer by answer.
+
+    Scores are what `score` returned, files that it wrote, or folders of these.
+    """
+    from quantkit.report import inputs, speed
+    from quantkit.report.comparison import Report
+    from quantkit.score.evaluation import Evaluation
+
+    listed = _listed(scores)
+    paths = [Path(one) for one in listed if not isinstance(one, Evaluation)]
+    evaluations = [one for one in listed if isinstance(one, Evaluation)]
+    report = Report.of([*evaluations, *(inputs.read(paths) if paths else [])], tuple(notes))
+    return speed.joined(report, inputs.speeds(paths)) if paths else report
+
+
+def gate(
+    report: "Report | Document | str | Path",
+    policy: str | Path = "default",
+    *,
+    against: "Report | Document | str | Path | None" = None,
+    checkpoints: "Sequence[str | Path | Checkpoint]" = (),
+) -> "Verdict":
+    """Judge a report by a policy: `.passed`, and every check with its reason.
+
+    With `against`, an earlier report, also by how candidates changed since; with `checkpoints`,
+    also whether folders are what was scored.
+    """
+    from quantkit.gate import policy as policies
+    from quantkit.gate.judge import judge
+    from quantkit.gate.scored import check_folder
+
+    document = _document(report)
+    earlier = None if against is None else _document(against)
+    if str(policy) == "default":
+        rules = policies.default(earlier is not None)
+    else:
+        rules = policies.load(Path(policy))
+    verdict = judge(document, rules, earlier)
+    checks = [check_folder(document, _folder(one), verdict.unjudged) for one in checkpoints]
+    return verdict.with_checks(*checks)
+
+
+def calibrate(
+    data: str | Path | Sequence[str | Path],
+    *,
+    model: str | Path,
+    out: str | Path | None = None,
+    samples: int | None = None,
+    length: int | None = None,
+    select: str | None = None,
+    redact: bool = False,
+    avoid: Sequence[str] = (),
+    seed: int | None = None,
+    revision: str | None = None,
+    force: bool = False,
+    progress: Listener | None = None,
+) -> "CalibrationSet":
+    """Build a calibration set for a model from files of any usual kind, or from a set's name.
+
+    The set is returned and, with `out`, also written to that folder.
+    """
+    from functools import partial
+
+    from quantkit.calibration import loading, spec
+    from quantkit.calibration.build import Vocabulary
+    from quantkit.score import evaluation_text
+
+    names = [str(one) for one in _listed(data)]
+    if not names:
+        raise DataError("there is no data to build a set from: name files or a set")
+    wanted, base = loading.find(names[0]) if len(names) == 1 else (spec.of_files(names), Path())
+    typed = {
+        "n_samples": samples,
+        "max_length": length,
+        "select": select,
+        "redact": redact or None,
+        "avoid": list(avoid) or None,
+        "seed": seed,
+    }
+    wanted = spec.changed(wanted, {k: v for k, v in typed.items() if v is not None}, names[0])
+    made = loading.make(
+        ", ".join(names),
+        wanted,
+        base,
+        Vocabulary.of(str(model), revision),
+        listening(progress),
+        partial(evaluation_text.known, data=None),
+    )
+    if out is not None:
+        made.write(Path(out), force)
+    return made
+
+
+def convert(
+    folder: "str | Path | Checkpoint",
+    *,
+    to: str,
+    out: str | Path | None = None,
+    force: bool = False,
+    trust_remote_code: bool = False,
+    progress: Listener | None = None,
+) -> "Checkpoint":
+    """Write a checkpoint in another format (`gptq`, `awq`, `fp8`, `compressed-tensors`)."""
+    from quantkit.convert import convert as run
+
+    target = None if out is None else Path(out)
+    return run(_folder(folder), to, target, force, listening(progress), trust_remote_code)
+
+
+def _listed(given: Any) -> list[Any]:
+    """One thing or several, as a list."""
+    return list(given) if isinstance(given, list | tuple | set | Iterator) else [given]
+
+
+def _folder(given: "str | Path | Checkpoint") -> Path:
+    return Path(given) if isinstance(given, str | Path) else given.folder
+
+
+def _recipe(given: "str | Path | AnyRecipe", format: str | None) -> "AnyRecipe":
+    from quantkit.recipe import Recipe, load
+
+    recipe = load(str(given)) if isinstance(given, str | Path) else given
+    if format is None:
+        return recipe
+    if not isinstance(recipe, Recipe):
+        raise UsageError(f"recipe {recipe.name} makes a GGUF file, which has no other format")
+    return recipe.in_format(format)
+
+
+def _choice(
+    calibration: "str | Path | CalibrationSet | None", samples: int | None, length: int | None
+) -> "CalibrationChoice | None":
+    from quantkit.quantize.prepare import CalibrationChoice
+
+    if calibration is None:
+        return None
+    if isinstance(calibration, str | Path):
+        return CalibrationChoice(str(calibration), samples, length, _known)
+    return CalibrationChoice(calibration.manifest.name, samples, length, given=calibration)
+
+
+def _known(names: Sequence[str], base: Path) -> "tuple[EvaluationText, dict[str, str]]":
+    """What models are scored on, for sets that avoid it."""
+    from quantkit.score import evaluation_text
+
+    try:
+        return evaluation_text.known(names, base)
+    except ScoreError as error:
+        raise DataError(
+            f"the set avoids {', '.join(names)}, and {error}; without a hub, build the set first "
+            "with `quantkit calibrate build ... --data DIR` and give its folder"
+        ) from error
+
+
+def _document(given: "Report | Document | str | Path") -> "Document":
+    from quantkit.report.comparison import Report
+    from quantkit.report.document import read
+
+    if isinstance(given, str | Path):
+        path = Path(given)
+        return read(path / "report.json" if path.is_dir() else path)
+    return given.document if isinstance(given, Report) else given

@@ -1,0 +1,71 @@
+"""What callers give as a model: a folder, a hub id, `demo`, a checkpoint, or a model in memory."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from quantkit.errors import SourceError
+from quantkit.export.checkpoint import Checkpoint
+from quantkit.export.manifest import is_checkpoint
+from quantkit.model.source import ModelSource, is_local
+from quantkit.model.tokenizer import load as load_tokenizer
+from quantkit.offline import without_hub
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from transformers import PreTrainedModel
+
+Model: TypeAlias = "str | Path | ModelSource | PreTrainedModel"
+
+
+@contextmanager
+def opened(
+    model: "Model", tokenizer: Any, revision: str | None, trust_remote_code: bool
+) -> "Iterator[ModelSource]":
+    """A source on disk; a model in memory is written to a temporary folder first."""
+    if isinstance(model, ModelSource):
+        yield model
+    elif isinstance(model, str | Path):
+        if is_local(str(model)):
+            without_hub()
+        yield ModelSource.open(str(model), revision, trust_remote_code)
+    else:
+        with TemporaryDirectory(prefix="quantkit-") as folder:
+            _save(model, tokenizer, Path(folder))
+            source = ModelSource.open(folder, None, trust_remote_code)
+            yield replace(source, name=getattr(model, "name_or_path", "") or "in-memory")
+
+
+def _save(model: Any, tokenizer: Any, folder: Path) -> None:
+    if not hasattr(model, "save_pretrained"):
+        raise SourceError(
+            f"a {type(model).__name__} is not a model: give a folder, a hub id, `demo` or a "
+            "transformers model"
+        )
+    name = getattr(model, "name_or_path", "")
+    if tokenizer is None:
+        if not name or not Path(name).is_dir():
+            raise SourceError(
+                "a model in memory needs its tokenizer: give tokenizer=, or load the model from a "
+                "folder that has one"
+            )
+        tokenizer = load_tokenizer(Path(name))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def scorable(
+    model: "Model | Checkpoint", tokenizer: Any, revision: str | None, trust_remote_code: bool
+) -> "Iterator[ModelSource | Checkpoint]":
+    """A quantised checkpoint where there is one, else a source."""
+    if isinstance(model, Checkpoint):
+        yield model
+    elif isinstance(model, str | Path) and is_checkpoint(Path(model)):
+        yield Checkpoint.open(Path(model))
+    else:
+        with opened(model, tokenizer, revision, trust_remote_code) as source:
+            yield source
