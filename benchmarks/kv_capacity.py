@@ -148,7 +148,8 @@ def main() -> None:
         work(json.loads(args.worker))
         return
     from quantkit import recipe as recipes
-    from quantkit.advise import gpus, memory, shape
+    from quantkit.advise import memory, shape
+    from quantkit.hardware import gpus
     from quantkit.resources import DEMO_MODEL
     from quantkit.storage import write_json
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 
 from quantkit.advise import formats, memory, parallel, quality, speed, work
 from quantkit.advise.formats import Format
-from quantkit.advise.gpus import GPU
 from quantkit.advise.memory import Beside, Fit
 from quantkit.advise.quality import Quality
 from quantkit.advise.shape import ModelShape
 from quantkit.advise.speed import Load, Span, Speed
 from quantkit.advise.split import ANY, ONE, Split, Wish
-from quantkit.advise.support import Support, runs
 from quantkit.errors import AdviceError, QuantkitError
+from quantkit.hardware.gpus import GPU
+from quantkit.hardware.support import Support, runs
 from quantkit.model.source import context_of
 
 OBJECTIVES = ("latency", "throughput", "memory", "quality")

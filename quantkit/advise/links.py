@@ -1,7 +1,7 @@
 """What it takes GPUs to talk to each other while they share a model."""
 
 from quantkit.advise.efficiency import Efficiency
-from quantkit.advise.gpus import GPU
+from quantkit.hardware.gpus import GPU
 
 PCIE_LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 """One way."""

@@ -7,10 +7,10 @@ are any; it stands in `Engine`, its instances and the constants below them.
 from dataclasses import dataclass, replace
 
 from quantkit.advise import kv, parallel
-from quantkit.advise.gpus import GPU
 from quantkit.advise.shape import ModelShape
 from quantkit.advise.split import Split, stages
 from quantkit.advise.work import CHOSEN
+from quantkit.hardware.gpus import GPU
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 
 GIB = 1 << 30

@@ -15,11 +15,11 @@ from functools import cached_property
 from quantkit.advise import efficiency, experts, kv, links
 from quantkit.advise.efficiency import Efficiency
 from quantkit.advise.formats import Format
-from quantkit.advise.gpus import GPU
 from quantkit.advise.shape import ModelShape
 from quantkit.advise.split import ONE, Split, stages
-from quantkit.advise.support import runs
 from quantkit.advise.work import Work
+from quantkit.hardware.gpus import GPU
+from quantkit.hardware.support import runs
 from quantkit.recipe import Recipe
 
 CHUNK_TOKENS = {"vllm": 2048, "llama.cpp": 512}

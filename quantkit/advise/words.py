@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from quantkit.advise import parallel
 from quantkit.advise.candidates import Candidate, Question, merit, utilisation
-from quantkit.advise.gpus import GPU
 from quantkit.advise.links import ASSUMED_PCIE
 from quantkit.advise.ranking import TIE, kept_step
 from quantkit.advise.speed import Span
 from quantkit.advise.split import Split
+from quantkit.hardware.gpus import GPU
 from quantkit.storage import gib
 
 IN_ONE_MACHINE = 8

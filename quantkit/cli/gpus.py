@@ -7,7 +7,7 @@ import typer
 from quantkit.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from quantkit.advise.gpus import GPU
+    from quantkit.hardware.gpus import GPU
 
 HEADINGS = ("GPU", "GB", "GB/s", "16-bit", "FP8", "INT8", "FP4", "compute")
 
@@ -19,8 +19,8 @@ def command(
     json: AsJson = False,
 ) -> None:
     """List GPUs that quantkit knows, or show one with what it runs and where figures come from."""
-    from quantkit.advise.gpus import find, load
     from quantkit.cli import console
+    from quantkit.hardware.gpus import find, load
 
     gpus = load() if name is None else (find(name),)
     if json:
@@ -46,16 +46,16 @@ def _number(value: float | None) -> str:
 def _public(gpu: "GPU") -> dict[str, Any]:
     from dataclasses import asdict
 
-    from quantkit.advise.support import ENGINES, FORMATS, runs
+    from quantkit.hardware.support import ENGINES, FORMATS, runs
 
     support = {e: {f: runs(gpu, f, e)._asdict() for f in FORMATS} for e in ENGINES}
     return {**asdict(gpu), "usable_bytes": gpu.usable_bytes, "runs": support}
 
 
 def _show(gpu: "GPU") -> None:
-    from quantkit.advise.gpus import FIGURES
-    from quantkit.advise.support import ENGINES, FORMATS, runs
     from quantkit.cli import console
+    from quantkit.hardware.gpus import FIGURES
+    from quantkit.hardware.support import ENGINES, FORMATS, runs
     from quantkit.storage import gib
 
     typer.echo(f"{gpu.name} ({gpu.vendor}, {gpu.generation})")

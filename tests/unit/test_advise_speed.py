@@ -11,10 +11,11 @@ from configs import LLAMA_8B
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantkit.advise import efficiency, experts, formats, gpus, links, parallel, shape, speed, work
+from quantkit.advise import efficiency, experts, formats, links, parallel, shape, speed, work
 from quantkit.advise.efficiency import Efficiency
 from quantkit.advise.speed import Case, Load, estimate, prefill_seconds, step_seconds
 from quantkit.advise.split import Split, stages
+from quantkit.hardware import gpus
 from quantkit.recipe import load
 
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "vllm-speed-h200.json"

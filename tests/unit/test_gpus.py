@@ -9,10 +9,19 @@ from math import prod
 
 import pytest
 
-from quantkit.advise import gpus
-from quantkit.advise.gpus import FIGURES, VENDORS, describe, detect, find, load, normal, parse_bytes
-from quantkit.advise.support import ENGINES, FORMATS, runs
 from quantkit.errors import HardwareError, UnknownName
+from quantkit.hardware import gpus
+from quantkit.hardware.gpus import (
+    FIGURES,
+    VENDORS,
+    describe,
+    detect,
+    find,
+    load,
+    normal,
+    parse_bytes,
+)
+from quantkit.hardware.support import runs
 
 GPUS = load()
 NAMED = {gpu.name: gpu for gpu in GPUS}
@@ -298,56 +307,6 @@ def test_no_gpu_and_unknown_gpu_are_clear_errors(monkeypatch, tmp_path):
     smi(monkeypatch, tmp_path, "echo 'NVIDIA X9000, 1000'")
     with pytest.raises(HardwareError, match="'NVIDIA X9000', is not in the list"):
         detect()
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("V100", "emulated no no no no no no emulated"),
-        ("T4", "emulated native native native emulated emulated no emulated"),
-        ("RTX 3090", "native native native native emulated emulated emulated emulated"),
-        ("A100", "native native native native emulated emulated emulated emulated"),
-        ("L40S", "native native native native native native native emulated"),
-        ("H200", "native native native native native native native emulated"),
-        ("B200", "native native native no native native native emulated"),
-        ("RTX 5090", "native native native no native native native emulated"),
-        ("MI250X", "native emulated emulated emulated no no emulated emulated"),
-        ("MI300X", "native emulated emulated emulated native native native emulated"),
-        ("Arc B580", "native native no no emulated no no no"),
-        ("Gaudi 3", "native no no no native no no no"),
-        ("M3 Ultra", "no no no no no no no no"),
-        ("server CPU", "native native no native no no no no"),
-    ],
-)
-def test_what_vllm_runs(name, expected):
-    assert [runs(find(name), format).how for format in FORMATS] == expected.split()
-
-
-@every_gpu
-def test_llama_cpp_runs_gguf_and_nothing_else(gpu):
-    native = {f for f in FORMATS if runs(gpu, f, "llama.cpp").how == "native"}
-    assert native == (set() if "Gaudi" in gpu.name else {"gguf", "bf16"})
-
-
-@every_gpu
-def test_every_answer_has_a_reason(gpu):
-    answers = [runs(gpu, format, engine) for format in FORMATS for engine in ENGINES]
-    assert all(len(answer.reason) > 15 for answer in answers)
-
-
-def test_formats_and_engines_are_checked():
-    with pytest.raises(UnknownName, match="format 'w4a4'"):
-        runs(find("T4"), "w4a4")
-    with pytest.raises(UnknownName, match="Did you mean vllm"):
-        runs(find("T4"), "bf16", "vlm")
-
-
-def test_native_formats_have_a_rate():
-    rates = {"bf16": "fp16_tflops", "int8-w8a8": "int8_tops", "fp8-w8a8": "fp8_tflops"}
-    for gpu in GPUS:
-        for format, rate in rates.items():
-            if runs(gpu, format).how == "native" and gpu.vendor != "cpu":
-                assert getattr(gpu, rate), (gpu.name, format)
 
 
 def test_table_shows_all(run_cli):
