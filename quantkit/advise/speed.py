@@ -342,7 +342,9 @@ def _talking(case: Case, tokens: int, end: Efficiency, chunks: int = 1) -> float
     each = links.reduce_seconds(case.gpu, case.shared, size, end)
     if case.n_stages == 1:
         return n_reduces * each
-    handed = chunks * links.hand_on_seconds(case.gpu, HANDED_ON * size / chunks, end)
+    handed = chunks * links.hand_on_seconds(
+        case.gpu, case.split.n_gpus, HANDED_ON * size / chunks, end
+    )
     return n_reduces * each + (case.n_stages - 1) * handed
 
 

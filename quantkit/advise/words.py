@@ -274,6 +274,11 @@ def assumptions(question: Question, gpu: GPU) -> tuple[str, ...]:
         )
     if question.count > 1 and gpu.link_gb_s is None and gpu.pcie is None:
         notes.append(f"GPUs are taken to be joined by PCIe {ASSUMED_PCIE}.")
+    if gpu.link_gpus and question.count > gpu.link_gpus:
+        notes.append(
+            f"{gpu.link} bridges join {gpu.link_gpus} {gpu.name}: tensor parallel over more, and "
+            f"stages of a pipeline on more, talk over PCIe {gpu.pcie or ASSUMED_PCIE}."
+        )
     if question.count > IN_ONE_MACHINE:
         notes.append(
             "All GPUs are taken to be joined as those of one machine are; several machines talk "

@@ -13,6 +13,7 @@ from quantkit.errors import HardwareError, UnknownName
 from quantkit.hardware import gpus
 from quantkit.hardware.gpus import (
     FIGURES,
+    KINDS,
     VENDORS,
     describe,
     detect,
@@ -43,7 +44,7 @@ CHIPS = {
 }
 # Chips whose INT8 is not simply twice as fast as 16 bits, and what it is instead.
 INT8 = {
-    "B300": 0.067,
+    "B300": 0.0682,
     "MI210": 1,
     "MI250X (one die)": 1,
     "RX 7900 XTX": 1,
@@ -81,6 +82,45 @@ def test_every_figure_says_where_it_comes_from(gpu):
     origins = [*given, *gpu.derived, *gpu.unverified]
     assert sorted(origins) == sorted(f for f in FIGURES if getattr(gpu, f) is not None)
     assert all(source.url.startswith("https://") and source.gives for source in gpu.sources)
+
+
+@every_gpu
+def test_every_figure_rests_on_a_named_kind_of_thing(gpu):
+    assert {source.kind for source in gpu.sources} <= set(KINDS)
+    vendors = ("nvidia", "amd", "apple", "intel", "llvm", "generation-robots", "nvd.orangelogic")
+    for source in gpu.sources:
+        is_vendors = any(name in source.url.split("/")[2] for name in vendors)
+        # What others host is the vendor's only as a copy.
+        assert is_vendors or source.copied or not source.kind.startswith("vendor"), source.url
+        assert source.kind != "third party" or not is_vendors, source.url
+    for figure in FIGURES:
+        if getattr(gpu, figure) is not None:
+            origin = gpu.rests_on(figure)
+            named = origin.removesuffix(", read in a copy") in (*KINDS, "unverified")
+            assert named or origin == f"derived: {gpu.derived[figure]}"
+
+
+def test_the_servers_edition_is_not_the_workstations():
+    workstation, server = NAMED["RTX PRO 6000"], NAMED["RTX PRO 6000 Server"]
+    assert (workstation.bandwidth_gb_s, server.bandwidth_gb_s) == (1792, 1597)
+    assert workstation.fp16_tflops == 503.8
+    # NVIDIA prints 120 TFLOPS of FP32 for the one and 126 for the other.
+    share = server.fp16_tflops / workstation.fp16_tflops
+    assert share == pytest.approx(120 / 126, rel=0.01)
+    assert server.rests_on("bandwidth_gb_s").startswith("vendor datasheet")
+
+
+def test_bridges_join_pairs():
+    """NVIDIA sells bridges for two cards of these, and for up to four of the H200 NVL."""
+    bridged = {gpu.name: gpu.link_gpus for gpu in GPUS if gpu.link_gpus}
+    assert bridged.pop("H200 NVL") == 4
+    assert set(bridged.values()) == {2}
+    assert set(bridged) == {
+        "RTX 2080 Ti", "Quadro RTX 8000", "A30", "A40", "A100 PCIe 40GB", "A100 PCIe 80GB",
+        "RTX A5000", "RTX A6000", "RTX 3090", "RTX 3090 Ti", "H100 PCIe", "H100 NVL",
+    }  # fmt: skip
+    switched = [gpu for gpu in GPUS if gpu.link == "NVLink" and not gpu.link_gpus]
+    assert all(gpu.pcie is None or "PCIe" not in gpu.name for gpu in switched)
 
 
 @every_gpu
@@ -322,13 +362,14 @@ def test_one_in_detail(run_cli):
     assert result.code == 0
     for words in (
         "fp16_tflops",
-        "= 328 * 1695e6 * 128 / 1e12",
-        "23.50 GiB; the driver keeps",
+        "derived: 328 * 1695e6 * 512 / 1e12",
+        "vendor white paper, read in a copy",
+        "the driver keeps 512.0 MiB",
         "Marlin",
     ):
         assert words in result.stdout
     assert "unverified" not in result.stdout
-    assert "835.5  unverified" in run_cli(["gpus", "H100 NVL"]).stdout
+    assert "unverified" in run_cli(["gpus", "H100 NVL"]).stdout
     assert run_cli(["gpus", "RTX 9999"]).code == 3
 
 
@@ -340,6 +381,8 @@ def test_json(run_cli):
     # vLLM sees 139.80 GiB of it: benchmarks/results/kv_capacity-h200.json
     assert one["usable_bytes"] / 2**30 == pytest.approx(139.80, rel=1e-3)
     assert one["runs"]["vllm"]["fp8-w8a8"]["how"] == "native"
+    assert one["rests_on"]["bandwidth_gb_s"] == "vendor datasheet, read in a copy"
+    assert one["rests_on"]["memory_bytes"] == "driver report"
 
 
 def test_command_is_quick_and_needs_no_torch():
