@@ -112,7 +112,7 @@ BOUND = {
 def lack(candidate: Candidate) -> tuple[str, str]:
     """What keeps a format from being the answer, in short, and a figure."""
     fit = candidate.fit
-    if candidate.lacks == "quality":
+    if candidate.lacks == "quality" and candidate.quality is not None:
         return "keeps too little", kept(candidate)
     if candidate.lacks == "memory" and fit is not None:
         if fit.users:
