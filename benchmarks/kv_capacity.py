@@ -150,7 +150,8 @@ def main() -> None:
     from recording import write
 
     from quantkit import recipe as recipes
-    from quantkit.advise import gpus, memory, shape
+    from quantkit.advise import memory, shape
+    from quantkit.hardware import gpus
     from quantkit.resources import DEMO_MODEL
 
     small = json.loads((Path(args.model) / "config.json").read_text())

@@ -14,8 +14,9 @@ from typing import Any
 
 import yaml
 
-from quantkit.advise import efficiency, formats, gpus, memory, parallel, shape, speed, work
+from quantkit.advise import efficiency, formats, memory, parallel, shape, speed, work
 from quantkit.advise.shape import ModelShape
+from quantkit.hardware import gpus
 from quantkit.recipe import load
 
 GIB = 1 << 30

@@ -21,10 +21,11 @@ from vllm_speed import SHAPES, SHORT
 
 import quantkit
 from quantkit import resources
-from quantkit.advise import efficiency, formats, gpus, shape, speed, work
+from quantkit.advise import efficiency, formats, shape, speed, work
 from quantkit.advise.formats import Format
-from quantkit.advise.gpus import GPU
 from quantkit.advise.shape import ModelShape
+from quantkit.hardware import gpus
+from quantkit.hardware.gpus import GPU
 from quantkit.recipe import load, split_addition
 from quantkit.storage import write_json
 

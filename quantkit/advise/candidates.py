@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 
 from quantkit.advise import formats, memory, parallel, quality, speed, work
 from quantkit.advise.formats import Format
-from quantkit.advise.gpus import GPU
 from quantkit.advise.memory import Beside, Fit
 from quantkit.advise.quality import Quality
 from quantkit.advise.shape import ModelShape
 from quantkit.advise.speed import Load, Span, Speed
 from quantkit.advise.split import ANY, ONE, Split, Wish
-from quantkit.advise.support import Support, runs
 from quantkit.errors import AdviceError, QuantkitError
+from quantkit.hardware.gpus import GPU
+from quantkit.hardware.support import Support, runs
 from quantkit.model.source import context_of
 
 OBJECTIVES = ("latency", "throughput", "memory", "quality")
@@ -26,6 +26,7 @@ APPLE_SHARE = 0.75
 """Of an Apple device's memory, what macOS lets its GPU have."""
 ALONE = ("apple", "cpu")
 """Vendors whose devices do not share a model."""
+NO_QUALITY = "no quality data: no report of this model, and no published figure"
 UNUSUAL = 1.2
 """What another way to share a model must be better by than cutting every layer over all GPUs: how
 well a pipeline is kept busy depends on who asks when, which no estimate knows."""
@@ -260,7 +261,7 @@ def _shared(question: Question, candidate: Candidate, made: work.Work, split: Sp
         found = speed.estimate(speed.Case(shape, made, format, gpu, split), load)
     candidate = replace(candidate, speed=found, cost=_cost(question, found))
     if known is None:
-        return replace(candidate, problem="nobody knows what it keeps", lacks="quality")
+        return replace(candidate, problem=NO_QUALITY, lacks="quality")
     if known.recovery < question.min_quality:
         kept = f"keeps {known.recovery:.3f} of the quality, {question.min_quality:g} is wanted"
         return replace(candidate, problem=kept, lacks="quality")

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quantkit import resources
+from quantkit.hardware import support
 from quantkit.recipe import AnyRecipe, GGUFRecipe, load, split_addition
 
 AS_IT_IS = "as it is"
@@ -60,17 +61,11 @@ class Format:
 
 def of(recipe: AnyRecipe | None) -> Format:
     """The format that a recipe makes."""
+    key = support.format_of(recipe)
     if recipe is None:
-        return Format(AS_IT_IS, None, "bf16", "vllm")
+        return Format(AS_IT_IS, None, key, "vllm")
     if isinstance(recipe, GGUFRecipe):
-        return Format(recipe.name, recipe, "gguf", "llama.cpp")
-    weights = recipe.weights
-    if recipe.input_activations is None:
-        key = f"w{weights.num_bits}a16"
-    elif weights.type == "int":
-        key = "int8-w8a8"
-    else:
-        key = "fp8-block" if weights.strategy == "block" else "fp8-w8a8"
+        return Format(recipe.name, recipe, key, "llama.cpp")
     return Format(recipe.name, recipe, key, "vllm", recipe.kv_cache is not None)
 
 

@@ -1,16 +1,24 @@
 """What it takes GPUs to talk to each other while they share a model."""
 
 from quantkit.advise.efficiency import Efficiency
-from quantkit.advise.gpus import GPU
+from quantkit.hardware.gpus import GPU
 
 PCIE_LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 """One way."""
 ASSUMED_PCIE = "4.0 x16"
 
 
-def link_gb_s(gpu: GPU) -> tuple[float, bool]:
-    """One way between two such GPUs, and whether that is over PCIe."""
-    if gpu.link_gb_s:
+def joins(gpu: GPU, n_gpus: int) -> bool:
+    """Whether such GPUs have a link that joins so many of them; bridges join two."""
+    return bool(gpu.link_gb_s) and n_gpus <= (gpu.link_gpus or n_gpus)
+
+
+def link_gb_s(gpu: GPU, n_gpus: int = 2) -> tuple[float, bool]:
+    """One way between so many GPUs, and whether that is over PCIe.
+
+    A ring is as slow as its slowest link: where bridges join pairs, four GPUs talk over PCIe.
+    """
+    if gpu.link_gb_s and joins(gpu, n_gpus):
         return gpu.link_gb_s / 2, False
     generation, _, lanes = (gpu.pcie or ASSUMED_PCIE).partition(" x")
     return PCIE_LANE_GB_S[int(float(generation))] * int(lanes), True
@@ -20,17 +28,18 @@ def reduce_seconds(gpu: GPU, n_gpus: int, size_bytes: float, end: Efficiency) ->
     """One all-reduce over so many GPUs, as a ring does it."""
     if n_gpus == 1:
         return 0.0
-    return _at_least(gpu, end) + 2 * (n_gpus - 1) / n_gpus * size_bytes / _rate(gpu, end)
+    moved = 2 * (n_gpus - 1) / n_gpus * size_bytes
+    return _at_least(gpu, n_gpus, end) + moved / _rate(gpu, n_gpus, end)
 
 
-def hand_on_seconds(gpu: GPU, size_bytes: float, end: Efficiency) -> float:
-    """From one stage of a pipeline to the next."""
-    return _at_least(gpu, end) + size_bytes / _rate(gpu, end)
+def hand_on_seconds(gpu: GPU, n_gpus: int, size_bytes: float, end: Efficiency) -> float:
+    """From one stage to the next of a pipeline that has so many GPUs in all."""
+    return _at_least(gpu, n_gpus, end) + size_bytes / _rate(gpu, n_gpus, end)
 
 
-def _rate(gpu: GPU, end: Efficiency) -> float:
-    return link_gb_s(gpu)[0] * 1e9 * end.link
+def _rate(gpu: GPU, n_gpus: int, end: Efficiency) -> float:
+    return link_gb_s(gpu, n_gpus)[0] * 1e9 * end.link
 
 
-def _at_least(gpu: GPU, end: Efficiency) -> float:
-    return end.reduce_seconds * (2 if link_gb_s(gpu)[1] else 1)
+def _at_least(gpu: GPU, n_gpus: int, end: Efficiency) -> float:
+    return end.reduce_seconds * (2 if link_gb_s(gpu, n_gpus)[1] else 1)

@@ -6,10 +6,10 @@ from typing import Protocol
 from quantkit.advise import parallel
 from quantkit.advise.candidates import Measurements, Question
 from quantkit.advise.formats import Format
-from quantkit.advise.gpus import GPU, normal
 from quantkit.advise.speed import Speed
 from quantkit.advise.split import Split
 from quantkit.errors import AdviceError
+from quantkit.hardware.gpus import GPU, normal
 from quantkit.storage import gib
 
 NEAR = 0.25

@@ -6,11 +6,11 @@ are any; it stands in `Engine`, its instances and the constants below them.
 
 from dataclasses import dataclass, replace
 
-from quantkit.advise import kv, parallel
-from quantkit.advise.gpus import GPU
+from quantkit.advise import kv, links, parallel
 from quantkit.advise.shape import ModelShape
 from quantkit.advise.split import Split, stages
 from quantkit.advise.work import CHOSEN
+from quantkit.hardware.gpus import GPU
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 
 GIB = 1 << 30
@@ -169,7 +169,7 @@ def talk_bytes(engine: Engine, gpu: GPU, split: Split) -> int:
     """What buffers take by which GPUs talk to each other."""
     if split.n_gpus == 1:
         return 0
-    has_nvlink = gpu.link_gb_s is not None and (gpu.capability or 0) >= 9
+    has_nvlink = links.joins(gpu, split.tensor) and (gpu.capability or 0) >= 9
     is_much = engine.talk_bytes and has_nvlink and split.tensor > 1
     return NVLINK_TALK_BYTES if is_much else engine.talk_bytes
 

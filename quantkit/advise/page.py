@@ -238,6 +238,10 @@ def _assumed(found: Recommendation) -> list[str | Markup]:
         for c in found.candidates
         if c.quality is not None and c.quality.source and not c.format.has_fp8_cache
     }
+    caches = (c.quality.cache for c in found.candidates if c.quality is not None)
+    if cache := next(filter(None, caches), None):
+        kept = f"~{cache.recovery:.3f}: {cache.basis}{_from(cache.source)}"
+        qualities["FP8 KV cache, times the weights' own"] = kept
     return [
         *found.notes,
         "Slow end, typical value and fast end of what vLLM is taken to reach:",

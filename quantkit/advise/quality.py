@@ -41,6 +41,19 @@ class Quality:
     """What was measured, in a few words."""
     source: str = ""
     """The page or file that says so."""
+    cache: "Quality | None" = None
+    """What an FP8 cache alone keeps, where it is counted in."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Right answers in per cent, of so many questions."""
+
+    task: str
+    questions: int
+    """Repetitions counted."""
+    before: float
+    after: float
 
 
 @dataclass(frozen=True)
@@ -54,6 +67,8 @@ class Prior:
     measured: str
     source: str = ""
     unverified: bool = False
+    shares: tuple[Share, ...] = ()
+    """What it was computed from, where that is known question by question."""
 
 
 SAME = Quality(1.0, False, "the model itself")
@@ -67,11 +82,16 @@ def priors() -> tuple[Prior, ...]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     with DATA.open(encoding="utf-8") as stream:
         entries: list[dict[str, Any]] = yaml.load(stream, loader)
-    return tuple(Prior(**entry | {"formats": tuple(entry["formats"])}) for entry in entries)
+    return tuple(_read(entry) for entry in entries)
+
+
+def _read(entry: dict[str, Any]) -> Prior:
+    shares = tuple(Share(**share) for share in entry.get("shares", ()))
+    return Prior(**entry | {"formats": tuple(entry["formats"]), "shares": shares})
 
 
 def of(format: Format, shape: ModelShape, measured: Mapping[str, Quality]) -> Quality | None:
-    """The quality of a format: measured, else by published figures; None where nobody knows."""
+    """The quality of a format: measured, else by published figures; None where there is neither."""
     if format.recipe is None or format.name == "gguf-bf16":
         return SAME
     if found := measured.get(format.name):
@@ -87,6 +107,7 @@ def of(format: Format, shape: ModelShape, measured: Mapping[str, Quality]) -> Qu
         True,
         f"{weights.basis}; the cache: {cache_only.basis}",
         weights.source,
+        cache_only,
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from quantkit.advise.candidates import Candidate, Question, evaluate, merit
-from quantkit.advise.gpus import GPU
+from quantkit.hardware.gpus import GPU
 
 TIE = 0.1
 """Estimates that differ by less than this are taken as equal; quality decides between them."""

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from quantkit.advise import remedies, words
 from quantkit.advise.candidates import OBJECTIVES, Candidate, Question
-from quantkit.advise.gpus import GPU
 from quantkit.advise.ranking import ranked
 from quantkit.advise.remedies import Remedy
+from quantkit.hardware.gpus import GPU
 
 MOST_CHANGES = 5
 

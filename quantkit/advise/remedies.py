@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quantkit.advise import gpus
 from quantkit.advise.candidates import Candidate, Question, evaluate
-from quantkit.advise.gpus import GPU
 from quantkit.advise.ranking import ranked
 from quantkit.advise.split import ANY
+from quantkit.hardware import gpus
+from quantkit.hardware.gpus import GPU
 
 COUNTS = (2, 3, 4, 5, 6, 7, 8, 16)
 LEAST_CONTEXT = 256

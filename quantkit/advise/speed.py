@@ -15,11 +15,11 @@ from functools import cached_property
 from quantkit.advise import efficiency, experts, kv, links
 from quantkit.advise.efficiency import Efficiency
 from quantkit.advise.formats import Format
-from quantkit.advise.gpus import GPU
 from quantkit.advise.shape import ModelShape
 from quantkit.advise.split import ONE, Split, stages
-from quantkit.advise.support import runs
 from quantkit.advise.work import Work
+from quantkit.hardware.gpus import GPU
+from quantkit.hardware.support import runs
 from quantkit.recipe import Recipe
 
 CHUNK_TOKENS = {"vllm": 2048, "llama.cpp": 512}
@@ -342,7 +342,9 @@ def _talking(case: Case, tokens: int, end: Efficiency, chunks: int = 1) -> float
     each = links.reduce_seconds(case.gpu, case.shared, size, end)
     if case.n_stages == 1:
         return n_reduces * each
-    handed = chunks * links.hand_on_seconds(case.gpu, HANDED_ON * size / chunks, end)
+    handed = chunks * links.hand_on_seconds(
+        case.gpu, case.split.n_gpus, HANDED_ON * size / chunks, end
+    )
     return n_reduces * each + (case.n_stages - 1) * handed
 
 

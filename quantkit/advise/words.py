@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from quantkit.advise import parallel
 from quantkit.advise.candidates import Candidate, Question, merit, utilisation
-from quantkit.advise.gpus import GPU
 from quantkit.advise.links import ASSUMED_PCIE
 from quantkit.advise.ranking import TIE, kept_step
 from quantkit.advise.speed import Span
 from quantkit.advise.split import Split
+from quantkit.hardware.gpus import GPU
 from quantkit.storage import gib
 
 IN_ONE_MACHINE = 8
@@ -112,7 +112,7 @@ BOUND = {
 def lack(candidate: Candidate) -> tuple[str, str]:
     """What keeps a format from being the answer, in short, and a figure."""
     fit = candidate.fit
-    if candidate.lacks == "quality":
+    if candidate.lacks == "quality" and candidate.quality is not None:
         return "keeps too little", kept(candidate)
     if candidate.lacks == "memory" and fit is not None:
         if fit.users:
@@ -274,6 +274,11 @@ def assumptions(question: Question, gpu: GPU) -> tuple[str, ...]:
         )
     if question.count > 1 and gpu.link_gb_s is None and gpu.pcie is None:
         notes.append(f"GPUs are taken to be joined by PCIe {ASSUMED_PCIE}.")
+    if gpu.link_gpus and question.count > gpu.link_gpus:
+        notes.append(
+            f"{gpu.link} bridges join {gpu.link_gpus} {gpu.name}: tensor parallel over more, and "
+            f"stages of a pipeline on more, talk over PCIe {gpu.pcie or ASSUMED_PCIE}."
+        )
     if question.count > IN_ONE_MACHINE:
         notes.append(
             "All GPUs are taken to be joined as those of one machine are; several machines talk "

@@ -92,10 +92,11 @@ def command(
 
 def _costs(target: Path, draft: Path, gpu: str, users: int, depth: int) -> "tuple[Costs, str]":
     """What passes of both take on a GPU, and its whole name."""
-    from quantkit.advise import formats, gpus, work
+    from quantkit.advise import formats, work
     from quantkit.advise.speed import Case
-    from quantkit.advise.support import runs
     from quantkit.draft.speedup import Costs, on_gpu, shortest
+    from quantkit.hardware import gpus
+    from quantkit.hardware.support import runs
     from quantkit.serving.target import open_target
 
     place, found = gpus.find(gpu), []

@@ -20,10 +20,11 @@ def recipes(
     model: str, gpu: str, count: int, context: int | None, users: int, quiet: bool
 ) -> list[str]:
     """Names of the recipes to make; says why on stderr."""
-    from quantkit.advise import formats, gpus, parallel, shape, words
+    from quantkit.advise import formats, parallel, shape, words
     from quantkit.advise.candidates import Catalogue, Question
     from quantkit.advise.recommendation import recommend
     from quantkit.cli import console, start
+    from quantkit.hardware import gpus
     from quantkit.model.source import context_of
 
     device = gpus.find(gpu)

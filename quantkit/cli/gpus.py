@@ -7,7 +7,7 @@ import typer
 from quantkit.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from quantkit.advise.gpus import GPU
+    from quantkit.hardware.gpus import GPU, Source
 
 HEADINGS = ("GPU", "GB", "GB/s", "16-bit", "FP8", "INT8", "FP4", "compute")
 
@@ -19,8 +19,8 @@ def command(
     json: AsJson = False,
 ) -> None:
     """List GPUs that quantkit knows, or show one with what it runs and where figures come from."""
-    from quantkit.advise.gpus import find, load
     from quantkit.cli import console
+    from quantkit.hardware.gpus import find, load
 
     gpus = load() if name is None else (find(name),)
     if json:
@@ -46,29 +46,40 @@ def _number(value: float | None) -> str:
 def _public(gpu: "GPU") -> dict[str, Any]:
     from dataclasses import asdict
 
-    from quantkit.advise.support import ENGINES, FORMATS, runs
+    from quantkit.hardware.gpus import FIGURES
+    from quantkit.hardware.support import ENGINES, FORMATS, runs
 
     support = {e: {f: runs(gpu, f, e)._asdict() for f in FORMATS} for e in ENGINES}
-    return {**asdict(gpu), "usable_bytes": gpu.usable_bytes, "runs": support}
+    known = [figure for figure in FIGURES if getattr(gpu, figure) is not None]
+    return {
+        **asdict(gpu),
+        "rests_on": {figure: gpu.rests_on(figure) for figure in known},
+        "usable_bytes": gpu.usable_bytes,
+        "runs": support,
+    }
 
 
 def _show(gpu: "GPU") -> None:
-    from quantkit.advise.gpus import FIGURES
-    from quantkit.advise.support import ENGINES, FORMATS, runs
     from quantkit.cli import console
+    from quantkit.hardware.gpus import FIGURES
+    from quantkit.hardware.support import ENGINES, FORMATS, runs
     from quantkit.storage import gib
 
     typer.echo(f"{gpu.name} ({gpu.vendor}, {gpu.generation})")
     if gpu.note:
         console.say(gpu.note)
-    origin = dict.fromkeys(gpu.unverified, "unverified")
-    origin |= {name: f"= {arithmetic}" for name, arithmetic in gpu.derived.items()}
     known = [f for f in FIGURES if getattr(gpu, f) is not None]
-    figures = [(f, f"{getattr(gpu, f)}  {origin.get(f, '')}".rstrip()) for f in known]
     kept = f"; the driver keeps {gib(gpu.driver_bytes)}" if gpu.driver_bytes else ""
-    console.print_lines("Figures", [*figures, ("to plan with", gib(gpu.usable_bytes) + kept)])
+    rows = [(f, str(getattr(gpu, f)), gpu.rests_on(f)) for f in known]
+    rows.append(("to plan with", gib(gpu.usable_bytes), f"what programs see{kept}"))
+    console.print_table(("figure", "value", "rests on"), rows, words=(0, 2))
     for engine in ENGINES:
         lines = [(f, ": ".join(runs(gpu, f, engine))) for f in FORMATS]
         console.print_lines(f"In {engine}", lines)
-    sources = [(source.url, ", ".join(source.gives)) for source in gpu.sources]
-    console.print_lines("Sources", sources)
+    console.print_lines("Sources", [("-", _source(source)) for source in gpu.sources])
+
+
+def _source(source: "Source") -> str:
+    kind = f"{source.kind}, read in a copy" if source.copied else source.kind
+    note = f" ({source.note})" if source.note else ""
+    return f"{source.url} {kind}: {', '.join(source.gives)}{note}"

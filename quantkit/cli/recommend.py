@@ -11,8 +11,8 @@ from quantkit.errors import EXIT_GATE, AdviceError, HardwareError, UsageError
 
 if TYPE_CHECKING:
     from quantkit.advise.candidates import Question
-    from quantkit.advise.gpus import GPU
     from quantkit.advise.recommendation import Recommendation
+    from quantkit.hardware.gpus import GPU
     from quantkit.serving.adapters import Adapter
     from quantkit.serving.draft import Draft
     from quantkit.serving.plan import Plan
@@ -296,7 +296,7 @@ def _gpus(
     tflops: float | None,
 ) -> "list[GPU]":
     """The GPUs that were named, or the one that was described."""
-    from quantkit.advise import gpus
+    from quantkit.hardware import gpus
 
     described = [o for o in (memory, bandwidth, capability, tflops) if o is not None]
     if names is not None and described:

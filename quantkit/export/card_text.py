@@ -5,13 +5,14 @@ import shlex
 from collections.abc import Sequence
 
 from quantkit.export import card_facts as facts
-from quantkit.export import front_matter, gpus
+from quantkit.export import front_matter
 from quantkit.export.card_facts import Scored
 from quantkit.export.card_markup import fenced, plain, table
 from quantkit.export.card_scores import scores
 from quantkit.export.manifest import Manifest
 from quantkit.export.verified import Verified
 from quantkit.gguf import imatrix
+from quantkit.hardware import support
 from quantkit.recipe import GGUFRecipe, Recipe
 from quantkit.registry import METHODS, NATIVE
 from quantkit.storage import duration, gib
@@ -254,14 +255,9 @@ def _limits(manifest: Manifest, scored: Sequence[Scored]) -> str:
         )
     if fallen := sum(layer.fallback for layer in manifest.layers.values()):
         lines.append(f"{fallen} layers were rounded to nearest, because the method failed on them.")
-    if isinstance(recipe, GGUFRecipe):
-        where = gpus.native("gguf", None, None)
-    else:
-        inputs = recipe.input_activations
-        where = gpus.native(
-            manifest.format, recipe.weights.type, inputs.num_bits if inputs else None
-        )
-    lines.append(f"Runs on: {where}.")
+    lines.append(f"Runs on: {support.where(support.format_of(recipe))}.")
+    if not isinstance(recipe, GGUFRecipe) and recipe.kv_cache is not None:
+        lines.append(f"Its FP8 KV cache runs on: {support.where('kv-fp8')}.")
     lines.append("Whatever limits and biases the source has, this checkpoint has too.")
     return "\n".join(f"- {line}" for line in lines)
 

@@ -1,13 +1,19 @@
-"""Which GPUs run a scored model in its own arithmetic."""
+"""Which GPUs run a scored model, as the one table of support has it."""
 
-from quantkit.export.gpus import EVERYWHERE, LLAMA_CPP, native
+from quantkit.hardware import support
 from quantkit.score.scorecard import Scorecard
 
 
 def runs_on(card: Scorecard) -> str | None:
     """For one scored model; None where it is not known how it was made."""
     if card.recipe is None:
-        return EVERYWHERE
-    if card.made is None:
-        return LLAMA_CPP if card.format == "gguf" else None
-    return native(card.format, card.made.weight_type, card.made.activation_bits)
+        return support.where("bf16")
+    if card.format == "gguf":
+        return support.where("gguf")
+    if (made := card.made) is None:
+        return None
+    return support.where(
+        support.format_with(
+            made.weight_type, made.weight_bits, made.activation_bits, made.weight_strategy
+        )
+    )

@@ -231,6 +231,7 @@ def made(manifest: Manifest) -> Made:
         method=recipe.method if isinstance(recipe, Recipe) else recipe.gguf,
         weight_bits=recipe.weights.num_bits if isinstance(recipe, Recipe) else None,
         weight_type=recipe.weights.type if isinstance(recipe, Recipe) else None,
+        weight_strategy=recipe.weights.strategy if isinstance(recipe, Recipe) else None,
         activation_bits=activations.num_bits if activations is not None else None,
         recipe_digest=manifest.recipe_digest,
         engine=manifest.engine,

@@ -104,6 +104,8 @@ class Made(Record):
     """Of the quantised layers; None where they differ."""
     weight_type: str | None = None
     """`int` or `float`."""
+    weight_strategy: str | None = None
+    """What shares a scale: `channel`, `group`, `block` or `tensor`; None in files of old."""
     activation_bits: int | None = None
     """None where activations stay in 16 bits."""
     recipe_digest: str

@@ -2,9 +2,9 @@
 
 import os
 
-from quantkit.advise import gpus
-from quantkit.advise.gpus import GPU
 from quantkit.errors import HardwareError
+from quantkit.hardware import gpus
+from quantkit.hardware.gpus import GPU
 
 
 def find(name: str) -> GPU:

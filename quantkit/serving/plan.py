@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from quantkit.advise import formats, memory, parallel, support
-from quantkit.advise.gpus import GPU
+from quantkit.advise import formats, memory, parallel
 from quantkit.advise.memory import Beside, Fit
 from quantkit.advise.split import ANY, ONE, Split
 from quantkit.errors import EngineError, HardwareError, UnknownName
+from quantkit.hardware import support
+from quantkit.hardware.gpus import GPU
 from quantkit.recipe import AnyRecipe, GGUFRecipe
 from quantkit.serving import adapters as loras
 from quantkit.serving.adapters import Adapter

@@ -7,9 +7,9 @@ from waiting, large ones make the best of the GPU.
 
 from dataclasses import dataclass
 
-from quantkit.advise.gpus import GPU
 from quantkit.advise.memory import LARGE_BYTES
 from quantkit.errors import UnknownName
+from quantkit.hardware.gpus import GPU
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from quantkit.advise.gpus import GPU
 from quantkit.engine import vllm_program
 from quantkit.errors import EngineError
+from quantkit.hardware.gpus import GPU
 from quantkit.serving.plan import NAMES, Engine
 
 

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 
 from quantkit.advise import parallel
-from quantkit.advise.gpus import GPU
 from quantkit.advise.split import stages
+from quantkit.hardware.gpus import GPU
 from quantkit.recipe import Recipe
 from quantkit.serving import adapters as loras
 from quantkit.serving.draft import Draft

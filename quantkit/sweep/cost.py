@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from quantkit.advise import gpus
 from quantkit.advise import shape as shapes
 from quantkit.advise.shape import ModelShape
 from quantkit.advise.weights import weight_bytes
 from quantkit.calibration.build import CHARACTERS_PER_TOKEN
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import HardwareError, QuantkitError
+from quantkit.hardware import gpus
 from quantkit.model.source import context_of
 from quantkit.quantize import plan as planning
 from quantkit.quantize.estimate import EFFICIENCY, estimate, measured_speeds

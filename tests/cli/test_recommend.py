@@ -10,7 +10,8 @@ import yaml
 from configs import SMOLLM
 
 from quantkit import resources
-from quantkit.advise import gpus, sizes
+from quantkit.advise import sizes
+from quantkit.hardware import gpus
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m" / "report.json"
 TWO = ["recommend", "8B", "--gpu", "L40S", "--count", "2", "--context", "16384", "--users", "40"]

@@ -323,8 +323,9 @@ def test_values_that_options_do_not_take_are_wrong_usage(run_cli, more, words):
 
 
 def test_unknown_families_are_sized_by_what_is_stored(demo_made, monkeypatch):
-    from quantkit.advise import gpus, shape
+    from quantkit.advise import shape
     from quantkit.errors import SourceError
+    from quantkit.hardware import gpus
     from quantkit.serving.plan import Demand, make
     from quantkit.serving.target import open_target
 

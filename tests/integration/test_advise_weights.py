@@ -158,7 +158,8 @@ def test_experts_are_layers_and_routers_are_not(kind, tmp_path):
 
 def test_an_answer_takes_no_torch():
     code = (
-        "import sys; from quantkit.advise import gpus, memory, shape\n"
+        "import sys; from quantkit.advise import memory, shape\n"
+        "from quantkit.hardware import gpus\n"
         "from quantkit.recipe import load\n"
         "for r in ('awq-w4a16+kv-fp8', 'gguf-q4_k_m'):\n"
         "    assert memory.fits(shape.of('70B'), load(r), gpus.find('H100')).fits\n"

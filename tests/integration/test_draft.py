@@ -244,8 +244,9 @@ def test_continuations_must_hold_a_step():
 
 
 def test_on_a_gpu_a_draft_is_worth_less_the_more_users_there_are():
-    from quantkit.advise import formats, gpus, shape, work
+    from quantkit.advise import formats, shape, work
     from quantkit.advise.speed import Case
+    from quantkit.hardware import gpus
 
     form, place = formats.of(None), gpus.find("H100 SXM")
     models = [shape.of(size) for size in ("8B", "1B")]

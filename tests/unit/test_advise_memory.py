@@ -13,11 +13,12 @@ from huggingface_hub.utils import (
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from quantkit.advise import gpus, hub, shape
+from quantkit.advise import hub, shape
 from quantkit.advise.memory import GIB, fits
 from quantkit.advise.parallel import bytes_per_gpu
 from quantkit.advise.weights import weight_bytes
 from quantkit.errors import SourceError
+from quantkit.hardware import gpus
 from quantkit.recipe import load
 
 NAMES = ("awq-w4a16", "fp8-dynamic", "int8-w8a8+kv-fp8", "gguf-q4_k_m")

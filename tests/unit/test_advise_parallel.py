@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from quantkit.advise import document, formats, gpus, memory, parallel, shape, words, work
+from quantkit.advise import document, formats, memory, parallel, shape, words, work
 from quantkit.advise.candidates import UNUSUAL, Catalogue, Question, evaluate, merit
 from quantkit.advise.memory import GIB, fits
 from quantkit.advise.parallel import obstacle, stage_bytes, ways_to_share
@@ -15,6 +15,7 @@ from quantkit.advise.recommendation import recommend
 from quantkit.advise.split import ANY, Split, Wish
 from quantkit.advise.weights import weight_bytes
 from quantkit.errors import AdviceError
+from quantkit.hardware import gpus
 from quantkit.model.headers import TensorSpec
 from quantkit.recipe import load
 from quantkit.serving import plan, target

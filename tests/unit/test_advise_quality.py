@@ -1,6 +1,7 @@
 """What formats keep: published figures that can be true, and reports of the very model."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -8,8 +9,11 @@ import pytest
 from configs import SMOLLM
 from gate_reports import report
 
-from quantkit.advise import formats, quality, shape
+from quantkit.advise import document, formats, quality, shape, words
+from quantkit.advise.candidates import NO_QUALITY, Catalogue, Question
+from quantkit.advise.recommendation import recommend
 from quantkit.errors import AdviceError, ScoreError
+from quantkit.hardware import gpus
 from quantkit.model.source import ModelSource
 from quantkit.recipe import load
 from quantkit.resources import DEMO_MODEL
@@ -34,6 +38,47 @@ def test_every_published_figure_has_a_source_and_can_be_true():
         assert 0.5 < prior.recovery < 1.02
         assert prior.billions is None or 0.1 < prior.billions < 1000
         assert prior.measured
+
+
+def whole(percent, questions):
+    """Whether a percentage, printed to one digit, can be of a whole number of questions."""
+    right = percent * questions / 100
+    return abs(right - round(right)) <= 0.05 * questions / 100
+
+
+def test_shares_of_questions_are_whole_numbers_of_them():
+    assert not whole(68.3, 500)  # 341.5 questions, as a prior had it
+    for prior in quality.priors():
+        stated = [(s.questions, s.before, s.after) for s in getattr(prior, "shares", ())]
+        for n, after, before in re.findall(
+            r"([\d,]+) questions[^,;]*, ([\d.]+) of ([\d.]+)", prior.measured
+        ):
+            stated.append((int(n.replace(",", "")), float(before), float(after)))
+        for questions, before, after in stated:
+            assert whole(before, questions), f"{before}% of {questions}: {prior.measured}"
+            assert whole(after, questions), f"{after}% of {questions}: {prior.measured}"
+
+
+def test_recoveries_follow_from_the_scores_that_they_quote():
+    for prior in quality.priors():
+        pairs = re.findall(r"([\d.]+\d) of ([\d.]+\d)", prior.measured)
+        if pairs:
+            kept_of = [float(after) / float(before) for after, before in pairs]
+            assert prior.recovery == pytest.approx(sum(kept_of) / len(kept_of), abs=6e-4)
+
+
+def test_a_format_without_figures_is_said_to_have_none():
+    unknown = formats.of(load("gguf-q5_0"))
+    assert kept("gguf-q5_0", shape.of("8B")) is None
+    among = (unknown, formats.of(load("gguf-q4_k_m")))
+    found = recommend(Question(Catalogue(shape.of("8B"), among)), gpus.find("L40S"))
+    assert found.chosen.format.name == "gguf-q4_k_m"
+    left_out = next(c for c in found.candidates if not c.serves)
+    assert words.lack(left_out) == (NO_QUALITY, "")
+    assert document.to_json([found])["answers"][0]["candidates"][-1]["quality"] is None
+    alone = recommend(Question(Catalogue(shape.of("8B"), (unknown,))), gpus.find("L40S"))
+    assert alone.chosen is None
+    assert "no quality data" in alone.reason
 
 
 def test_something_is_known_of_every_format_that_is_considered():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantkit.advise import document, gpus, measured, page, parallel, shape, words
+from quantkit.advise import document, measured, page, parallel, shape, words
 from quantkit.advise.candidates import (
     OBJECTIVES,
     Catalogue,
@@ -22,6 +22,7 @@ from quantkit.advise.recommendation import recommend
 from quantkit.advise.speed import Span, Speed
 from quantkit.advise.split import Split
 from quantkit.errors import AdviceError
+from quantkit.hardware import gpus
 from quantkit.recipe import load
 
 CATALOGUES = {size: Catalogue(shape.of(size)) for size in ("1B", "8B", "70B")}

@@ -11,10 +11,11 @@ from configs import LLAMA_8B
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantkit.advise import efficiency, experts, formats, gpus, links, parallel, shape, speed, work
+from quantkit.advise import efficiency, experts, formats, links, parallel, shape, speed, work
 from quantkit.advise.efficiency import Efficiency
 from quantkit.advise.speed import Case, Load, estimate, prefill_seconds, step_seconds
 from quantkit.advise.split import Split, stages
+from quantkit.hardware import gpus
 from quantkit.recipe import load
 
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "vllm-speed-h200.json"
@@ -111,6 +112,44 @@ def test_several_gpus_share_a_step_and_talk_twice_a_layer():
 def test_gpus_of_llama_cpp_take_turns():
     one, two = (step_seconds(case("gguf-q4_k_m", count=n), 1, 512, IDEAL) for n in (1, 2))
     assert one == two
+
+
+@pytest.mark.parametrize(
+    "name", ["RTX 3090", "RTX A6000", "A40", "A100 PCIe 80GB", "H100 PCIe", "H100 NVL"]
+)
+def test_bridges_join_two_cards_and_more_talk_over_pcie(name):
+    gpu = GPUS[name]
+    fast, is_pcie = links.link_gb_s(gpu, 2)
+    assert (fast, is_pcie) == (gpu.link_gb_s / 2, False)
+    lanes = links.PCIE_LANE_GB_S[int(float(gpu.pcie.split()[0]))] * 16
+    for n_gpus in (4, 8):
+        assert links.link_gb_s(gpu, n_gpus) == (lanes, True)
+    end = efficiency.of("vllm", "nvidia")[efficiency.TYPICAL]
+    one_hop = 1 << 30
+    over_bridge = links.reduce_seconds(gpu, 2, one_hop, end)
+    over_pcie = links.reduce_seconds(gpu, 4, one_hop, end)
+    # The same bytes, 3/2 of a ring's share, at PCIe's rate.
+    assert over_pcie / over_bridge == pytest.approx(1.5 * fast / lanes, rel=0.02)
+    assert links.link_gb_s(GPUS["A100 SXM 80GB"], 8) == (300.0, False)
+
+
+def test_four_bridged_cards_are_slower_than_four_on_a_switch():
+    """Cut over pairs, A100 PCIe cards talk by NVLink; cut over four, they do not."""
+    shape_70b = shape.of("70B")
+    recipe = FORMATS["awq-gptq-w4a16"]
+    made = work.of(shape_70b, recipe)
+    asked = Load(2048, 512, 8)
+    gpu = GPUS["A100 PCIe 80GB"]
+    switched = replace(gpu, link_gpus=None)
+    four = estimate(Case(shape_70b, made, recipe, gpu, Split(4)), asked)
+    once = estimate(Case(shape_70b, made, recipe, switched, Split(4)), asked)
+    assert four.first_token.typical > 1.3 * once.first_token.typical
+    pairs = Case(shape_70b, made, recipe, gpu, Split(2, 2))
+    as_switched = Case(shape_70b, made, recipe, switched, Split(2, 2))
+    # Within a pair nothing changes; handing on between pairs crosses PCIe.
+    assert estimate(pairs, asked).first_token.typical == pytest.approx(
+        estimate(as_switched, asked).first_token.typical, rel=0.1
+    )
 
 
 def test_links_fall_back_to_pcie():

@@ -15,7 +15,7 @@ LAYERS = [
     {"engine", "__init__"},
     {"storage", "resources", "device", "doctor", "page"},
     {"recipe", "formats"},
-    {"grid"},
+    {"grid", "hardware"},
     {"model"},
     {"calibration"},
     {"gguf"},

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from quantkit.advise import gpus, shape
+from quantkit.advise import shape
 from quantkit.engine.vllm_program import VERSION
 from quantkit.errors import EngineError, HardwareError, UnknownName
+from quantkit.hardware import gpus
 from quantkit.recipe import load
 from quantkit.serving import adapters, draft, emit, target
 from quantkit.serving.compose import compose

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantkit import resources
-from quantkit.advise import gpus, memory, shape
+from quantkit.advise import memory, shape
 from quantkit.advise.split import Split
 from quantkit.errors import CheckpointError, HardwareError, UnknownName
+from quantkit.hardware import gpus
 from quantkit.recipe import load
 from quantkit.serving import adapters, draft, target
 from quantkit.serving.plan import Demand, Flag, format_of, make
@@ -258,7 +259,8 @@ def test_a_cpu_gets_a_cache_of_its_own_size():
 def test_a_plan_before_there_is_a_checkpoint_needs_no_torch():
     program = (
         "import sys\n"
-        "from quantkit.advise import gpus, shape\n"
+        "from quantkit.advise import shape\n"
+        "from quantkit.hardware import gpus\n"
         "from quantkit.recipe import load\n"
         "from quantkit.serving import emit, plan, target\n"
         "wanted = target.planned(shape.of('8B'), load('awq-w4a16'), 'out/awq-w4a16')\n"

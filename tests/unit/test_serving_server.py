@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from quantkit.advise import gpus, shape
+from quantkit.advise import shape
 from quantkit.errors import EngineError
+from quantkit.hardware import gpus
 from quantkit.serving import target
 from quantkit.serving.plan import Demand, make
 from quantkit.serving.server import curl, refuse_taken

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quantkit.advise import gpus
+from quantkit.hardware import gpus
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "vllm_speed_predict.py"
 TIMED = {

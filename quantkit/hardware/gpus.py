@@ -14,6 +14,11 @@ from typing import Any
 from quantkit.errors import HardwareError, UnknownName
 
 DATA = Path(__file__).with_name("gpus.yaml")
+KINDS = (
+    "vendor datasheet", "vendor white paper", "vendor documentation", "driver report",
+    "third party",
+)  # fmt: skip
+"""What a page is that figures are taken from. Product briefs and product pages are datasheets."""
 VENDORS = ("nvidia", "amd", "intel", "apple", "cpu", "unknown")
 # Brands, trade marks and the like, which people write or leave out.
 NOISE = re.compile(
@@ -34,6 +39,10 @@ class Source:
 
     url: str
     gives: tuple[str, ...]
+    kind: str
+    """One of KINDS."""
+    copied: bool = False
+    """Read in a public transcription, not at its own address."""
     note: str = ""
 
 
@@ -62,6 +71,8 @@ class GPU:
     """What joins such GPUs, besides PCIe."""
     link_gb_s: float | None = None
     """Both directions together, for one GPU."""
+    link_gpus: int | None = None
+    """How many GPUs the link joins; None: all of a machine. Bridges join two, or four."""
     pcie: str | None = None
     """Generation and lanes."""
     tdp_watts: float | None = None
@@ -87,11 +98,20 @@ class GPU:
             return None
         return float(self.compute_capability)
 
+    def rests_on(self, figure: str) -> str:
+        """What a figure was taken from: a kind of document, arithmetic, or nothing."""
+        if figure in self.derived:
+            return f"derived: {self.derived[figure]}"
+        for source in self.sources:
+            if figure in source.gives:
+                return f"{source.kind}, read in a copy" if source.copied else source.kind
+        return "unverified" if figure in self.unverified else "given by you"
+
 
 # What must come from somewhere; the rest are names and words.
 FIGURES = (
     "year", "memory_gb", "memory_bytes", "bandwidth_gb_s", "fp16_tflops", "fp8_tflops",
-    "int8_tops", "fp4_tflops", "link_gb_s", "pcie", "tdp_watts", "compute_capability",
+    "int8_tops", "fp4_tflops", "link_gb_s", "link_gpus", "pcie", "tdp_watts", "compute_capability",
 )  # fmt: skip
 
 
@@ -107,7 +127,7 @@ def load() -> tuple[GPU, ...]:
 
 def _device(entry: dict[str, Any]) -> GPU:
     sources = tuple(
-        Source(s["url"], tuple(s["gives"]), s.get("note", "")) for s in entry.pop("sources", ())
+        Source(**source | {"gives": tuple(source["gives"])}) for source in entry.pop("sources", ())
     )
     for key in ("aliases", "unverified"):
         entry[key] = tuple(entry.get(key, ()))

@@ -1,0 +1,1 @@
+"""GPUs and the like: what each can do, and which engine runs which format on it."""

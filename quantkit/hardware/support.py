@@ -1,0 +1,279 @@
+"""Which engine runs which format on which device, and in which arithmetic: one table.
+
+`recommend`, serving plans, model cards, reports and the comments of recipes all read it. The rules
+for vLLM are those of August 2026: its table of supported hardware
+(https://docs.vllm.ai/en/latest/features/quantization/), the pages on FP8, INT8 and the KV cache
+below it, and, where the table is silent, the kernels that its source lists in the order in which it
+tries them (vllm/model_executor/kernels/linear/__init__.py, vllm/v1/attention/backends).
+"""
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from quantkit.errors import UnknownName
+from quantkit.hardware.gpus import GPU
+from quantkit.recipe import AnyRecipe, GGUFRecipe
+
+How = Literal["native", "emulated", "no"]
+FORMATS = (
+    "bf16", "w4a16", "w8a16", "int8-w8a8", "fp8-w8a8", "fp8-block", "kv-fp8", "gguf",
+)  # fmt: skip
+ENGINES = ("vllm", "llama.cpp")
+GENERATIONS = {
+    7.0: "Volta", 7.5: "Turing", 8.0: "Ampere", 8.9: "Ada", 9.0: "Hopper", 10.0: "Blackwell",
+}  # fmt: skip
+"""NVIDIA's, by the compute capability that each starts at."""
+LATEST = float("inf")
+
+
+class Support(NamedTuple):
+    """`native`: in the arithmetic that the format is for. `emulated`: it runs, and saves memory,
+    without the speed that the format promises elsewhere."""
+
+    how: How
+    reason: str
+
+
+class Rule(NamedTuple):
+    """What one kind of device does with a format."""
+
+    how: How
+    reason: str
+    since: float = 0.0
+    """NVIDIA's compute capability from which the rule holds."""
+    before: float = LATEST
+    """The one from which it holds no longer."""
+    chips: tuple[str, ...] = ()
+    """AMD's gfx names begin with one of these; empty: every other chip."""
+    who: str = ""
+    """Those chips in words."""
+
+
+INSTINCT_FP8 = (("gfx94", "gfx95"), "AMD from MI300")
+RDNA_FP8 = (("gfx12",), "AMD RDNA 4")
+RDNA = (("gfx11", "gfx12"), "AMD RDNA 3 and 4")
+OTHER_AMD = "other AMD"
+GENERIC = "Triton's kernels, which vLLM's table of supported hardware does not name for AMD"
+UNNAMED = "a kernel exists, and vLLM's table of supported hardware does not name it"
+ABSENT = "not in vLLM's table of supported hardware"
+
+
+def _weight_only(bits: int) -> dict[str, tuple[Rule, ...]]:
+    rules: dict[str, tuple[Rule, ...]] = {
+        "nvidia": (
+            Rule("native", "Marlin kernels, which compute in 16 bits, from 8.0 on", 8.0),
+            Rule("native", "Marlin kernels of a vLLM later than 0.15, in FP16", 7.5, 8.0),
+            Rule(
+                "no",
+                "vLLM has no kernel for compressed-tensors' weights before 7.5; 4 and 8 bits in "
+                "GPTQ's format (--format gptq) run by Exllama's",
+                7.0,
+                7.5,
+            ),
+        ),
+        "amd": (Rule("emulated", GENERIC),),
+        "intel": (Rule("no", "vLLM's weight-only kernels for Intel GPUs take 4 bits only"),),
+        "cpu": (Rule("no", "vLLM's weight-only kernels for CPUs take 4 bits only"),),
+    }
+    if bits == 4:
+        own = Rule("native", "W4A16 kernels made for RDNA", chips=RDNA[0], who=RDNA[1])
+        rules["amd"] = (own, rules["amd"][0]._replace(who=OTHER_AMD))
+        rules["intel"] = (Rule("native", "GPTQ and AWQ are in vLLM's table for Intel GPUs"),)
+        rules["cpu"] = (Rule("native", "GPTQ and AWQ are in vLLM's table for x86 CPUs"),)
+    return rules
+
+
+def _fp8_amd(emulated: bool = False) -> tuple[Rule, ...]:
+    fnuz = Rule(
+        "native", "FP8 matrix instructions, in FNUZ, to which vLLM converts", chips=("gfx94",),
+        who=INSTINCT_FP8[1],
+    )  # fmt: skip
+    ocp = Rule(
+        "native", "FP8 matrix instructions, in OCP's E4M3", chips=("gfx95",), who=INSTINCT_FP8[1]
+    )
+    rdna = Rule(
+        "native", "FP8 matrix instructions, in OCP's E4M3", chips=RDNA_FP8[0], who=RDNA_FP8[1]
+    )
+    rest = Rule("no", "no FP8 in the chip, and vLLM has no weight-only kernel for FP8 on AMD")
+    if emulated:
+        rest = Rule("emulated", "FP8 converts in software before MI300", who=OTHER_AMD)
+    return fnuz, ocp, rdna, rest
+
+
+GGUF_IN_VLLM = Rule(
+    "emulated", "experimental in vLLM, through its GGUF plug-in; llama.cpp is made for it"
+)
+VLLM: dict[str, dict[str, tuple[Rule, ...]]] = {
+    "bf16": {
+        "nvidia": (
+            Rule("native", "BF16 tensor cores, from 8.0 on", 8.0),
+            Rule("emulated", "no BF16 before 8.0: vLLM computes in FP16 (--dtype half)", 7.0, 8.0),
+        ),
+        "amd": (Rule("native", "BF16 matrix instructions"),),
+        "intel": (Rule("native", "BF16 on XMX engines"),),
+        "gaudi": (Rule("native", "through the vLLM-Gaudi plug-in"),),
+        "cpu": (Rule("native", "in vLLM's table for x86 CPUs"),),
+    },
+    "w4a16": _weight_only(4),
+    "w8a16": _weight_only(8),
+    "int8-w8a8": {
+        "nvidia": (
+            Rule("no", "vLLM has no INT8 kernels from 10.0 on (Blackwell); FP8 serves there", 10.0),
+            Rule("native", "INT8 tensor cores, from 7.5 to 9.0", 7.5, 10.0),
+        ),
+        "amd": (Rule("emulated", GENERIC),),
+        "intel": (Rule("emulated", UNNAMED),),
+        "cpu": (Rule("native", "in vLLM's table for x86 CPUs"),),
+    },
+    "fp8-w8a8": {
+        "nvidia": (
+            Rule("native", "FP8 tensor cores, from 8.9 on", 8.9),
+            Rule("emulated", "no FP8 tensor cores before 8.9: Marlin, weights only", 7.5, 8.9),
+        ),
+        "amd": _fp8_amd(),
+        "intel": (Rule("emulated", UNNAMED),),
+        "gaudi": (Rule("native", "through the vLLM-Gaudi plug-in and Intel Neural Compressor"),),
+    },
+    "fp8-block": {
+        "nvidia": (
+            Rule("native", "FP8 tensor cores, by DeepGEMM or CUTLASS, from 9.0 on", 9.0),
+            Rule(
+                "emulated",
+                "Marlin, weights only: vLLM's other kernels for FP8 in blocks start at 9.0",
+                7.5,
+                9.0,
+            ),
+        ),
+        "amd": _fp8_amd(),
+        "intel": (Rule("emulated", UNNAMED),),
+    },
+    "kv-fp8": {
+        "nvidia": (
+            Rule("native", "FP8 converts in hardware, from 8.9 on", 8.9),
+            Rule(
+                "emulated", "by FlashInfer; other attention kernels refuse FP8 before 8.9", 8, 8.9
+            ),
+            Rule("no", "attention kernels with an FP8 cache start at 8.0", 7.0, 8.0),
+        ),
+        "amd": _fp8_amd(emulated=True),
+    },
+    "gguf": {"nvidia": (GGUF_IN_VLLM._replace(since=7.0),), "amd": (GGUF_IN_VLLM,)},
+}
+PLATFORMS = {
+    "nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel GPUs", "gaudi": "Gaudi", "cpu": "x86 CPUs",
+}  # fmt: skip
+
+
+def format_of(recipe: AnyRecipe | None) -> str:
+    """The format that a recipe makes, one of FORMATS; without one, the model as it is."""
+    if recipe is None:
+        return "bf16"
+    if isinstance(recipe, GGUFRecipe):
+        return "gguf"
+    weights, inputs = recipe.weights, recipe.input_activations
+    bits = None if inputs is None else inputs.num_bits
+    return format_with(weights.type, weights.num_bits, bits, weights.strategy)
+
+
+def format_with(
+    weight_type: str | None,
+    weight_bits: int | None,
+    activation_bits: int | None,
+    strategy: str | None = None,
+) -> str:
+    """The format that layers of this kind have."""
+    if activation_bits is None:
+        return "w4a16" if weight_bits == 4 else "w8a16"
+    if weight_type == "int":
+        return "int8-w8a8"
+    return "fp8-block" if strategy == "block" else "fp8-w8a8"
+
+
+def runs(gpu: GPU, format: str, engine: str = "vllm") -> Support:
+    """How a device runs a format in an engine, and why."""
+    if format not in FORMATS:
+        raise UnknownName("format", format, FORMATS)
+    if engine not in ENGINES:
+        raise UnknownName("engine", engine, ENGINES)
+    if engine == "llama.cpp":
+        return _llama_cpp(gpu, format)
+    if gpu.vendor == "apple":
+        return Support("no", "vLLM does not use Apple's GPUs; take a GGUF file and llama.cpp")
+    if gpu.capability is not None and gpu.capability < min(GENERATIONS):
+        return Support("no", "vLLM needs compute capability 7.0 or later")
+    platform = "gaudi" if gpu.generation == "Gaudi" else gpu.vendor
+    unnamed = gpu.vendor in ("nvidia", "amd") and not gpu.compute_capability
+    if platform not in PLATFORMS or unnamed:
+        return Support(
+            "no", "its compute capability is not known, so neither is what vLLM does on it"
+        )
+    for rule in VLLM[format].get(platform, ()):
+        if _holds(rule, gpu):
+            return Support(rule.how, rule.reason)
+    return Support("no", _absent(platform, gpu))
+
+
+def _holds(rule: Rule, gpu: GPU) -> bool:
+    if gpu.vendor == "nvidia":
+        return rule.since <= (gpu.capability or 0.0) < rule.before
+    return not rule.chips or (gpu.compute_capability or "").startswith(rule.chips)
+
+
+def _absent(platform: str, gpu: GPU) -> str:
+    if platform == "nvidia":
+        return f"vLLM has no kernel for it on compute capability {gpu.compute_capability}"
+    if platform == "gaudi":
+        return "not known of the vLLM-Gaudi plug-in"
+    return f"{ABSENT} for {PLATFORMS[platform]}"
+
+
+def _llama_cpp(gpu: GPU, format: str) -> Support:
+    if gpu.generation == "Gaudi":
+        return Support("no", "llama.cpp has no backend for Gaudi")
+    if format == "gguf":
+        return Support("native", "llama.cpp has kernels for it on CPUs and on GPUs of every vendor")
+    if format == "bf16":
+        return Support("native", "as a GGUF file of type BF16 or F16")
+    if format == "kv-fp8":
+        return Support("no", "llama.cpp's cache has Q8_0 in its place: -ctk q8_0 -ctv q8_0")
+    return Support("no", "llama.cpp reads GGUF files only")
+
+
+def where(format: str) -> str:
+    """Which devices run a format, in words: natively first, then those that only save memory."""
+    if format == "gguf":
+        return "any GPU or CPU except Gaudi, in llama.cpp"
+    native, emulated = (_devices(format, how) for how in ("native", "emulated"))
+    return f"{native}; emulated on {emulated}" if emulated else native
+
+
+def _devices(format: str, how: How) -> str:
+    named: list[str] = []
+    for platform, rules in VLLM[format].items():
+        mine = [rule for rule in rules if rule.how == how]
+        if platform == "nvidia":
+            named += _generations(mine)
+        else:
+            named += [rule.who or PLATFORMS[platform] for rule in mine]
+    return ", ".join(dict.fromkeys(named))
+
+
+def _generations(rules: Iterable[Rule]) -> list[str]:
+    """NVIDIA's generations that rules cover, ranges that meet taken as one."""
+    spans: list[list[float]] = []
+    for rule in sorted(rules, key=lambda rule: rule.since):
+        if spans and spans[-1][1] == rule.since:
+            spans[-1][1] = rule.before
+        else:
+            spans.append([rule.since, rule.before])
+    return [_span(low, high) for low, high in spans]
+
+
+def _span(low: float, high: float) -> str:
+    first = f"{GENERATIONS[low]} ({low:.1f})"
+    if high == LATEST:
+        return f"NVIDIA from {first}"
+    last = max(start for start in GENERATIONS if start < high)
+    if last == low:
+        return f"NVIDIA {GENERATIONS[low]}"
+    return f"NVIDIA {first} to {GENERATIONS[last]}"
