@@ -15,7 +15,9 @@ SETTINGS = Settings(
     data={"wiki": "a", "quiz": "b"},
 )
 N = 400
-DOCUMENTS = 20
+DOCUMENTS = 30
+TOKENS = 400
+"""Of every document."""
 
 
 def made(bits=4, method="gptq"):
@@ -36,10 +38,16 @@ def card(name, recipe=None, right=0.7, loss=2.0, bits=4, **more):
     import math
 
     scores = {
-        "wiki/perplexity": Score(value=math.exp(loss), stderr=None, n=1000),
-        "wiki/kl_mean": Score(value=0.0 if recipe is None else 0.05, stderr=None, n=1000),
+        "wiki/word_perplexity": Score(value=2 * math.exp(loss), stderr=None, n=DOCUMENTS),
+        "wiki/perplexity": Score(value=math.exp(loss), stderr=0.1, n=TOKENS * DOCUMENTS),
+        "wiki/kl_mean": Score(
+            value=0.0 if recipe is None else 0.05, stderr=0.001, n=TOKENS * DOCUMENTS
+        ),
         "wiki/top1_agreement": Score(
-            value=1.0 if recipe is None else 0.9, stderr=None, n=1000, higher_is_better=True
+            value=1.0 if recipe is None else 0.9,
+            stderr=0.001,
+            n=TOKENS * DOCUMENTS,
+            higher_is_better=True,
         ),
         "quiz/acc": Score(value=right, stderr=None, n=N, higher_is_better=True),
     }
@@ -69,7 +77,14 @@ def outcomes(right, loss, spread=0.0):
         for place in range(N)
     ]
     texts = [
-        Outcome("wiki", place, f"w{place}", "loss", 50 * (loss + spread * (-1) ** place), 50.0)
+        Outcome(
+            "wiki",
+            place,
+            f"w{place}",
+            "loss",
+            TOKENS * (loss + spread * (-1) ** place),
+            float(TOKENS),
+        )
         for place in range(DOCUMENTS)
     ]
     return answers + texts
