@@ -140,7 +140,7 @@ def _with_evidence(check: Check, short: str) -> Check:
     if not short or (check.answer is Answer.FAIL and check.low is not None):
         return check
     name = plain(check.metric)
-    return replace(check, answer=Answer.CANNOT_TELL, reason=f"{name} cannot be judged: {short}")
+    return replace(check, answer=Answer.CANNOT_TELL, reason=f"{name} cannot be judged: it {short}")
 
 
 def _lacking(

@@ -141,7 +141,9 @@ def _accuracy(key: str, card: Scorecard, change: AccuracyChange, at_chance: bool
         reason = "the source itself does no better than guessing"
         return Judgement(key, Answer.VOID, reason)
     if at_chance:
-        return Judgement(key, Answer.OPEN, f"is not told from guessing even in the source: {short}")
+        return Judgement(
+            key, Answer.OPEN, f"is not told from guessing even in the source: it {short}"
+        )
 
     def answer(times: float) -> Answer:
         ends = bounds.of_difference(change.gained, change.lost, n, CONFIDENCE, times)

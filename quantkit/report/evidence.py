@@ -58,7 +58,7 @@ class Counted:
         return cls(documents, positions=n)
 
     def shortage(self, floor: Floor) -> str:
-        """Why this is too little, or nothing where it is enough.
+        """Why a score has too little behind it: `rests on ...`; nothing where it is enough.
 
         An unknown number of documents is too few of them: scores say it, or answers do.
         """
@@ -71,11 +71,13 @@ class Counted:
             return ""
         unknown = self.questions is None and self.documents is None
         found = " and ".join(
-            f"an unknown number of {name}" if name == "documents" and unknown else f"{n:,} {name}"
+            f"an unknown number of {name}"
+            if name == "documents" and unknown
+            else f"{n:,} {name.removesuffix('s') if n == 1 else name}"
             for name, n in pairs
         )
         wanted = " and ".join(f"{getattr(floor, name):,} {name}" for name, _ in pairs)
-        return f"it rests on {found}, and {wanted} are the least to judge by"
+        return f"rests on {found}, and {wanted} are the least to judge by"
 
 
 def judged(
@@ -83,11 +85,12 @@ def judged(
 ) -> Iterator[tuple[str, list[str]]]:
     """Every task that was asked for, with the scores that it is judged by.
 
-    All its perplexities and accuracies. A group is judged by its own score, not by each of its
-    tasks: MMLU's 57 subjects have about a hundred questions each, too few to rule out a drop of a
-    few points in any one, and of 57 bounds of 95% an honest candidate breaks one or two by chance.
-    Who cares about one subject asks for it by name. Only a group that has no score of its own is
-    judged by those of its tasks.
+    All its perplexities and accuracies, `acc` and `acc_norm` alike: they read the same answers in
+    two ways, and either may be the one that a task is known by. A group is judged by its own score,
+    not by each of its tasks: MMLU's 57 subjects have about a hundred questions each, too few to
+    rule out a drop of a few points in any one, and of 57 bounds of 95% an honest candidate breaks
+    one or two by chance. Who cares about one subject asks for it by name. Only a group that has no
+    score of its own is judged by those of its tasks.
     """
     for task in tasks:
         found = [f"{task}/{metric}" for metric in JUDGED if f"{task}/{metric}" in known]
