@@ -15,7 +15,9 @@ SETTINGS = Settings(
     data={"wiki": "a", "quiz": "b"},
 )
 N = 400
-DOCUMENTS = 20
+DOCUMENTS = 30
+TOKENS = 400
+"""Of every document."""
 
 
 def made(bits=4, method="gptq"):
@@ -32,16 +34,31 @@ def made(bits=4, method="gptq"):
     )
 
 
-def card(name, recipe=None, right=0.7, loss=2.0, bits=4, **more):
+def card(
+    name,
+    recipe=None,
+    right=0.7,
+    loss=2.0,
+    bits=4,
+    n=N,
+    n_documents=DOCUMENTS,
+    n_tokens=TOKENS,
+    **more,
+):
     import math
 
+    total = n_documents * n_tokens
     scores = {
-        "wiki/perplexity": Score(value=math.exp(loss), stderr=None, n=1000),
-        "wiki/kl_mean": Score(value=0.0 if recipe is None else 0.05, stderr=None, n=1000),
+        "wiki/word_perplexity": Score(value=2 * math.exp(loss), stderr=None, n=n_documents),
+        "wiki/perplexity": Score(value=math.exp(loss), stderr=0.1, n=total),
+        "wiki/kl_mean": Score(value=0.0 if recipe is None else 0.05, stderr=0.001, n=total),
         "wiki/top1_agreement": Score(
-            value=1.0 if recipe is None else 0.9, stderr=None, n=1000, higher_is_better=True
+            value=1.0 if recipe is None else 0.9,
+            stderr=0.001,
+            n=total,
+            higher_is_better=True,
         ),
-        "quiz/acc": Score(value=right, stderr=None, n=N, higher_is_better=True),
+        "quiz/acc": Score(value=right, stderr=None, n=n, higher_is_better=True),
     }
     known = {
         "name": name,
@@ -62,25 +79,33 @@ def card(name, recipe=None, right=0.7, loss=2.0, bits=4, **more):
     return Scorecard(**known | more)
 
 
-def outcomes(right, loss, spread=0.0):
-    """Every tenth document differs a little, so that there is an interval."""
+def outcomes(right, loss, spread=0.0, n=N, n_documents=DOCUMENTS, n_tokens=TOKENS):
+    """Documents differ a little, so that there is an interval."""
     answers = [
-        Outcome("quiz", place, f"q{place}", "acc", float(place < right * N), 1.0, 0.25)
-        for place in range(N)
+        Outcome("quiz", place, f"q{place}", "acc", float(place < right * n), 1.0, 0.25)
+        for place in range(n)
     ]
     texts = [
-        Outcome("wiki", place, f"w{place}", "loss", 50 * (loss + spread * (-1) ** place), 50.0)
-        for place in range(DOCUMENTS)
+        Outcome(
+            "wiki",
+            place,
+            f"w{place}",
+            "loss",
+            n_tokens * (loss + spread * (-1) ** place),
+            float(n_tokens),
+        )
+        for place in range(n_documents)
     ]
     return answers + texts
 
 
-def report(*candidates, source_right=0.7):
-    """A document from `(name, recipe, right, loss)` and so on."""
-    evaluations = [Evaluation(card("src", right=source_right), outcomes(source_right, 2.0))]
+def report(*candidates, source_right=0.7, **counts):
+    """A document from `(name, recipe, right, loss)` and so on; `counts` of `card`."""
+    source = card("src", right=source_right, **counts)
+    evaluations = [Evaluation(source, outcomes(source_right, 2.0, **counts))]
     for number, (name, recipe, right, loss, *bits) in enumerate(candidates):
-        one = card(name, recipe, right, loss, *bits)
-        evaluations.append(Evaluation(one, outcomes(right, loss, 0.005 * (number + 1))))
+        one = card(name, recipe, right, loss, *bits, **counts)
+        evaluations.append(Evaluation(one, outcomes(right, loss, 0.005 * (number + 1), **counts)))
     return Report.of(evaluations).document
 
 

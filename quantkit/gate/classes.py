@@ -1,13 +1,15 @@
-"""How many bits a candidate has, in the three classes that policies speak of."""
+"""How many bits a candidate has and how large its model is, in the classes of policies."""
 
 import re
 
-from quantkit.report.document import Entry
+from quantkit.report.document import Document, Entry
 
 # Of bits per weight over the whole model, where it is not known how the quantised layers were
 # stored: embeddings in 16 bits lift a 4-bit model to 7, and 3-bit mixtures end near 4.
 FOUR_FROM = 4.1
 EIGHT_FROM = 7.5
+SIZES = {"under-1B": 1e9, "1B-4B": 4e9, "4B-15B": 15e9, "over-15B": float("inf")}
+"""Classes of model size, and the number of weights where each ends."""
 
 
 def class_of(entry: Entry) -> str:
@@ -17,6 +19,13 @@ def class_of(entry: Entry) -> str:
         return "8-bit" if bits > 6 else "4-bit" if bits >= 4 else "below"
     bpw = entry.bits_per_weight
     return "8-bit" if bpw >= EIGHT_FROM else "4-bit" if bpw >= FOUR_FROM else "below"
+
+
+def size_of(document: Document) -> str:
+    """The class of the source's size; all experts of a mixture count."""
+    source = document.baseline
+    n_weights = 8 * source.size_bytes / source.bits_per_weight
+    return next(name for name, end in SIZES.items() if n_weights < end)
 
 
 def _stored_bits(entry: Entry) -> int | None:

@@ -1,16 +1,16 @@
 """The names that a policy gives to metrics, and the figures that a report holds under them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from quantkit.errors import ScoreError
 from quantkit.gate.text import plain
 from quantkit.report import layers
 from quantkit.report.document import Document, Entry
-from quantkit.score.findings import ACCURACIES
+from quantkit.report.evidence import judged
+from quantkit.score.findings import ACCURACIES, PERPLEXITY
 
-PERPLEXITY = "perplexity"
 ACCURACY = "accuracy"
 SIZES = ("size_ratio", "bits_per_weight", "size_bytes")
 OUTLIER = "layer_outlier"
@@ -26,7 +26,7 @@ class Figure:
     """One metric of a report."""
 
     asked: str
-    """As the policy names it."""
+    """As the policy names it; the full name where that stands for several."""
     key: str
     """As the report does: `<task>/<metric>`, or one of `SIZES`."""
     more_is_better: bool
@@ -42,6 +42,11 @@ class Figure:
     @property
     def is_size(self) -> bool:
         return self.key in SIZES
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether it was measured on a task, not on files or layers."""
+        return not self.is_size and self.key not in MADE
 
     @property
     def is_paired(self) -> bool:
@@ -68,20 +73,20 @@ class Figure:
         return value
 
 
-def find(document: Document, asked: str) -> Figure | None:
-    """What a policy's name stands for in a report, None where it stands for nothing."""
+def find(document: Document, asked: str) -> list[Figure]:
+    """What a policy's name stands for in a report; nothing, one score, or one of every task."""
     if asked in SIZES:
-        return Figure(asked, asked, more_is_better=False)
+        return [Figure(asked, asked, more_is_better=False)]
     if asked in MADE:
         known = any(MADE[asked](entry, document) is not None for entry in document.candidates)
-        return Figure(asked, asked, more_is_better=False) if known else None
-    keys = _keys(document)
-    key = next((key for key in _meanings(document, asked) if key in keys), None)
-    if key is None:
-        return None
-    entries = (document.baseline, *document.candidates)
-    told = next(entry.scores[key].higher_is_better for entry in entries if key in entry.scores)
-    return Figure(asked, key, told or key.rpartition("/")[2] in SHARES)
+        return [Figure(asked, asked, more_is_better=False)] if known else []
+    entries, found = (document.baseline, *document.candidates), []
+    keys = _meaning(document, asked, _keys(document))
+    for key in keys:
+        told = next(entry.scores[key].higher_is_better for entry in entries if key in entry.scores)
+        name = asked if len(keys) == 1 else key
+        found.append(Figure(name, key, told or key.rpartition("/")[2] in SHARES))
+    return found
 
 
 def known(document: Document) -> set[str]:
@@ -119,21 +124,24 @@ def _keys(document: Document) -> dict[str, None]:
     return {key: None for entry in entries for key in entry.scores}
 
 
-def _meanings(document: Document, asked: str) -> Iterator[str]:
-    """Full names that a short one may stand for, the first that exists counts."""
-    yield asked
-    tasks = list(document.baseline.settings.tasks)
-    headline = document.headline or ""
-    if asked == ACCURACY:
-        if document.accuracy:
-            yield document.accuracy
-        if headline.endswith("/acc"):
-            yield headline
-        yield from (f"{task}/{metric}" for task in tasks for metric in ACCURACIES)
-    if asked == PERPLEXITY and headline.endswith(f"/{PERPLEXITY}"):
-        yield headline
-    # Of several texts the one whose perplexity leads the report.
-    leading = headline or next((k for k in _keys(document) if k.endswith(f"/{PERPLEXITY}")), "")
-    yield f"{leading.rpartition('/')[0]}/{asked}"
-    yield from (key for key in _keys(document) if key.rpartition("/")[2] == asked)
-    yield from (f"{asked}/{metric}" for metric in ACCURACIES)
+def _meaning(document: Document, asked: str, keys: Collection[str]) -> list[str]:
+    """Full names that a short one stands for.
+
+    A metric's name stands for that metric of every task that was asked for, so that no task is
+    left out by being the second. A task's or group's name stands for its accuracy.
+    """
+    if asked in keys:
+        return [asked]
+    tasks = document.baseline.settings.tasks
+    if asked in (PERPLEXITY, ACCURACY):
+        metrics = ACCURACIES if asked == ACCURACY else (PERPLEXITY,)
+        every = (key for _, found in judged(tasks, document.groups, keys) for key in found)
+        found = [key for key in every if key.rpartition("/")[2] in metrics]
+        leading = [key for key in (document.accuracy, document.headline) if key in keys and key]
+        found += [key for key in leading if key.rpartition("/")[2] in metrics]
+    else:
+        found = [f"{task}/{asked}" for task in tasks if f"{task}/{asked}" in keys]
+    # In a report whose tasks are groups or are not known: the first there is.
+    others = [key for key in keys if key.rpartition("/")[2] == asked]
+    others += [f"{asked}/{metric}" for metric in ACCURACIES if f"{asked}/{metric}" in keys]
+    return list(dict.fromkeys(found)) or others[:1]

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from quantkit.errors import PolicyError, ScoreError, UnknownName
-from quantkit.gate.figures import ACCURACY, PERPLEXITY, SIZES, find, known
-from quantkit.gate.policy import Limit, Rule
+from quantkit.gate.figures import ACCURACY, SIZES, Figure, find, known
+from quantkit.gate.policy import RELATIVE, Limit, Rule
 from quantkit.gate.text import plain
 from quantkit.report.document import Document
+from quantkit.score.findings import PERPLEXITY
 
 MOST_NAMES = 30
 
@@ -73,16 +74,20 @@ def require_fitting(document: Document, rules: Mapping[str, Sequence[Rule]]) -> 
 
 
 def _misfits(document: Document, asked: str, limit: Limit) -> list[str]:
-    figure = find(document, asked)
-    if figure is None and limit.if_scored:
+    figures = find(document, asked)
+    if not figures and limit.if_scored:
         return []
-    if figure is None and asked == PERPLEXITY:
+    if not figures and asked == PERPLEXITY:
         return [
             "no scored task gives a perplexity; score a text such as wikitext or python_docs, too, "
             "or give a policy of your own (--policy)"
         ]
-    if figure is None:
+    if not figures:
         return [_unknown(document, asked)]
+    return [problem for figure in figures for problem in _wrong_limits(figure, limit)]
+
+
+def _wrong_limits(figure: Figure, limit: Limit) -> list[str]:
     name, found = plain(figure.key), []
     for bound in limit.bounds:
         if figure.more_is_better and bound.kind in ("max", "max_increase", "max_increase_pct"):
@@ -91,9 +96,12 @@ def _misfits(document: Document, asked: str, limit: Limit) -> list[str]:
             found.append(f"{name} is the better the lower: limit it by max or max_increase")
         if not figure.more_is_better and bound.kind == "min" and not figure.is_size:
             found.append(f"{name} is the better the lower: limit it by max or max_increase")
-    if limit.confidence is not None and not figure.is_paired:
+    changes = any(bound.kind in RELATIVE for bound in limit.bounds)
+    bare = not figure.is_scored or (changes and not figure.is_paired)
+    if limit.confidence is not None and bare:
         found.append(
-            f"{name} has no interval in a report; confidence goes with accuracies and perplexity"
+            f"{name} has no interval in a report; confidence goes with accuracies and perplexity, "
+            "and with max and min on scores that have a standard error"
         )
     return found
 

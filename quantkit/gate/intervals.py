@@ -1,64 +1,43 @@
-"""Intervals of a change, from what a report keeps of paired answers."""
+"""Intervals of a change, from what a report keeps of paired answers, and of a figure by itself."""
 
-import math
-from collections.abc import Callable
-
-from quantkit.report.document import Comparison
-from quantkit.score.paired import ALPHA, deviations, difference_interval
-
-Interval = tuple[float, float]
-MOST_TIMES = 1_000_000
-"""So many times the questions asked so far are out of anybody's reach."""
+from quantkit.report.document import Comparison, Entry
+from quantkit.score import bounds
+from quantkit.score.bounds import Interval, documents_of
 
 
 def of_change(comparison: Comparison, confidence: float, times: float = 1.0) -> Interval | None:
     """The interval of a difference of accuracies or a ratio of perplexities.
 
-    With `times` as many questions, if all goes on as it began. None where the report's own interval
-    is missing or makes no sense.
+    With `times` as many questions, if all goes on as it began. None where the report keeps none of
+    this confidence, or one that makes no sense.
     """
     if comparison.n_questions is not None:
-        return _of_difference(comparison, confidence, times)
-    return _of_ratio(comparison, confidence, times)
-
-
-def _of_difference(comparison: Comparison, confidence: float, times: float) -> Interval | None:
-    n, gained, lost = comparison.n_questions, comparison.gained, comparison.lost
-    if n is None or gained is None or lost is None:
-        return None
-    if gained < 0 or lost < 0 or n <= 0 or gained + lost > n:
-        return None
-    low, high = difference_interval(times * gained, times * lost, times * n, confidence)
-    return float(low), float(high)
-
-
-def _of_ratio(comparison: Comparison, confidence: float, times: float) -> Interval | None:
-    """The 95% interval of the ratio's logarithm, made wider or narrower on either side."""
+        if comparison.gained is None or comparison.lost is None:
+            return None
+        counts = (comparison.gained, comparison.lost, comparison.n_questions)
+        return bounds.of_difference(*counts, confidence, times)
     ratio, low, high = comparison.ratio, comparison.low, comparison.high
     if ratio is None or low is None or high is None:
         return None
-    if not (0 <= low <= ratio <= high < math.inf and ratio > 0):
+    kept, n = comparison.intervals, comparison.n_documents
+    return bounds.of_ratio(ratio, (low, high), kept, n, confidence, times)
+
+
+def of_figure(entry: Entry, key: str, confidence: float, times: float = 1.0) -> Interval | None:
+    """The interval of a score by its own standard error; None where it has none."""
+    if (score := entry.scores.get(key)) is None:
         return None
-    scale = deviations(confidence) / deviations(1 - ALPHA) / math.sqrt(times)
-    middle = math.log(ratio)
-    ends = (middle + scale * (math.log(max(end, 1e-300)) - middle) for end in (low, high))
-    lower, upper = (math.exp(min(end, 700.0)) for end in ends)
-    return lower, upper
+    return bounds.of_value(score, n_documents(entry, key), confidence, times)
+
+
+def n_documents(entry: Entry, key: str) -> int | None:
+    """Documents behind a score: those that its text's paired comparison counted, or its scores."""
+    text = entry.comparison(f"{key.rpartition('/')[0]}/perplexity")
+    if text is not None and text.n_documents is not None:
+        return text.n_documents
+    return documents_of(entry.scores, key)
 
 
 def n_of(comparison: Comparison) -> int | None:
     """Questions or documents that were compared."""
     return comparison.n_questions or comparison.n_documents
-
-
-def needed(n: int, is_told: Callable[[float], bool]) -> int | None:
-    """How many questions would tell, where `is_told` answers for a multiple of those so far."""
-    few, many = n, 2 * n
-    while not is_told(many / n):
-        few, many = many, 2 * many
-        if many > MOST_TIMES * n:
-            return None
-    while many - few > max(1, few // 100):
-        middle = (few + many) // 2
-        few, many = (few, middle) if is_told(middle / n) else (middle, many)
-    return many

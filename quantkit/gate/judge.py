@@ -3,22 +3,22 @@
 What cannot be judged never passes: it fails, is told apart as `cannot tell`, or is an error.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
 
 from quantkit.errors import PolicyError, ScoreError
-from quantkit.gate import causes, fitting, intervals, words
-from quantkit.gate.classes import class_of
+from quantkit.gate import causes, fitting, words
+from quantkit.gate.case import Case
+from quantkit.gate.classes import class_of, size_of
+from quantkit.gate.confidence import HUGE, three_way
 from quantkit.gate.figures import CALIBRATION, MADE, OUTLIER, Figure, find
 from quantkit.gate.policy import RELATIVE, Bound, Policy, Rule
 from quantkit.gate.text import plain
 from quantkit.gate.verdict import Answer, Check, Verdict
-from quantkit.report.document import Comparison, Document, Entry
+from quantkit.report.document import Document, Entry
 
-TINY, HUGE = sys.float_info.min, sys.float_info.max
 SAME = 1e-9
 """Figures of a report that differ by less are the same one, computed in two ways."""
 
@@ -36,12 +36,13 @@ def judge(document: Document, policy: Policy, earlier: Document | None = None) -
     rules = {"rules": policy.rules, "against": policy.against if earlier is not None else []}
     fitting.require_fitting(document, rules)
     checks: list[Check] = []
-    figures: dict[str, Figure | None] = {}
+    figures: dict[str, list[Figure]] = {}
+    floor = policy.evidence.floor
     for entry in document.candidates:
-        checks += _of_rules(policy.rules, _Case(document, entry, figures), policy)
+        checks += _of_rules(policy.rules, Case(document, entry, figures, floor), policy)
         if earlier is not None:
             before = _counterpart(entry, document, earlier)
-            case = _Case(document, entry, figures, earlier, before)
+            case = Case(document, entry, figures, floor, earlier, before)
             checks += _of_rules(policy.against, case, policy)
     checks = list(_with_causes(checks, document))
     judged = {check.candidate for check in checks if check.bound is not None}
@@ -70,61 +71,30 @@ def _with_causes(checks: Sequence[Check], document: Document) -> Iterator[Check]
         yield check
 
 
-@dataclass(frozen=True)
-class _Case:
-    """A candidate, and what it is compared with: its source, or itself in an earlier report."""
-
-    document: Document
-    entry: Entry
-    figures: dict[str, Figure | None]
-    """What names stand for in the report, looked up once for all candidates."""
-    earlier: Document | None = None
-    before: Entry | None = None
-
-    @property
-    def against(self) -> str:
-        return "source" if self.earlier is None else "earlier"
-
-    def figure_before(self, figure: Figure) -> float | None:
-        if self.earlier is None:
-            return figure.of(self.document.baseline, self.document)
-        return None if self.before is None else figure.of(self.before, self.earlier)
-
-    def comparisons(self, key: str) -> list[Comparison]:
-        """With the source; of both reports where two of them are compared."""
-        entries = [self.entry] if self.before is None else [self.entry, self.before]
-        found = [entry.comparison(key) for entry in entries]
-        return [comparison for comparison in found if comparison is not None]
-
-    @property
-    def n_wanted(self) -> int:
-        return 1 if self.earlier is None else 2
-
-
-def covers(rule: Rule, entry: Entry) -> bool:
+def covers(rule: Rule, entry: Entry, document: Document) -> bool:
     """Whether a rule means a candidate."""
     names = (entry.name, entry.recipe or entry.name)
     named = any(fnmatchcase(name, pattern) for name in names for pattern in rule.recipes)
-    return named and rule.bits in (None, class_of(entry))
+    of_class = rule.bits in (None, class_of(entry)) and rule.size in (None, size_of(document))
+    return named and of_class
 
 
-def _of_rules(rules: Sequence[Rule], case: _Case, policy: Policy) -> Iterator[Check]:
+def _of_rules(rules: Sequence[Rule], case: Case, policy: Policy) -> Iterator[Check]:
     for rule in rules:
-        if not covers(rule, case.entry):
+        if not covers(rule, case.entry, case.document):
             continue
         for asked, limit in rule.limits.items():
             if asked not in case.figures:
                 case.figures[asked] = find(case.document, asked)
-            figure = case.figures[asked]
-            if figure is None:  # `if_scored`, or the policy would not have fitted
-                continue
-            if figure.key in MADE and figure.of(case.entry, case.document) is None:
-                continue  # told in a note
-            for bound in limit.bounds:
-                yield _check(figure, bound, case, policy)
+            # None where `if_scored` allows it, or the policy would not have fitted.
+            for figure in case.figures[asked]:
+                if figure.key in MADE and figure.of(case.entry, case.document) is None:
+                    continue  # told in a note
+                for bound in limit.bounds:
+                    yield _check(figure, bound, case, policy)
 
 
-def _check(figure: Figure, bound: Bound, case: _Case, policy: Policy) -> Check:
+def _check(figure: Figure, bound: Bound, case: Case, policy: Policy) -> Check:
     before, after = case.figure_before(figure), figure.of(case.entry, case.document)
     check = Check(
         candidate=case.entry.name,
@@ -152,14 +122,29 @@ def _check(figure: Figure, bound: Bound, case: _Case, policy: Policy) -> Check:
     if reason := _guessed(figure, bound, case):
         return replace(check, answer=Answer.CANNOT_TELL, reason=reason)
     if bound.confidence is not None:
-        return _three_way(check, figure, bound, case)
+        check = three_way(check, figure, bound, case)
+    else:
+        check = _by_figure(check, bound, exact)
+    return _with_evidence(check, case.shortage(figure))
+
+
+def _by_figure(check: Check, bound: Bound, exact: Fraction) -> Check:
+    """As it stands, without regard to chance."""
     held = exact >= _exact(bound.value) if bound.kind == "min" else exact <= _exact(bound.value)
     check = replace(check, answer=Answer.PASS if held else Answer.FAIL)
     return replace(check, reason=words.sentence(check))
 
 
+def _with_evidence(check: Check, short: str) -> Check:
+    """Too little evidence passes nothing, and fails only what an interval shows to be beyond."""
+    if not short or (check.answer is Answer.FAIL and check.low is not None):
+        return check
+    name = plain(check.metric)
+    return replace(check, answer=Answer.CANNOT_TELL, reason=f"{name} cannot be judged: it {short}")
+
+
 def _lacking(
-    figure: Figure, bound: Bound, case: _Case, before: float | None, after: float | None
+    figure: Figure, bound: Bound, case: Case, before: float | None, after: float | None
 ) -> str:
     """Why there is nothing to hold against a limit."""
     name, key = plain(case.entry.name), plain(figure.key)
@@ -174,7 +159,7 @@ def _lacking(
     return f"{name} has no {key} in the earlier report; score both alike"
 
 
-def _guessed(figure: Figure, bound: Bound, case: _Case) -> str:
+def _guessed(figure: Figure, bound: Bound, case: Case) -> str:
     """Why a drop means nothing where even the source only guesses."""
     found = case.comparisons(figure.key)
     if bound.kind != "max_drop" or not any(c.source_at_chance for c in found):
@@ -186,7 +171,7 @@ def _guessed(figure: Figure, bound: Bound, case: _Case) -> str:
 
 
 def _amount(
-    figure: Figure, bound: Bound, case: _Case, before: float | None, after: float
+    figure: Figure, bound: Bound, case: Case, before: float | None, after: float
 ) -> Fraction:
     """What is held against the limit, exactly: a drop of one point is not one of 1.0000000001."""
     new = _exact(after)
@@ -212,72 +197,6 @@ def _amount(
     return (old - new) * (100 if figure.is_share else 1)
 
 
-def _three_way(check: Check, figure: Figure, bound: Bound, case: _Case) -> Check:
-    """Pass if the whole interval is within the limit, fail if all of it lies beyond."""
-    assert bound.confidence is not None
-    found = case.comparisons(figure.key)
-    now = _interval(check, bound, found) if len(found) == case.n_wanted else None
-    beyond = check.amount is not None and check.amount > bound.value
-    if now is None:
-        return replace(
-            check,
-            # What is over the limit by itself needs no interval to be over it.
-            answer=Answer.FAIL if beyond else Answer.CANNOT_TELL,
-            reason=(words.sentence(replace(check, confidence=None, answer=Answer.FAIL)) + "; ")
-            * beyond
-            + f"the report has no interval of {plain(figure.key)} for "
-            f"{plain(case.entry.name)}, which `confidence` needs: report it from scores that have "
-            "their answers beside them, with five documents or more",
-        )
-    check = replace(check, low=now[0], high=now[1])
-    if (answer := _answer(now, bound.value)) is not Answer.CANNOT_TELL:
-        if answer is Answer.PASS and beyond:
-            raise ScoreError(
-                f"scores and answers of {plain(case.entry.name)} contradict each other on "
-                f"{plain(figure.key)}; make the report again from its scores"
-            )
-        check = replace(check, answer=answer)
-        return replace(check, reason=words.sentence(check))
-
-    def is_told(times: float) -> bool:
-        then = _interval(check, bound, found, times)
-        return then is not None and _answer(then, bound.value) is not Answer.CANNOT_TELL
-
-    n = intervals.n_of(found[0])
-    needed = intervals.needed(n, is_told) if n else None
-    check = replace(check, answer=Answer.CANNOT_TELL, needed=needed)
-    noun = "questions" if found[0].n_questions is not None else "documents"
-    return replace(check, reason=words.sentence(check, noun, n))
-
-
-def _answer(interval: intervals.Interval, bound: float) -> Answer:
-    low, high = interval
-    if high <= bound:
-        return Answer.PASS
-    return Answer.FAIL if low > bound else Answer.CANNOT_TELL
-
-
-def _interval(
-    check: Check, bound: Bound, found: Sequence[Comparison], times: float = 1.0
-) -> intervals.Interval | None:
-    """The interval of what is held against the limit, in the limit's unit."""
-    assert bound.confidence is not None
-    # Two intervals that both hold with this confidence: each may err half as often.
-    each = 1 - (1 - bound.confidence) / len(found)
-    parts = [intervals.of_change(comparison, each, times) for comparison in found]
-    if any(part is None for part in parts):
-        return None
-    (low, high), *others = [part for part in parts if part is not None]
-    if bound.kind == "max_drop":
-        for other_low, other_high in others:
-            low, high = low - other_high, high - other_low
-        return -100 * high, -100 * low
-    for other_low, other_high in others:
-        low, high = low / max(other_high, TINY), high / max(other_low, TINY)
-    unit = 100.0 if bound.kind == "max_increase_pct" else (check.before or 0.0)
-    return min(unit * (low - 1), HUGE), min(unit * (high - 1), HUGE)
-
-
 def _counterpart(entry: Entry, document: Document, earlier: Document) -> Entry | None:
     """The same checkpoint of the earlier report: by name, or by a recipe that each has once."""
     for other in earlier.candidates:
@@ -294,10 +213,10 @@ def _notes(
     """What was left out, so that nobody takes it for judged."""
     told = {}
     for rule in (rule for part in rules.values() for rule in part):
-        if not any(covers(rule, entry) for entry in document.candidates):
+        if not any(covers(rule, entry, document) for entry in document.candidates):
             continue
         for asked in rule.limits:
-            if find(document, asked) is None:
+            if not find(document, asked):
                 told[asked] = f"{plain(asked)} was not judged: the report has no such score"
     yield from told.values()
     yield from _unjudged_scores(document, rules)
@@ -314,7 +233,7 @@ def _notes(
 def _unjudged_scores(document: Document, rules: dict[str, list[Rule]]) -> Iterator[str]:
     """Tasks that were scored and that no rule looks at, and candidates that lack a figure."""
     asked = {name for part in rules.values() for rule in part for name in rule.limits}
-    figures = [figure for name in sorted(asked) if (figure := find(document, name)) is not None]
+    figures = [figure for name in sorted(asked) for figure in find(document, name)]
     judged = {figure.key.rpartition("/")[0] for figure in figures}
     for task in document.baseline.settings.tasks:
         if task not in judged:

@@ -3,8 +3,10 @@
 rules:
   - recipes: ["gptq-*"]
     class: 4-bit
+    size: 4B-15B
     perplexity: {max_increase_pct: 2}
     mmlu: {max_drop: 1.0, confidence: 0.95}
+evidence: {documents: 20, tokens: 5000, positions: 2000, questions: 200}
 cannot_tell: ask
 """
 
@@ -24,11 +26,14 @@ from pydantic import (
 
 from quantkit.errors import PolicyError
 from quantkit.gate.text import plain
+from quantkit.report.evidence import Floor
 from quantkit.specs import problems, read_yaml
 
 SHIPPED = Path(__file__).parent / "policies"
 
 Class = Literal["8-bit", "4-bit", "below"]
+Size = Literal["under-1B", "1B-4B", "4B-15B", "over-15B"]
+Count = Annotated[int, Field(strict=True, ge=0)]
 Bounded = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Growth = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
 RELATIVE = ("max_increase_pct", "max_increase", "max_drop")
@@ -72,11 +77,6 @@ class Limit(_Strict):
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
         if not given:
             raise ValueError(f"no limit is given; there are: {', '.join(KINDS)}")
-        if self.confidence is not None and (plain_ones := [k for k in given if k not in RELATIVE]):
-            raise ValueError(
-                f"confidence goes with {', '.join(RELATIVE)}, not with {plain_ones[0]}: "
-                "intervals are those of changes"
-            )
         return self
 
     @property
@@ -93,15 +93,17 @@ class Rule(_Strict):
     """Patterns on the recipe's or the candidate's name."""
     bits: Class | None = Field(default=None, alias="class")
     """Only candidates of this many bits."""
+    size: Size | None = None
+    """Only where the source has this many weights."""
     limits: Annotated[dict[str, Limit], Field(min_length=1)]
 
     @model_validator(mode="before")
     @classmethod
     def _split(cls, data: Any) -> Any:
-        """Put metrics, which stand beside `recipes` and `class`, below a key of their own."""
+        """Put metrics, which stand beside the words of a rule, below a key of their own."""
         if not isinstance(data, dict):
             raise ValueError("a rule is a list of `metric: {limit: number}` lines")
-        words = ("recipes", "class")
+        words = ("recipes", "class", "size")
         limits = {key: value for key, value in data.items() if key not in words}
         wrong = []
         for key, value in limits.items():
@@ -117,10 +119,28 @@ class Rule(_Strict):
         return {**{key: data[key] for key in words if key in data}, "limits": limits}
 
 
+class Evidence(_Strict):
+    """The least that a check may rest on; below it the answer is `cannot tell`."""
+
+    documents: Count = 0
+    """Of every text."""
+    tokens: Count = 0
+    """Of a perplexity."""
+    positions: Count = 0
+    """Of a divergence from the source, or an agreement with it."""
+    questions: Count = 0
+    """Of an accuracy."""
+
+    @property
+    def floor(self) -> Floor:
+        return Floor(**self.model_dump())
+
+
 class Policy(_Strict):
     """All that a report must satisfy."""
 
     rules: list[Rule] = []
+    evidence: Evidence = Evidence()
     cannot_tell: Literal["fail", "warn", "ask"] = "fail"
     """When a change is neither shown to be within its limit nor beyond it."""
     missing: Literal["fail", "error"] = "fail"

@@ -21,7 +21,7 @@ class Check:
 
     candidate: str
     asked: str
-    """The metric as the policy names it ..."""
+    """The metric as the policy names it, in full where that stands for several ..."""
     metric: str
     """... and as the report does."""
     kind: str

@@ -34,7 +34,8 @@ def interval(check: Check) -> str:
     if check.low is None or check.high is None:
         return ""
     ends = sorted((_sign(check) * check.low, _sign(check) * check.high))
-    return " to ".join(f"{end:+,.{DECIMALS.get(check.kind, 4)}f}" for end in ends)
+    sign = "" if check.kind in ("max", "min") else "+"
+    return " to ".join(f"{end:{sign},.{DECIMALS.get(check.kind, 4)}f}" for end in ends)
 
 
 def sentence(check: Check, needed_of: str = "", n: int | None = None) -> str:
@@ -54,7 +55,8 @@ def sentence(check: Check, needed_of: str = "", n: int | None = None) -> str:
         found += f", {100 * check.confidence:g}% interval {interval(check)}"
     if check.answer is not Answer.CANNOT_TELL:
         return f"{found}; {allowed}"
-    found += f"; {allowed}, and more than that is neither shown nor ruled out"
+    way = "less" if check.kind == "min" else "more"
+    found += f"; {allowed}, and {way} than that is neither shown nor ruled out"
     if check.needed is not None and n is not None:
         about = f"{float(f'{check.needed:.2g}'):,.0f}"
         return f"{found}: about {about} {needed_of} would tell, {n:,} were compared"

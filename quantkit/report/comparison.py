@@ -93,10 +93,10 @@ class Report:
     @cached_property
     def recommendation(self) -> Recommendation:
         """The candidate to take, and why."""
-        found = decision.recommend(
-            self.baseline, self.candidates, self.headline, self.accuracy, dict(self.findings)
+        found = decision.recommend(self.baseline, self.candidates, self.headline, self.findings)
+        return Recommendation(
+            name=found.name, reason=found.reason, not_judged=list(found.not_judged)
         )
-        return Recommendation(name=found[0], reason=found[1])
 
     @cached_property
     def front(self) -> set[str]:

@@ -1,9 +1,19 @@
-"""Which candidates are worth a look, and which one to take."""
+"""Which candidates are worth a look, and which one to take.
 
-from collections.abc import Sequence
+A candidate is recommended where every scored task shows that it lost little: the far end of each
+95% interval stays within the limit. These bounds are not adjusted for the number of candidates.
+Such an adjustment keeps chance from being called a loss, and would let more losses pass the more
+candidates there are.
+"""
 
-from quantkit.score.findings import Finding
-from quantkit.score.paired import ALPHA, AccuracyChange
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from quantkit.report.evidence import FLOOR, Counted, judged
+from quantkit.score import bounds
+from quantkit.score.findings import PERPLEXITY, Finding
+from quantkit.score.paired import ALPHA, AccuracyChange, PerplexityChange
 from quantkit.score.scorecard import Scorecard
 from quantkit.storage import gib
 
@@ -11,6 +21,36 @@ MOST_GROWTH = 0.03
 """Of a perplexity, in a candidate that is recommended."""
 MOST_DROP = 0.01
 """Of an accuracy, as a fraction of the questions."""
+MOST_NAMED = 4
+"""Scores that a sentence names one by one."""
+CONFIDENCE = 1 - ALPHA
+
+
+class Answer(Enum):
+    WITHIN = "the whole interval is within the limit"
+    BEYOND = "the whole interval is beyond the limit"
+    OPEN = "neither is shown, or there is too little evidence"
+    VOID = "there is nothing to judge by, however much is scored"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One score of one candidate, held against its limit."""
+
+    score: str
+    answer: Answer
+    reason: str = ""
+    """What is missing, where the answer is open, or why nothing can be judged."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The candidate to take, or none, with the reason in one sentence."""
+
+    name: str | None
+    reason: str
+    not_judged: tuple[str, ...] = ()
+    """Scores and tasks that the decision says nothing about, each with why."""
 
 
 def front(cards: Sequence[Scorecard], metric: str) -> set[str]:
@@ -35,54 +75,201 @@ def recommend(
     baseline: Scorecard,
     candidates: Sequence[Scorecard],
     metric: str,
-    accuracy: str | None,
-    findings: dict[str, Sequence[Finding]],
-) -> tuple[str | None, str]:
-    """The smallest candidate that loses little, and the reason in one sentence."""
+    findings: Mapping[str, Sequence[Finding]],
+) -> Decision:
+    """The smallest candidate that is shown to lose little on every task."""
     if not candidates:
-        return None, "nothing was compared"
-    found = [f for told in findings.values() for f in told if f.score == accuracy]
-    if any(f.at_chance for f in found):
-        accuracy = None  # where the source guesses, a drop says nothing
-    kept = [c for c in candidates if keeps(baseline, c, metric, accuracy, findings.get(c.name, ()))]
-    limits = _limits(baseline, metric, accuracy)
-    if not kept:
+        return Decision(None, "nothing was compared")
+    known = {*baseline.scores, *(f.score for told in findings.values() for f in told)}
+    known |= {key for card in candidates for key in card.scores}
+    tasks = dict(judged(baseline.settings.tasks, baseline.groups, known))
+    keys = list(dict.fromkeys(key for found in tasks.values() for key in found))
+    verdicts = {
+        card.name: [judge(key, baseline, card, findings.get(card.name, ())) for key in keys]
+        for card in candidates
+    }
+    without = [f"{task} (it gives no perplexity or accuracy)" for task in tasks if not tasks[task]]
+    not_judged = (*_void(verdicts), *without)
+    counted = [
+        key for key in keys if any(_at(v, key).answer is not Answer.VOID for v in verdicts.values())
+    ]
+    if not counted:
+        return Decision(None, f"nothing could be judged{_besides(not_judged)}", not_judged)
+    limits, besides = _limits(counted), _besides(not_judged)
+    kept = [c for c in candidates if _is_kept(verdicts[c.name])]
+    if kept:
+        chosen = min(kept, key=lambda c: (c.size_bytes, loss(c, metric)))
+        share = chosen.size_bytes / baseline.size_bytes
+        size = f"{gib(chosen.size_bytes)}, {share:.0%} of the source"
+        what = f"the smallest ({size}) of {len(kept)} that stay within {limits}"
+        if len(kept) == 1:
+            what = f"the only one that stays within {limits} ({size})"
+        return Decision(
+            chosen.name, f"{what}, each with its whole 95% interval{besides}", not_judged
+        )
+    still_open = [c for c in candidates if not _is_beyond(verdicts[c.name])]
+    if not still_open:
         best = min(candidates, key=lambda c: loss(c, metric))
-        return None, f"none stays within {limits}; {best.name} comes closest"
-    chosen = min(kept, key=lambda c: (c.size_bytes, loss(c, metric)))
-    share = chosen.size_bytes / baseline.size_bytes
-    size = f"{gib(chosen.size_bytes)}, {share:.0%} of the source"
-    if len(kept) == 1:
-        return chosen.name, f"the only one that stays within {limits} ({size})"
-    return chosen.name, f"the smallest ({size}) of {len(kept)} that stay within {limits}"
+        return Decision(
+            None, f"none stays within {limits}; {best.name} comes closest{besides}", not_judged
+        )
+    best = min(still_open, key=lambda c: (_n_open(verdicts[c.name]), loss(c, metric)))
+    missing = [j for j in verdicts[best.name] if j.answer is Answer.OPEN]
+    told = "; ".join(f"{j.score} {j.reason}" for j in missing[:MOST_NAMED])
+    more = f"; and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
+    reason = (
+        f"none is shown to stay within {limits}; {best.name} comes closest: {told}{more}{besides}"
+    )
+    return Decision(None, reason, not_judged)
 
 
-def keeps(
-    baseline: Scorecard,
-    card: Scorecard,
-    metric: str,
-    accuracy: str | None,
-    findings: Sequence[Finding],
-) -> bool:
-    """Whether a candidate stays within the limits of a recommendation."""
-    before, after = baseline.scores[metric], card.scores[metric]
-    if before.higher_is_better:
-        if before.value - after.value > MOST_DROP:
-            return False
-    elif after.value > (1 + MOST_GROWTH) * before.value:
-        return False
-    for finding in findings:
-        change = finding.change
-        if finding.score == accuracy and isinstance(change, AccuracyChange):
-            # A drop counts once it is shown; few questions show nothing.
-            return not (change.difference < -MOST_DROP and finding.adjusted_p < ALPHA)
-    return True
+def judge(key: str, baseline: Scorecard, card: Scorecard, findings: Sequence[Finding]) -> Judgement:
+    """Hold one score against its limit: by paired answers where there are some."""
+    finding = next((f for f in findings if f.score == key), None)
+    if finding is None:
+        return _unpaired(key, baseline, card)
+    change = finding.change
+    if isinstance(change, AccuracyChange):
+        return _accuracy(key, card, change, finding.at_chance)
+    return _perplexity(key, card, change)
 
 
-def _limits(baseline: Scorecard, metric: str, accuracy: str | None) -> str:
-    words = [f"{metric} +{MOST_GROWTH:.0%}"]
-    if baseline.scores[metric].higher_is_better:
-        words = [f"{metric} -{100 * MOST_DROP:g} point"]
-    if accuracy is not None:
-        words.append(f"no shown drop of {accuracy} beyond {100 * MOST_DROP:g} point")
-    return " and ".join(words)
+def _accuracy(key: str, card: Scorecard, change: AccuracyChange, at_chance: bool) -> Judgement:
+    n = change.n_questions
+    short = Counted.of(key, card.scores, n_questions=n).shortage(FLOOR)
+    if at_chance and not short:
+        reason = "the source itself does no better than guessing"
+        return Judgement(key, Answer.VOID, reason)
+    if at_chance:
+        return Judgement(
+            key, Answer.OPEN, f"is not told from guessing even in the source: it {short}"
+        )
+
+    def answer(times: float) -> Answer:
+        ends = bounds.of_difference(change.gained, change.lost, n, CONFIDENCE, times)
+        assert ends is not None
+        return _answer(-ends[1], -ends[0], MOST_DROP)
+
+    found = _worst(answer(1.0), short)
+    if found is not Answer.OPEN or short:
+        return Judgement(key, found, short)
+    enough = bounds.needed(n, lambda times: answer(times) is not Answer.OPEN)
+    worst = f"may have fallen by up to {-100 * change.low:.1f} points"
+    return Judgement(key, found, f"{worst}, and {_needed(enough, n, 'questions')}")
+
+
+def _perplexity(key: str, card: Scorecard, change: PerplexityChange) -> Judgement:
+    n = change.n_documents
+    short = Counted.of(key, card.scores, n, change.n_tokens).shortage(FLOOR)
+    usual = (change.low, change.high)
+    if usual[0] is None or usual[1] is None:
+        return Judgement(key, Answer.OPEN, short or "has too few documents for an interval")
+    ends = (usual[0], usual[1])
+
+    def answer(times: float) -> Answer:
+        found = bounds.of_ratio(change.ratio, ends, {}, n, CONFIDENCE, times)
+        assert found is not None
+        return _answer(found[0] - 1, found[1] - 1, MOST_GROWTH)
+
+    found = _worst(_answer(ends[0] - 1, ends[1] - 1, MOST_GROWTH), short)
+    if found is not Answer.OPEN or short:
+        return Judgement(key, found, short)
+    enough = bounds.needed(n, lambda times: answer(times) is not Answer.OPEN)
+    worst = f"may have grown by up to {100 * (ends[1] - 1):.2f}%"
+    return Judgement(key, found, f"{worst}, and {_needed(enough, n, 'documents')}")
+
+
+def _unpaired(key: str, baseline: Scorecard, card: Scorecard) -> Judgement:
+    """By two separate scores, whose bounds are wide: both models saw the same documents."""
+    before, after = baseline.scores.get(key), card.scores.get(key)
+    if before is None:
+        return Judgement(key, Answer.VOID, "the source has no such score")
+    if after is None:
+        return Judgement(key, Answer.OPEN, f"is not scored for {card.name}")
+    is_text = key.rpartition("/")[2] == PERPLEXITY
+    short = Counted.of(key, card.scores).shortage(FLOOR)
+    if is_text:
+        n = bounds.documents_of(card.scores, key)
+        ends = bounds.of_separate_perplexities(before, after, n, CONFIDENCE)
+        worst, best = (ends[1] - 1, ends[0] - 1) if ends else (0.0, 0.0)
+        limit, told = MOST_GROWTH, f"may have grown by up to {worst:.1%}"
+    else:
+        ends = bounds.of_separate_accuracies(before, after, CONFIDENCE)
+        worst, best = (-ends[0], -ends[1]) if ends else (0.0, 0.0)
+        limit, told = MOST_DROP, f"may have fallen by up to {100 * worst:.1f} points"
+    if ends is None:
+        reason = (
+            "has neither paired answers nor a standard error: keep the answers beside the scores"
+        )
+        return Judgement(key, Answer.OPEN, reason)
+    found = _worst(_answer(best, worst, limit), short)
+    if found is not Answer.OPEN:
+        return Judgement(key, found)
+    paired = "the answers of both models, paired, would tell more: keep them beside the scores"
+    return Judgement(key, found, short or f"{told} by the scores alone; {paired}")
+
+
+def _answer(least: float, most: float, limit: float) -> Answer:
+    """By the ends of an interval of what was lost."""
+    if most <= limit:
+        return Answer.WITHIN
+    return Answer.BEYOND if least > limit else Answer.OPEN
+
+
+def _worst(answer: Answer, short: str) -> Answer:
+    """Too little evidence shows no quality; a loss beyond the limit it may show."""
+    return Answer.OPEN if short and answer is Answer.WITHIN else answer
+
+
+def _needed(enough: int | None, n: int, noun: str) -> str:
+    if enough is None:
+        return f"no number of {noun} would settle it, {n:,} were compared"
+    return f"about {float(f'{enough:.2g}'):,.0f} {noun} would settle it, {n:,} were compared"
+
+
+def _at(found: Sequence[Judgement], key: str) -> Judgement:
+    return next(one for one in found if one.score == key)
+
+
+def _is_kept(found: Sequence[Judgement]) -> bool:
+    answers = {one.answer for one in found}
+    return Answer.WITHIN in answers and answers <= {Answer.WITHIN, Answer.VOID}
+
+
+def _is_beyond(found: Sequence[Judgement]) -> bool:
+    return any(one.answer is Answer.BEYOND for one in found)
+
+
+def _n_open(found: Sequence[Judgement]) -> int:
+    return sum(one.answer is Answer.OPEN for one in found)
+
+
+def _void(verdicts: Mapping[str, Sequence[Judgement]]) -> list[str]:
+    """What no candidate could be judged by; the reasons are those of the source."""
+    every = (one for found in verdicts.values() for one in found if one.answer is Answer.VOID)
+    return list(dict.fromkeys(f"{one.score} ({one.reason})" for one in every))
+
+
+def _besides(not_judged: Sequence[str]) -> str:
+    if not not_judged:
+        return ""
+    more = len(not_judged) - MOST_NAMED
+    rest = f" and {more} more" if more > 0 else ""
+    return f"; not judged: {', '.join(not_judged[:MOST_NAMED])}{rest}"
+
+
+def _limits(keys: Sequence[str]) -> str:
+    """Such as `wikitext/perplexity +3% and mmlu/acc -1 point`."""
+    texts = [key for key in keys if key.rpartition("/")[2] == PERPLEXITY]
+    quizzes = [key for key in keys if key not in texts]
+    parts = []
+    for found, limit, noun in (
+        (texts, f"+{MOST_GROWTH:.0%}", "perplexities"),
+        (quizzes, f"-{100 * MOST_DROP:g} point", "accuracies"),
+    ):
+        if len(keys) > MOST_NAMED and len(found) > 1:
+            parts.append(f"{limit} on each of {len(found)} {noun}")
+        else:
+            parts += [f"{key} {limit}" for key in found]
+    first = ", ".join(parts[:-1])
+    return f"{first} and {parts[-1]}" if first else parts[-1]

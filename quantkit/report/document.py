@@ -44,9 +44,11 @@ class Comparison(Record):
     low: float | None
     """The 95% interval of the difference or ratio; None with too few documents."""
     high: float | None
+    intervals: dict[str, list[float]] = {}
+    """Of a ratio: low and high by confidence, such as `0.99`."""
     p_value: float
     adjusted_p: float
-    """After Holm's correction over all candidates."""
+    """After Holm's correction over all candidates: for what is shown to differ, not for limits."""
     source_at_chance: bool = False
     """The source does no better than guessing."""
     verdict: str
@@ -125,6 +127,8 @@ class Recommendation(Record):
 
     name: str | None
     reason: str
+    not_judged: list[str] = []
+    """Scores and tasks that the choice says nothing about, each with why."""
 
 
 class Document(Record):

@@ -22,6 +22,10 @@ from quantkit.score.verdict import verdict
 ONE_SIDED = 1.645
 """Standard deviations above chance that guessing reaches in one case of twenty."""
 ACCURACIES = ("acc", "acc_norm", "exact_match")
+PERPLEXITY = "perplexity"
+"""Of a whole text it comes from `LOSS`. Tasks that ask for one word, such as LAMBADA, log it by
+document as the log-likelihood of that word."""
+COMPARED = (LOSS, PERPLEXITY, *ACCURACIES)
 KEY = ("task", "doc_id", "doc_hash")
 """What tells a document from all others."""
 Floats = npt.NDArray[np.float64]
@@ -67,11 +71,11 @@ def compare(
     paired = {
         (name, metric): _paired(name, answers, after[name], metric)
         for metric, answers in before.items()
-        if metric in (LOSS, *ACCURACIES)
+        if metric in COMPARED
         for name in candidates
     }
     for score, metric, tasks in _scores(before, groups):
-        if metric != LOSS and not tasks <= _counted(before[metric], metric, paired):
+        if not tasks <= _comparable(before[metric], metric, paired):
             continue
         chosen = np.isin(before[metric].column("task"), sorted(tasks))
         values = [paired[name, metric] for name in candidates]
@@ -83,12 +87,21 @@ def compare(
     return found
 
 
-def _counted(before: Answers, metric: str, paired: Mapping[tuple[str, str], Floats]) -> set[str]:
-    """Tasks whose answers are right or wrong; some call a share of probability accuracy."""
+def _comparable(before: Answers, metric: str, paired: Mapping[tuple[str, str], Floats]) -> set[str]:
+    """Tasks whose figures are what their metric's name says.
+
+    Answers are right or wrong, while some tasks call a share of probability accuracy. A document's
+    perplexity is logged as a log-likelihood, which is never positive.
+    """
     tasks, values = before.column("task"), before.column("value")
     every = [values, *(found for (_, m), found in paired.items() if m == metric)]
-    whole = np.all([(found == 0) | (found == 1) for found in every], axis=0)
-    return set(tasks.tolist()) - set(tasks[~whole].tolist())
+    if metric in ACCURACIES:
+        sound = np.all([(found == 0) | (found == 1) for found in every], axis=0)
+    elif metric == PERPLEXITY:
+        sound = np.all([found <= 0 for found in every], axis=0)
+    else:
+        sound = np.ones(len(tasks), bool)
+    return set(tasks.tolist()) - set(tasks[~sound].tolist())
 
 
 def _at_chance(answers: Answers, chosen: Mask) -> bool:
@@ -110,11 +123,11 @@ def _scores(
     """What can be compared: a name, a metric and the tasks whose documents count."""
     found = []
     grouped = {task for members in groups.values() for task in members}
-    for metric in (LOSS, *ACCURACIES):
+    for metric in COMPARED:
         if metric not in before:
             continue
         tasks = list(dict.fromkeys(before[metric].column("task").tolist()))
-        shown = "perplexity" if metric == LOSS else metric
+        shown = PERPLEXITY if metric == LOSS else metric
         for group, members in groups.items():
             if inside := set(members) & set(tasks):
                 found.append((f"{group}/{shown}", metric, inside))
@@ -147,7 +160,9 @@ def _changes(
     before: Answers, after: Sequence[Floats], chosen: Mask
 ) -> Sequence[AccuracyChange | PerplexityChange]:
     first, others = before.column("value")[chosen], [values[chosen] for values in after]
-    if before.column("metric")[0] == LOSS:
+    metric = before.column("metric")[0]
+    if metric in (LOSS, PERPLEXITY):
         weights = before.column("weight")[chosen]
-        return [compare_perplexity(first, second, weights) for second in others]
+        sign = 1 if metric == LOSS else -1
+        return [compare_perplexity(sign * first, sign * second, weights) for second in others]
     return compare_accuracies(first, others)

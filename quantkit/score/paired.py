@@ -7,7 +7,7 @@ scores. Functions take plain arrays; a subject group is compared by handing over
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
@@ -21,6 +21,8 @@ Floats = NDArray[np.float64]
 
 ALPHA = 0.05
 DRAWS = 10_000
+CONFIDENCES = (0.6, 0.8, 0.9, 1 - ALPHA, 0.975, 0.98, 0.99, 0.995, 0.999)
+"""Of the intervals that a change of perplexity keeps: a bootstrap's tails follow no formula."""
 MIN_DOCUMENTS = 5  # fewer have no spread to speak of
 MOST_KEPT = 1 << 23
 """Counts that are kept for the next candidate: 64 MiB."""
@@ -62,6 +64,8 @@ class PerplexityChange:
     """None with too few documents for an interval, as is `high`."""
     high: float | None
     p_value: float
+    intervals: dict[str, list[float]] = field(default_factory=dict)
+    """Low and high by confidence, for all of `CONFIDENCES`; empty without an interval."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -183,7 +187,8 @@ def compare_perplexity(
     mean = float(change.sum()) / total
     ratio = math.exp(min(mean, 700.0))
     if not change.any():
-        return PerplexityChange(n, int(total), 1.0, 1.0, 1.0, 1.0)
+        same = {f"{confidence:g}": [1.0, 1.0] for confidence in CONFIDENCES}
+        return PerplexityChange(n, int(total), 1.0, 1.0, 1.0, 1.0, same)
     if n < MIN_DOCUMENTS:
         return PerplexityChange(n, int(total), ratio, None, None, 1.0)
     residuals = change - mean * length
@@ -193,17 +198,26 @@ def compare_perplexity(
     resampled, rng = _bootstrap_t(residuals, length, draws, seed)
     in_effect = total**2 / float((length**2).sum())
     student = np.abs(rng.standard_t(max(in_effect - 1, 1.0), draws))
-    least, most = np.quantile(resampled, (ALPHA / 2, 1 - ALPHA / 2))
-    enough = np.quantile(student, 1 - ALPHA)
+
+    def ends(confidence: float) -> list[float]:
+        tail = (1 - confidence) / 2
+        least, most = np.quantile(resampled, (tail, 1 - tail))
+        enough = np.quantile(student, confidence)
+        furthest = (max(most, enough), min(least, -enough))
+        return [math.exp(min(mean - error * float(times), 700.0)) for times in furthest]
+
+    intervals = {f"{confidence:g}": ends(confidence) for confidence in CONFIDENCES}
+    low, high = intervals[f"{1 - ALPHA:g}"]
     tails = [1 + int((side * resampled >= side * observed).sum()) for side in (1, -1)]
     beyond = max(2 * min(tails), 1 + int((student >= abs(observed)).sum()))
     return PerplexityChange(
         n_documents=n,
         n_tokens=int(total),
         ratio=ratio,
-        low=math.exp(min(mean - error * max(most, enough), 700.0)),
-        high=math.exp(min(mean - error * min(least, -enough), 700.0)),
+        low=low,
+        high=high,
         p_value=min(1.0, beyond / (draws + 1)),
+        intervals=intervals,
     )
 
 

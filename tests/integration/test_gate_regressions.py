@@ -31,7 +31,7 @@ from quantkit.score.harness import Asked, evaluate
 from quantkit.storage import sha256_of
 
 RECIPE = "gptq-w4a16"
-ASKED = Asked(("python_docs",), limit=10)
+ASKED = Asked(("python_docs",), limit=20)
 BLOCK = "model.layers.3"
 LAYER = "model.layers.2.mlp.down_proj"
 

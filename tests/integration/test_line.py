@@ -65,7 +65,9 @@ def test_the_page_opens_in_a_browser(browser, demo, report, width):
     table = browser.find("table")
     rows = table.find_elements("css selector", "tbody tr")
     assert len(rows) == len(report["candidates"]) + 1
-    assert report["recommended"]["name"] in browser.find("header").text
+    # Its 400 questions rule out no drop of a point.
+    assert report["recommended"]["name"] is None
+    assert "None is recommended." in browser.find("header").text
     assert len(browser.all("figure")) >= 6
 
 

@@ -89,18 +89,24 @@ def test_policies_of_the_page_are_valid():
 
 
 def test_the_table_of_default_limits_is_what_ships():
-    for rule in policy.default().rules:
+    rules = policy.default().rules
+    for rule in (rule for rule in rules if rule.size is not None):
         limits = rule.limits
-        size = limits.get("size_ratio")
         drop = limits["accuracy"].max_drop
         row = [
             rule.bits,
+            rule.size,
             f"+{limits['perplexity'].max_increase_pct:g}%",
             f"{limits['kl_mean'].max:g}",
             f"{limits['top1_agreement'].min:.0%}",
             f"{drop:g} point{'s' * (drop != 1)}",
         ]
-        assert f"| {' | '.join(row)} | {f'{size.max:.0%} ' if size else ''}|" in PAGE
+        assert f"| {' | '.join(row)} |\n" in PAGE
+    sizes = {r.bits: r.limits["size_ratio"].max for r in rules if "size_ratio" in r.limits}
+    assert f"at most {sizes['4-bit']:.0%} of its source's size" in PAGE
+    assert f"below that at most {sizes['below']:.0%}" in PAGE
+    floor = policy.default().evidence.model_dump()
+    assert f"evidence: {{{', '.join(f'{key}: {n}' for key, n in floor.items())}}}" in PAGE
     (rule,) = policy.default(with_earlier=True).against
     assert (
         f"perplexity +{rule.limits['perplexity'].max_increase_pct:g}%, "

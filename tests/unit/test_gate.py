@@ -133,7 +133,9 @@ def paired(gained, lost, ratio, n=400):
     quiz = document.candidates[0].comparison("quiz/acc")
     compared = [
         quiz.model_copy(update={"n_questions": n, "gained": gained, "lost": lost}),
-        text.model_copy(update={"ratio": ratio, "low": 0.99 * ratio, "high": 1.01 * ratio}),
+        text.model_copy(
+            update={"ratio": ratio, "low": 0.99 * ratio, "high": 1.01 * ratio, "intervals": {}}
+        ),
     ]
     before = document.baseline.scores["wiki/perplexity"].value
     document = rescored(document, "wiki/perplexity", before * ratio)
@@ -193,7 +195,7 @@ def test_three_answers_agree_with_the_interval_of_perplexities(ratio, below, abo
     assume(all(abs(100 * (end - 1) - limit) > 1e-6 for end in (low, high)))
     document = ONE_CANDIDATE
     known = document.candidates[0].comparison("wiki/perplexity")
-    told = known.model_copy(update={"ratio": ratio, "low": low, "high": high})
+    told = known.model_copy(update={"ratio": ratio, "low": low, "high": high, "intervals": {}})
     document = changed(document, comparisons=[told])
     before = document.baseline.scores["wiki/perplexity"].value
     document = rescored(document, "wiki/perplexity", before * ratio, 0)
@@ -459,36 +461,13 @@ def test_classes(good, update, expected):
     assert class_of(good.candidates[0].model_copy(update=update)) == expected
 
 
-# Default policies
-
-
-def test_honest_checkpoints_pass_the_default(published):
-    verdict = judge(published, policy.default())
-    assert (verdict.outcome, verdict.exit_code) == (PASS, 0)
-    assert verdict.of(FAIL) == ()
-    # MMLU says nothing of a model that guesses, and the gate says so.
-    assert {check.metric for check in verdict.warnings} == {"mmlu/acc"}
-    assert len(verdict.warnings) == len(published.candidates)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("wikitext/perplexity", 16.97180967677925 * 1.45),
-        ("wikitext/kl_mean", 0.7),
-        ("wikitext/top1_agreement", 0.4),
-    ],
-)
-def test_broken_checkpoints_fail_the_default(published, key, value):
-    for place in range(len(published.candidates)):
-        verdict = judge(rescored(published, key, value, place), policy.default())
-        assert [c.candidate for c in verdict.failures] == [published.candidates[place].name]
-        assert verdict.exit_code == 1
+# Default policies; more of them in test_gate_default.py
 
 
 def test_a_shown_drop_fails_the_default():
     document = report(("one", "gptq-w4a16", 0.6, 2.0), ("two", "awq-w4a16", 0.7, 2.0))
     verdict = judge(document, policy.default())
+    assert verdict.exit_code == 1
     assert [(c.candidate, c.metric) for c in verdict.failures] == [("one", "quiz/acc")]
 
 
@@ -514,8 +493,8 @@ AGAINST = {"perplexity": {"max_increase_pct": 0.5}}
 
 def test_the_same_report_is_no_worse(published):
     verdict = judge(published, policy.default(with_earlier=True), published)
-    assert verdict.outcome is PASS
-    assert sum(check.against == "earlier" for check in verdict.checks) == 3 * 6
+    against = [check.answer for check in verdict.checks if check.against == "earlier"]
+    assert against == [PASS] * 3 * 6
 
 
 def test_a_worse_release_fails(good):
@@ -717,7 +696,8 @@ def test_verdicts_are_json(hostile_verdict, published):
     data = json.loads(json.dumps(hostile_verdict.to_json(), allow_nan=False))
     assert data["checks"][0]["candidate"] == HOSTILE
     assert (data["outcome"], data["exit_code"]) == ("fail", 1)
-    verdict = judge(rescored(published, "wikitext/perplexity", 1e308), policy.default())
+    limits = {"perplexity": {"max_increase_pct": 2}}
+    verdict = judge(rescored(published, "wikitext/perplexity", 1e308), rules(**limits))
     json.dumps(verdict.to_json(), allow_nan=False)
 
 

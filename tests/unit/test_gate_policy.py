@@ -1,9 +1,14 @@
 """Policies of a gate: what a file may say, and that all its problems are told at once."""
 
+from itertools import product
+from typing import get_args
+
 import pytest
 
 from quantkit.errors import PolicyError
 from quantkit.gate import policy
+from quantkit.gate.classes import SIZES
+from quantkit.report.evidence import FLOOR
 
 
 def load(tmp_path, text):
@@ -109,7 +114,9 @@ missing: pass
             "kl_mean stands twice, again in line 3",
         ),
         ("rules: [{kl_mean: {max: 1, max: 9}}]", "max stands twice"),
-        ("rules: [{mmlu: {min: 0.5, confidence: 0.9}}]", "confidence goes with max_increase_pct"),
+        ("rules: [{size: 8B, mmlu: {max_drop: 1}}]", "rules.0.size: must be under-1B, 1B-4B,"),
+        ("rules: [{kl_mean: {max: 1}}]\nevidence: {document: 2}", "did you mean documents?"),
+        ("rules: [{kl_mean: {max: 1}}]\nevidence: {tokens: -2}", "evidence.tokens: must be 0 or"),
         ("against: [{kl_mean: {max: 1}}]", "against.0.kl_mean: max needs no earlier report"),
         ("rules: !!python/object/apply:os.getcwd []", "is not valid YAML"),
     ],
@@ -131,15 +138,24 @@ def test_names_in_messages_are_one_line(tmp_path):
 
 def test_shipped_policies_cover_every_class_and_agree():
     parts = [policy.load(path) for path in sorted(policy.SHIPPED.glob("*.yaml"))]
-    assert {p.cannot_tell for p in parts} == {"warn"}
+    # Too little evidence is neither a pass nor a failure: exit code 3.
+    assert {p.cannot_tell for p in parts} == {"ask"}
+    assert {p.evidence.floor for p in parts} == {FLOOR}
     assert {p.missing for p in parts} == {"fail"}
     assert {p.unjudged for p in parts} == {"error"}
-    assert {r.bits for r in policy.default().rules} == {"8-bit", "4-bit", "below"}
+    rules = policy.default().rules
+    judging = [r for r in rules if "perplexity" in r.limits]
+    assert {(r.bits, r.size) for r in judging} == set(product(get_args(policy.Class), SIZES))
+    assert len(judging) == len(get_args(policy.Class)) * len(SIZES)
+    assert get_args(policy.Size) == tuple(SIZES)
     assert all(r.recipes == ["*"] for r in policy.default().rules)
     assert policy.default().against == []
     assert policy.default(with_earlier=True).against
     # Perplexity catches what is broken, so a report without one is not judged by them.
-    assert all(not r.limits["perplexity"].if_scored for r in policy.default().rules)
+    assert all(not r.limits["perplexity"].if_scored for r in judging)
+    # Nothing that was scored is judged by a point estimate.
+    for rule in judging:
+        assert {limit.confidence for limit in rule.limits.values()} == {0.95}
 
 
 def test_shipped_policies_say_why():

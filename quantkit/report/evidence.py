@@ -1,0 +1,100 @@
+"""Which scores a candidate is judged by, and how little evidence is too little to judge at all."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from quantkit.score.bounds import documents_of, is_per_token
+from quantkit.score.findings import ACCURACIES, PERPLEXITY
+from quantkit.score.scorecard import Score
+
+JUDGED = (PERPLEXITY, *ACCURACIES)
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least that a judgement may rest on, however narrow its interval is."""
+
+    documents: int = 0
+    tokens: int = 0
+    """Of a perplexity."""
+    positions: int = 0
+    """Of a divergence from the source."""
+    questions: int = 0
+
+
+FLOOR = Floor(documents=20, tokens=5_000, positions=2_000, questions=200)
+"""Of a recommendation, and of the policies that ship. Intervals take documents for a sample of what
+a model will read; a handful of them is none. Twenty is where the intervals of a perplexity were
+found to hold (docs/design.md); some 200 questions rule out a drop of 2 points where not one answer
+changes, and fewer never do."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a score was measured on."""
+
+    documents: int | None = None
+    tokens: int | None = None
+    positions: int | None = None
+    questions: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        key: str,
+        scores: Mapping[str, Score],
+        n_documents: int | None = None,
+        n_tokens: int | None = None,
+        n_questions: int | None = None,
+    ) -> "Counted":
+        """By what a paired comparison counted, else by the scores themselves."""
+        metric, score = key.rpartition("/")[2], scores.get(key)
+        n = None if score is None else score.n
+        if not is_per_token(metric):
+            return cls(questions=n if n_questions is None else n_questions)
+        documents = documents_of(scores, key) if n_documents is None else n_documents
+        if metric == PERPLEXITY:
+            return cls(documents, tokens=n if n_tokens is None else n_tokens)
+        return cls(documents, positions=n)
+
+    def shortage(self, floor: Floor) -> str:
+        """Why a score has too little behind it: `rests on ...`; nothing where it is enough.
+
+        An unknown number of documents is too few of them: scores say it, or answers do.
+        """
+        if self.questions is not None:
+            pairs = [("questions", self.questions)]
+        else:
+            what = "tokens" if self.tokens is not None else "positions"
+            pairs = [("documents", self.documents or 0), (what, getattr(self, what) or 0)]
+        if all(found >= getattr(floor, name) for name, found in pairs):
+            return ""
+        unknown = self.questions is None and self.documents is None
+        found = " and ".join(
+            f"an unknown number of {name}"
+            if name == "documents" and unknown
+            else f"{n:,} {name.removesuffix('s') if n == 1 else name}"
+            for name, n in pairs
+        )
+        wanted = " and ".join(f"{getattr(floor, name):,} {name}" for name, _ in pairs)
+        return f"rests on {found}, and {wanted} are the least to judge by"
+
+
+def judged(
+    tasks: Iterable[str], groups: Mapping[str, Sequence[str]], known: Collection[str]
+) -> Iterator[tuple[str, list[str]]]:
+    """Every task that was asked for, with the scores that it is judged by.
+
+    All its perplexities and accuracies, `acc` and `acc_norm` alike: they read the same answers in
+    two ways, and either may be the one that a task is known by. A group is judged by its own score,
+    not by each of its tasks: MMLU's 57 subjects have about a hundred questions each, too few to
+    rule out a drop of a few points in any one, and of 57 bounds of 95% an honest candidate breaks
+    one or two by chance. Who cares about one subject asks for it by name. Only a group that has no
+    score of its own is judged by those of its tasks.
+    """
+    for task in tasks:
+        found = [f"{task}/{metric}" for metric in JUDGED if f"{task}/{metric}" in known]
+        if not found:
+            inside = (f"{name}/{metric}" for name in groups.get(task, ()) for metric in JUDGED)
+            found = [key for key in inside if key in known]
+        yield task, found
