@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 HEADINGS = ("format", "GiB", "room", "first", "each", "all", "quality")
 SHORT = {"draft model": "draft", "LoRA adapters": "LoRA"}
 LEGEND = """\
-Typical figures. GiB: the model's weights on each GPU. room: users at this context.
+Typical figures. GiB: weights on each GPU. room: users at this context.
 first: time to the first token. each, all: tokens/s of one user, of all users.
 quality: the share that is kept; ~ is a prior."""
 
@@ -43,7 +43,8 @@ def show(found: "Recommendation", model: str, sets: "Mapping[str, str] | None" =
         console.print_table(headings, [_row(c, more) for c in serving])
         typer.echo(LEGEND)
         if more:
-            typer.echo(f"{', '.join(SHORT[name] for name in more)}: GiB on each GPU beside them.")
+            names = ", ".join(SHORT[name] for name in more)
+            typer.echo(f"{names}: GiB on each GPU, beside the weights.")
     if rest := _rest(found.candidates):
         console.print_lines("Left out", rest)
     console.print_lines("Assumed", [("-", note) for note in found.notes])
