@@ -4,11 +4,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from quantkit.advise import formats, memory, parallel, quality, speed, work
+from quantkit.advise import formats, parallel, profiles, quality, sizing, speed, work
 from quantkit.advise.formats import Format
 from quantkit.advise.memory import Beside, Fit
+from quantkit.advise.profiles import Profile
 from quantkit.advise.quality import Quality
 from quantkit.advise.shape import ModelShape
+from quantkit.advise.sizing import Size
 from quantkit.advise.speed import Load, Span, Speed
 from quantkit.advise.split import ANY, ONE, Split, Wish
 from quantkit.errors import AdviceError, QuantkitError
@@ -21,9 +23,6 @@ MIN_QUALITY = 0.97
 MOST_TOGETHER = 256
 """Users that are counted on where nobody says how many: vLLM's own limit on most GPUs."""
 
-
-APPLE_SHARE = 0.75
-"""Of an Apple device's memory, what macOS lets its GPU have."""
 ALONE = ("apple", "cpu")
 """Vendors whose devices do not share a model."""
 NO_QUALITY = "no quality data: no report of this model, and no published figure"
@@ -97,7 +96,9 @@ class Question:
     count: int = 1
     objective: str = "latency"
     min_quality: float = MIN_QUALITY
-    utilisation: float = 0.9
+    utilisation: float = sizing.UTILISATION
+    profile: str | None = None
+    """The kind of traffic; None: batch for throughput, else chat."""
     gpu_hour: float | None = None
     """What an hour of one GPU costs."""
     qualities: Mapping[str, Quality] = field(default_factory=dict)
@@ -130,6 +131,8 @@ class Question:
                 "source's, above 0 and at most 1"
             )
         self._check_wish()
+        if self.profile is not None:
+            profiles.find(self.profile)
         if self.gpu_hour is not None and not 0 < self.gpu_hour < math.inf:
             raise AdviceError("the price of an hour must be a number, and more than nothing")
 
@@ -152,6 +155,12 @@ class Question:
                 "tensor parallel over 2 or more"
             )
 
+    @property
+    def traffic(self) -> Profile:
+        """What a server is set up for: how much memory it takes follows from it."""
+        usual = "batch" if self.objective == "throughput" else "chat"
+        return profiles.find(self.profile or usual)
+
     def load(self, users: int) -> Load:
         answer = max(1, self.context // 4) if self.answer is None else self.answer
         return Load(self.context, answer, users)
@@ -172,6 +181,9 @@ class Candidate:
     quality: Quality | None
     load: Load
     fit: Fit | None = None
+    """How it lies on the GPUs when a server is set up for the question's traffic."""
+    size: Size | None = None
+    """What that server is set up with."""
     speed: Speed | None = None
     """None where it does not fit."""
     cost: Span | None = None
@@ -245,13 +257,16 @@ def _shared(question: Question, candidate: Candidate, made: work.Work, split: Sp
     """A candidate on GPUs that share it in one way."""
     shape, format, gpu = question.catalogue.shape, candidate.format, candidate.gpu
     load, known = candidate.load, candidate.quality
-    fit = memory.fits(
-        shape, format.recipe, gpu, candidate.count, question.context, question.users or 1,
-        utilisation(question, gpu), format.kv_bits, beside=question.beside(split), split=split,
+    size, fit = sizing.fitted(
+        sizing.Wanted(
+            shape, format.recipe, gpu, candidate.count, question.context, question.users,
+            question.traffic, split, format.kv_bits, format.engine == "llama.cpp",
+            question.utilisation, question.beside(split),
+        )
     )  # fmt: skip
     if question.users is None and question.objective == "throughput":
         load = question.load(max(1, min(fit.users, MOST_TOGETHER)))
-    candidate = replace(candidate, load=load, fit=fit, split=split)
+    candidate = replace(candidate, load=load, fit=fit, size=size, split=split)
     if not fit.fits:
         return replace(candidate, problem=fit.reason, lacks="memory")
     found = None
@@ -295,7 +310,7 @@ def merit(candidate: Candidate, objective: str) -> float:
 
 def utilisation(question: Question, gpu: GPU) -> float:
     """The share of a device's memory that engines may use."""
-    return min(question.utilisation, APPLE_SHARE if gpu.vendor == "apple" else 1.0)
+    return sizing.usable_share(gpu, question.utilisation)
 
 
 def _cost(question: Question, found: Speed) -> Span | None:

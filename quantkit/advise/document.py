@@ -6,7 +6,6 @@ from typing import Any
 
 from quantkit.advise import words
 from quantkit.advise.candidates import Candidate, Question
-from quantkit.advise.memory import Fit
 from quantkit.advise.recommendation import Recommendation
 from quantkit.advise.speed import Span, Speed
 
@@ -72,15 +71,11 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "support": candidate.support._asdict(),
         "users": candidate.load.users,
         "split": asdict(candidate.split),
-        "memory": None if candidate.fit is None else _memory(candidate.fit),
+        "memory": None if candidate.fit is None else candidate.fit.to_json(),
         "speed": None if candidate.speed is None else _speed(candidate.speed),
         "quality": None if quality is None else asdict(quality),
         "cost_per_million_tokens": _span(candidate.cost),
     }
-
-
-def _memory(fit: Fit) -> dict[str, Any]:
-    return asdict(fit) | {"n_gpus": fit.split.n_gpus}
 
 
 def _speed(speed: Speed) -> dict[str, Any]:

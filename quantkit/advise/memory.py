@@ -4,7 +4,8 @@ Weights and KV cache are exact. What an engine takes beside them is from its log
 are any; it stands in `Engine`, its instances and the constants below them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from quantkit.advise import kv, links, parallel
 from quantkit.advise.shape import ModelShape
@@ -52,11 +53,18 @@ LLAMA_CPP = Engine(GIB // 2, 0, 0, batch_tokens=512, n_logits=512, page_tokens=2
 
 @dataclass(frozen=True)
 class Beside:
-    """What else lies on each GPU: a draft model, adapters."""
+    """What else lies on each GPU."""
 
-    fixed_bytes: int = 0
+    draft_bytes: int = 0
+    """Weights of a draft model or head."""
     token_bytes: int = 0
-    """Keys and values of its own for each token of a context."""
+    """Its own keys and values for each token of a context."""
+    adapter_bytes: int = 0
+    """LoRA adapters."""
+
+    @property
+    def fixed_bytes(self) -> int:
+        return self.draft_bytes + self.adapter_bytes
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class Fit:
     usable_bytes: int
     """What the engine may use at all."""
     weight_bytes: int
-    """Of the model, and of what lies beside it."""
+    """All weights: `model_bytes`, `draft_bytes` and `adapter_bytes` together."""
     overhead_bytes: int
     """By its logs: activations, graphs, buffers for talking, the engine itself."""
     kv_bytes: int
@@ -86,6 +94,27 @@ class Fit:
     """Users with a full context at the same time."""
     kv_tokens: int
     """Tokens of such contexts that the cache holds, all GPUs together."""
+    model_bytes: int
+    """Of the weights, the model's own."""
+    draft_bytes: int
+    """Of the weights, those of the draft model or head; 0 without one."""
+    adapter_bytes: int
+    """Of the weights, the LoRA adapters; 0 without any."""
+    draft_user_bytes: int
+    """Of `user_bytes`, the draft model's own keys and values."""
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """What the weights are made of, by name, without what is not there."""
+        named = {
+            "weights": self.model_bytes,
+            "draft model": self.draft_bytes,
+            "LoRA adapters": self.adapter_bytes,
+        }
+        return {name: size for name, size in named.items() if size or name == "weights"}
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"n_gpus": self.split.n_gpus}
 
 
 def fits(
@@ -142,9 +171,11 @@ def fits(
     served = left // user
     problem = parallel.obstacle(shape, recipe, split)
     if not problem and weights + overhead > usable:
+        named = {"draft model": beside.draft_bytes, "LoRA adapters": beside.adapter_bytes}
+        more = "".join(f", the {name} {n / GIB:.1f} GiB" for name, n in named.items() if n)
         problem = (
-            f"weights take {weights / GIB:.1f} GiB and the engine {overhead / GIB:.1f} GiB "
-            f"of the {usable / GIB:.1f} GiB that it may use"
+            f"weights take {(weights - beside.fixed_bytes) / GIB:.1f} GiB{more} and the engine "
+            f"{overhead / GIB:.1f} GiB of the {usable / GIB:.1f} GiB that it may use"
         )
     elif not problem and served < users:
         problem = (
@@ -162,6 +193,10 @@ def fits(
         user_bytes=user,
         users=served,
         kv_tokens=left * context // user,
+        model_bytes=weights - beside.fixed_bytes,
+        draft_bytes=beside.draft_bytes,
+        adapter_bytes=beside.adapter_bytes,
+        draft_user_bytes=pages * beside.token_bytes,
     )
 
 

@@ -59,9 +59,10 @@ def _many(found: Sequence[Recommendation]) -> str:
     served = [one for one in found if one.chosen is not None]
     without = [one.gpu.name for one in found if one.chosen is None]
     label = question.catalogue.shape.label
-    rows = [_gpu_row(one) for one in served]
+    more = words.beside(c for one in served for c in one.candidates)
+    rows = [_gpu_row(one, more) for one in served]
     every = [
-        [one.gpu.name, _name(c, one.chosen), *_figures(c)]
+        [one.gpu.name, _name(c, one.chosen), *_figures(c, more)]
         for one in served
         for c in one.candidates
         if c.serves
@@ -76,7 +77,7 @@ def _many(found: Sequence[Recommendation]) -> str:
             [
                 table(
                     f"For {words.BEST[question.objective]}",
-                    [Column("GPU"), Column("Choice"), *FIGURES],
+                    [Column("GPU"), Column("Choice"), *_columns(more)],
                     rows,
                     searchable=True,
                     wide=True,
@@ -90,7 +91,7 @@ def _many(found: Sequence[Recommendation]) -> str:
             [
                 table(
                     "Type a GPU's name to see its formats",
-                    [Column("GPU"), Column("Format"), *FIGURES],
+                    [Column("GPU"), Column("Format"), *_columns(more)],
                     every,
                     searchable=True,
                     dense=True,
@@ -142,6 +143,8 @@ def _facts(chosen: Candidate) -> list[Fact]:
 
 def _why(found: Recommendation) -> list[str | Markup]:
     parts: list[str | Markup] = [f"{found.reason[:1].upper()}{found.reason[1:]}."]
+    if found.chosen and found.chosen.fit:
+        parts.append(f"Memory: {words.memory(found.chosen.fit)}.")
     if found.chosen and (shared := words.sharing(found.chosen, found.question)):
         parts.append(f"GPUs: {shared}.")
     if found.runner_up is not None:
@@ -157,8 +160,9 @@ def _ways(found: Recommendation) -> list[str]:
 
 def _formats(serving: Sequence[Candidate], chosen: Candidate | None) -> Markup:
     priced = any(c.cost is not None for c in serving)
-    columns = [Column("Format"), *FIGURES]
-    rows = [[_name(c, chosen), *_figures(c)] for c in serving]
+    more = words.beside(serving)
+    columns = [Column("Format"), *_columns(more)]
+    rows = [[_name(c, chosen), *_figures(c, more)] for c in serving]
     if priced:
         columns.append(Column("Cost", numeric=True, note="per million tokens"))
         for row, candidate in zip(rows, serving, strict=True):
@@ -171,11 +175,18 @@ def _name(candidate: Candidate, chosen: Candidate | None) -> Cell:
     return Cell(candidate.format.name, tone="good" if candidate is chosen else "")
 
 
-def _figures(candidate: Candidate) -> list[Cell | str | Markup]:
+def _columns(beside: Sequence[str]) -> list[Column]:
+    """The usual ones, and what lies beside the model's own weights."""
+    named = [Column(name[:1].upper() + name[1:], numeric=True, note="GiB") for name in beside]
+    return [FIGURES[0], *named, *FIGURES[1:]]
+
+
+def _figures(candidate: Candidate, beside: Sequence[str] = ()) -> list[Cell | str | Markup]:
     speed, fit, quality = candidate.speed, candidate.fit, candidate.quality
     cells: list[Cell | str | Markup] = []
-    weights = fit.weight_bytes / GIB if fit else None
-    cells.append(Cell(f"{weights:.1f}" if weights is not None else UNKNOWN, weights))
+    for name in ("weights", *beside):
+        size = fit.parts.get(name, 0) / GIB if fit else None
+        cells.append(Cell(f"{size:.1f}" if size is not None else UNKNOWN, size))
     cells.append(Cell(f"{fit.users:,}" if fit else UNKNOWN, fit.users if fit else None))
     first = speed.first_token.typical if speed and speed.first_token else None
     cells.append(Cell(UNKNOWN if first is None else words.seconds(first), first))
@@ -185,10 +196,10 @@ def _figures(candidate: Candidate) -> list[Cell | str | Markup]:
     return cells
 
 
-def _gpu_row(found: Recommendation) -> list[Cell | str | Markup]:
+def _gpu_row(found: Recommendation, beside: Sequence[str]) -> list[Cell | str | Markup]:
     chosen = found.chosen
     assert chosen is not None
-    return [found.gpu.name, chosen.format.name, *_figures(chosen)]
+    return [found.gpu.name, chosen.format.name, *_figures(chosen, beside)]
 
 
 def _each(found: Recommendation, name: str) -> float | None:

@@ -1,10 +1,11 @@
 """Recommendations in words."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from quantkit.advise import parallel
 from quantkit.advise.candidates import Candidate, Question, merit, utilisation
 from quantkit.advise.links import ASSUMED_PCIE
+from quantkit.advise.memory import Fit
 from quantkit.advise.ranking import TIE, kept_step
 from quantkit.advise.speed import Span
 from quantkit.advise.split import Split
@@ -60,6 +61,24 @@ def users(n: int) -> str:
 def on(gpu: GPU, count: int) -> str:
     """GPUs, such as `2 x L40S`."""
     return gpu.name if count == 1 else f"{count} x {gpu.name}"
+
+
+def memory(fit: Fit) -> str:
+    """What takes the memory of a GPU, part by part, and who then has room."""
+    named = {"weights": "of weights", "draft model": "for the draft model"}
+    held = [f"{gib(size)} {named.get(name, f'for {name}')}" for name, size in fit.parts.items()]
+    own = f" ({gib(fit.draft_user_bytes)} of it the draft's)" if fit.draft_user_bytes else ""
+    return (
+        f"{', '.join(held)}, {gib(fit.overhead_bytes)} for the engine and {gib(fit.user_bytes)} "
+        f"per user{own}, of {gib(fit.usable_bytes)} on each GPU: room for {users(fit.users)}, "
+        f"{fit.kv_tokens:,} tokens"
+    )
+
+
+def beside(candidates: Iterable[Candidate]) -> list[str]:
+    """What lies beside the model's own weights, by name: a draft model, LoRA adapters."""
+    named = {name for one in candidates if one.fit for name in one.fit.parts}
+    return [name for name in ("draft model", "LoRA adapters") if name in named]
 
 
 def figure(candidate: Candidate, objective: str) -> str:
@@ -249,7 +268,8 @@ def assumptions(question: Question, gpu: GPU) -> tuple[str, ...]:
         notes.append(f"{shape.label} is only a size: {shape.note}.")
     notes += [
         f"Each user has a context of {load.context:,} tokens: a prompt of {load.prompt:,}, then an "
-        f"answer of {load.answer:,}. Engines may use {share:.0%} of the memory.",
+        f"answer of {load.answer:,}. Engines may use {share:.0%} of the memory, and are set up for "
+        f"{question.traffic.name} traffic.",
         "Memory is exact but for what engines take themselves. Speeds are a roofline with slow "
         "and fast ends, not a promise; measure before you buy.",
     ]

@@ -9,6 +9,7 @@ from quantkit.cli.options import AsJson
 if TYPE_CHECKING:
     from quantkit.hardware.gpus import GPU, Source
 
+UNITS = "Dense peak rates in TFLOPS (INT8: TOPS), summed up in 32 bits."
 HEADINGS = ("GPU", "GB", "GB/s", "16-bit", "FP8", "INT8", "FP4", "compute")
 
 
@@ -28,7 +29,7 @@ def command(
         console.print_json(public if name is None else public[0])
     elif name is None:
         console.print_table(HEADINGS, [_row(gpu) for gpu in gpus], words=(0, 7))
-        console.say("Dense peak rates in TFLOPS (INT8: TOPS), summed up in 32 bits.")
+        console.say(UNITS)
     else:
         _show(gpus[0])
 
@@ -73,6 +74,7 @@ def _show(gpu: "GPU") -> None:
     rows = [(f, str(getattr(gpu, f)), gpu.rests_on(f)) for f in known]
     rows.append(("to plan with", gib(gpu.usable_bytes), f"what programs see{kept}"))
     console.print_table(("figure", "value", "rests on"), rows, words=(0, 2))
+    console.say(UNITS)
     for engine in ENGINES:
         lines = [(f, ": ".join(runs(gpu, f, engine))) for f in FORMATS]
         console.print_lines(f"In {engine}", lines)
@@ -82,4 +84,4 @@ def _show(gpu: "GPU") -> None:
 def _source(source: "Source") -> str:
     kind = f"{source.kind}, read in a copy" if source.copied else source.kind
     note = f" ({source.note})" if source.note else ""
-    return f"{source.url} {kind}: {', '.join(source.gives)}{note}"
+    return f"{kind}: {', '.join(source.gives)}{note} {source.url}"

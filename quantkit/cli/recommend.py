@@ -126,15 +126,15 @@ def command(
     json: AsJson = False,
 ) -> None:
     """Say which format to serve a model in on a GPU, and why; exit 1 where none serves."""
-    from quantkit.advise import document, formats, parallel, quality, shape
+    from quantkit.advise import document, formats, parallel, profiles, quality, shape
     from quantkit.advise.candidates import MIN_QUALITY, Catalogue, Question, check_objective
-    from quantkit.advise.memory import Beside
     from quantkit.advise.recommendation import recommend
-    from quantkit.advise.split import Split, Wish
+    from quantkit.advise.split import Wish
     from quantkit.cli import console, recommend_view, serving_view, start
     from quantkit.model.source import context_of
-    from quantkit.serving import adapters, profiles, target
+    from quantkit.serving import adapters, target
     from quantkit.serving import draft as drafts
+    from quantkit.serving import plan as plans
 
     if emit is not None:
         from quantkit.serving import emit as emitting
@@ -160,11 +160,6 @@ def command(
     )
     loras = adapters.parse(lora or [], is_gguf=False)
 
-    def beside(split: Split) -> Beside:
-        taken = Beside() if guesses is None else guesses.beside(split.tensor)
-        more = adapters.size_bytes(of_model, loras, split)
-        return replace(taken, fixed_bytes=taken.fixed_bytes + more)
-
     question = Question(
         Catalogue(of_model, formats.considered(scored, parallel.n_experts(of_model) > 0)),
         context=min(8192, context_of(of_model.config)) if context is None else context,
@@ -177,12 +172,13 @@ def command(
         min_quality=MIN_QUALITY if min_quality is None else min_quality,
         gpu_hour=gpu_hour,
         qualities=scored,
-        beside=beside,
+        beside=lambda split: plans.beside(of_model, guesses, loras, split),
+        profile=profile,
     )
     if bench is not None:
         question = _measured(question, bench, chosen[0])
     found = [recommend(question, one, in_depth=len(chosen) == 1) for one in chosen]
-    plan = _plan(found[0], model, profile, guesses, loras) if len(found) == 1 else None
+    plan = _plan(found[0], model, guesses, loras) if len(found) == 1 else None
     if html is not None:
         from quantkit.advise import page
         from quantkit.storage import write_text
@@ -262,7 +258,6 @@ def _measured(question: "Question", bench: Path, gpu: "GPU") -> "Question":
 def _plan(
     found: "Recommendation",
     model: str,
-    profile: str | None,
     draft: "Draft | None",
     loras: "tuple[Adapter, ...]",
 ) -> "Plan | None":
@@ -280,12 +275,13 @@ def _plan(
         split=chosen.split,
         context=question.context,
         users=question.users,
-        profile=profile or ("batch" if question.objective == "throughput" else "chat"),
+        profile=question.traffic.name,
         kv_bits=chosen.format.kv_bits,
+        utilisation=question.utilisation,
         draft=draft,
         adapters=loras,
     )
-    return plan.make(target.planned(question.catalogue.shape, recipe, folder), demand)
+    return plan.make(target.planned(question.catalogue.shape, recipe, folder), demand, chosen.size)
 
 
 def _gpus(

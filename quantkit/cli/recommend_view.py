@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from quantkit.advise.recommendation import Recommendation
 
 HEADINGS = ("format", "GiB", "room", "first", "each", "all", "quality")
+SHORT = {"draft model": "draft", "LoRA adapters": "LoRA"}
 LEGEND = """\
 Typical figures. GiB: weights on each GPU. room: users at this context.
 first: time to the first token. each, all: tokens/s of one user, of all users.
@@ -36,9 +37,14 @@ def show(found: "Recommendation", model: str, sets: "Mapping[str, str] | None" =
         typer.echo(console.lines_text(heading, _answer(found, found.chosen, model, sets or {})))
     serving = [c for c in found.candidates if c.serves]
     if serving:
-        headings = [*HEADINGS, "per 1M"] if question.gpu_hour else HEADINGS
-        console.print_table(headings, [_row(c) for c in serving])
+        more = words.beside(serving)
+        headings = [*HEADINGS[:2], *(SHORT[name] for name in more), *HEADINGS[2:]]
+        headings += ["per 1M"] if question.gpu_hour else []
+        console.print_table(headings, [_row(c, more) for c in serving])
         typer.echo(LEGEND)
+        if more:
+            names = ", ".join(SHORT[name] for name in more)
+            typer.echo(f"{names}: GiB on each GPU, beside the weights.")
     if rest := _rest(found.candidates):
         console.print_lines("Left out", rest)
     console.print_lines("Assumed", [("-", note) for note in found.notes])
@@ -48,7 +54,6 @@ def _answer(
     found: "Recommendation", chosen: "Candidate", model: str, sets: "Mapping[str, str]"
 ) -> list[tuple[str, str]]:
     from quantkit.advise import words
-    from quantkit.storage import gib
 
     lines = [("why", found.reason)]
     speed, fit, quality = chosen.speed, chosen.fit, chosen.quality
@@ -63,14 +68,7 @@ def _answer(
             who = f"for each of {many}, {words.span(speed.total)} all together"
         lines.append(("speed", f"{first}{words.span(speed.each)} tokens/s {who} ({origin})"))
     if fit is not None:
-        lines.append(
-            (
-                "memory",
-                f"{gib(fit.weight_bytes)} of weights, {gib(fit.overhead_bytes)} for the engine and "
-                f"{gib(fit.user_bytes)} a user, of {gib(fit.usable_bytes)} on each GPU: room for "
-                f"{words.users(fit.users)}, {fit.kv_tokens:,} tokens",
-            )
-        )
+        lines.append(("memory", words.memory(fit)))
     if shared := words.sharing(chosen, found.question):
         lines.append(("GPUs", shared))
     if quality is not None:
@@ -103,16 +101,17 @@ def _refusal(found: "Recommendation") -> list[tuple[str, str]]:
     return lines
 
 
-def _row(candidate: "Candidate") -> list[str]:
+def _row(candidate: "Candidate", beside: "Sequence[str]" = ()) -> list[str]:
     from quantkit.advise import words
 
     speed, fit = candidate.speed, candidate.fit
     cells = [candidate.format.name, "", "", "", "", "", words.kept(candidate)]
     if fit is not None:
-        cells[1:3] = [f"{fit.weight_bytes / (1 << 30):.1f}", f"{fit.users:,}"]
+        held = [fit.model_bytes, *(fit.parts.get(name, 0) for name in beside)]
+        cells[1:3] = [*(f"{size / (1 << 30):.1f}" for size in held), f"{fit.users:,}"]
     if speed is not None:
         first = "?" if speed.first_token is None else words.seconds(speed.first_token.typical)
-        cells[3:6] = [first, words.number(speed.each.typical), words.number(speed.total.typical)]
+        cells[-4:-1] = [first, words.number(speed.each.typical), words.number(speed.total.typical)]
     return cells if candidate.cost is None else [*cells, words.number(candidate.cost.typical)]
 
 

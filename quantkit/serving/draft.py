@@ -43,10 +43,10 @@ class Draft:
         if self.target is None:
             return Beside()
         if self.target.shape is None:
-            return Beside(self.size_bytes)
+            return Beside(draft_bytes=self.size_bytes)
         shape = self.target.shape
         fixed = parallel.bytes_per_gpu(shape, self.target.sized_by, count)
-        return Beside(fixed, kv.bytes_for(shape.config, 1, 16, count))
+        return Beside(draft_bytes=fixed, token_bytes=kv.bytes_for(shape.config, 1, 16, count))
 
     def config(self, count: int) -> dict[str, Any]:
         """vLLM's `--speculative-config`."""

@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from quantkit.advise import formats, memory, parallel
-from quantkit.advise.memory import Beside, Fit
-from quantkit.advise.split import ANY, ONE, Split
+from quantkit.advise import parallel, sizing
+from quantkit.advise.memory import Beside
+from quantkit.advise.profiles import Profile, find, is_large
+from quantkit.advise.shape import ModelShape
+from quantkit.advise.sizing import Size
+from quantkit.advise.split import ANY, Split
 from quantkit.errors import EngineError, HardwareError, UnknownName
 from quantkit.hardware import support
 from quantkit.hardware.gpus import GPU
@@ -18,7 +21,6 @@ from quantkit.recipe import AnyRecipe, GGUFRecipe
 from quantkit.serving import adapters as loras
 from quantkit.serving.adapters import Adapter
 from quantkit.serving.draft import Draft
-from quantkit.serving.profiles import MAX_SEQUENCES, Profile, find, is_large
 from quantkit.serving.target import Target
 
 Engine = Literal["vllm", "llama.cpp"]
@@ -58,28 +60,11 @@ class Demand:
     profile: str = "chat"
     kv_bits: int | None = None
     """None: as the checkpoint says, else 16."""
-    utilisation: float = 0.9
+    utilisation: float = sizing.UTILISATION
     draft: Draft | None = None
     adapters: tuple[Adapter, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8000
-
-
-@dataclass(frozen=True)
-class Size:
-    """The numbers that flags are made of."""
-
-    profile: Profile
-    context: int
-    sequences: int
-    batch_tokens: int
-    kv_bits: int
-    fit: Fit | None
-    split: Split = ONE
-    why_split: str = ""
-    """Why it is not every layer that is cut over all GPUs; empty where it is."""
-    is_reduced: bool = False
-    """Whether it computes fewer tokens together than the profile wants, for lack of memory."""
 
 
 @dataclass(frozen=True)
@@ -167,14 +152,18 @@ class Plan:
             "kv_bits": self.size.kv_bits,
             "kv_tokens": None if fit is None else fit.kv_tokens,
             "full_contexts": None if fit is None else fit.users,
+            "memory": None if fit is None else fit.to_json(),
             "command": self.command(program),
             "flags": [{"words": list(f.words), "why": f.why} for f in self.flags],
             "notes": list(self.notes),
         }
 
 
-def make(target: Target, demand: Demand) -> Plan:
-    """The plan for a model on GPUs; raises where they cannot serve it."""
+def make(target: Target, demand: Demand, size: Size | None = None) -> Plan:
+    """The plan for a model on GPUs; raises where they cannot serve it.
+
+    `size` is taken as it is: what a recommendation compared is what is served.
+    """
     from quantkit.serving import llamacpp, vllm
 
     if min(demand.count, demand.users or 1, demand.context or 1) < 1:
@@ -183,7 +172,7 @@ def make(target: Target, demand: Demand) -> Plan:
         raise EngineError(f"a GPU's utilisation lies in (0, 1], not at {demand.utilisation}")
     engine: Engine = "llama.cpp" if target.is_gguf else "vllm"
     notes = _refuse_unsupported(target.recipe, demand, engine)
-    size = _size(target, demand, engine)
+    size = _size(target, demand) if size is None else _explained(target, demand, size)
     asked, fit = demand.users, size.fit
     if asked and fit and fit.users < asked:
         notes.append(f"{fit.reason}; {size.sequences} requests run at a time, the others wait")
@@ -198,21 +187,24 @@ def make(target: Target, demand: Demand) -> Plan:
     if size.is_reduced:
         notes.append(
             f"{size.batch_tokens:,} tokens are computed together, fewer than {demand.profile} "
-            "traffic wants: more would leave no room for the cache"
+            "traffic wants: more would leave too little room for the cache"
         )
     make_flags = llamacpp.flags if engine == "llama.cpp" else vllm.flags
     flags = tuple(make_flags(target, demand, size))
     return Plan(engine, target, demand, size, flags, tuple(notes))
 
 
-def format_of(recipe: AnyRecipe | None) -> str:
-    """A recipe's format in the words of `support`."""
-    return formats.of(recipe).key
+def beside(
+    shape: ModelShape, draft: Draft | None, adapters: Sequence[Adapter], split: Split
+) -> Beside:
+    """What a draft and adapters take on each of the GPUs that share a model."""
+    taken = Beside() if draft is None else draft.beside(split.tensor)
+    return replace(taken, adapter_bytes=loras.size_bytes(shape, adapters, split))
 
 
 def _refuse_unsupported(recipe: AnyRecipe | None, demand: Demand, engine: Engine) -> list[str]:
     gpu, notes = demand.gpu, []
-    formats = [format_of(recipe)]
+    formats = [support.format_of(recipe)]
     if demand.kv_bits == 8 and engine == "vllm":
         formats.append("kv-fp8")
     for name in formats:
@@ -236,7 +228,7 @@ def _allowed(target: Target, context: int) -> int:
     return min(context, int(target.shape.config["max_position_embeddings"]))
 
 
-def _size(target: Target, demand: Demand, engine: Engine) -> Size:
+def _size(target: Target, demand: Demand) -> Size:
     profile = find(demand.profile)
     if demand.context and (longest := _allowed(target, demand.context)) < demand.context:
         raise EngineError(
@@ -249,11 +241,11 @@ def _size(target: Target, demand: Demand, engine: Engine) -> Size:
     splits, why = _splits(target, demand)
     for context in contexts:
         tried = [
-            _size_at(target, demand, engine, profile, context, reduced, split)
+            _size_at(target, demand, profile, context, reduced, split)
             for reduced in (False, True)
             for split in splits
         ]
-        if found := next((s for s in tried if s.fit is None or s.fit.users), None):
+        if found := sizing.first_fitting(tried):
             is_usual = found.split == parallel.usual(target.recipe, demand.count)
             return replace(found, why_split="" if is_usual else why)
     size = tried[0]
@@ -279,54 +271,35 @@ def _splits(target: Target, demand: Demand) -> tuple[list[Split], str]:
     return ways, why
 
 
+def _explained(target: Target, demand: Demand, size: Size) -> Size:
+    """Numbers that were worked out elsewhere, with the reason for how GPUs share the model."""
+    is_usual = size.split == parallel.usual(target.recipe, demand.count)
+    return replace(size, why_split="" if is_usual else _splits(target, demand)[1])
+
+
 def _size_at(
-    target: Target,
-    demand: Demand,
-    engine: Engine,
-    profile: Profile,
-    context: int,
-    reduced: bool,
-    split: Split,
+    target: Target, demand: Demand, profile: Profile, context: int, reduced: bool, split: Split
 ) -> Size:
-    large = is_large(demand.gpu) and not reduced
-    limit = MAX_SEQUENCES[large]
-    if demand.gpu.vendor == "cpu":  # where everything else wants memory and cores too
-        limit = demand.users or profile.slots
     kv_bits = demand.kv_bits or _own_kv_bits(target.recipe)
     if target.shape is None:
         slots = demand.users or profile.slots
+        large = is_large(demand.gpu) and not reduced
         return Size(profile, context, slots, profile.batch_tokens[large], kv_bits, None, split)
-    wanted = min(demand.users, limit) if demand.users and profile.filled == 1 else limit
-    batch = profile.batch_tokens[large]
-    if reduced:
-        batch = min(batch, memory.VLLM_SMALL.batch_tokens)
-    if engine == "llama.cpp":
-        used = memory.LLAMA_CPP
-    else:
-        used = replace(memory.VLLM, batch_tokens=batch, n_logits=wanted)
-    beside = demand.draft.beside(split.tensor) if demand.draft else Beside()
-    lora = loras.size_bytes(target.shape, demand.adapters, split)
-    fit = memory.fits(
+    wanted = sizing.Wanted(
         target.shape,
         target.sized_by,
         demand.gpu,
         demand.count,
         context,
-        demand.users or 1,
-        demand.utilisation,
-        kv_bits,
-        used,
-        replace(beside, fixed_bytes=beside.fixed_bytes + lora),
+        demand.users,
+        profile,
         split,
+        kv_bits,
+        target.is_gguf,
+        demand.utilisation,
+        beside(target.shape, demand.draft, demand.adapters, split),
     )
-    if engine == "llama.cpp":
-        sequences = min(fit.users, demand.users or profile.slots)
-    else:
-        held = max(1, int(fit.kv_tokens / (context * profile.filled)))
-        sequences = min(held, wanted)
-    batch = max(sequences, min(batch, sequences * context))
-    found = Size(profile, context, max(1, sequences), batch, kv_bits, fit, split)
-    return replace(found, is_reduced=reduced)
+    return sizing.size_of(wanted, reduced)
 
 
 def kv_bits(text: str) -> int | None:

@@ -4,12 +4,13 @@ import json
 from collections.abc import Iterator
 
 from quantkit.advise import parallel
+from quantkit.advise.sizing import Size
 from quantkit.advise.split import stages
 from quantkit.hardware.gpus import GPU
 from quantkit.recipe import Recipe
 from quantkit.serving import adapters as loras
 from quantkit.serving.draft import Draft
-from quantkit.serving.plan import Demand, Flag, Size
+from quantkit.serving.plan import Demand, Flag
 from quantkit.serving.target import Target
 from quantkit.storage import gib
 
@@ -50,7 +51,7 @@ def _where(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
 def _split(target: Target, size: Size) -> Iterator[Flag]:
     split = size.split
     on = "each" if split.pipeline == 1 else "the fullest"
-    weights = f" ({gib(size.fit.weight_bytes)} of weights on {on})" if size.fit else ""
+    weights = f" ({gib(size.fit.model_bytes)} of weights on {on})" if size.fit else ""
     since = f": {size.why_split}" if size.why_split else ""
     if split.tensor > 1:
         why = f"every layer is cut over {'the ' if not since else ''}{split.tensor} GPUs"
@@ -74,9 +75,10 @@ def _why_memory(gpu: GPU, size: Size) -> str:
     if size.fit is None:
         return f"of the {gib(gpu.usable_bytes)} of {gpu.name} that programs see"
     fit = size.fit
+    held = ", ".join(f"{gib(taken)} {name}" for name, taken in fit.parts.items())
     return (
-        f"{gib(fit.usable_bytes)} of each GPU: {gib(fit.weight_bytes)} weights, about "
-        f"{gib(fit.overhead_bytes)} for computing, {gib(fit.kv_bytes)} KV cache"
+        f"{gib(fit.usable_bytes)} of each GPU: {held}, about {gib(fit.overhead_bytes)} for the "
+        f"engine, {gib(fit.kv_bytes)} KV cache"
     )
 
 

@@ -79,13 +79,13 @@ def test_options_offer_what_there_is():
     import typer
 
     from quantkit.advise.candidates import OBJECTIVES
+    from quantkit.advise.profiles import PROFILES
     from quantkit.bench.asking import ARRIVALS
     from quantkit.cli.main import app
     from quantkit.engine.vllm_job import LEVELS
     from quantkit.quantize.estimate import OFFLOAD
     from quantkit.score.harness import BACKENDS
     from quantkit.serving.emit import KINDS
-    from quantkit.serving.profiles import PROFILES
     from quantkit.sweep.start import EXECUTORS
 
     commands = typer.main.get_command(app).commands

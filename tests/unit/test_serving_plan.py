@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from quantkit import resources
 from quantkit.advise import memory, shape
+from quantkit.advise.profiles import MAX_SEQUENCES, PROFILES
 from quantkit.advise.split import Split
 from quantkit.errors import CheckpointError, HardwareError, UnknownName
 from quantkit.hardware import gpus
+from quantkit.hardware.support import format_of
 from quantkit.recipe import load
 from quantkit.serving import adapters, draft, target
-from quantkit.serving.plan import Demand, Flag, format_of, make
-from quantkit.serving.profiles import MAX_SEQUENCES, PROFILES
+from quantkit.serving.plan import Demand, Flag, make
 
 # Taken from the help of vLLM 0.26.0 and 0.32.0, and of llama.cpp's build 11549.
 VLLM_FLAGS = {

@@ -1,0 +1,120 @@
+"""The numbers that a server is set up with: context, sequences, batch, and the memory that follows.
+
+`recommend` compares formats by them and the serving plan turns them into flags, so that both print
+the same memory and room.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from quantkit.advise import memory
+from quantkit.advise.memory import Beside, Fit
+from quantkit.advise.profiles import MAX_SEQUENCES, Profile, is_large
+from quantkit.advise.shape import ModelShape
+from quantkit.advise.split import ONE, Split
+from quantkit.hardware.gpus import GPU
+from quantkit.recipe import AnyRecipe
+
+UTILISATION = 0.9
+"""The share of a GPU's memory that an engine may use, near vLLM's own default."""
+APPLE_SHARE = 0.75
+"""Of an Apple device's memory, what macOS lets its GPU have."""
+
+NOTHING = Beside()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A model in a format on GPUs, and the traffic that a server is to bear."""
+
+    shape: ModelShape
+    recipe: AnyRecipe | None
+    gpu: GPU
+    count: int
+    context: int
+    users: int | None
+    """None: as many as fit."""
+    profile: Profile
+    split: Split
+    kv_bits: int
+    is_gguf: bool = False
+    """Whether llama.cpp serves it."""
+    utilisation: float = UTILISATION
+    beside: Beside = NOTHING
+    """What else lies on each GPU."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a server is set up with, and how it then lies on GPUs."""
+
+    profile: Profile
+    context: int
+    sequences: int
+    batch_tokens: int
+    kv_bits: int
+    fit: Fit | None
+    """None where nothing is known of the model's memory."""
+    split: Split = ONE
+    why_split: str = ""
+    """Why it is not every layer that is cut over all GPUs; empty where it is."""
+    is_reduced: bool = False
+    """Whether it computes fewer tokens together than the profile wants, for lack of memory."""
+
+
+def usable_share(gpu: GPU, utilisation: float) -> float:
+    """The share of a device's memory that engines may use."""
+    return min(utilisation, APPLE_SHARE if gpu.vendor == "apple" else 1.0)
+
+
+def fitted(wanted: Wanted) -> tuple[Size, Fit]:
+    """As the profile wants it, or with smaller batches where only those leave room."""
+    size = size_of(wanted)
+    if size.fit is not None and not size.fit.fits:
+        size = first_fitting([size, size_of(wanted, is_reduced=True)]) or size
+    assert size.fit is not None
+    return size, size.fit
+
+
+def first_fitting(tried: Sequence[Size]) -> Size | None:
+    """The first that has room for all users that were asked for, else the first with any."""
+    for size in tried:
+        if size.fit is None or size.fit.fits:
+            return size
+    return next((size for size in tried if size.fit and size.fit.users), None)
+
+
+def size_of(wanted: Wanted, is_reduced: bool = False) -> Size:
+    """The numbers for a wish; `is_reduced` takes the batches of smaller GPUs."""
+    profile, context = wanted.profile, wanted.context
+    large = is_large(wanted.gpu) and not is_reduced
+    limit = MAX_SEQUENCES[large]
+    if wanted.gpu.vendor == "cpu":  # where everything else wants memory and cores too
+        limit = wanted.users or profile.slots
+    most = min(wanted.users, limit) if wanted.users and profile.filled == 1 else limit
+    batch = profile.batch_tokens[large]
+    if is_reduced:
+        batch = min(batch, memory.VLLM_SMALL.batch_tokens)
+    engine = replace(memory.VLLM, batch_tokens=batch, n_logits=most)
+    fit = memory.fits(
+        wanted.shape,
+        wanted.recipe,
+        wanted.gpu,
+        wanted.count,
+        context,
+        wanted.users or 1,
+        usable_share(wanted.gpu, wanted.utilisation),
+        wanted.kv_bits,
+        memory.LLAMA_CPP if wanted.is_gguf else engine,
+        wanted.beside,
+        wanted.split,
+    )
+    if wanted.is_gguf:
+        sequences = min(fit.users, wanted.users or profile.slots)
+    else:
+        sequences = min(max(1, int(fit.kv_tokens / (context * profile.filled))), most)
+    batch = max(sequences, min(batch, sequences * context))
+    return Size(
+        profile, context, max(1, sequences), batch, wanted.kv_bits, fit, wanted.split,
+        is_reduced=is_reduced,
+    )  # fmt: skip
