@@ -54,7 +54,7 @@ def test_intervals_hold_as_often_as_they_say(samples, confidence):
     ends = [interval(as_stored(change), confidence) for change in samples]
     covered = np.mean([low <= 1 <= high for low, high in ends])
     error = math.sqrt(confidence * (1 - confidence) / N_SAMPLES)
-    assert covered >= confidence - 2 * error
+    assert covered >= confidence - error
 
 
 def test_reports_of_old_err_on_the_safe_side(samples):

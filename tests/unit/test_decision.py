@@ -141,15 +141,19 @@ def test_perplexities_without_answers_or_errors_are_not_recommended():
 
 @pytest.mark.parametrize("others", [0, 3, 9])
 def test_more_candidates_do_not_make_the_check_laxer(others):
-    # 2.5 points lower on 2,000 questions; adjusted for four candidates that was called no drop.
-    before = text("wiki", 0) + quiz("quiz", 0.7, 2000)
-    rest = [
-        evaluation(f"same{place}", text("wiki", 1) + quiz("quiz", 0.7, 2000), size=500)
-        for place in range(others)
-    ]
-    lossy = evaluation("lossy", text("wiki", 1) + quiz("quiz", 0.675, 2000), size=200)
-    found = recommended(source(before), lossy, *rest)
-    assert found.name != "lossy"
+    # 17 answers lost and 6 gained of 440, 2.5 points: p = 0.035, and 0.14 adjusted for four.
+    def answered(lost, gained):
+        right = [place < 300 for place in range(440)]
+        right[:lost] = [False] * lost
+        right[300 : 300 + gained] = [True] * gained
+        return text("wiki", 1 if lost else 0) + [
+            Outcome("quiz", place, f"q{place}", "acc", float(is_right), 1.0, 0.25)
+            for place, is_right in enumerate(right)
+        ]
+
+    rest = [evaluation(f"same{place}", answered(0, 0), size=500) for place in range(others)]
+    lossy = evaluation("lossy", answered(17, 6), size=200)
+    found = recommended(source(answered(0, 0)), lossy, *rest)
     assert found.name == ("same0" if others else None)
 
 
