@@ -201,6 +201,12 @@ def _find_source(manifest: Manifest, result: Verification) -> ModelSource | None
         return None
 
 
+def source_of(manifest: Manifest) -> ModelSource | None:
+    """The very model that a checkpoint was made from, where it is at hand."""
+    found = _find_source(manifest, Verification(Path()))
+    return found if found and found.fingerprint == manifest.source.fingerprint else None
+
+
 def _same_source(
     manifest: Manifest, source: ModelSource | None, result: Verification
 ) -> ModelSource | None:
