@@ -14,6 +14,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from quantkit.errors import ScoreError
 from quantkit.score.answers import Text
+from quantkit.score.cache import Cached
 from quantkit.score.endpoint import Echo, Endpoint
 
 # Tokenizers disagree on at least one of these.
@@ -28,6 +29,9 @@ class Engine(Protocol):
     url: str
     model: str
     max_model_len: int | None
+
+    def facts(self) -> dict[str, str] | None:
+        """What decides its answers, apart from the model; None where that cannot be learned."""
 
     def echo_text(self, text: str) -> Echo:
         """A text as the engine reads it."""
@@ -70,6 +74,10 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         self.tokenizer = tokenizer
         self._answers: Answers = {} if answers is None else answers
         self._advance = advance
+        self._asked: set[str] = set()
+        self._were_kept: list[bool] = []
+        self.cached = Cached()
+        """How many answers were there before this model was asked, by task."""
         self.texts: dict[str, Text] = {}
         """What was found on texts that were scored whole, by task."""
         self._max_length = _windows(endpoint, max_length)
@@ -129,6 +137,8 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
     ) -> list[tuple[float, bool]]:
         """Of continuations after contexts, and whether greedy decoding would give them."""
         answers: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
+        for request, was_kept in zip(requests, self._were_kept, strict=True):
+            self.cached.count(request.task_name, 1, was_kept)
         return answers
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = True) -> list[float]:
@@ -148,6 +158,8 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         totals = [0.0] * len(requests)
         for i, (value, _) in zip(owners, self._loglikelihood_tokens(windows), strict=True):
             totals[i] += value
+        for i, was_kept in zip(owners, self._were_kept, strict=True):
+            self.cached.count(requests[i].task_name, 1, was_kept)
         by_task: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
             by_task.setdefault(request.task_name, []).append(i)
@@ -160,6 +172,7 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         self, requests: list[tuple[Any, list[int], list[int]]], **options: Any
     ) -> list[tuple[float, bool]]:
         keys: list[str] = []
+        self._were_kept = []
         asked: dict[str, tuple[list[int], int]] = {}
         for _, context, continuation in requests:
             n = len(continuation)
@@ -170,11 +183,13 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
                 )
             tokens = (context + continuation)[-(self.max_length + 1) :]
             keys.append(self._key(tokens, n))
+            self._were_kept.append(keys[-1] not in self._asked and keys[-1] in self._answers)
             if keys[-1] in self._answers or keys[-1] in asked:
                 self._advance(n)
             else:
                 asked[keys[-1]] = tokens, n
         waiting = list(asked.items())
+        self._asked.update(asked)
 
         def keep(i: int, echo: Echo) -> None:
             key, (_, n) = waiting[i]
