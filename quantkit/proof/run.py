@@ -125,7 +125,7 @@ class Sources:
     ) -> Reference | None:
         """Of the prompts that were read; None where the source is not at hand."""
         manifest = checkpoint.manifest
-        source = self._given or source_of(manifest)
+        source = self._given or source_of(manifest, asked.trust_remote_code)
         if source is None or source.fingerprint != manifest.source.fingerprint:
             return None
         key = source.fingerprint, made.digest, dtype

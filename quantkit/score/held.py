@@ -100,7 +100,9 @@ class _Holding:
         told = [read[number] for number in range(len(asked))]
         expected = self._reference(self._target, asked)
         agreed = agreement.compare(told, expected)
-        source = source_of(self._target.manifest) if isinstance(self._target, Checkpoint) else None
+        if not isinstance(self._target, Checkpoint):
+            return agreed, None
+        source = source_of(self._target.manifest, self._trust)
         if source is None:
             return agreed, None
         original = self._reference(source, asked)

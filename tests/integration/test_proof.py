@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -116,7 +117,7 @@ def test_an_engine_that_serves_the_unquantised_source_is_caught(
 ):
     """Their log-probabilities lie within what rounding explains: agreement alone lets it pass."""
     folder = shutil.copytree(made[recipe], tmp_path / recipe)
-    command = ["verify", folder, "--backend", "vllm", "--python", python, "--prompts", 12, "-q"]
+    command = ["verify", folder, "--backend", "vllm", "--python", python, "--prompts", 8, "-q"]
     honest = run_cli(command)
     assert honest.code == 0, honest.stderr
     assert "the checkpoint is served, not its unquantised source" in honest.stdout
@@ -142,10 +143,32 @@ def test_without_its_source_a_checkpoint_is_not_held_against_it(folder, python, 
     told = json.loads((folder / FILE).read_text())
     told["source"]["name"] = "nobody/model-that-is-not-here"
     (folder / FILE).write_text(json.dumps(told))
-    command = ["verify", folder, "--backend", "vllm", "--python", python, "--prompts", 8, "-q"]
+    command = ["verify", folder, "--backend", "vllm", "--python", python, "--prompts", 1, "-q"]
     result = run_cli(command)
     assert result.code == 0, result.stderr
     assert "not held against the unquantised source" in result.stdout
+
+
+def test_the_benchmark_counts_checkpoints_and_catches_the_source_as_each(
+    made, python, tmp_path, capsys
+):
+    script = spec_from_file_location("vllm_proof", ROOT / "benchmarks" / "vllm_proof.py")
+    benchmark = module_from_spec(script)
+    script.loader.exec_module(benchmark)
+    out, names = tmp_path / "result.json", ("fp8-dynamic", "rtn-w8a16")
+    folders = [str(made[name]) for name in names]
+    arguments = ["--python", str(python), "--prompts", "8", "--device", "cpu", "--out", str(out)]
+    benchmark.main(["demo", *folders, *arguments])
+    for folder in folders:
+        (Path(folder) / verified.FILE).unlink()
+    assert "2 of 2 checkpoints agree, and the source does" in capsys.readouterr().out
+    told = json.loads(out.read_text())
+    assert list(told["models"]) == ["source", *names]
+    assert (told["agree"], told["of"], told["source_agrees"]) == (2, 2, True)
+    assert (told["sources_caught"], told["sources_pretended"]) == (2, 2)
+    for name in names:
+        whose = told["models"][name]["source_instead"]["attribution"]
+        assert (whose["nearer"], whose["power"]) == ("source", pytest.approx(1.0, abs=0.01))
 
 
 def drop(name):

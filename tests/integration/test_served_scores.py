@@ -16,7 +16,7 @@ from quantkit.recipe import Recipe
 from quantkit.score import endpoint, harness, held, loading
 from quantkit.score.harness import Asked
 
-ASKED = Asked(("python_docs",), limit=2, max_length=MAX_LENGTH)
+ASKED = Asked(("python_docs",), limit=1, max_length=MAX_LENGTH)
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,7 @@ def _fake(demo):
 def fake(_fake, monkeypatch):
     _fake.reset()
     monkeypatch.setattr(endpoint, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(held, "N_PROMPTS", (8, 16))  # enough, and sooner
     return _fake
 
 
@@ -171,7 +172,7 @@ def test_a_server_of_the_checkpoint_is_scored_whatever_it_calls_itself(
 
 def test_the_table_and_the_file_say_what_came_from_a_cache(fake, tmp_path, run_cli):
     fake.start()
-    command = ["score", "demo", "--tasks", "python_docs", "--limit", 2, "--max-length", MAX_LENGTH]
+    command = ["score", "demo", "--tasks", "python_docs", "--limit", 1, "--max-length", MAX_LENGTH]
     command += ["--server", fake.url, "--cache", tmp_path / "cache", "-o", tmp_path / "out", "-q"]
     first, second = run_cli(command), run_cli(command)
     assert first.code == second.code == 0, second.stderr
@@ -182,7 +183,7 @@ def test_the_table_and_the_file_say_what_came_from_a_cache(fake, tmp_path, run_c
     told = json.loads((tmp_path / "out" / "source.json").read_text())
     assert told["cached"] == {"python_docs": 1.0}
     fake.bodies.clear()
-    command[command.index("--limit") + 1] = 4
+    command[command.index("--limit") + 1] = 2
     assert {row.split()[-1] for row in run_cli(command).stdout.splitlines()[1:] if "/" in row} < {
         f"{percent}%" for percent in range(1, 100)
     }

@@ -55,12 +55,15 @@ class LLM:
     def load(self, model):
         import torch
 
+        from quantkit.export import manifest
         from quantkit.export.checkpoint import Checkpoint
+        from quantkit.model.source import ModelSource
         from quantkit.score import loading
         from quantkit.verify.checkpoint import source_of
 
         kind = getattr(torch, self.llm_engine.vllm_config.model_config.dtype.split(".")[1])
-        target = Checkpoint.open(Path(model))
+        is_source = not (Path(model) / manifest.FILE).exists()
+        target = ModelSource.open(model) if is_source else Checkpoint.open(Path(model))
         if MODE == "source":
             target = source_of(target.manifest)
         loaded = loading.load(target, torch.device("cpu"), dtype=kind)
