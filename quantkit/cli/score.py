@@ -124,8 +124,9 @@ def command(
         return
     every = [(card, key, score) for card in cards for key, score in card.scores.items()]
     shown = [row for row in every if verbose or not (_is_part(*row[:2]) or _is_detail(*row[:2]))]
+    from_cache = any(_cached(card, key) for card, key, _ in shown)
     console.print_table(
-        ["model", "score", "value", "stderr", "n"],
+        ["model", "score", "value", "stderr", "n", *(["cached"] if from_cache else [])],
         [
             [
                 card.name,
@@ -133,6 +134,7 @@ def command(
                 f"{s.value:.4f}",
                 "" if s.stderr is None else f"{s.stderr:.4f}",
                 f"{s.n:,}",
+                *([_cached(card, key)] if from_cache else []),
             ]
             for card, key, s in shown
         ],
@@ -154,6 +156,12 @@ def _is_detail(card: "Scorecard", key: str) -> bool:
     """Whether a score says once more what another says."""
     metric = key.rpartition("/")[2]
     return metric in DETAILS or (card.recipe is None and metric in OF_CANDIDATES)
+
+
+def _cached(card: "Scorecard", key: str) -> str:
+    """How much of a score comes from answers that an earlier run kept; empty where none does."""
+    share = card.cached.get(key.rpartition("/")[0], 0.0)
+    return "" if not share else "all" if share == 1 else f"{max(share, 0.01):.0%}"
 
 
 def _is_part(card: "Scorecard", key: str) -> bool:

@@ -10,6 +10,7 @@ from quantkit.cli.options import AsJson, Device, Quiet, Revision, TrustRemoteCod
 from quantkit.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from quantkit.export.verified import Verified
     from quantkit.model.source import ModelSource
     from quantkit.progress import Progress
     from quantkit.proof.run import Proof
@@ -164,7 +165,7 @@ def _show(proof: "Proof", many: bool, verbose: bool) -> None:
     if found is None:
         return
     where = f"{found.version}, {found.device}" + (f", {found.dtype}" if found.dtype else "")
-    mark = "ok " if found.ok else "off"
+    mark = "ok " if found.ok else "?  " if found.undecided else "off"
     console.say(f"{mark}       vLLM {where}: {LEVELS[found.level]}", hang=10)
     if found.texts:
         typer.echo(f"          {len(found.texts)} texts, such as {_line(found.texts[0])}")
@@ -176,7 +177,27 @@ def _show(proof: "Proof", many: bool, verbose: bool) -> None:
                 f"          {part.n_tokens:,} {what} tokens: off by {part.mean:.4f} nats, "
                 f"rounding explains {part.limit_mean:.4f}"
             )
+    if found.level == "logprobs":
+        console.say(f"          {_attributed(found)}", hang=10)
     typer.echo(f"          written to {proof.folder / FILE}")
+
+
+def _attributed(found: "Verified") -> str:
+    """Whether the engine served the checkpoint or its source, and how sure that is."""
+    whose = found.attribution
+    if whose is None:
+        return (
+            "not held against the unquantised source, which is not at hand: give it with --source"
+        )
+    served = {
+        "checkpoint": "the checkpoint is served, not its unquantised source",
+        "source": "the unquantised source is served, not the checkpoint",
+        None: "cannot tell the checkpoint and its unquantised source apart",
+    }[whose.nearer]
+    return (
+        f"{served}: references {whose.apart:.4f} nats apart, "
+        f"power {whose.power:.3f} with {whose.n_tokens:,} positions"
+    )
 
 
 def _line(text: str) -> str:

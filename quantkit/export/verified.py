@@ -40,6 +40,26 @@ class Agreement(Record):
     limit_p99: float
 
 
+class Attribution(Record):
+    """Whose answers an engine gave: the checkpoint's, or its unquantised source's."""
+
+    n_tokens: int
+    apart: float
+    """Mean difference between the two references, in nats."""
+    ratio: float
+    """Log-likelihood ratio in nats per token; positive where the checkpoint is likelier."""
+    noise: float
+    """The engine's rounding over that of our own reference in its type, at least 1."""
+    power: float
+    """How often an engine that serves the source, with that rounding, would be recognised ..."""
+    recognised: float
+    """... and one that serves the checkpoint."""
+    nearer: Literal["checkpoint", "source"] | None
+    """None where either would be missed too often: these tokens cannot tell the two apart."""
+    prompts_needed: int | None = None
+    """About how many prompts would do, where they do not."""
+
+
 class Verified(Record):
     """One engine's dealings with one checkpoint."""
 
@@ -67,6 +87,8 @@ class Verified(Record):
     n_scored: int = 0
     read: Agreement | None = None
     """... and of prompts that it read."""
+    attribution: Attribution | None = None
+    """Whether it served the checkpoint or the source; None where there was no source to ask."""
     prompts_digest: str | None = None
     seconds: dict[str, float] = {}
     versions: dict[str, str] = {}
@@ -77,7 +99,8 @@ class Verified(Record):
         """For cards, reports and terminals."""
         engine = f"{NAMES.get(self.engine, self.engine)} {self.version} on {self.device}"
         if not self.ok:
-            return f"fails in {engine}: {'; '.join(self.faults)}"
+            verb = "is not proven" if self.undecided else "fails"
+            return f"{verb} in {engine}: {'; '.join(self.faults)}"
         if self.level == "config":
             return f"{engine} accepts its config"
         told = f"{engine} loads it and generates"
@@ -87,14 +110,29 @@ class Verified(Record):
         return (
             f"{told}; log-probabilities of {self.n_scored} prompts differ from the dequantised "
             f"reference by {self.read.mean:.4f} on average, where rounding {kind}alone "
-            f"makes {self.read.noise_mean:.4f}"
+            f"makes {self.read.noise_mean:.4f}{self._attributed}"
         )
+
+    @property
+    def _attributed(self) -> str:
+        if self.attribution is None:
+            return ""
+        return (
+            "; they are the checkpoint's and not the unquantised source's "
+            f"(power of that test: {self.attribution.power:.2f})"
+        )
+
+    @property
+    def undecided(self) -> bool:
+        """Whether all that is wrong is that the source would have passed as well."""
+        found = self.attribution
+        return found is not None and found.nearer is None and len(self.faults) == 1
 
     @property
     def short(self) -> str:
         """A cell of a table."""
         what = {"config": "config", "generate": "text", "logprobs": "log-probabilities"}[self.level]
-        word = what if self.ok else f"{what} wrong"
+        word = what if self.ok else f"{what} {'undecided' if self.undecided else 'wrong'}"
         return f"{NAMES.get(self.engine, self.engine)} {self.version}: {word}"
 
     def to_json(self) -> dict[str, Any]:

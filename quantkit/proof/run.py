@@ -26,9 +26,10 @@ from quantkit.hush import hushed
 from quantkit.model.source import ModelSource, context_of, read_config
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress, Silent
-from quantkit.proof import agreement, prompts, reference
-from quantkit.proof.prompts import N_SCORED, Prompts
-from quantkit.verify.checkpoint import Verification, verify
+from quantkit.score import agreement, attribution, prompts
+from quantkit.score.expected import Reference, references
+from quantkit.score.prompts import N_SCORED, Prompts
+from quantkit.verify.checkpoint import Verification, source_of, verify
 
 OURS = threading.Lock()
 """Held for whatever builds a model here, which changes torch and transformers for all threads."""
@@ -99,15 +100,41 @@ def prove(
     listener = progress or Silent()
     if asked.level not in vllm_job.LEVELS:
         raise UnknownName("level", asked.level, vllm_job.LEVELS)
+    sources = Sources(source)
     if asked.jobs == 1:
         for folder in folders:
-            yield _finish(_begin(folder, engine, asked, source, listener), asked, listener)
+            one = _begin(folder, engine, asked, source, listener)
+            yield _finish(one, asked, sources, listener)
         return
     with _pool(asked.jobs, engine) as pool:
         # Bars of several threads would draw over each other.
         begun = [pool.submit(_begin, f, engine, asked, source, Silent()) for f in folders]
         for future in begun:
-            yield _finish(future.result(), asked, listener)
+            yield _finish(future.result(), asked, sources, listener)
+
+
+class Sources:
+    """References of the models that checkpoints were made from, each computed once."""
+
+    def __init__(self, given: ModelSource | None = None) -> None:
+        self._given = given
+        self._known: dict[tuple[str, str, torch.dtype], Reference] = {}
+
+    def reference(
+        self, checkpoint: Checkpoint, made: Prompts, asked: Asked, dtype: torch.dtype
+    ) -> Reference | None:
+        """Of the prompts that were read; None where the source is not at hand."""
+        manifest = checkpoint.manifest
+        source = self._given or source_of(manifest, asked.trust_remote_code)
+        if source is None or source.fingerprint != manifest.source.fingerprint:
+            return None
+        key = source.fingerprint, made.digest, dtype
+        if key not in self._known:
+            where = devices.choose(asked.device)
+            (self._known[key],) = references(
+                source, [made.score], where, dtype, asked.trust_remote_code
+            )
+        return self._known[key]
 
 
 @dataclass(frozen=True)
@@ -134,12 +161,12 @@ def _begin(
         return _Begun(folder, checks, problem=str(error))
 
 
-def _finish(begun: _Begun, asked: Asked, progress: Progress) -> Proof:
+def _finish(begun: _Begun, asked: Asked, sources: Sources, progress: Progress) -> Proof:
     folder, checks = begun.folder, begun.checks
     if begun.asking is None:
         return Proof(folder, checks, problem=begun.problem)
     try:
-        record = compare(begun.asking, asked, progress)
+        record = compare(begun.asking, asked, progress, sources)
     except QuantkitError as error:
         return Proof(folder, checks, problem=str(error))
     verified.write(folder, record)
@@ -185,8 +212,10 @@ def ask(target: ModelSource | Checkpoint, engine: Engine, asked: Asked) -> Askin
     return Asking(target, made, engine.ask(job))
 
 
-def compare(asking: Asking, asked: Asked, progress: Progress) -> Verified:
-    """What the answer is worth."""
+def compare(
+    asking: Asking, asked: Asked, progress: Progress, sources: Sources | None = None
+) -> Verified:
+    """What the answer is worth; without `sources` it is not asked whether the source is served."""
     answer, made, target = asking.answer, asking.prompts, asking.target
     generated = asked.level != "config"
     found = (
@@ -196,17 +225,29 @@ def compare(asking: Asking, asked: Asked, progress: Progress) -> Verified:
     )
     if asked.level == "logprobs":
         found += agreement.prompt_faults(answer.prompt_logprobs, made)
-    written = read = None
+    written = read = whose = None
     if asked.level == "logprobs" and not found:
         progress.note(f"{target.folder.name}: the engine has answered; now our reference")
         dtype = answer.dtype or str(read_config(target.folder).get("dtype") or "bfloat16")
         where, kind = devices.choose(asked.device), getattr(torch, dtype)
+        texts = [a + b for a, b in zip(made.generate, answer.tokens, strict=True)]
+        original = None
         with OURS:
-            expected = reference.of(target, made, answer, where, kind, asked.trust_remote_code)
-        written, read, found = agreement.judge(
-            answer.token_logprobs, answer.prompt_logprobs, expected
-        )
+            texts_expected, expected = references(
+                target, [texts, made.score], where, kind, asked.trust_remote_code
+            )
+            if sources is not None and isinstance(target, Checkpoint):
+                original = sources.reference(target, made, asked, kind)
+        # Both kinds of tokens: generating runs through other kernels than reading a prompt does.
+        written = agreement.compare(answer.token_logprobs, texts_expected.last(made.max_tokens))
+        read = agreement.compare(answer.prompt_logprobs, expected)
+        found += agreement.faults("prompts", read) + agreement.faults("generated tokens", written)
         found += [known for known in [_known(target, answer)] if found and known]
+        if original is not None:
+            whose = attribution.attribute(
+                answer.prompt_logprobs, expected, original, len(made.score)
+            )
+            found += [words for words in [attribution.fault(whose)] if words]
     return Verified(
         ok=not found,
         digest=target.digest,
@@ -222,6 +263,7 @@ def compare(asking: Asking, asked: Asked, progress: Progress) -> Verified:
         written=written,
         n_scored=len(answer.prompt_logprobs),
         read=read,
+        attribution=whose,
         prompts_digest=made.digest if generated else None,
         seconds={name: round(spent, 3) for name, spent in answer.seconds.items()},
         versions=manifest.versions(),

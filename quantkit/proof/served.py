@@ -1,11 +1,10 @@
 """The same questions to a server that runs already."""
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from quantkit.engine.vllm_job import Answer, Job
-from quantkit.errors import EngineError, ScoreError
+from quantkit.errors import EngineError
 from quantkit.score.endpoint import Echo, Endpoint
 
 ID = "token_id:"
@@ -27,18 +26,6 @@ class Server(Endpoint):
                 f"checkpoint, say so with --model {self.model}"
             )
 
-    def version(self) -> str:
-        """What vLLM tells beside its OpenAI routes; `unknown` of others."""
-        path = self._path
-        self._path = path.removesuffix("/v1")
-        try:
-            with suppress(ScoreError, KeyError, TypeError):
-                return str(self._send("GET", "/version")["version"])
-            return "unknown"
-        finally:
-            self._path = path
-            self._hang_up()
-
     def ask(self, job: Job) -> Answer:
         """Answer a job as an engine of our own would."""
         self._require(Path(job.model))
@@ -51,7 +38,7 @@ class Server(Endpoint):
         if job.level == "logprobs":
             self.echo_all(job.score, [len(ids) for ids in job.score], keep)
         return Answer(
-            version=self.version(),
+            version=self.version() or "unknown",
             device=f"the server at {self.url}",
             dtype=None,
             texts=texts,

@@ -10,6 +10,7 @@ import sqlite3
 import threading
 import time
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
@@ -121,3 +122,25 @@ class ByName(MutableMapping[str, tuple[float, bool]]):
 
     def __len__(self) -> int:
         return len(self._new)
+
+
+class Cached:
+    """How many answers came from a cache, by task."""
+
+    def __init__(self) -> None:
+        self._asked: Counter[str] = Counter()
+        self._kept: Counter[str] = Counter()
+
+    def count(self, task: str, n_asked: int, n_kept: int) -> None:
+        """Some answers of a task, and how many of them were kept from before."""
+        self._asked[task] += n_asked
+        self._kept[task] += n_kept
+
+    def shares(self, groups: Mapping[str, Sequence[str]]) -> dict[str, float]:
+        """By task and by group of tasks, only those with any."""
+        inside = {task: [task] for task in self._asked} | {k: list(v) for k, v in groups.items()}
+        found = {}
+        for name, tasks in inside.items():
+            if kept := sum(self._kept[task] for task in tasks):
+                found[name] = kept / sum(self._asked[task] for task in tasks)
+        return found

@@ -14,6 +14,7 @@ the server gives back a log-probability for every token but the first. What vLLM
 import json
 import math
 import random
+import re
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -90,6 +91,46 @@ class Endpoint:
         self.root = str(card.get("root") or "")
         """What the server loaded: a folder of its machine, or a name in the hub."""
         self.max_model_len = int(card["max_model_len"]) if card.get("max_model_len") else None
+
+    def version(self) -> str | None:
+        """What vLLM reports beside its OpenAI routes; None of others."""
+        with suppress(ValueError, KeyError, TypeError):
+            return str(json.loads(self._beside("/version") or "")["version"])
+        return None
+
+    def facts(self) -> dict[str, str] | None:
+        """What decides its answers: which engine, of which model, with which flags, since when.
+
+        None where the start of its process is unknown, since the same address may then be another
+        engine tomorrow. `created` in /v1/models is not that start: vLLM fills in the time of the
+        request. `process_start_time_seconds` in /metrics is.
+        """
+        metrics = self._beside("/metrics") or ""
+        started = re.search(r"^process_start_time_seconds (\S+)", metrics, re.MULTILINE)
+        if started is None:
+            return None
+        flags = sorted(re.findall(r"^\S+_config_info\{(.*)\}", metrics, re.MULTILINE))
+        with suppress(ValueError, KeyError, TypeError):  # vLLM in its development mode
+            flags.append(str(json.loads(self._beside("/server_info") or "")["vllm_config"]))
+        return {
+            "url": self.url,
+            "model": self.model,
+            "root": self.root,
+            "max_model_len": str(self.max_model_len),
+            "version": self.version() or "unknown",
+            "started": started[1],
+            "flags": "\n".join(flags),
+        }
+
+    def _beside(self, path: str) -> str | None:
+        """The text of a page outside the OpenAI routes; None where there is no such page."""
+        try:
+            status, content = self._exchange("GET", f"{self._path.removesuffix('/v1')}{path}", None)
+        except (OSError, HTTPException):
+            return None
+        finally:
+            self._hang_up()
+        return content.decode(errors="replace") if status == 200 else None
 
     def _choose(self, model: str | None) -> dict[str, Any]:
         listing = self._send("GET", "/models")
@@ -229,7 +270,7 @@ class Endpoint:
                 break
             tried += 1
             try:
-                status, content = self._exchange(method, path, body)
+                status, content = self._exchange(method, self._path + path, body)
             except TimeoutError as error:
                 raise ScoreError(
                     f"{where} gave no answer within {self._timeout_s:g} s; look whether the server "
@@ -256,7 +297,7 @@ class Endpoint:
             connection = self._connect()
         try:
             sent = None if body is None else json.dumps(body).encode()
-            connection.request(method, self._path + path, sent, self._headers)
+            connection.request(method, path, sent, self._headers)
             response = connection.getresponse()
             content = response.read()
         except BaseException:

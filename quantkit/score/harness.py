@@ -18,7 +18,6 @@ from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import Manifest, now, versions
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
-from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress, Silent
 from quantkit.recipe import Recipe
 from quantkit.score import answers, lmeval
@@ -97,16 +96,24 @@ def evaluate(
             )
             dtype, computed_on = str(lm.model.dtype).removeprefix("torch."), where
         else:
-            lm = _served(target, asked, folder, progress, trust_remote_code)
+            from quantkit.score import connected
+
+            if asked.server is None:
+                lm = connected.here(target, asked, folder, progress, trust_remote_code)
+            else:
+                lm = connected.served(target, asked, folder, where, progress, trust_remote_code)
             dtype, computed_on = "served" if asked.server else asked.backend, None
         try:
             results = lmeval.run(lm, loaded, asked.limit, asked.samples)
+            if asked.server is not None:
+                lm.confirm()
         finally:
             lm.close()
     progress.finish()
     if kept := getattr(lm, "kept", ""):
         progress.note(kept)
     outcomes = answers.of_samples(results["samples"], lm.texts)
+    groups = _groups(results)
     card = Scorecard(
         **_identity(target),
         scores=_scores(results, lm.texts),
@@ -120,7 +127,9 @@ def evaluate(
             seed=asked.seed,
             data=_documents(outcomes),
         ),
-        groups=_groups(results),
+        groups=groups,
+        served=getattr(lm, "served", None),
+        cached=lm.cached.shares(groups),
         versions={**versions(), "lm_eval": lmeval.version()},
         device=devices.describe(computed_on) if computed_on else lm.where,
         seconds=time.monotonic() - started,
@@ -138,56 +147,6 @@ def _documents(outcomes: Sequence[answers.Outcome]) -> dict[str, str]:
         task: hashlib.sha256("\n".join(sorted(hashes)).encode()).hexdigest()[:16]
         for task, hashes in seen.items()
     }
-
-
-def _served(
-    target: ModelSource | Checkpoint,
-    asked: Asked,
-    folder: Path,
-    progress: Progress,
-    trust_remote_code: bool,
-) -> Any:
-    """A model behind a completions endpoint, with answers kept as for one that is loaded."""
-    from quantkit.score import cache
-    from quantkit.score.server import ServedModel
-
-    class Kept(ServedModel):
-        def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:
-            total = sum(len(self.tok_encode(r.args[1])) for r in requests)
-            progress.start(f"score {target.label}", total, "tokens")
-            return super().loglikelihood(requests, disable_tqdm=True)
-
-        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> Any:
-            total = sum(len(self.tok_encode(r.args[0])) for r in requests)
-            progress.start(f"score {target.label}", total, "tokens")
-            return super().loglikelihood_rolling(requests, disable_tqdm=True)
-
-        def close(self) -> None:
-            kept.close()
-
-        @property
-        def where(self) -> str:
-            return f"served at {asked.server}" if asked.server else f"{asked.backend}, on this host"
-
-    facts = {"model": target.digest, "server": asked.server or asked.backend}
-    kept = cache.AnswerCache(folder, cache.identity(facts))
-    return Kept(
-        asked.server or _in_llama_cpp(target, asked),
-        load_tokenizer(target.folder, trust_remote_code),
-        asked.max_length,
-        answers=cache.ByName(kept),
-        advance=progress.advance,
-    )
-
-
-def _in_llama_cpp(target: ModelSource | Checkpoint, asked: Asked) -> Any:
-    from quantkit.score.llamacpp import LlamaCpp
-
-    if not isinstance(target, Checkpoint) or not target.is_gguf:
-        raise ScoreError(f"--backend llama.cpp runs GGUF files, and {target.label} is none")
-    metadata = target.gguf.metadata
-    context = metadata.get(f"{metadata['general.architecture']}.context_length")
-    return LlamaCpp(target.gguf.path, int(str(context or 2048)), asked.max_length)
 
 
 def _require_sound(checkpoint: Checkpoint) -> None:

@@ -8,6 +8,7 @@ llama.cpp's cache from one question to the next.
 import json
 import urllib.request
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,11 @@ class LlamaCpp:
             self._server = xllamacpp.Server(wanted)
         except RuntimeError as error:
             raise ScoreError(f"llama.cpp does not load {path}: {error}; run verify") from error
+
+    def facts(self) -> dict[str, str] | None:
+        """What decides its answers, beside the file."""
+        version = metadata.version("xllamacpp")
+        return {"engine": "llama.cpp", "version": version, "context": str(self.max_model_len)}
 
     def echo_text(self, text: str) -> Echo:
         """A text as llama.cpp reads it."""

@@ -28,7 +28,7 @@ def load(
     if isinstance(target, Checkpoint) and target.manifest.source.name.endswith(".gguf"):
         raise CheckpointError(
             f"{target.folder} was made from a GGUF file, which has no config that transformers "
-            "reads; score it in llama.cpp's server with --server"
+            "reads; score it in llama.cpp with --backend llama.cpp"
         )
     if isinstance(target, ModelSource):
         trust_remote_code = target.trust_remote_code

@@ -137,6 +137,9 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         self._answerer = Answerer(model, self.max_length, batch_size)
         self._kept = _Kept.of(target, model, folder)
         self._n_asked = self._n_kept = 0
+        self._task = ""
+        self.cached = cache.Cached()
+        """How many answers were kept from before, by task."""
         self.texts: dict[str, Text] = {}
         """What was found on texts that were scored whole, by task."""
 
@@ -157,7 +160,8 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         parts = list(batches(requests))
         found: list[Answer] = []
         for part, asked in zip(parts, self._encoder.requests(parts), strict=True):
-            self._progress.status(part[0].task_name)
+            self._task = part[0].task_name
+            self._progress.status(self._task)
             found += self._answers(asked)
         return [(answer.log_probability, answer.greedy) for answer in found]
 
@@ -180,6 +184,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
     def _count(self, n_asked: int, n_kept: int) -> None:
         self._n_asked += n_asked
         self._n_kept += n_kept
+        self.cached.count(self._task, n_asked, n_kept)
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> list[float]:
         by_task: dict[str, list[int]] = {}
@@ -187,6 +192,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
             by_task.setdefault(request.task_name, []).append(place)
         totals = [0.0] * len(requests)
         for task, places in by_task.items():
+            self._task = task
             found = self._text([requests[place].args[0] for place in places])
             self.texts[task] = found.text
             for place, loss in zip(places, found.losses, strict=True):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from quantkit.errors import ScoreError
-from quantkit.export.verified import Verified
+from quantkit.export.verified import Agreement, Attribution, Verified
 from quantkit.specs import problems
 
 SOURCE_NAME = "source"
@@ -123,6 +123,24 @@ class Made(Record):
     layers: dict[str, LayerError] = {}
 
 
+class Served(Record):
+    """The engine behind an address, and how it was found to serve the model that was scored."""
+
+    url: str
+    model: str
+    """What the engine calls it."""
+    root: str = ""
+    """What it says that it loaded."""
+    version: str | None = None
+    max_model_len: int | None = None
+    started: float | None = None
+    """When its process began, in seconds since 1970; None where it does not say."""
+    agreement: Agreement
+    """Its log-probabilities of some prompts against those of the model in the folder."""
+    attribution: Attribution | None = None
+    """Whether it serves a checkpoint or its source; None where there was no source to ask."""
+
+
 class Scorecard(Record):
     """One model's scores."""
 
@@ -144,6 +162,10 @@ class Scorecard(Record):
     """None for a source, and in files of old."""
     verified: Verified | None = None
     """What a serving engine did with it, where the checkpoint's folder tells."""
+    served: Served | None = None
+    """The engine that answered, where that was a server."""
+    cached: dict[str, float] = {}
+    """By task or group: the share of answers from an earlier run's cache; left out where none."""
     groups: dict[str, list[str]] = {}
     """Groups of tasks and the tasks that they hold."""
     versions: dict[str, str]

@@ -14,7 +14,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from quantkit.errors import ScoreError
 from quantkit.score.answers import Text
+from quantkit.score.cache import Cached
 from quantkit.score.endpoint import Echo, Endpoint
+from quantkit.score.tokens import n_before_text
 
 # Tokenizers disagree on at least one of these.
 PROBE = "The naïve café paid 3,141.59 €…\n\n    def f(x):\treturn x ** 2  # 你好"
@@ -28,6 +30,9 @@ class Engine(Protocol):
     url: str
     model: str
     max_model_len: int | None
+
+    def facts(self) -> dict[str, str] | None:
+        """What decides its answers, apart from the model; None where that cannot be learned."""
 
     def echo_text(self, text: str) -> Echo:
         """A text as the engine reads it."""
@@ -70,6 +75,10 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         self.tokenizer = tokenizer
         self._answers: Answers = {} if answers is None else answers
         self._advance = advance
+        self._asked: set[str] = set()
+        self._were_kept: list[bool] = []
+        self.cached = Cached()
+        """How many answers were there before this model was asked, by task."""
         self.texts: dict[str, Text] = {}
         """What was found on texts that were scored whole, by task."""
         self._max_length = _windows(endpoint, max_length)
@@ -129,6 +138,8 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
     ) -> list[tuple[float, bool]]:
         """Of continuations after contexts, and whether greedy decoding would give them."""
         answers: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
+        for request, was_kept in zip(requests, self._were_kept, strict=True):
+            self.cached.count(request.task_name, 1, was_kept)
         return answers
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = True) -> list[float]:
@@ -148,18 +159,34 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         totals = [0.0] * len(requests)
         for i, (value, _) in zip(owners, self._loglikelihood_tokens(windows), strict=True):
             totals[i] += value
+        for i, was_kept in zip(owners, self._were_kept, strict=True):
+            self.cached.count(requests[i].task_name, 1, was_kept)
         by_task: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
             by_task.setdefault(request.task_name, []).append(i)
+        encoded = [self.tok_encode(request.args[0]) for request in requests]
+        marks = [tuple(ids[: n_before_text(ids, self.tokenizer)]) for ids in encoded]
+        beside = self._after_nothing({mark for mark in marks if mark})
         for task, places in by_task.items():
-            n_tokens = [len(self.tok_encode(requests[i].args[0])) for i in places]
-            self.texts[task] = Text([-totals[i] for i in places], n_tokens, None, None)
+            n_tokens = [len(encoded[i]) - len(marks[i]) for i in places]
+            losses = [beside.get(marks[i], 0.0) - totals[i] for i in places]
+            self.texts[task] = Text(losses, n_tokens, None, None)
         return totals
+
+    def _after_nothing(self, marks: set[tuple[int, ...]]) -> dict[tuple[int, ...], float]:
+        """Log-likelihoods of what a tokenizer puts before texts: part of lm-eval's sums only."""
+        if not marks:
+            return {}
+        ordered = sorted(marks)
+        asked = [(None, [self.prefix_token_id], list(mark)) for mark in ordered]
+        values = (value for value, _ in self._loglikelihood_tokens(asked))
+        return dict(zip(ordered, values, strict=True))
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[Any, list[int], list[int]]], **options: Any
     ) -> list[tuple[float, bool]]:
         keys: list[str] = []
+        self._were_kept = []
         asked: dict[str, tuple[list[int], int]] = {}
         for _, context, continuation in requests:
             n = len(continuation)
@@ -170,11 +197,13 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
                 )
             tokens = (context + continuation)[-(self.max_length + 1) :]
             keys.append(self._key(tokens, n))
+            self._were_kept.append(keys[-1] not in self._asked and keys[-1] in self._answers)
             if keys[-1] in self._answers or keys[-1] in asked:
                 self._advance(n)
             else:
                 asked[keys[-1]] = tokens, n
         waiting = list(asked.items())
+        self._asked.update(asked)
 
         def keep(i: int, echo: Echo) -> None:
             key, (_, n) = waiting[i]

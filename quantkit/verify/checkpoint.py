@@ -201,6 +201,16 @@ def _find_source(manifest: Manifest, result: Verification) -> ModelSource | None
         return None
 
 
+def source_of(manifest: Manifest, trust_remote_code: bool = False) -> ModelSource | None:
+    """The very model that a checkpoint was made from, where it is at hand."""
+    name, revision = manifest.source.name, manifest.source.revision
+    try:
+        found = ModelSource.open(name, revision, trust_remote_code, cached_only=True)
+    except QuantkitError:
+        return None
+    return found if found.fingerprint == manifest.source.fingerprint else None
+
+
 def _same_source(
     manifest: Manifest, source: ModelSource | None, result: Verification
 ) -> ModelSource | None:

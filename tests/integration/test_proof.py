@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,14 @@ from quantkit.export.manifest import FILE, Manifest
 from quantkit.model.shards import ShardWriter, TensorSpec, read_header
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
-from quantkit.proof import agreement, prompts
 from quantkit.proof.run import Asked, prove
 from quantkit.quantize.prepare import CalibrationChoice
 from quantkit.quantize.run import quantize
 from quantkit.recipe import Recipe
 from quantkit.report import inputs
+from quantkit.score import agreement, prompts
 from quantkit.score.evaluation import read_all
+from quantkit.score.expected import Reference, WideProducts
 from quantkit.score.loading import load
 from quantkit.storage import sha256_of
 
@@ -39,7 +41,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> dict[str, Path]:
-    recipes = [Recipe.load(name) for name in ("fp8-dynamic", "rtn-w4a16")]
+    recipes = [Recipe.load(name) for name in ("fp8-dynamic", "rtn-w4a16", "rtn-w8a16")]
     found = quantize(ModelSource.open("demo"), recipes, tmp_path_factory.mktemp("out"))
     return {checkpoint.label: checkpoint.folder for checkpoint in found}
 
@@ -83,6 +85,7 @@ def test_an_honest_engine_agrees_within_rounding(folder, python, run_cli):
     result = run_cli(command)
     assert result.code == 0, result.stderr
     assert "rounding explains" in result.stdout
+    assert "the checkpoint is served, not its unquantised source" in result.stdout
     record = verified.current(folder, Manifest.read(folder))
     assert record is not None
     assert (record.ok, record.level, record.version) == (True, "logprobs", "9.9.9")
@@ -106,6 +109,66 @@ def test_a_scale_that_is_wrong_in_one_layer_of_the_engine_is_found(
     record = verified.current(folder, Manifest.read(folder))
     assert record is not None
     assert not record.ok
+
+
+@pytest.mark.parametrize("recipe", ["fp8-dynamic", "rtn-w8a16"])
+def test_an_engine_that_serves_the_unquantised_source_is_caught(
+    made, recipe, python, tmp_path, run_cli, monkeypatch
+):
+    """Their log-probabilities lie within what rounding explains: agreement alone lets it pass."""
+    folder = shutil.copytree(made[recipe], tmp_path / recipe)
+    command = ["verify", folder, "--backend", "vllm", "--python", python, "--prompts", 8, "-q"]
+    honest = run_cli(command)
+    assert honest.code == 0, honest.stderr
+    assert "the checkpoint is served, not its unquantised source" in honest.stdout
+    record = verified.current(folder, Manifest.read(folder))
+    assert record is not None
+    assert record.attribution is not None
+    assert (record.ok, record.attribution.nearer) == (True, "checkpoint")
+    assert min(record.attribution.power, record.attribution.recognised) > 0.99
+    assert "not the unquantised source's (power of that test: 1.00)" in record.sentence
+    monkeypatch.setenv("FAKE_VLLM", "source")
+    caught = run_cli(command)
+    assert caught.code == 3
+    assert "its answers are those of the unquantised source" in caught.stderr
+    record = verified.current(folder, Manifest.read(folder))
+    assert record is not None
+    assert record.attribution is not None
+    assert record.attribution.nearer == "source"
+    assert record.attribution.power > 0.99
+    assert len(record.faults) == 1, "nothing else gives it away"
+
+
+def test_without_its_source_a_checkpoint_is_not_held_against_it(folder, python, run_cli):
+    told = json.loads((folder / FILE).read_text())
+    told["source"]["name"] = "nobody/model-that-is-not-here"
+    (folder / FILE).write_text(json.dumps(told))
+    command = ["verify", folder, "--backend", "vllm", "--python", python, "--prompts", 1, "-q"]
+    result = run_cli(command)
+    assert result.code == 0, result.stderr
+    assert "not held against the unquantised source" in result.stdout
+
+
+def test_the_benchmark_counts_checkpoints_and_catches_the_source_as_each(
+    made, python, tmp_path, capsys
+):
+    script = spec_from_file_location("vllm_proof", ROOT / "benchmarks" / "vllm_proof.py")
+    benchmark = module_from_spec(script)
+    script.loader.exec_module(benchmark)
+    out, names = tmp_path / "result.json", ("fp8-dynamic", "rtn-w8a16")
+    folders = [str(made[name]) for name in names]
+    arguments = ["--python", str(python), "--prompts", "8", "--device", "cpu", "--out", str(out)]
+    benchmark.main(["demo", *folders, *arguments])
+    for folder in folders:
+        (Path(folder) / verified.FILE).unlink()
+    assert "2 of 2 checkpoints agree, and the source does" in capsys.readouterr().out
+    told = json.loads(out.read_text())
+    assert list(told["models"]) == ["source", *names]
+    assert (told["agree"], told["of"], told["source_agrees"]) == (2, 2, True)
+    assert (told["sources_caught"], told["sources_pretended"]) == (2, 2)
+    for name in names:
+        whose = told["models"][name]["source_instead"]["attribution"]
+        assert (whose["nearer"], whose["power"]) == ("source", pytest.approx(1.0, abs=0.01))
 
 
 def drop(name):
@@ -266,7 +329,7 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         ids, n = torch.tensor(body["prompt"]), body["max_tokens"]
         assert ids.shape[1] + max(n, 1) <= 80
-        with self.server.lock, torch.no_grad():
+        with self.server.lock, torch.no_grad(), WideProducts():
             for _ in range(n):
                 last = self.server.model(input_ids=ids).logits[:, -1]
                 ids = torch.cat([ids, last.argmax(-1, keepdim=True)], 1)
@@ -346,12 +409,12 @@ def test_answers_of_another_shape_are_faults_and_no_accident():
 
 def test_limits_follow_from_the_noise_that_was_measured():
     exact = torch.zeros(4, 500)
-    quiet = agreement.compare([[0.0] * 500] * 4, exact, exact)
-    noisy = agreement.compare([[0.0] * 500] * 4, exact, exact + 0.1)
+    quiet = agreement.compare([[0.0] * 500] * 4, Reference(exact, exact))
+    noisy = agreement.compare([[0.0] * 500] * 4, Reference(exact, exact + 0.1))
     assert quiet.limit_mean == pytest.approx(agreement.SLACK)
     assert noisy.limit_mean == pytest.approx(0.2 + agreement.SLACK)
     told = [[0.0] * 489 + [2.0] * 11] * 4  # a few tokens far off, which the mean forgives
-    rare = agreement.compare(told, exact, exact + 0.1)
+    rare = agreement.compare(told, Reference(exact, exact + 0.1))
     assert rare.mean < rare.limit_mean
     assert "one token of 100" in agreement.faults("prompts", rare)[0]
 

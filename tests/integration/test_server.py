@@ -7,17 +7,15 @@ import json
 import math
 import os
 import subprocess
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
+from fake_completions import MAX_LENGTH, Fake, end, serve
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from processes import free_port
@@ -29,105 +27,8 @@ from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.quantize.prepare import CalibrationChoice
 from quantkit.quantize.run import quantize
 from quantkit.recipe import ActivationScheme, Recipe
-from quantkit.score import activations, endpoint, harness, lmeval, loading
-from quantkit.score.harness import Asked
+from quantkit.score import activations, endpoint, lmeval, loading
 from quantkit.score.server import ServedModel
-
-MAX_LENGTH = 62
-
-
-class Handler(BaseHTTPRequestHandler):
-    """vLLM's answers, unless a fault is due."""
-
-    protocol_version = "HTTP/1.1"
-    server: "Fake"
-
-    def do_GET(self):
-        assert self.path == "/v1/models"
-        self.reply(200, {"data": self.server.cards})
-
-    def do_POST(self):
-        assert self.path == "/v1/completions"
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert (body["echo"], body["logprobs"], body["max_tokens"]) == (True, 1, 0)
-        with self.server.lock:
-            self.server.bodies.append(body)
-            fault = self.server.faults.pop(0) if self.server.faults else None
-            if fault == "always 500":
-                self.server.faults.append(fault)
-        if fault == "hang":
-            self.server.released.wait(10)
-            self.close_connection = True
-        elif fault == "cut":
-            self.send_response(200)
-            self.send_header("Content-Length", "1000")
-            self.end_headers()
-            self.wfile.write(b'{"choices"')
-            self.close_connection = True
-        elif fault == "garbage":
-            self.reply(200, b"<html>hello")
-        elif isinstance(fault, int) or fault == "always 500":
-            code = fault if isinstance(fault, int) else 500
-            self.reply(code, {"error": {"message": "out of luck", "code": code}})
-        elif isinstance(fault, str):
-            self.reply(400, {"error": {"message": fault, "code": 400}})
-        else:
-            answer = self.server.answer(body)
-            if callable(fault):
-                answer = fault(answer)
-            self.reply(200, answer)
-
-    def reply(self, status, content):
-        content = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *args):
-        pass
-
-
-class Fake(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, model, tokenizer):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.model, self.tokenizer = model, tokenizer
-        self.lock, self.released = threading.Lock(), threading.Event()
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        self.reset()
-
-    def reset(self):
-        self.cards = [{"id": "demo", "max_model_len": MAX_LENGTH + 2}]
-        self.bodies, self.faults = [], []
-
-    def answer(self, body):
-        prompts = body["prompt"]
-        if isinstance(prompts, str):
-            prompts = [self.tokenizer.encode(prompts)]
-        assert all(len(prompt) < self.cards[0]["max_model_len"] for prompt in prompts)
-        choices = [
-            {"index": i, "text": "", "logprobs": self.logprobs(prompt)}
-            for i, prompt in enumerate(prompts)
-        ]
-        return {"model": body["model"], "choices": choices[::-1]}
-
-    @torch.no_grad()
-    def logprobs(self, ids):
-        with self.lock:
-            table = self.model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
-        own = [table[i, token].item() for i, token in enumerate(ids[1:])]
-        top = [(int(row.argmax()), row.max().item()) for row in table[:-1]]
-        return {
-            "tokens": [f"token_id:{i}" for i in ids],
-            "token_logprobs": [None, *own],
-            "top_logprobs": [None]
-            + [
-                {f"token_id:{i}": a, f"token_id:{j}": b}
-                for i, a, (j, b) in zip(ids[1:], own, top, strict=True)
-            ],
-        }
 
 
 @pytest.fixture(scope="module")
@@ -140,12 +41,9 @@ def demo():
 @pytest.fixture(scope="module")
 def _fake(demo):
     server = Fake(*demo)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
+    serve(server)
     yield server
-    server.released.set()
-    server.shutdown()
-    server.server_close()
+    end(server)
 
 
 @pytest.fixture
@@ -401,21 +299,6 @@ def test_windows_must_fit_the_server(fake):
     del fake.cards[0]["max_model_len"]
     with pytest.raises(ScoreError, match="does not tell its context"):
         connect(fake)
-
-
-def test_a_scorecard_through_a_server(fake, tmp_path):
-    asked = Asked(("python_docs",), limit=2, max_length=MAX_LENGTH, cache=tmp_path)
-    here = harness.evaluate(ModelSource.open("demo"), asked, "cpu")
-    there = harness.evaluate(ModelSource.open("demo"), replace(asked, server=fake.url), "cpu")
-    ours, theirs = (e.card.scores["python_docs/perplexity"] for e in (here, there))
-    assert theirs.value == pytest.approx(ours.value, rel=1e-5)
-    assert theirs.n == ours.n
-    assert there.card.device == f"served at {fake.url}"
-    assert [o.weight for o in there.outcomes] == [o.weight for o in here.outcomes]
-    n_before = len(fake.bodies)
-    again = harness.evaluate(ModelSource.open("demo"), replace(asked, server=fake.url), "cpu")
-    assert again.card.scores == there.card.scores
-    assert len(fake.bodies) <= n_before + 1  # the probe of its tokenizer alone
 
 
 def test_text_is_not_generated(fake):

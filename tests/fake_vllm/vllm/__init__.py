@@ -1,7 +1,9 @@
 """A stand-in for vLLM with the few names that our worker uses; the arithmetic is ours.
 
 What goes wrong is said by FAKE_VLLM: `die`, `hang`, `refuse`, `blank`, `nan`, or `louder`, which
-multiplies one layer's output by 1.1, as a wrong scale would. `canned` answers without a model.
+multiplies one layer's output by 1.1, as a wrong scale would. `canned` answers without a model;
+`source` serves the model that the checkpoint was made from, as an engine does that ignores the
+quantisation it is asked for.
 """
 
 import os
@@ -13,6 +15,7 @@ from types import SimpleNamespace
 
 __version__ = "9.9.9"
 MODE = os.environ.get("FAKE_VLLM", "")
+COMPUTING = ("", "louder", "source")
 
 
 class EngineArgs:
@@ -46,34 +49,42 @@ class LLM:
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
             time.sleep(60)
         self.llm_engine = SimpleNamespace(vllm_config=config(settings))
-        if MODE in ("", "louder"):
+        if MODE in COMPUTING:
             self.model = self.load(model)
 
     def load(self, model):
         import torch
 
+        from quantkit.export import manifest
         from quantkit.export.checkpoint import Checkpoint
+        from quantkit.model.source import ModelSource
         from quantkit.score import loading
+        from quantkit.verify.checkpoint import source_of
 
         kind = getattr(torch, self.llm_engine.vllm_config.model_config.dtype.split(".")[1])
-        checkpoint = Checkpoint.open(Path(model))
-        loaded = loading.load(checkpoint, torch.device("cpu"), dtype=kind)
+        is_source = not (Path(model) / manifest.FILE).exists()
+        target = ModelSource.open(model) if is_source else Checkpoint.open(Path(model))
+        if MODE == "source":
+            target = source_of(target.manifest)
+        loaded = loading.load(target, torch.device("cpu"), dtype=kind)
         if MODE == "louder":
             layer = loaded.get_submodule("model.layers.2.mlp.down_proj")
             layer.register_forward_hook(lambda module, inputs, output: output * 1.1)
         return loaded
 
     def generate(self, prompts, params):
-        if MODE not in ("", "louder"):
+        if MODE not in COMPUTING:
             value = float("nan") if MODE == "nan" else -1.0
             n = params.wanted["max_tokens"]
             given = [prompt["prompt_token_ids"] for prompt in prompts]
             return [output(ids + [7] * n, [value] * (len(ids) + n - 1), len(ids)) for ids in given]
         import torch
 
+        from quantkit.score.expected import WideProducts
+
         ids = torch.tensor([prompt["prompt_token_ids"] for prompt in prompts])
         n_before, wanted = ids.shape[1], params.wanted
-        with torch.no_grad():
+        with torch.no_grad(), WideProducts():
             for _ in range(wanted["max_tokens"]):
                 last = self.model(input_ids=ids).logits[:, -1]
                 ids = torch.cat([ids, last.argmax(-1, keepdim=True)], 1)

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from quantkit.export.verified import Agreement
-from quantkit.proof.prompts import Prompts
-from quantkit.proof.reference import Reference
+from quantkit.score.expected import Reference
+from quantkit.score.prompts import Prompts
 
 MEAN_TIMES = 2.0
 P99_TIMES = 3.0
@@ -32,10 +32,10 @@ MANY = 1000
 """Tokens from which on the far end of the differences is judged too."""
 
 
-def compare(told: list[list[float]], exact: torch.Tensor, rounded: torch.Tensor) -> Agreement:
+def compare(told: list[list[float]], reference: Reference) -> Agreement:
     """An engine's log-probabilities beside the reference's."""
-    off = (torch.tensor(told, dtype=torch.float64) - exact).abs().flatten()
-    noise = (rounded.double() - exact).abs().flatten()
+    off = (torch.tensor(told, dtype=torch.float64) - reference.exact).abs().flatten()
+    noise = (reference.rounded.double() - reference.exact).abs().flatten()
     return Agreement(
         n_tokens=off.numel(),
         mean=float(off.mean()),
@@ -61,16 +61,6 @@ def faults(what: str, found: Agreement) -> list[str]:
             f"one token of 100, and rounding explains {found.limit_p99:.3f}"
         ]
     return []
-
-
-def judge(
-    written: list[list[float]], read: list[list[float]], reference: Reference
-) -> tuple[Agreement, Agreement, list[str]]:
-    """Both kinds of tokens: generating runs through other kernels than reading a prompt does."""
-    generated = compare(written, reference.exact.written, reference.rounded.written)
-    prompts = compare(read, reference.exact.read, reference.rounded.read)
-    found = faults("prompts", prompts) + faults("generated tokens", generated)
-    return generated, prompts, found
 
 
 def shape_faults(
