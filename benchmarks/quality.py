@@ -1,62 +1,50 @@
-"""Perplexity of 4-bit recipes on a real small model: what each method is worth.
+"""What 4 bits cost on real models: quantkit, llm-compressor and AutoRound on the same token ids.
 
-    python benchmarks/quality.py --model DIR --calibration FILE --text FILE [--out FILE]
+    python benchmarks/quality.py --model DIR --name NAME --origin TEXT --group-size 128
+        --calibration FILE [FILE ...] --text FILE --work DIR --out FILE [--path PACKAGE=DIRS ...]
 
-Quantises in groups of 64 on the first 64 x 2,048 tokens of the calibration text, and measures
-perplexity on all windows of 2,048 tokens of the other text, in bf16 on a GPU.
+Runs every command of `peers_speed.py whole` that --work has no result of, then scores all of them
+with one evaluator: each checkpoint is read and dequantised by compressed-tensors' own code into the
+same transformers model in bfloat16, inputs unquantised, and compared with the source on all whole
+windows of --text. Perplexity leaves out the first token of each window; KL divergence (over the
+whole vocabulary, log-softmax in float32) and top-1 agreement count every position.
+
+One call per model; all calls write to the same FILE, after every checkpoint.
 """
 
 import argparse
+import json
 import math
-import platform
-import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import peers
 import torch
+from peers_speed import NOTES, add_common, build_set, provenance, set_record, whole
+from safetensors import safe_open
 
-from quantkit import device as devices
 from quantkit.export.checkpoint import Checkpoint
-from quantkit.export.manifest import versions
+from quantkit.model.architecture import skeleton
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.offline import without_hub
-from quantkit.quantize.prepare import CalibrationChoice
-from quantkit.quantize.run import quantize
-from quantkit.recipe import Recipe
 from quantkit.score import loading
-from quantkit.storage import write_json
 
-# Name, the shipped recipe that it varies, and whether without zero points.
-VARIANTS = (
-    ("rtn-sym", "rtn-w4a16", True),
-    ("rtn-asym", "rtn-w4a16", False),
-    ("gptq-sym", "gptq-w4a16", True),
-    ("gptq-asym", "gptq-w4a16", False),
-    ("awq-sym", "awq-w4a16", True),
-    ("awq-asym", "awq-w4a16", False),
-    ("awq-gptq-sym", "awq-gptq-w4a16", True),
-    ("awq-gptq-asym", "awq-gptq-w4a16", False),
-    ("int8-w8a8", "int8-w8a8", None),
-    ("fp8-static", "fp8-static", None),
-    ("fp8-dynamic", "fp8-dynamic", None),
-)
+RUNS = [run for run in peers.RUNS if run != "quantkit-one-pass"]
+"""One pass makes the same checkpoints as the first three."""
 
 
-def variant(name: str, base: str, symmetric: bool | None, group_size: int) -> Recipe:
-    recipe = Recipe.load(base)
-    weights = recipe.weights
-    if symmetric is not None:
-        weights = weights.model_copy(update={"symmetric": symmetric, "group_size": group_size})
-    return recipe.model_copy(update={"name": name, "weights": weights})
+def windows_of(tokenizer: Any, text: Path, length: int) -> torch.Tensor:
+    """All whole windows of a text [windows, length]."""
+    ids = torch.tensor(tokenizer(text.read_text(encoding="utf-8"), verbose=False)["input_ids"])
+    return ids[: len(ids) // length * length].view(-1, length)
 
 
 @torch.no_grad()
 def perplexity(model: Any, tokenizer: Any, text: Path, length: int) -> float:
     """Over all whole windows of the text, the first token of each not predicted."""
-    ids = torch.tensor(tokenizer(text.read_text(encoding="utf-8"), verbose=False)["input_ids"])
-    windows = ids[: len(ids) // length * length].view(-1, length)
+    windows = windows_of(tokenizer, text, length)
     total = 0.0
     for window in windows.to(model.device).split(4):
         logits = model(window).logits[:, :-1].float()
@@ -73,49 +61,132 @@ def perplexity_of(target: ModelSource | Checkpoint, text: Path, length: int, dev
     return perplexity(model, load_tokenizer(target.folder), text, length)
 
 
+def dequantized(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """All parameters of a compressed-tensors checkpoint, or of a plain one, by their names."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationScheme
+
+    config = json.loads((folder / "config.json").read_text()).get("quantization_config")
+    scheme = compressor = None
+    if config is not None:
+        (group,) = config["config_groups"].values()
+        scheme = QuantizationScheme.model_validate(group)
+        compressor = BaseCompressor.get_value_from_registry(config["format"])
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as stored:
+            names = set(stored.keys())
+            packed = {n.removesuffix("_packed") for n in names if n.endswith(".weight_packed")}
+            for weight in sorted(packed):
+                parts = {n for n in names if n.startswith(f"{weight}_")}
+                module = weight.removesuffix("weight")
+                state = {n.removeprefix(module): stored.get_tensor(n) for n in parts}
+                yield weight, compressor.decompress(state, scheme)["weight"]
+                names -= parts
+            for name in sorted(names):
+                yield name, stored.get_tensor(name)
+
+
+def load(source: Path, folder: Path, device: torch.device) -> Any:
+    """The source's architecture in bfloat16 with a checkpoint's weights."""
+    model = skeleton(source, dtype=torch.bfloat16)
+    state = {name: value.to(device, torch.bfloat16) for name, value in dequantized(folder)}
+    missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
+    model.tie_weights()
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    if wrong := [*(name for name in missing if name not in tied), *unexpected]:
+        raise ValueError(f"{folder} does not hold the model's parameters: {wrong[0]}")
+    return model.to(device).eval()
+
+
+@torch.no_grad()
+def compare(source: Any, model: Any, windows: torch.Tensor) -> dict[str, Any]:
+    """Perplexity, exact KL divergence from the source, and agreement on the likeliest token."""
+    loss, agreed, divergences = 0.0, 0, []
+    for window in windows.to(model.device).split(1):
+        reference = source(window).logits[0].float().log_softmax(-1)
+        found = model(window).logits[0].float().log_softmax(-1)
+        agreed += int((reference.argmax(-1) == found.argmax(-1)).sum())
+        loss -= found[:-1].gather(1, window[0, 1:, None]).double().sum().item()
+        terms = reference.exp() * (reference - found)
+        divergences.append(terms.sum(-1, dtype=torch.float64).cpu())
+    values = torch.cat(divergences)
+    return {
+        "perplexity": math.exp(loss / (windows.shape[0] * (windows.shape[1] - 1))),
+        "kl_mean": values.mean().item(),
+        "kl_median": values.median().item(),
+        "kl_p99": values.quantile(0.99).item(),
+        "top1_agreement": agreed / windows.numel(),
+    }
+
+
+def described(folder: Path) -> dict[str, Any]:
+    """What a checkpoint's files say of it."""
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    (group,) = config["config_groups"].values()
+    return {
+        "group_size": group["weights"]["group_size"],
+        "symmetric": group["weights"]["symmetric"],
+        "weight_bytes": sum(path.stat().st_size for path in folder.glob("*.safetensors")),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--calibration", required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--origin", required=True, help="where the source's weights come from")
+    parser.add_argument("--calibration", type=Path, nargs="+", required=True)
     parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--samples", type=int, default=64)
-    parser.add_argument("--length", type=int, default=2048)
-    parser.add_argument("--group-size", type=int, default=64)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--only", nargs="*")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--max-windows", type=int, help="score no more than these")
+    parser.add_argument("--group-size", type=int, default=128)
+    parser.add_argument("--runs", nargs="+", default=RUNS)
+    add_common(parser)
     args = parser.parse_args()
+    args.path = dict(args.path)
     without_hub()
-    source = ModelSource.open(args.model)
-    values = {"source": perplexity_of(source, args.text, args.length, args.device)}
-    print("source", values["source"], flush=True)
-    choice = CalibrationChoice(args.calibration, args.samples, args.length)
-    recipes = [variant(*v, args.group_size) for v in VARIANTS if not args.only or v[0] in args.only]
-    with tempfile.TemporaryDirectory() as folder:
-        started = time.monotonic()
-        made = quantize(source, recipes, Path(folder) / "out", args.device, calibration=choice)
-        seconds = time.monotonic() - started
-        for checkpoint in made:
-            values[checkpoint.label] = perplexity_of(
-                checkpoint, args.text, args.length, args.device
-            )
-            print(f"{checkpoint.label:16} {values[checkpoint.label]:.3f}", flush=True)
-    if args.out:
-        write_json(
-            args.out,
-            {
-                "what": "perplexity by windows, 4 bits in groups unless the recipe says otherwise",
-                "model": Path(args.model).name,
-                "calibration": f"{Path(args.calibration).name}, {args.samples} x {args.length}",
-                "text": args.text.name,
-                "group_size": args.group_size,
-                "perplexity": values,
-                "seconds_for_all": seconds,
-                "device": devices.describe(torch.device(args.device)),
-                "machine": platform.machine(),
-                "versions": versions(),
-            },
+    args.work.mkdir(parents=True, exist_ok=True)
+    tokens = args.work / "set"
+    build_set(args.model, args.calibration, args.samples, args.length, tokens, args.path)
+    known = json.loads(args.out.read_text()) if args.out.is_file() else {}
+    result = {
+        "what": "perplexity, exact KL divergence and top-1 agreement of 4-bit checkpoints",
+        **provenance(args.commit),
+        **NOTES,
+        "models": known.get("models", {}),
+    }
+    result["versions"] |= known.get("versions", {})
+    rows = []
+    for name in args.runs:
+        rows.append(
+            whole(name, args.model, tokens, args.group_size, args.work, args.path, args.limit)
         )
+        print(f"{name}: {rows[-1]['seconds']:.1f} s", rows[-1]["error"] or "", flush=True)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    windows = windows_of(load_tokenizer(args.model), args.text, args.length)[: args.max_windows]
+    source = load(args.model, args.model, device)
+    entry = result["models"][args.name] = {
+        "origin": args.origin,
+        "tokens": set_record(tokens),
+        "text": args.text.name,
+        "windows": len(windows),
+        "length": args.length,
+        "source": compare(source, source, windows),
+        "rows": [],
+    }
+    for row in rows:
+        result["versions"] |= row.pop("versions", {})
+        row.pop("stage_seconds", None)
+        if row["error"] is None:
+            (folder,) = peers.checkpoints(row["run"], args.work / row["run"] / "out").values()
+            try:
+                model = load(args.model, folder, device)
+                row |= described(folder) | compare(source, model, windows)
+            except Exception as error:  # a checkpoint that cannot be read is a result too
+                row["error"] = f"{type(error).__name__}: {error}"
+            model = None
+        entry["rows"].append(row)
+        args.out.write_text(json.dumps(result, indent=2) + "\n")
+        print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def list_sets(json: AsJson = False) -> None:
 @app.command("build")
 def build(
     model: Annotated[
-        str, typer.Option(metavar="MODEL", help="Whose tokenizer and template are used.")
+        str, typer.Option("--model", metavar="MODEL", help="Whose tokenizer and template are used.")
     ],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="The folder to write.")],
     name: Annotated[

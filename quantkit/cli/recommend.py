@@ -97,7 +97,7 @@ def command(
     ] = None,
     draft: Annotated[
         str | None,
-        typer.Option(metavar="DRAFT", help="Guess ahead: a model, ngram, or eagle:DIR."),
+        typer.Option("--draft", metavar="DRAFT", help="Guess ahead: a model, ngram, or eagle:DIR."),
     ] = None,
     lora: Lora = None,
     profile: Annotated[

@@ -62,7 +62,9 @@ def command(
     ] = "auto",
     draft: Annotated[
         str | None,
-        typer.Option(metavar="DRAFT", help="Guess ahead: a model's DIR, ngram, or eagle:DIR."),
+        typer.Option(
+            "--draft", metavar="DRAFT", help="Guess ahead: a model's DIR, ngram, or eagle:DIR."
+        ),
     ] = None,
     draft_tokens: Annotated[
         int | None, typer.Option(min=1, max=32, metavar="N", help="Tokens guessed at a time.")

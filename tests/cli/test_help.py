@@ -223,3 +223,29 @@ def test_recipes_that_nobody_should_want_are_refused_with_the_reason(run_cli):
         result = run_cli(["recipes", "show", name])
         assert result.code == 3
         assert words in result.stderr
+
+
+def test_options_named_like_their_metavar_spell_out_their_flag():
+    """Typer before 0.28 takes such a metavar for the flag, and makes --model --MODEL."""
+    import importlib
+    import inspect
+    import pkgutil
+
+    from typer.models import OptionInfo
+
+    import quantkit.cli
+
+    bare, n_options = [], 0
+    for module in pkgutil.iter_modules(quantkit.cli.__path__, "quantkit.cli."):
+        functions = inspect.getmembers(importlib.import_module(module.name), inspect.isfunction)
+        for _, function in functions:
+            for name, hint in function.__annotations__.items():
+                for option in getattr(hint, "__metadata__", ()):
+                    if isinstance(option, OptionInfo):
+                        n_options += 1
+                        flags = [option.default, *(option.param_decls or ())]
+                        bare_name = not any(str(flag).startswith("-") for flag in flags)
+                        if (option.metavar or "").lower() == name and bare_name:
+                            bare.append(f"{module.name}.{function.__name__}: --{name}")
+    assert n_options > 100
+    assert not bare
