@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from recording import write
 
 from quantkit import device as devices
 from quantkit.calibration.build import Vocabulary, build
@@ -39,7 +40,6 @@ from quantkit.quantize.prepare import CalibrationChoice
 from quantkit.quantize.run import quantize
 from quantkit.recipe import load
 from quantkit.score import loading
-from quantkit.storage import write_json
 
 RECIPES = ("gptq-w4a16", "awq-w4a16", "awq-gptq-w4a16")
 MIXED = "mixed"
@@ -158,7 +158,7 @@ def main() -> None:
     }
     print(json.dumps(result["growth_percent"], indent=2))
     if args.out:
-        write_json(args.out, result)
+        write(args.out, result)
 
 
 if __name__ == "__main__":

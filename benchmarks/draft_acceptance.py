@@ -15,6 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from recording import write
+
 COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 PER_PLACE = "num_accepted_tokens_per_pos"
 WAYS = {"temperature-0": 0.0, "greedy": 1.0}
@@ -147,7 +149,7 @@ def main() -> None:
     }
     print(f"worst: {result['worst_points_off']:.1f} points off")
     if args.out:
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+        write(args.out, result)
 
 
 if __name__ == "__main__":

@@ -23,12 +23,12 @@ from gguf import GGMLQuantizationType as Kind
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 import ggml_judge
+from recording import write
 
 from quantkit import device as devices
 from quantkit.export.manifest import versions
 from quantkit.gguf import blocks
 from quantkit.model.source import ModelSource
-from quantkit.storage import write_json
 
 EIGHT_B = {  # rows, columns, how many of 32 blocks have it as Q6_K in Q4_K_M
     "attn_q": (4096, 4096, 0),
@@ -152,7 +152,7 @@ def main() -> None:
         result["speed"] = speed(device)
         print(json.dumps({k: v for k, v in result["speed"].items() if k != "layers"}), flush=True)
     if args.out:
-        write_json(args.out, result)
+        write(args.out, result)
 
 
 if __name__ == "__main__":

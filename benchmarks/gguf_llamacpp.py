@@ -25,6 +25,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 import llamacpp
 from odd_texts import texts
+from recording import write
 
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import versions
@@ -37,7 +38,6 @@ from quantkit.offline import without_hub
 from quantkit.quantize.run import quantize
 from quantkit.recipe import load
 from quantkit.score import loading
-from quantkit.storage import write_json
 
 CPU = torch.device("cpu")
 TYPES = ("f16", "q8_0", "q6_k", "q4_k_m", "q2_k")
@@ -144,7 +144,7 @@ def main() -> None:
             found["logits"][made.label] = compare(made, source, prompts)
             print(made.label, json.dumps(found["logits"][made.label]), flush=True)
     if args.out:
-        write_json(args.out, found)
+        write(args.out, found)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 import ggml_judge
 from quality import perplexity_of
+from recording import write
 
 from quantkit import device as devices
 from quantkit.export.manifest import versions
@@ -33,7 +34,6 @@ from quantkit.offline import without_hub
 from quantkit.quantize.prepare import CalibrationChoice
 from quantkit.quantize.run import quantize
 from quantkit.recipe import load
-from quantkit.storage import write_json
 
 TYPES = ("q8_0", "q6_k", "q4_k_m", "q2_k", "q4_1")
 
@@ -105,7 +105,7 @@ def main() -> None:
                 }
                 print(json.dumps(row), flush=True)
                 if args.out:
-                    write_json(args.out, result)
+                    write(args.out, result)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from data_free import add_shape, make_model
+from recording import write
 
 from quantkit import device as devices
 from quantkit import grid, recipe
@@ -32,7 +33,6 @@ from quantkit.gguf.writer import GGUFFile
 from quantkit.model.source import ModelSource
 from quantkit.progress import Silent
 from quantkit.recipe import GGUFRecipe
-from quantkit.storage import write_json
 
 CHUNK_BYTES = 64 << 20
 
@@ -172,7 +172,7 @@ def main() -> None:
     }
     print(json.dumps(found, indent=1))
     if args.out:
-        write_json(args.out, found)
+        write(args.out, found)
 
 
 if __name__ == "__main__":

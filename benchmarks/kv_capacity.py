@@ -147,10 +147,11 @@ def main() -> None:
     if args.worker:
         work(json.loads(args.worker))
         return
+    from recording import write
+
     from quantkit import recipe as recipes
     from quantkit.advise import gpus, memory, shape
     from quantkit.resources import DEMO_MODEL
-    from quantkit.storage import write_json
 
     small = json.loads((Path(args.model) / "config.json").read_text())
     large = json.loads((DEMO_MODEL / "config.json").read_text()) | EIGHT_B
@@ -198,7 +199,7 @@ def main() -> None:
                 what = "tokens of vLLM's KV cache, ours against what it says"
                 told = {"what": what, "gpu": gpu.name, "eager": not args.compiled}
                 told["utilisation"] = UTILISATION
-                write_json(args.out, {**told, "machine": platform.machine(), "rows": rows})
+                write(args.out, {**told, "machine": platform.machine(), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from recording import write
 
 WORDS = 50_000
 PER_ROW = 145
@@ -97,7 +98,7 @@ def main() -> None:
     }
     print(json.dumps(result, indent=2))
     if args.out:
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+        write(args.out, result)
 
 
 if __name__ == "__main__":

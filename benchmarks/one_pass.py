@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 from data_free import make_model
+from recording import write
 
 from quantkit import device as devices
 from quantkit.calibration.tokens import CalibrationTokens
@@ -31,7 +32,6 @@ from quantkit.quantize import plan as planning
 from quantkit.quantize.journal import Journal
 from quantkit.quantize.onepass import quantize_blocks
 from quantkit.recipe import Recipe
-from quantkit.storage import write_json
 
 FIVE = ["gptq-w4a16", "awq-w4a16", "awq-gptq-w4a16", "int8-w8a8", "fp8-static"]
 RUNS = {
@@ -137,7 +137,7 @@ def main() -> None:
                 shutil.rmtree(out)
                 print(name, n_samples, point["seconds_a_block"], flush=True)
     if args.out:
-        write_json(args.out, result)
+        write(args.out, result)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from recording import write
 
 from quantkit import launch, recipe, resources
 from quantkit.calibration.tokens import CalibrationTokens
@@ -36,7 +37,6 @@ from quantkit.quantize.ranks import Ranks, assign
 from quantkit.quantize.streams import streams_of
 from quantkit.quantize.together import Together, joined
 from quantkit.quantize.visit import Visit
-from quantkit.storage import write_json
 
 RESULTS = Path(__file__).parent / "results"
 RECIPE = "gptq-w4a16"
@@ -281,7 +281,7 @@ def main() -> None:
     }
     print(json.dumps(result, indent=2))
     if args.out:
-        write_json(args.out, result)
+        write(args.out, result)
 
 
 if __name__ == "__main__":

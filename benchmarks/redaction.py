@@ -23,10 +23,10 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 import redaction_corpus
+from recording import write
 
 from quantkit.calibration.reading import python_text
 from quantkit.calibration.redaction.redact import _FINDERS, KINDS, redact
-from quantkit.storage import write_json
 
 
 def corpus(seed: int, n_each: int) -> dict:
@@ -101,7 +101,7 @@ def main() -> None:
     }
     print(json.dumps(result, indent=2, ensure_ascii=False))
     if args.out:
-        write_json(args.out, result)
+        write(args.out, result)
 
 
 if __name__ == "__main__":

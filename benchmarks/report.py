@@ -14,12 +14,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from recording import write
+
 from quantkit.report import files
 from quantkit.report.comparison import Report
 from quantkit.score.answers import LOSS, Outcome
 from quantkit.score.evaluation import Evaluation, read_all
 from quantkit.score.scorecard import LayerError, Made, Score, Scorecard, Settings
-from quantkit.storage import write_json
 
 N_QUESTIONS = 14_042
 N_SUBJECTS = 57
@@ -125,7 +126,7 @@ def main() -> None:
     }
     print(json.dumps(result, indent=2))
     if args.out:
-        write_json(args.out, result)
+        write(args.out, result)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from typing import Any
 
 import lm_eval
 import torch
+from recording import write
 
 from quantkit import device as devices
 from quantkit.export.manifest import versions
@@ -30,7 +31,6 @@ from quantkit.model.source import ModelSource
 from quantkit.offline import without_hub
 from quantkit.progress import Silent
 from quantkit.score import lmeval
-from quantkit.storage import write_json
 
 TURNS = 5
 
@@ -253,7 +253,7 @@ def main() -> None:
             result[name] = parts[name]()
         print(name, json.dumps(result[name]), flush=True)
         if args.out:
-            write_json(args.out, result)
+            write(args.out, result)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from quantkit.storage import write_json
+from recording import write
 
 RECOMMEND = (
     "recommend",
@@ -57,7 +57,7 @@ def main() -> None:
     result["help_over_typer"] = result["quantkit_help"] / result["import_typer"]
     print(json.dumps(result, indent=2))
     if args.out:
-        write_json(args.out, result)
+        write(args.out, result)
 
 
 if __name__ == "__main__":

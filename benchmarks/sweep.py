@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from recording import write
+
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
@@ -174,10 +176,9 @@ def main() -> None:
         },
         "side_by_side": {"steps": asked.wide, "seconds": wide, "limit": 120 * asked.wide / 1000},
     }
-    text = json.dumps(record, indent=2)
-    print(text)
+    print(json.dumps(record, indent=2))
     if asked.out:
-        asked.out.write_text(text + "\n")
+        write(asked.out, record)
 
 
 if __name__ == "__main__":

@@ -221,6 +221,8 @@ def disturbed(
 
 def main() -> None:
     """Run the trials and write down what came of them."""
+    from recording import recorded  # here, since a test loads this file from elsewhere
+
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--sweeps", type=int, default=20)
     arguments.add_argument("--seed", type=int, default=0)
@@ -248,6 +250,7 @@ def main() -> None:
             "identical": sum(trial.identical for trial in trials),
             "killed_while_running": sum(trial.was_running for trial in trials),
             "trials": [vars(trial) for trial in trials],
+            "recorded": recorded(),
         }
         return json.dumps(told, indent=2) + "\n"
 

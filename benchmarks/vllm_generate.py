@@ -15,6 +15,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from recording import write
+
 PROMPTS = [
     'The "assert" statement',
     'class Stack:\n    """',
@@ -87,7 +89,7 @@ def main() -> None:
             result["models"][name] = answer
             print(name, json.dumps(answer), flush=True)
     if args.out:
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+        write(args.out, result)
 
 
 def _installed(package: str) -> bool:

@@ -8,12 +8,13 @@ the reason. Several engines share one GPU: each takes a small cache of a given s
 """
 
 import argparse
-import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from recording import write
 
 from quantkit.engine.vllm_job import Vllm
 from quantkit.errors import QuantkitError
@@ -77,7 +78,7 @@ def main() -> None:
     }
     print(f"{result['agree']} of {result['of']} agree, {result['seconds']} s in all")
     if args.out:
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+        write(args.out, result)
 
 
 def show(name: str, told: dict[str, Any], started: float) -> None:

@@ -26,6 +26,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from recording import write  # noqa: E402
+
 from quantkit.bench.engines import kv_tokens_in, weight_bytes_in  # noqa: E402
 from quantkit.engine.process import Child  # noqa: E402
 from quantkit.errors import EngineError  # noqa: E402
@@ -268,7 +270,7 @@ def main() -> None:
                         raise SystemExit(f"{each.name}: {models[each.name]['refused']}")
                     with_ratios({n: m for n, m in models.items() if "refused" not in m})
                     if args.out:  # after every model, so that a long run leaves what it has
-                        args.out.write_text(json.dumps(result, indent=2) + "\n")
+                        write(args.out, result)
     show(models)
 
 

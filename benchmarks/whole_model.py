@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 from data_free import add_shape, make_model
+from recording import write
 
 from quantkit import device as devices
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import versions
-from quantkit.storage import write_json
 
 WORDS = "block of weights rounds to its nearest number and the rest makes up for what was lost"
 WORDS_A_LINE = 1000
@@ -79,9 +79,7 @@ def main() -> None:
             print(json.dumps(found[-1]), flush=True)
             shutil.rmtree(Path(scratch) / "out")
             if args.out:
-                write_json(
-                    args.out, {"what": "the whole command, from disk to disk", "runs": found}
-                )
+                write(args.out, {"what": "the whole command, from disk to disk", "runs": found})
 
 
 def measure(
