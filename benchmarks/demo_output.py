@@ -22,8 +22,8 @@ from recording import ROOT, write
 from quantkit.export.manifest import versions
 
 TASKS = ("python_docs/perplexity", "python_quiz/acc")
-# Progress: which block is done, and how long it took. Everything else is worth reading.
-NOTES = re.compile(r"^(calibration|plan|[a-z0-9_-]+): \d+ (of|samples|blocks)")
+# Of what goes to standard error, the plan; the rest is progress.
+NOTES = re.compile(r"^[a-z0-9_-]+: \d.* (linear layers|tensors in blocks|samples of|streams of)\b")
 
 
 def run(folder: str) -> tuple[str, str, float]:

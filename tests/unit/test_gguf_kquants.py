@@ -1,7 +1,5 @@
 """K-quants in torch are ggml's own: same bytes for ordinary, heavy-tailed, real and odd weights."""
 
-import platform
-
 import ggml_judge
 import numpy as np
 import pytest
@@ -13,8 +11,6 @@ from quantkit.gguf.kquants import KINDS
 from quantkit.model.source import ModelSource
 
 ROWS, COLUMNS = 16, 768
-IS_EXACT = platform.machine() in ("x86_64", "AMD64")
-"""Whether ggml is built here without fused multiply-adds, so that its bytes can be compared."""
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 
@@ -24,18 +20,14 @@ def names_that_differ(weights, kind, importance=None):
     sizes = [len(each) for each in weights.values()]
     ours, theirs = KINDS[kind](x, importance), ggml_judge.quantize(x, kind, importance)
     parts = zip(weights.items(), ours.split(sizes), theirs.split(sizes), strict=True)
-    if IS_EXACT:
+    if ggml_judge.IS_EXACT:
         return [name for (name, _), a, b in parts if not torch.equal(a, b)]
-    # Elsewhere ggml is built with fused multiply-adds. Its search then takes another of several
-    # near-equal scales for one sub-block in fifty (the same C code, compiled with and without
-    # contraction, shows it), and goes astray where a handful of weights decide. So its bytes are
-    # no reference there, and the error of ordinary weights must be about the same.
     found = {
         name: ggml_judge.compare(x, a, b, kind, importance)
         for (name, x), a, b in parts
         if name not in ODD
     }
-    return [name for name, comparison in found.items() if comparison.total_ratio > 1.03]
+    return [name for name, c in found.items() if c.total_ratio > ggml_judge.ABOUT_THE_SAME]
 
 
 def noise(seed=0, shape=(ROWS, COLUMNS)):
@@ -88,7 +80,7 @@ IMPORTANCE = {
 @each_kind
 @pytest.mark.parametrize("importance", IMPORTANCE.values(), ids=IMPORTANCE.keys())
 def test_bytes_are_those_of_ggml(kind, importance):
-    if not IS_EXACT and importance is IMPORTANCE["mostly zeros"]:
+    if not ggml_judge.IS_EXACT and importance is IMPORTANCE["mostly zeros"]:
         pytest.skip("with fused multiply-adds ggml goes astray where hardly a column counts")
     assert names_that_differ(WEIGHTS, kind, importance) == []
 

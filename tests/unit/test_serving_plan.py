@@ -285,6 +285,6 @@ def test_a_profile_gives_way_where_its_batches_leave_no_room():
     model = target.planned(shape.of("8B"), load("awq-gptq-w4a16"), "out")
     plan = make(model, Demand(gpus.find("RTX 3080"), context=16384, profile="batch"))
     assert plan.value("--max-num-batched-tokens") == "2048"
-    assert "more would leave no room" in " ".join(plan.notes)
+    assert "more would leave too little room" in " ".join(plan.notes)
     roomy = make(model, Demand(gpus.find("RTX 4090"), context=8192, profile="batch"))
     assert (roomy.value("--max-num-batched-tokens"), roomy.notes) == ("8192", ())

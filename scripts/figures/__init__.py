@@ -1,0 +1,37 @@
+"""Every measured figure of the documents: which result file, which value, how it is written.
+
+One module per subject. A function with `@region` returns the Markdown between
+`<!-- figures: ITS-NAME -->` and `<!-- /figures -->`; scripts/write_figures.py puts it there.
+"""
+
+from figures import (
+    calibration,
+    data_free,
+    demo,
+    engines,
+    estimates,
+    gguf,
+    one_pass,
+    peers,
+    readme,
+    scaling,
+    scoring,
+    sources,
+)
+from figures.regions import REGIONS
+
+__all__ = [
+    "REGIONS",
+    "calibration",
+    "data_free",
+    "demo",
+    "engines",
+    "estimates",
+    "gguf",
+    "one_pass",
+    "peers",
+    "readme",
+    "scaling",
+    "scoring",
+    "sources",
+]

@@ -1,0 +1,81 @@
+"""Recipes that need no data (benchmarks/data_free.py), and how fast the command line answers."""
+
+from typing import Any
+
+from figures.regions import gib, region, result, seconds, table, times
+
+
+def over_copy(run: dict[str, Any], name: str) -> float:
+    """Seconds of the command, as a user sees it, over those of the fastest plain copy."""
+    return run[name]["command_seconds"] / min(run["copy_seconds"])
+
+
+def row(what: str, file: str, name: str) -> list[str]:
+    run = result(file)
+    one = run[name]
+    memory = f"{gib(one['peak_host_bytes'])} host"
+    if one["peak_device_bytes"]:
+        memory += f", {gib(one['peak_device_bytes'])} GPU"
+    return [
+        what,
+        seconds(one["command_seconds"]),
+        seconds(min(run["copy_seconds"])),
+        times(over_copy(run, name)),
+        memory,
+    ]
+
+
+@region
+def data_free() -> str:
+    head = ["", "command:", "plain copy of the source:", "ratio:", "peak memory"]
+    return table(
+        head,
+        [
+            row("`fp8-dynamic`, 8B-shaped, H200", "data_free-h200", "fp8_dynamic"),
+            row("three recipes from one read, the same", "data_free-h200", "three_recipes"),
+            row("`fp8-dynamic`, 1.1B-shaped, two cores", "data_free-cpu", "fp8_dynamic"),
+            row("three recipes from one read, the same", "data_free-cpu", "three_recipes"),
+        ],
+    )
+
+
+@region
+def data_free_parts() -> str:
+    """Where the command's time goes."""
+    rows = []
+    for where, file in (("H200", "data_free-h200"), ("two cores", "data_free-cpu")):
+        one = result(file)["fp8_dynamic"]
+        start = one["command_seconds"] - one["seconds"]
+        parts = [start, *(one[f"{name}_seconds"] for name in ("plan", "tensors", "flush"))]
+        rows.append([f"`fp8-dynamic`, {where}", *map(seconds, parts)])
+    head = ["", "start and end of the process:", "plan:", "tensors:", "hash and flush the rest:"]
+    return table(head, rows)
+
+
+@region
+def startup() -> str:
+    run = result("startup")
+    asked = {
+        "`quantkit --help`": ("quantkit_help", "0.3 s"),
+        "`quantkit quantize --help`": ("quantkit_quantize_help", ""),
+        "`quantkit gpus`": ("quantkit_gpus", ""),
+        "`quantkit recommend` for one kind of GPU": ("quantkit_recommend", "1 s"),
+        "for comparison: Python with Typer imported": ("import_typer", ""),
+    }
+    rows = [[what, seconds(run[name]), aim] for what, (name, aim) in asked.items()]
+    return table(["", "measured:", "aim:"], rows)
+
+
+@region
+def report_time() -> str:
+    run = result("report")
+    return table(
+        ["", "measured:"],
+        [
+            [
+                f"`quantkit report` of {run['candidates']} candidates with all answers to "
+                f"{run['questions']:,} questions",
+                seconds(run["seconds"]["all"]),
+            ]
+        ],
+    )

@@ -1,0 +1,134 @@
+"""The calibrated pass: seconds and memory per block, whole models, perplexity in 4 bits.
+
+Comparisons with other tools belong here too: one function per table, from peers_speed-h200.json and
+quality-h200.json, and one pair of comments in docs/measured.md.
+"""
+
+from typing import Any
+
+from figures.regions import gib, link, number, paragraph, region, result, seconds, span, table
+
+SETS = {
+    "gptq": ("GPTQ", "0.8 s"),
+    "awq": ("AWQ", "0.6 s, 14 GiB"),
+    "together": ("GPTQ, AWQ, AWQ-GPTQ, INT8 and static FP8 together", "3.5 s"),
+    "gptq on host": ("GPTQ, hidden states in host memory", ""),
+    "awq on host": ("AWQ, hidden states in host memory", ""),
+    "together on host": ("all five, hidden states in host memory", "8 GiB"),
+}
+
+
+def runs() -> list[dict[str, Any]]:
+    """The first run and the later one."""
+    run = result("one_pass-h200")
+    return [run, run["again"]]
+
+
+@region
+def one_pass() -> str:
+    """The later run is of the code as it is since; the first one shows the spread."""
+    first, later = runs()
+    rows = [
+        [
+            what,
+            seconds(later[name]["seconds_a_block"]),
+            seconds(later[name]["seconds_by_block"][0]),
+            gib(later[name]["peak_device_bytes"]),
+            f"{seconds(first[name]['seconds_a_block'])}, {gib(first[name]['peak_device_bytes'])}",
+            aim,
+        ]
+        for name, (what, aim) in SETS.items()
+    ]
+    return table(
+        ["", "per block:", "first block:", "GPU memory:", "in an earlier run:", "aim:"], rows
+    )
+
+
+@region
+def one_pass_size() -> str:
+    """Time against the number of samples: nearly a straight line with a constant part."""
+    run = result("one_pass-h200")
+    points = [*run["sweep"], {**run["gptq"], "samples": 128}, {**run["awq"], "samples": 128}]
+    by_recipe: dict[str, dict[int, float]] = {}
+    for point in points:
+        by_recipe.setdefault(point["recipes"][0], {})[point["samples"]] = point["seconds_a_block"]
+    counts = sorted(by_recipe["gptq-w4a16"])
+    length = run["length"]
+    head = ["seconds per block", *(f"{n * length:,} tokens:" for n in counts)]
+    rows = [[f"`{name}`", *(number(found[n]) for n in counts)] for name, found in by_recipe.items()]
+    return table(head, rows)
+
+
+def whole(recipes: list[str]) -> list[dict[str, Any]]:
+    found = [run for run in result("whole_model-h200")["runs"] if run["recipes"] == recipes]
+    assert found, recipes
+    return found
+
+
+@region
+def whole_model() -> str:
+    three = whole(["gptq-w4a16", "awq-w4a16", "fp8-dynamic"])[0]
+    gguf = whole(["gguf-q4_k_m"])[0]
+    large = whole(["gptq-w4a16", "awq-w4a16"])
+    named = [
+        ("8B-shaped: GPTQ, AWQ and dynamic FP8", three, "90 s"),
+        ("8B-shaped: GGUF Q4_K_M with importance", gguf, ""),
+        *((f"{run['blocks']} blocks of a 70B: GPTQ and AWQ", run, "80 GB of GPU") for run in large),
+    ]
+    rows = [
+        [
+            what,
+            seconds(run["seconds"]),
+            seconds(run["stage_seconds"]["plan"]),
+            seconds(run["stage_seconds"]["tensors"]),
+            gib(run["peak_device_bytes"]),
+            gib(run["peak_host_bytes"]),
+            aim,
+        ]
+        for what, run, aim in named
+    ]
+    head = ["", "command:", "plan:", "pass:", "GPU memory:", "host memory:", "aim:"]
+    return table(head, rows)
+
+
+@region
+def quality_4_bits() -> str:
+    """Our own recipes; what other tools make of the same model is measured by quality.py."""
+    run = result("quality-smollm2-h200")["perplexity"]
+    names = {"rtn": "plain rounding", "gptq": "GPTQ", "awq": "AWQ", "awq-gptq": "AWQ-GPTQ"}
+    aims = {"gptq": "28.5 and 27.5", "awq": "25.5 with zero points", "awq-gptq": "25.0 symmetric"}
+    rows = [["source", f"{run['source']:.2f}", "", ""]]
+    rows += [
+        [what, f"{run[f'{name}-sym']:.2f}", f"{run[f'{name}-asym']:.2f}", aims.get(name, "")]
+        for name, what in names.items()
+    ]
+    rows += [
+        [f"`{name}`", f"{run[name]:.2f}", "", ""]
+        for name in ("int8-w8a8", "fp8-static", "fp8-dynamic")
+    ]
+    return table(["perplexity", "symmetric:", "with zero points:", "aim:"], rows)
+
+
+@region
+def an_8b_on_one_gpu() -> str:
+    """The paragraph of the README below its example."""
+    free = result("data_free-h200")["fp8_dynamic"]
+    _, later = runs()
+    gptq, awq = (later[name] for name in ("gptq", "awq"))
+    run = result("one_pass-h200")
+    three = whole(["gptq-w4a16", "awq-w4a16", "fp8-dynamic"])[0]
+    return paragraph(
+        f"On an H200, `fp8-dynamic` of an 8B-shaped model takes "
+        f"{seconds(free['command_seconds'])} from start to files on disk, "
+        f"{gib(free['peak_host_bytes'])} of host and {gib(free['peak_device_bytes'])} of GPU "
+        f"memory ({link('measured', 'data_free-h200', '')}). The calibrated pass takes "
+        f"{seconds(gptq['seconds_a_block'])} per block for GPTQ and "
+        f"{seconds(awq['seconds_a_block'])} for AWQ with {run['samples']} x {run['length']:,} "
+        f"tokens ({link('measured', 'one_pass-h200', '')}), and GPTQ, AWQ and dynamic FP8 of the "
+        f"whole model {seconds(three['seconds'])} ({link('measured', 'whole_model-h200', '')})."
+    )
+
+
+def five_together() -> str:
+    """Both runs of the five recipes."""
+    return span((run["together"]["seconds_a_block"] for run in runs()), seconds)
