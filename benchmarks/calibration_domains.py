@@ -35,11 +35,11 @@ from quantkit.calibration.spec import SetSpec
 from quantkit.export.manifest import versions
 from quantkit.model.source import ModelSource
 from quantkit.offline import without_hub
+from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.run import quantize
 from quantkit.progress import Silent
-from quantkit.quantize.prepare import CalibrationChoice
-from quantkit.quantize.run import quantize
 from quantkit.recipe import load
-from quantkit.score import loading
+from quantkit.scoring import loading
 
 RECIPES = ("gptq-w4a16", "awq-w4a16", "awq-gptq-w4a16")
 MIXED = "mixed"

@@ -35,9 +35,9 @@ from quantkit.gguf.values import FLOATS
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.offline import without_hub
-from quantkit.quantize.run import quantize
+from quantkit.onepass.run import quantize
 from quantkit.recipe import load
-from quantkit.score import loading
+from quantkit.scoring import loading
 
 CPU = torch.device("cpu")
 TYPES = ("f16", "q8_0", "q6_k", "q4_k_m", "q2_k")

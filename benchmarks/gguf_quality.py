@@ -31,8 +31,8 @@ from quantkit.gguf import blocks
 from quantkit.gguf.values import FLOATS
 from quantkit.model.source import ModelSource
 from quantkit.offline import without_hub
-from quantkit.quantize.prepare import CalibrationChoice
-from quantkit.quantize.run import quantize
+from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.run import quantize
 from quantkit.recipe import load
 
 TYPES = ("q8_0", "q6_k", "q4_k_m", "q2_k", "q4_1")

@@ -27,10 +27,10 @@ from quantkit.export.folder import open_folder
 from quantkit.export.manifest import versions
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
+from quantkit.onepass.journal import Journal
+from quantkit.onepass.onepass import quantize_blocks
+from quantkit.plan import checkpoint as planning
 from quantkit.progress import Silent
-from quantkit.quantize import plan as planning
-from quantkit.quantize.journal import Journal
-from quantkit.quantize.onepass import quantize_blocks
 from quantkit.recipe import Recipe
 
 FIVE = ["gptq-w4a16", "awq-w4a16", "awq-gptq-w4a16", "int8-w8a8", "fp8-static"]

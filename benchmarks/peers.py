@@ -58,8 +58,8 @@ def quantkit(*recipes: str) -> Callable[[Call], None]:
 
     def run(call: Call) -> None:
         from quantkit.model.source import ModelSource
-        from quantkit.quantize.prepare import CalibrationChoice
-        from quantkit.quantize.run import quantize
+        from quantkit.onepass.prepare import CalibrationChoice
+        from quantkit.onepass.run import quantize
         from quantkit.recipe import Recipe
 
         loaded = []

@@ -29,7 +29,7 @@ from quantkit.model.architecture import skeleton
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.offline import without_hub
-from quantkit.score import loading
+from quantkit.scoring import loading
 
 RUNS = [run for run in peers.RUNS if run != "quantkit-one-pass"]
 """One pass makes the same checkpoints as the first three."""

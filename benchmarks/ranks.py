@@ -31,12 +31,12 @@ from quantkit.export.manifest import versions
 from quantkit.model.architecture import Architecture
 from quantkit.model.blocks import Decoder
 from quantkit.model.source import ModelSource
-from quantkit.quantize import onepass, plan
-from quantkit.quantize.estimate import _groups, _work
-from quantkit.quantize.ranks import Ranks, assign
-from quantkit.quantize.streams import streams_of
-from quantkit.quantize.together import Together, joined
-from quantkit.quantize.visit import Visit
+from quantkit.onepass import onepass, plan
+from quantkit.onepass.estimate import _groups, _work
+from quantkit.onepass.ranks import Ranks, assign
+from quantkit.onepass.streams import streams_of
+from quantkit.onepass.together import Together, joined
+from quantkit.onepass.visit import Visit
 
 RESULTS = Path(__file__).parent / "results"
 RECIPE = "gptq-w4a16"
@@ -52,7 +52,7 @@ NVLINK_BYTES_A_SECOND = 450e9
 NVLINK_SHARE = 0.75
 """Of that which a collective of this size is taken to reach."""
 FLOAT32_SLOWER = 14
-"""bf16 products against float32 on an H200: 700 and 50 TFLOP/s (quantize/products.py)."""
+"""bf16 products against float32 on an H200: 700 and 50 TFLOP/s (methods/products.py)."""
 LENGTH, N_SAMPLES = 2048, 128
 
 
@@ -251,10 +251,10 @@ def computed() -> dict[str, Any]:
             "measured 32, 64, 128 and 256 samples of one_pass-h200.json; a * samples is forwards "
             "with statistics, b the solves",
             "70B: a grows with the operations of a sample, 2048 * (2 * parameters * forwards + "
-            "1.15 * sum of columns^2); b with those of the solves (quantize/estimate.py, float32 "
+            "1.15 * sum of columns^2); b with those of the solves (onepass/estimate.py, float32 "
             "taken as 14 times slower)",
             "eight GPUs: a * samples / 8; solves: each group of each recipe is a job, given out "
-            "as quantize/ranks.py does, and the rank with most counts",
+            "as onepass/ranks.py does, and the rank with most counts",
             "all-reduce: 2 * 7/8 * bytes of G (float32, all groups, once a stream) over "
             "0.75 * 450 GB/s; results: one byte a weight and recipe, broadcast at the same rate",
             "not counted: reading the block from disk (bytes_a_second_from_disk says what that "

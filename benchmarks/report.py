@@ -18,9 +18,9 @@ from recording import write
 
 from quantkit.report import files
 from quantkit.report.comparison import Report
-from quantkit.score.answers import LOSS, Outcome
-from quantkit.score.evaluation import Evaluation, read_all
-from quantkit.score.scorecard import LayerError, Made, Score, Scorecard, Settings
+from quantkit.scoring.answers import LOSS, Outcome
+from quantkit.scoring.evaluation import Evaluation, read_all
+from quantkit.scoring.scorecard import LayerError, Made, Score, Scorecard, Settings
 
 N_QUESTIONS = 14_042
 N_SUBJECTS = 57

@@ -32,13 +32,13 @@ from quantkit.export.manifest import versions
 from quantkit.model.source import ModelSource
 from quantkit.offline import without_hub
 from quantkit.progress import Silent
-from quantkit.score import lmeval
+from quantkit.scoring import lmeval
 
 TURNS = 5
 
 
 def ours(model: str, device: torch.device, cache: Path, max_length: int | None) -> Any:
-    from quantkit.score.model import EvaluatedModel
+    from quantkit.scoring.model import EvaluatedModel
 
     source = ModelSource.open(model)
     return EvaluatedModel(source, device, max_length, None, cache, Silent(), False)
@@ -195,7 +195,7 @@ def wikitext(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
 
 
 def divergence(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    from quantkit.score.divergence import LOGITS_BYTES, kl
+    from quantkit.scoring.divergence import LOGITS_BYTES, kl
 
     generator = torch.Generator(device).manual_seed(0)
     result: dict[str, Any] = {}
@@ -219,7 +219,7 @@ def divergence(args: argparse.Namespace, device: torch.device) -> dict[str, Any]
 
 def _rounded(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """Some windows through the code that scores, and the obvious way."""
-    from quantkit.score.divergence import Divergence, Recorder, head_of
+    from quantkit.scoring.divergence import Divergence, Recorder, head_of
 
     tasks = lmeval.load(["wikitext"], args.data)
     (task,) = tasks["tasks"].values()
@@ -283,7 +283,7 @@ def _against_brute_force(found: torch.Tensor, expected: torch.Tensor) -> dict[st
 def memory(device: torch.device) -> dict[str, Any]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from quantkit.score.answering import Answerer, Request
+    from quantkit.scoring.answering import Answerer, Request
 
     config = LlamaConfig(
         vocab_size=150_000,

@@ -48,8 +48,8 @@ MADE = {
 
 def make(source: ModelSource, out: Path, calibration: str) -> list[Path]:
     """All checkpoints in one pass; those that are there already are not made again."""
-    from quantkit.quantize.prepare import CalibrationChoice
-    from quantkit.quantize.run import quantize
+    from quantkit.onepass.prepare import CalibrationChoice
+    from quantkit.onepass.run import quantize
     from quantkit.recipe import Recipe
 
     recipes = []

@@ -14,17 +14,18 @@ from quantkit.progress import Listener, listening
 from quantkit.registry import NATIVE
 
 if TYPE_CHECKING:
+    from quantkit.advise.recommendation import Recommendation
     from quantkit.calibration.calibration_set import CalibrationSet
     from quantkit.calibration.overlap.contamination import EvaluationText
     from quantkit.export.checkpoint import Checkpoint
-    from quantkit.gate.verdict import Verdict
+    from quantkit.gating.verdict import Verdict
+    from quantkit.onepass.prepare import CalibrationChoice
     from quantkit.opening import Model
-    from quantkit.quantize.prepare import CalibrationChoice
     from quantkit.recipe import AnyRecipe
     from quantkit.report.comparison import Report
     from quantkit.report.document import Document
-    from quantkit.score.evaluation import Evaluation
-    from quantkit.verify.checkpoint import Verification
+    from quantkit.scoring.evaluation import Evaluation
+    from quantkit.verification.checkpoint import Verification
 
 
 def quantize(
@@ -59,7 +60,7 @@ def quantize(
     target = Path(out)
     matrix = None if imatrix is None else Path(imatrix)
     if isinstance(model, str | Path) and str(model).lower().endswith(".gguf"):
-        from quantkit.quantize.from_gguf import quantize_file
+        from quantkit.onepass.from_gguf import quantize_file
 
         if calibration is not None:
             raise UsageError("a GGUF file cannot be calibrated; give imatrix, a matrix made before")
@@ -68,8 +69,8 @@ def quantize(
     if engine != NATIVE:
         renamed = [{"name": f"{one.name}-{engine}"} for one in wanted]
         wanted = [one.model_copy(update=new) for one, new in zip(wanted, renamed, strict=True)]
+    from quantkit.onepass.run import quantize as run
     from quantkit.opening import opened
-    from quantkit.quantize.run import quantize as run
 
     choice = _choice(calibration, samples, length)
     with opened(model, tokenizer, revision, trust_remote_code) as source:
@@ -97,7 +98,7 @@ def verify(
 ) -> "Verification":
     """Check files, tensors, config and weights of a checkpoint: `.ok`, and all `.faults`."""
     from quantkit.opening import opened
-    from quantkit.verify.checkpoint import verify as run
+    from quantkit.verification.checkpoint import verify as run
 
     path = _folder(folder)
     if source is None:
@@ -128,7 +129,7 @@ def score(
 ) -> "list[Evaluation]":
     """Run lm-eval tasks on source models and checkpoints; with `out`, write a file for each."""
     from quantkit.opening import scorable
-    from quantkit.score.harness import Asked, evaluate
+    from quantkit.scoring.harness import Asked, evaluate
 
     listed = _listed(models)
     if server is not None and len(listed) != 1:
@@ -166,7 +167,7 @@ def compare(
     """
     from quantkit.report import inputs, speed
     from quantkit.report.comparison import Report
-    from quantkit.score.evaluation import Evaluation
+    from quantkit.scoring.evaluation import Evaluation
 
     listed = _listed(scores)
     paths = [Path(one) for one in listed if not isinstance(one, Evaluation)]
@@ -187,9 +188,9 @@ def gate(
     With `against`, an earlier report, also by how candidates changed since; with `checkpoints`,
     also whether folders are what was scored.
     """
-    from quantkit.gate import policy as policies
-    from quantkit.gate.judge import judge
-    from quantkit.gate.scored import check_folder
+    from quantkit.gating import policy as policies
+    from quantkit.gating.judge import judge
+    from quantkit.gating.scored import check_folder
 
     document = _document(report)
     earlier = None if against is None else _document(against)
@@ -225,7 +226,7 @@ def calibrate(
 
     from quantkit.calibration import loading, spec
     from quantkit.calibration.build import Vocabulary
-    from quantkit.score import evaluation_text
+    from quantkit.scoring import evaluation_text
 
     names = [str(one) for one in _listed(data)]
     if not names:
@@ -263,10 +264,57 @@ def convert(
     progress: Listener | None = None,
 ) -> "Checkpoint":
     """Write a checkpoint in another format (`gptq`, `awq`, `fp8`, `compressed-tensors`)."""
-    from quantkit.convert import convert as run
+    from quantkit.conversion import convert as run
 
     target = None if out is None else Path(out)
     return run(_folder(folder), to, target, force, listening(progress), trust_remote_code)
+
+
+def recommend(
+    model: str | Path,
+    *,
+    gpu: str,
+    count: int = 1,
+    context: int | None = None,
+    users: int | None = None,
+    objective: str = "latency",
+    min_quality: float | None = None,
+    report: "Report | Document | str | Path | None" = None,
+    gpu_hour: float | None = None,
+) -> "Recommendation":
+    """Which format to serve a model in on a kind of GPU: `.best`, `.reason` and all candidates.
+
+    A model is a folder, a hub id, a config.json or a size such as `70B`; with `report`, quality
+    comes from its scores.
+    """
+    from quantkit.advise import formats, parallel, quality, shape
+    from quantkit.advise.candidates import MIN_QUALITY, Catalogue, Question, check_objective
+    from quantkit.advise.recommendation import recommend as answer
+    from quantkit.hardware import gpus
+    from quantkit.model.source import context_of
+
+    check_objective(objective)
+    of_model = shape.of(str(model))
+    scored = (
+        {}
+        if report is None
+        else quality.from_document(
+            _document(report),
+            of_model,
+            str(report) if isinstance(report, str | Path) else "the report",
+        )
+    )
+    question = Question(
+        Catalogue(of_model, formats.considered(scored, parallel.n_experts(of_model) > 0)),
+        context=min(8192, context_of(of_model.config)) if context is None else context,
+        users=users,
+        count=count,
+        objective=objective,
+        min_quality=MIN_QUALITY if min_quality is None else min_quality,
+        gpu_hour=gpu_hour,
+        qualities=scored,
+    )
+    return answer(question, gpus.find(gpu))
 
 
 def _listed(given: Any) -> list[Any]:
@@ -292,7 +340,7 @@ def _recipe(given: "str | Path | AnyRecipe", format: str | None) -> "AnyRecipe":
 def _choice(
     calibration: "str | Path | CalibrationSet | None", samples: int | None, length: int | None
 ) -> "CalibrationChoice | None":
-    from quantkit.quantize.prepare import CalibrationChoice
+    from quantkit.onepass.prepare import CalibrationChoice
 
     if calibration is None:
         return None
@@ -303,7 +351,7 @@ def _choice(
 
 def _known(names: Sequence[str], base: Path) -> "tuple[EvaluationText, dict[str, str]]":
     """What models are scored on, for sets that avoid it."""
-    from quantkit.score import evaluation_text
+    from quantkit.scoring import evaluation_text
 
     try:
         return evaluation_text.known(names, base)

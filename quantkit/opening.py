@@ -53,8 +53,16 @@ def _save(model: Any, tokenizer: Any, folder: Path) -> None:
                 "folder that has one"
             )
         tokenizer = load_tokenizer(Path(name))
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 @contextmanager

@@ -13,22 +13,22 @@ from quantkit.export import card, manifest
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
+from quantkit.onepass import journal
+from quantkit.onepass.prepare import CalibrationChoice, load_tokens
+from quantkit.onepass.run import quantize
+from quantkit.plan import checkpoint as planning
 from quantkit.progress import Progress, Silent
-from quantkit.quantize import journal
-from quantkit.quantize import plan as planning
-from quantkit.quantize.prepare import CalibrationChoice, load_tokens
-from quantkit.quantize.run import quantize
 from quantkit.recipe import AnyRecipe, GGUFRecipe
 from quantkit.registry import NATIVE
 from quantkit.report import card as report_card
 from quantkit.report import files
 from quantkit.report.comparison import Report
-from quantkit.score import lmeval
-from quantkit.score.evaluation import Evaluation
-from quantkit.score.harness import Asked, evaluate
-from quantkit.score.scorecard import SOURCE_NAME
+from quantkit.scoring import lmeval
+from quantkit.scoring.evaluation import Evaluation
+from quantkit.scoring.harness import Asked, evaluate
+from quantkit.scoring.scorecard import SOURCE_NAME
 from quantkit.storage import guarded, output_folder
-from quantkit.verify.checkpoint import verify
+from quantkit.verification.checkpoint import verify
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 # Whoever imports this has a file to read, and its model at hand.
-import yaml  # noqa: TID253
-from pydantic import BaseModel, ValidationError  # noqa: TID253
+import yaml
+from pydantic import BaseModel, ValidationError
 
 from quantkit.errors import QuantkitError
 

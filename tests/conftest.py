@@ -58,7 +58,7 @@ def run_cli(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[list[str]]
 def demo_made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of the demo model for both engines, as `quantize` writes them."""
     from quantkit.model.source import ModelSource
-    from quantkit.quantize.run import quantize
+    from quantkit.onepass.run import quantize
     from quantkit.recipe import load
 
     out = tmp_path_factory.mktemp("made")

@@ -2,9 +2,9 @@
 
 from quantkit.report.comparison import Report
 from quantkit.report.document import Document, Entry
-from quantkit.score.answers import Outcome
-from quantkit.score.evaluation import Evaluation
-from quantkit.score.scorecard import Made, Score, Scorecard, Settings
+from quantkit.scoring.answers import Outcome
+from quantkit.scoring.evaluation import Evaluation
+from quantkit.scoring.scorecard import Made, Score, Scorecard, Settings
 
 SETTINGS = Settings(
     tasks={"wiki": "1", "quiz": "1"},

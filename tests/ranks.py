@@ -14,8 +14,8 @@ import torch
 from processes import free_port
 
 PRELOADED = (
-    "quantkit.quantize.run",
-    "quantkit.quantize.together",
+    "quantkit.onepass.run",
+    "quantkit.onepass.together",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.llama.modeling_llama",
@@ -68,7 +68,7 @@ def _rank(
 ) -> None:
     from quantkit import launch
     from quantkit.errors import QuantkitError
-    from quantkit.quantize.together import joined
+    from quantkit.onepass.together import joined
 
     torch.set_num_threads(1)
     os.environ |= {
@@ -110,9 +110,9 @@ def quantize(
 
     from quantkit import recipe
     from quantkit.model.source import ModelSource
-    from quantkit.quantize import onepass
-    from quantkit.quantize.prepare import CalibrationChoice
-    from quantkit.quantize.run import quantize as whole
+    from quantkit.onepass import onepass
+    from quantkit.onepass.prepare import CalibrationChoice
+    from quantkit.onepass.run import quantize as whole
 
     if stop is not None and ranks.rank == stop[0]:
         observe = onepass.Visit.observe
@@ -143,10 +143,10 @@ def observe(ranks: Any, model: Path, n_samples: int) -> list[dict[str, Any]]:
     from quantkit.model.architecture import Architecture
     from quantkit.model.blocks import Decoder
     from quantkit.model.source import ModelSource
-    from quantkit.quantize import onepass, plan
-    from quantkit.quantize.ranks import Ranks
-    from quantkit.quantize.streams import streams_of
-    from quantkit.quantize.visit import Visit
+    from quantkit.onepass import onepass, plan
+    from quantkit.onepass.ranks import Ranks
+    from quantkit.onepass.streams import streams_of
+    from quantkit.onepass.visit import Visit
 
     source = ModelSource.open(str(model))
     generator = torch.Generator().manual_seed(1)
@@ -191,7 +191,7 @@ def faulty(ranks: Any) -> Any:
 
 
 def slow(ranks: Any) -> Any:
-    from quantkit.quantize import together
+    from quantkit.onepass import together
 
     together.PATIENCE_SECONDS = 0.5
     ranks.share(0)
@@ -202,7 +202,7 @@ def slow(ranks: Any) -> Any:
 
 
 def shared(ranks: Any) -> Any:
-    from quantkit.quantize.ranks import Job
+    from quantkit.onepass.ranks import Job
 
     state = {
         "numbers": torch.arange(5, dtype=torch.int64) * (1 + ranks.rank),

@@ -129,11 +129,15 @@ def _prior(name: str, n_parameters: int) -> Quality | None:
 
 
 def from_report(path: Path, shape: ModelShape) -> dict[str, Quality]:
-    """The qualities that a report of this model gives, by recipe."""
+    """The qualities that the report in a file gives of this model, by recipe."""
     from quantkit.report.document import read  # takes a while, and most questions have no report
 
     path = path / "report.json" if path.is_dir() else path
-    document = read(path)
+    return from_document(read(path), shape, str(path))
+
+
+def from_document(document: "Document", shape: ModelShape, path: str) -> dict[str, Quality]:
+    """The same of a report that was read; messages call it by `path`."""
     if shape.assumed:
         raise AdviceError(
             f"{path} is a report of {document.baseline.name}, and MODEL is only a size; name the "
@@ -147,7 +151,7 @@ def from_report(path: Path, shape: ModelShape) -> dict[str, Quality]:
     return found
 
 
-def _refuse_another(baseline: "Entry", shape: ModelShape, path: Path) -> None:
+def _refuse_another(baseline: "Entry", shape: ModelShape, path: str) -> None:
     """A report counts for the model that was scored: the very weights, or, where they are not at
     hand, one of that size and name."""
     if baseline.size_bytes != shape.size_bytes:
@@ -171,7 +175,7 @@ def _refuse_another(baseline: "Entry", shape: ModelShape, path: Path) -> None:
         )
 
 
-def _measured(document: "Document", entry: "Entry", path: Path) -> Quality | None:
+def _measured(document: "Document", entry: "Entry", path: str) -> Quality | None:
     shares, widest = {}, 0.0
     for task in document.baseline.settings.tasks:
         key = f"{task}/acc"
@@ -184,22 +188,22 @@ def _measured(document: "Document", entry: "Entry", path: Path) -> Quality | Non
                 widest = max(widest, (compared.high - compared.low) / 2)
     if shares and widest <= VAGUE:
         mean = sum(shares.values()) / len(shares)
-        return Quality(min(1.0, mean), False, f"accuracy on {', '.join(shares)}", str(path))
+        return Quality(min(1.0, mean), False, f"accuracy on {', '.join(shares)}", path)
     if found := _by_perplexity(document, entry, path):
         return found
     if not shares:
         return None
     mean = sum(shares.values()) / len(shares)
     basis = f"accuracy on {', '.join(shares)}, of too few questions: +-{100 * widest:.0f} points"
-    return Quality(min(1.0, mean), False, basis, str(path))
+    return Quality(min(1.0, mean), False, basis, path)
 
 
-def _by_perplexity(document: "Document", entry: "Entry", path: Path) -> Quality | None:
+def _by_perplexity(document: "Document", entry: "Entry", path: str) -> Quality | None:
     keys = [document.headline or "", *document.baseline.scores]
     for key in keys:
         before, after = document.baseline.scores.get(key), entry.scores.get(key)
         if before is None or after is None or not key.endswith("perplexity") or after.value <= 0:
             continue
         share = before.value / after.value
-        return Quality(min(1.0, share), False, f"{key}, source over candidate", str(path))
+        return Quality(min(1.0, share), False, f"{key}, source over candidate", path)
     return None

@@ -28,6 +28,11 @@ class Recommendation:
     notes: tuple[str, ...] = ()
     """What was assumed."""
 
+    @property
+    def best(self) -> str | None:
+        """The name of the format to take; None where nothing serves the model."""
+        return None if self.chosen is None else self.chosen.format.name
+
 
 def recommend(question: Question, gpu: GPU, in_depth: bool = True) -> Recommendation:
     """The format for a question on GPUs; not `in_depth` leaves out what would change it."""

@@ -6,7 +6,7 @@ The plans are the same that a run makes; here they are made from a shape, withou
 from quantkit.advise.shape import ModelShape
 from quantkit.model.architecture import EXPERT
 from quantkit.model.headers import TensorSpec
-from quantkit.quantize import plan as planning
+from quantkit.plan import checkpoint as planning
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 
 

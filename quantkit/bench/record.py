@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 # Checked, since others may have changed the file; whoever opens it has pydantic loaded anyway.
-from pydantic import BaseModel, ConfigDict, Field, ValidationError  # noqa: TID253
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quantkit.errors import ScoreError
 from quantkit.specs import problems

@@ -23,10 +23,10 @@ from quantkit.calibration.rendering import Piece, Refused, Renderer
 from quantkit.calibration.spec import USUAL_SAMPLES, SetSpec
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError
-from quantkit.hush import hushed
 from quantkit.model.source import context_of, locate, read_config
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress
+from quantkit.quiet import hushed
 
 ENOUGH = 8
 """Times as much text as the set holds is enough to choose from."""

@@ -110,7 +110,7 @@ def build(
     start.stay_offline_if(start.is_local(model) and not _needs_hub(wanted, tree))
     from quantkit.calibration import calibration_set, loading
     from quantkit.calibration.build import Vocabulary
-    from quantkit.score import evaluation_text
+    from quantkit.scoring import evaluation_text
     from quantkit.storage import claimed
 
     with claimed(out, force, calibration_set.FILE), console.progress(quiet, verbose) as progress:

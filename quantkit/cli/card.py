@@ -37,7 +37,7 @@ def command(
     from quantkit.model.description import README
     from quantkit.report import card as report_card
     from quantkit.report import document
-    from quantkit.score.evaluation import read_all
+    from quantkit.scoring.evaluation import read_all
 
     evaluations = read_all(scores or [])
     told = document.read(report) if report else None

@@ -38,7 +38,7 @@ def command(
     from quantkit.cli import console, start
 
     start.stay_offline_if(True)
-    from quantkit.convert import convert
+    from quantkit.conversion import convert
     from quantkit.storage import gib
 
     with console.progress(quiet, verbose) as progress:

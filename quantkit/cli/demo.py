@@ -33,7 +33,7 @@ def command(
     start.stay_offline_if(True)
     from quantkit import pipeline, resources
     from quantkit.model.source import ModelSource
-    from quantkit.quantize.prepare import CalibrationChoice
+    from quantkit.onepass.prepare import CalibrationChoice
     from quantkit.recipe import load
 
     recipes = [r for r in map(load, resources.names("recipes")) if r.demo]

@@ -13,7 +13,7 @@ from quantkit.cli.options import AsJson
 from quantkit.errors import QuantkitError, ScoreError
 
 if TYPE_CHECKING:
-    from quantkit.gate.verdict import Verdict
+    from quantkit.gating.verdict import Verdict
     from quantkit.report.document import Document
 
 
@@ -39,7 +39,7 @@ def command(
     json: AsJson = False,
 ) -> None:
     """Judge a report by a policy: exit 0 pass, 1 fail, 3 cannot be judged."""
-    from quantkit.gate import github
+    from quantkit.gating import github
 
     files = _Files(junit, markdown)
     try:
@@ -70,9 +70,9 @@ def command(
 def _judged(
     report: Path, policy: Path | None, against: Path | None, checkpoints: list[Path]
 ) -> "Verdict":
-    from quantkit.gate import policy as policies
-    from quantkit.gate.judge import judge
-    from quantkit.gate.scored import check_folder
+    from quantkit.gating import policy as policies
+    from quantkit.gating.judge import judge
+    from quantkit.gating.scored import check_folder
 
     report = report / "report.json" if report.is_dir() else report
     rules = policies.default(against is not None) if policy is None else policies.load(policy)
@@ -83,7 +83,7 @@ def _judged(
 
 
 def _read(path: Path) -> "Document":
-    from quantkit.gate.text import plain
+    from quantkit.gating.text import plain
     from quantkit.report.document import read
 
     try:
@@ -99,7 +99,7 @@ class _Files:
         self.junit, self.markdown = junit, markdown
 
     def write(self, verdict: "Verdict") -> None:
-        from quantkit.gate import junit, markdown
+        from quantkit.gating import junit, markdown
 
         self._write(junit.render(verdict), markdown.render(verdict))
         for path in (self.junit, self.markdown):
@@ -107,12 +107,12 @@ class _Files:
                 typer.echo(f"written: {path}", err=True)
 
     def write_error(self, message: str) -> None:
-        from quantkit.gate import junit, markdown
+        from quantkit.gating import junit, markdown
 
         self._write(junit.render_error(message), markdown.render_error(message))
 
     def _write(self, junit_text: str, markdown_text: str) -> None:
-        from quantkit.gate import github
+        from quantkit.gating import github
         from quantkit.storage import write_text
 
         for path, text in ((self.junit, junit_text), (self.markdown, markdown_text)):
@@ -125,9 +125,9 @@ class _Files:
 def _screen(verdict: "Verdict") -> str:
     """A table, a sentence on everything that did not pass, and the verdict last."""
     from quantkit.cli import console
-    from quantkit.gate import words
-    from quantkit.gate.text import plain
-    from quantkit.gate.verdict import Answer
+    from quantkit.gating import words
+    from quantkit.gating.text import plain
+    from quantkit.gating.verdict import Answer
 
     rows = [
         [

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quantkit.export.checkpoint import Checkpoint
-    from quantkit.quantize.prepare import Job
+    from quantkit.onepass.prepare import Job
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ def command(
         source, loaded = start.model_and_recipes(
             model, recipes, revision, trust_remote_code, engine, calibration, format
         )
-        from quantkit.quantize.prepare import prepare
-        from quantkit.quantize.run import quantize
+        from quantkit.onepass.prepare import prepare
+        from quantkit.onepass.run import quantize
 
         chosen = start.calibration_choice(calibration, samples, length)
         if dry_run and not launch.is_first():
@@ -162,7 +162,7 @@ def _quantize_file(
     from quantkit.cli import console, start
 
     start.stay_offline_if(True)
-    from quantkit.quantize.from_gguf import quantize_file
+    from quantkit.onepass.from_gguf import quantize_file
     from quantkit.recipe import load
 
     loaded = [load(name) for name in recipes]

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quantkit.progress import Progress
-    from quantkit.score.evaluation import Evaluation
-    from quantkit.score.harness import Asked
-    from quantkit.score.scorecard import Scorecard
+    from quantkit.scoring.evaluation import Evaluation
+    from quantkit.scoring.harness import Asked
+    from quantkit.scoring.scorecard import Scorecard
 
 
 def command(
@@ -86,8 +86,8 @@ def command(
     names = split(tasks)
     at_home = data is not None or all(start.is_own(t) for t in names)
     start.stay_offline_if(at_home and all(map(start.is_local, models)))
-    from quantkit.score.evaluation import Evaluation
-    from quantkit.score.harness import Asked, evaluate
+    from quantkit.scoring.evaluation import Evaluation
+    from quantkit.scoring.harness import Asked, evaluate
     from quantkit.storage import output_folder
 
     asked = Asked(
@@ -191,8 +191,8 @@ def _points(text: str) -> float:
 def _until(
     run: "Callable[[Asked], list[Evaluation]]", asked: "Asked", wanted: float, progress: "Progress"
 ) -> "list[Evaluation]":
-    from quantkit.score.harness import sizes_of
-    from quantkit.score.until import score_until
+    from quantkit.scoring.harness import sizes_of
+    from quantkit.scoring.until import score_until
 
     reached = score_until(run, asked, sizes_of(asked), wanted, progress.note)
     width = f"+-{100 * reached.half_width:.2f} points with {reached.n_questions:,} questions"

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from quantkit.calibration.overlap.contamination import EvaluationText
     from quantkit.export.checkpoint import Checkpoint
     from quantkit.model.source import ModelSource
+    from quantkit.onepass.prepare import CalibrationChoice
+    from quantkit.onepass.ranks import Ranks
     from quantkit.pipeline import Outcome
-    from quantkit.quantize.prepare import CalibrationChoice
-    from quantkit.quantize.ranks import Ranks
     from quantkit.recipe import AnyRecipe
     from quantkit.report.comparison import Report
-    from quantkit.score.evaluation import Evaluation
+    from quantkit.scoring.evaluation import Evaluation
 
 
 def stay_offline_if(local: bool) -> None:
@@ -40,7 +40,7 @@ def sharing(device: str) -> "Iterator[tuple[Ranks | None, str]]":
     if place is None:
         yield None, device
         return
-    from quantkit.quantize.together import joined
+    from quantkit.onepass.together import joined
 
     with joined(place, device) as ranks:
         yield ranks, str(ranks.device)
@@ -100,13 +100,13 @@ def calibration_choice(
     name: str | None, n_samples: int | None, length: int | None
 ) -> "CalibrationChoice | None":
     """What calibration was asked for; sets may avoid what models are scored on."""
-    from quantkit.quantize.prepare import CalibrationChoice
+    from quantkit.onepass.prepare import CalibrationChoice
 
     if name is None:
         return None
 
     def known(names: Sequence[str], base: Path) -> "tuple[EvaluationText, dict[str, str]]":
-        from quantkit.score import evaluation_text
+        from quantkit.scoring import evaluation_text
 
         try:
             return evaluation_text.known(names, base)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from quantkit.model.source import ModelSource
     from quantkit.progress import Progress
     from quantkit.proof.run import Proof
-    from quantkit.verify.checkpoint import Verification
+    from quantkit.verification.checkpoint import Verification
 
 BACKENDS = ("files", "vllm")
 LEVELS = {
@@ -125,7 +125,7 @@ def _files(
     progress: "Progress",
 ) -> None:
     from quantkit.cli import console
-    from quantkit.verify.checkpoint import verify
+    from quantkit.verification.checkpoint import verify
 
     results = []
     for folder in folders:

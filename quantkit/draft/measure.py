@@ -18,7 +18,7 @@ from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.source import ModelSource, context_of, read_config
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress, Silent
-from quantkit.score import loading as models
+from quantkit.scoring import loading as models
 
 Target = ModelSource | Checkpoint
 LOGITS_BYTES = 256 << 20

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import SourceError
 from quantkit.gguf.names import MODEL_ARCH, MODEL_ARCH_NAMES, Keys, RopeScalingType
-from quantkit.hush import hushed
+from quantkit.quiet import hushed
 
 if TYPE_CHECKING:
     from quantkit.gguf.writer import Value

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import SourceError
-from quantkit.hush import hushed
 from quantkit.model.headers import WEIGHT_TYPES, TensorSpec
 from quantkit.model.source import ModelSource
+from quantkit.quiet import hushed
 
 if TYPE_CHECKING:
     import torch

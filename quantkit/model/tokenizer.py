@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.errors import SourceError
-from quantkit.hush import hushed
+from quantkit.quiet import hushed
 
 LONG_TEXTS = "sequence-length-is-longer-than-the-specified-maximum"
 

@@ -22,14 +22,14 @@ from quantkit.errors import EngineError, QuantkitError, UnknownName
 from quantkit.export import manifest, verified
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.verified import Verified
-from quantkit.hush import hushed
 from quantkit.model.source import ModelSource, context_of, read_config
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress, Silent
-from quantkit.score import agreement, attribution, prompts
-from quantkit.score.expected import Reference, references
-from quantkit.score.prompts import N_SCORED, Prompts
-from quantkit.verify.checkpoint import Verification, source_of, verify
+from quantkit.quiet import hushed
+from quantkit.scoring import agreement, attribution, prompts
+from quantkit.scoring.expected import Reference, references
+from quantkit.scoring.prompts import N_SCORED, Prompts
+from quantkit.verification.checkpoint import Verification, source_of, verify
 
 OURS = threading.Lock()
 """Held for whatever builds a model here, which changes torch and transformers for all threads."""

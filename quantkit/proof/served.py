@@ -5,7 +5,7 @@ from typing import Any
 
 from quantkit.engine.vllm_job import Answer, Job
 from quantkit.errors import EngineError
-from quantkit.score.endpoint import Echo, Endpoint
+from quantkit.scoring.endpoint import Echo, Endpoint
 
 ID = "token_id:"
 

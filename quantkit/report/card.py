@@ -7,8 +7,8 @@ from quantkit.export.card_facts import Figure, Scored
 from quantkit.export.manifest import Manifest
 from quantkit.report.comparison import Report
 from quantkit.report.document import Document, Entry
-from quantkit.score.evaluation import Evaluation
-from quantkit.score.scorecard import Score, Scorecard, Settings
+from quantkit.scoring.evaluation import Evaluation
+from quantkit.scoring.scorecard import Score, Scorecard, Settings
 
 # Of a distribution over tokens its mean and its far end are enough.
 LEFT_OUT = ("kl_median", "kl_p75", "kl_p90", "kl_p95", "kl_p999")

@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from quantkit.page.table import Cell
 from quantkit.report.document import Comparison, Document, Entry
-from quantkit.score.paired import ALPHA
+from quantkit.scoring.paired import ALPHA
 
 
 def change(report: Document, entry: Entry, name: str) -> Cell:

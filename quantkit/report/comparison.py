@@ -6,15 +6,16 @@ The JSON form is a contract: later versions add keys and change none.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from quantkit.errors import ScoreError
 from quantkit.report import decision, hardware
 from quantkit.report.document import Comparison, Document, Entry, Recommendation, Speed
-from quantkit.score import findings
-from quantkit.score.evaluation import Evaluation
-from quantkit.score.findings import Finding
-from quantkit.score.scorecard import Scorecard
+from quantkit.scoring import findings
+from quantkit.scoring.evaluation import Evaluation
+from quantkit.scoring.findings import Finding
+from quantkit.scoring.scorecard import Scorecard
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,23 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         return self.document.to_json()
+
+    @property
+    def recommended(self) -> str | None:
+        """The candidate to take; None where none is shown to lose little."""
+        return self.recommendation.name
+
+    def table(self) -> str:
+        """The comparison as Markdown, with verdicts."""
+        from quantkit.report import markdown
+
+        return markdown.render(self)
+
+    def save(self, folder: str | Path) -> None:
+        """Write `report.json`, `report.md` and `report.html` into a folder."""
+        from quantkit.report import files
+
+        files.write(self, Path(folder))
 
     def _entry(self, card: Scorecard, pareto: bool) -> Entry:
         found = self.findings.get(card.name, ())

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from quantkit.report.evidence import FLOOR, Counted, judged
-from quantkit.score import bounds
-from quantkit.score.findings import PERPLEXITY, Finding
-from quantkit.score.paired import ALPHA, AccuracyChange, PerplexityChange
-from quantkit.score.scorecard import Scorecard
+from quantkit.scoring import bounds
+from quantkit.scoring.findings import PERPLEXITY, Finding
+from quantkit.scoring.paired import ALPHA, AccuracyChange, PerplexityChange
+from quantkit.scoring.scorecard import Scorecard
 from quantkit.storage import gib
 
 MOST_GROWTH = 0.03

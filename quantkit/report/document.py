@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quantkit.errors import ScoreError
 from quantkit.export.verified import Verified
-from quantkit.score.scorecard import Made, Score, Settings
+from quantkit.scoring.scorecard import Made, Score, Settings
 from quantkit.specs import problems
 
 VERSION = 2

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from quantkit.score.bounds import documents_of, is_per_token
-from quantkit.score.findings import ACCURACIES, PERPLEXITY
-from quantkit.score.scorecard import Score
+from quantkit.scoring.bounds import documents_of, is_per_token
+from quantkit.scoring.findings import ACCURACIES, PERPLEXITY
+from quantkit.scoring.scorecard import Score
 
 JUDGED = (PERPLEXITY, *ACCURACIES)
 

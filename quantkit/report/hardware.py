@@ -1,7 +1,7 @@
 """Which GPUs run a scored model, as the one table of support has it."""
 
 from quantkit.hardware import support
-from quantkit.score.scorecard import Scorecard
+from quantkit.scoring.scorecard import Scorecard
 
 
 def runs_on(card: Scorecard) -> str | None:

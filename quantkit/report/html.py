@@ -10,7 +10,7 @@ from quantkit.page.table import Cell, Column, table
 from quantkit.report import cells, pictures, speed
 from quantkit.report.document import Comparison, Document, Entry
 from quantkit.report.table import GUESSED
-from quantkit.score.paired import ALPHA
+from quantkit.scoring.paired import ALPHA
 from quantkit.storage import duration, gib
 
 SEARCHABLE = 8

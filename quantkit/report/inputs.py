@@ -10,8 +10,8 @@ from quantkit.errors import ScoreError
 from quantkit.export import verified
 from quantkit.export.manifest import Manifest, is_checkpoint
 from quantkit.export.verified import Verified
-from quantkit.score.evaluation import Evaluation, read_all
-from quantkit.score.harness import made
+from quantkit.scoring.evaluation import Evaluation, read_all
+from quantkit.scoring.harness import made
 
 
 def read(paths: Sequence[Path]) -> list[Evaluation]:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quantkit.score.scorecard import LayerError
+from quantkit.scoring.scorecard import LayerError
 
 FAR_OFF = 1e6
 """Stands for any number of times, where others have no error at all."""

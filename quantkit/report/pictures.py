@@ -12,7 +12,7 @@ from quantkit.page.scatter import Point, scatter
 from quantkit.page.table import Cell, Column, table
 from quantkit.report import cells, layers
 from quantkit.report.document import Document, Entry
-from quantkit.score.scorecard import KL_QUANTILES
+from quantkit.scoring.scorecard import KL_QUANTILES
 
 SHOWN = 8
 """Candidates that a picture has room for; all are in tables."""

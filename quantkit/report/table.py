@@ -1,8 +1,8 @@
 """The rows of the comparison as text, shared by terminal and Markdown."""
 
 from quantkit.report.comparison import Report
-from quantkit.score.paired import ALPHA, AccuracyChange
-from quantkit.score.scorecard import Scorecard
+from quantkit.scoring.paired import ALPHA, AccuracyChange
+from quantkit.scoring.scorecard import Scorecard
 from quantkit.storage import gib
 
 TITLES = ("model", "size", "of source", "bits/weight")

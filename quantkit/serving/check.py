@@ -18,7 +18,7 @@ def check(target: Target, progress: Progress) -> None:
             f"{target.name} has no manifest of quantkit's, so nothing is known to check it by"
         )
         return
-    from quantkit.verify.checkpoint import verify
+    from quantkit.verification.checkpoint import verify
 
     result = verify(target.folder, progress=progress, read_weights=False)
     if not result.ok:

@@ -21,10 +21,10 @@ from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import HardwareError, QuantkitError
 from quantkit.hardware import gpus
 from quantkit.model.source import context_of
-from quantkit.quantize import plan as planning
-from quantkit.quantize.estimate import EFFICIENCY, estimate, measured_speeds
+from quantkit.onepass.estimate import EFFICIENCY, estimate, measured_speeds
+from quantkit.plan import checkpoint as planning
 from quantkit.recipe import AnyRecipe, Recipe
-from quantkit.score import lmeval
+from quantkit.scoring import lmeval
 from quantkit.sweep.graph import Graph, Step
 from quantkit.sweep.resolve import Resolved
 

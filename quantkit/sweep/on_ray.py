@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.errors import HardwareError, MissingDependency, StorageError, SweepError
-from quantkit.hush import hushed
 from quantkit.progress import Progress
+from quantkit.quiet import hushed
 from quantkit.storage import gib
 from quantkit.sweep.expand import Devices
 from quantkit.sweep.graph import Step

@@ -5,8 +5,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quantkit.score.evaluation import Evaluation
-from quantkit.score.scorecard import Score
+from quantkit.scoring.evaluation import Evaluation
+from quantkit.scoring.scorecard import Score
 
 
 def only(evaluation: Evaluation, task: str) -> Evaluation:

@@ -9,8 +9,8 @@ from typing import Any
 
 from quantkit.engine.process import Child
 from quantkit.errors import MethodError
+from quantkit.onepass.prepare import CalibrationChoice
 from quantkit.progress import Progress
-from quantkit.quantize.prepare import CalibrationChoice
 from quantkit.recipe import AnyRecipe
 
 SECONDS_BETWEEN_LOOKS = 0.2

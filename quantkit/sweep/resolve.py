@@ -18,11 +18,11 @@ from quantkit.calibration import spec as set_spec
 from quantkit.calibration.reading import files
 from quantkit.calibration.reading.files import is_data
 from quantkit.errors import DataError, QuantkitError, SourceError, SweepError
-from quantkit.gate import policy as policies
+from quantkit.gating import policy as policies
 from quantkit.home import expanded
 from quantkit.model.source import ModelSource, is_local, locate
 from quantkit.recipe import AnyRecipe, GGUFRecipe, load
-from quantkit.score import lmeval
+from quantkit.scoring import lmeval
 from quantkit.storage import sha256_of
 from quantkit.sweep.spec import ModelSpec, SetChoice, SweepSpec
 

@@ -14,25 +14,25 @@ from quantkit.calibration import spec as set_spec
 from quantkit.calibration.build import Vocabulary
 from quantkit.errors import CheckpointError, SweepError
 from quantkit.export.checkpoint import Checkpoint
-from quantkit.gate import policy as policies
-from quantkit.gate.judge import judge
+from quantkit.gating import policy as policies
+from quantkit.gating.judge import judge
 from quantkit.model.source import ModelSource
-from quantkit.quantize import journal
-from quantkit.quantize.prepare import CalibrationChoice
-from quantkit.quantize.run import quantize as quantize_model
+from quantkit.onepass import journal
+from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.run import quantize as quantize_model
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 from quantkit.report import files as report_files
 from quantkit.report.comparison import Report
 from quantkit.report.document import Document
-from quantkit.score import evaluation_text
-from quantkit.score.evaluation import Evaluation
-from quantkit.score.harness import Asked, evaluate
+from quantkit.scoring import evaluation_text
+from quantkit.scoring.evaluation import Evaluation
+from quantkit.scoring.harness import Asked, evaluate
 from quantkit.storage import write_json
 from quantkit.sweep import parts, ranks
 from quantkit.sweep.graph import Step
 from quantkit.sweep.result import CHECKPOINT, Product
 from quantkit.sweep.worker import Bench
-from quantkit.verify.checkpoint import verify as verify_folder
+from quantkit.verification.checkpoint import verify as verify_folder
 
 REFERENCES = "references"
 

@@ -8,9 +8,9 @@ from safetensors.torch import load_file, save_file
 
 from quantkit.export.manifest import FILE
 from quantkit.model.source import ModelSource
-from quantkit.quantize.run import quantize
+from quantkit.onepass.run import quantize
 from quantkit.recipe import Recipe
-from quantkit.verify.checkpoint import verify
+from quantkit.verification.checkpoint import verify
 
 LAYER = "model.layers.0.mlp.down_proj"
 
@@ -82,7 +82,7 @@ def test_layers_that_do_not_fill_words_are_refused(refused, tiny_model, tmp_path
 
 
 def test_the_second_engine_points_to_convert(refused, tiny_model, monkeypatch):
-    from quantkit.quantize import llmcompressor
+    from quantkit.onepass import llmcompressor
 
     monkeypatch.setattr(llmcompressor, "version", lambda: "0.14.0.1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -83,8 +83,8 @@ def test_options_offer_what_there_is():
     from quantkit.bench.asking import ARRIVALS
     from quantkit.cli.main import app
     from quantkit.engine.vllm_job import LEVELS
-    from quantkit.quantize.estimate import OFFLOAD
-    from quantkit.score.harness import BACKENDS
+    from quantkit.onepass.estimate import OFFLOAD
+    from quantkit.scoring.harness import BACKENDS
     from quantkit.serving.emit import KINDS
     from quantkit.sweep.start import EXECUTORS
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from gate_reports import SETTINGS, changed, report, rescored
 
-from quantkit.gate.text import plain
+from quantkit.gating.text import plain
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m" / "report.json"
 HOSTILE = "a\n::error::x|<b>]]>\x1b[31m@all##[add-mask]y"

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from quantkit.model.source import ModelSource
-from quantkit.quantize.prepare import CalibrationChoice
-from quantkit.quantize.run import quantize
+from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.run import quantize
 from quantkit.recipe import Recipe
-from quantkit.score.harness import score
+from quantkit.scoring.harness import score
 
 pytestmark = [
     pytest.mark.gpu,

@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from quantkit import grid
-from quantkit.quantize import products, rounding
-from quantkit.quantize.methods import gptq
-from quantkit.quantize.statistics import Statistics
+from quantkit.methods import gptq, products, rounding
+from quantkit.methods.statistics import Statistics
 from quantkit.recipe import WeightScheme
-from quantkit.score.distribution import Distribution, block_sums
+from quantkit.scoring.distribution import Distribution, block_sums
 
 pytestmark = [
     pytest.mark.gpu,

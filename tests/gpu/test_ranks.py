@@ -6,9 +6,9 @@ from processes import free_port
 
 from quantkit import launch, recipe
 from quantkit.model.source import ModelSource
-from quantkit.quantize.prepare import CalibrationChoice
-from quantkit.quantize.run import quantize
-from quantkit.quantize.together import Packed, joined, unpack
+from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.run import quantize
+from quantkit.onepass.together import Packed, joined, unpack
 
 pytestmark = pytest.mark.gpu
 NAMES = ("gptq-w4a16", "awq-gptq-w4a16+kv-fp8", "awq-w4a16", "fp8-static", "gguf-q4_k_m")

@@ -19,7 +19,7 @@ from quantkit.gguf import plan as gguf_plan
 from quantkit.gguf.layout import Layout
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
-from quantkit.quantize import plan as planning
+from quantkit.plan import checkpoint as planning
 from quantkit.recipe import GGUFRecipe, load
 
 RECIPES = [load(name) for name in resources.names("recipes")]

@@ -6,10 +6,10 @@ from families import FAMILIES, make_source
 
 from quantkit.errors import ScoreError
 from quantkit.model.source import ModelSource
-from quantkit.score import answering, loading
-from quantkit.score.answering import Answerer, Request
-from quantkit.score.cache import AnswerCache, keys_of
-from quantkit.score.distribution import BLOCK, Distribution
+from quantkit.scoring import answering, loading
+from quantkit.scoring.answering import Answerer, Request
+from quantkit.scoring.cache import AnswerCache, keys_of
+from quantkit.scoring.distribution import BLOCK, Distribution
 
 
 def one_by_one(model, request, max_length):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from quantkit.export.verified import Verified
-from quantkit.score.attribution import POWER, UNDECIDED, attribute, fault
-from quantkit.score.expected import Reference, WideProducts
+from quantkit.scoring.attribution import POWER, UNDECIDED, attribute, fault
+from quantkit.scoring.expected import Reference, WideProducts
 
 N_PROMPTS, N_TOKENS = 16, 95
 

@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 from quantkit.cli.main import main
 from quantkit.export.manifest import Manifest
 from quantkit.model.source import ModelSource
-from quantkit.quantize.run import quantize
+from quantkit.onepass.run import quantize
 from quantkit.recipe import load
 
 RECIPES = ("fp8-dynamic", "gguf-q8_0")

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from quantkit.model.source import ModelSource
-from quantkit.quantize.run import quantize
+from quantkit.onepass.run import quantize
 from quantkit.recipe import load
-from quantkit.score import divergence, loading
-from quantkit.score.answering import Answerer, Request
-from quantkit.score.harness import Asked, evaluate
+from quantkit.scoring import divergence, loading
+from quantkit.scoring.answering import Answerer, Request
+from quantkit.scoring.harness import Asked, evaluate
 
 LARGE = 128_256
 """Tokens of Llama 3's vocabulary, where cutting off a tail shows."""

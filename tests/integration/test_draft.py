@@ -12,7 +12,7 @@ from quantkit.draft.measure import Asked, measure
 from quantkit.draft.speedup import Costs
 from quantkit.errors import DataError, SourceError
 from quantkit.model.source import ModelSource
-from quantkit.quantize.run import quantize
+from quantkit.onepass.run import quantize
 from quantkit.recipe import Recipe
 
 WORDS = 6

@@ -14,18 +14,18 @@ from quantkit import resources
 from quantkit.errors import HardwareError, MethodError, MissingDependency, RecipeError, SourceError
 from quantkit.export import compressed_tensors
 from quantkit.export.manifest import FILE, Manifest
+from quantkit.methods.rtn import RoundToNearest
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
+from quantkit.onepass import llmcompressor
+from quantkit.onepass.external import Fold, Made
+from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.run import quantize
 from quantkit.pipeline import finished_before
+from quantkit.plan import checkpoint as planning
 from quantkit.progress import Silent
-from quantkit.quantize import llmcompressor
-from quantkit.quantize import plan as planning
-from quantkit.quantize.made_elsewhere import Fold, Made
-from quantkit.quantize.methods.rtn import RoundToNearest
-from quantkit.quantize.prepare import CalibrationChoice
-from quantkit.quantize.run import quantize
 from quantkit.recipe import Recipe
-from quantkit.verify.checkpoint import verify
+from quantkit.verification.checkpoint import verify
 
 CPU = torch.device("cpu")
 DATA = CalibrationChoice("python-docs", 4, 64)

@@ -7,9 +7,9 @@ import pytest
 
 from quantkit.calibration.overlap.contamination import EvaluationText
 from quantkit.calibration.reading import python_text
-from quantkit.score import evaluation_text
-from quantkit.score.evaluation_text import texts
-from quantkit.score.tasks.python_quiz.questions import N_QUESTIONS
+from quantkit.scoring import evaluation_text
+from quantkit.scoring.evaluation_text import texts
+from quantkit.scoring.tasks.python_quiz.questions import N_QUESTIONS
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,14 @@ from quantkit.export.checkpoint import Checkpoint
 from quantkit.model import experts
 from quantkit.model.blocks import Decoder
 from quantkit.model.source import ModelSource
+from quantkit.onepass.collector import Collector
+from quantkit.onepass.finished import Finished
+from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.run import quantize
 from quantkit.proof.run import Asked, prove
-from quantkit.quantize.finished import Finished
-from quantkit.quantize.prepare import CalibrationChoice
-from quantkit.quantize.run import quantize
-from quantkit.quantize.statistics import Collector
 from quantkit.recipe import load as recipe
-from quantkit.score import loading
-from quantkit.verify.checkpoint import verify
+from quantkit.scoring import loading
+from quantkit.verification.checkpoint import verify
 
 CPU = torch.device("cpu")
 MIXTURE = {

@@ -9,15 +9,15 @@ from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.architecture import attentions
 from quantkit.model.blocks import Decoder
 from quantkit.model.shards import DTYPES
-from quantkit.quantize import feeders, kvcache
-from quantkit.quantize.calibrated import Work
-from quantkit.quantize.prepare import CalibrationChoice
-from quantkit.quantize.ranks import Ranks
-from quantkit.quantize.run import quantize
-from quantkit.quantize.statistics import Collector
+from quantkit.onepass import feeders, kvcache
+from quantkit.onepass.calibrated import Work
+from quantkit.onepass.collector import Collector
+from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.ranks import Ranks
+from quantkit.onepass.run import quantize
 from quantkit.recipe import Recipe
-from quantkit.score import loading
-from quantkit.verify.checkpoint import verify
+from quantkit.scoring import loading
+from quantkit.verification.checkpoint import verify
 
 # Groups of linears whose input scales can be folded: a norm before q/k/v and gate/up, the value
 # projection before o, the up projection before down.

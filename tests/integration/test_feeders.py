@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quantkit.quantize import feeders
+from quantkit.onepass import feeders
 
 WIDTH, HEADS, HEAD_WIDTH = 48, 3, 16
 GROUPS = {"o_proj": ["o_proj"]}

@@ -8,19 +8,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantkit.convert import convert
+from quantkit.conversion import convert
 from quantkit.errors import CheckpointError, StorageError
 from quantkit.export import awq, gptq
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.grid import QuantizedWeight
 from quantkit.model.shards import as_bytes
 from quantkit.model.source import ModelSource
-from quantkit.quantize import onepass
-from quantkit.quantize.prepare import CalibrationChoice
-from quantkit.quantize.run import quantize
+from quantkit.onepass import onepass
+from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.run import quantize
 from quantkit.recipe import Recipe
-from quantkit.score import loading
-from quantkit.verify.checkpoint import verify
+from quantkit.scoring import loading
+from quantkit.verification.checkpoint import verify
 
 DATA = CalibrationChoice("python-docs", 4, 64)
 LAYER = "model.layers.1.self_attn.o_proj"

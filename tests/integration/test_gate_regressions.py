@@ -16,18 +16,18 @@ from quantkit.cli.main import main
 from quantkit.export import compressed_tensors
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import FILE
-from quantkit.gate import policy
-from quantkit.gate.judge import judge
-from quantkit.gate.verdict import Answer
+from quantkit.gating import policy
+from quantkit.gating.judge import judge
+from quantkit.gating.verdict import Answer
 from quantkit.model.shards import ShardWriter, TensorSpec, read_header
 from quantkit.model.source import ModelSource
-from quantkit.quantize import prepare
-from quantkit.quantize.prepare import CalibrationChoice
-from quantkit.quantize.run import quantize
+from quantkit.onepass import prepare
+from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.run import quantize
 from quantkit.recipe import load
 from quantkit.report import files
 from quantkit.report.comparison import Report
-from quantkit.score.harness import Asked, evaluate
+from quantkit.scoring.harness import Asked, evaluate
 from quantkit.storage import sha256_of
 
 RECIPE = "gptq-w4a16"

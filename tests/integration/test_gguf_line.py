@@ -14,14 +14,14 @@ from quantkit.gguf import blocks, imatrix
 from quantkit.gguf.imatrix import ImportanceMatrix
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
+from quantkit.onepass.from_gguf import quantize_file
+from quantkit.onepass.prepare import CalibrationChoice, load_tokens
+from quantkit.onepass.run import quantize
 from quantkit.progress import Silent
-from quantkit.quantize.from_gguf import quantize_file
-from quantkit.quantize.prepare import CalibrationChoice, load_tokens
-from quantkit.quantize.run import quantize
 from quantkit.recipe import load
-from quantkit.score import loading
-from quantkit.score.harness import Asked, evaluate
-from quantkit.verify.checkpoint import verify
+from quantkit.scoring import loading
+from quantkit.scoring.harness import Asked, evaluate
+from quantkit.verification.checkpoint import verify
 
 NAMES = [name for name in resources.names("recipes") if name.startswith("gguf-")]
 TEXT = CalibrationChoice("python-docs", 32, 128)

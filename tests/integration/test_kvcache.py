@@ -16,13 +16,13 @@ from quantkit.export.manifest import FILE
 from quantkit.model.architecture import Architecture
 from quantkit.model.shards import ShardWriter, TensorSpec, read_header
 from quantkit.model.source import ModelSource
-from quantkit.quantize.prepare import CalibrationChoice, load_tokens
-from quantkit.quantize.run import quantize
+from quantkit.onepass.prepare import CalibrationChoice, load_tokens
+from quantkit.onepass.run import quantize
 from quantkit.recipe import Recipe
-from quantkit.score import loading
-from quantkit.score.harness import score
+from quantkit.scoring import loading
+from quantkit.scoring.harness import score
 from quantkit.storage import sha256_of
-from quantkit.verify.checkpoint import verify
+from quantkit.verification.checkpoint import verify
 
 # A file of its own: a set that has to be put together first takes longer than the pass.
 FEW = CalibrationChoice(str(Path(__file__).parents[2] / "README.md"), 8, 128)

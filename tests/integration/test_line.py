@@ -14,9 +14,9 @@ from quantkit.model.source import ModelSource
 from quantkit.recipe import Recipe, load
 from quantkit.report import markdown, table
 from quantkit.report.comparison import Report
-from quantkit.score.evaluation import read_all
-from quantkit.score.harness import score
-from quantkit.score.scorecard import Scorecard
+from quantkit.scoring.evaluation import read_all
+from quantkit.scoring.harness import score
+from quantkit.scoring.scorecard import Scorecard
 
 pytest_plugins = ["browser"]
 ENTRY = {"name", "recipe", "format", "size_bytes", "bits_per_weight", "scores"}
@@ -188,7 +188,7 @@ def test_scores_are_those_of_lm_eval_itself():
     from lm_eval.tasks import TaskManager
 
     from quantkit.resources import DEMO_MODEL
-    from quantkit.score.lmeval import OWN_TASKS
+    from quantkit.scoring.lmeval import OWN_TASKS
 
     model = HFLM(pretrained=str(DEMO_MODEL), dtype="float32", device="cpu", batch_size=2)
     theirs = lm_eval.simple_evaluate(

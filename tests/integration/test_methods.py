@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from quantkit import grid
-from quantkit.quantize import products, rounding
-from quantkit.quantize.methods import awq, gptq, smoothquant
-from quantkit.quantize.products import Halves
-from quantkit.quantize.statistics import Statistics
+from quantkit.methods import awq, gptq, products, rounding, smoothquant
+from quantkit.methods.products import Halves
+from quantkit.methods.statistics import Statistics
 from quantkit.recipe import WeightScheme
 
 SCHEMES = [

@@ -5,11 +5,11 @@ import pytest
 from quantkit.cli.main import main
 from quantkit.errors import DataError, MethodError
 from quantkit.model.source import ModelSource
+from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.run import quantize
 from quantkit.pipeline import finished_before
-from quantkit.quantize.prepare import CalibrationChoice
-from quantkit.quantize.run import quantize
 from quantkit.recipe import Recipe
-from quantkit.verify.checkpoint import verify
+from quantkit.verification.checkpoint import verify
 
 FEW = CalibrationChoice("python-docs", 8, 128)
 WEIGHTS = "model.safetensors"

@@ -14,17 +14,17 @@ from quantkit.gguf.imatrix import ImportanceMatrix
 from quantkit.model.architecture import attentions
 from quantkit.model.blocks import Decoder
 from quantkit.model.source import ModelSource
+from quantkit.onepass import feeders, llmcompressor, onepass, prepare
+from quantkit.onepass.collector import Collector
+from quantkit.onepass.hidden import HiddenStates
+from quantkit.onepass.importance import Importance
+from quantkit.onepass.kvcache import Observer
+from quantkit.onepass.padding import Padding, real
+from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.run import quantize
+from quantkit.onepass.streams import Stream
+from quantkit.onepass.visit import Replay, Visit
 from quantkit.progress import Silent
-from quantkit.quantize import feeders, llmcompressor, onepass, prepare
-from quantkit.quantize.hidden import HiddenStates
-from quantkit.quantize.importance import Importance
-from quantkit.quantize.kvcache import Observer
-from quantkit.quantize.padding import Padding, real
-from quantkit.quantize.prepare import CalibrationChoice
-from quantkit.quantize.run import quantize
-from quantkit.quantize.statistics import Collector
-from quantkit.quantize.streams import Stream
-from quantkit.quantize.visit import Replay, Visit
 from quantkit.recipe import load
 
 CPU = torch.device("cpu")

@@ -11,8 +11,8 @@ from tiny import READABLE
 
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.source import ModelSource
-from quantkit.quantize.prepare import CalibrationChoice
-from quantkit.quantize.run import quantize
+from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.run import quantize
 from quantkit.recipe import Recipe
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -24,15 +24,15 @@ from quantkit.export.manifest import FILE, Manifest
 from quantkit.model.shards import ShardWriter, TensorSpec, read_header
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
+from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.run import quantize
 from quantkit.proof.run import Asked, prove
-from quantkit.quantize.prepare import CalibrationChoice
-from quantkit.quantize.run import quantize
 from quantkit.recipe import Recipe
 from quantkit.report import inputs
-from quantkit.score import agreement, prompts
-from quantkit.score.evaluation import read_all
-from quantkit.score.expected import Reference, WideProducts
-from quantkit.score.loading import load
+from quantkit.scoring import agreement, prompts
+from quantkit.scoring.evaluation import read_all
+from quantkit.scoring.expected import Reference, WideProducts
+from quantkit.scoring.loading import load
 from quantkit.storage import sha256_of
 
 FAKE = Path(__file__).parents[1] / "fake_vllm"

@@ -21,10 +21,10 @@ from quantkit.errors import HardwareError
 from quantkit.export import compressed_tensors
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.shards import read_header
-from quantkit.quantize.lifeline import Lifeline
-from quantkit.quantize.ranks import Ranks, assign
-from quantkit.quantize.together import joined
-from quantkit.verify.checkpoint import verify
+from quantkit.onepass.lifeline import Lifeline
+from quantkit.onepass.ranks import Ranks, assign
+from quantkit.onepass.together import joined
+from quantkit.verification.checkpoint import verify
 
 NAMES = ["gptq-w4a16", "awq-gptq-w4a16+kv-fp8", "awq-w4a16", "fp8-static", "fp8-dynamic"]
 DIFFERS = {"device", "seconds", "stage_seconds", "peak_host_bytes", "created", "files", "layers"}

@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM
 from quantkit import grid, resources
 from quantkit.export import compressed_tensors as export
 from quantkit.export.checkpoint import Checkpoint
+from quantkit.methods.rtn import RoundToNearest
 from quantkit.model.source import ModelSource
-from quantkit.quantize.methods.rtn import RoundToNearest
-from quantkit.quantize.prepare import CalibrationChoice
-from quantkit.quantize.run import quantize as run_quantize
+from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.run import quantize as run_quantize
 from quantkit.recipe import Recipe, WeightScheme, load
-from quantkit.score import loading
+from quantkit.scoring import loading
 
 SCHEMES = [
     WeightScheme(num_bits=4, strategy="group", group_size=128),

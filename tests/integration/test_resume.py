@@ -18,11 +18,11 @@ from quantkit import storage
 from quantkit.errors import HardwareError, StorageError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.source import ModelSource
+from quantkit.onepass import journal, onepass
+from quantkit.onepass.from_gguf import quantize_file
+from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.run import quantize
 from quantkit.progress import Silent
-from quantkit.quantize import journal, onepass
-from quantkit.quantize.from_gguf import quantize_file
-from quantkit.quantize.prepare import CalibrationChoice
-from quantkit.quantize.run import quantize
 from quantkit.recipe import load
 
 N_KILLS = 20

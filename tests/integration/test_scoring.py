@@ -12,15 +12,15 @@ from quantkit import resources
 from quantkit.errors import CheckpointError, ScoreError
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
+from quantkit.onepass.run import quantize
 from quantkit.progress import Silent
-from quantkit.quantize.run import quantize
 from quantkit.recipe import Recipe
 from quantkit.report.comparison import Report
-from quantkit.score import answering, lmeval, loading
-from quantkit.score.answering import Answerer
-from quantkit.score.evaluation import read_all
-from quantkit.score.harness import Asked, evaluate, sizes_of
-from quantkit.score.until import score_until
+from quantkit.scoring import answering, lmeval, loading
+from quantkit.scoring.answering import Answerer
+from quantkit.scoring.evaluation import read_all
+from quantkit.scoring.harness import Asked, evaluate, sizes_of
+from quantkit.scoring.until import score_until
 
 N_QUESTIONS = 40
 TASK = "mmlu_anatomy"
@@ -143,7 +143,7 @@ def test_other_settings_are_computed_again(data, tmp_path, first, second):
 
 def asked_of(folder, device, instances, **more):
     """Log-probabilities by a model that keeps answers in a folder, and how many it kept."""
-    from quantkit.score.model import EvaluatedModel
+    from quantkit.scoring.model import EvaluatedModel
 
     with lmeval.quiet():
         lm = EvaluatedModel(
@@ -269,7 +269,7 @@ def test_other_questions_are_not_compared(data, tmp_path, rounded):
 
 
 def test_questions_are_asked_until_it_is_certain(data, tmp_path, rounded, monkeypatch):
-    monkeypatch.setattr("quantkit.score.until.FIRST_ROUND", 8)
+    monkeypatch.setattr("quantkit.scoring.until.FIRST_ROUND", 8)
     targets = [ModelSource.open("demo"), rounded]
     told = []
 

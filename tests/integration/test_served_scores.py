@@ -11,10 +11,10 @@ from fake_completions import MAX_LENGTH, Fake, end, serve
 from quantkit.errors import ScoreError
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
-from quantkit.quantize.run import quantize
+from quantkit.onepass.run import quantize
 from quantkit.recipe import Recipe
-from quantkit.score import endpoint, harness, held, loading
-from quantkit.score.harness import Asked
+from quantkit.scoring import endpoint, harness, held, loading
+from quantkit.scoring.harness import Asked
 
 ASKED = Asked(("python_docs",), limit=1, max_length=MAX_LENGTH)
 

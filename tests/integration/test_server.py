@@ -24,11 +24,11 @@ from quantkit.calibration.reading import python_text
 from quantkit.errors import ScoreError
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
-from quantkit.quantize.prepare import CalibrationChoice
-from quantkit.quantize.run import quantize
+from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.run import quantize
 from quantkit.recipe import ActivationScheme, Recipe
-from quantkit.score import activations, endpoint, lmeval, loading
-from quantkit.score.server import ServedModel
+from quantkit.scoring import activations, endpoint, lmeval, loading
+from quantkit.scoring.server import ServedModel
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import FILE
 from quantkit.model.shards import ShardWriter, TensorSpec, read_header
 from quantkit.model.source import ModelSource
-from quantkit.quantize.prepare import CalibrationChoice
-from quantkit.quantize.run import quantize
+from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.run import quantize
 from quantkit.recipe import Recipe
 from quantkit.storage import sha256_of
-from quantkit.verify.checkpoint import verify
+from quantkit.verification.checkpoint import verify
 
 # One for each way of storing weights: with and without zero points, packed and not, folded.
 RECIPES = ["awq-w4a16", "fp8-block", "fp8-dynamic", "fp8-static", "int8-w8a8", "rtn-w4a16"]

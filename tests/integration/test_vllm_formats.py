@@ -13,8 +13,8 @@ import pytest
 
 from quantkit import resources
 from quantkit.model.source import ModelSource
-from quantkit.quantize.prepare import CalibrationChoice
-from quantkit.quantize.run import quantize
+from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.run import quantize
 from quantkit.recipe import Recipe
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks/vllm_generate.py"

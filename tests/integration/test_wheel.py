@@ -22,7 +22,7 @@ def test_wheel_carries_recipes_sets_tasks_and_the_demo_model(tmp_path):
     for name in ("config.json", "model.safetensors", "tokenizer.json", "README.md"):
         assert f"quantkit/_data/demo-model/{name}" in names
     for task in ("python_docs", "python_quiz"):
-        assert f"quantkit/score/tasks/{task}/{task}.yaml" in names
+        assert f"quantkit/scoring/tasks/{task}/{task}.yaml" in names
     for path in (ROOT / "quantkit/page/templates").iterdir():
         assert f"quantkit/page/templates/{path.name}" in names
     assert not [name for name in names if name.startswith(("recipes/", "calibration/", "tests/"))]

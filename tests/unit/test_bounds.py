@@ -8,9 +8,9 @@ import pytest
 from scipy import stats
 
 from quantkit.report.document import Comparison
-from quantkit.score import bounds
-from quantkit.score.paired import CONFIDENCES, compare_perplexity
-from quantkit.score.scorecard import Score
+from quantkit.scoring import bounds
+from quantkit.scoring.paired import CONFIDENCES, compare_perplexity
+from quantkit.scoring.scorecard import Score
 
 N_SAMPLES = 600
 
@@ -37,7 +37,7 @@ def as_stored(change, **update):
 
 
 def interval(comparison, confidence):
-    from quantkit.gate.intervals import of_change
+    from quantkit.gating.intervals import of_change
 
     return of_change(comparison, confidence)
 
@@ -118,7 +118,7 @@ def test_bounds_of_separate_perplexities_are_wider_than_paired_ones():
     tokens = np.full(40, 300.0)
     source = tokens * rng.normal(2.5, 0.3, 40)
     after = source + tokens * rng.normal(0.01, 0.01, 40)
-    from quantkit.score.harness import ratio
+    from quantkit.scoring.harness import ratio
 
     scores = []
     for losses in (source, after):

@@ -24,8 +24,8 @@ from quantkit.model import description
 from quantkit.recipe import Recipe, load
 from quantkit.report import card as report_card
 from quantkit.report.comparison import Report
-from quantkit.score.evaluation import Evaluation
-from quantkit.score.scorecard import Score, Scorecard, Settings
+from quantkit.scoring.evaluation import Evaluation
+from quantkit.scoring.scorecard import Score, Scorecard, Settings
 
 HOSTILE = [
     "a: b #c",

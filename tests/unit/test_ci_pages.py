@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from quantkit.gate import policy
-from quantkit.gate.policy import Policy
+from quantkit.gating import policy
+from quantkit.gating.policy import Policy
 
 ROOT = Path(__file__).parents[2]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())

@@ -8,9 +8,9 @@ from gate_reports import SETTINGS, card
 
 from quantkit.report import markdown, table
 from quantkit.report.comparison import Report
-from quantkit.score.answers import Outcome
-from quantkit.score.evaluation import Evaluation
-from quantkit.score.scorecard import Score
+from quantkit.scoring.answers import Outcome
+from quantkit.scoring.evaluation import Evaluation
+from quantkit.scoring.scorecard import Score
 
 MANY = 6000
 

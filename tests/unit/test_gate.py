@@ -10,15 +10,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from quantkit.errors import PolicyError, ScoreError
-from quantkit.gate import github, intervals, junit, markdown, policy, words
-from quantkit.gate.classes import class_of
-from quantkit.gate.judge import judge
-from quantkit.gate.policy import Policy
-from quantkit.gate.text import plain
-from quantkit.gate.verdict import Answer, Verdict
+from quantkit.gating import github, intervals, junit, markdown, policy, words
+from quantkit.gating.classes import class_of
+from quantkit.gating.judge import judge
+from quantkit.gating.policy import Policy
+from quantkit.gating.text import plain
+from quantkit.gating.verdict import Answer, Verdict
 from quantkit.report.document import Comparison, read
-from quantkit.score.paired import difference_interval
-from quantkit.score.scorecard import LayerError
+from quantkit.scoring.paired import difference_interval
+from quantkit.scoring.scorecard import LayerError
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m" / "report.json"
 PASS, FAIL, CANNOT_TELL = Answer

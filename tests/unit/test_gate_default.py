@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from gate_reports import changed, made, report, rescored
 
-from quantkit.gate import policy
-from quantkit.gate.classes import SIZES, size_of
-from quantkit.gate.judge import judge
-from quantkit.gate.policy import Policy
-from quantkit.gate.verdict import Answer
+from quantkit.gating import policy
+from quantkit.gating.classes import SIZES, size_of
+from quantkit.gating.judge import judge
+from quantkit.gating.policy import Policy
+from quantkit.gating.verdict import Answer
 from quantkit.report.document import read
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m" / "report.json"

@@ -6,8 +6,8 @@ from typing import get_args
 import pytest
 
 from quantkit.errors import PolicyError
-from quantkit.gate import policy
-from quantkit.gate.classes import SIZES
+from quantkit.gating import policy
+from quantkit.gating.classes import SIZES
 from quantkit.report.evidence import FLOOR
 
 

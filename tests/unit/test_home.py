@@ -6,7 +6,7 @@ import pytest
 
 from quantkit.errors import StorageError
 from quantkit.home import expanded
-from quantkit.score.cache import default_folder
+from quantkit.scoring.cache import default_folder
 
 
 def test_home_takes_the_place_of_a_tilde(monkeypatch, tmp_path):

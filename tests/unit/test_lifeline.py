@@ -6,7 +6,7 @@ import time
 import pytest
 
 from quantkit.errors import MethodError, RankLost
-from quantkit.quantize.lifeline import Lifeline
+from quantkit.onepass.lifeline import Lifeline
 
 
 class Store(dict):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from quantkit.errors import ScoreError
-from quantkit.score import paired
-from quantkit.score.paired import (
+from quantkit.scoring import paired
+from quantkit.scoring.paired import (
     AccuracyChange,
     PerplexityChange,
     compare_accuracies,
@@ -20,7 +20,7 @@ from quantkit.score.paired import (
     mcnemar,
     questions_needed,
 )
-from quantkit.score.verdict import verdict
+from quantkit.scoring.verdict import verdict
 
 N_DRAWS = 1000
 

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from quantkit.calibration.reading import python_text
-from quantkit.score.tasks.python_quiz import questions as quiz
+from quantkit.scoring.tasks.python_quiz import questions as quiz
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_nothing_asked_stands_in_training_or_calibration_text(questions):
 
 def test_another_process_asks_the_same(questions):
     program = (
-        "import json; from quantkit.score.tasks.python_quiz import questions; "
+        "import json; from quantkit.scoring.tasks.python_quiz import questions; "
         "print(json.dumps(questions.questions()))"
     )
     environment = {"PYTHONHASHSEED": "7", "PYTHONPATH": ":".join(sys.path)}

@@ -8,8 +8,8 @@ import pytest
 from quantkit.export.verified import Verified
 from quantkit.report import html, markdown, table
 from quantkit.report.comparison import Report
-from quantkit.score.answers import Outcome
-from quantkit.score.evaluation import Evaluation, read_all
+from quantkit.scoring.answers import Outcome
+from quantkit.scoring.evaluation import Evaluation, read_all
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m" / "scores"
 SUBJECTS = {"mmlu_stem": ["mmlu_anatomy", "mmlu_astronomy"], "mmlu_humanities": ["mmlu_law"]}

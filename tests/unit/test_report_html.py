@@ -9,9 +9,9 @@ import pytest
 from quantkit.report import html, markdown
 from quantkit.report.comparison import Report
 from quantkit.report.document import Document
-from quantkit.score.answers import Outcome
-from quantkit.score.evaluation import Evaluation, read_all
-from quantkit.score.scorecard import LayerError, Made
+from quantkit.scoring.answers import Outcome
+from quantkit.scoring.evaluation import Evaluation, read_all
+from quantkit.scoring.scorecard import LayerError, Made
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m"
 HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)>{{7*7}}'

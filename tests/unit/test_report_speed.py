@@ -8,7 +8,7 @@ import pytest
 from quantkit.bench.record import Bench, Distribution, Machine, Press, Rate, Row, Workload
 from quantkit.report import document, files, html, inputs, markdown, speed
 from quantkit.report.comparison import Report
-from quantkit.score.evaluation import read_all
+from quantkit.scoring.evaluation import read_all
 
 
 def row(model, digest, tokens_per_s, failures=None):

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from quantkit.score.answers import Outcome
-from quantkit.score.evaluation import Evaluation
-from quantkit.score.scorecard import Score, Scorecard, Settings
+from quantkit.scoring.answers import Outcome
+from quantkit.scoring.evaluation import Evaluation
+from quantkit.scoring.scorecard import Score, Scorecard, Settings
 from quantkit.sweep import parts
 
 SIZES = {"algebra": 100, "anatomy": 50, "law": 10}

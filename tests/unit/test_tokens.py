@@ -10,8 +10,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, tra
 from transformers import PreTrainedTokenizerFast
 
 from quantkit.model.source import ModelSource
-from quantkit.score import tokens
-from quantkit.score.tokens import Encoder
+from quantkit.scoring import tokens
+from quantkit.scoring.tokens import Encoder
 
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"

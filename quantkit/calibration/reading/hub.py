@@ -7,7 +7,7 @@ from typing import Any
 
 from quantkit.calibration.reading.record import Record
 from quantkit.errors import DataError
-from quantkit.hush import hushed
+from quantkit.quiet import hushed
 
 TOLD = 8
 """How many configs or splits an error names."""

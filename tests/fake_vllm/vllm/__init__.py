@@ -58,8 +58,8 @@ class LLM:
         from quantkit.export import manifest
         from quantkit.export.checkpoint import Checkpoint
         from quantkit.model.source import ModelSource
-        from quantkit.score import loading
-        from quantkit.verify.checkpoint import source_of
+        from quantkit.scoring import loading
+        from quantkit.verification.checkpoint import source_of
 
         kind = getattr(torch, self.llm_engine.vllm_config.model_config.dtype.split(".")[1])
         is_source = not (Path(model) / manifest.FILE).exists()
@@ -80,7 +80,7 @@ class LLM:
             return [output(ids + [7] * n, [value] * (len(ids) + n - 1), len(ids)) for ids in given]
         import torch
 
-        from quantkit.score.expected import WideProducts
+        from quantkit.scoring.expected import WideProducts
 
         ids = torch.tensor([prompt["prompt_token_ids"] for prompt in prompts])
         n_before, wanted = ids.shape[1], params.wanted

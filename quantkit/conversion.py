@@ -1,0 +1,189 @@
+"""One checkpoint in another format: the same numbers in other files, or nothing.
+
+Layers stream through one at a time, and each is read back from its new form and compared before it
+is written. What a format cannot hold is refused: rounding again is `quantize`'s work.
+"""
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from quantkit import device as devices
+from quantkit.errors import CheckpointError
+from quantkit.export import card, folder, layers, manifest
+from quantkit.export.checkpoint import Checkpoint
+from quantkit.export.manifest import Converted, Manifest
+from quantkit.grid import QuantizedWeight
+from quantkit.model.shards import DTYPES, TensorSpec
+from quantkit.model.source import INDEX, read_config
+from quantkit.onepass.datafree import copy_tensor
+from quantkit.plan.checkpoint import Plan
+from quantkit.progress import Progress, Silent
+from quantkit.storage import (
+    refuse_existing,
+    require_space,
+    scratch_folder,
+    sha256_of,
+    write_json,
+)
+from quantkit.verification.checkpoint import expected_plan, file_faults, tensor_faults
+
+
+def convert(
+    path: Path,
+    to: str,
+    out: Path | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+    trust_remote_code: bool = False,
+) -> Checkpoint:
+    """Write the checkpoint of a folder in another format as the folder `out`.
+
+    Without one it goes beside the first, under the name that `quantize --format` would give it.
+    """
+    progress = progress or Silent()
+    started = time.monotonic()
+    checkpoint = Checkpoint.open(path)
+    after = _renamed(checkpoint, to)
+    out = out or path.resolve().with_name(after.name)
+    if out.resolve() == path.resolve():
+        raise CheckpointError(f"{out} is the checkpoint itself; name another folder with -o")
+    refuse_existing(out, force)
+    old = card.existing(out)
+    before = _checked_plan(checkpoint, trust_remote_code)
+    plan = expected_plan(path, after, None, trust_remote_code)
+    require_space(out, plan.size_bytes)
+    with scratch_folder(out, force) as scratch:
+        with folder.open_folder(scratch, _in_order(checkpoint, plan)) as writer:
+            _write(checkpoint, before, plan, writer, progress)
+        _write_side_files(checkpoint, plan, scratch)
+        files = folder.hash_files(scratch, writer.hashes)
+        record = after.model_copy(
+            update={
+                "recipe": plan.recipe,
+                "recipe_digest": plan.recipe.digest,
+                "asked_digest": plan.asked_digest,
+                "size_bytes": plan.size_bytes,
+                "bits_per_weight": plan.bits_per_weight,
+                "quantized_bits_per_weight": plan.quantized_bits_per_weight,
+                "files": files,
+                "converted_from": _origin(checkpoint),
+                **_circumstances(time.monotonic() - started),
+            }
+        )
+        card.write(scratch, record, old=old)
+        folder.write_manifest(scratch, record)
+    return Checkpoint(out, record)
+
+
+def _renamed(checkpoint: Checkpoint, to: str) -> Manifest:
+    """The manifest with the recipe in the other format; refused where it cannot hold it."""
+    if checkpoint.is_gguf:
+        raise CheckpointError(
+            f"{checkpoint.folder} holds a GGUF file, whose blocks no other format has; "
+            "quantise the source model instead"
+        )
+    before = checkpoint.manifest.weights_recipe
+    after = before.in_format(to)
+    if after is before:
+        raise CheckpointError(f"{checkpoint.folder} is in {to} form already")
+    update = {"recipe": after, "name": after.name, "format": after.format}
+    return checkpoint.manifest.model_copy(update=update)
+
+
+def _checked_plan(checkpoint: Checkpoint, trust_remote_code: bool) -> Plan:
+    """What the folder must hold; a damaged one would come out whole, with its damage."""
+    path, record = checkpoint.folder, checkpoint.manifest
+    plan = expected_plan(path, record, None, trust_remote_code)
+    faults = [*file_faults(path, record), *tensor_faults(checkpoint.tensors, plan)]
+    if faults:
+        raise CheckpointError(f"{path} is damaged: {faults[0]}; run quantkit verify {path}")
+    return plan
+
+
+def _in_order(checkpoint: Checkpoint, plan: Plan) -> list[TensorSpec]:
+    """The tensors to be, each where the one that it stands for lies: files stay comparable."""
+    places = {name: place for place, name in enumerate(checkpoint.tensors)}
+    for module, weight in plan.quantized.items():
+        place = min(places[name] for name in checkpoint.parts(module))
+        places |= {part.name: place for part in layers.specs(module, weight, plan.recipe)}
+    return sorted(plan.specs, key=lambda spec: places[spec.name])
+
+
+def _write(
+    checkpoint: Checkpoint,
+    before: Plan,
+    plan: Plan,
+    writer: folder.FolderWriter,
+    progress: Progress,
+) -> None:
+    progress.start(f"convert {checkpoint.label}", before.size_bytes)
+    done: set[str] = set()
+    for module, weight in before.quantized.items():
+        names = checkpoint.parts(module)
+        done.update(names)
+        stored = {name: checkpoint.tensors[name].read() for name in names}
+        held = layers.read(module, stored, before.recipe)
+        known = QuantizedWeight(held.values, held.scale.to(DTYPES[weight.dtype]), held.zero_point)
+        input_scale = stored.get(f"{module}.input_scale")
+        if input_scale is not None:
+            input_scale = input_scale.to(DTYPES[weight.dtype]).reshape(1)
+        parts = layers.tensors(module, known, plan.recipe, input_scale)
+        if not _same(held, layers.read(module, parts, plan.recipe)):
+            raise CheckpointError(
+                f"{module} has scales that {plan.recipe.format} cannot hold exactly; call quantkit "
+                f"quantize --format {plan.recipe.format}, which rounds to scales that it can"
+            )
+        for name, part in parts.items():
+            writer.write(name, part)
+        progress.advance(sum(checkpoint.tensors[name].size_bytes for name in names))
+    for name, tensor in checkpoint.tensors.items():
+        if name not in done:
+            copy_tensor(tensor, [writer], progress)
+    progress.finish()
+
+
+def _same(one: QuantizedWeight, other: QuantizedWeight) -> bool:
+    import torch
+
+    if not torch.equal(one.values.view(torch.int8), other.values.view(torch.int8)):
+        return False
+    if not torch.equal(one.scale.double(), other.scale.double()):
+        return False
+    if one.zero_point is None or other.zero_point is None:
+        return one.zero_point is other.zero_point
+    return torch.equal(one.zero_point, other.zero_point)
+
+
+def _write_side_files(checkpoint: Checkpoint, plan: Plan, scratch: Path) -> None:
+    """Config for the new format, and every other file as it is."""
+    for name in checkpoint.manifest.files:
+        if not name.endswith(".safetensors") and name not in ("config.json", INDEX):
+            shutil.copyfile(checkpoint.folder / name, scratch / name)
+    config = read_config(checkpoint.folder)
+    config["quantization_config"] = layers.quantization_config(plan.recipe, plan.ignored)
+    write_json(scratch / "config.json", config, allow_nan=True)
+
+
+def _origin(checkpoint: Checkpoint) -> Converted:
+    record = checkpoint.manifest
+    return Converted(
+        name=record.name,
+        format=record.format,
+        digest=record.digest,
+        manifest_sha256=sha256_of(checkpoint.folder / manifest.FILE),
+    )
+
+
+def _circumstances(seconds: float) -> dict[str, Any]:
+    """When and where this was done."""
+    return {
+        "versions": manifest.versions(),
+        "device": devices.describe(devices.choose("cpu")),
+        "seconds": seconds,
+        "stage_seconds": {"convert": seconds},
+        "peak_host_bytes": devices.peak_host_bytes(),
+        "peak_device_bytes": None,
+        "created": manifest.now(),
+    }

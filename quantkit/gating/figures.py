@@ -1,0 +1,147 @@
+"""The names that a policy gives to metrics, and the figures that a report holds under them."""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from quantkit.errors import ScoreError
+from quantkit.gating.text import plain
+from quantkit.report import layers
+from quantkit.report.document import Document, Entry
+from quantkit.report.evidence import judged
+from quantkit.scoring.findings import ACCURACIES, PERPLEXITY
+
+ACCURACY = "accuracy"
+SIZES = ("size_ratio", "bits_per_weight", "size_bytes")
+OUTLIER = "layer_outlier"
+"""How many times as far off the worst layer is as the median of its kind."""
+CALIBRATION = "calibration_ratio"
+"""Perplexity of the calibration tokens over that of the text that is scored: noise is far off."""
+SHARES = (*ACCURACIES, "top1_agreement")
+"""Metrics between 0 and 1, of which more is better and drops are told in points."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One metric of a report."""
+
+    asked: str
+    """As the policy names it; the full name where that stands for several."""
+    key: str
+    """As the report does: `<task>/<metric>`, or one of `SIZES`."""
+    more_is_better: bool
+
+    @property
+    def metric(self) -> str:
+        return self.key.rpartition("/")[2]
+
+    @property
+    def is_share(self) -> bool:
+        return self.metric in SHARES
+
+    @property
+    def is_size(self) -> bool:
+        return self.key in SIZES
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether it was measured on a task, not on files or layers."""
+        return not self.is_size and self.key not in MADE
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether reports hold intervals of its change."""
+        return self.metric in (*ACCURACIES, PERPLEXITY)
+
+    def of(self, entry: Entry, document: Document) -> float | None:
+        """The figure of one scored model, None where it has none."""
+        if self.key in MADE:
+            made = MADE[self.key](entry, document)
+            if made is None:
+                return None
+            value = made
+        elif self.key == "size_ratio":
+            value = entry.size_bytes / document.baseline.size_bytes
+        elif self.is_size:
+            value = float(getattr(entry, self.key))
+        elif self.key in entry.scores:
+            value = entry.scores[self.key].value
+        else:
+            return None
+        if not math.isfinite(value):
+            raise ScoreError(f"{plain(self.key)} of {plain(entry.name)} is {value}; score it again")
+        return value
+
+
+def find(document: Document, asked: str) -> list[Figure]:
+    """What a policy's name stands for in a report; nothing, one score, or one of every task."""
+    if asked in SIZES:
+        return [Figure(asked, asked, more_is_better=False)]
+    if asked in MADE:
+        known = any(MADE[asked](entry, document) is not None for entry in document.candidates)
+        return [Figure(asked, asked, more_is_better=False)] if known else []
+    entries, found = (document.baseline, *document.candidates), []
+    keys = _meaning(document, asked, _keys(document))
+    for key in keys:
+        told = next(entry.scores[key].higher_is_better for entry in entries if key in entry.scores)
+        name = asked if len(keys) == 1 else key
+        found.append(Figure(name, key, told or key.rpartition("/")[2] in SHARES))
+    return found
+
+
+def known(document: Document) -> set[str]:
+    """Every name that a policy may give for this report."""
+    keys = _keys(document)
+    metrics = {key.rpartition("/")[2] for key in keys}
+    tasks = {key.rpartition("/")[0] for key in keys if key.rpartition("/")[2] in ACCURACIES}
+    aliases = {ACCURACY} if tasks else set()
+    return {*keys, *metrics, *tasks, *aliases, *SIZES, *MADE}
+
+
+def _calibration_ratio(entry: Entry, document: Document) -> float | None:
+    """None where it is not known, and where nothing was learnt from data."""
+    headline = document.baseline.scores.get(document.headline or "")
+    if entry.made is None or headline is None or not (document.headline or "").endswith(PERPLEXITY):
+        return None
+    found = entry.made.calibration_perplexity
+    return found / headline.value if found is not None and headline.value > 0 else None
+
+
+def _layer_outlier(entry: Entry, document: Document) -> float | None:
+    """None where it is not known how a candidate was made."""
+    if entry.made is None or not entry.made.layers:
+        return None
+    return max(layers.outliers(entry.made.layers).values(), default=1.0)
+
+
+MADE = {CALIBRATION: _calibration_ratio, OUTLIER: _layer_outlier}
+"""Figures of how a candidate was made."""
+
+
+def _keys(document: Document) -> dict[str, None]:
+    """Scores of the source and of all candidates."""
+    entries = (document.baseline, *document.candidates)
+    return {key: None for entry in entries for key in entry.scores}
+
+
+def _meaning(document: Document, asked: str, keys: Collection[str]) -> list[str]:
+    """Full names that a short one stands for.
+
+    A metric's name stands for that metric of every task that was asked for, so that no task is
+    left out by being the second. A task's or group's name stands for its accuracy.
+    """
+    if asked in keys:
+        return [asked]
+    tasks = document.baseline.settings.tasks
+    if asked in (PERPLEXITY, ACCURACY):
+        metrics = ACCURACIES if asked == ACCURACY else (PERPLEXITY,)
+        every = (key for _, found in judged(tasks, document.groups, keys) for key in found)
+        found = [key for key in every if key.rpartition("/")[2] in metrics]
+        leading = [key for key in (document.accuracy, document.headline) if key in keys and key]
+        found += [key for key in leading if key.rpartition("/")[2] in metrics]
+    else:
+        found = [f"{task}/{asked}" for task in tasks if f"{task}/{asked}" in keys]
+    # In a report whose tasks are groups or are not known: the first there is.
+    others = [key for key in keys if key.rpartition("/")[2] == asked]
+    others += [f"{asked}/{metric}" for metric in ACCURACIES if f"{asked}/{metric}" in keys]
+    return list(dict.fromkeys(found)) or others[:1]

@@ -1,0 +1,74 @@
+"""A verdict in GitHub Actions: annotations, and a job's summary.
+
+The runner obeys lines that look like `::command::` or hold `##[command]`, whoever wrote them. So
+text of others is escaped in annotations and printed where commands are switched off.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from quantkit.gating.text import plain
+from quantkit.gating.verdict import Answer, Check, Verdict
+from quantkit.gating.words import last_line
+from quantkit.storage import guarded
+
+MOST = 10
+"""GitHub shows so many annotations of a kind for one step."""
+
+
+def is_here(environment: Mapping[str, str]) -> bool:
+    """Whether this runs in GitHub Actions."""
+    return environment.get("GITHUB_ACTIONS") == "true"
+
+
+def annotations(verdict: Verdict) -> Iterator[str]:
+    """An error for each failure, a warning for what cannot be told, a notice if all is well."""
+    yield from _of_kind("error", verdict.failures)
+    if verdict.cannot_tell == "ask":
+        yield from _of_kind("error", verdict.of(Answer.CANNOT_TELL))
+    yield from _of_kind("warning", verdict.warnings)
+    if verdict.unjudged:
+        names = ", ".join(map(plain, verdict.unjudged))
+        yield annotation("warning", "quantkit gate", f"no rule judges {names}")
+    yield annotation("notice", "quantkit gate", last_line(verdict))
+
+
+def annotation(kind: str, title: str, message: str) -> str:
+    """One annotation's line."""
+    head = _escaped(plain(title)).replace(":", "%3A").replace(",", "%2C")
+    return f"::{kind} title={head}::{_escaped(message)}"
+
+
+def paused(text: str, token: str) -> str:
+    """Text in which the runner takes nothing for a command; nobody may know the token before."""
+    return f"::stop-commands::{token}\n{text}\n::{token}::"
+
+
+def harmless(text: str) -> str:
+    """A message of several lines in which the runner takes nothing for a command."""
+    lines = text.replace("##[", "# #[").split("\n")
+    return "\n".join(f"| {line}" if line.lstrip().startswith("::") else line for line in lines)
+
+
+def summarize(text: str, environment: Mapping[str, str]) -> None:
+    """Append to the job's summary, where there is one."""
+    if not (name := environment.get("GITHUB_STEP_SUMMARY")):
+        return
+    path = Path(name)
+    with guarded(path), path.open("a", encoding="utf-8") as stream:
+        stream.write(f"{text}\n")
+
+
+def _of_kind(kind: str, checks: tuple[Check, ...]) -> Iterator[str]:
+    shown = checks if len(checks) <= MOST else checks[: MOST - 1]
+    for check in shown:
+        title = f"quantkit gate: {plain(check.candidate)}"
+        told = "" if check.answer is Answer.FAIL else "cannot tell: "
+        yield annotation(kind, title, f"{told}{plain(check.candidate)}: {check.reason}")
+    if len(shown) < len(checks):
+        rest = len(checks) - len(shown)
+        yield annotation(kind, "quantkit gate", f"and {rest} more: see the summary of this job")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

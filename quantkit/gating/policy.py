@@ -1,0 +1,189 @@
+"""What a gate demands: rules from YAML, every problem of a file said at once.
+
+rules:
+  - recipes: ["gptq-*"]
+    class: 4-bit
+    size: 4B-15B
+    perplexity: {max_increase_pct: 2}
+    mmlu: {max_drop: 1.0, confidence: 0.95}
+evidence: {documents: 20, tokens: 5000, positions: 2000, questions: 200}
+cannot_tell: ask
+"""
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from quantkit.errors import PolicyError
+from quantkit.gating.text import plain
+from quantkit.report.evidence import Floor
+from quantkit.specs import problems, read_yaml
+
+SHIPPED = Path(__file__).parent / "policies"
+
+Class = Literal["8-bit", "4-bit", "below"]
+Size = Literal["under-1B", "1B-4B", "4B-15B", "over-15B"]
+Count = Annotated[int, Field(strict=True, ge=0)]
+Bounded = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Growth = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
+RELATIVE = ("max_increase_pct", "max_increase", "max_drop")
+KINDS = ("max", "min", *RELATIVE)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One limit of one metric."""
+
+    kind: str
+    """One of `KINDS`."""
+    value: float
+    confidence: float | None
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, use_attribute_docstrings=True
+    )
+
+
+class Limit(_Strict):
+    """What one metric may be, or how far it may move."""
+
+    max: Bounded | None = None
+    min: Bounded | None = None
+    max_increase_pct: Growth | None = None
+    """Per cent of what it was before."""
+    max_increase: Growth | None = None
+    """In the metric's own unit."""
+    max_drop: Growth | None = None
+    """In points for shares such as an accuracy, in the metric's own unit otherwise."""
+    confidence: Annotated[float, Field(strict=True, gt=0.5, lt=1)] | None = None
+    """Judge by the whole interval of this confidence, not by the point estimate."""
+    if_scored: Annotated[bool, Field(strict=True)] = False
+    """Leave it out, and say so, where not even the source has such a score."""
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> "Limit":
+        given = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if not given:
+            raise ValueError(f"no limit is given; there are: {', '.join(KINDS)}")
+        return self
+
+    @property
+    def bounds(self) -> Iterator[Bound]:
+        for kind in KINDS:
+            if (value := getattr(self, kind)) is not None:
+                yield Bound(kind, value, self.confidence)
+
+
+class Rule(_Strict):
+    """Limits for some of the candidates. Every other key of its YAML is a metric's name."""
+
+    recipes: Annotated[list[str], Field(min_length=1)] = ["*"]
+    """Patterns on the recipe's or the candidate's name."""
+    bits: Class | None = Field(default=None, alias="class")
+    """Only candidates of this many bits."""
+    size: Size | None = None
+    """Only where the source has this many weights."""
+    limits: Annotated[dict[str, Limit], Field(min_length=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split(cls, data: Any) -> Any:
+        """Put metrics, which stand beside the words of a rule, below a key of their own."""
+        if not isinstance(data, dict):
+            raise ValueError("a rule is a list of `metric: {limit: number}` lines")
+        words = ("recipes", "class", "size")
+        limits = {key: value for key, value in data.items() if key not in words}
+        wrong = []
+        for key, value in limits.items():
+            if isinstance(value, dict) and isinstance(key, str):
+                continue
+            near = difflib.get_close_matches(str(key), words, n=1)
+            hint = f"did you mean {near[0]}?" if near else "a limit reads like {max: 0.05}"
+            wrong.append(f"{plain(str(key))}: neither a metric with its limits nor a key; {hint}")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        if not limits:
+            raise ValueError("a rule needs a metric, such as perplexity: {max_increase_pct: 2}")
+        return {**{key: data[key] for key in words if key in data}, "limits": limits}
+
+
+class Evidence(_Strict):
+    """The least that a check may rest on; below it the answer is `cannot tell`."""
+
+    documents: Count = 0
+    """Of every text."""
+    tokens: Count = 0
+    """Of a perplexity."""
+    positions: Count = 0
+    """Of a divergence from the source, or an agreement with it."""
+    questions: Count = 0
+    """Of an accuracy."""
+
+    @property
+    def floor(self) -> Floor:
+        return Floor(**self.model_dump())
+
+
+class Policy(_Strict):
+    """All that a report must satisfy."""
+
+    rules: list[Rule] = []
+    evidence: Evidence = Evidence()
+    cannot_tell: Literal["fail", "warn", "ask"] = "fail"
+    """When a change is neither shown to be within its limit nor beyond it."""
+    missing: Literal["fail", "error"] = "fail"
+    """When a candidate lacks a score that a rule names."""
+    unjudged: Literal["error", "warn"] = "error"
+    """When no rule judges a candidate."""
+    against: list[Rule] = []
+    """For a release against the one before; limits are on changes only."""
+
+    @model_validator(mode="after")
+    def _demands_something(self) -> "Policy":
+        if not self.rules and not self.against:
+            raise ValueError("a policy needs rules")
+        for place, rule in enumerate(self.against):
+            for metric, limit in rule.limits.items():
+                fixed = [b.kind for b in limit.bounds if b.kind not in RELATIVE]
+                if fixed:
+                    raise ValueError(
+                        f"against.{place}.{plain(metric)}: {fixed[0]} needs no earlier report; "
+                        "put it into rules"
+                    )
+        return self
+
+
+def load(path: Path) -> Policy:
+    """A policy from its file."""
+    return _validated(read_yaml(path, PolicyError), str(path))
+
+
+def default(with_earlier: bool = False) -> Policy:
+    """The policies that ship with quantkit, put together."""
+    parts = [load(path) for path in sorted(SHIPPED.glob("*.yaml"))]
+    against = [rule for part in parts for rule in part.against] if with_earlier else []
+    rules = [rule for part in parts for rule in part.rules]
+    return parts[0].model_copy(update={"rules": rules, "against": against})
+
+
+def _validated(data: Any, where: str) -> Policy:
+    if not isinstance(data, dict):
+        raise PolicyError(f"{where} is no policy: it has no `rules:`")
+    try:
+        return Policy.model_validate(data)
+    except ValidationError as error:
+        # Metrics are keys of ours to a rule, and may hold anything.
+        told = "\n".join(f"  {plain(line)}" for line in problems(error, Policy, ("limits",)))
+        raise PolicyError(f"{where} is not a valid policy:\n{told}") from error

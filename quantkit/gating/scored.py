@@ -1,0 +1,58 @@
+"""Whether a folder is the checkpoint that a report scored."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from quantkit.gating.text import plain
+from quantkit.gating.verdict import Answer, Check
+from quantkit.report.document import Document
+
+
+def check_folder(document: Document, folder: Path, unjudged: Sequence[str] = ()) -> Check:
+    """Its files must be those of its manifest, those that were scored, and judged by some rule."""
+    from quantkit.export.manifest import Manifest
+    from quantkit.verification.checkpoint import file_faults
+
+    manifest = Manifest.read(folder)
+    digest = manifest.digest
+    scored = next((e for e in document.candidates if e.digest == digest), None)
+    namesake = next((e for e in document.candidates if manifest.name in (e.name, e.recipe)), None)
+    fault = next(file_faults(folder, manifest), None)
+    where = plain(str(folder))
+    if fault is not None:
+        answer = Answer.FAIL
+        reason = f"{where} is not what its manifest says, and not what was scored: {plain(fault)}"
+        if scored is not None:
+            reason = f"{where} was changed after it was scored: {plain(fault)}"
+    elif scored is not None and scored.name in unjudged:
+        answer = Answer.FAIL
+        reason = f"no rule of the policy judges {plain(scored.name)}, which is {where}"
+    elif scored is not None:
+        answer = Answer.PASS
+        reason = f"{where} is what the report calls {plain(scored.name)}, byte by byte"
+    elif namesake is not None:
+        answer = Answer.FAIL
+        reason = (
+            f"{where} was changed after it was scored, or made again: its digest is "
+            f"{digest[:16]}, that of {plain(namesake.name)} in the report {namesake.digest[:16]}"
+        )
+    else:
+        answer = Answer.FAIL
+        reason = f"{where} was not scored: no candidate of the report has its digest {digest[:16]}"
+    known = scored or namesake
+    return Check(
+        candidate=known.name if known else manifest.name,
+        asked="checkpoint",
+        metric="checkpoint",
+        kind="digest",
+        bound=None,
+        against="report",
+        before=None,
+        after=None,
+        amount=None,
+        low=None,
+        high=None,
+        confidence=None,
+        answer=answer,
+        reason=reason,
+    )

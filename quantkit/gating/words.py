@@ -1,0 +1,140 @@
+"""Checks and verdicts in words."""
+
+from quantkit.gating.text import plain
+from quantkit.gating.verdict import Answer, Check, Verdict
+
+DECIMALS = {"max_increase_pct": 2, "max_drop": 2}
+MOST_DECIMALS = 15
+HUGE = 1e6  # digits of a broken model's figures mean nothing
+AGAINST = {"source": "the source", "earlier": "the earlier report"}
+
+
+def amount(check: Check) -> str:
+    """What was found, with as many digits as tell it from its limit."""
+    if check.amount is None:
+        return "" if check.kind == "digest" else "missing"
+    return _told(check, check.amount)
+
+
+def metric(check: Check) -> str:
+    """The metric as the policy names it, and what it is compared with where that is unusual."""
+    return plain(check.asked) + (" (earlier)" if check.against == "earlier" else "")
+
+
+def limit(check: Check) -> str:
+    """What is allowed."""
+    if check.bound is None:
+        return "as scored"
+    side = "at least" if check.kind in ("min", "max_drop") else "at most"
+    return f"{side} {_told(check, check.bound, shortest=True)}"
+
+
+def interval(check: Check) -> str:
+    """Such as `-1.9 to +0.5`, in the order of a number line."""
+    if check.low is None or check.high is None:
+        return ""
+    ends = sorted((_sign(check) * check.low, _sign(check) * check.high))
+    sign = "" if check.kind in ("max", "min") else "+"
+    return " to ".join(f"{end:{sign},.{DECIMALS.get(check.kind, 4)}f}" for end in ends)
+
+
+def sentence(check: Check, needed_of: str = "", n: int | None = None) -> str:
+    """What was found, how it came about, and how it stands to the limit."""
+    name = plain(check.metric)
+    if check.kind in ("max", "min"):
+        found = f"{name} is {amount(check)}"
+    else:
+        way = "fell" if _falls(check) else "grew"
+        size = _told(check, abs(check.amount or 0.0), unsigned=True)
+        ends = f" ({_figure(check.before)} to {_figure(check.after)})"
+        found = f"{name} {way} by {size} against {AGAINST[check.against]}{ends}"
+        if not check.amount:
+            found = f"{name} is that of {AGAINST[check.against]}{ends}"
+    allowed = _allowed(check)
+    if check.confidence is not None and check.low is not None:
+        found += f", {100 * check.confidence:g}% interval {interval(check)}"
+    if check.answer is not Answer.CANNOT_TELL:
+        return f"{found}; {allowed}"
+    way = "less" if check.kind == "min" else "more"
+    found += f"; {allowed}, and {way} than that is neither shown nor ruled out"
+    if check.needed is not None and n is not None:
+        about = f"{float(f'{check.needed:.2g}'):,.0f}"
+        return f"{found}: about {about} {needed_of} would tell, {n:,} were compared"
+    return f"{found}: what was found is the limit itself, so no number of {needed_of} would tell"
+
+
+def last_line(verdict: Verdict) -> str:
+    """The verdict on everything, in one line."""
+    n, m = len(verdict.checks), len(verdict.candidates)
+    whole = f"{n} check{'s' * (n != 1)} of {m} candidate{'s' * (m != 1)}"
+    if verdict.outcome is Answer.FAIL:
+        counted = verdict.failures
+        return f"fail: {len(counted)} of {whole}: {_names(counted)}"
+    if verdict.outcome is Answer.CANNOT_TELL:
+        counted = verdict.of(Answer.CANNOT_TELL)
+        return f"cannot tell: {len(counted)} of {whole}: {_names(counted)}"
+    left = f"; not judged: {', '.join(map(plain, verdict.unjudged))}" if verdict.unjudged else ""
+    if verdict.warnings:
+        return f"pass with {len(verdict.warnings)} that cannot be told: {whole}{left}"
+    return f"pass: {whole}{left}"
+
+
+def _names(checks: tuple[Check, ...]) -> str:
+    names = [plain(name) for name in dict.fromkeys(check.candidate for check in checks)]
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
+
+
+def _sign(check: Check) -> int:
+    return -1 if check.kind == "max_drop" else 1
+
+
+def _falls(check: Check) -> bool:
+    return _sign(check) * (check.amount or 0.0) < 0
+
+
+def _allowed(check: Check) -> str:
+    told = _told(check, check.bound or 0.0, shortest=True, unsigned=True)
+    verb = "are" if told.endswith("points") else "is"
+    return (
+        f"at least {told} is demanded" if check.kind == "min" else f"at most {told} {verb} allowed"
+    )
+
+
+def _told(check: Check, value: float, shortest: bool = False, unsigned: bool = False) -> str:
+    """A number in its limit's unit; drops as negative changes, in sentences without a sign."""
+    shown = (value if unsigned else _sign(check) * value) + 0.0  # no negative zero
+    digits = f"{shown:.15g}" if shortest else _apart(check, shown, unsigned)
+    if check.kind in ("max", "min"):
+        return digits
+    sign = "+" if shown > 0 and not unsigned else ""
+    unit = {"max_increase_pct": "%", "max_drop": " points" if unsigned else " pp"}.get(
+        check.kind, ""
+    )
+    if check.kind == "max_drop" and not _in_points(check):
+        unit = ""
+    if digits == "1" and unit == " points":
+        unit = " point"
+    return f"{sign}{digits}{unit}"
+
+
+def _apart(check: Check, shown: float, unsigned: bool) -> str:
+    """Few decimals, but more where they would show the limit itself for what is not the limit."""
+    if abs(shown) >= HUGE:
+        return f"{shown:.3g}"
+    bound = (check.bound or 0.0) * (1 if unsigned else _sign(check))
+    for decimals in range(DECIMALS.get(check.kind, 4), MOST_DECIMALS + 1):
+        digits = f"{shown:,.{decimals}f}"
+        if shown == bound or float(digits.replace(",", "")) != bound:
+            return digits
+    return repr(shown)
+
+
+def _in_points(check: Check) -> bool:
+    from quantkit.gating.figures import SHARES
+
+    return check.metric.rpartition("/")[2] in SHARES
+
+
+def _figure(value: float | None) -> str:
+    return "none" if value is None else f"{value:.5g}"

@@ -1,0 +1,130 @@
+"""GPTQ: round one column after the other, and let the rest make up for the error.
+
+Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
+Transformers", https://arxiv.org/abs/2210.17323
+
+With H = G the Gram matrix of the inputs and U the upper Cholesky factor of its inverse, rounding
+column j leaves the error e = (w_j - q_j) / U_jj, and the columns after it take up e * U_j,j+1...
+Differences to the reference code: columns go in the order of diag(G), but scales come from groups
+in the original order ("static groups"), so the file is a plain grouped one; scales are found by a
+search for the least weighted error, not plain absmax; damping is raised step by step when the
+matrix does not factor, and said.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from quantkit import grid
+from quantkit.methods import products
+from quantkit.recipe import WeightScheme
+
+BLOCK = 128
+DAMPING = (0.01, 0.03, 0.1, 0.3, 1.0)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """The inverse's Cholesky factor in the order of importance, shared by all rows."""
+
+    upper: torch.Tensor
+    order: torch.Tensor
+    damping: float
+
+
+def factor(gram: torch.Tensor) -> Factor | None:
+    """Order, damp and factor; None when no damping helps.
+
+    With the columns in reverse, G = L L^T, and L's inverse in reverse again is the upper factor of
+    G's inverse: one factorisation and one triangular inverse, where the textbook inverts G and
+    factors a second time.
+    """
+    diagonal = gram.diagonal()
+    order = torch.argsort(diagonal, descending=True, stable=True)
+    backwards = order.flip(0)
+    mean = diagonal.mean()
+    if not mean > 0:
+        return None
+    for damping in DAMPING:
+        damped = gram[backwards[:, None], backwards]
+        # Also lifts channels that were never active off zero.
+        damped.diagonal().add_(damping * mean)
+        lower, failed = torch.linalg.cholesky_ex(damped)
+        del damped
+        if failed:
+            continue
+        turned = torch.arange(len(order) - 1, -1, -1, device=order.device)
+        upper = products.invert_lower_(lower)[turned[:, None], turned]  # rows contiguous again
+        if upper.diagonal().isfinite().all():
+            return Factor(upper, order, damping)
+    return None
+
+
+def solve(
+    weight: torch.Tensor,
+    factor: Factor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    scheme: WeightScheme,
+) -> grid.QuantizedWeight:
+    """Round a float32 weight [rows, columns] with fixed scales."""
+    columns = weight.shape[1]
+    tile = factor.order // (columns // scale.shape[1])
+    remaining = weight.index_select(1, factor.order)
+    scales = scale.float().contiguous()
+    zeros = zero_point.float().contiguous() if zero_point is not None else None
+    chosen = torch.empty_like(remaining, dtype=torch.int8)
+    bottom, top = grid.limits(scheme)
+    update = _kernel() if weight.device.type == "cuda" else update_block
+    for start in range(0, columns, BLOCK):
+        stop = min(start + BLOCK, columns)
+        errors = update(
+            remaining[:, start:stop],
+            chosen[:, start:stop],
+            factor.upper[start:stop, start:stop],
+            scales,
+            zeros,
+            tile[start:stop],
+            bottom,
+            top,
+        )
+        remaining[:, stop:].addmm_(errors, factor.upper[start:stop, stop:], alpha=-1)
+    values = torch.empty_like(chosen)
+    values[:, factor.order] = chosen
+    return grid.QuantizedWeight(values, scale, zero_point)
+
+
+def _kernel() -> Callable[..., torch.Tensor]:
+    from quantkit.methods.kernels import gptq_block
+
+    return gptq_block.update_block
+
+
+def update_block(
+    weight: torch.Tensor,
+    chosen: torch.Tensor,
+    upper: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None,
+    tile: torch.Tensor,
+    bottom: float,
+    top: float,
+) -> torch.Tensor:
+    """Round the columns of one block in turn; fills `chosen` and returns the scaled errors.
+
+    `tile` says which column of `scale` belongs to each column of the block.
+    """
+    errors = torch.empty_like(weight)
+    for j, place in enumerate(tile.tolist()):
+        column, step = weight[:, j], scale[:, place]
+        scaled = column / step
+        if zero is not None:
+            scaled += zero[:, place]
+        value = scaled.round_().clamp_(bottom, top)
+        chosen[:, j] = value
+        back = value - zero[:, place] if zero is not None else value
+        error = (column - back * step) / upper[j, j]
+        weight[:, j:].addr_(error, upper[j, j:], alpha=-1)
+        errors[:, j] = error
+    return errors

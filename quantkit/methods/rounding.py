@@ -1,0 +1,64 @@
+"""What plain rounding does to a weight, and how much it matters: what searches for scales ask.
+
+On a GPU one fused kernel answers, elsewhere its torch twin here.
+"""
+
+import torch
+
+from quantkit import grid
+from quantkit.recipe import WeightScheme
+
+
+def change(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    scheme: WeightScheme,
+) -> torch.Tensor:
+    """The rounded weight minus the weight. On a GPU in bf16, for the tensor cores."""
+    if _fused(weight, scheme):
+        from quantkit.methods.kernels import round_tiles
+
+        return round_tiles.change(weight, scale, zero_point, scheme)
+    rounded = grid.dequantize(grid.quantize(weight, scale, zero_point, scheme), scheme)
+    return rounded.sub_(weight)
+
+
+def weighted_error(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    importance: torch.Tensor,
+    scheme: WeightScheme,
+) -> torch.Tensor:
+    """Squared change of every tile [rows, tiles], each column weighted by its importance."""
+    if _fused(weight, scheme):
+        from quantkit.methods.kernels import round_tiles
+
+        return round_tiles.weighted_error(weight, scale, zero_point, importance, scheme)
+    moved = change(weight, scale, zero_point, scheme).square_().mul_(importance)
+    return grid.tiles(moved, scheme).sum(-1)
+
+
+def smoothed_change(
+    weight: torch.Tensor, smoothing: torch.Tensor, scheme: WeightScheme
+) -> torch.Tensor:
+    """The change when columns are multiplied by `smoothing`, rounded, and divided by it again."""
+    if _fused(weight, scheme) and scheme.strategy == "group":
+        from quantkit.methods.kernels import round_tiles
+
+        return round_tiles.smoothed_change(weight, smoothing, scheme)
+    smoothed = weight * smoothing
+    view = grid.tiles(smoothed, scheme)
+    scale, zero = grid.parameters(view.amin(-1), view.amax(-1), scheme)
+    rounded = grid.dequantize(grid.quantize(smoothed, scale, zero, scheme), scheme)
+    return rounded.div_(smoothing).sub_(weight)
+
+
+def _fused(weight: torch.Tensor, scheme: WeightScheme) -> bool:
+    return (
+        weight.device.type == "cuda"
+        and scheme.type == "int"
+        and scheme.strategy in ("group", "channel")
+        and weight.shape[1] % 32 == 0
+    )

@@ -1,0 +1,97 @@
+"""Gathers statistics of the inputs of a block's linears while batches run through it.
+
+Linears that read one input share its statistics; they are found by watching which receive the same
+tensor.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from quantkit.methods.statistics import Statistics
+from quantkit.model.architecture import EXPERT
+from quantkit.onepass.padding import Keep, real
+from quantkit.onepass.ranks import Ranks
+
+
+@dataclass
+class Collector:
+    """Watches the linears of one block while batches run through it."""
+
+    linears: dict[str, torch.nn.Linear]
+    groups: dict[str, list[str]] = field(default_factory=dict)
+    """Linears that share an input, under the name of the first."""
+    statistics: dict[str, Statistics] = field(default_factory=dict)
+    _alive: dict[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
+    """Inputs of the present forward pass by identity; kept, so that no identity is used twice."""
+    _last: str = ""
+    """The linear that was reached last."""
+
+    @contextmanager
+    def watching(self, keep: Keep = None, inputs_only: bool = False) -> Iterator[None]:
+        """Collect the positions to keep from the one forward pass within.
+
+        With `inputs_only` the pass's result is wrong from the second time on: what the last linear
+        computes would be thrown away, so it computes nothing.
+        """
+        handles = [
+            linear.register_forward_pre_hook(partial(self._see, name, keep))
+            for name, linear in self.linears.items()
+        ]
+        last = self.linears.get(self._last) if inputs_only else None
+        if last is not None:
+            last.forward = partial(_nothing, last.out_features)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            if last is not None:
+                del last.forward
+            for handle in handles:
+                handle.remove()
+            self._alive.clear()
+
+    def complete(self, ranks: Ranks | None = None) -> None:
+        """All batches have been seen; what other ranks saw is added."""
+        if ranks is not None:
+            self._add_up(ranks)
+        for statistics in self.statistics.values():
+            statistics.complete()
+
+    def _add_up(self, ranks: Ranks) -> None:
+        widths = {name: len(found.total) for name, found in self.statistics.items()}
+        # A rank without samples has seen no layer: the first says which there are.
+        self.groups, widths = ranks.share((self.groups, widths))
+        device = next(iter(self.linears.values())).weight.device
+        self.statistics = {
+            name: self.statistics.get(name) or Statistics.zeros(width, device)
+            for name, width in widths.items()
+        }
+        all_of_them = list(self.statistics.values())
+        counts = torch.tensor([found.n_tokens for found in all_of_them], device=device)
+        ranks.sum_([counts, *(t for found in all_of_them for t in (found.gram, found.total))])
+        ranks.max_([found.max_abs for found in all_of_them])
+        for found, n_tokens in zip(all_of_them, counts.tolist(), strict=True):
+            found.n_tokens = n_tokens
+
+    def _see(
+        self, name: str, keep: Keep, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]
+    ) -> None:
+        (tensor,) = inputs
+        leader, _ = self._alive.setdefault(id(tensor), (name, tensor))
+        members = self.groups.setdefault(leader, [])
+        if name not in members:
+            members.append(name)
+        if leader == name:
+            if name not in self.statistics:
+                self.statistics[name] = Statistics.zeros(tensor.shape[-1], tensor.device)
+            # Experts get real tokens only, and not all of them.
+            self.statistics[name].add(tensor if EXPERT.search(name) else real(tensor, keep))
+        self._last = name
+
+
+def _nothing(width: int, inputs: torch.Tensor) -> torch.Tensor:
+    """Zeros in the shape of a linear's output, in the memory of one."""
+    return inputs.new_zeros(1).expand(*inputs.shape[:-1], width)

@@ -1,0 +1,214 @@
+"""What a calibrated pass will cost, worked out from shapes before any weight is read.
+
+Counts the tensors that live at once and the products that are made, and times one product on the
+device to turn them into seconds. Meant to be right within a third; the manifest has the truth.
+"""
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from quantkit import device as devices
+from quantkit.calibration.tokens import CalibrationTokens
+from quantkit.errors import HardwareError
+from quantkit.methods import awq
+from quantkit.model.architecture import EXPERT, Architecture
+from quantkit.onepass.calibrated import JUDGING_ROWS
+from quantkit.onepass.ranks import assign
+from quantkit.plan.checkpoint import FUSED, Plan
+from quantkit.registry import METHODS
+from quantkit.storage import gib
+
+TOKENS_PER_BATCH = {"cuda": 8192, "cpu": 2048}
+OFFLOAD = ("auto", "always", "never")
+"""When hidden states go to host memory."""
+EFFICIENCY = 0.6
+"""Share of the speed of one large product that a whole pass reaches."""
+PROCESS_BYTES = 2 << 30
+"""Of Python, torch and transformers themselves."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The cost of one pass."""
+
+    n_blocks: int
+    n_tokens: int
+    """Real ones: padding costs time and memory too, but teaches nothing."""
+    n_streams: int
+    hidden_bytes: int
+    """Of all streams together."""
+    working_bytes: int
+    """On the device at the worst moment, hidden states apart."""
+    block_bytes: int
+    seconds: float
+    n_ranks: int = 1
+    """Processes that share the samples; bytes are those of each, seconds those of all together."""
+    n_local_ranks: int = 1
+    """Those of them that share this machine's memory."""
+
+    def device_bytes(self, on_host: bool) -> int:
+        """Memory on the device, with hidden states there or not."""
+        return self.working_bytes + (0 if on_host else self.hidden_bytes)
+
+    def host_bytes(self, on_host: bool) -> int:
+        """Memory of the process: two blocks, what is being written, hidden states if here."""
+        return PROCESS_BYTES + 4 * self.block_bytes + (self.hidden_bytes if on_host else 0)
+
+
+def estimate(
+    architecture: Architecture,
+    plans: Sequence[Plan],
+    calibration: CalibrationTokens,
+    device: torch.device,
+    n_ranks: int = 1,
+    speeds: tuple[float, float] | None = None,
+) -> Estimate:
+    """The cost of the pass that these calibrated recipes need.
+
+    `speeds` are those of a device that is not here: operations a second of a large product in the
+    type that is computed in, and in float32.
+    """
+    block = _largest_block(architecture)
+    n_samples, length = calibration.ids.shape
+    n_positions = -(-n_samples // n_ranks) * length  # of the rank that has most
+    n_tokens, padded = calibration.n_tokens, calibration.mask is not None
+    stacked = _groups(block)
+    groups = list(stacked.values())
+    parameters = sum(rows * columns for rows, columns in block.values())
+    # What a token goes through, and how often a group's inputs are counted.
+    met = {name: architecture.chosen_share if EXPERT.search(name) else 1.0 for name in stacked}
+    passed = sum(met[name] * rows * columns for name, (rows, columns) in stacked.items())
+    narrow = min(columns for _, columns in block.values())
+    wide = max(columns for _, columns in block.values())
+    bytes_each = 2 if device.type == "cuda" else 4
+    own = [plan for plan in plans if plan.recipe.propagates]
+    shared = len(own) < len(plans) or not plans  # without a recipe, what matters is looked for
+    n_streams = len(own) + shared
+    batch = max(length, TOKENS_PER_BATCH[device.type] // length * length)
+    n_blocks = _n_blocks(architecture)
+    tallest = max(rows * columns for rows, columns in groups)
+    solving = 4 * (4 * wide * wide + 4 * tallest)
+    running = bytes_each * batch * ((6 + padded) * wide + 12 * narrow)
+    working = (
+        2 * parameters * bytes_each
+        # Several ranks solve all streams of a block at once.
+        + 4 * sum(columns * columns for _, columns in groups) * (n_streams if n_ranks > 1 else 1)
+        + max(solving, running)
+    )
+    products, solves = _longest_share([_work(plan, [g]) for plan in plans for g in groups], n_ranks)
+    forwards = n_streams + len(own)
+    products += 2.0 * passed * n_positions * forwards
+    seen = n_tokens if n_ranks == 1 else n_positions
+    counted = sum(met[name] * columns**2 for name, (_, columns) in stacked.items())
+    products += 1.15 * seen * n_streams * counted
+    fast, slow = speeds or measured_speeds(device)
+    seconds = n_blocks * (products / fast + solves / slow) / EFFICIENCY
+    return Estimate(
+        n_blocks,
+        n_tokens,
+        n_streams,
+        n_streams * n_positions * narrow * bytes_each,
+        working,
+        2 * parameters,
+        seconds,
+        n_ranks,
+    )
+
+
+def require_room(cost: Estimate, device: torch.device, offload: str) -> bool:
+    """Whether hidden states go to host memory; stops when it will not fit either way."""
+    if device.type != "cuda":
+        available = devices.available_host_bytes()
+        needed = cost.n_local_ranks * (cost.device_bytes(on_host=False) + PROCESS_BYTES)
+        if available is not None and needed > available:
+            raise HardwareError(
+                f"this needs about {gib(needed)} of memory but {gib(available)} is available; "
+                "use fewer --samples, a shorter --length or fewer recipes at a time"
+            )
+        return False
+    free, total = torch.cuda.mem_get_info(device)
+    on_host = offload == "always" or (offload == "auto" and cost.device_bytes(False) > free)
+    needed = cost.device_bytes(on_host)
+    if needed > total:
+        hint = "use a shorter --length or --device cpu" if on_host else "use --offload auto"
+        raise HardwareError(
+            f"this needs about {gib(needed)} of GPU memory but {device} has {gib(total)}; {hint}"
+        )
+    available = devices.available_host_bytes()
+    on_one_host = cost.n_local_ranks * cost.host_bytes(on_host)
+    if available is not None and on_one_host > available:
+        raise HardwareError(
+            f"this needs about {gib(on_one_host)} of host memory but "
+            f"{gib(available)} is available; use fewer --samples or fewer recipes at a time"
+        )
+    return on_host
+
+
+def _largest_block(architecture: Architecture) -> dict[str, tuple[int, int]]:
+    blocks: dict[str, dict[str, tuple[int, int]]] = {}
+    for name, shape in architecture.linears.items():
+        if found := re.match(r"(.*?\.\d+)\.(.*)", name):
+            blocks.setdefault(found[1], {})[found[2]] = shape
+    return max(blocks.values(), key=lambda block: sum(r * c for r, c in block.values()))
+
+
+def _n_blocks(architecture: Architecture) -> int:
+    return len({m[1] for n in architecture.linears if (m := re.match(r"(.*?\.\d+)\.", n))})
+
+
+def _groups(block: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """Rows and columns of the linears of a block, those that read one input stacked."""
+    stacked: dict[str, tuple[int, int]] = {}
+    for name, (rows, columns) in block.items():
+        parent, _, last = name.rpartition(".")
+        leader = next((parts[0] for parts in FUSED if last in parts), last)
+        before = stacked.get(f"{parent}.{leader}", (0, columns))
+        stacked[f"{parent}.{leader}"] = (before[0] + rows, columns)
+    return stacked
+
+
+def _work(plan: Plan, groups: list[tuple[int, int]]) -> tuple[float, float]:
+    """Operations of a recipe on one block: in the fast type of products, and in float32."""
+    entry = METHODS[plan.recipe.method]
+    fast = slow = 0.0
+    for rows, columns in groups:
+        fast += 8.0 * rows * columns**2  # errors of the result
+        if entry.smoothing:
+            tries = 2 * awq.EXPONENTS if entry.smoothing == "awq" else 7
+            fast += 2.0 * tries * min(rows, JUDGING_ROWS) * columns**2
+        if entry.rounding == "gptq":
+            fast += 4.0 * columns**3
+            slow += columns**3 / 3 + rows * columns**2
+    return fast, slow
+
+
+def _longest_share(jobs: Sequence[tuple[float, float]], n_ranks: int) -> tuple[float, float]:
+    """Operations of the rank that has most to solve, in the fast type and in float32."""
+    owners = assign([fast + slow for fast, slow in jobs], n_ranks)
+    shares = [[0.0, 0.0] for _ in range(n_ranks)]
+    for owner, (fast, slow) in zip(owners, jobs, strict=True):
+        shares[owner][0] += fast
+        shares[owner][1] += slow
+    most = max(shares, key=sum)
+    return most[0], most[1]
+
+
+def measured_speeds(device: torch.device) -> tuple[float, float]:
+    """Operations a second of a product in the type that is computed in, and in float32."""
+    size = 4096 if device.type == "cuda" else 1024
+    types = (torch.bfloat16, torch.float32) if device.type == "cuda" else (torch.float32,)
+    speeds = []
+    for dtype in types:
+        matrix = torch.randn(size, size, device=device, dtype=dtype)
+        for repeats in (2, 5):  # the first time is slow
+            started = time.perf_counter()
+            for _ in range(repeats):
+                product = matrix @ matrix
+            product[0, 0].item()
+            seconds = (time.perf_counter() - started) / repeats
+        speeds.append(2 * size**3 / seconds)
+    return speeds[0], speeds[-1]

@@ -1,0 +1,107 @@
+"""A block that a recipe has quantised, on its way to disk, journal and screen."""
+
+import time
+from collections.abc import Mapping
+
+import torch
+
+from quantkit.errors import MethodError
+from quantkit.export import layers as export_layers
+from quantkit.export.folder import FolderWriter
+from quantkit.export.manifest import Layer
+from quantkit.onepass.delivery import Parcel
+from quantkit.onepass.journal import Journal
+from quantkit.onepass.result import BlockResult
+from quantkit.plan.checkpoint import Plan
+from quantkit.progress import Progress
+from quantkit.storage import gib
+
+
+class Finished:
+    """A block that a recipe has quantised, on its way to disk and journal."""
+
+    def __init__(
+        self,
+        index: int,
+        prefix: str,
+        state: Mapping[str, torch.Tensor],
+        plan: Plan,
+        result: BlockResult,
+    ) -> None:
+        self.plan, self.index, self.prefix = plan, index, prefix
+        self.linears = {
+            name: (linear.damping, linear.fallback) for name, linear in result.linears.items()
+        }
+        tensors: dict[str, torch.Tensor] = {}
+        scales = {f"{n}.folded": scale for n, scale in result.folded.items()}
+        for name, linear in result.linears.items():
+            tensors |= export_layers.tensors(
+                self.prefix + name, linear.quantized, plan.recipe, linear.input_scale
+            )
+            if linear.in_scale is not None:
+                scales[f"{name}.in_scale"] = linear.in_scale
+            if linear.out_scale is not None:
+                scales[f"{name}.out_scale"] = linear.out_scale
+        tensors |= result.kv_scales
+        done = {f"{name}.weight" for name in result.linears}
+        for name, tensor in state.items():
+            if name not in done:
+                tensors[self.prefix + name] = result.changed.get(name, tensor)
+        self.tensors = Parcel(tensors)
+        self.scales = Parcel({self.prefix + n: scale.float() for n, scale in scales.items()})
+        errors = [x for r in result.linears.values() for x in (r.relative_error, r.output_error)]
+        self.errors = Parcel({"": torch.stack(errors).view(-1, 2)})
+
+    def deliver(self, writer: FolderWriter, journal: Journal, status: "Status") -> None:
+        """Write the tensors, then the journal. Runs in the background."""
+        layers = self._layers()
+        tensors = self.tensors.opened()
+        for name, tensor in tensors.items():
+            writer.write(name, tensor)
+        writer.flush()
+        journal.record(self.index, layers, self.scales.opened(), list(tensors))
+        status.tell(self.plan, self.index, layers)
+
+    def _layers(self) -> dict[str, Layer]:
+        errors = self.errors.opened()[""].tolist()
+        layers: dict[str, Layer] = {}
+        for (name, (damping, fallback)), pair in zip(self.linears.items(), errors, strict=True):
+            relative, output = pair
+            if not max(relative, output) < float("inf"):
+                raise MethodError(
+                    f"{self.plan.recipe.method} gave non-finite values for {self.prefix}{name}"
+                )
+            layers[self.prefix + name] = Layer(
+                relative_error=relative, output_error=output, damping=damping, fallback=fallback
+            )
+        return layers
+
+
+class Status:
+    """What a person who watches wants to know: speed, memory, and which layer loses most."""
+
+    def __init__(self, progress: Progress, n_tokens: int, device: torch.device) -> None:
+        self._progress = progress
+        self._n_tokens = n_tokens
+        self._device = device
+        self._started = time.monotonic()
+        self._worst: tuple[float, str] = (0.0, "")
+        self._first: int | None = None
+
+    def tell(self, plan: Plan, index: int, layers: Mapping[str, Layer]) -> None:
+        """A recipe has finished a block."""
+        for name, layer in layers.items():
+            assert layer.output_error is not None
+            self._worst = max(self._worst, (layer.output_error, f"{name} of {plan.recipe.name}"))
+            self._progress.detail(
+                f"{plan.recipe.name}: {name} output error {layer.output_error:.2e}"
+            )
+        if self._first is None:
+            self._first = index
+        n_blocks = index - self._first + 1
+        speed = self._n_tokens * n_blocks / (time.monotonic() - self._started)
+        words = [f"{speed:,.0f} tokens/s a block"]
+        if self._device.type == "cuda":
+            words.append(f"GPU {gib(torch.cuda.max_memory_allocated(self._device))}")
+        words.append(f"worst {self._worst[1]} {self._worst[0]:.1e}")
+        self._progress.status(", ".join(words))

@@ -1,0 +1,246 @@
+"""The calibrated pass: stream the decoder blocks once, and let every recipe make its checkpoint.
+
+Recipes that do not propagate share one stream of hidden states, the source's own, and one set of
+statistics. A recipe that propagates has a stream of its own: it sees its own quantised blocks. So
+what a recipe writes does not depend on which others run beside it.
+
+While a block is computed on, the next one is read and the last one is written. Several ranks go
+through the same blocks side by side, each with its share of the samples; the first one writes.
+"""
+
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from quantkit.calibration.tokens import CalibrationTokens
+from quantkit.errors import HardwareError, MethodError, RecipeError
+from quantkit.export.folder import FolderWriter
+from quantkit.export.manifest import Layer
+from quantkit.model.blocks import Decoder
+from quantkit.model.source import ModelSource
+from quantkit.onepass import probe
+from quantkit.onepass.calibrated import solve
+from quantkit.onepass.datafree import copy_tensor, require_finite
+from quantkit.onepass.delivery import Delivery
+from quantkit.onepass.estimate import TOKENS_PER_BATCH
+from quantkit.onepass.finished import Finished, Status
+from quantkit.onepass.hidden import HiddenStates
+from quantkit.onepass.importance import Importance
+from quantkit.onepass.journal import Journal
+from quantkit.onepass.padding import Padding
+from quantkit.onepass.ranks import Ranks
+from quantkit.onepass.result import BlockResult
+from quantkit.onepass.streams import streams_of
+from quantkit.onepass.visit import Visit
+from quantkit.plan.checkpoint import Plan
+from quantkit.progress import Progress
+
+MAX_FALLBACK_SHARE = 0.01
+
+
+@dataclass
+class CalibratedOutcome:
+    """What the pass tells of one recipe."""
+
+    layers: dict[str, Layer]
+    scales: dict[str, torch.Tensor]
+    """Folded scales by name, which a check against the source needs."""
+    perplexity: float | None = None
+    """Of the calibration tokens."""
+
+
+def quantize_blocks(
+    source: ModelSource,
+    plans: Sequence[Plan],
+    writers: Sequence[FolderWriter],
+    calibration: CalibrationTokens,
+    device: torch.device,
+    progress: Progress,
+    journals: Sequence[Journal],
+    offload: str = "auto",
+    importance: Importance | None = None,
+    ranks: Ranks | None = None,
+) -> list[CalibratedOutcome]:
+    """Fill every writer with the tensors of the blocks, those apart that a journal has as done.
+
+    `importance` is filled on the way, from the source's own stream. Ranks other than the first
+    have no writers and no journals, and get no outcomes.
+    """
+    ranks = ranks or Ranks()
+    on_host = offload == "always"
+    arguments = (source, plans, writers, calibration, device, progress, journals)
+    try:
+        passed = _pass(*arguments, on_host, importance, ranks)
+    except torch.OutOfMemoryError as error:
+        _require_another_way(device, journals, offload, on_host, ranks, error)
+        passed = None
+    if passed is None:  # outside of the handler, whose traceback would hold on to the memory
+        progress.finish()
+        progress.note(
+            f"{device} ran out of memory; going on with hidden states in host memory, which "
+            "changes nothing in the result"
+        )
+        if importance is not None:
+            importance.forget()
+        gc.collect()
+        torch.cuda.empty_cache()
+        return quantize_blocks(*arguments, "always", importance, ranks)
+    prefix, perplexity = passed
+    if not ranks.is_first:
+        return []
+    outcomes = [CalibratedOutcome(j.layers, j.scales, perplexity) for j in journals]
+    if importance is not None:
+        importance.perplexity = perplexity
+    for tensor in source.tensors.values():
+        takers = [
+            writer
+            for plan, writer in zip(plans, writers, strict=True)
+            if tensor.name in plan.names and not tensor.name.startswith(f"{prefix}.")
+        ]
+        if takers:
+            copy_tensor(tensor, takers, progress)
+    for plan, outcome in zip(plans, outcomes, strict=True):
+        _check_fallbacks(plan, outcome)
+    return outcomes
+
+
+@torch.no_grad()
+def _pass(
+    source: ModelSource,
+    plans: Sequence[Plan],
+    writers: Sequence[FolderWriter],
+    calibration: CalibrationTokens,
+    device: torch.device,
+    progress: Progress,
+    journals: Sequence[Journal],
+    on_host: bool,
+    importance: Importance | None,
+    ranks: Ranks,
+) -> tuple[str, float | None]:
+    """Take all streams through all blocks; returns the prefix of the blocks' names.
+
+    And the perplexity of the calibration tokens, on the first rank.
+    """
+    decoder = Decoder.open(source, device)
+    _require_blocks_only(decoder, plans)
+    calibration = calibration.longest_first()
+    hidden, arguments, padding = _begin(decoder, calibration, ranks)
+    if on_host and device.type == "cuda":
+        hidden.to_host()
+    streams = streams_of(plans, hidden, importance)
+    del hidden
+    followed = probe.Probe()
+    done = ranks.share([journal.n_done for journal in journals])
+    status = Status(progress, calibration.n_tokens, device)
+    progress.start("calibrate", len(decoder.blocks) * len(streams), "blocks")
+    with Delivery() as delivery:
+        for index, state in decoder.read_ahead(require_finite):
+            visits = [
+                Visit(decoder, index, state, stream, arguments[index], padding, ranks)
+                for stream in streams
+            ]
+            followed.advance(visits)
+            # Several ranks find more to share in the solves of all streams than in those of one.
+            for some in [visits] if ranks.size > 1 else [[visit] for visit in visits]:
+                for i, result in _quantize(some, plans, writers, done, ranks):
+                    if ranks.is_first:
+                        finished = Finished(index, visits[0].prefix, state, plans[i], result)
+                        delivery.submit(partial(finished.deliver, writers[i], journals[i], status))
+                progress.advance(len(some))
+    progress.finish()
+    if importance is not None:
+        importance.add_up(ranks, device)
+    states = followed.states
+    if not ranks.is_first:
+        return decoder.prefix, None
+    return decoder.prefix, probe.perplexity(decoder, states, calibration, progress)
+
+
+def _begin(
+    decoder: Decoder, calibration: CalibrationTokens, ranks: Ranks
+) -> tuple[HiddenStates, list[dict[str, object]], Padding]:
+    """Hidden states of this rank's samples, every block's other arguments, and what is padding."""
+    n_samples, length = calibration.ids.shape
+    usual = max(1, TOKENS_PER_BATCH[decoder.device.type] // length)
+    mine = calibration.share(ranks.rank, ranks.size)
+    batch_size = min(usual, -(-n_samples // ranks.size))
+    # One without samples takes any to learn the arguments, which are the same for all.
+    ids = mine.ids if len(mine.ids) else calibration.ids[:1]
+    hidden, arguments = decoder.start(ids, batch_size)
+    states = HiddenStates(hidden if len(mine.ids) else [], decoder.device)
+    padding = Padding.of(calibration, usual, decoder.device)
+    return states, arguments, padding.of_share(mine, batch_size, decoder.device)
+
+
+def _quantize(
+    visits: Sequence[Visit],
+    plans: Sequence[Plan],
+    writers: Sequence[FolderWriter],
+    done: Sequence[int],
+    ranks: Ranks,
+) -> Iterator[tuple[int, BlockResult]]:
+    """Let every pending recipe of these streams quantise the block, and the streams go on."""
+    seen = {}
+    for place, visit in enumerate(visits):
+        pending = [i for i in visit.stream.indices if done[i] <= visit.index]
+        if pending:
+            seen[place] = visit.observe(plans, pending), pending
+        else:
+            visit.replay(plans, writers)
+    works = {i: found.work(plans[i]) for found, pending in seen.values() for i in pending}
+    solve(list(works.values()), ranks)
+    results = {
+        i: found.result(works[i], plans[i]) for found, pending in seen.values() for i in pending
+    }
+    del works
+    seen.clear()  # of the statistics, before the streams need the room
+    for visit in visits:
+        if visit.stream.propagates and visit.stream.indices[0] in results:
+            (i,) = visit.stream.indices
+            visit.proceed(results[i], plans[i].recipe)
+    yield from results.items()
+
+
+def _require_another_way(
+    device: torch.device,
+    journals: Sequence[Journal],
+    offload: str,
+    on_host: bool,
+    ranks: Ranks,
+    error: torch.OutOfMemoryError,
+) -> None:
+    """Stop when there is no room even with hidden states in host memory, or nobody may try."""
+    if not (on_host or offload == "never" or ranks.size > 1):
+        return
+    done = min((journal.n_done for journal in journals), default=0)
+    at = f" at block {done + 1}" if ranks.is_first else ""
+    last = "--device cpu" if on_host else "--offload auto"
+    if ranks.size > 1 and not on_host:
+        last = "--offload always"  # the others are in the midst of the block
+    raise HardwareError(
+        f"{device} ran out of memory{at}; what is finished is kept: run the same command with "
+        f"fewer recipes at a time, a shorter --length, or {last}"
+    ) from error
+
+
+def _require_blocks_only(decoder: Decoder, plans: Sequence[Plan]) -> None:
+    for plan in plans:
+        outside = [n for n in plan.quantized if not n.startswith(f"{decoder.prefix}.")]
+        if outside:
+            raise RecipeError(
+                f"recipe {plan.recipe.name}: {outside[0]} lies outside the decoder blocks, where "
+                "calibrated methods do not reach; put it into `ignore`"
+            )
+
+
+def _check_fallbacks(plan: Plan, outcome: CalibratedOutcome) -> None:
+    fallen = [name for name, layer in outcome.layers.items() if layer.fallback]
+    if len(fallen) > MAX_FALLBACK_SHARE * len(outcome.layers):
+        raise MethodError(
+            f"recipe {plan.recipe.name}: {len(fallen)} of {len(outcome.layers)} layers could only "
+            f"be rounded to nearest, {fallen[0]} first: their inputs are zero or do not factor; "
+            "calibrate on other or more text"
+        )

@@ -1,0 +1,361 @@
+"""Everything that is decided, and everything that can fail cheaply, before a weight is read."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantkit import device as devices
+from quantkit import resources
+from quantkit.calibration import loading
+from quantkit.calibration.build import Vocabulary
+from quantkit.calibration.calibration_set import CalibrationSet
+from quantkit.calibration.tokens import CalibrationTokens
+from quantkit.errors import DataError, HardwareError, RecipeError, SourceError, UnknownName
+from quantkit.export import manifest
+from quantkit.export.checkpoint import Checkpoint
+from quantkit.gguf import plan as gguf_plan
+from quantkit.gguf.imatrix import ImportanceMatrix
+from quantkit.gguf.layout import Layout
+from quantkit.gguf.plan import AnyLayout, GGUFPlan
+from quantkit.model.architecture import EXPERT, Architecture
+from quantkit.model.source import ModelSource, refuse_experts
+from quantkit.model.tokenizer import load as load_tokenizer
+from quantkit.onepass import llmcompressor, resume
+from quantkit.onepass.estimate import OFFLOAD, PROCESS_BYTES, Estimate, estimate, require_room
+from quantkit.onepass.ranks import Ranks
+from quantkit.plan import checkpoint as planning
+from quantkit.plan.checkpoint import Plan
+from quantkit.progress import Progress, Silent
+from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
+from quantkit.registry import NATIVE, check_engine
+from quantkit.storage import duration, gib, require_space
+
+
+@dataclass(frozen=True)
+class CalibrationChoice:
+    """What the user asked for; None leaves it to the set."""
+
+    name: str
+    n_samples: int | None = None
+    length: int | None = None
+    evaluation: loading.Evaluation | None = None
+    """Finds what models will be scored on, for sets that avoid it."""
+    given: CalibrationSet | None = None
+    """A set in memory, which needs no name to be found by."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that is decided before the first weight is read."""
+
+    source: ModelSource
+    source_record: manifest.Source
+    plans: list[Plan]
+    targets: list[Path]
+    device: torch.device
+    calibration: CalibrationTokens | None
+    cost: Estimate | None = None
+    """Of the calibrated pass."""
+    on_host: bool = False
+    """Hidden states go to host memory."""
+    engine: str = NATIVE
+    layout: Layout | None = None
+    """How llama.cpp arranges the source, where it is asked for."""
+    files: list[GGUFPlan] = field(default_factory=list)
+    """Of recipes that make one file for llama.cpp ..."""
+    file_targets: list[Path] = field(default_factory=list)
+    """... and the folders that these go to."""
+    matrix: ImportanceMatrix | None = None
+    """What inputs matter to those files, where the user brought it."""
+    finished: list[Checkpoint] = field(default_factory=list)
+    """What the same run made before it was stopped; no other field tells of these."""
+
+    @property
+    def seeks_importance(self) -> bool:
+        """Whether the pass finds out what inputs matter."""
+        return bool(self.files) and self.calibration is not None and self.matrix is None
+
+    def learns(self, plan: Plan | GGUFPlan) -> bool:
+        """Whether calibration decides what is written."""
+        if isinstance(plan, GGUFPlan):
+            return self.seeks_importance
+        return plan.recipe.needs_calibration
+
+    @property
+    def everything(self) -> list[tuple[Path, Plan | GGUFPlan]]:
+        """Folders of all kinds, and what goes into each."""
+        return [
+            *zip(self.targets, self.plans, strict=True),
+            *zip(self.file_targets, self.files, strict=True),
+        ]
+
+    @property
+    def resumable(self) -> list[bool]:
+        """Whether a stopped run of each plan goes on where it was."""
+        native = self.engine == NATIVE
+        return [native and plan.recipe.needs_calibration for plan in self.plans]
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        return {
+            "source": self.source_record.model_dump(mode="json"),
+            "engine": self.engine,
+            "device": devices.describe(self.device),
+            "calibration": None if self.calibration is None else self.calibration.name,
+            "estimate": self._cost_json(),
+            "checkpoints": [
+                {
+                    "path": str(target),
+                    "recipe": plan.recipe.public(),
+                    "n_layers": len(plan.quantized),
+                    "size_bytes": plan.size_bytes,
+                    "bits_per_weight": plan.bits_per_weight,
+                    "needs_calibration": plan.recipe.needs_calibration,
+                    "learns_from_calibration": self.learns(plan),
+                }
+                for target, plan in self.everything
+            ],
+        }
+
+    def _cost_json(self) -> dict[str, Any] | None:
+        if self.cost is None:
+            return None
+        return {
+            "n_blocks": self.cost.n_blocks,
+            "n_tokens": self.cost.n_tokens,
+            "n_streams": self.cost.n_streams,
+            "n_ranks": self.cost.n_ranks,
+            "hidden_states_on": "host" if self.on_host else "device",
+            "device_bytes": self.cost.device_bytes(self.on_host),
+            "host_bytes": self.cost.host_bytes(self.on_host),
+            "seconds": self.cost.seconds,
+        }
+
+
+def prepare(
+    source: ModelSource,
+    recipes: Sequence[AnyRecipe],
+    out: Path,
+    device: str,
+    force: bool,
+    progress: Progress,
+    calibration: CalibrationChoice | None,
+    offload: str = "auto",
+    engine: str = NATIVE,
+    imatrix: Path | None = None,
+    ranks: Ranks | None = None,
+) -> Job:
+    """Everything that can fail cheaply fails here."""
+    check_engine(engine)
+    ranks = ranks or Ranks()
+    if engine != NATIVE and ranks.size > 1:
+        raise HardwareError(
+            f"engine {engine} works in one process, not in {ranks.size}; call it without torchrun"
+        )
+    refuse_twice(recipes)
+    resume.refuse_others([out / recipe.name for recipe in recipes], force)
+    if offload not in OFFLOAD:
+        raise UnknownName("offload mode", offload, OFFLOAD)
+    where = devices.choose(device)
+    weights = [recipe for recipe in recipes if isinstance(recipe, Recipe)]
+    files = [recipe for recipe in recipes if isinstance(recipe, GGUFRecipe)]
+    learning = [recipe for recipe in weights if recipe.needs_calibration]
+    if learning and calibration is None:
+        raise DataError(
+            f"recipe {learning[0].name} learns from data: give --calibration, a set's name "
+            f"({', '.join(resources.names('calibration'))}) or a text file"
+        )
+    if imatrix is not None and not files:
+        raise RecipeError("--imatrix is for GGUF recipes, and none was asked for")
+    if engine != NATIVE:
+        if files:
+            raise RecipeError(f"engine {engine} makes no GGUF files; use --engine native")
+        llmcompressor.check(weights, where, progress)
+    architecture = _architecture(source, progress)
+    if engine == NATIVE and architecture.routers:
+        _check_experts(source, recipes)
+    stored = architecture.stored(source)
+    plans = [planning.make(architecture, stored, recipe) for recipe in weights]
+    layout = Layout.of(source) if files else None
+    matrix = read_matrix(imatrix, layout, progress) if imatrix and layout else None
+    weighted = calibration is not None or matrix is not None
+    gguf_plans = [gguf_plan.make(layout, recipe, weighted) for recipe in files] if layout else []
+    every: list[Plan | GGUFPlan] = [*plans, *gguf_plans]
+    for plan in every:
+        progress.note(announce(plan, len(architecture.linears) + len(architecture.routers)))
+    size = sum(plan.size_bytes for plan in every)
+    require_space(out, size)
+    record = manifest.source_record(
+        source.place,
+        source.revision,
+        source.fingerprint,
+        stored,
+        architecture.check(source),
+        planning.usual_dtype(stored),
+        manifest.describe_folder(source.folder, source.config),
+    )
+    job = Job(
+        source,
+        record,
+        plans,
+        [out / recipe.name for recipe in weights],
+        where,
+        None,
+        engine=engine,
+        layout=layout,
+        files=gguf_plans,
+        file_targets=[out / recipe.name for recipe in files],
+        matrix=matrix,
+    )
+    if calibration is None or not (learning or (files and matrix is None)):
+        return resume.without_finished(job, force, progress)
+    job = _calibrated(job, architecture, calibration, offload, size, progress, ranks)
+    return resume.without_finished(job, force, progress)
+
+
+def refuse_twice(recipes: Sequence[AnyRecipe]) -> None:
+    """Two recipes of one name would share a folder."""
+    names = [recipe.name for recipe in recipes]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise RecipeError(f"recipe {min(twice)} was asked for twice")
+
+
+def _check_experts(source: ModelSource, recipes: Sequence[AnyRecipe]) -> None:
+    """Stop where a mixture of experts is to be made in a way that only dense models allow."""
+    for recipe in recipes:
+        if isinstance(recipe, GGUFRecipe):
+            reason = f"of which {recipe.name} is made from a GGUF file only; let llama.cpp make one"
+        elif recipe.smooths or (recipe.input_activations and not recipe.input_activations.dynamic):
+            reason = (
+                f"where {recipe.name} is for --engine llmcompressor; the native engine makes GPTQ "
+                "of it, and recipes that need no data such as fp8-dynamic"
+            )
+        else:
+            continue
+        raise SourceError(f"{source.folder} is a mixture of experts, {reason}")
+
+
+def _architecture(source: ModelSource, progress: Progress) -> Architecture:
+    """The model's structure, checked against what is stored."""
+    architecture = Architecture.of(source.folder, source.trust_remote_code)
+    if not architecture.routers:
+        refuse_experts(source.config, source.folder, "but quantkit finds no experts in it")
+    for name in architecture.check(source):
+        progress.note(f"{name} is not part of the model as its config tells; it is copied as it is")
+    planning.check_tied(source, architecture)
+    return architecture
+
+
+def read_matrix(path: Path, layout: AnyLayout, progress: Progress) -> ImportanceMatrix:
+    """What inputs matter, from a file; one of another model is refused."""
+    matrix = ImportanceMatrix.read(path)
+    widths = {t.name: t.shape[-1] for t in layout.tensors if t.module is not None}
+    for warning in matrix.check(widths):
+        progress.note(f"warning: {path.name}: {warning}")
+    return matrix
+
+
+def _calibrated(
+    job: Job,
+    architecture: Architecture,
+    calibration: CalibrationChoice,
+    offload: str,
+    disk_bytes: int,
+    progress: Progress,
+    ranks: Ranks,
+) -> Job:
+    """The same job with its calibration tokens and what the pass will cost."""
+    found = load_tokens(job.source, architecture, calibration, progress)
+    n_samples, length = found.ids.shape
+    size = f"{length} tokens"
+    if found.mask is not None:
+        size = f"up to {length} tokens, {found.n_tokens:,} in all,"
+    progress.note(f"calibration: {n_samples} samples of {size} from {found.name}")
+    learners = [plan for plan in job.plans if plan.recipe.needs_calibration]
+    for warning in _thin(found, learners, architecture.chosen_share):
+        progress.note(warning)
+    if job.engine != NATIVE:
+        return replace(job, calibration=found)
+    cost = estimate(architecture, learners, found, job.device, ranks.size)
+    cost = replace(cost, n_local_ranks=ranks.local_size)
+    on_host = require_room(cost, job.device, offload)
+    progress.note(_announce_cost(cost, on_host, job.device, disk_bytes))
+    return replace(job, calibration=found, cost=cost, on_host=on_host)
+
+
+def load_tokens(
+    source: ModelSource,
+    architecture: Architecture,
+    choice: CalibrationChoice,
+    progress: Progress | None = None,
+) -> CalibrationTokens:
+    """The calibration tokens that were asked for, in the source's own vocabulary."""
+    embedding = next(iter(architecture.shapes.values()))
+    model = Vocabulary(
+        source.label,
+        load_tokenizer(source.folder, source.trust_remote_code),
+        source.context,
+        embedding[0],
+    )
+    if choice.given is not None:
+        return loading.part_of(choice.given, model, choice.n_samples, choice.length)
+    return loading.load(
+        choice.name,
+        model,
+        progress or Silent(),
+        choice.n_samples,
+        choice.length,
+        choice.evaluation,
+    )
+
+
+def _thin(calibration: CalibrationTokens, plans: list[Plan], chosen_share: float) -> list[str]:
+    """A Gram matrix of fewer tokens than columns cannot have full rank."""
+    widths = {name: w.shape[1] for plan in plans for name, w in plan.quantized.items()}
+    kinds = {
+        "layers": (1.0, [w for name, w in widths.items() if not EXPERT.search(name)]),
+        "experts' layers": (chosen_share, [w for name, w in widths.items() if EXPERT.search(name)]),
+    }
+    warnings = []
+    for kind, (share, found) in kinds.items():
+        n_tokens, widest = int(calibration.n_tokens * share), max(found, default=0)
+        if n_tokens < 2 * widest:
+            mean = " on average" if share < 1 else ""
+            warnings.append(
+                f"warning: {n_tokens:,} calibration tokens{mean} are few for {kind} of {widest:,} "
+                f"inputs; {math.ceil(2 * widest / share):,} or more in all would be better"
+            )
+    return warnings
+
+
+def announce(plan: Plan | GGUFPlan, n_layers: int) -> str:
+    """One line on what will be written."""
+    what = f"{len(plan.quantized)} of {n_layers} linear layers"
+    if isinstance(plan, GGUFPlan):
+        what = f"{len(plan.quantized)} of {len(plan.kinds)} tensors in blocks"
+    words = [
+        f"{plan.recipe.name}: {what}",
+        *plan.notes,
+        gib(plan.size_bytes),
+        f"{plan.bits_per_weight:.2f} bits per weight",
+    ]
+    return ", ".join(words)
+
+
+def _announce_cost(cost: Estimate, on_host: bool, device: torch.device, disk_bytes: int) -> str:
+    where = f"{gib(cost.device_bytes(on_host))} of GPU memory and " if device.type == "cuda" else ""
+    host = cost.host_bytes(on_host)
+    if device.type != "cuda":
+        host = cost.device_bytes(False) + PROCESS_BYTES
+    moved = " (hidden states on the host)" if on_host else ""
+    streams = "1 stream" if cost.n_streams == 1 else f"{cost.n_streams} streams"
+    each = f" on each of {cost.n_ranks} ranks" if cost.n_ranks > 1 else ""
+    return (
+        f"plan: {cost.n_blocks} blocks, {streams} of {cost.n_tokens:,} tokens; "
+        f"about {where}{gib(host)} of host memory{moved}{each}, {gib(disk_bytes)} of disk, "
+        f"{duration(cost.seconds)}"
+    )

@@ -1,0 +1,91 @@
+"""What a run finished before it was stopped while its folders took their names.
+
+They take them one after another. Until all have theirs, each holds the key of its run, by which
+the same command knows what is its own and takes that up. Whatever else exists is refused.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from quantkit import __version__
+from quantkit.export.checkpoint import Checkpoint
+from quantkit.gguf.imatrix import ImportanceMatrix
+from quantkit.gguf.plan import GGUFPlan
+from quantkit.onepass import journal
+from quantkit.progress import Progress
+from quantkit.registry import NATIVE
+from quantkit.storage import refuse_existing
+
+if TYPE_CHECKING:
+    from quantkit.onepass.prepare import Job
+    from quantkit.plan.checkpoint import Plan
+
+Key = Mapping[str, str]
+"""All that decides what a run writes for a recipe; messages name what differs."""
+
+
+def key_of(job: "Job", plan: "Plan | GGUFPlan") -> Key:
+    """The key of one recipe of a run."""
+    matrix = job.matrix if isinstance(plan, GGUFPlan) else None
+    key = dict(basic_key(job.source_record.fingerprint, plan.recipe.digest, job.device, matrix))
+    if job.learns(plan):
+        assert job.calibration is not None
+        key["calibration"] = job.calibration.digest
+    if job.engine != NATIVE:
+        key["engine"] = job.engine
+    return key
+
+
+def basic_key(
+    source: str, recipe: str, device: torch.device, matrix: ImportanceMatrix | None
+) -> Key:
+    """What decides also without calibration."""
+    return {
+        "source": source,
+        "recipe": recipe,
+        "device": device.type,
+        "version of quantkit or torch": f"{__version__} {torch.__version__}",
+        **({"importance matrix": matrix.digest} if matrix is not None else {}),
+    }
+
+
+def refuse_others(targets: Iterable[Path], force: bool) -> None:
+    """Stop where something exists that no stopped run can have left; needs no plans."""
+    for target in targets:
+        if force or journal.key_in(target) is None:
+            refuse_existing(target, force)
+
+
+def finished(keys: Mapping[Path, Key], force: bool, progress: Progress) -> dict[Path, Checkpoint]:
+    """What stopped runs with these keys left finished, by folder; other keys are refused."""
+    found: dict[Path, Checkpoint] = {}
+    for target, key in keys.items():
+        if force or (left := journal.key_in(target)) is None:
+            continue
+        if left != key:
+            refuse_existing(target, force)
+        found[target] = Checkpoint.open(target)
+        progress.note(f"{target.name}: taken up as it was finished before")
+    return found
+
+
+def without_finished(job: "Job", force: bool, progress: Progress) -> "Job":
+    """The same job with only what is still to be made."""
+    keys = {target: key_of(job, plan) for target, plan in job.everything}
+    found = finished(keys, force, progress)
+    if not found:
+        return job
+    plans = [(t, p) for t, p in zip(job.targets, job.plans, strict=True) if t not in found]
+    files = [(t, p) for t, p in zip(job.file_targets, job.files, strict=True) if t not in found]
+    return replace(
+        job,
+        targets=[target for target, _ in plans],
+        plans=[plan for _, plan in plans],
+        file_targets=[target for target, _ in files],
+        files=[plan for _, plan in files],
+        finished=list(found.values()),
+    )

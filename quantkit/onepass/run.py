@@ -1,0 +1,297 @@
+"""One run: open the source, plan every recipe, quantise, and leave finished folders."""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from quantkit import device as devices
+from quantkit.export import card, folder, manifest
+from quantkit.export.checkpoint import Checkpoint
+from quantkit.export.manifest import Layer, Manifest
+from quantkit.gguf import conversion
+from quantkit.gguf import imatrix as imatrix_file
+from quantkit.gguf.imatrix import ImportanceMatrix
+from quantkit.gguf.plan import NAME as GGUF
+from quantkit.gguf.plan import GGUFPlan
+from quantkit.model.shards import DTYPES
+from quantkit.model.source import ModelSource
+from quantkit.onepass import journal, llmcompressor, resume
+from quantkit.onepass.datafree import quantize_tensors
+from quantkit.onepass.importance import Importance
+from quantkit.onepass.journal import Journal
+from quantkit.onepass.onepass import CalibratedOutcome, quantize_blocks
+from quantkit.onepass.prepare import CalibrationChoice, Job, prepare
+from quantkit.onepass.ranks import Ranks
+from quantkit.onepass.worker import Errand, take_part
+from quantkit.plan.checkpoint import Plan
+from quantkit.progress import Progress, Silent
+from quantkit.recipe import AnyRecipe
+from quantkit.registry import NATIVE
+from quantkit.storage import scratch_folder
+
+
+class Clock:
+    """How long the run and each of its stages took."""
+
+    def __init__(self) -> None:
+        self._started = self._last = time.monotonic()
+        self.stages: dict[str, float] = {}
+
+    def lap(self, stage: str) -> None:
+        """The stage that ended just now."""
+        now = time.monotonic()
+        self.stages[stage], self._last = now - self._last, now
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+
+def quantize(
+    source: ModelSource,
+    recipes: Sequence[AnyRecipe],
+    out: Path,
+    device: str = "auto",
+    force: bool = False,
+    progress: Progress | None = None,
+    calibration: CalibrationChoice | None = None,
+    offload: str = "auto",
+    engine: str = NATIVE,
+    imatrix: Path | None = None,
+    ranks: Ranks | None = None,
+) -> list[Checkpoint]:
+    """Write `out/<recipe>/` for every recipe from one pass over the source.
+
+    Where several ranks share the pass, all call this; the first writes and has the checkpoints.
+    """
+    ranks = ranks or Ranks()
+    if not ranks.is_first:
+        take_part(source, devices.choose(device), offload, ranks)
+        return []
+    progress = progress or Silent()
+    clock = Clock()
+    job = prepare(
+        source,
+        recipes,
+        out,
+        device,
+        force,
+        progress,
+        calibration,
+        offload=offload,
+        engine=engine,
+        imatrix=imatrix,
+        ranks=ranks,
+    )
+    # What people wrote into the cards of checkpoints that --force replaces.
+    cards = {target: card.existing(target) for target in (*job.targets, *job.file_targets)}
+    clock.lap("plan")
+    importance = Importance() if job.seeks_importance else None
+    with ExitStack() as stack:
+        # Writers close before folders take their names: the stack unwinds in that order.
+        scratches = [
+            stack.enter_context(scratch_folder(target, force, resumable))
+            for target, resumable in zip(job.targets, job.resumable, strict=True)
+        ]
+        file_scratches = [
+            stack.enter_context(scratch_folder(target, force, False)) for target in job.file_targets
+        ]
+        journals = _open_journals(job, scratches, progress)
+        with ExitStack() as writing:
+            writers = [
+                writing.enter_context(
+                    folder.open_folder(scratch, plan.specs, kept.tensors if kept else ())
+                )
+                for scratch, plan, kept in zip(scratches, job.plans, journals, strict=True)
+            ]
+            mode = "always" if job.on_host else offload
+            outcomes = _quantize(job, writers, journals, progress, mode, importance, ranks)
+            clock.lap("tensors")
+        clock.lap("flush")
+        made = {checkpoint.label: checkpoint for checkpoint in job.finished}
+        for scratch, target, writer, plan, outcome in zip(
+            scratches, job.targets, writers, job.plans, outcomes, strict=True
+        ):
+            if outcome.scales:
+                folder.write_scales(scratch, outcome.scales)
+            folder.write_side_files(scratch, source, plan.recipe, plan.ignored)
+            files = folder.hash_files(scratch, writer.hashes)
+            record = manifest_of(
+                job, plan, outcome.layers, files, clock, outcome.perplexity, ranks.size
+            )
+            card.write(scratch, record, old=cards[target])
+            folder.write_manifest(scratch, record)
+            journal.mark(scratch, resume.key_of(job, plan))
+            made[plan.recipe.name] = Checkpoint(target, record)
+        for scratch, target, file in zip(file_scratches, job.file_targets, job.files, strict=True):
+            record = _write_file(job, file, scratch, importance, progress, clock, ranks.size)
+            card.write(scratch, record, old=cards[target])
+            folder.write_manifest(scratch, record)
+            journal.mark(scratch, resume.key_of(job, file))
+            made[file.recipe.name] = Checkpoint(target, record)
+    for checkpoint in made.values():  # only now: a kill amid the renaming loses nothing
+        journal.discard(checkpoint.folder)
+    return [made[recipe.name] for recipe in recipes]
+
+
+def _write_file(
+    job: Job,
+    plan: GGUFPlan,
+    scratch: Path,
+    importance: Importance | None,
+    progress: Progress,
+    clock: Clock,
+    n_ranks: int,
+) -> Manifest:
+    """A GGUF file, and beside it what makes it a checkpoint like the others."""
+    matrix = job.matrix
+    if importance is not None:
+        matrix = _matrix(job, plan, importance)
+    if matrix is not None:
+        matrix.write(scratch / imatrix_file.FILE)
+    path = scratch / conversion.file_name(job.source.label, plan)
+    weights = {} if matrix is None else matrix.values
+    assert job.layout is not None
+    described = conversion.metadata(job.layout, plan.recipe, job.source)
+    errors, digest = conversion.write(plan, path, described, weights, job.device, progress)
+    folder.copy_side_files(scratch, job.source)
+    files = folder.hash_files(scratch, {path.name: digest})
+    clock.lap(plan.recipe.name)
+    layers = {name: Layer(relative_error=error) for name, error in errors.items()}
+    perplexity = importance.perplexity if importance is not None else None
+    return manifest_of(job, plan, layers, files, clock, perplexity, n_ranks)
+
+
+def _matrix(job: Job, plan: GGUFPlan, importance: Importance) -> ImportanceMatrix:
+    """What the pass found, by the names that the file has for layers."""
+    assert job.calibration is not None
+    means = importance.means()
+    names = {t.name: t.module for t in plan.layout.tensors if t.module and t.module in means}
+    return ImportanceMatrix(
+        {name: means[module] for name, module in names.items()},
+        {name: torch.tensor([importance.n_tokens[module]]) for name, module in names.items()},
+        (job.calibration.name,),
+        job.calibration.ids.shape[1],
+    )
+
+
+def _open_journals(job: Job, scratches: list[Path], progress: Progress) -> list[Journal | None]:
+    """What earlier runs of the same recipes finished; None where nothing is kept."""
+    journals: list[Journal | None] = []
+    for plan, scratch, resumable in zip(job.plans, scratches, job.resumable, strict=True):
+        if not resumable:
+            journals.append(None)
+            continue
+        kept = Journal.open(scratch, resume.key_of(job, plan))
+        if kept.n_done:
+            progress.note(f"{plan.recipe.name}: going on after {kept.n_done} finished blocks")
+        journals.append(kept)
+    return journals
+
+
+def _quantize(
+    job: Job,
+    writers: list[folder.FolderWriter],
+    journals: list[Journal | None],
+    progress: Progress,
+    offload: str,
+    importance: Importance | None,
+    ranks: Ranks,
+) -> list[CalibratedOutcome]:
+    """Data-free recipes from one read of the tensors, the others from one pass over the blocks."""
+    if job.engine != NATIVE:
+        return [
+            llmcompressor.quantize_model(
+                job.source,
+                plan,
+                writer,
+                job.calibration if plan.recipe.needs_calibration else None,
+                DTYPES[job.source_record.dtype],
+                job.device,
+                progress,
+            )
+            for plan, writer in zip(job.plans, writers, strict=True)
+        ]
+    outcomes: dict[int, CalibratedOutcome] = {}
+    free = [i for i, plan in enumerate(job.plans) if not plan.recipe.needs_calibration]
+    learning = [i for i, plan in enumerate(job.plans) if plan.recipe.needs_calibration]
+    errand = Errand.of(job, [job.plans[i] for i in learning])
+    # What is shared comes first: the other ranks need not wait for the rest.
+    ranks.share(errand)
+    if errand.calibration is not None:
+        results = quantize_blocks(
+            job.source,
+            errand.plans,
+            [writers[i] for i in learning],
+            errand.calibration,
+            job.device,
+            progress,
+            [kept for kept in journals if kept is not None],
+            offload,
+            importance,
+            ranks,
+        )
+        outcomes |= dict(zip(learning, results, strict=True))
+    ranks.part()
+    if free:
+        layers = quantize_tensors(
+            job.source,
+            [job.plans[i] for i in free],
+            [writers[i] for i in free],
+            job.device,
+            progress,
+        )
+        outcomes |= {i: CalibratedOutcome(found, {}) for i, found in zip(free, layers, strict=True)}
+    return [outcomes[i] for i in range(len(job.plans))]
+
+
+def manifest_of(
+    job: Job,
+    plan: Plan | GGUFPlan,
+    layers: dict[str, Layer],
+    files: dict[str, manifest.StoredFile],
+    clock: Clock,
+    perplexity: float | None = None,
+    n_ranks: int = 1,
+) -> Manifest:
+    """Put together what is known of a checkpoint; the perplexity is that of its calibration."""
+    return Manifest(
+        name=plan.recipe.name,
+        format=GGUF if isinstance(plan, GGUFPlan) else plan.recipe.format,
+        engine=NATIVE if job.engine == NATIVE else f"{job.engine} {llmcompressor.version()}",
+        source=job.source_record,
+        recipe=plan.recipe,
+        recipe_digest=plan.recipe.digest,
+        asked_digest=plan.asked_digest,
+        n_parameters=plan.n_parameters,
+        size_bytes=plan.size_bytes,
+        bits_per_weight=plan.bits_per_weight,
+        quantized_bits_per_weight=plan.quantized_bits_per_weight,
+        calibration=_calibration_record(job, perplexity) if job.learns(plan) else None,
+        layers={name: layers[name] for name in plan.quantized},
+        files=files,
+        versions=manifest.versions(),
+        device=f"{n_ranks} x " * (n_ranks > 1) + devices.describe(job.device),
+        seconds=clock.seconds,
+        stage_seconds=clock.stages,
+        peak_host_bytes=devices.peak_host_bytes(),
+        peak_device_bytes=devices.peak_device_bytes(job.device),
+        created=manifest.now(),
+        notes=plan.notes,
+    )
+
+
+def _calibration_record(job: Job, perplexity: float | None) -> manifest.Calibration:
+    assert job.calibration is not None
+    n_samples, length = job.calibration.ids.shape
+    return manifest.Calibration(
+        name=job.calibration.name,
+        digest=job.calibration.digest,
+        n_samples=n_samples,
+        length=length,
+        n_tokens=job.calibration.n_tokens,
+        perplexity=perplexity,
+    )

@@ -1,0 +1,202 @@
+"""One stream at one block: run it, learn from it, and let the stream go on.
+
+Where ranks share the samples, each runs its own; what they have seen is the same on all of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from quantkit import grid
+from quantkit.errors import MethodError
+from quantkit.export import layers as export_layers
+from quantkit.export.folder import FolderWriter
+from quantkit.model import experts
+from quantkit.model.blocks import Decoder
+from quantkit.model.shards import DTYPES
+from quantkit.onepass import feeders, kvcache
+from quantkit.onepass.calibrated import Work
+from quantkit.onepass.collector import Collector
+from quantkit.onepass.padding import Padding, real
+from quantkit.onepass.ranks import Ranks
+from quantkit.onepass.result import BlockResult
+from quantkit.onepass.streams import Stream
+from quantkit.plan.checkpoint import Plan
+from quantkit.recipe import Recipe
+
+TOKENS_REPLAYED = {"cuda": 4096, "cpu": 512}
+
+
+@dataclass
+class Visit:
+    """One stream at one block."""
+
+    decoder: Decoder
+    index: int
+    state: dict[str, torch.Tensor]
+    stream: Stream
+    arguments: dict[str, Any]
+    padding: Padding
+    ranks: Ranks = field(default_factory=Ranks)
+
+    @property
+    def prefix(self) -> str:
+        return f"{self.decoder.name(self.index)}."
+
+    @cached_property
+    def samples(self) -> torch.Tensor:
+        """Some inputs of the block, to try things on; the same on every rank."""
+        return self.first(self.padding.n_samples(TOKENS_REPLAYED[self.decoder.device.type]))
+
+    def first(self, n_samples: int) -> torch.Tensor:
+        """The first samples of all ranks."""
+        n_samples = min(n_samples, len(self.padding.lengths))
+        return self.ranks.first_samples(n_samples, self.stream.hidden.first)
+
+    def run(self, state: Mapping[str, torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
+        """The block's output with these parameters."""
+        with self.decoder.loaded(self.index, state) as block:
+            return self.decoder.run(block, hidden, self.arguments)
+
+    def advance(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take the stream's hidden states through the block with these parameters."""
+        with self.decoder.loaded(self.index, state) as block:
+            for place, batch in self.stream.hidden:
+                with self.stream.watching(block, self.prefix, self.padding.keep[place]):
+                    output = self.decoder.run(block, batch, self.arguments)
+                self.stream.hidden.replace(place, output)
+
+    def observe(self, plans: Sequence[Plan], pending: Sequence[int]) -> "Observation":
+        """Gather statistics for the pending recipes; a stream that does not propagate moves on."""
+        decoder, hidden = self.decoder, self.stream.hidden
+        smooths = any(plans[i].recipe.smooths for i in pending)
+        samples = self.samples if smooths else None  # before the stream moves on
+        quantised = {name.removeprefix(self.prefix) for i in pending for name in plans[i].quantized}
+        with decoder.loaded(self.index, self.state) as block:
+            collector = Collector({n: m for n, m in block.named_modules() if n in quantised})
+            cached = kvcache.Observer.of(block, [plans[i] for i in pending])
+            inputs_only = self.stream.propagates and not cached.attentions
+            for place, batch in hidden:
+                keep = self.padding.keep[place]
+                seen = self.stream.watching(block, self.prefix, keep)
+                watched = experts.watched(block, keep)
+                with collector.watching(keep, inputs_only), cached.watching(keep), seen, watched:
+                    output = decoder.run(block, batch, self.arguments)
+                if not self.stream.propagates:
+                    hidden.replace(place, output)
+                del batch, output
+            collector.complete(self.ranks)
+            cached.add_up(self.ranks, decoder.device)
+            _require_finite(decoder.name(self.index), collector)
+            found: dict[str, feeders.Feeder] = {}
+            if samples is not None:
+                one = samples[:1]
+                found = feeders.find(
+                    block,
+                    collector.groups,
+                    lambda: decoder.run(block, one, self.arguments),
+                    _head_width(decoder.model.config),
+                    self.padding.first(1),
+                )
+                found = self.ranks.share(found)
+        return Observation(self, collector, cached, found, samples)
+
+    def replay(self, plans: Sequence[Plan], writers: Sequence[FolderWriter]) -> None:
+        """Go through a block that was finished before, from what was written of it."""
+        after: dict[str, torch.Tensor] | None = self.state
+        if self.stream.propagates:
+            (place,) = self.stream.indices
+            after = self._stored(plans[place], writers[place]) if self.ranks.is_first else None
+            after = self.ranks.share(after)
+        assert after is not None
+        self.advance(after)
+
+    def _stored(self, plan: Plan, writer: FolderWriter) -> dict[str, torch.Tensor]:
+        device, state = self.decoder.device, {}
+        for name in self.decoder.tensors(self.index):
+            module = (self.prefix + name).removesuffix(".weight")
+            if module not in plan.quantized or not name.endswith(".weight"):
+                state[name] = writer.stored(self.prefix + name).read().to(device)
+                continue
+            specs = export_layers.specs(module, plan.quantized[module], plan.recipe)
+            parts = {s.name: writer.stored(s.name).read().to(device) for s in specs}
+            quantized = export_layers.read(module, parts, plan.recipe)
+            state[name] = grid.dequantize(quantized, plan.recipe.weights)
+        return state
+
+    def proceed(self, result: BlockResult, recipe: Recipe) -> None:
+        """Let a stream that propagates go on with what its recipe made of the block."""
+        after = self.state | result.changed
+        for name, linear in result.linears.items():
+            after[f"{name}.weight"] = grid.dequantize(linear.quantized, recipe.weights)
+        self.advance(after)
+
+
+@dataclass
+class Observation:
+    """What a visit has seen of its block."""
+
+    visit: Visit
+    collector: Collector
+    cached: kvcache.Observer
+    feeders: dict[str, feeders.Feeder]
+    samples: torch.Tensor | None
+    """To try scales on, where a recipe has some."""
+
+    def work(self, plan: Plan) -> Work:
+        """What a recipe has to do here."""
+        visit = self.visit
+        stored = visit.decoder.tensors(visit.index)
+        mine = {
+            leader: kept
+            for leader, members in self.collector.groups.items()
+            if (kept := [n for n in members if visit.prefix + n in plan.quantized])
+        }
+        return Work(
+            visit.state,
+            {name: DTYPES[tensor.dtype] for name, tensor in stored.items()},
+            mine,
+            self.collector.statistics,
+            self.feeders,
+            plan.recipe,
+            None if self.samples is None else Replay(visit, self.samples),
+        )
+
+    def result(self, work: Work, plan: Plan) -> BlockResult:
+        """What a recipe made, once its work is solved."""
+        work.result.kv_scales = kvcache.scales(self.cached, work.result, self.visit.prefix, plan)
+        return work.result
+
+
+class Replay:
+    """The squared error of the block's output when some weights are others."""
+
+    def __init__(self, visit: Visit, samples: torch.Tensor) -> None:
+        self._visit = visit
+        self._samples = samples
+        self._keep = visit.padding.first(len(samples))
+
+    @cached_property
+    def _wanted(self) -> torch.Tensor:
+        return self._visit.run(self._visit.state, self._samples)
+
+    def __call__(self, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        output = self._visit.run(self._visit.state | weights, self._samples)
+        return real(output - self._wanted, self._keep).float().square().sum()
+
+
+def _head_width(config: Any) -> int:
+    width = getattr(config, "head_dim", None)
+    return int(width or config.hidden_size // config.num_attention_heads)
+
+
+def _require_finite(name: str, collector: Collector) -> None:
+    for linear, statistics in collector.statistics.items():
+        if not statistics.gram.diagonal().isfinite().all():  # bounds all other entries
+            raise MethodError(
+                f"the inputs of {name}.{linear} are not finite on this calibration data; "
+                "the source model is damaged, or overflows in this type"
+            )

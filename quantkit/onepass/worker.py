@@ -1,0 +1,62 @@
+"""What the first rank, which prepares a run and writes it, has the others do."""
+
+from dataclasses import dataclass
+
+import torch
+
+from quantkit.calibration.tokens import CalibrationTokens
+from quantkit.errors import SourceError
+from quantkit.model.source import ModelSource
+from quantkit.onepass.estimate import Estimate, require_room
+from quantkit.onepass.importance import Importance
+from quantkit.onepass.onepass import quantize_blocks
+from quantkit.onepass.prepare import Job
+from quantkit.onepass.ranks import Ranks
+from quantkit.plan.checkpoint import Plan
+from quantkit.progress import Silent
+
+
+@dataclass(frozen=True)
+class Errand:
+    """All that a rank must know."""
+
+    fingerprint: str
+    """Of the source, which all must have alike."""
+    plans: list[Plan]
+    calibration: CalibrationTokens | None
+    """None where nothing is learned from data: the first rank does that alone."""
+    cost: Estimate | None
+    seeks_importance: bool
+
+    @classmethod
+    def of(cls, job: Job, plans: list[Plan]) -> "Errand":
+        learns = bool(plans) or job.seeks_importance
+        calibration = job.calibration if learns else None
+        mark = job.source_record.fingerprint
+        return cls(mark, plans, calibration, job.cost, job.seeks_importance)
+
+
+def take_part(source: ModelSource, device: torch.device, offload: str, ranks: Ranks) -> None:
+    """Do what a rank does that is not the first: all but preparing and writing."""
+    errand: Errand = ranks.share(None)
+    if errand.calibration is not None:
+        if source.fingerprint != errand.fingerprint:
+            raise SourceError(
+                f"{source.folder} is not the model that rank 0 has; give all machines the same"
+            )
+        assert errand.cost is not None
+        if require_room(errand.cost, device, offload):
+            offload = "always"
+        quantize_blocks(
+            source,
+            errand.plans,
+            [],
+            errand.calibration,
+            device,
+            Silent(),
+            [],
+            offload,
+            Importance() if errand.seeks_importance else None,
+            ranks,
+        )
+    ranks.part()

@@ -1,0 +1,348 @@
+"""Log-probabilities of many continuations, with as little computing as they need.
+
+Requests that differ in their last token only are one row. Rows with a long common beginning (the
+examples before a question, the four endings of a story) share it: its keys and values are computed
+once. Logits are made only where they are asked for, some positions at a time, so that a large
+vocabulary takes no memory to speak of.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from quantkit.errors import HardwareError, ScoreError
+from quantkit.scoring.distribution import Distribution
+
+TOKENS_PER_BATCH = {"cuda": 32768, "cpu": 512}
+CACHED_BYTES = {"cuda": 4 << 30, "cpu": 512 << 20}
+"""Most that a batch's keys and values take, those of a shared beginning included."""
+LOGITS_BYTES = {"cuda": 1 << 30, "cpu": 512 << 20}
+MIN_SHARED = 32
+"""Shorter beginnings are computed again: sharing has its price."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was computed at some scored positions."""
+
+    hidden: torch.Tensor
+    """What the output layer made predictions from [positions, width]."""
+    log_probabilities: torch.Tensor
+    """Of the tokens that were asked for."""
+    places: torch.Tensor
+    """Counted over the tokens of all continuations, in the order of the requests; on the CPU."""
+
+
+Watcher = Callable[[Seen], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """How likely is `continuation` after `context`?"""
+
+    context: tuple[int, ...]
+    continuation: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The log-probability of a continuation, and whether it is the likeliest one throughout."""
+
+    log_probability: float
+    greedy: bool
+
+
+@dataclass
+class _Row:
+    """Tokens to run, and the requests that its last positions answer."""
+
+    tokens: tuple[int, ...]
+    asked: list[int] = field(default_factory=list)
+    n_scored: int = 0
+
+
+class Answerer:
+    """A causal language model of transformers that answers requests."""
+
+    def __init__(self, model: Any, max_length: int, max_rows: int | None = None) -> None:
+        self._model = model
+        self._decoder = model.get_decoder()
+        self._max_length = max_length
+        self._max_rows = max_rows
+        self._device = next(model.parameters()).device
+        self._tokens_per_batch = TOKENS_PER_BATCH[self._device.type]
+        self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
+
+    @torch.no_grad()
+    def answers(
+        self, requests: Sequence[Request], watcher: Watcher | None = None
+    ) -> Iterator[list[tuple[int, Answer]]]:
+        """Places of requests and their answers, by batch, in the order that is fastest.
+
+        A watcher sees every scored position.
+        """
+        starts = [0]
+        for request in requests:
+            starts.append(starts[-1] + len(request.continuation))
+        for prefix, rows in _runs(_rows(requests, self._max_length)):
+            yield from self._run(prefix, rows, requests, starts, watcher)
+
+    def _run(
+        self,
+        prefix: tuple[int, ...],
+        rows: list[_Row],
+        requests: Sequence[Request],
+        starts: list[int],
+        watcher: Watcher | None,
+    ) -> Iterator[list[tuple[int, Answer]]]:
+        shared = self._cache(prefix) if prefix else None
+        waiting = sorted(rows, key=lambda row: (len(row.tokens), row.tokens))
+        pending: _Pending | None = None
+        while waiting:
+            size = self._fitting(len(prefix), shared, waiting)
+            try:
+                fresh = self._batch(prefix, shared, waiting[-size:], requests, starts, watcher)
+            except torch.OutOfMemoryError as error:
+                if size == 1:
+                    raise HardwareError(
+                        f"one sequence of {len(waiting[-1].tokens)} tokens does not fit into the "
+                        "memory of the GPU; use a shorter --max-length"
+                    ) from error
+                self._tokens_per_batch = max(1, self._tokens_per_batch // 2)
+                torch.cuda.empty_cache()
+                continue
+            del waiting[-size:]
+            if pending is not None:  # while the device is busy with the next
+                yield self._answers_of(pending, requests)
+            pending = fresh
+        if pending is not None:
+            yield self._answers_of(pending, requests)
+
+    def _fitting(self, n_prefix: int, shared: Any, waiting: list[_Row]) -> int:
+        """How many of the longest rows make a batch."""
+        longest = len(waiting[-1].tokens)
+        size = min(len(waiting), self._tokens_per_batch // max(1, longest - n_prefix))
+        if shared is not None:
+            per_row = _cache_bytes(shared) * longest // n_prefix
+            size = min(size, CACHED_BYTES[self._device.type] // per_row)
+        return max(1, min(size, self._max_rows or size))
+
+    def _cache(self, prefix: tuple[int, ...]) -> Any:
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self._model.config)
+        ids = torch.tensor([prefix], device=self._device)
+        self._decoder(input_ids=ids, past_key_values=cache, use_cache=True)
+        return cache
+
+    def _batch(
+        self,
+        prefix: tuple[int, ...],
+        shared: Any,
+        rows: list[_Row],
+        requests: Sequence[Request],
+        starts: list[int],
+        watcher: Watcher | None,
+    ) -> "_Pending":
+        width = max(len(row.tokens) for row in rows) - len(prefix)
+        # Padding comes last, where causal attention of what counts does not see it.
+        ids = torch.zeros(len(rows), width, dtype=torch.long)
+        for place, row in enumerate(rows):
+            ids[place, : len(row.tokens) - len(prefix)] = torch.tensor(row.tokens[len(prefix) :])
+        cache = None
+        if shared is not None:
+            cache = copy.deepcopy(shared)
+            cache.batch_repeat_interleave(len(rows))
+        hidden = self._decoder(
+            input_ids=ids.to(self._device), past_key_values=cache, use_cache=cache is not None
+        ).last_hidden_state
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        scored = _scored(rows, len(prefix), width, requests, starts)
+        return _Pending(rows, *self._score(flat, scored, watcher))
+
+    def _answers_of(
+        self, batch: "_Pending", requests: Sequence[Request]
+    ) -> list[tuple[int, Answer]]:
+        values, best = batch.values.double().cpu(), batch.best.cpu()
+        if not values.isfinite().all():
+            raise ScoreError(
+                f"the model's outputs are not finite{self._culprit(batch.rows[0])}; the checkpoint "
+                "is damaged, or overflows in this type"
+            )
+        done, at = [], 0
+        for row in batch.rows:
+            for index in row.asked:
+                stop = at + len(requests[index].continuation)
+                total = float(values[at:stop].sum())
+                done.append((index, Answer(total, bool(best[at:stop].all()))))
+                at = stop
+        return done
+
+    def _score(
+        self, hidden: torch.Tensor, scored: "_Scored", watcher: Watcher | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability of every target, and whether it is the likeliest token."""
+        rows = max(1, LOGITS_BYTES[self._device.type] // (4 * self.vocabulary))
+        values, best = [], []
+        where = scored.where.to(self._device)
+        targets = scored.targets.to(self._device)
+        for start in range(0, len(where), rows):
+            part = slice(start, start + rows)
+            read = hidden[where[part]]
+            predicted = Distribution(self.logits(read))
+            values.append(predicted.log_probabilities(targets[part, None])[:, 0])
+            best.append(predicted.likeliest() == targets[part])
+            if watcher is not None:
+                watcher(Seen(read, values[-1], scored.places[part]))
+        return torch.cat(values), torch.cat(best)
+
+    def _culprit(self, row: _Row) -> str:
+        """From where on they are not, if that can be found."""
+        found: list[str] = []
+
+        def look(name: str, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+            first = output[0] if isinstance(output, tuple) else output
+            if isinstance(first, torch.Tensor) and not first.isfinite().all():
+                found.append(name)
+
+        handles = [
+            module.register_forward_hook(partial(look, name))
+            for name, module in self._model.named_modules()
+            if name and not any(module.children())
+        ]
+        try:
+            self._decoder(input_ids=torch.tensor([row.tokens], device=self._device))
+        finally:
+            for handle in handles:
+                handle.remove()
+        return f" from {found[0]} on" if found else ""
+
+    def logits(self, hidden: torch.Tensor, head: torch.nn.Module | None = None) -> torch.Tensor:
+        """Logits by the family's own code, through another output layer where one is given."""
+        from transformers.modeling_outputs import MoeModelOutputWithPast
+
+        # With a field more than others have; mixtures of experts look for it.
+        ready = MoeModelOutputWithPast(last_hidden_state=hidden[None])
+        own = self._model.get_output_embeddings()
+        self._decoder.forward = lambda *arguments, **more: ready
+        if head is not None:
+            self._model.set_output_embeddings(head)
+        try:
+            output = self._model(input_ids=hidden.new_zeros(1, 1, dtype=torch.long))
+        finally:
+            del self._decoder.forward
+            if head is not None:
+                self._model.set_output_embeddings(own)
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A batch that the device may still be working on."""
+
+    rows: list[_Row]
+    values: torch.Tensor
+    """Log-probability of every token that was asked for, row by row."""
+    best: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Scored:
+    where: torch.Tensor
+    """Positions of a batch, flattened, that predict a token that was asked for."""
+    targets: torch.Tensor
+    places: torch.Tensor
+
+
+def _scored(
+    rows: list[_Row],
+    n_prefix: int,
+    width: int,
+    requests: Sequence[Request],
+    starts: list[int],
+) -> _Scored:
+    where, targets, places = [], [], []
+    for place, row in enumerate(rows):
+        end = place * width + len(row.tokens) - n_prefix
+        for index in row.asked:
+            continuation = requests[index].continuation
+            where.append(np.arange(end - len(continuation), end))
+            targets.append(np.array(continuation))
+            places.append(np.arange(starts[index], starts[index + 1]))
+    joined = (torch.from_numpy(np.concatenate(parts)) for parts in (where, targets, places))
+    return _Scored(*joined)
+
+
+def truncated(request: Request, max_length: int) -> Request:
+    """What is really computed: of a context, only the end that fits into a window counts."""
+    if len(request.continuation) > max_length or not request.continuation:
+        raise ScoreError(
+            f"a continuation of {len(request.continuation)} tokens does not fit into windows "
+            f"of {max_length}; use a longer --max-length"
+        )
+    too_many = len(request.context) + len(request.continuation) - 1 - max_length
+    if too_many <= 0:
+        return request
+    return Request(request.context[too_many:], request.continuation)
+
+
+def _rows(requests: Sequence[Request], max_length: int) -> list[_Row]:
+    """Requests with the same tokens up to the last one are answered together."""
+    rows: dict[tuple[int, ...], _Row] = {}
+    for index, request in enumerate(requests):
+        kept = truncated(request, max_length)
+        # Most continuations are one token: then the context is taken as it is, not copied.
+        tokens = kept.context + kept.continuation[:-1]
+        row = rows.setdefault(tokens, _Row(tokens))
+        row.asked.append(index)
+        row.n_scored = max(row.n_scored, len(request.continuation))
+    return list(rows.values())
+
+
+def _runs(rows: list[_Row]) -> Iterator[tuple[tuple[int, ...], list[_Row]]]:
+    """Rows in parts that share a beginning; all that share none make the last part."""
+    alone: list[_Row] = []
+    ordered = sorted(rows, key=lambda row: row.tokens)
+    start = 0
+    while start < len(ordered):
+        length, stop = _free(ordered[start]), start + 1
+        while stop < len(ordered):
+            common = min(length, _free(ordered[stop]), _common(ordered[stop - 1], ordered[stop]))
+            # A little shorter is fine: questions of one kind begin alike. Much shorter is another.
+            if common < MIN_SHARED or (stop > start + 1 and common < 0.75 * length):
+                break
+            length, stop = common, stop + 1
+        if stop > start + 1:
+            yield ordered[start].tokens[:length], ordered[start:stop]
+        else:
+            alone.append(ordered[start])
+        start = stop
+    if alone:
+        yield (), alone
+
+
+def _cache_bytes(shared: Any) -> int:
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in shared.layers)
+
+
+def _free(row: _Row) -> int:
+    """Tokens before the first that is scored from."""
+    return len(row.tokens) - row.n_scored
+
+
+def _common(one: _Row, other: _Row) -> int:
+    """Tokens that both begin with; by halves, since comparing slices is fast."""
+    low, high = 0, min(len(one.tokens), len(other.tokens))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one.tokens[low:middle] == other.tokens[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,141 @@
+"""A model that an engine computes, ready to be scored: connected, held to its folder, remembered.
+
+Answers are kept for the next run under all that decides them. Of a server that includes the start
+of its process; where a server does not report that, its answers are kept for this run alone.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from quantkit.errors import ScoreError
+from quantkit.export.checkpoint import Checkpoint
+from quantkit.model.source import ModelSource
+from quantkit.model.tokenizer import load as load_tokenizer
+from quantkit.progress import Progress
+from quantkit.scoring import cache, held
+from quantkit.scoring.endpoint import Endpoint
+from quantkit.scoring.llamacpp import LlamaCpp
+from quantkit.scoring.server import Engine, ServedModel
+
+if TYPE_CHECKING:
+    from quantkit.scoring.harness import Asked
+    from quantkit.scoring.scorecard import Served
+
+
+class ConnectedModel(ServedModel):
+    """The same with progress, and with answers on disk where they may be kept."""
+
+    def __init__(
+        self,
+        target: ModelSource | Checkpoint,
+        engine: Engine,
+        facts: dict[str, str] | None,
+        folder: Path,
+        progress: Progress,
+        max_length: int | None,
+        trust_remote_code: bool,
+    ) -> None:
+        self._label, self._progress, self._facts = target.label, progress, facts
+        self._kept = None
+        if facts is not None:
+            self._kept = cache.AnswerCache(folder, cache.identity(_all_facts(target, facts)))
+        super().__init__(
+            engine,
+            load_tokenizer(target.folder, trust_remote_code),
+            max_length,
+            answers=None if self._kept is None else cache.ByName(self._kept),
+            advance=progress.advance,
+        )
+        self.served: Served | None = None
+        self.where = "llama.cpp, on this host"
+
+    def loglikelihood(
+        self, requests: list[Any], disable_tqdm: bool = True
+    ) -> list[tuple[float, bool]]:
+        self._begin([r.args[1] for r in requests])
+        return super().loglikelihood(requests)
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = True) -> list[float]:
+        self._begin([r.args[0] for r in requests])
+        return super().loglikelihood_rolling(requests)
+
+    def _begin(self, texts: list[str]) -> None:
+        total = sum(len(self.tok_encode(text)) for text in texts)
+        self._progress.start(f"score {self._label}", total, "tokens")
+
+    def confirm(self) -> None:
+        """Refuse scores of two engines: what answered must be what was held against the folder."""
+        if self.endpoint.facts() != self._facts:
+            raise ScoreError(
+                f"{self.endpoint.url} was restarted while it was scored; score it again"
+            )
+
+    def close(self) -> None:
+        """Keep all answers that may be kept."""
+        if self._kept is not None:
+            self._kept.close()
+
+
+def here(
+    target: ModelSource | Checkpoint,
+    asked: "Asked",
+    folder: Path,
+    progress: Progress,
+    trust_remote_code: bool,
+) -> ConnectedModel:
+    """A GGUF file in llama.cpp, in this process."""
+    if not isinstance(target, Checkpoint) or not target.is_gguf:
+        raise ScoreError(
+            f"--backend llama.cpp runs GGUF files, and {target.label} is not one; "
+            "score it without --backend"
+        )
+    metadata = target.gguf.metadata
+    context = metadata.get(f"{metadata['general.architecture']}.context_length")
+    engine = LlamaCpp(target.gguf.path, int(str(context or 2048)), asked.max_length)
+    return ConnectedModel(
+        target, engine, engine.facts(), folder, progress, asked.max_length, trust_remote_code
+    )
+
+
+def served(
+    target: ModelSource | Checkpoint,
+    asked: "Asked",
+    folder: Path,
+    device: torch.device,
+    progress: Progress,
+    trust_remote_code: bool,
+) -> ConnectedModel:
+    """A model behind an address, once it is known to be this one."""
+    assert asked.server is not None
+    server = Endpoint(asked.server)
+    facts = server.facts()
+    model = ConnectedModel(
+        target, server, facts, folder, progress, asked.max_length, trust_remote_code
+    )
+    model.where = f"served at {asked.server}"
+    known = None
+    if facts is not None:
+        known = folder / f"{cache.identity(_all_facts(target, facts))}.held.json"
+        model.served = held.read(known)
+    else:
+        progress.note(
+            f"{server.url} does not report when its process started (/metrics), so its answers "
+            "are not kept for the next run"
+        )
+    if model.served is None:
+        try:
+            model.served = held.hold(
+                target, server, device, progress, trust_remote_code, asked.max_length
+            )
+        except BaseException:
+            model.close()
+            raise
+        if known is not None:
+            held.write(known, model.served)
+    return model
+
+
+def _all_facts(target: ModelSource | Checkpoint, facts: dict[str, str]) -> dict[str, str]:
+    return {"checkpoint": target.digest, **facts}

@@ -1,0 +1,48 @@
+"""What scoring needs of many rows of logits, without ever writing another array of their size.
+
+Logits are read once, in blocks of 64 tokens: the largest of each block and the sum of exponentials
+relative to it. Normaliser and likeliest token follow from these and from one block that is looked
+into.
+"""
+
+import torch
+
+BLOCK = 64
+
+
+class Distribution:
+    """Rows of logits [positions, vocabulary], in any floating type."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self._logits = logits
+        self._peaks, self._sums = block_sums(logits)
+        self.normaliser = (self._peaks + self._sums.log()).logsumexp(-1)
+        """Logit minus this is the log-probability; in float32, as all that follows."""
+
+    def log_probabilities(self, ids: torch.Tensor) -> torch.Tensor:
+        """Of some tokens of every row [positions, tokens]."""
+        return self._logits.gather(1, ids).float() - self.normaliser[:, None]
+
+    def likeliest(self) -> torch.Tensor:
+        """One token per row; of equals the first."""
+        vocabulary = self._logits.shape[1]
+        within = torch.arange(BLOCK, device=self._logits.device)
+        ids = self._peaks.argmax(-1, keepdim=True) * BLOCK + within
+        values = self._logits.gather(1, ids.clamp(max=vocabulary - 1))
+        values.masked_fill_(ids >= vocabulary, float("-inf"))
+        best: torch.Tensor = ids.gather(1, values.argmax(-1, keepdim=True))[:, 0]
+        return best
+
+
+def block_sums(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Largest logit of every block, and the block's sum of exp(logit - largest), in float32."""
+    if logits.is_cuda:
+        from quantkit.scoring import kernels
+
+        return kernels.block_sums(logits, BLOCK)
+    short = -logits.shape[1] % BLOCK
+    padded = torch.nn.functional.pad(logits, (0, short), value=float("-inf"))
+    blocks = padded.view(len(logits), -1, BLOCK).float()
+    # Finite, so that a block of impossible tokens has a sum of nothing rather than of nonsense.
+    peaks = blocks.amax(-1).clamp_(min=-1e30)
+    return peaks, (blocks - peaks[:, :, None]).exp_().sum(-1)

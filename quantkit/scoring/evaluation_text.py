@@ -1,0 +1,67 @@
+"""What tasks ask and what they count as an answer, as text: nothing of it may be calibrated on."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from quantkit.calibration.overlap.contamination import EvaluationText
+from quantkit.calibration.reading import files, recognise
+from quantkit.scoring import lmeval
+
+
+def texts(tasks: Sequence[str], data: Path | None = None) -> Iterator[str]:
+    """Every string that a model is scored on, of all documents of the split that is scored.
+
+    A question stands once with each of its choices, so that words which run from the one into the
+    other are there whichever is right. Examples shown before a question are left out.
+    """
+    with lmeval.quiet():
+        loaded = lmeval.load(tasks, data)
+    for task in loaded["tasks"].values():
+        # One task at a time: nothing may be yielded while the screen is kept quiet.
+        with lmeval.quiet(), lmeval.templates_compiled_once():
+            found = [text for document in task.eval_docs for text in _of_document(task, document)]
+        yield from found
+
+
+def known(
+    names: Sequence[str], base: Path, data: Path | None = None
+) -> tuple[EvaluationText, dict[str, str]]:
+    """The text of tasks and of files below `base` in one, and a digest for each name."""
+    parts, digests = [], {}
+    for name in names:
+        found = _of_file(base / name) if files.is_data(name) else texts([name], data)
+        parts.append(EvaluationText.of(found))
+        digests[name] = parts[-1].digest
+    return EvaluationText.joined(parts), digests
+
+
+def _of_file(path: Path) -> Iterator[str]:
+    recogniser = recognise.Recogniser(path.name)
+    for file in files.find(path):
+        for record in files.read(file):
+            with suppress(recognise.Empty):
+                yield recogniser(record).plain
+
+
+def _of_document(task: Any, document: Any) -> list[str]:
+    target = task.doc_to_target(document)
+    if task.OUTPUT_TYPE == "loglikelihood_rolling":
+        return [str(target)]
+    question = task.doc_to_text(document)
+    choices = _choices(task, document)
+    if isinstance(question, int):
+        # Such as WinoGrande: the choices are beginnings, and one ending follows them all.
+        return [f"{choice} {target}" for choice in choices]
+    if choices:
+        return [f"{question} {choice}" for choice in choices]
+    answers = target if isinstance(target, list) else [target]
+    return [f"{question} {answer}" for answer in answers] or [str(question)]
+
+
+def _choices(task: Any, document: Any) -> list[str]:
+    """Tasks written in Python have no such field in their configuration."""
+    if getattr(task.config, "doc_to_choice", None) is None:
+        return []
+    return list(task.doc_to_choice(document))

@@ -1,0 +1,307 @@
+"""Runs lm-eval tasks on a loaded model, and adds what lm-eval leaves out.
+
+lm-eval's perplexities are per word and per byte of its own counting. The headline here is
+`<task>/perplexity`, per token: exp of the mean negative log-likelihood over the texts' own tokens.
+"""
+
+import hashlib
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantkit import device as devices
+from quantkit.errors import CheckpointError, ScoreError, UnknownName
+from quantkit.export.checkpoint import Checkpoint
+from quantkit.export.manifest import Manifest, now, versions
+from quantkit.model.architecture import Architecture
+from quantkit.model.source import ModelSource
+from quantkit.progress import Progress, Silent
+from quantkit.recipe import Recipe
+from quantkit.scoring import answers, lmeval
+from quantkit.scoring.answers import Text
+from quantkit.scoring.evaluation import Evaluation
+from quantkit.scoring.scorecard import KL_QUANTILES, LayerError, Made, Score, Scorecard, Settings
+
+BACKENDS = ("transformers", "llama.cpp")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a model is scored."""
+
+    tasks: tuple[str, ...]
+    limit: int | None = None
+    num_fewshot: int | None = None
+    max_length: int | None = None
+    batch_size: int | None = None
+    """Most sequences at a time; by default as many as fit."""
+    seed: int = 0
+    data: Path | None = None
+    """A folder tree like a hub's, for tasks whose data cannot be fetched."""
+    cache: Path | None = None
+    """Where answers are kept; by default in the user's own cache."""
+    samples: dict[str, list[int]] | None = None
+    """Only these documents, by task."""
+    server: str | None = None
+    """The address of an engine that serves the model; nothing is loaded here then."""
+    backend: str = "transformers"
+    """What computes here: one of `BACKENDS`."""
+
+
+def score(
+    target: ModelSource | Checkpoint,
+    tasks: Sequence[str],
+    limit: int | None = None,
+    device: str = "auto",
+    **more: Any,
+) -> Scorecard:
+    """The scores alone."""
+    return evaluate(target, Asked(tuple(tasks), limit, **more), device).card
+
+
+def evaluate(
+    target: ModelSource | Checkpoint,
+    asked: Asked,
+    device: str = "auto",
+    progress: Progress | None = None,
+    trust_remote_code: bool = False,
+) -> Evaluation:
+    """Run tasks on a source model or on one of our checkpoints."""
+    from quantkit.scoring import cache
+
+    started = time.monotonic()
+    progress = progress or Silent()
+    if asked.backend not in BACKENDS:
+        raise UnknownName("backend", asked.backend, BACKENDS)
+    where = devices.choose(device)
+    if isinstance(target, Checkpoint):
+        _require_sound(target)
+    with lmeval.quiet():
+        loaded = lmeval.load(asked.tasks, asked.data, asked.num_fewshot, asked.seed)
+        folder = asked.cache or cache.default_folder()
+        if asked.server is None and asked.backend == BACKENDS[0]:
+            from quantkit.scoring.model import EvaluatedModel
+
+            lm: Any = EvaluatedModel(
+                target,
+                where,
+                asked.max_length,
+                asked.batch_size,
+                folder,
+                progress,
+                trust_remote_code,
+            )
+            dtype, computed_on = str(lm.model.dtype).removeprefix("torch."), where
+        else:
+            from quantkit.scoring import connected
+
+            if asked.server is None:
+                lm = connected.here(target, asked, folder, progress, trust_remote_code)
+            else:
+                lm = connected.served(target, asked, folder, where, progress, trust_remote_code)
+            dtype, computed_on = "served" if asked.server else asked.backend, None
+        try:
+            results = lmeval.run(lm, loaded, asked.limit, asked.samples)
+            if asked.server is not None:
+                lm.confirm()
+        finally:
+            lm.close()
+    progress.finish()
+    if kept := getattr(lm, "kept", ""):
+        progress.note(kept)
+    outcomes = answers.of_samples(results["samples"], lm.texts)
+    groups = _groups(results)
+    card = Scorecard(
+        **_identity(target),
+        scores=_scores(results, lm.texts),
+        settings=Settings(
+            tasks={task: str(results["versions"].get(task, "")) for task in asked.tasks},
+            limit=asked.limit,
+            num_fewshot=asked.num_fewshot,
+            max_length=lm.max_length,
+            asked_length=asked.max_length,
+            dtype=dtype,
+            seed=asked.seed,
+            data=_documents(outcomes),
+        ),
+        groups=groups,
+        served=getattr(lm, "served", None),
+        cached=lm.cached.shares(groups),
+        versions={**versions(), "lm_eval": lmeval.version()},
+        device=devices.describe(computed_on) if computed_on else lm.where,
+        seconds=time.monotonic() - started,
+        created=now(),
+    )
+    return Evaluation(card, outcomes)
+
+
+def _documents(outcomes: Sequence[answers.Outcome]) -> dict[str, str]:
+    """A digest of all documents of each task, by lm-eval's own hashes of them."""
+    seen: dict[str, set[str]] = {}
+    for outcome in outcomes:
+        seen.setdefault(outcome.task, set()).add(f"{outcome.doc_id} {outcome.doc_hash}")
+    return {
+        task: hashlib.sha256("\n".join(sorted(hashes)).encode()).hexdigest()[:16]
+        for task, hashes in seen.items()
+    }
+
+
+def _require_sound(checkpoint: Checkpoint) -> None:
+    """Its files must be those of its manifest, by which scores and answers are kept."""
+    from quantkit.verification.checkpoint import file_faults
+
+    if faults := list(file_faults(checkpoint.folder, checkpoint.manifest)):
+        raise CheckpointError(
+            f"{checkpoint.folder} is not what its manifest says: {faults[0]}; run quantkit verify"
+        )
+
+
+def _identity(target: ModelSource | Checkpoint) -> dict[str, Any]:
+    shared = {"name": target.label, "digest": target.digest}
+    if isinstance(target, Checkpoint):
+        manifest = target.manifest
+        return shared | {
+            "recipe": manifest.recipe.name,
+            "format": manifest.format,
+            "size_bytes": manifest.size_bytes,
+            "bits_per_weight": manifest.bits_per_weight,
+            "source_fingerprint": manifest.source.fingerprint,
+            "made": made(manifest),
+        }
+    stored = Architecture.of(target.folder, target.trust_remote_code).stored(target)
+    size = sum(spec.size_bytes for spec in stored)
+    return shared | {
+        "recipe": None,
+        "format": "safetensors",
+        "size_bytes": size,
+        "bits_per_weight": 8 * size / sum(spec.n_elements for spec in stored),
+        "source_fingerprint": target.fingerprint,
+    }
+
+
+def made(manifest: Manifest) -> Made:
+    """What a score file keeps of a manifest, so that a report needs no checkpoint."""
+    recipe = manifest.recipe
+    activations = recipe.input_activations if isinstance(recipe, Recipe) else None
+    return Made(
+        method=recipe.method if isinstance(recipe, Recipe) else recipe.gguf,
+        weight_bits=recipe.weights.num_bits if isinstance(recipe, Recipe) else None,
+        weight_type=recipe.weights.type if isinstance(recipe, Recipe) else None,
+        weight_strategy=recipe.weights.strategy if isinstance(recipe, Recipe) else None,
+        activation_bits=activations.num_bits if activations is not None else None,
+        recipe_digest=manifest.recipe_digest,
+        engine=manifest.engine,
+        calibration=Path(manifest.calibration.name).name if manifest.calibration else None,
+        calibration_digest=manifest.calibration.digest if manifest.calibration else None,
+        calibration_perplexity=manifest.calibration.perplexity if manifest.calibration else None,
+        disk_bytes=sum(file.size_bytes for file in manifest.files.values()),
+        seconds=manifest.seconds,
+        peak_host_bytes=manifest.peak_host_bytes,
+        peak_device_bytes=manifest.peak_device_bytes,
+        device=manifest.device,
+        layers={
+            name: LayerError(weight=layer.relative_error, output=layer.output_error)
+            for name, layer in manifest.layers.items()
+        },
+    )
+
+
+def sizes_of(asked: Asked) -> dict[str, int]:
+    """How many documents every task has, groups taken apart."""
+    with lmeval.quiet():
+        loaded = lmeval.load(asked.tasks, asked.data)
+    return {name: len(task.eval_docs) for name, task in loaded["tasks"].items()}
+
+
+def _groups(results: dict[str, Any]) -> dict[str, list[str]]:
+    """Groups of tasks, and all tasks that they finally hold."""
+    inside = results.get("group_subtasks", {})
+
+    def leaves(name: str) -> list[str]:
+        members = inside.get(name) or []
+        return [leaf for member in members for leaf in leaves(member)] if members else [name]
+
+    return {name: leaves(name) for name, members in inside.items() if members}
+
+
+def _scores(results: dict[str, Any], texts: dict[str, Text]) -> dict[str, Score]:
+    scores: dict[str, Score] = {}
+    for task, figures in results["results"].items():
+        n = _n_samples(results, task)
+        directions = results["higher_is_better"].get(task, {})
+        for key, value in figures.items():
+            metric, _, suffix = key.partition(",")
+            if metric.endswith("_stderr") or not isinstance(value, float | int) or not suffix:
+                continue
+            if f"{task}/{metric}" in scores:  # a second way of reading the same answers
+                continue
+            stderr = figures.get(f"{metric}_stderr,{suffix}")
+            scores[f"{task}/{metric}"] = Score(
+                value=_finite(task, metric, float(value)),
+                stderr=float(stderr) if isinstance(stderr, float) else None,
+                n=n,
+                higher_is_better=bool(directions.get(metric, True)),
+            )
+        if task in texts:
+            scores |= _of_text(task, texts[task])
+    return scores
+
+
+def _n_samples(results: dict[str, Any], task: str) -> int:
+    """Documents of a task, or of all tasks of a group."""
+    if task in results["n-samples"]:
+        return int(results["n-samples"][task]["effective"])
+    members = results.get("group_subtasks", {}).get(task, [])
+    return sum(_n_samples(results, member) for member in members)
+
+
+def _of_text(task: str, text: Text) -> dict[str, Score]:
+    """Perplexity per token, and the divergence from the source where there is one."""
+    mean, error = ratio(text.losses, text.n_tokens)
+    value = _finite(task, "perplexity", math.exp(min(mean, 700)))
+    spread = None if error is None else value * error
+    n_tokens = sum(text.n_tokens)
+    scores = {f"{task}/perplexity": Score(value=value, stderr=spread, n=n_tokens)}
+    if text.kl is None or text.agrees is None:
+        return scores
+    n_compared = sum(len(part) for part in text.kl)
+    for name, parts, better in (
+        ("kl_mean", text.kl, False),
+        ("top1_agreement", text.agrees, True),
+    ):
+        sums = [float(part.double().sum()) for part in parts]
+        mean, error = ratio(sums, [len(part) for part in parts])
+        mean = _finite(task, name, mean)
+        scores[f"{task}/{name}"] = Score(
+            value=mean, stderr=error, n=n_compared, higher_is_better=better
+        )
+    import torch
+
+    whole = torch.cat(text.kl).double()
+    for name, share in KL_QUANTILES.items():
+        value = _finite(task, name, float(whole.quantile(share)))
+        scores[f"{task}/{name}"] = Score(value=value, stderr=None, n=n_compared)
+    return scores
+
+
+def ratio(sums: Sequence[float], weights: Sequence[float]) -> tuple[float, float | None]:
+    """A mean over tokens and its standard error, with documents as the independent units.
+
+    A ratio estimator: residuals of each document's sum from what its length predicts.
+    """
+    total = sum(weights)
+    mean = sum(sums) / total
+    n = len(sums)
+    if n < 2:
+        return mean, None
+    squares = sum((part - mean * weight) ** 2 for part, weight in zip(sums, weights, strict=True))
+    return mean, math.sqrt(squares * n / (n - 1)) / total
+
+
+def _finite(task: str, metric: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise ScoreError(f"{task}/{metric} is {value}: the model's outputs are not finite")
+    return value

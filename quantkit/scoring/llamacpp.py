@@ -1,0 +1,106 @@
+"""A GGUF file in real llama.cpp, asked token by token: what will really answer, if slowly.
+
+llama.cpp tells the log-probability of the token that it chooses. So every token that is asked for
+is made the choice by a bias, which does not enter what is told; the tokens before it stay in
+llama.cpp's cache from one question to the next.
+"""
+
+import json
+import urllib.request
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from quantkit.errors import MissingDependency, ScoreError
+from quantkit.scoring.endpoint import Echo
+
+CERTAIN = 1000
+"""A bias that makes any token the choice."""
+MAX_CONTEXT = 4096
+
+
+class LlamaCpp:
+    """One file, loaded in this process."""
+
+    def __init__(self, path: Path, context: int, max_length: int | None) -> None:
+        try:
+            import xllamacpp
+        except ImportError as error:
+            raise MissingDependency(
+                "--backend llama.cpp needs the package xllamacpp; "
+                "install it: pip install 'quantkit-llm[llamacpp]'"
+            ) from error
+        self.url = str(path)
+        self.model = path.name
+        self.max_model_len: int | None = min(context, (max_length or MAX_CONTEXT) + 2)
+        wanted = xllamacpp.CommonParams()
+        wanted.model.path = str(path)
+        wanted.n_ctx = self.max_model_len
+        wanted.n_parallel = 1
+        wanted.warmup = False
+        wanted.verbosity = -1
+        try:
+            self._server = xllamacpp.Server(wanted)
+        except RuntimeError as error:
+            raise ScoreError(f"llama.cpp does not load {path}: {error}; run verify") from error
+
+    def facts(self) -> dict[str, str] | None:
+        """What decides its answers, beside the file."""
+        version = metadata.version("xllamacpp")
+        return {"engine": "llama.cpp", "version": version, "context": str(self.max_model_len)}
+
+    def echo_text(self, text: str) -> Echo:
+        """A text as llama.cpp reads it."""
+        body = {"content": text, "add_special": True, "parse_special": True}
+        request = urllib.request.Request(
+            f"{self._server.listening_address}/tokenize",
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            ids = json.loads(answer.read())["tokens"]
+        return Echo([f"token_id:{number}" for number in ids], [], [])
+
+    def echo_all(
+        self,
+        prompts: Sequence[list[int]],
+        n_scored: Sequence[int],
+        keep: Callable[[int, Echo], None],
+    ) -> None:
+        """Ask for the last tokens of every prompt, those with a common beginning in a row."""
+        for i in sorted(range(len(prompts)), key=lambda i: prompts[i]):
+            tokens, n = prompts[i], n_scored[i]
+            found = [
+                self._ask(tokens[:at], tokens[at]) for at in range(len(tokens) - n, len(tokens))
+            ]
+            keep(i, Echo([], [own for own, _ in found], [best for _, best in found]))
+
+    def _ask(self, before: list[int], token: int) -> tuple[float, float]:
+        """Log-probabilities of a token and of the likeliest one."""
+        told = self._complete(before, [token, CERTAIN], 1)
+        if told is not None and told["id"] == token:
+            return told["logprob"], told["top_logprobs"][0]["logprob"]
+        # Half a character is told of in no answer: then all tokens are, at a letter's.
+        told = self._complete(before, ["a", CERTAIN], 1 << 20)
+        every = {} if told is None else {e["id"]: e["logprob"] for e in told["top_logprobs"]}
+        if token not in every:
+            raise ScoreError(f"llama.cpp tells no probability of token {token} of {self.model}")
+        return every[token], max(every.values())
+
+    def _complete(self, before: list[int], bias: list[Any], n_told: int) -> dict[str, Any] | None:
+        answer = self._server.handle_completions(
+            {
+                "prompt": before,
+                "n_predict": 1,
+                "n_probs": n_told,
+                "temperature": 0,
+                "cache_prompt": True,
+                "logit_bias": [bias],
+            }
+        )
+        if "choices" not in answer:
+            raise ScoreError(f"llama.cpp refuses {len(before)} tokens of {self.model}: {answer}")
+        told = answer["choices"][0]["logprobs"]
+        first: dict[str, Any] | None = told["content"][0] if told else None
+        return first

@@ -1,0 +1,226 @@
+"""What we ask of lm-eval: tasks by name, with their data, and one run over them.
+
+Its task definitions are taken as they are. What it does slowly around them is done here in another
+way with the same result.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from functools import cache, lru_cache
+from importlib import metadata
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from quantkit.errors import MissingDependency, ScoreError, UnknownName
+from quantkit.quiet import hushed
+
+OWN_TASKS = Path(__file__).parent / "tasks"
+BOOTSTRAP_ITERATIONS = 100  # with none, lm-eval leaves out all standard errors
+
+
+def version() -> str:
+    """Of the installed lm-eval."""
+    return metadata.version("lm_eval")
+
+
+def check(tasks: Sequence[str]) -> None:
+    """Refuse unknown tasks, before anything that takes long."""
+    with quiet():
+        _manager(tasks)
+
+
+def groups(tasks: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Groups among tasks and within them: their members, and how their scores are added up.
+
+    Known without any task's data. A group that changes its members' settings is left out: its
+    parts are not the tasks that go by those names.
+    """
+    index = _manager(tasks).task_index
+    found: dict[str, dict[str, Any]] = {}
+
+    def look(name: str) -> None:
+        entry = index.get(name)
+        if entry is None or name in found or entry.kind.name not in ("GROUP", "TAG"):
+            return
+        members = entry.cfg.get("task", []) if entry.kind.name == "GROUP" else sorted(entry.tags)
+        if not isinstance(members, list) or not all(isinstance(m, str) for m in members):
+            return
+        listed = (entry.cfg or {}).get("aggregate_metric_list") or []
+        found[name] = {
+            "members": members,
+            "metrics": [
+                {"metric": m["metric"], "weight_by_size": m.get("weight_by_size", True)}
+                for m in (listed if isinstance(listed, list) else [listed])
+            ],
+            "version": str((entry.cfg or {}).get("metadata", {}).get("version", "")),
+            "is_tag": entry.kind.name == "TAG",
+        }
+        for member in members:
+            look(member)
+
+    for task in tasks:
+        look(task)
+    return found
+
+
+def load(
+    tasks: Sequence[str], data: Path | None, num_fewshot: int | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """Tasks and groups with their documents, ready to run.
+
+    Documents are read once for all models of a run; examples are drawn anew for each.
+    """
+    digest = None if data is None else _folder_digest(data)
+    with _explained(tasks):
+        loaded = _loaded(tuple(tasks), data, digest, num_fewshot)
+    for task in loaded["tasks"].values():
+        task.set_fewshot_seed(seed=seed)
+    return loaded
+
+
+@lru_cache(maxsize=1)
+def _loaded(
+    tasks: tuple[str, ...], data: Path | None, digest: str | None, num_fewshot: int | None
+) -> dict[str, Any]:
+    manager = _manager(tasks)
+    with _data_from(data, digest):
+        loaded = dict(manager.load(list(tasks)))
+    for task in loaded["tasks"].values():
+        default = task.get_config("num_fewshot")
+        if num_fewshot is not None and default != 0:
+            task.set_config(key="num_fewshot", value=num_fewshot)
+        elif default is None:
+            task.set_config(key="num_fewshot", value=0)
+    return loaded
+
+
+def run(
+    lm: Any, loaded: dict[str, Any], limit: int | None, samples: dict[str, list[int]] | None
+) -> dict[str, Any]:
+    """All results of a model on loaded tasks."""
+    import lm_eval
+
+    # Not `simple_evaluate`: it also collects facts about the machine, for longer than small
+    # models take to score, and asks git about the working directory.
+    with _explained(list(loaded["tasks"])), templates_compiled_once():
+        results = lm_eval.evaluate(
+            lm=lm,
+            task_dict=loaded,
+            limit=limit,
+            samples=samples,
+            bootstrap_iters=BOOTSTRAP_ITERATIONS,
+            log_samples=True,
+        )
+    assert results is not None
+    return dict(results)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep lm-eval's and its neighbours' own bars and notices off the screen."""
+    # Said aloud, the library neither falls back to one thread nor warns that it might.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    with (
+        hushed("lm_eval", "transformers", "datasets"),
+        redirect_stdout(StringIO()),
+        redirect_stderr(StringIO()),
+    ):
+        yield
+
+
+@contextmanager
+def templates_compiled_once() -> Iterator[None]:
+    """Spare lm-eval the compiling of a task's templates for every document.
+
+    Without this, five-shot MMLU takes longer to write down than a small model takes to answer it.
+    """
+    from lm_eval import utils
+
+    compiled = lru_cache(maxsize=4096)(utils.env.from_string)
+    utils.env.from_string = compiled
+    try:
+        yield
+    finally:
+        del utils.env.from_string
+
+
+@cache
+def _all_tasks(own_only: bool) -> Any:
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_path=str(OWN_TASKS), include_defaults=not own_only)
+
+
+def _manager(tasks: Sequence[str]) -> Any:
+    # lm-eval reads thousands of files to list its own tasks; ours alone are a matter of moments.
+    manager = _all_tasks(own_only=True)
+    if not set(tasks) <= set(manager.all_tasks):
+        manager = _all_tasks(own_only=False)
+    for task in tasks:
+        if task not in manager.all_tasks:
+            raise UnknownName(
+                "task",
+                task,
+                _few(task, manager.all_tasks),
+                "All of lm-eval's other tasks work, too.",
+            )
+    return manager
+
+
+def _few(task: str, known: Sequence[str]) -> list[str]:
+    """Near matches and our own tasks: lm-eval has thousands."""
+    import difflib
+
+    near = difflib.get_close_matches(task, known, n=3, cutoff=0.6)
+    return near or ["python_docs", "python_quiz", "wikitext", "mmlu"]
+
+
+@contextmanager
+def _explained(tasks: Sequence[str]) -> Iterator[None]:
+    """What can go wrong inside lm-eval, in our words."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            f"a task of {', '.join(tasks)} needs the package {error.name}; "
+            f"install it: pip install {error.name}"
+        ) from error
+    except (ConnectionError, FileNotFoundError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise ScoreError(
+            f"the data of {', '.join(tasks)} cannot be reached: {first}; connect to the hub once, "
+            "or give --data, a folder that holds it under the dataset's name"
+        ) from error
+
+
+@contextmanager
+def _data_from(folder: Path | None, digest: str | None) -> Iterator[None]:
+    """Load datasets from a folder: the library takes a relative path before it asks a hub."""
+    if folder is None:
+        yield
+        return
+    import datasets
+
+    os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+    usual = datasets.config.HF_DATASETS_CACHE
+    # The library knows prepared data by its path alone; a changed folder is another one to us.
+    datasets.config.HF_DATASETS_CACHE = Path(usual) / f"quantkit-{digest}"
+    try:
+        with chdir(folder):
+            yield
+    finally:
+        datasets.config.HF_DATASETS_CACHE = usual
+
+
+def _folder_digest(folder: Path) -> str:
+    if not folder.is_dir():
+        raise ScoreError(f"--data {folder} is no folder")
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            status = path.stat()
+            digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,291 @@
+"""A model as lm-eval sees it: its own tokenising and its own windows, our way of answering.
+
+Answers are kept as they come, so that a run that was stopped goes on where it was. For texts that
+are scored whole, a source's predictions are kept too, and a candidate is compared with them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval import utils
+from lm_eval.models.huggingface import HFLM
+
+from quantkit import __version__
+from quantkit.errors import ScoreError
+from quantkit.export.checkpoint import Checkpoint
+from quantkit.model.shards import read_header, write_whole
+from quantkit.model.source import ModelSource
+from quantkit.model.tokenizer import load as load_tokenizer
+from quantkit.progress import Progress
+from quantkit.scoring import cache, divergence, loading
+from quantkit.scoring.answering import Answer, Answerer, Request, Seen, truncated
+from quantkit.scoring.answers import Text
+from quantkit.scoring.tokens import Encoder, batches, n_before_text
+
+KEPT_AS = "2"
+"""The form of what is kept. Answers of another form count as none."""
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """What was computed on the texts of a task, as it is kept."""
+
+    losses: torch.Tensor
+    """By window, of all its tokens."""
+    beside: torch.Tensor
+    """By window, of its tokens that are not text."""
+    places: torch.Tensor
+    """Tokens that were compared with the source's predictions; none without a source."""
+    kl: torch.Tensor
+    agrees: torch.Tensor
+
+    def write(self, path: Path) -> None:
+        write_whole(path, {field.name: getattr(self, field.name) for field in fields(self)})
+
+    @classmethod
+    def read(cls, path: Path) -> "_Whole":
+        stored = read_header(path)
+        return cls(*(stored[field.name].read() for field in fields(cls)))
+
+
+class _Beside:
+    """Watches a model: what it makes of tokens that are not text."""
+
+    def __init__(self, is_text: torch.Tensor, counts: Sequence[int]) -> None:
+        self._is_text = is_text
+        self._windows = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+        self.losses = torch.zeros(len(counts), dtype=torch.float64)
+
+    def see(self, seen: Seen) -> None:
+        at = (~self._is_text[seen.places]).nonzero()[:, 0]
+        if len(at):
+            values = seen.log_probabilities[at.to(seen.log_probabilities.device)].double().cpu()
+            self.losses.index_add_(0, self._windows[seen.places[at]], -values)
+
+
+@dataclass
+class _Kept:
+    """Where answers of this model, and predictions of its source, are kept."""
+
+    folder: Path
+    name: str
+    source_name: str
+    is_source: bool
+    answers: cache.AnswerCache = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.answers = cache.AnswerCache(self.folder, self.name)
+
+    @classmethod
+    def of(cls, target: ModelSource | Checkpoint, model: Any, folder: Path) -> "_Kept":
+        import transformers
+
+        facts = {
+            "kept as": KEPT_AS,
+            "device": model.device.type,
+            "dtype": str(model.dtype),
+            "quantkit": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        }
+        source = target.digest
+        if isinstance(target, Checkpoint):
+            source = target.manifest.source.fingerprint
+        return cls(
+            folder,
+            cache.identity(facts | {"model": target.digest}),
+            cache.identity(facts | {"model": source}),
+            isinstance(target, ModelSource),
+        )
+
+    def whole(self, digest: str) -> Path:
+        return self.folder / f"{self.name}-{digest}.text"
+
+    def reference(self, digest: str) -> Path:
+        return self.folder / f"{self.source_name}-{digest}.reference"
+
+    @property
+    def head(self) -> Path:
+        return self.folder / f"{self.source_name}.head"
+
+
+class EvaluatedModel(HFLM):  # type: ignore[misc]
+    """Hugging Face's model of lm-eval, with tokens answered by us."""
+
+    def __init__(
+        self,
+        target: ModelSource | Checkpoint,
+        device: torch.device,
+        max_length: int | None,
+        batch_size: int | None,
+        folder: Path,
+        progress: Progress,
+        trust_remote_code: bool,
+    ) -> None:
+        model = loading.load(target, device, trust_remote_code)
+        super().__init__(
+            pretrained=model,
+            tokenizer=load_tokenizer(target.folder, trust_remote_code),
+            max_length=max_length,
+        )
+        self._label = target.label
+        self._progress = progress
+        self._encoder = Encoder(self)
+        self._answerer = Answerer(model, self.max_length, batch_size)
+        self._kept = _Kept.of(target, model, folder)
+        self._n_asked = self._n_kept = 0
+        self._task = ""
+        self.cached = cache.Cached()
+        """How many answers were kept from before, by task."""
+        self.texts: dict[str, Text] = {}
+        """What was found on texts that were scored whole, by task."""
+
+    def close(self) -> None:
+        """Keep all answers."""
+        self._kept.answers.close()
+
+    @property
+    def kept(self) -> str:
+        """Which answers were there before, in words; empty where none was."""
+        if not self._n_kept:
+            return ""
+        share = "all" if self._n_kept == self._n_asked else f"{self._n_kept / self._n_asked:.0%}"
+        return f"{self._label}: {share} of the answers were kept from before"
+
+    def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        self._progress.start(f"score {self._label}", len(requests), "questions")
+        parts = list(batches(requests))
+        found: list[Answer] = []
+        for part, asked in zip(parts, self._encoder.requests(parts), strict=True):
+            self._task = part[0].task_name
+            self._progress.status(self._task)
+            found += self._answers(asked)
+        return [(answer.log_probability, answer.greedy) for answer in found]
+
+    def _answers(self, asked: list[Request]) -> list[Answer]:
+        """Those that are kept, and the model's for all others."""
+        keys = cache.keys_of([truncated(request, self.max_length) for request in asked])
+        found = [self._kept.answers.get(key) for key in keys]
+        open_places = [place for place, answer in enumerate(found) if answer is None]
+        n_kept = len(asked) - len(open_places)
+        self._count(len(asked), n_kept)
+        self._progress.advance(n_kept)
+        for batch in self._answerer.answers([asked[place] for place in open_places]):
+            for number, answer in batch:
+                place = open_places[number]
+                found[place] = answer
+                self._kept.answers.put(keys[place], answer)
+            self._progress.advance(len(batch))
+        return [answer for answer in found if answer is not None]
+
+    def _count(self, n_asked: int, n_kept: int) -> None:
+        self._n_asked += n_asked
+        self._n_kept += n_kept
+        self.cached.count(self._task, n_asked, n_kept)
+
+    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> list[float]:
+        by_task: dict[str, list[int]] = {}
+        for place, request in enumerate(requests):
+            by_task.setdefault(request.task_name, []).append(place)
+        totals = [0.0] * len(requests)
+        for task, places in by_task.items():
+            self._task = task
+            found = self._text([requests[place].args[0] for place in places])
+            self.texts[task] = found.text
+            for place, loss in zip(places, found.losses, strict=True):
+                totals[place] = -loss
+        return totals
+
+    def _text(self, documents: Sequence[str]) -> "_Found":
+        windows, counts, n_tokens, is_text = [], [], [], []
+        for ids in self._encoder.texts(documents):
+            parts = self._windows(ids)
+            windows += parts
+            counts.append(len(parts))
+            beside = n_before_text(ids, self.tokenizer)
+            n_tokens.append(len(ids) - beside)
+            is_text.append(torch.arange(len(ids)) >= beside)
+        whole = self._whole(windows, torch.cat(is_text))
+        losses = [float(part.sum()) for part in torch.split(whole.losses, counts)]
+        beside_losses = [float(part.sum()) for part in torch.split(whole.beside, counts)]
+        kl = agrees = None
+        if len(whole.places):
+            ends = torch.tensor([len(part) for part in is_text]).cumsum(0)
+            compared = torch.searchsorted(ends, whole.places, right=True)
+            sizes = torch.bincount(compared, minlength=len(ends)).tolist()
+            kl, agrees = (list(torch.split(part, sizes)) for part in (whole.kl, whole.agrees))
+        own = [loss - other for loss, other in zip(losses, beside_losses, strict=True)]
+        return _Found(losses, Text(own, n_tokens, kl, agrees))
+
+    def _windows(self, ids: list[int]) -> list[Request]:
+        rolling = utils.get_rolling_token_windows(
+            token_list=ids,
+            prefix_token=self.prefix_token_id,
+            max_seq_len=self.max_length,
+            context_len=1,
+        )
+        pairs = map(utils.make_disjoint_window, rolling)
+        return [Request(tuple(context), tuple(more)) for context, more in pairs]
+
+    def _whole(self, windows: list[Request], is_text: torch.Tensor) -> _Whole:
+        """Losses by window and divergence by position, from what is kept where it is complete."""
+        digest = divergence.tokens_digest(windows, is_text)
+        kept, reference = self._kept.whole(digest), self._kept.reference(digest)
+        has_source = reference.is_file() and self._kept.head.is_file()
+        if kept.is_file() and has_source == bool(len((found := _Whole.read(kept)).places)):
+            self._count(len(windows), len(windows))
+            return found
+        self._count(len(windows), 0)
+        counts = [len(window.continuation) for window in windows]
+        beside = _Beside(is_text, counts)
+        recorder = compared = None
+        if self._kept.is_source:
+            recorder = divergence.Recorder(is_text)
+        elif has_source:
+            compared = divergence.Divergence(
+                divergence.Reference.read(reference),
+                len(is_text),
+                self._answerer,
+                divergence.read_head(self._kept.head, self.model),
+            )
+        watchers = [watcher for watcher in (beside, recorder, compared) if watcher is not None]
+
+        def watch(seen: Seen) -> None:
+            for watcher in watchers:
+                watcher.see(seen)
+
+        self._progress.start(f"score {self._label}", len(is_text), "tokens")
+        losses = torch.zeros(len(windows), dtype=torch.float64)
+        for batch in self._answerer.answers(windows, watch):
+            for place, answer in batch:
+                losses[place] = -answer.log_probability
+            self._progress.advance(sum(counts[place] for place, _ in batch))
+        places, agrees = torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.bool)
+        kl = torch.zeros(0)
+        if recorder is not None:
+            recorder.reference.write(reference)
+            divergence.write_head(self._kept.head, self.model)
+            # By its own predictions, so that a source has a divergence of nothing.
+            places = recorder.reference.places
+            kl, agrees = torch.zeros(len(places)), torch.ones(len(places), dtype=torch.bool)
+        elif compared is not None:
+            places, kl, agrees = compared.places, compared.kl, compared.agrees
+        whole = _Whole(losses, beside.losses, places, kl, agrees)
+        whole.write(kept)
+        return whole
+
+    def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
+        raise ScoreError(
+            f"task {requests[0].task_name} lets the model write freely; scores here come from "
+            "log-probabilities only: choose another task"
+        )
+
+
+@dataclass(frozen=True)
+class _Found:
+    losses: list[float]
+    """By document, of all tokens that lm-eval counts."""
+    text: Text

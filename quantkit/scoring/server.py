@@ -1,0 +1,242 @@
+"""A served model as lm-eval sees it: the same windows and answers as its Hugging Face model.
+
+This scores what will really answer, with the engine's own kernels.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any, Protocol
+
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import has_bos_prefix
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from quantkit.errors import ScoreError
+from quantkit.scoring.answers import Text
+from quantkit.scoring.cache import Cached
+from quantkit.scoring.endpoint import Echo, Endpoint
+from quantkit.scoring.tokens import n_before_text
+
+# Tokenizers disagree on at least one of these.
+PROBE = "The naïve café paid 3,141.59 €…\n\n    def f(x):\treturn x ** 2  # 你好"
+
+Answers = MutableMapping[str, tuple[float, bool]]
+
+
+class Engine(Protocol):
+    """What answers: a server behind an address, or an engine in this process."""
+
+    url: str
+    model: str
+    max_model_len: int | None
+
+    def facts(self) -> dict[str, str] | None:
+        """What decides its answers, apart from the model; None where that cannot be learned."""
+
+    def echo_text(self, text: str) -> Echo:
+        """A text as the engine reads it."""
+
+    def echo_all(
+        self,
+        prompts: Sequence[list[int]],
+        n_scored: Sequence[int],
+        keep: Callable[[int, Echo], None],
+    ) -> None:
+        """Log-probabilities of prompts, of their last tokens at least."""
+
+
+class ServedModel(TemplateLM):  # type: ignore[misc]
+    """Log-likelihoods from a server.
+
+    `answers` keeps every answer under a hash of model name and tokens, as soon as it comes in; what
+    is in there is not asked again. `advance` is told of continuation tokens that have an answer.
+    """
+
+    def __init__(
+        self,
+        served: "str | Engine",
+        tokenizer: Any,
+        max_length: int | None = None,
+        model: str | None = None,
+        concurrent: int = 16,
+        timeout_s: float = 300.0,
+        api_key: str | None = None,
+        answers: Answers | None = None,
+        advance: Callable[[int], None] = lambda n_tokens: None,
+    ) -> None:
+        super().__init__()
+        endpoint = (
+            Endpoint(served, model, concurrent, timeout_s, api_key)
+            if isinstance(served, str)
+            else served
+        )
+        self.endpoint = endpoint
+        self.tokenizer = tokenizer
+        self._answers: Answers = {} if answers is None else answers
+        self._advance = advance
+        self._asked: set[str] = set()
+        self._were_kept: list[bool] = []
+        self.cached = Cached()
+        """How many answers were there before this model was asked, by task."""
+        self.texts: dict[str, Text] = {}
+        """What was found on texts that were scored whole, by task."""
+        self._max_length = _windows(endpoint, max_length)
+        if not endpoint.echo_text(PROBE).is_of(self.tok_encode(PROBE)):
+            raise ScoreError(
+                f"{endpoint.url} reads a text as other tokens than the tokenizer of "
+                f"{tokenizer.name_or_path}; it serves another model"
+            )
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that a window predicts, each from those before it, as lm-eval counts."""
+        return self._max_length
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends a text."""
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What the first token of a text is predicted from."""
+        bos = self.tokenizer.bos_token_id
+        return self.eot_token_id if bos is None else int(bos)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """A name for lm-eval's own caches."""
+        return str(self.tokenizer.name_or_path).replace("/", "__")
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **options: Any
+    ) -> list[int]:
+        """Token ids, as lm-eval's Hugging Face model has them: never two beginnings of text."""
+        if add_special_tokens is None and has_bos_prefix(
+            string, self.tokenizer.decode(self.prefix_token_id)
+        ):
+            add_special_tokens = False
+        special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+        return list(self.tokenizer.encode(string, **special))
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """A conversation as text."""
+        return str(
+            self.tokenizer.apply_chat_template(
+                chat_history,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+            )
+        )
+
+    def loglikelihood(
+        self, requests: list[Any], disable_tqdm: bool = True
+    ) -> list[tuple[float, bool]]:
+        """Of continuations after contexts, and whether greedy decoding would give them."""
+        answers: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
+        for request, was_kept in zip(requests, self._were_kept, strict=True):
+            self.cached.count(request.task_name, 1, was_kept)
+        return answers
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = True) -> list[float]:
+        """Of whole texts, in windows that do not overlap."""
+        owners: list[int] = []
+        windows = []
+        for i, request in enumerate(requests):
+            rolling = get_rolling_token_windows(
+                token_list=self.tok_encode(request.args[0]),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length,
+                context_len=1,
+            )
+            for window in map(make_disjoint_window, rolling):
+                owners.append(i)
+                windows.append((None, *window))
+        totals = [0.0] * len(requests)
+        for i, (value, _) in zip(owners, self._loglikelihood_tokens(windows), strict=True):
+            totals[i] += value
+        for i, was_kept in zip(owners, self._were_kept, strict=True):
+            self.cached.count(requests[i].task_name, 1, was_kept)
+        by_task: dict[str, list[int]] = {}
+        for i, request in enumerate(requests):
+            by_task.setdefault(request.task_name, []).append(i)
+        encoded = [self.tok_encode(request.args[0]) for request in requests]
+        marks = [tuple(ids[: n_before_text(ids, self.tokenizer)]) for ids in encoded]
+        beside = self._after_nothing({mark for mark in marks if mark})
+        for task, places in by_task.items():
+            n_tokens = [len(encoded[i]) - len(marks[i]) for i in places]
+            losses = [beside.get(marks[i], 0.0) - totals[i] for i in places]
+            self.texts[task] = Text(losses, n_tokens, None, None)
+        return totals
+
+    def _after_nothing(self, marks: set[tuple[int, ...]]) -> dict[tuple[int, ...], float]:
+        """Log-likelihoods of what a tokenizer puts before texts: part of lm-eval's sums only."""
+        if not marks:
+            return {}
+        ordered = sorted(marks)
+        asked = [(None, [self.prefix_token_id], list(mark)) for mark in ordered]
+        values = (value for value, _ in self._loglikelihood_tokens(asked))
+        return dict(zip(ordered, values, strict=True))
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[Any, list[int], list[int]]], **options: Any
+    ) -> list[tuple[float, bool]]:
+        keys: list[str] = []
+        self._were_kept = []
+        asked: dict[str, tuple[list[int], int]] = {}
+        for _, context, continuation in requests:
+            n = len(continuation)
+            if not context or not 0 < n <= self.max_length:
+                raise ScoreError(
+                    f"a task asks for {n} tokens after {len(context)}, which does not fit into a "
+                    f"window of {self.max_length}; score with a larger maximum length"
+                )
+            tokens = (context + continuation)[-(self.max_length + 1) :]
+            keys.append(self._key(tokens, n))
+            self._were_kept.append(keys[-1] not in self._asked and keys[-1] in self._answers)
+            if keys[-1] in self._answers or keys[-1] in asked:
+                self._advance(n)
+            else:
+                asked[keys[-1]] = tokens, n
+        waiting = list(asked.items())
+        self._asked.update(asked)
+
+        def keep(i: int, echo: Echo) -> None:
+            key, (_, n) = waiting[i]
+            self._answers[key] = echo.tail(n)
+            self._advance(n)
+
+        prompts = [tokens for _, (tokens, _) in waiting]
+        self.endpoint.echo_all(prompts, [n for _, (_, n) in waiting], keep)
+        return [(value, greedy) for value, greedy in map(self._answers.__getitem__, keys)]
+
+    def _key(self, tokens: list[int], n_continuation: int) -> str:
+        digest = hashlib.sha256(self.endpoint.model.encode())
+        digest.update(array("q", [n_continuation, *tokens]).tobytes())
+        return digest.hexdigest()
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
+        """Not here."""
+        raise ScoreError(
+            "a task asks for generated text; through a server only tasks of log-likelihoods are "
+            "scored, such as perplexity and multiple choice"
+        )
+
+
+def _windows(endpoint: "Engine", asked: int | None) -> int:
+    """The length of windows: their first token comes on top, and the server adds one of its own."""
+    if endpoint.max_model_len is None:
+        if asked is None:
+            raise ScoreError(f"{endpoint.url} does not tell its context; give a maximum length")
+        return asked
+    most = endpoint.max_model_len - 2
+    if asked is not None and asked > most:
+        raise ScoreError(
+            f"{endpoint.url} takes at most {endpoint.max_model_len} tokens, and windows of {asked} "
+            f"need two more; serve with --max-model-len {asked + 2}, or score with {most}"
+        )
+    return asked or most

@@ -1,0 +1,84 @@
+"""As many questions as a wanted certainty needs, and no more.
+
+Questions are drawn at random, from every task by its size, until the interval of each candidate's
+difference from the source is narrow enough. Answers are kept between rounds, so a larger round
+only asks what is new.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from quantkit.errors import ScoreError
+from quantkit.scoring import findings
+from quantkit.scoring.evaluation import Evaluation
+from quantkit.scoring.harness import Asked
+from quantkit.scoring.paired import AccuracyChange, questions_needed
+
+FIRST_ROUND = 200
+METRIC = "acc"
+
+
+@dataclass(frozen=True)
+class Reached:
+    """How it ended."""
+
+    evaluations: list[Evaluation]
+    n_questions: int
+    half_width: float
+    """The widest of all candidates, as a fraction."""
+    needed: int
+    """Questions that the wanted width takes, as far as one can tell."""
+
+
+def score_until(
+    run: Callable[[Asked], list[Evaluation]],
+    asked: Asked,
+    sizes: dict[str, int],
+    wanted: float,
+    tell: Callable[[str], None],
+) -> Reached:
+    """Ask more and more questions; `run` scores the source and its candidates, source first.
+
+    `sizes` holds the documents of every task, `wanted` half the width of the interval.
+    """
+    orders = {task: list(range(size)) for task, size in sizes.items()}
+    for task, order in orders.items():
+        random.Random(f"{asked.seed} {task}").shuffle(order)
+    total = sum(sizes.values())
+    n = min(total, FIRST_ROUND)
+    while True:
+        samples = {
+            task: sorted(order[: max(1, -(-n * len(order) // total))])
+            for task, order in orders.items()
+        }
+        n_asked = sum(map(len, samples.values()))
+        evaluations = run(replace(asked, samples=samples))
+        changes = _changes(evaluations)
+        width = max((change.high - change.low) / 2 for change in changes)
+        needed = max(questions_needed(change.discordant, wanted) for change in changes)
+        tell(f"{n_asked:,} questions: +-{100 * width:.2f} points")
+        if width <= wanted or n_asked >= total:
+            return Reached(evaluations, n_asked, width, max(needed, n_asked * (width > wanted)))
+        n = min(total, max(needed, int(1.3 * n)))
+
+
+def _changes(evaluations: Sequence[Evaluation]) -> list[AccuracyChange]:
+    source, *candidates = evaluations
+    compared = findings.compare(
+        source.outcomes,
+        {e.card.name: e.outcomes for e in candidates},
+        {"all": sorted({outcome.task for outcome in source.outcomes})},
+    )
+    found = [
+        finding.change
+        for one in compared.values()
+        for finding in one
+        if finding.score == f"all/{METRIC}" and isinstance(finding.change, AccuracyChange)
+    ]
+    if not found:
+        raise ScoreError(
+            "--until needs tasks with right and wrong answers and at least one candidate; "
+            "for perplexity all documents are read anyway"
+        )
+    return found

@@ -1,0 +1,111 @@
+"""What a paired comparison comes to, in one sentence."""
+
+import math
+from dataclasses import dataclass
+
+from quantkit.scoring.paired import ALPHA, AccuracyChange, PerplexityChange
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """How a change is told."""
+
+    worse: int
+    """The sign of a loss."""
+    unit: str
+    end_unit: str
+    """The unit again, behind the ends of an interval."""
+    decimals: int
+    noun: str
+    useful: float
+    """An interval that leaves room for a larger loss than this settles nothing."""
+
+
+POINTS = _Scale(worse=-1, unit=" points", end_unit="", decimals=1, noun="questions", useful=5.0)
+PERCENT = _Scale(worse=1, unit="%", end_unit="%", decimals=2, noun="documents", useful=2.0)
+MOST_DECIMALS = 6
+BROKEN = 100  # a ratio of perplexities beyond which digits mean nothing
+
+
+def verdict(change: AccuracyChange | PerplexityChange, adjusted_p: float | None = None) -> str:
+    """The change, its interval, and what follows; `adjusted_p` is the p-value after `holm`.
+
+    A loss or gain is real if the p-value says so. The interval is that of this candidate alone,
+    so among many candidates it may exclude zero while the adjusted p-value does not.
+    """
+    p = change.p_value if adjusted_p is None else adjusted_p
+    chance = f"({'' if adjusted_p is None else 'adjusted '}{_chance(p)})"
+    if isinstance(change, AccuracyChange):
+        low, high, shift = (100 * value for value in (change.low, change.high, change.difference))
+        told = None if change.discordant else "right and wrong on the same questions"
+        return _sentence(POINTS, change.n_questions, shift, low, high, p < ALPHA, chance, told)
+    if change.low == change.high == 1:
+        return f"the same on all {change.n_documents:,} documents: no loss"
+    if change.ratio > BROKEN:
+        return f"more than {BROKEN} times as high: a broken model"
+    shift = 100 * (change.ratio - 1)
+    if change.low is None or change.high is None or change.high > BROKEN:
+        told = _told(PERCENT, shift, PERCENT.decimals)
+        return f"{told}: too few documents ({change.n_documents}) to tell"
+    low, high = 100 * (change.low - 1), 100 * (change.high - 1)
+    return _sentence(PERCENT, change.n_documents, shift, low, high, p < ALPHA, chance)
+
+
+def _sentence(
+    scale: _Scale,
+    n: int,
+    shift: float,
+    low: float,
+    high: float,
+    is_real: bool,
+    chance: str,
+    told: str | None = None,
+) -> str:
+    decimals = _decimals(scale, low, high)
+    ends = _outward(low, -1, decimals), _outward(high, 1, decimals)
+    interval = " to ".join(f"{end:+,.{decimals}f}{scale.end_unit}" for end in ends)
+    worst = max(0.0, -ends[0] if scale.worse < 0 else ends[1])
+    loss = f"{worst:,.{decimals}f}{scale.unit}"
+    limit = f"a loss above {loss} is ruled out"
+    if worst > scale.useful:
+        limit = f"a loss of up to {loss} cannot be ruled out"
+    kind = "loss" if shift * scale.worse > 0 else "gain"
+    if low > 0 or high < 0:
+        tail = f"a real {kind} {chance}"
+        if not is_real:
+            tail = f"a {kind} is possible but not shown {chance}"
+            tail += f"; {limit}" if worst > 0 else ""
+    elif worst > scale.useful:
+        tail = f"too few {scale.noun} ({n:,}) to tell; {limit}"
+    else:
+        tail = f"no evidence of a loss with {n:,} {scale.noun}; {limit}"
+    return f"{told or _told(scale, shift, decimals)}, 95% interval {interval}: {tail}"
+
+
+def _told(scale: _Scale, shift: float, decimals: int) -> str:
+    if not round(shift, decimals):
+        return "no difference"
+    return f"{abs(shift):,.{decimals}f}{scale.unit} {'higher' if shift > 0 else 'lower'}"
+
+
+def _chance(p: float) -> str:
+    if p < 0.0001:
+        return "p < 0.0001"
+    if p < 0.001:
+        return f"p = {p:.1g}"
+    # Three decimals, unless they would show the threshold itself.
+    return f"p = {p:.{4 if abs(p - ALPHA) < 0.0005 else 3}f}"
+
+
+def _decimals(scale: _Scale, low: float, high: float) -> int:
+    """Enough to tell the ends of an interval apart, and from zero."""
+    for decimals in range(scale.decimals, MOST_DECIMALS):
+        crossed = low > 0 >= _outward(low, -1, decimals) or high < 0 <= _outward(high, 1, decimals)
+        if (high - low) * 10**decimals >= 4 and not crossed:
+            return decimals
+    return MOST_DECIMALS
+
+
+def _outward(value: float, side: int, decimals: int) -> float:
+    """Rounded away from the middle: what is called ruled out must be."""
+    return side * math.ceil(side * value * 10**decimals - 1e-9) / 10**decimals + 0.0
