@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 # Whoever imports this has a file to read, and its model at hand.
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError
 
 from quantkit.errors import QuantkitError
 
@@ -39,6 +39,17 @@ WANTED = {
     "model_attributes_type": "lines such as `key: value`",
 }
 """What a field must be, by pydantic's name of the fault."""
+
+
+def plain_name(name: str) -> str:
+    """A name in a file, of which a file or folder is to be called: never a way elsewhere."""
+    strange = any(letter in "/\\" or not letter.isprintable() for letter in name)
+    if strange or name in (".", "..") or not 0 < len(name.encode()) <= 200:
+        raise ValueError(f"{name[:LONGEST_SHOWN]!r} cannot be a file's name")
+    return name
+
+
+PlainName = Annotated[str, AfterValidator(plain_name)]
 
 
 def read_yaml(path: Path, wrong: type[QuantkitError]) -> Any:

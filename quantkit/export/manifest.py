@@ -17,7 +17,7 @@ from quantkit.model import description
 from quantkit.model.description import text, texts
 from quantkit.model.shards import TensorSpec
 from quantkit.recipe import AnyRecipe, Recipe
-from quantkit.specs import problems
+from quantkit.specs import PlainName, problems
 from quantkit.storage import MANIFEST
 
 FILE = MANIFEST
@@ -104,7 +104,7 @@ class Manifest(Record):
     """Everything that is known about a checkpoint without opening its weights."""
 
     schema_version: Literal[1] = 1
-    name: str
+    name: PlainName
     format: str
     engine: str = "native"
     """Who did the arithmetic: `native`, or another quantiser and its version."""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from quantkit.errors import ScoreError
 from quantkit.export.verified import Agreement, Attribution, Verified
-from quantkit.specs import problems
+from quantkit.specs import plain_name, problems
 
 SOURCE_NAME = "source"
 """A source's scores go by this file name, whatever the model is called."""
@@ -172,6 +172,12 @@ class Scorecard(Record):
     device: str
     seconds: float
     created: str
+
+    @model_validator(mode="after")
+    def _names_a_file(self) -> "Scorecard":
+        if self.recipe is not None:  # a source's file goes by another name
+            plain_name(self.name)
+        return self
 
     @property
     def file_name(self) -> str:
