@@ -5,6 +5,7 @@ stored tensors are compared with the exact set that the recipe demands, files wi
 and the weights, read back, with the source.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -271,9 +272,9 @@ def tensor_faults(tensors: dict[str, StoredTensor] | Any, plan: Plan) -> Iterato
 
 def _size_faults(tensors: Any, plan: Plan, manifest: Manifest) -> Iterator[str]:
     stored = 8 * sum(t.size_bytes for t in tensors.values()) / plan.n_parameters
-    if abs(stored - plan.bits_per_weight) > 1e-9:
+    if not abs(stored - plan.bits_per_weight) <= 1e-9:
         yield f"{stored:.4f} are stored, the recipe promises {plan.bits_per_weight:.4f}"
-    if abs(manifest.bits_per_weight - plan.bits_per_weight) > 1e-9:
+    if not abs(manifest.bits_per_weight - plan.bits_per_weight) <= 1e-9:
         yield f"the manifest says {manifest.bits_per_weight:.4f}, not {plan.bits_per_weight:.4f}"
 
 
@@ -304,8 +305,8 @@ def _value_faults(
         weight = grid.dequantize(quantized, scheme)
         if grid.has_nan(quantized.values) or not weight.isfinite().all():
             yield f"{module} dequantises to NaN or infinity"
-        elif not (quantized.scale > 0).all():
-            yield f"{module} has scales that are not positive"
+        elif not are_scales(quantized.scale):
+            yield f"{module} has scales that are not finite and positive"
         elif source is not None:
             scales = checkpoint.scales
             weight = grid.unfold(
@@ -315,17 +316,21 @@ def _value_faults(
             errors[module] = error
             layer = checkpoint.manifest.layers[module]
             noted = layer.relative_error
-            if layer.output_error is None and error > limit:
+            if not math.isfinite(error):
+                yield f"{module} is infinitely far off its source"
+            elif layer.output_error is None and not error <= limit:
                 yield f"{module} is {error:.3f} off its source, more than {limit}"
-            elif layer.output_error is not None and layer.output_error > MAX_OUTPUT_ERROR:
+            elif layer.output_error is not None and not layer.output_error <= MAX_OUTPUT_ERROR:
                 yield f"{module} loses {layer.output_error:.0%} of its output on calibration data"
-            elif abs(error - noted) > ERROR_TOLERANCE * max(error, noted):
+            elif not abs(error - noted) <= ERROR_TOLERANCE * max(error, noted):
                 yield f"{module} is {error:.5f} off its source, its manifest says {noted:.5f}"
         progress.advance(sum(checkpoint.tensors[n].size_bytes for n in checkpoint.parts(module)))
-    for spec in plan.kv_scales:
-        scale = checkpoint.tensors[spec.name].read()
-        if not (scale.isfinite() & (scale > 0)).all():
-            yield f"{spec.name} is not finite and positive"
+    read = [spec.name for spec in plan.kv_scales]
+    read += [name for name in checkpoint.tensors if name.endswith(".input_scale")]
+    found = {name: checkpoint.tensors[name].read() for name in read} | checkpoint.scales
+    for name, scale in found.items():
+        if not are_scales(scale):
+            yield f"{name} is not finite and positive"
     parts = {name for module in plan.quantized for name in checkpoint.parts(module)}
     parts.update(spec.name for spec in plan.kv_scales)
     for name, tensor in checkpoint.tensors.items():
@@ -341,6 +346,11 @@ def _value_faults(
                 yield f"{name} is not the source's"
         progress.advance(tensor.size_bytes)
     progress.finish()
+
+
+def are_scales(found: torch.Tensor) -> bool:
+    """Whether numbers can be scales. Written so that NaN, which no comparison holds for, fails."""
+    return bool((found.isfinite() & (found > 0)).all())
 
 
 def _is_folded(values: torch.Tensor, original: torch.Tensor, scale: torch.Tensor | None) -> bool:

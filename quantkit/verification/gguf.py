@@ -112,9 +112,9 @@ def value_faults(
         noted = checkpoint.manifest.layers.get(layer)
         if noted is None:
             yield f"{layer} is not in the manifest's list of layers"
-        elif error > limit:
+        elif not error <= limit:
             yield f"{tensor.name} is {error:.3f} off its source, more than {limit}"
-        elif abs(error - noted.relative_error) > ERROR_TOLERANCE * max(error, 1e-6):
+        elif not abs(error - noted.relative_error) <= ERROR_TOLERANCE * max(error, 1e-6):
             yield (
                 f"{tensor.name} is {error:.5f} off its source, its manifest says "
                 f"{noted.relative_error:.5f}"

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from quantkit import resources
 from quantkit.errors import CheckpointError
 from quantkit.export.checkpoint import Checkpoint
+from quantkit.export.folder import SCALES_FILE
 from quantkit.export.manifest import FILE
-from quantkit.model.shards import ShardWriter, TensorSpec, read_header
+from quantkit.model.shards import ShardWriter, TensorSpec, read_header, write_whole
 from quantkit.model.source import ModelSource
 from quantkit.onepass.prepare import CalibrationChoice
 from quantkit.onepass.run import quantize
@@ -189,3 +190,50 @@ def test_no_manifest_no_checkpoint(tmp_path):
     (tmp_path / FILE).write_text('{"schema_version": 99}')
     with pytest.raises(CheckpointError, match="newer quantkit"):
         Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize("factor", [1e20, float("inf"), float("nan"), 0.0, -1.0], ids=str)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_scales_that_are_no_scales_are_found(checkpoints, tmp_path, recipe, factor):
+    """Neither NaN nor infinity may slip through a comparison, hashes rewritten or not."""
+    folder = copy_of(checkpoints[recipe], tmp_path)
+    names = sorted(n for n in read_header(folder / "model.safetensors") if "weight_scale" in n)
+
+    def spoil(tensors):
+        tensors[names[0]] = (tensors[names[0]].float() * factor).to(tensors[names[0]].dtype)
+
+    rewrite(folder, spoil)
+    forge_hashes(folder)
+    assert any(names[0].rpartition(".")[0] in fault for fault in verify(folder).faults)
+
+
+def test_scales_of_inputs_and_folded_scales_are_read(checkpoints, tmp_path):
+    for value in (float("nan"), float("inf"), 0.0, -1.0):
+        folder = copy_of(checkpoints["fp8-static"], tmp_path)
+
+        def spoil(tensors, value=value):
+            name = next(n for n in tensors if n.endswith(".input_scale"))
+            tensors[name].fill_(value)
+
+        rewrite(folder, spoil)
+        forge_hashes(folder)
+        assert any("input_scale is not finite" in fault for fault in verify(folder).faults)
+        folder = copy_of(checkpoints["awq-w4a16"], tmp_path)
+        path = folder / SCALES_FILE
+        scales = {name: stored.read() for name, stored in read_header(path).items()}
+        name = next(iter(scales))
+        scales[name].view(-1)[0] = value
+        path.unlink()
+        write_whole(path, scales)
+        forge_hashes(folder)
+        assert any(f"{name} is not finite" in fault for fault in verify(folder).faults)
+
+
+def test_a_manifest_without_numbers_is_refused(checkpoints, tmp_path):
+    folder = copy_of(checkpoints["rtn-w4a16"], tmp_path)
+    manifest = json.loads((folder / FILE).read_text())
+    layer = next(iter(manifest["layers"].values()))
+    layer["relative_error"] = float("nan")
+    (folder / FILE).write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="relative_error"):
+        verify(folder)
