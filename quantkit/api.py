@@ -9,14 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quantkit.errors import DataError, ScoreError, UsageError
+from quantkit.errors import DataError, UsageError
 from quantkit.progress import Listener, listening
 from quantkit.registry import NATIVE
 
 if TYPE_CHECKING:
     from quantkit.advise.recommendation import Recommendation
     from quantkit.calibration.calibration_set import CalibrationSet
-    from quantkit.calibration.overlap.contamination import EvaluationText
     from quantkit.export.checkpoint import Checkpoint
     from quantkit.gating.verdict import Verdict
     from quantkit.onepass.prepare import CalibrationChoice
@@ -345,21 +344,10 @@ def _choice(
     if calibration is None:
         return None
     if isinstance(calibration, str | Path):
-        return CalibrationChoice(str(calibration), samples, length, _known)
+        from quantkit.scoring import evaluation_text
+
+        return CalibrationChoice(str(calibration), samples, length, evaluation_text.to_avoid)
     return CalibrationChoice(calibration.manifest.name, samples, length, given=calibration)
-
-
-def _known(names: Sequence[str], base: Path) -> "tuple[EvaluationText, dict[str, str]]":
-    """What models are scored on, for sets that avoid it."""
-    from quantkit.scoring import evaluation_text
-
-    try:
-        return evaluation_text.known(names, base)
-    except ScoreError as error:
-        raise DataError(
-            f"the set avoids {', '.join(names)}, and {error}; without a hub, build the set first "
-            "with `quantkit calibrate build ... --data DIR` and give its folder"
-        ) from error
 
 
 def _document(given: "Report | Document | str | Path") -> "Document":

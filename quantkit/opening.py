@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from quantkit.errors import SourceError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import is_checkpoint
-from quantkit.model.source import ModelSource, is_local
+from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
-from quantkit.offline import without_hub
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +18,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Model: TypeAlias = "str | Path | ModelSource | PreTrainedModel"
+
+
+def find(name: str, revision: str | None, trust_remote_code: bool) -> ModelSource | Checkpoint:
+    """A quantised checkpoint where there is one, else a source, by folder, hub id or `demo`."""
+    if is_checkpoint(Path(name)):
+        return Checkpoint.open(Path(name))
+    return ModelSource.open(name, revision, trust_remote_code)
 
 
 @contextmanager
@@ -29,14 +35,13 @@ def opened(
     if isinstance(model, ModelSource):
         yield model
     elif isinstance(model, str | Path):
-        if is_local(str(model)):
-            without_hub()
         yield ModelSource.open(str(model), revision, trust_remote_code)
     else:
         with TemporaryDirectory(prefix="quantkit-") as folder:
             _save(model, tokenizer, Path(folder))
             source = ModelSource.open(folder, None, trust_remote_code)
-            yield replace(source, name=getattr(model, "name_or_path", "") or "in-memory")
+            name = str(getattr(model, "name_or_path", "") or "in-memory")
+            yield replace(source, name=name, is_temporary=True)
 
 
 def _save(model: Any, tokenizer: Any, folder: Path) -> None:
@@ -69,11 +74,11 @@ def _save(model: Any, tokenizer: Any, folder: Path) -> None:
 def scorable(
     model: "Model | Checkpoint", tokenizer: Any, revision: str | None, trust_remote_code: bool
 ) -> "Iterator[ModelSource | Checkpoint]":
-    """A quantised checkpoint where there is one, else a source."""
+    """What can be scored, whichever way it is given."""
     if isinstance(model, Checkpoint):
         yield model
-    elif isinstance(model, str | Path) and is_checkpoint(Path(model)):
-        yield Checkpoint.open(Path(model))
+    elif isinstance(model, str | Path):
+        yield find(str(model), revision, trust_remote_code)
     else:
         with opened(model, tokenizer, revision, trust_remote_code) as source:
             yield source

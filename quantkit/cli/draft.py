@@ -69,6 +69,7 @@ def command(
         raise typer.BadParameter("goes with --gpu", param_hint="--users")
     offline = start.is_local(target) and start.is_local(draft)
     start.stay_offline_if(offline and not start.set_needs_hub(calibration))
+    from quantkit import opening
     from quantkit.draft.measure import Asked, measure
 
     choice = start.calibration_choice(calibration, samples, prompt + tokens)
@@ -76,8 +77,8 @@ def command(
     asked = Asked(
         calibration, samples, prompt, tokens, temperature, on_text, seed, choice.evaluation
     )
-    big = start.scorable(target, revision, trust_remote_code)
-    small = start.scorable(draft, None, trust_remote_code)
+    big = opening.find(target, revision, trust_remote_code)
+    small = opening.find(draft, None, trust_remote_code)
     costs, name = None, None
     if gpu is not None:
         costs, name = _costs(big.folder, small.folder, gpu, users or 1, prompt + tokens)

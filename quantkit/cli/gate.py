@@ -70,16 +70,14 @@ def command(
 def _judged(
     report: Path, policy: Path | None, against: Path | None, checkpoints: list[Path]
 ) -> "Verdict":
-    from quantkit.gating import policy as policies
-    from quantkit.gating.judge import judge
-    from quantkit.gating.scored import check_folder
+    from quantkit import api
 
-    report = report / "report.json" if report.is_dir() else report
-    rules = policies.default(against is not None) if policy is None else policies.load(policy)
-    document = _read(report)
-    verdict = judge(document, rules, None if against is None else _read(against))
-    checks = [check_folder(document, folder, verdict.unjudged) for folder in checkpoints]
-    return verdict.with_checks(*checks)
+    return api.gate(
+        _read(report / "report.json" if report.is_dir() else report),
+        policy or "default",
+        against=None if against is None else _read(against),
+        checkpoints=checkpoints,
+    )
 
 
 def _read(path: Path) -> "Document":

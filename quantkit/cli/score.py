@@ -86,6 +86,7 @@ def command(
     names = split(tasks)
     at_home = data is not None or all(start.is_own(t) for t in names)
     start.stay_offline_if(at_home and all(map(start.is_local, models)))
+    from quantkit import opening
     from quantkit.scoring.evaluation import Evaluation
     from quantkit.scoring.harness import Asked, evaluate
     from quantkit.storage import output_folder
@@ -104,7 +105,7 @@ def command(
     )
     if server is not None and len(models) != 1:
         raise typer.BadParameter("a server serves one model: give its folder alone")
-    targets = [start.scorable(name, revision, trust_remote_code) for name in models]
+    targets = [opening.find(name, revision, trust_remote_code) for name in models]
     start.refuse_same_names(targets)
     before = None if baseline is None else Evaluation.read(baseline)
     holding = output_folder(out) if out is not None else nullcontext()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quantkit import launch
-from quantkit.errors import DataError, Interrupted, ScoreError, UsageError
+from quantkit.errors import Interrupted, ScoreError, UsageError
 from quantkit.registry import NATIVE, check_engine
 from quantkit.resources import PACKAGE
 from quantkit.storage import MANIFEST
@@ -14,7 +14,6 @@ from quantkit.storage import MANIFEST
 SOURCE_NAME = "source"
 
 if TYPE_CHECKING:
-    from quantkit.calibration.overlap.contamination import EvaluationText
     from quantkit.export.checkpoint import Checkpoint
     from quantkit.model.source import ModelSource
     from quantkit.onepass.prepare import CalibrationChoice
@@ -100,23 +99,12 @@ def calibration_choice(
     name: str | None, n_samples: int | None, length: int | None
 ) -> "CalibrationChoice | None":
     """What calibration was asked for; sets may avoid what models are scored on."""
-    from quantkit.onepass.prepare import CalibrationChoice
-
     if name is None:
         return None
+    from quantkit.onepass.prepare import CalibrationChoice
+    from quantkit.scoring import evaluation_text
 
-    def known(names: Sequence[str], base: Path) -> "tuple[EvaluationText, dict[str, str]]":
-        from quantkit.scoring import evaluation_text
-
-        try:
-            return evaluation_text.known(names, base)
-        except ScoreError as error:
-            raise DataError(
-                f"{name} avoids what models are scored on, and {error}; without a hub, build it "
-                "with `quantkit calibrate build … --data DIR` and give its folder"
-            ) from error
-
-    return CalibrationChoice(name, n_samples, length, known)
+    return CalibrationChoice(name, n_samples, length, evaluation_text.to_avoid)
 
 
 def refuse_same_names(targets: "Sequence[ModelSource | Checkpoint]") -> None:
@@ -127,19 +115,6 @@ def refuse_same_names(targets: "Sequence[ModelSource | Checkpoint]") -> None:
     if twice := [name for name in names if names.count(name) > 1]:
         what = "two source models" if twice[0] == SOURCE_NAME else f"two checkpoints {twice[0]}"
         raise ScoreError(f"{what} in one call: score one model and its checkpoints at a time")
-
-
-def scorable(
-    target: str, revision: str | None, trust_remote_code: bool
-) -> "ModelSource | Checkpoint":
-    """A checkpoint of ours, or a source model."""
-    from quantkit.export.checkpoint import Checkpoint
-    from quantkit.export.manifest import is_checkpoint
-    from quantkit.model.source import ModelSource
-
-    if is_checkpoint(Path(target)):
-        return Checkpoint.open(Path(target))
-    return ModelSource.open(target, revision, trust_remote_code)
 
 
 def is_local(model: str) -> bool:

@@ -41,6 +41,8 @@ class ModelSource:
     config: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
     trust_remote_code: bool = False
+    is_temporary: bool = False
+    """Its folder is gone after the run: it stands for a model that was in memory."""
 
     @property
     def size_bytes(self) -> int:
@@ -71,11 +73,9 @@ class ModelSource:
     @property
     def place(self) -> str:
         """A name that finds the model again from anywhere on this machine."""
-        return (
-            str(self.folder.resolve())
-            if self.revision is None and self.name != "demo"
-            else self.name
-        )
+        if self.revision is not None or self.name == "demo" or self.is_temporary:
+            return self.name
+        return str(self.folder.resolve())
 
     @property
     def context(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 from quantkit.calibration.overlap.contamination import EvaluationText
 from quantkit.calibration.reading import files, recognise
+from quantkit.errors import DataError, ScoreError
 from quantkit.scoring import lmeval
 
 
@@ -35,6 +36,17 @@ def known(
         parts.append(EvaluationText.of(found))
         digests[name] = parts[-1].digest
     return EvaluationText.joined(parts), digests
+
+
+def to_avoid(names: Sequence[str], base: Path) -> tuple[EvaluationText, dict[str, str]]:
+    """The same for a calibration set that is made on the way, with what to do where it fails."""
+    try:
+        return known(names, base)
+    except ScoreError as error:
+        raise DataError(
+            f"the set avoids {', '.join(names)}, which models are scored on, and {error}; without "
+            "a hub, build it with `quantkit calibrate build … --data DIR` and give its folder"
+        ) from error
 
 
 def _of_file(path: Path) -> Iterator[str]:

@@ -327,7 +327,7 @@ def _value_faults(
         progress.advance(sum(checkpoint.tensors[n].size_bytes for n in checkpoint.parts(module)))
     read = [spec.name for spec in plan.kv_scales]
     read += [name for name in checkpoint.tensors if name.endswith(".input_scale")]
-    found = {name: checkpoint.tensors[name].read() for name in read} | checkpoint.scales
+    found = {**{name: checkpoint.tensors[name].read() for name in read}, **checkpoint.scales}
     for name, scale in found.items():
         if not are_scales(scale):
             yield f"{name} is not finite and positive"
