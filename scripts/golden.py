@@ -27,7 +27,8 @@ CONVERSIONS = {
 VARYING = {
     "created",
     "seconds",
-    "timings",
+    "stage_seconds",
+    "manifest_sha256",
     "peak_host_bytes",
     "peak_device_bytes",
     "versions",
@@ -36,9 +37,9 @@ VARYING = {
 }
 MEASURED = re.compile(
     r"\b\d[\d,.]*\s?(s|ms|min|h|GiB|MiB|seconds?)\b|\b20\d\d-\d\d-\d\d[T\d:.+Z-]*"
-    r"|[0-9a-f]{64}|sha256:[0-9a-f]+"
+    r"|<svg.*?</svg>|[0-9a-f]{64}|sha256:[0-9a-f]+|data-value=\"[\d.e+-]+\""
 )
-"""In texts: durations, memory, dates, and hashes of files that hold such."""
+"""In texts: durations, memory, dates, pictures of these, and hashes of files that hold such."""
 
 
 def make(out: Path, device: str) -> None:
