@@ -195,10 +195,10 @@ def template_digest(tokenizer: Any) -> str | None:
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()
 
 
-def require_tokenizer(manifest: Manifest, tokenizer: Any) -> None:
+def require_tokenizer(manifest: Manifest, tokenizer: Any, where: str) -> None:
     """Refuse tokens that mean something else to this model."""
     if manifest.tokenizer.digest != tokenizer_digest(tokenizer):
         raise DataError(
-            f"{manifest.name} was made with the tokenizer of {manifest.tokenizer.model}, which is "
+            f"{where} was made with the tokenizer of {manifest.tokenizer.model}, which is "
             "not this model's; build it again with --model"
         )

@@ -34,7 +34,7 @@ def load(
         )
     folder = expanded(name)
     if folder.is_dir() and calibration_set.is_set(folder):
-        return part_of(calibration_set.read(folder), model, n_samples, length)
+        return part_of(calibration_set.read(folder), model, n_samples, length, name)
     wanted, base = find(name)
     changes = {"n_samples": n_samples, "max_length": length}
     wanted = spec.changed(wanted, {k: v for k, v in changes.items() if v is not None}, name)
@@ -74,10 +74,14 @@ def find(name: str) -> tuple[SetSpec, Path]:
 
 
 def part_of(
-    found: CalibrationSet, model: Vocabulary, n_samples: int | None, length: int | None
+    found: CalibrationSet,
+    model: Vocabulary,
+    n_samples: int | None,
+    length: int | None,
+    where: str = "the calibration set",
 ) -> CalibrationTokens:
     """A finished set, or the beginning of it: its samples are shuffled."""
-    calibration_set.require_tokenizer(found.manifest, model.tokenizer)
+    calibration_set.require_tokenizer(found.manifest, model.tokenizer, where)
     tokens = found.tokens
     have = tokens.ids.shape
     n_samples, length = n_samples or have[0], length or have[1]

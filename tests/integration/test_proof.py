@@ -150,8 +150,9 @@ def test_without_its_source_a_checkpoint_is_not_held_against_it(folder, python, 
 
 
 def test_the_benchmark_counts_checkpoints_and_catches_the_source_as_each(
-    made, python, tmp_path, capsys
+    made, python, tmp_path, capsys, monkeypatch
 ):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")  # where its neighbours are
     script = spec_from_file_location("vllm_proof", ROOT / "benchmarks" / "vllm_proof.py")
     benchmark = module_from_spec(script)
     script.loader.exec_module(benchmark)
