@@ -31,12 +31,13 @@ from quantkit.export.manifest import versions
 from quantkit.model.architecture import Architecture
 from quantkit.model.blocks import Decoder
 from quantkit.model.source import ModelSource
-from quantkit.onepass import onepass, plan
+from quantkit.onepass import onepass
 from quantkit.onepass.estimate import _groups, _work
 from quantkit.onepass.ranks import Ranks, assign
 from quantkit.onepass.streams import streams_of
 from quantkit.onepass.together import Together, joined
 from quantkit.onepass.visit import Visit
+from quantkit.plan import checkpoint as plan
 
 RESULTS = Path(__file__).parent / "results"
 RECIPE = "gptq-w4a16"

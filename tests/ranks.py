@@ -143,10 +143,11 @@ def observe(ranks: Any, model: Path, n_samples: int) -> list[dict[str, Any]]:
     from quantkit.model.architecture import Architecture
     from quantkit.model.blocks import Decoder
     from quantkit.model.source import ModelSource
-    from quantkit.onepass import onepass, plan
+    from quantkit.onepass import onepass
     from quantkit.onepass.ranks import Ranks
     from quantkit.onepass.streams import streams_of
     from quantkit.onepass.visit import Visit
+    from quantkit.plan import checkpoint as plan
 
     source = ModelSource.open(str(model))
     generator = torch.Generator().manual_seed(1)

@@ -148,7 +148,7 @@ def damage(folder, change):
         (lambda s: s[f"{LAYER}.g_idx"].copy_(s[f"{LAYER}.g_idx"].flip(0)), "it has an act-order"),
         (lambda s: s[f"{LAYER}.qzeros"][0, 0].add_(1), "qzeros is not that of a symmetric layer"),
         (lambda s: s.pop(f"{LAYER}.scales"), "scales is missing"),
-        (lambda s: s[f"{LAYER}.scales"][0, 0].neg_(), "scales that are not positive"),
+        (lambda s: s[f"{LAYER}.scales"][0, 0].neg_(), "scales that are not finite and positive"),
         (lambda s: s[f"{LAYER}.qweight"].copy_(s[f"{LAYER}.qweight"].flip(1)), "off its source"),
     ],
     ids=["order", "zeros", "missing", "negative", "swapped"],

