@@ -154,9 +154,14 @@ class Running:
     def gpu_peak_bytes(self) -> int | None:
         return self.peak.bytes() if self.peak else None
 
-    def check(self) -> None:
-        """Raise if an engine of ours died meanwhile."""
-        if self.child is not None:
+    def check(self, patience_s: float = 0.0) -> None:
+        """Raise if an engine that was started here has died, or does so within some seconds."""
+        if self.child is None:
+            return
+        deadline = time.monotonic() + patience_s
+        self.child.check()
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
             self.child.check()
 
 

@@ -19,6 +19,9 @@ from quantkit.progress import Progress
 
 CHARACTERS_PER_TOKEN = 4
 
+DYING_S = 3.0
+"""After requests that failed, an engine may take so long to end."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -57,7 +60,8 @@ def measure(
         for press in plan.loads:
             case = _Case(running, plan, workload, press, progress)
             outcomes, passes, watch = asyncio.run(case.run())
-            running.check()
+            # Requests fail before an engine that dies has ended.
+            running.check(DYING_S if any(not outcome.ok for outcome in outcomes) else 0.0)
             row = _row(outcomes, passes, plan, press, workload)
             yield row.model_copy(
                 update={
