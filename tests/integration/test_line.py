@@ -2,6 +2,7 @@
 
 import json
 import math
+import platform
 import re
 
 import pytest
@@ -21,6 +22,9 @@ from quantkit.scoring.scorecard import Scorecard
 pytest_plugins = ["browser"]
 ENTRY = {"name", "recipe", "format", "size_bytes", "bits_per_weight", "scores"}
 SCORE = {"value", "stderr", "n", "higher_is_better"}
+
+CLOSE = 1e-6 if platform.machine() in ("x86_64", "AMD64") else 5e-6
+"""Of sums over other batches; elsewhere matrix products of other shapes differ by more."""
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +217,7 @@ def test_scores_are_those_of_lm_eval_itself():
         for metric in names:
             expected = theirs["results"][task][f"{metric},none"]
             # Sums in float64 where lm-eval has float32, over other batches.
-            assert ours.scores[f"{task}/{metric}"].value == pytest.approx(expected, rel=5e-6)
+            assert ours.scores[f"{task}/{metric}"].value == pytest.approx(expected, rel=CLOSE)
     assert ours.settings.limit == 3
 
 

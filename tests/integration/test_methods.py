@@ -1,5 +1,7 @@
 """The arithmetic of the calibrated methods against a few lines of obvious code."""
 
+import platform
+
 import pytest
 import torch
 
@@ -85,7 +87,7 @@ def test_gptq_is_the_textbook(layer, scheme):
     )
     same = (ours.values == expected).float().mean()
     # float32 against float64: a tie may fall the other way, and takes columns behind it along.
-    assert same > 0.98
+    assert same > (0.995 if platform.machine() in ("x86_64", "AMD64") else 0.98)
 
 
 def test_each_step_lowers_the_output_error(layer):
