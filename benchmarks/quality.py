@@ -61,7 +61,7 @@ def perplexity_of(target: ModelSource | Checkpoint, text: Path, length: int, dev
     return perplexity(model, load_tokenizer(target.folder), text, length)
 
 
-def dequantized(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def dequantized(folder: Path, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
     """All parameters of a compressed-tensors checkpoint, or of a plain one, by their names."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationScheme
@@ -73,7 +73,7 @@ def dequantized(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
         scheme = QuantizationScheme.model_validate(group)
         compressor = BaseCompressor.get_value_from_registry(config["format"])
     for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as stored:
+        with safe_open(path, "pt", device=str(device)) as stored:
             names = set(stored.keys())
             packed = {n.removesuffix("_packed") for n in names if n.endswith(".weight_packed")}
             for weight in sorted(packed):
@@ -89,7 +89,7 @@ def dequantized(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 def load(source: Path, folder: Path, device: torch.device) -> Any:
     """The source's architecture in bfloat16 with a checkpoint's weights."""
     model = skeleton(source, dtype=torch.bfloat16)
-    state = {name: value.to(device, torch.bfloat16) for name, value in dequantized(folder)}
+    state = {name: value.to(torch.bfloat16) for name, value in dequantized(folder, device)}
     missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
     model.tie_weights()
     tied = getattr(model, "all_tied_weights_keys", None) or {}
