@@ -7,7 +7,7 @@ tools read: AutoGPTQ's, AutoAWQ's, and the FP8 that vLLM calls its own.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quantkit.recipe import ActivationScheme, KVCacheScheme, WeightScheme
+    from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
 
 COMPRESSED_TENSORS = "compressed-tensors"
 GPTQ = "gptq"

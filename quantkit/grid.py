@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from quantkit.recipe import WeightScheme
+from quantkit.schemes import WeightScheme
 
 FP8 = torch.float8_e4m3fn
 

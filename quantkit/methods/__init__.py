@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 
 from quantkit.grid import QuantizedWeight
-from quantkit.recipe import WeightScheme
+from quantkit.schemes import WeightScheme
 
 
 class Method(Protocol):

@@ -18,7 +18,7 @@ import torch
 
 from quantkit import grid
 from quantkit.methods import products
-from quantkit.recipe import WeightScheme
+from quantkit.schemes import WeightScheme
 
 BLOCK = 128
 DAMPING = (0.01, 0.03, 0.1, 0.3, 1.0)

@@ -6,7 +6,7 @@ On a GPU one fused kernel answers, elsewhere its torch twin here.
 import torch
 
 from quantkit import grid
-from quantkit.recipe import WeightScheme
+from quantkit.schemes import WeightScheme
 
 
 def change(

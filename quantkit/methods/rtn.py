@@ -9,7 +9,7 @@ half a step at 8 bits.
 import torch
 
 from quantkit import grid
-from quantkit.recipe import WeightScheme
+from quantkit.schemes import WeightScheme
 
 
 class RoundToNearest:

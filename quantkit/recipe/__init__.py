@@ -7,7 +7,7 @@ of a file are listed at once.
 from quantkit.recipe.checkpoint import Recipe
 from quantkit.recipe.gguf import GGUF_TYPES, GGUFRecipe
 from quantkit.recipe.loading import ADDITIONS, AnyRecipe, load, read, split_addition
-from quantkit.recipe.schemes import ActivationScheme, KVCacheScheme, WeightScheme
+from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
 
 __all__ = [
     "ADDITIONS",

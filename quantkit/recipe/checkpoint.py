@@ -8,8 +8,8 @@ from pydantic import Field, ValidationInfo, field_validator
 from quantkit.errors import RecipeError, UnknownName
 from quantkit.formats import COMPRESSED_TENSORS, FORMATS, objection
 from quantkit.recipe.named import Named
-from quantkit.recipe.schemes import ActivationScheme, KVCacheScheme, WeightScheme
 from quantkit.registry import METHODS, check_options
+from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
 from quantkit.specs import meant
 
 AUTO_GROUP_SIZES = (128, 64, 32)

@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import Field, ValidationError
 
 from quantkit.errors import RecipeError
-from quantkit.recipe.schemes import Strict
+from quantkit.schemes import Strict
 from quantkit.specs import problems
 
 

@@ -10,7 +10,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from quantkit import grid
-from quantkit.recipe import WeightScheme
+from quantkit.schemes import WeightScheme
 
 ROWS = 32
 
