@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Sequence
 
+from quantkit import methods
 from quantkit.export import card_facts as facts
 from quantkit.export import front_matter
 from quantkit.export.card_facts import Scored
@@ -14,23 +15,12 @@ from quantkit.export.verified import Verified
 from quantkit.gguf import imatrix
 from quantkit.hardware import support
 from quantkit.recipe import GGUFRecipe, Recipe
-from quantkit.registry import METHODS, NATIVE
+from quantkit.registry import NATIVE
 from quantkit.storage import duration, gib
 
 N_WORST = 5
 SMALL = 500_000_000
 """Weights below which a model's scores say little about models that people serve."""
-EXPLAINED = {
-    "rtn": "Every weight is rounded to the nearest number that the format has.",
-    "gptq": "GPTQ rounds a layer column by column, and lets the columns still to come make up for "
-    "the error, judged by the inputs that the layer sees.",
-    "awq": "AWQ enlarges the input channels that matter most before rounding, undoes that in what "
-    "feeds them, and clips outliers where the layer's output gains from it.",
-    "awq-gptq": "AWQ's scales first: input channels that matter are enlarged, which is undone in "
-    "what feeds them. Then GPTQ's rounding, column by column, each making up for the last.",
-    "smoothquant-gptq": "SmoothQuant moves outliers of the activations into the weights, so that "
-    "both round well; GPTQ then rounds the weights column by column.",
-}
 
 
 def body(
@@ -75,7 +65,7 @@ def _how(manifest: Manifest) -> str:
     if isinstance(recipe, Recipe):
         scheme, cache = recipe.explain().splitlines()[:2]
         words = [scheme, *([cache] if recipe.kv_cache else [])]
-        words.append(EXPLAINED.get(recipe.method) or f"{METHODS[recipe.method].summary}.")
+        words.append(methods.find(recipe.method).explanation)
     else:
         words = [plain(recipe.explain().splitlines()[0])]
         if imatrix.FILE in manifest.files:

@@ -10,17 +10,113 @@ and D the change of the weight, tr(D G D^T) is exactly the squared error of the 
 that the search needs no forward pass.
 """
 
-from collections.abc import Callable, Sequence
+from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
-from quantkit.methods.products import Halves, row_energies
+from quantkit.methods.contract import PROPAGATE, Cost, Linears, Method, Rounded
+from quantkit.methods.gptq import ColumnByColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from quantkit.methods.products import Halves
 
 EXPONENTS = 20
+JUDGING_ROWS = 2048
+"""Rows of a weight that judge scales: rows are alike, so a part of them chooses as well as all."""
+REPLAYED = 2
+"""Scales before a norm that are tried on the real block, the best by their Gram error."""
+
+
+class Protecting:
+    """Scales of input channels with the least output error."""
+
+    statistics = ("gram", "mean_abs")
+
+    def cost(self, rows: int, columns: int) -> Cost:
+        return Cost(2.0 * 2 * EXPONENTS * min(rows, JUDGING_ROWS) * columns**2)
+
+    def scale(self, linears: Linears) -> torch.Tensor:
+        import torch
+
+        from quantkit import grid
+        from quantkit.methods import rounding
+
+        weight, scheme = linears.weight, linears.scheme
+        relative = grid.tiles(weight, scheme).abs()
+        relative /= relative.amax(-1, keepdim=True).clamp(min=1e-30)
+        tries = candidates(
+            linears.foldable(linears.inputs.mean_abs),
+            linears.foldable(relative.reshape(weight.shape).mean(0)),
+        )
+        found = rounding_errors(linears, tries)
+        if linears.replay is None:
+            return tries[int(found.argmin())]
+        best = [tries[i] for i in found.argsort()[:REPLAYED].tolist()]
+        replayed = [
+            linears.replay(rounding.smoothed_change(weight, scale, scheme).add_(weight))
+            for scale in best
+        ]
+        return best[int(torch.stack(replayed).argmin())]
+
+
+class Clipping:
+    """Scales that clip, judged by the output error of each tile; then rounding to nearest."""
+
+    statistics = ("gram",)
+
+    def cost(self, rows: int, columns: int) -> Cost:
+        return Cost()  # Gram matrices of tiles are narrow
+
+    def round(self, linears: Linears) -> Rounded:
+        import torch
+
+        from quantkit import grid
+        from quantkit.methods import products, rounding
+
+        weight, scheme = linears.weight, linears.scheme
+        size = grid.tiles(weight[:1], scheme).shape[-1]
+        n_tiles = weight.shape[1] // size
+        blocks = linears.inputs.gram.view(n_tiles, size, n_tiles, size)
+        grams = torch.stack([blocks[i, :, i, :] for i in range(n_tiles)])
+
+        def error(scale: torch.Tensor, zero: torch.Tensor | None) -> torch.Tensor:
+            moved = grid.tiles(rounding.change(weight, scale, zero, scheme), scheme)
+            return products.tile_energies(moved.transpose(0, 1), grams).t()
+
+        return Rounded(grid.quantize(weight, *rounding.clipped(linears, error), scheme))
+
+
+AWQ = Method(
+    "enlarge important channels before rounding, clip by output error",
+    "AWQ enlarges the input channels that matter most before rounding, undoes that in what feeds "
+    "them, and clips outliers where the layer's output gains from it.",
+    Clipping(),
+    Protecting(),
+    options={"propagate": PROPAGATE},
+    types=("int",),
+    modifiers=("AWQModifier", "QuantizationModifier"),
+)
+AWQ_GPTQ = Method(
+    "AWQ's scales, then GPTQ's rounding",
+    "AWQ's scales first: input channels that matter are enlarged, which is undone in what feeds "
+    "them. Then GPTQ's rounding, column by column, each making up for the last.",
+    ColumnByColumn(),
+    Protecting(),
+    propagates=True,
+    options={"propagate": PROPAGATE},
+    types=("int",),
+    modifiers=("AWQModifier", "GPTQModifier"),
+)
 
 
 def candidates(mean_abs: torch.Tensor, weight_abs: torch.Tensor) -> list[torch.Tensor]:
     """Scales to try; the first is no scaling at all."""
+    import torch
+
     inputs = mean_abs.clamp(min=1e-6 * mean_abs.max().clamp(min=1e-30))
     weights = weight_abs.clamp(min=1e-6 * weight_abs.max().clamp(min=1e-30))
     found = [torch.ones_like(inputs)]
@@ -32,12 +128,35 @@ def candidates(mean_abs: torch.Tensor, weight_abs: torch.Tensor) -> list[torch.T
     return found
 
 
+def rounding_errors(linears: Linears, tries: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The output error of every candidate when the weights under it are rounded to nearest."""
+    from quantkit.methods import rounding
+    from quantkit.methods.products import Halves
+
+    judges = judging_rows(linears.weight)
+    return errors(
+        tries,
+        Halves.of(linears.inputs.gram),
+        lambda scale: rounding.smoothed_change(judges, scale, linears.scheme),
+    )
+
+
 def errors(
     tries: Sequence[torch.Tensor],
     gram: Halves,
     change_of: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """The output error of every candidate; `change_of` gives what rounding does under a scale."""
+    import torch
+
+    from quantkit.methods.products import row_energies
+
     return torch.stack(
         [row_energies(change_of(scale), gram, exactly=False).sum() for scale in tries]
     )
+
+
+def judging_rows(weight: torch.Tensor) -> torch.Tensor:
+    """Evenly spread rows, at most `JUDGING_ROWS`."""
+    step = -(-weight.shape[0] // JUDGING_ROWS)
+    return weight[::step].contiguous()

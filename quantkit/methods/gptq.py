@@ -11,17 +11,59 @@ search for the least weighted error, not plain absmax; damping is raised step by
 matrix does not factor, and said.
 """
 
-from collections.abc import Callable
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+from quantkit.methods.contract import PROPAGATE, Cost, Linears, Method, Rounded
 
-from quantkit import grid
-from quantkit.methods import products
-from quantkit.schemes import WeightScheme
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from quantkit import grid
+    from quantkit.schemes import WeightScheme
 
 BLOCK = 128
 DAMPING = (0.01, 0.03, 0.1, 0.3, 1.0)
+
+
+class ColumnByColumn:
+    """Scales by a search for the least error weighted by diag(G), then GPTQ's rounding."""
+
+    statistics = ("gram",)
+
+    def cost(self, rows: int, columns: int) -> Cost:
+        return Cost(4.0 * columns**3, columns**3 / 3 + rows * columns**2)
+
+    def round(self, linears: Linears) -> Rounded:
+        from quantkit import grid
+        from quantkit.methods import rounding
+
+        weight, scheme = linears.weight, linears.scheme
+        matrix = factor(linears.inputs.gram)
+        importance = linears.inputs.gram.diagonal().contiguous()
+        scale, zero = rounding.clipped(
+            linears,
+            lambda scale, zero: rounding.weighted_error(weight, scale, zero, importance, scheme),
+        )
+        if matrix is None:
+            return Rounded(grid.quantize(weight, scale, zero, scheme), fallback=True)
+        return Rounded(solve(weight, matrix, scale, zero, scheme), matrix.damping)
+
+
+GPTQ = Method(
+    "round column by column, let the rest make up for the error",
+    "GPTQ rounds a layer column by column, and lets the columns still to come make up for the "
+    "error, judged by the inputs that the layer sees.",
+    ColumnByColumn(),
+    propagates=True,
+    options={"propagate": PROPAGATE},
+    types=("int",),
+    modifiers=("GPTQModifier",),
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +82,10 @@ def factor(gram: torch.Tensor) -> Factor | None:
     G's inverse: one factorisation and one triangular inverse, where the textbook inverts G and
     factors a second time.
     """
+    import torch
+
+    from quantkit.methods import products
+
     diagonal = gram.diagonal()
     order = torch.argsort(diagonal, descending=True, stable=True)
     backwards = order.flip(0)
@@ -69,6 +115,10 @@ def solve(
     scheme: WeightScheme,
 ) -> grid.QuantizedWeight:
     """Round a float32 weight [rows, columns] with fixed scales."""
+    import torch
+
+    from quantkit import grid
+
     columns = weight.shape[1]
     tile = factor.order // (columns // scale.shape[1])
     remaining = weight.index_select(1, factor.order)
@@ -115,7 +165,7 @@ def update_block(
 
     `tile` says which column of `scale` belongs to each column of the block.
     """
-    errors = torch.empty_like(weight)
+    errors = weight.new_empty(weight.shape)
     for j, place in enumerate(tile.tolist()):
         column, step = weight[:, j], scale[:, place]
         scaled = column / step

@@ -3,10 +3,24 @@
 On a GPU one fused kernel answers, elsewhere its torch twin here.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from quantkit import grid
+from quantkit.methods.contract import Linears
 from quantkit.schemes import WeightScheme
+
+CLIP_RATIOS = tuple(1 - 0.05 * step for step in range(1, 10))
+
+
+def clipped(
+    linears: Linears, error: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Scales and zero points that clip each tile where its error is least."""
+    return grid.search_parameters(
+        linears.weight, linears.scheme, linears.dtype, error, CLIP_RATIOS, linears.scale_dtype
+    )
 
 
 def change(

@@ -6,32 +6,34 @@ parameter calculation, bit for bit, with the division done in float32: in bf16 i
 half a step at 8 bits.
 """
 
-import torch
-
-from quantkit import grid
-from quantkit.schemes import WeightScheme
+from quantkit.methods.contract import Cost, Linears, Method, Rounded
 
 
-class RoundToNearest:
+class Nearest:
     """Scales from the range of the weights, then rounding."""
 
-    def __init__(
-        self, stored: torch.dtype | None = None, largest: torch.Tensor | None = None
-    ) -> None:
-        """`stored` is a type that scales must fit into.
+    statistics = ()
 
-        `largest` is the magnitude that a tensor's one scale must reach, where others share it.
-        """
-        self._stored = stored
-        self._largest = largest
+    def cost(self, rows: int, columns: int) -> Cost:
+        return Cost()  # a few operations per weight
 
-    def quantize(self, weight: torch.Tensor, scheme: WeightScheme) -> grid.QuantizedWeight:
-        """Round one layer's weight."""
-        if self._largest is not None:
-            low, high = -self._largest.reshape(1), self._largest.reshape(1)
+    def round(self, linears: Linears) -> Rounded:
+        from quantkit import grid
+
+        if linears.largest is not None:
+            low, high = -linears.largest.reshape(1), linears.largest.reshape(1)
         else:
-            tiles = grid.tiles(weight, scheme)
+            tiles = grid.tiles(linears.weight, linears.scheme)
             # Not aminmax: along a dimension it is several times slower on a CPU.
             low, high = tiles.amin(-1), tiles.amax(-1)
-        scale, zero_point = grid.parameters(low, high, scheme, self._stored)
-        return grid.quantize(weight, scale, zero_point, scheme)
+        low, high = low.to(linears.dtype), high.to(linears.dtype)
+        scale, zero = grid.parameters(low, high, linears.scheme, linears.scale_dtype)
+        return Rounded(grid.quantize(linears.weight, scale, zero, linears.scheme))
+
+
+RTN = Method(
+    "round to nearest",
+    "Every weight is rounded to the nearest number that the format has.",
+    Nearest(),
+    modifiers=("QuantizationModifier",),
+)

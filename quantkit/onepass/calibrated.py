@@ -1,4 +1,4 @@
-"""What a calibrated method does to the linears of one block, given statistics of their inputs.
+"""One recipe at one block: its method is asked for every group of linears, given statistics.
 
 First smoothing: input channels are scaled and the inverse is folded into what feeds them, which
 leaves the block's function as it was. Then rounding. Everything is arithmetic on the block's own
@@ -10,24 +10,19 @@ from functools import partial
 
 import torch
 
-from quantkit import grid
+from quantkit import grid, methods
 from quantkit.export import layers
-from quantkit.methods import awq, gptq, products, rounding, smoothquant
+from quantkit.methods import products
+from quantkit.methods.contract import Cost, Linears, Smoothing
 from quantkit.methods.products import Halves
 from quantkit.methods.statistics import Statistics
 from quantkit.onepass.feeders import Feeder
 from quantkit.onepass.ranks import Job, Ranks
 from quantkit.onepass.result import BlockResult, LinearResult
 from quantkit.recipe import Recipe
-from quantkit.registry import METHODS
 
-CLIP_RATIOS = tuple(1 - 0.05 * step for step in range(1, 10))
 FP8_MAX = 448.0
 INT8_MAX = 127.0
-JUDGING_ROWS = 2048
-"""Rows of a weight that judge scales: rows are alike, so a part of them chooses as well as all."""
-REPLAYED = 2
-"""Scales before a norm that are tried on the real block, the best by their Gram error."""
 
 Replay = Callable[[dict[str, torch.Tensor]], torch.Tensor]
 """The squared error of the block's output on some samples, with these weights in place."""
@@ -41,6 +36,11 @@ def solve(works: Sequence["Work"], ranks: Ranks) -> None:
     for behind_norms in (False, True):  # linear feeders change weights that norms feed
         ranks.spread([job for work in works for job in work.smoothing(behind_norms)])
     ranks.spread([job for work in works for job in work.rounding()])
+
+
+def measuring_cost(rows: int, columns: int) -> Cost:
+    """Of the errors of what a method made."""
+    return Cost(8.0 * rows * columns**2)
 
 
 class Work:
@@ -58,8 +58,8 @@ class Work:
     ) -> None:
         self.recipe = recipe
         self.scheme = recipe.weights
-        self.stored = layers.scale_dtype(recipe)
-        self.entry = METHODS[recipe.method]
+        self.scale_dtype = layers.scale_dtype(recipe)
+        self.method = methods.find(recipe.method)
         self.groups = groups
         self.statistics = statistics
         self.feeders = feeders
@@ -88,7 +88,8 @@ class Work:
         Only where this recipe rewrites all that a scale touches: a feeding linear that it leaves
         alone, or a reader that it does not quantise, would be left with the wrong function.
         """
-        if self.entry.smoothing is None:
+        smoothing = self.method.smoothing
+        if smoothing is None:
             return []
         mine = {name for members in self.groups.values() for name in members}
         jobs = []
@@ -97,14 +98,10 @@ class Work:
             if feeder is None or feeder.is_norm != behind_norms:
                 continue
             if feeder.readers <= mine and (feeder.is_norm or feeder.name in mine):
-                rows, columns = self._shape(members)
-                jobs.append(
-                    Job(
-                        float(min(rows, JUDGING_ROWS) * columns**2),
-                        partial(self._smoothed, leader, members, feeder),
-                        partial(self._take_scale, members, feeder),
-                    )
-                )
+                cost = smoothing.cost(*self._shape(members))
+                scale = partial(self._scale, smoothing, leader, members, feeder)
+                take = partial(self._take_scale, members, feeder)
+                jobs.append(Job(cost.fast + cost.slow, scale, take))
         return jobs
 
     def _shape(self, members: list[str]) -> tuple[int, int]:
@@ -112,77 +109,38 @@ class Work:
         shapes = [self.state[f"{name}.weight"].shape for name in members]
         return sum(shape[0] for shape in shapes), shapes[0][1]
 
-    def _smoothed(self, leader: str, members: list[str], feeder: Feeder) -> torch.Tensor:
-        statistics = self.statistics[leader]
-        stacked = self._stacked(members)
-        if self.entry.smoothing == "smoothquant":
-            return self._smoothquant(stacked, statistics, feeder)
-        return self._awq(members, stacked, statistics, feeder)
+    def _scale(
+        self, smoothing: Smoothing, leader: str, members: list[str], feeder: Feeder
+    ) -> torch.Tensor:
+        # Before o_proj and down_proj the Gram error is the block's own: only a sum comes after.
+        replay = partial(self._replayed, members) if self.replay and feeder.is_norm else None
+        linears = Linears(
+            self._stacked(members),
+            self.dtypes[f"{members[0]}.weight"],
+            self.scheme,
+            self.recipe.options,
+            self.statistics[leader],
+            self.scale_dtype,
+            foldable=lambda values: feeder.spread(feeder.shared(values)),
+            replay=replay,
+        )
+        return smoothing.scale(linears)
 
     def _take_scale(self, members: list[str], feeder: Feeder, scale: torch.Tensor) -> None:
         scale = self._fold(feeder, scale)
         for name in members:
             self.in_scale[name] = scale
 
-    def _awq(
-        self, members: list[str], stacked: torch.Tensor, statistics: Statistics, feeder: Feeder
-    ) -> torch.Tensor:
-        relative = grid.tiles(stacked, self.scheme).abs()
-        relative /= relative.amax(-1, keepdim=True).clamp(min=1e-30)
-        tries = awq.candidates(
-            feeder.spread(feeder.shared(statistics.mean_abs)),
-            feeder.spread(feeder.shared(relative.reshape(stacked.shape).mean(0))),
-        )
-        judges = _some_rows(stacked)
-        errors = awq.errors(
-            tries,
-            Halves.of(statistics.gram),
-            lambda scale: rounding.smoothed_change(judges, scale, self.scheme),
-        )
-        # Before o_proj and down_proj the Gram error is the block's own: only a sum comes after.
-        if self.replay is None or not feeder.is_norm:
-            return tries[int(errors.argmin())]
-        best = [tries[i] for i in errors.argsort()[:REPLAYED].tolist()]
-        replayed = torch.stack([self._replayed(members, stacked, scale) for scale in best])
-        return best[int(replayed.argmin())]
-
-    def _replayed(
-        self, members: list[str], stacked: torch.Tensor, scale: torch.Tensor
-    ) -> torch.Tensor:
+    def _replayed(self, members: list[str], weight: torch.Tensor) -> torch.Tensor:
+        """The squared error of the block's output with these linears, stacked, as others."""
         assert self.replay is not None
-        rounded = rounding.smoothed_change(stacked, scale, self.scheme).add_(stacked)
-        parts = torch.split(rounded, [self.state[f"{n}.weight"].shape[0] for n in members])
+        parts = torch.split(weight, [self.state[f"{n}.weight"].shape[0] for n in members])
         return self.replay(
             {
                 f"{name}.weight": grid.unfold(part, None, self.out_scale.get(name))
                 for name, part in zip(members, parts, strict=True)
             }
         )
-
-    def _smoothquant(
-        self, weight: torch.Tensor, statistics: Statistics, feeder: Feeder
-    ) -> torch.Tensor:
-        fixed = self.recipe.options.get("strength")
-        tries = [torch.ones_like(statistics.max_abs)] + [
-            smoothquant.scales(
-                feeder.spread(feeder.shared(statistics.max_abs)),
-                feeder.spread(feeder.shared(weight.abs().amax(0))),
-                strength,
-            )
-            for strength in (smoothquant.STRENGTHS if fixed is None else (float(fixed),))
-        ]
-        if fixed is not None:
-            return tries[1]
-        judges = _some_rows(weight)
-        rounded = awq.errors(
-            tries,
-            Halves.of(statistics.gram),
-            lambda scale: rounding.smoothed_change(judges, scale, self.scheme),
-        )
-        inputs = torch.stack(
-            [smoothquant.activation_error(statistics, judges, scale, INT8_MAX) for scale in tries]
-        )
-        return tries[int((rounded + inputs).argmin())]
 
     def _fold(self, feeder: Feeder, scale: torch.Tensor) -> torch.Tensor:
         """Divide the feeder by the scale; returns the scale that this really amounts to."""
@@ -214,12 +172,10 @@ class Work:
         """Choose the numbers of every linear."""
         jobs = []
         for leader, members in self.groups.items():
-            rows, columns = self._shape(members)
-            cost = float(rows * columns**2)
-            if self.entry.rounding == "gptq":  # rows in float32, and a matrix to factor
-                cost = 4 * cost + 2 * float(columns**3)
+            shape = self._shape(members)
+            cost = self.method.rounding.cost(*shape) + measuring_cost(*shape)
             do = partial(self._rounded, leader, members)
-            jobs.append(Job(cost, do, self.result.linears.update))
+            jobs.append(Job(cost.fast + cost.slow, do, self.result.linears.update))
         return jobs
 
     def _rounded(self, leader: str, members: list[str]) -> dict[str, LinearResult]:
@@ -229,18 +185,13 @@ class Work:
         by_dtype: dict[torch.dtype, list[str]] = {}
         for name in members:
             by_dtype.setdefault(self.dtypes[f"{name}.weight"], []).append(name)
-        factor = gptq.factor(statistics.gram) if self.entry.rounding == "gptq" else None
         results: dict[str, LinearResult] = {}
         for dtype, names in by_dtype.items():
-            results |= self._round_stacked(names, dtype, statistics, factor)
+            results |= self._round_stacked(names, dtype, statistics)
         return results
 
     def _round_stacked(
-        self,
-        names: list[str],
-        dtype: torch.dtype,
-        statistics: Statistics,
-        factor: gptq.Factor | None,
+        self, names: list[str], dtype: torch.dtype, statistics: Statistics
     ) -> dict[str, LinearResult]:
         """Rows are independent of each other, so linears that share an input are solved as one.
 
@@ -248,11 +199,10 @@ class Work:
         round all but one of them a second time.
         """
         stacked = self._stacked(names)
-        scale, zero = self._parameters(stacked, dtype, statistics)
-        if factor is not None:
-            solved = gptq.solve(stacked, factor, scale, zero, self.scheme)
-        else:
-            solved = grid.quantize(stacked, scale, zero, self.scheme)
+        rounded = self.method.rounding.round(
+            Linears(stacked, dtype, self.scheme, self.recipe.options, statistics, self.scale_dtype)
+        )
+        solved = rounded.quantized
         change = grid.dequantize(solved, self.scheme).sub_(stacked)
         gram = Halves.of(statistics.gram)
         errors = products.row_energies(change, gram)
@@ -276,46 +226,10 @@ class Work:
                 self._input_scale(statistics, dtype),
                 torch.linalg.vector_norm(undone) / original.clamp(min=1e-30),
                 errors[rows].sum() / whole[rows].sum().clamp(min=1e-30),
-                None if factor is None else factor.damping,
-                fallback=self.entry.rounding == "gptq" and factor is None,
+                rounded.damping,
+                rounded.fallback,
             )
         return results
-
-    def _parameters(
-        self, weight: torch.Tensor, dtype: torch.dtype, statistics: Statistics
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if self.entry.rounding == "rtn":
-            view = grid.tiles(weight, self.scheme)
-            low, high = view.amin(-1).to(dtype), view.amax(-1).to(dtype)
-            return grid.parameters(low, high, self.scheme, self.stored)
-        error = (
-            self._error_by_importance(weight, statistics)
-            if self.entry.rounding == "gptq"
-            else self._error_by_tile(weight, statistics)
-        )
-        return grid.search_parameters(weight, self.scheme, dtype, error, CLIP_RATIOS, self.stored)
-
-    def _error_by_importance(
-        self, weight: torch.Tensor, statistics: Statistics
-    ) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
-        importance = statistics.gram.diagonal().contiguous()
-        return lambda scale, zero: rounding.weighted_error(
-            weight, scale, zero, importance, self.scheme
-        )
-
-    def _error_by_tile(
-        self, weight: torch.Tensor, statistics: Statistics
-    ) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
-        size = grid.tiles(weight[:1], self.scheme).shape[-1]
-        n_tiles = weight.shape[1] // size
-        blocks = statistics.gram.view(n_tiles, size, n_tiles, size)
-        grams = torch.stack([blocks[i, :, i, :] for i in range(n_tiles)])
-
-        def error(scale: torch.Tensor, zero: torch.Tensor | None) -> torch.Tensor:
-            moved = grid.tiles(rounding.change(weight, scale, zero, self.scheme), self.scheme)
-            return products.tile_energies(moved.transpose(0, 1), grams).t()
-
-        return error
 
     def _input_scale(self, statistics: Statistics, dtype: torch.dtype) -> torch.Tensor | None:
         activations = self.recipe.input_activations
@@ -324,8 +238,3 @@ class Work:
         largest = statistics.max_abs.max().clamp(min=1e-12)
         top = FP8_MAX if activations.type == "float" else INT8_MAX
         return (largest / top).to(dtype).reshape(1)
-
-
-def _some_rows(weight: torch.Tensor) -> torch.Tensor:
-    step = -(-weight.shape[0] // JUDGING_ROWS)
-    return weight[::step].contiguous()

@@ -7,22 +7,21 @@ Memory is bounded by the largest tensors in flight, whatever the model's size.
 import os
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 
 import torch
 
-from quantkit import grid
+from quantkit import grid, methods
 from quantkit.errors import MethodError, SourceError
 from quantkit.export import layers as export_layers
 from quantkit.export.folder import FolderWriter
 from quantkit.export.manifest import Layer
-from quantkit.methods import Method
-from quantkit.methods.rtn import RoundToNearest
+from quantkit.methods.contract import Linears, Rounding
 from quantkit.model.shards import DTYPES, StoredTensor, as_bytes
 from quantkit.model.source import ModelSource
 from quantkit.plan import checkpoint as planning
 from quantkit.plan.checkpoint import Plan
 from quantkit.progress import Progress
-from quantkit.recipe import WeightScheme
 
 COPY_CHUNK_BYTES = 64 << 20
 GPU_WORKERS = 8
@@ -102,10 +101,16 @@ class _Worker:
             if module is None:
                 writer.write_bytes(tensor.name, as_bytes(stored))
                 continue
-            method = RoundToNearest(
-                export_layers.scale_dtype(plan.recipe), self._shared_range(plan, module, weight)
+            linears = Linears(
+                weight,
+                weight.dtype,
+                plan.recipe.weights,
+                plan.recipe.options,
+                scale_dtype=export_layers.scale_dtype(plan.recipe),
+                largest=self._shared_range(plan, module, weight),
             )
-            quantized, error = quantize_by_rows(method, weight, plan.recipe.weights)
+            rounding = methods.find(plan.recipe.method).rounding
+            quantized, error = quantize_by_rows(rounding, linears)
             if not error < float("inf"):
                 raise MethodError(f"{plan.recipe.method} gave non-finite values for {module}")
             layers[module] = Layer(relative_error=error)
@@ -157,14 +162,13 @@ def require_finite(tensor: StoredTensor, values: torch.Tensor) -> None:
         )
 
 
-def quantize_by_rows(
-    method: Method, weight: torch.Tensor, scheme: WeightScheme
-) -> tuple[grid.QuantizedWeight, float]:
+def quantize_by_rows(rounding: Rounding, linears: Linears) -> tuple[grid.QuantizedWeight, float]:
     """A quantised weight, and the norm of its change over its norm.
 
     Rows are independent of each other unless the tensor shares one scale, so on a CPU they are
     taken a cache-full at a time: three times as fast as whole tensors, in less memory.
     """
+    weight, scheme = linears.weight, linears.scheme
     undivided = weight.device.type == "cuda" or scheme.strategy == "tensor"
     height = scheme.block_structure[0] if scheme.block_structure else 1
     step = weight.shape[0]
@@ -174,7 +178,7 @@ def quantize_by_rows(
     change = torch.zeros((), device=weight.device)
     size = torch.zeros((), device=weight.device)
     for rows in torch.split(weight, step):
-        part = method.quantize(rows, scheme)
+        part = rounding.round(replace(linears, weight=rows)).quantized
         wide = rows.float()
         change += torch.linalg.vector_norm(grid.dequantize(part, scheme).sub_(wide)).square()
         size += torch.linalg.vector_norm(wide).square()

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 
 from quantkit import device as devices
+from quantkit import methods
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import HardwareError
-from quantkit.methods import awq
+from quantkit.methods.contract import Cost
 from quantkit.model.architecture import EXPERT, Architecture
-from quantkit.onepass.calibrated import JUDGING_ROWS
+from quantkit.onepass.calibrated import measuring_cost
 from quantkit.onepass.ranks import assign
 from quantkit.plan.checkpoint import FUSED, Plan
-from quantkit.registry import METHODS
 from quantkit.storage import gib
 
 TOKENS_PER_BATCH = {"cuda": 8192, "cpu": 2048}
@@ -99,7 +99,13 @@ def estimate(
         + 4 * sum(columns * columns for _, columns in groups) * (n_streams if n_ranks > 1 else 1)
         + max(solving, running)
     )
-    products, solves = _longest_share([_work(plan, [g]) for plan in plans for g in groups], n_ranks)
+    costs = [
+        methods.find(plan.recipe.method).cost(*group) + measuring_cost(*group)
+        for plan in plans
+        for group in groups
+    ]
+    most = _longest_share(costs, n_ranks)
+    products, solves = most.fast, most.slow
     forwards = n_streams + len(own)
     products += 2.0 * passed * n_positions * forwards
     seen = n_tokens if n_ranks == 1 else n_positions
@@ -171,30 +177,13 @@ def _groups(block: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
     return stacked
 
 
-def _work(plan: Plan, groups: list[tuple[int, int]]) -> tuple[float, float]:
-    """Operations of a recipe on one block: in the fast type of products, and in float32."""
-    entry = METHODS[plan.recipe.method]
-    fast = slow = 0.0
-    for rows, columns in groups:
-        fast += 8.0 * rows * columns**2  # errors of the result
-        if entry.smoothing:
-            tries = 2 * awq.EXPONENTS if entry.smoothing == "awq" else 7
-            fast += 2.0 * tries * min(rows, JUDGING_ROWS) * columns**2
-        if entry.rounding == "gptq":
-            fast += 4.0 * columns**3
-            slow += columns**3 / 3 + rows * columns**2
-    return fast, slow
-
-
-def _longest_share(jobs: Sequence[tuple[float, float]], n_ranks: int) -> tuple[float, float]:
-    """Operations of the rank that has most to solve, in the fast type and in float32."""
-    owners = assign([fast + slow for fast, slow in jobs], n_ranks)
-    shares = [[0.0, 0.0] for _ in range(n_ranks)]
-    for owner, (fast, slow) in zip(owners, jobs, strict=True):
-        shares[owner][0] += fast
-        shares[owner][1] += slow
-    most = max(shares, key=sum)
-    return most[0], most[1]
+def _longest_share(costs: Sequence[Cost], n_ranks: int) -> Cost:
+    """Of the rank that has most to solve."""
+    owners = assign([cost.fast + cost.slow for cost in costs], n_ranks)
+    shares = [Cost() for _ in range(n_ranks)]
+    for owner, cost in zip(owners, costs, strict=True):
+        shares[owner] += cost
+    return max(shares, key=lambda share: share.fast + share.slow)
 
 
 def measured_speeds(device: torch.device) -> tuple[float, float]:

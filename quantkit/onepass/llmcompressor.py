@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from quantkit import grid
+from quantkit import grid, methods
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import HardwareError, MethodError, MissingDependency, RecipeError
 from quantkit.export import compressed_tensors
@@ -32,12 +32,10 @@ from quantkit.plan.checkpoint import Plan
 from quantkit.progress import Progress
 from quantkit.quiet import hushed
 from quantkit.recipe import Recipe
-from quantkit.registry import METHODS
 
 SERIES = "0.14"  # we listen to methods that are not part of its public interface
 INSTALL = "pip install 'quantkit-llm[llmcompressor]'"
-SMOOTHING = {"awq": "AWQModifier", "smoothquant": "SmoothQuantModifier"}
-ROUNDING = {"rtn": "QuantizationModifier", "clip": "QuantizationModifier", "gptq": "GPTQModifier"}
+NEEDS_GPU = "AWQModifier"
 # Its warnings about what we do on purpose, or have said already.
 EXPECTED = ("No accelerator", "MoE is being linearized", "Disabling tokenizer", "Running oneshot")
 
@@ -80,7 +78,13 @@ def check(recipes: Sequence[Recipe], device: torch.device, progress: Progress) -
                 f"recipe {recipe.name}: the engine llmcompressor makes no scales for a KV cache "
                 "here; use --engine native"
             )
-        if METHODS[recipe.method].smoothing == "awq" and device.type == "cpu":
+        method = methods.find(recipe.method)
+        if not method.modifiers:
+            raise RecipeError(
+                f"recipe {recipe.name}: the engine llmcompressor has no method {recipe.method}; "
+                "use --engine native"
+            )
+        if NEEDS_GPU in method.modifiers and device.type == "cpu":
             raise HardwareError(
                 f"recipe {recipe.name}: AWQ of the engine llmcompressor needs a GPU, and there is "
                 "none here; use --engine native"
@@ -92,16 +96,11 @@ def check(recipes: Sequence[Recipe], device: torch.device, progress: Progress) -
 def modifiers(plan: Plan) -> list[tuple[str, dict[str, Any]]]:
     """A recipe in the words of llm-compressor: its classes and their arguments, in order."""
     recipe = plan.recipe
-    method = METHODS[recipe.method]
     config = compressed_tensors.quantization_config(recipe, plan.ignored)
-    steps: list[tuple[str, dict[str, Any]]] = []
-    if method.smoothing == "smoothquant":
-        strength = recipe.options.get("strength", 0.5)
-        steps.append((SMOOTHING[method.smoothing], {"smoothing_strength": strength}))
-    elif method.smoothing is not None:
-        steps.append((SMOOTHING[method.smoothing], {}))
+    *smoothing, rounding = methods.find(recipe.method).modifiers
+    settings = {"SmoothQuantModifier": {"smoothing_strength": recipe.options.get("strength", 0.5)}}
     arguments = {"config_groups": config["config_groups"], "ignore": config["ignore"]}
-    return [*steps, (ROUNDING[method.rounding], arguments)]
+    return [*((name, settings.get(name, {})) for name in smoothing), (rounding, arguments)]
 
 
 @torch.no_grad()

@@ -5,10 +5,10 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from quantkit import methods
 from quantkit.errors import RecipeError, UnknownName
 from quantkit.formats import COMPRESSED_TENSORS, FORMATS, objection
 from quantkit.recipe.named import Named
-from quantkit.registry import METHODS, check_options
 from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
 from quantkit.specs import meant
 
@@ -19,7 +19,7 @@ class Recipe(Named):
     """A checkpoint in the words of compressed-tensors."""
 
     method: str
-    """How weights are chosen: see `quantkit.registry`."""
+    """How weights are chosen: see `quantkit.methods`."""
     weights: WeightScheme
     input_activations: ActivationScheme | None = None
     """None leaves activations in 16 bits."""
@@ -38,18 +38,17 @@ class Recipe(Named):
     @field_validator("method")
     @classmethod
     def _known(cls, method: str) -> str:
-        if method not in METHODS:
-            raise ValueError(f"'{method}' is unknown; {meant(method, METHODS)}")
+        if method not in methods.METHODS and method not in (known := methods.names()):
+            raise ValueError(f"'{method}' is unknown; {meant(method, known)}")
+        methods.find(method)  # another package's may be broken
         return method
 
     @field_validator("weights")
     @classmethod
     def _fits(cls, weights: WeightScheme, info: ValidationInfo) -> WeightScheme:
-        entry = METHODS.get(info.data.get("method", ""))
-        if entry is not None and weights.type == "float" and entry.rounding != "rtn":
-            raise ValueError(
-                f"method {info.data['method']} rounds to integers; FP8 goes with method rtn"
-            )
+        method = info.data.get("method")
+        if method and weights.type not in methods.find(method).types:
+            raise ValueError(f"method {method} rounds to integers; FP8 goes with method rtn")
         return weights
 
     @field_validator("input_activations")
@@ -94,7 +93,8 @@ class Recipe(Named):
     @field_validator("options")
     @classmethod
     def _understood(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        if (method := info.data.get("method")) and (wrong := check_options(method, options)):
+        method = info.data.get("method")
+        if method and (wrong := methods.find(method).wrong_options(method, options)):
             raise ValueError("; ".join(wrong))
         return options
 
@@ -136,17 +136,17 @@ class Recipe(Named):
     def needs_calibration(self) -> bool:
         """Whether the recipe learns from data."""
         static = self.input_activations is not None and not self.input_activations.dynamic
-        return METHODS[self.method].calibrated or static or self.kv_cache is not None
+        return methods.find(self.method).calibrated or static or self.kv_cache is not None
 
     @property
     def smooths(self) -> bool:
         """Whether the recipe scales input channels and folds the inverse elsewhere."""
-        return METHODS[self.method].smoothing is not None
+        return methods.find(self.method).smoothing is not None
 
     @property
     def propagates(self) -> bool:
         """Whether later blocks see this recipe's own quantised outputs."""
-        return bool(self.options.get("propagate", METHODS[self.method].propagates))
+        return bool(self.options.get("propagate", methods.find(self.method).propagates))
 
     def resolved(self, columns: dict[str, int]) -> tuple["Recipe", str]:
         """This recipe with a concrete group size, and a word on the choice.
@@ -181,7 +181,7 @@ class Recipe(Named):
         return (
             f"Weights: {self.weights.words()}. {activations}.\n"
             f"KV cache: {cache}.\n"
-            f"Method: {self.method} ({METHODS[self.method].summary}); {data}. "
+            f"Method: {self.method} ({methods.find(self.method).summary}); {data}. "
             f"Layers: {', '.join(self.targets)} but {', '.join(self.ignore) or 'none'}.{form}"
         )
 

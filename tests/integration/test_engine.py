@@ -14,7 +14,8 @@ from quantkit import resources
 from quantkit.errors import HardwareError, MethodError, MissingDependency, RecipeError, SourceError
 from quantkit.export import compressed_tensors
 from quantkit.export.manifest import FILE, Manifest
-from quantkit.methods.rtn import RoundToNearest
+from quantkit.methods.contract import Linears
+from quantkit.methods.rtn import RTN
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.onepass import llmcompressor
@@ -52,7 +53,8 @@ class FakeEngine:
                 state[f"{reader}.weight"] = (weight * fold.scale).to(weight.dtype)
         for module in plan.quantized:
             weight = state.pop(f"{module}.weight")
-            rounded = RoundToNearest().quantize(weight, plan.recipe.weights)
+            linears = Linears(weight, weight.dtype, plan.recipe.weights)
+            rounded = RTN.rounding.round(linears).quantized
             state |= compressed_tensors.tensors(module, rounded, plan.recipe)
         self.spoil(state)
         return Made(state, self.folds)

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 from quantkit import grid, resources
 from quantkit.export import compressed_tensors as export
 from quantkit.export.checkpoint import Checkpoint
-from quantkit.methods.rtn import RoundToNearest
+from quantkit.methods.contract import Linears
+from quantkit.methods.rtn import RTN
 from quantkit.model.source import ModelSource
 from quantkit.onepass.prepare import CalibrationChoice
 from quantkit.onepass.run import quantize as run_quantize
@@ -57,7 +58,7 @@ def test_round_to_nearest_equals_the_reference_bit_for_bit(scheme, dtype):
         arguments,
         dtype=grid.FP8 if scheme.type == "float" else torch.int8,
     )
-    ours = RoundToNearest().quantize(weight, scheme)
+    ours = RTN.rounding.round(Linears(weight, dtype, scheme)).quantized
     assert ours.scale.dtype == dtype
     assert torch.equal(ours.scale, scale)
     assert torch.equal(ours.values.view(torch.int8), values.view(torch.int8))

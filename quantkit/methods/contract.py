@@ -1,0 +1,161 @@
+"""What a method is: how it smooths and rounds the linears of a block, and what a recipe may set.
+
+A method is arithmetic: it opens no file, prints nothing and chooses no path. It smooths (or not),
+then rounds; the pass gathers statistics, folds scales, measures errors and writes. This module and
+the top of every method's file are light, so that recipes are checked without torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+
+    from quantkit.grid import QuantizedWeight
+    from quantkit.methods.statistics import Statistics
+    from quantkit.schemes import WeightScheme
+
+
+@dataclass(frozen=True)
+class Option:
+    """A setting of a recipe's `options`."""
+
+    words: str
+    """What it takes, for people: "true or false"."""
+    accepts: Callable[[Any], bool]
+
+
+PROPAGATE = Option("true or false", lambda value: isinstance(value, bool))
+"""Whether later blocks see the recipe's own quantised outputs: an option of the pass."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Operations on linears that share one input."""
+
+    fast: float = 0.0
+    """In the type that is computed in, as large matrix products."""
+    slow: float = 0.0
+    """In float32."""
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.fast + other.fast, self.slow + other.slow)
+
+
+@dataclass(frozen=True)
+class Linears:
+    """Linears that read one input, as a method sees them."""
+
+    weight: torch.Tensor
+    """Their rows stacked, with scales folded so far; each row may be rounded on its own."""
+    dtype: torch.dtype
+    """Of the stored weights; scales are rounded to it."""
+    scheme: WeightScheme
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """As the recipe has them: what a user did not set is missing."""
+    statistics: Statistics | None = None
+    """Of their input; None when a recipe needs no data."""
+    scale_dtype: torch.dtype | None = None
+    """A narrower type that the format keeps scales in."""
+    largest: torch.Tensor | None = None
+    """The magnitude that one scale per tensor must reach, where other tensors share it."""
+    foldable: Callable[[torch.Tensor], torch.Tensor] = lambda values: values
+    """Evens out values per input channel where what feeds the linears has fewer channels."""
+    replay: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """The squared error of the block's output with other weights; None where the Gram error is it.
+    """
+
+    @property
+    def inputs(self) -> Statistics:
+        """The statistics, for methods that need them."""
+        assert self.statistics is not None
+        return self.statistics
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """What rounding made of some linears."""
+
+    quantized: QuantizedWeight
+    damping: float | None = None
+    """What the matrix needed to factor."""
+    fallback: bool = False
+    """Rounded to nearest, since the method could not be applied."""
+
+
+class Smoothing(Protocol):
+    """Chooses scales of input channels; the pass folds their inverse into what feeds them."""
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """What it reads of `Statistics`."""
+
+    def cost(self, rows: int, columns: int) -> Cost:
+        """For the estimate, and for sharing the work between ranks."""
+
+    def scale(self, linears: Linears) -> torch.Tensor:
+        """One scale per input channel, by which the weights' columns will be multiplied."""
+
+
+class Rounding(Protocol):
+    """Chooses the numbers of weights."""
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """What it reads of `Statistics`; none makes it usable without calibration."""
+
+    def cost(self, rows: int, columns: int) -> Cost:
+        """For the estimate, and for sharing the work between ranks."""
+
+    def round(self, linears: Linears) -> Rounded:
+        """The numbers that stand for the weights."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the table of methods."""
+
+    summary: str
+    """A few words, for lists."""
+    explanation: str
+    """A sentence or two, for model cards."""
+    rounding: Rounding
+    smoothing: Smoothing | None = None
+    propagates: bool = False
+    """Later blocks see the recipe's own quantised outputs, unless the recipe says otherwise."""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    types: tuple[str, ...] = ("int", "float")
+    """Of numbers that it can round to, as a scheme's `type` has them."""
+    modifiers: tuple[str, ...] = ()
+    """Classes of llm-compressor that do the same, in order; none: that engine has no such method.
+    """
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """What it learns from the inputs of linears; nothing for methods without data."""
+        smoothing = self.smoothing.statistics if self.smoothing else ()
+        return tuple(dict.fromkeys((*smoothing, *self.rounding.statistics)))
+
+    @property
+    def calibrated(self) -> bool:
+        return bool(self.statistics)
+
+    def cost(self, rows: int, columns: int) -> Cost:
+        """Of smoothing and rounding linears of one input."""
+        smoothing = self.smoothing.cost(rows, columns) if self.smoothing else Cost()
+        return smoothing + self.rounding.cost(rows, columns)
+
+    def wrong_options(self, name: str, options: Mapping[str, Any]) -> list[str]:
+        """What is wrong with a recipe's `options`."""
+        has = f"it has: {', '.join(self.options)}" if self.options else "it has none"
+        wrong = []
+        for key, value in options.items():
+            if key not in self.options:
+                wrong.append(f"method {name} has no option {key}; {has}")
+            elif not self.options[key].accepts(value):
+                wrong.append(f"{key} is {self.options[key].words}")
+        return wrong
