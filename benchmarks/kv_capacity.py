@@ -113,8 +113,8 @@ def config_folder(folder: Path, config: dict[str, Any], recipe: str | None) -> P
     """A folder of a quantised model without its weights."""
     import shutil
 
+    from quantkit import formats
     from quantkit import recipe as recipes
-    from quantkit.export import compressed_tensors
     from quantkit.recipe import Recipe
     from quantkit.resources import DEMO_MODEL
 
@@ -125,7 +125,7 @@ def config_folder(folder: Path, config: dict[str, Any], recipe: str | None) -> P
         found = recipes.load(recipe)
         assert isinstance(found, Recipe)
         found, _ = found.resolved({k: config[k] for k in ("hidden_size", "intermediate_size")})
-        config["quantization_config"] = compressed_tensors.quantization_config(found, ["lm_head"])
+        config["quantization_config"] = formats.config(found, ["lm_head"])
     (folder / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO_MODEL / name, folder)

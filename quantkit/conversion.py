@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from quantkit import device as devices
+from quantkit import formats
 from quantkit.errors import CheckpointError
-from quantkit.export import card, folder, layers, manifest
+from quantkit.export import card, folder, manifest
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import Converted, Manifest
 from quantkit.grid import QuantizedWeight
@@ -107,7 +108,7 @@ def _in_order(checkpoint: Checkpoint, plan: Plan) -> list[TensorSpec]:
     places = {name: place for place, name in enumerate(checkpoint.tensors)}
     for module, weight in plan.quantized.items():
         place = min(places[name] for name in checkpoint.parts(module))
-        places |= {part.name: place for part in layers.specs(module, weight, plan.recipe)}
+        places |= {part.name: place for part in formats.specs(module, weight, plan.recipe)}
     return sorted(plan.specs, key=lambda spec: places[spec.name])
 
 
@@ -124,13 +125,13 @@ def _write(
         names = checkpoint.parts(module)
         done.update(names)
         stored = {name: checkpoint.tensors[name].read() for name in names}
-        held = layers.read(module, stored, before.recipe)
+        held = formats.unpack(module, stored, before.recipe)
         known = QuantizedWeight(held.values, held.scale.to(DTYPES[weight.dtype]), held.zero_point)
         input_scale = stored.get(f"{module}.input_scale")
         if input_scale is not None:
             input_scale = input_scale.to(DTYPES[weight.dtype]).reshape(1)
-        parts = layers.tensors(module, known, plan.recipe, input_scale)
-        if not _same(held, layers.read(module, parts, plan.recipe)):
+        parts = formats.pack(module, known, plan.recipe, input_scale)
+        if not _same(held, formats.unpack(module, parts, plan.recipe)):
             raise CheckpointError(
                 f"{module} has scales that {plan.recipe.format} cannot hold exactly; call quantkit "
                 f"quantize --format {plan.recipe.format}, which rounds to scales that it can"
@@ -162,7 +163,7 @@ def _write_side_files(checkpoint: Checkpoint, plan: Plan, scratch: Path) -> None
         if not name.endswith(".safetensors") and name not in ("config.json", INDEX):
             shutil.copyfile(checkpoint.folder / name, scratch / name)
     config = read_config(checkpoint.folder)
-    config["quantization_config"] = layers.quantization_config(plan.recipe, plan.ignored)
+    config["quantization_config"] = formats.config(plan.recipe, plan.ignored)
     write_json(scratch / "config.json", config, allow_nan=True)
 
 

@@ -1,4 +1,6 @@
-"""The numbers that a scheme can represent, and the arithmetic between them and weights.
+"""The arithmetic between weights and the numbers of a scheme.
+
+Which numbers those are stands in `numbers`, one module each.
 
 A weight of shape [rows, columns] is seen as tiles [rows, tiles of a row, weights of a tile] (one
 single tile for strategy `tensor`, squares for `block`), and each tile has one scale and, unless
@@ -10,9 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from quantkit import numbers
 from quantkit.schemes import WeightScheme
-
-FP8 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,7 @@ class QuantizedWeight:
 
 def limits(scheme: WeightScheme) -> tuple[float, float]:
     """The smallest and largest number of the grid."""
-    if scheme.type == "float":
-        return -448.0, 448.0
-    half = 2 ** (scheme.num_bits - 1)
-    return float(-half), float(half - 1)
+    return numbers.of(scheme).limits
 
 
 def tiles(weight: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
@@ -93,12 +91,10 @@ def quantize(
     scheme: WeightScheme,
 ) -> QuantizedWeight:
     """Round every weight to the nearest number of its tile's grid."""
-    bottom, top = limits(scheme)
     scaled = tiles(weight, scheme).float() / scale.float().unsqueeze(-1)
     if zero_point is not None:
         scaled += zero_point.float().unsqueeze(-1)
-    scaled.clamp_(bottom, top)
-    values = scaled.to(FP8) if scheme.type == "float" else scaled.round_().to(torch.int8)
+    values = numbers.of(scheme).round(scaled)
     return QuantizedWeight(untile(values, weight.shape, scheme), scale, zero_point)
 
 
@@ -132,7 +128,7 @@ def search_parameters(
 
 def dequantize(weight: QuantizedWeight, scheme: WeightScheme) -> torch.Tensor:
     """The weights that the numbers stand for, in float32."""
-    values = widen(tiles(weight.values, scheme))
+    values = numbers.of(scheme).widen(tiles(weight.values, scheme))
     if weight.zero_point is not None:
         values -= weight.zero_point.float().unsqueeze(-1)
     scaled = values.mul_(weight.scale.float().unsqueeze(-1))
@@ -155,21 +151,3 @@ def relative_error(original: torch.Tensor, weight: torch.Tensor) -> float:
     wide = original.float()
     norm = torch.linalg.vector_norm(wide).clamp(min=1e-30)
     return (torch.linalg.vector_norm(wide - weight) / norm).item()
-
-
-def has_nan(values: torch.Tensor) -> bool:
-    """Whether FP8 numbers hold NaN; no quantiser writes it."""
-    return values.dtype == FP8 and bool(((values.view(torch.uint8) & 0x7F) == 0x7F).any())
-
-
-def widen(values: torch.Tensor) -> torch.Tensor:
-    """Stored numbers as float32, exactly but for NaN, which `verify` looks for.
-
-    torch turns FP8 into float32 one by one on a CPU. Moved into the fields of a float16, whose
-    exponent is biased by 8 more, the same bits mean the number over 256: five times as fast.
-    """
-    if values.dtype != FP8 or values.device.type != "cpu":
-        return values.float()
-    bits = values.view(torch.int8).to(torch.int16)
-    bits.bitwise_left_shift_(7).bitwise_and_(~0x4000)  # the sign was extended into that bit
-    return bits.view(torch.float16).float().mul_(256)

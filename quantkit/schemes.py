@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
+from quantkit import numbers
+
 
 class Strict(BaseModel):
     """Frozen, and without room for misspelt keys."""
@@ -64,9 +66,17 @@ class WeightScheme(Strict):
             raise ValueError(f"group_size {self.group_size}: vLLM takes 32, 64 or 128 (or auto)")
         return self
 
+    def n_scales(self, rows: int, columns: int) -> tuple[int, int]:
+        """How many scales a weight has, down and across; strategy tensor counts as one a row."""
+        if self.block_structure is not None:
+            high, wide = self.block_structure
+            return rows // high, columns // wide
+        assert self.group_size != "auto", "a plan has chosen the group size"
+        return rows, columns // (self.group_size or columns)
+
     def words(self) -> str:
         """The scheme for people."""
-        grid = _grid(self.type, self.num_bits)
+        grid = numbers.of(self).words
         size = self.group_size
         share = {
             "tensor": "one scale a tensor",
@@ -104,7 +114,7 @@ class ActivationScheme(Strict):
         """The scheme for people."""
         share = "128 channels of each token" if self.group_size else f"each {self.strategy}"
         when = "measured at run time" if self.dynamic else "from calibration"
-        return f"{_grid(self.type, self.num_bits)}, one scale for {share}, {when}"
+        return f"{numbers.of(self).words}, one scale for {share}, {when}"
 
 
 class KVCacheScheme(Strict):
@@ -120,10 +130,6 @@ class KVCacheScheme(Strict):
 
     def words(self) -> str:
         """The scheme for people."""
-        grid = _grid(self.type, self.num_bits)
+        grid = numbers.of(self).words
         share = "one scale for the keys and one for the values of each layer"
         return f"{grid}, {share}, from calibration"
-
-
-def _grid(kind: str, num_bits: int) -> str:
-    return "FP8 (E4M3)" if kind == "float" else f"{num_bits}-bit integers"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from quantkit import numbers
 from quantkit.export.manifest import Described, Manifest
 from quantkit.gguf import imatrix
 from quantkit.gguf.plan import NAME as GGUF
@@ -118,7 +119,7 @@ def tags(manifest: Manifest) -> list[str]:
         return [*found, *(["imatrix"] if imatrix.FILE in manifest.files else []), "llama.cpp"]
     weights, inputs = recipe.weights, recipe.input_activations
     scheme = f"w{weights.num_bits}a{inputs.num_bits if inputs else 16}"
-    kind = "fp8" if weights.type == "float" else f"int{weights.num_bits}"
+    kind = numbers.of(weights).tag
     cache = ["fp8-kv-cache"] if recipe.kv_cache else []
     methods = recipe.method.split("-")
     words = ["quantized", manifest.format, scheme, kind, *methods, *cache, "vllm"]

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import torch
 
-from quantkit import grid
+from quantkit import formats, grid
 from quantkit.errors import CheckpointError
-from quantkit.export import layers
 from quantkit.export.folder import SCALES_FILE
 from quantkit.export.manifest import Manifest
-from quantkit.export.tensors import kv_specs
 from quantkit.gguf import imatrix
 from quantkit.gguf.layout import Layout
 from quantkit.gguf.plan import NAME as GGUF_NAME
@@ -53,12 +51,12 @@ class Checkpoint:
         # Only names are taken, so the shape does not matter.
         any_weight = TensorSpec(f"{module}.weight", self.manifest.source.dtype, (128, 128))
         recipe = self.manifest.weights_recipe
-        return [s.name for s in layers.specs(module, any_weight, recipe)]
+        return [s.name for s in formats.specs(module, any_weight, recipe)]
 
     def quantized_weight(self, module: str) -> grid.QuantizedWeight:
         """One layer's numbers as they are stored."""
         stored = {name: self.tensors[name].read() for name in self.parts(module)}
-        return layers.read(module, stored, self.manifest.weights_recipe)
+        return formats.unpack(module, stored, self.manifest.weights_recipe)
 
     def weight(self, module: str) -> torch.Tensor:
         """One layer's weight, dequantised to float32."""
@@ -75,7 +73,7 @@ class Checkpoint:
         """Scales of keys and values, by name; none unless the recipe has a `kv_cache`."""
         if self.manifest.weights_recipe.kv_cache is None:
             return {}
-        endings = tuple(spec.name for spec in kv_specs("", "F32"))
+        endings = tuple(spec.name for spec in formats.kv_specs("", "F32"))
         return {n: tensor for n, tensor in self.tensors.items() if n.endswith(endings)}
 
     @property

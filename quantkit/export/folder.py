@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
+from quantkit import formats
 from quantkit.errors import SourceError
-from quantkit.export import layers, manifest
+from quantkit.export import manifest
 from quantkit.export.manifest import Manifest, StoredFile
 from quantkit.model.description import README
 from quantkit.model.shards import ShardWriter, StoredTensor, TensorSpec, assign_to_shards, index_of
@@ -92,7 +93,7 @@ def open_folder(
 def write_side_files(folder: Path, source: ModelSource, recipe: Recipe, ignored: list[str]) -> None:
     """Config with the quantisation told, and everything else as the source has it."""
     config = dict(source.config)
-    config["quantization_config"] = layers.quantization_config(recipe, ignored)
+    config["quantization_config"] = formats.config(recipe, ignored)
     # Some configs hold infinity, which JSON proper does not know but every loader reads.
     write_json(folder / "config.json", config, allow_nan=True)
     copy_side_files(folder, source, but=OWN_FILES)

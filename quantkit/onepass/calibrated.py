@@ -10,8 +10,7 @@ from functools import partial
 
 import torch
 
-from quantkit import grid, methods
-from quantkit.export import layers
+from quantkit import formats, grid, methods, numbers
 from quantkit.methods import products
 from quantkit.methods.contract import Cost, Linears, Smoothing
 from quantkit.methods.products import Halves
@@ -20,9 +19,6 @@ from quantkit.onepass.feeders import Feeder
 from quantkit.onepass.ranks import Job, Ranks
 from quantkit.onepass.result import BlockResult, LinearResult
 from quantkit.recipe import Recipe
-
-FP8_MAX = 448.0
-INT8_MAX = 127.0
 
 Replay = Callable[[dict[str, torch.Tensor]], torch.Tensor]
 """The squared error of the block's output on some samples, with these weights in place."""
@@ -58,7 +54,7 @@ class Work:
     ) -> None:
         self.recipe = recipe
         self.scheme = recipe.weights
-        self.scale_dtype = layers.scale_dtype(recipe)
+        self.scale_dtype = formats.scale_dtype(recipe)
         self.method = methods.find(recipe.method)
         self.groups = groups
         self.statistics = statistics
@@ -236,5 +232,4 @@ class Work:
         if activations is None or activations.dynamic:
             return None
         largest = statistics.max_abs.max().clamp(min=1e-12)
-        top = FP8_MAX if activations.type == "float" else INT8_MAX
-        return (largest / top).to(dtype).reshape(1)
+        return numbers.of(activations).activation_scale(largest).to(dtype).reshape(1)

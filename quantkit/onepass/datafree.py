@@ -11,9 +11,8 @@ from dataclasses import replace
 
 import torch
 
-from quantkit import grid, methods
+from quantkit import formats, grid, methods
 from quantkit.errors import MethodError, SourceError
-from quantkit.export import layers as export_layers
 from quantkit.export.folder import FolderWriter
 from quantkit.export.manifest import Layer
 from quantkit.methods.contract import Linears, Rounding
@@ -106,7 +105,7 @@ class _Worker:
                 weight.dtype,
                 plan.recipe.weights,
                 plan.recipe.options,
-                scale_dtype=export_layers.scale_dtype(plan.recipe),
+                scale_dtype=formats.scale_dtype(plan.recipe),
                 largest=self._shared_range(plan, module, weight),
             )
             rounding = methods.find(plan.recipe.method).rounding
@@ -115,7 +114,7 @@ class _Worker:
                 raise MethodError(f"{plan.recipe.method} gave non-finite values for {module}")
             layers[module] = Layer(relative_error=error)
             self.progress.detail(f"{plan.recipe.name}: {module} off by {error:.5f}")
-            for name, part in export_layers.tensors(module, quantized, plan.recipe).items():
+            for name, part in formats.pack(module, quantized, plan.recipe).items():
                 writer.write(name, part)
         self.progress.advance(tensor.size_bytes)
 

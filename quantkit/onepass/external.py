@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from quantkit import formats
 from quantkit.errors import MethodError
-from quantkit.export import compressed_tensors
 from quantkit.model.shards import CODES, TensorSpec
 from quantkit.model.source import ModelSource
 from quantkit.plan.checkpoint import Plan
@@ -98,6 +98,6 @@ def others(plan: Plan) -> dict[str, TensorSpec]:
     parts = {
         part.name
         for module, weight in plan.quantized.items()
-        for part in compressed_tensors.specs(module, weight, plan.recipe)
+        for part in formats.specs(module, weight, plan.recipe)
     }
     return {spec.name: spec for spec in plan.specs if spec.name not in parts}

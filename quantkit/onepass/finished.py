@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import torch
 
+from quantkit import formats
 from quantkit.errors import MethodError
-from quantkit.export import layers as export_layers
 from quantkit.export.folder import FolderWriter
 from quantkit.export.manifest import Layer
 from quantkit.onepass.delivery import Parcel
@@ -35,7 +35,7 @@ class Finished:
         tensors: dict[str, torch.Tensor] = {}
         scales = {f"{n}.folded": scale for n, scale in result.folded.items()}
         for name, linear in result.linears.items():
-            tensors |= export_layers.tensors(
+            tensors |= formats.pack(
                 self.prefix + name, linear.quantized, plan.recipe, linear.input_scale
             )
             if linear.in_scale is not None:

@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 
-from quantkit import grid, methods
+from quantkit import formats, grid, methods
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import HardwareError, MethodError, MissingDependency, RecipeError
-from quantkit.export import compressed_tensors
 from quantkit.export.folder import FolderWriter
 from quantkit.export.manifest import Layer
 from quantkit.formats import COMPRESSED_TENSORS
@@ -96,7 +95,7 @@ def check(recipes: Sequence[Recipe], device: torch.device, progress: Progress) -
 def modifiers(plan: Plan) -> list[tuple[str, dict[str, Any]]]:
     """A recipe in the words of llm-compressor: its classes and their arguments, in order."""
     recipe = plan.recipe
-    config = compressed_tensors.quantization_config(recipe, plan.ignored)
+    config = formats.config(recipe, plan.ignored)
     *smoothing, rounding = methods.find(recipe.method).modifiers
     settings = {"SmoothQuantModifier": {"smoothing_strength": recipe.options.get("strength", 0.5)}}
     arguments = {"config_groups": config["config_groups"], "ignore": config["ignore"]}
@@ -125,15 +124,13 @@ def quantize_model(
     layers = {}
     progress.start(f"write {plan.recipe.name}", plan.size_bytes)
     for module, weight in plan.quantized.items():
-        specs = compressed_tensors.specs(module, weight, plan.recipe)
+        specs = formats.specs(module, weight, plan.recipe)
         parts = {spec.name: made.state[spec.name].to(device) for spec in specs}
         original = source.tensors[weight.name]
         values = original.read().to(device)
         require_finite(original, values)
         restored = grid.unfold(
-            grid.dequantize(
-                compressed_tensors.read(module, parts, plan.recipe), plan.recipe.weights
-            ),
+            grid.dequantize(formats.unpack(module, parts, plan.recipe), plan.recipe.weights),
             *(_on(device, scales.get(f"{module}.{side}_scale")) for side in ("in", "out")),
         )
         error = grid.relative_error(values, restored)

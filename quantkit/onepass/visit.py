@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from quantkit import grid
+from quantkit import formats, grid
 from quantkit.errors import MethodError
-from quantkit.export import layers as export_layers
 from quantkit.export.folder import FolderWriter
 from quantkit.model import experts
 from quantkit.model.blocks import Decoder
@@ -121,9 +120,9 @@ class Visit:
             if module not in plan.quantized or not name.endswith(".weight"):
                 state[name] = writer.stored(self.prefix + name).read().to(device)
                 continue
-            specs = export_layers.specs(module, plan.quantized[module], plan.recipe)
+            specs = formats.specs(module, plan.quantized[module], plan.recipe)
             parts = {s.name: writer.stored(s.name).read().to(device) for s in specs}
-            quantized = export_layers.read(module, parts, plan.recipe)
+            quantized = formats.unpack(module, parts, plan.recipe)
             state[name] = grid.dequantize(quantized, plan.recipe.weights)
         return state
 

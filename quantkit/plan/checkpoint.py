@@ -7,7 +7,6 @@ from functools import cached_property
 
 from quantkit import formats
 from quantkit.errors import RecipeError
-from quantkit.export import tensors
 from quantkit.model.architecture import Architecture
 from quantkit.model.headers import TensorSpec
 from quantkit.model.source import ModelSource
@@ -58,7 +57,7 @@ class Plan:
         size = sum(
             stored[part.name].size_bytes
             for module, weight in self.quantized.items()
-            for part in tensors.specs(module, weight, self.recipe)
+            for part in formats.specs(module, weight, self.recipe)
         )
         return 8 * size / sum(weight.n_elements for weight in self.quantized.values())
 
@@ -78,13 +77,13 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
     _check_fused(recipe, architecture, set(modules))
     resolved, word = recipe.resolved({name: architecture.linears[name][1] for name in modules})
     _check_blocks(recipe, architecture, modules)
-    _check_words(recipe, architecture, modules)
+    _check_shapes(recipe, architecture, modules)
     quantized = {name: by_name[f"{name}.weight"] for name in modules}
     replaced = {weight.name: name for name, weight in quantized.items()}
     specs: list[TensorSpec] = []
     for spec in stored:
         if spec.name in replaced:
-            specs += tensors.specs(replaced[spec.name], spec, resolved)
+            specs += formats.specs(replaced[spec.name], spec, resolved)
         else:
             specs.append(spec)
     kv_scales = _kv_scales(recipe, architecture, stored)
@@ -113,7 +112,7 @@ def _kv_scales(
             f"recipe {recipe.name}: no module of this model takes a cache of keys and values"
         )
     dtype = usual_dtype(stored)
-    specs = [s for name in architecture.attentions for s in tensors.kv_specs(name, dtype)]
+    specs = [s for name in architecture.attentions for s in formats.kv_specs(name, dtype)]
     if taken := {spec.name for spec in specs} & {spec.name for spec in stored}:
         raise RecipeError(f"recipe {recipe.name}: the source has a {min(taken)} of its own")
     return specs
@@ -146,18 +145,11 @@ def _check_blocks(recipe: Recipe, architecture: Architecture, modules: list[str]
             )
 
 
-def _check_words(recipe: Recipe, architecture: Architecture, modules: list[str]) -> None:
-    """The older formats pack whole words in both directions."""
-    if recipe.format not in (formats.GPTQ, formats.AWQ):
-        return
-    per_word = 32 // recipe.weights.num_bits
+def _check_shapes(recipe: Recipe, architecture: Architecture, modules: list[str]) -> None:
     for name in modules:
         rows, columns = architecture.linears[name]
-        if rows % per_word or columns % per_word:
-            raise RecipeError(
-                f"recipe {recipe.name}: {name} is {rows} x {columns}, and {recipe.format} packs "
-                f"{per_word} rows and columns at a time; use compressed-tensors for this model"
-            )
+        if reason := formats.of(recipe).misfit(rows, columns, recipe.weights):
+            raise RecipeError(f"recipe {recipe.name}: {name} is {rows} x {columns}, and {reason}")
 
 
 def fused_with(module: str, among: Container[str]) -> list[str]:

@@ -7,7 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from quantkit import methods
 from quantkit.errors import RecipeError, UnknownName
-from quantkit.formats import COMPRESSED_TENSORS, FORMATS, objection
+from quantkit.formats import COMPRESSED_TENSORS, FORMATS, TABLE
 from quantkit.recipe.named import Named
 from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
 from quantkit.specs import meant
@@ -76,7 +76,7 @@ class Recipe(Named):
             raise ValueError(f"'{format}' is unknown; {meant(format, FORMATS)}")
         parts = [info.data.get(key) for key in ("weights", "input_activations", "kv_cache")]
         weights, activations, kv_cache = parts
-        if weights and (reason := objection(format, weights, activations, kv_cache)):
+        if weights and (reason := TABLE[format].objection(weights, activations, kv_cache)):
             raise ValueError(reason)
         return format
 
@@ -125,7 +125,8 @@ class Recipe(Named):
             raise UnknownName("format", format, FORMATS)
         if format == self.format:
             return self
-        if reason := objection(format, self.weights, self.input_activations, self.kv_cache):
+        parts = self.weights, self.input_activations, self.kv_cache
+        if reason := TABLE[format].objection(*parts):
             raise RecipeError(f"recipe {self.name} cannot be written as {format}: {reason}")
         name = self.name.removesuffix(f"-{self.format}")
         if format != COMPRESSED_TENSORS:
@@ -135,8 +136,13 @@ class Recipe(Named):
     @property
     def needs_calibration(self) -> bool:
         """Whether the recipe learns from data."""
-        static = self.input_activations is not None and not self.input_activations.dynamic
-        return methods.find(self.method).calibrated or static or self.kv_cache is not None
+        learnt = methods.find(self.method).calibrated or self.kv_cache is not None
+        return learnt or self.has_static_inputs
+
+    @property
+    def has_static_inputs(self) -> bool:
+        """Whether activations have fixed scales, which are stored."""
+        return self.input_activations is not None and not self.input_activations.dynamic
 
     @property
     def smooths(self) -> bool:

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from quantkit.grid import FP8, widen
+from quantkit import numbers
 from quantkit.model.architecture import attentions
+from quantkit.numbers.activations import round_dynamically
+from quantkit.numbers.fp8 import FP8
 from quantkit.onepass import kvcache
 from quantkit.recipe import ActivationScheme
 
@@ -19,12 +21,13 @@ def attach(
     static: Mapping[str, torch.Tensor],
 ) -> None:
     """Make the named linear layers of a model see rounded inputs; `static` holds fixed scales."""
+    number = numbers.of(scheme)
 
     def dynamic(module: torch.nn.Module, inputs: Any) -> Any:
-        return (round_per_token(inputs[0], scheme), *inputs[1:])
+        return (round_dynamically(inputs[0], scheme), *inputs[1:])
 
     def fixed(scale: torch.Tensor, module: torch.nn.Module, inputs: Any) -> Any:
-        return (round_with(inputs[0], scale, scheme.type), *inputs[1:])
+        return (number.rounded(inputs[0], scale), *inputs[1:])
 
     for name in modules:
         hook = dynamic if scheme.dynamic else partial(fixed, static[name])
@@ -37,32 +40,8 @@ def attach_to_cache(model: torch.nn.Module, scales: Mapping[str, torch.Tensor]) 
     def rounded(
         scale: tuple[torch.Tensor, torch.Tensor], keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return round_with(keys, scale[0], "float"), round_with(values, scale[1], "float")
+        return FP8().rounded(keys, scale[0]), FP8().rounded(values, scale[1])
 
     for name, attention in attentions(model).items():
         scale = scales[f"{name}.k_scale"], scales[f"{name}.v_scale"]
         kvcache.intercept(attention, partial(rounded, scale))
-
-
-def round_per_token(values: torch.Tensor, scheme: ActivationScheme) -> torch.Tensor:
-    """Quantise and dequantise with one scale for each token, as vLLM's dynamic kernels do.
-
-    With groups, each 128 channels of a token have their own.
-    """
-    size = scheme.group_size or values.shape[-1]
-    parts = values.reshape(*values.shape[:-1], -1, size)
-    largest = parts.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-12)
-    scale = largest / (448.0 if scheme.type == "float" else 127.0)
-    return round_with(parts, scale, scheme.type).reshape(values.shape)
-
-
-def round_with(
-    values: torch.Tensor, scale: torch.Tensor, kind: Literal["int", "float"]
-) -> torch.Tensor:
-    """Quantise and dequantise with given scales."""
-    scaled = values.float() / scale.to(values.device).float()
-    if kind == "float":
-        rounded = widen(scaled.clamp_(-448.0, 448.0).to(FP8))
-    else:
-        rounded = scaled.round_().clamp_(-128.0, 127.0)
-    return rounded.mul_(scale.to(values.device).float()).to(values.dtype)

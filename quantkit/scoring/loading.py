@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from quantkit import formats
 from quantkit.errors import CheckpointError
 from quantkit.export.checkpoint import Checkpoint
-from quantkit.export.tensors import kv_specs
 from quantkit.model import experts
 from quantkit.model.architecture import Architecture, attentions, skeleton
 from quantkit.model.source import ModelSource, read_config, refuse_experts
@@ -75,7 +75,7 @@ def _round_cache(model: Any, checkpoint: Checkpoint) -> None:
         return
     scales = {name: tensor.read() for name, tensor in checkpoint.kv_scales.items()}
     for attention in attentions(model):
-        for spec in kv_specs(attention, checkpoint.manifest.source.dtype):
+        for spec in formats.kv_specs(attention, checkpoint.manifest.source.dtype):
             if spec.name not in scales:
                 raise CheckpointError(f"{checkpoint.folder} lacks {spec.name}; run verify")
     activations.attach_to_cache(model, scales)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quantkit import grid
+from quantkit import formats, grid, numbers
 from quantkit.errors import CheckpointError, QuantkitError
-from quantkit.export import folder, layers, verified
+from quantkit.export import folder, verified
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import Manifest
 from quantkit.model.architecture import Architecture
@@ -30,9 +30,6 @@ from quantkit.verification import gguf
 if TYPE_CHECKING:
     from quantkit.gguf.requantize import FileLayout
 
-# A swapped or scrambled weight is off by about 1.4; rounding a bell-shaped one by 0.03 (FP8),
-# 0.01 (8 bits) or 0.13 (4 bits). Half way up in between is room for odd distributions.
-MAX_RELATIVE_ERROR = {("float", 8): 0.1, ("int", 8): 0.1, ("int", 4): 0.5}
 # Calibrated methods may move weights further where inputs are quiet: what counts is the output.
 MAX_OUTPUT_ERROR = 0.25
 ERROR_TOLERANCE = 1e-3
@@ -245,7 +242,7 @@ def file_faults(path: Path, manifest: Manifest) -> Iterator[str]:
 
 def _config_faults(path: Path, plan: Plan, source: ModelSource | None) -> Iterator[str]:
     config = read_config(path)
-    expected = layers.quantization_config(plan.recipe, plan.ignored)
+    expected = formats.config(plan.recipe, plan.ignored)
     if config.pop("quantization_config", None) != expected:
         yield "quantization_config is not the one that the recipe demands"
     if source is not None and config != source.config:
@@ -287,7 +284,8 @@ def _value_faults(
     progress: Progress,
 ) -> Iterator[str]:
     scheme = plan.recipe.weights
-    limit = MAX_RELATIVE_ERROR[scheme.type, scheme.num_bits]
+    number = numbers.of(scheme)
+    limit = number.max_relative_error
     progress.start(f"verify {checkpoint.folder.name}", plan.size_bytes)
     for module, spec in plan.quantized.items():
         if module not in checkpoint.manifest.layers:
@@ -303,7 +301,7 @@ def _value_faults(
             yield str(fault)
             continue
         weight = grid.dequantize(quantized, scheme)
-        if grid.has_nan(quantized.values) or not weight.isfinite().all():
+        if number.has_nan(quantized.values) or not weight.isfinite().all():
             yield f"{module} dequantises to NaN or infinity"
         elif not are_scales(quantized.scale):
             yield f"{module} has scales that are not finite and positive"

@@ -10,9 +10,8 @@ import pytest
 import torch
 import transformers
 
-from quantkit import resources
+from quantkit import formats, resources
 from quantkit.errors import HardwareError, MethodError, MissingDependency, RecipeError, SourceError
-from quantkit.export import compressed_tensors
 from quantkit.export.manifest import FILE, Manifest
 from quantkit.methods.contract import Linears
 from quantkit.methods.rtn import RTN
@@ -55,7 +54,7 @@ class FakeEngine:
             weight = state.pop(f"{module}.weight")
             linears = Linears(weight, weight.dtype, plan.recipe.weights)
             rounded = RTN.rounding.round(linears).quantized
-            state |= compressed_tensors.tensors(module, rounded, plan.recipe)
+            state |= formats.pack(module, rounded, plan.recipe)
         self.spoil(state)
         return Made(state, self.folds)
 
@@ -104,7 +103,7 @@ def test_a_recipe_in_its_words(recipe):
     assert json.loads(json.dumps(arguments)) == arguments
     assert arguments["ignore"] == ["lm_head"]
     # One and the same description goes to the engine and into config.json.
-    config = compressed_tensors.quantization_config(plan.recipe, plan.ignored)
+    config = formats.config(plan.recipe, plan.ignored)
     assert arguments["config_groups"] == config["config_groups"]
     if recipe == "int8-w8a8":
         assert found[0][1] == {"smoothing_strength": 0.5}

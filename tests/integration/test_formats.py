@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from quantkit.conversion import convert
 from quantkit.errors import CheckpointError, StorageError
-from quantkit.export import awq, gptq
 from quantkit.export.checkpoint import Checkpoint
+from quantkit.formats import awq, gptq
 from quantkit.grid import QuantizedWeight
 from quantkit.model.shards import as_bytes
 from quantkit.model.source import ModelSource
@@ -145,14 +145,14 @@ def test_any_numbers_survive_packing(eights, groups, seed, bits):
 
     scale = torch.rand(rows, groups, generator=draw).half() + 0.1
     weight = QuantizedWeight(integers(rows, columns), scale, None)
-    made = gptq.tensors("a", weight, recipe(num_bits=bits, group_size=32))
+    made = gptq.pack("a", weight, recipe(num_bits=bits, group_size=32))
     found, zeros, scales, _ = read_gptq({n[2:]: t for n, t in made.items()}, bits)
     assert (found - half == weight.values.numpy()).all()
     assert (zeros == half).all()
     assert (scales == scale.float().numpy()).all()
     if bits == 4:
         pointed = QuantizedWeight(weight.values, scale, integers(rows, groups))
-        made = awq.tensors("a", pointed, recipe(num_bits=4, group_size=32, symmetric=False))
+        made = awq.pack("a", pointed, recipe(num_bits=4, group_size=32, symmetric=False))
         found, zeros, scales = read_awq({n[2:]: t for n, t in made.items()})
         assert (found - 8 == pointed.values.numpy()).all()
         assert (zeros - 8 == pointed.zero_point.numpy()).all()

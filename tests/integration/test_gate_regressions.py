@@ -13,9 +13,9 @@ import torch
 from quantkit import grid
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.cli.main import main
-from quantkit.export import compressed_tensors
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import FILE
+from quantkit.formats import words
 from quantkit.gating import policy
 from quantkit.gating.judge import judge
 from quantkit.gating.verdict import Answer
@@ -70,7 +70,7 @@ def damaged(checkpoint, target, change, modules):
     for module in modules:
         quantized = checkpoint.quantized_weight(module)
         quantized.values.copy_(change(quantized.values))
-        packed = compressed_tensors.pack(quantized.values, scheme.num_bits)
+        packed = words.pack(quantized.values, scheme.num_bits)
         stored[f"{module}.weight_packed"] = packed
         wanted = source.tensors[f"{module}.weight"].read().float()
         error = float((grid.dequantize(quantized, scheme) - wanted).norm() / wanted.norm())

@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import READABLE, save_llama
 
-from quantkit import grid, launch, resources
+from quantkit import formats, grid, launch, resources
 from quantkit.errors import HardwareError
-from quantkit.export import compressed_tensors
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.shards import read_header
 from quantkit.onepass.lifeline import Lifeline
@@ -38,7 +37,7 @@ def dequantised(folder):
     found = {}
     for name in record.layers:
         parts = {key: t.read() for key, t in stored.items() if key.startswith(f"{name}.")}
-        found[name] = grid.dequantize(compressed_tensors.read(name, parts, recipe), recipe.weights)
+        found[name] = grid.dequantize(formats.unpack(name, parts, recipe), recipe.weights)
     return found
 
 

@@ -9,12 +9,13 @@ from compressed_tensors.quantization.lifecycle.forward import dequantize, quanti
 from compressed_tensors.quantization.utils import calculate_qparams
 from transformers import AutoModelForCausalLM
 
-from quantkit import grid, resources
-from quantkit.export import compressed_tensors as export
+from quantkit import formats, grid, resources
 from quantkit.export.checkpoint import Checkpoint
+from quantkit.formats import words
 from quantkit.methods.contract import Linears
 from quantkit.methods.rtn import RTN
 from quantkit.model.source import ModelSource
+from quantkit.numbers.fp8 import FP8
 from quantkit.onepass.prepare import CalibrationChoice
 from quantkit.onepass.run import quantize as run_quantize
 from quantkit.recipe import Recipe, WeightScheme, load
@@ -56,7 +57,7 @@ def test_round_to_nearest_equals_the_reference_bit_for_bit(scheme, dtype):
         scale.float(),
         None if scheme.symmetric else zero,
         arguments,
-        dtype=grid.FP8 if scheme.type == "float" else torch.int8,
+        dtype=torch.float8_e4m3fn if scheme.type == "float" else torch.int8,
     )
     ours = RTN.rounding.round(Linears(weight, dtype, scheme)).quantized
     assert ours.scale.dtype == dtype
@@ -82,19 +83,19 @@ def test_packing_equals_the_reference(num_bits, columns):
     half = 1 << (num_bits - 1)
     generator = torch.Generator().manual_seed(columns)
     values = torch.randint(-half, half, (16, columns), generator=generator, dtype=torch.int8)
-    packed = export.pack(values, num_bits)
+    packed = words.pack(values, num_bits)
     assert torch.equal(packed, pack_to_int32(values, num_bits))
-    assert torch.equal(export.unpack(packed, num_bits, columns), values)
+    assert torch.equal(words.unpack(packed, num_bits, columns), values)
     assert torch.equal(unpack_from_int32(packed, num_bits, values.shape), values)
 
 
 def test_widening_is_exact_for_every_fp8_number():
-    every = torch.arange(256, dtype=torch.uint8).view(grid.FP8)
+    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
     expected = every.float()
     real = ~expected.isnan()
-    assert torch.equal(grid.widen(every)[real], expected[real])
-    assert grid.has_nan(every)
-    assert not grid.has_nan(every[real])
+    assert torch.equal(FP8().widen(every)[real], expected[real])
+    assert FP8().has_nan(every)
+    assert not FP8().has_nan(every[real])
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,7 @@ def checkpoints(tmp_path_factory):
 
 def test_config_is_what_the_reference_library_reads(checkpoints):
     for checkpoint in checkpoints:
-        written = export.quantization_config(checkpoint.manifest.recipe, ["lm_head"])
+        written = formats.config(checkpoint.manifest.recipe, ["lm_head"])
         config = ReferenceConfig.model_validate(written)
         group = config.config_groups["group_0"]
         assert config.format == written["format"]

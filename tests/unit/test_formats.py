@@ -4,7 +4,6 @@ import pytest
 
 from quantkit import formats, resources
 from quantkit.errors import RecipeError, UnknownName
-from quantkit.export import tensors
 from quantkit.formats import FORMATS
 from quantkit.model.headers import TensorSpec
 from quantkit.recipe import Recipe
@@ -119,16 +118,16 @@ def test_digests_of_before_stay(name, digest):
 def test_no_format_costs_more_than_its_indices(name):
     """Beside packed numbers and scales there are only zero points and the order of columns."""
     asked, _ = Recipe.load(name).resolved({"a": 512})
-    usual = sum(s.size_bytes for s in tensors.specs("a", WEIGHT, asked))
+    usual = sum(s.size_bytes for s in formats.specs("a", WEIGHT, asked))
     for format in HELD[name]:
-        specs = tensors.specs("a", WEIGHT, asked.in_format(format))
+        specs = formats.specs("a", WEIGHT, asked.in_format(format))
         assert all(spec.name.startswith("a.") for spec in specs)
         assert sum(spec.size_bytes for spec in specs) < 1.07 * usual
 
 
 def test_one_scale_a_row_is_one_group():
-    rows = recipe(SCHEMES["int8 rows"]).in_format(formats.GPTQ)
-    shapes = {spec.name: spec.shape for spec in tensors.specs("a", WEIGHT, rows)}
+    rows = recipe(SCHEMES["int8 rows"]).in_format("gptq")
+    shapes = {spec.name: spec.shape for spec in formats.specs("a", WEIGHT, rows)}
     assert shapes == {
         "a.qweight": (128, 256),
         "a.qzeros": (1, 64),

@@ -1,0 +1,67 @@
+"""The forms that a checkpoint's files can have for vLLM: one module each, and here the table.
+
+A format says which schemes it holds, which tensors it stores, what engines must be told, and packs
+a layer's numbers into those tensors and back. Everybody else asks here, by a recipe. torch is
+loaded by `pack` and `unpack` alone.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from quantkit.formats import awq, compressed_tensors, fp8, gptq
+from quantkit.formats.contract import Format, Schemes
+from quantkit.tensorspec import TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from quantkit.grid import QuantizedWeight
+
+
+COMPRESSED_TENSORS = compressed_tensors.NAME
+_ALL: tuple[Format, ...] = (compressed_tensors, gptq, awq, fp8)
+TABLE: dict[str, Format] = {format.NAME: format for format in _ALL}
+FORMATS = tuple(TABLE)
+
+
+def of(recipe: Schemes) -> Format:
+    """The format that a recipe is written in."""
+    return TABLE[recipe.format]
+
+
+def specs(module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:
+    """The tensors that stand for one layer's weight in the recipe's format."""
+    return of(recipe).specs(module, weight, recipe)
+
+
+def pack(
+    module: str,
+    weight: "QuantizedWeight",
+    recipe: Schemes,
+    input_scale: "torch.Tensor | None" = None,
+) -> dict[str, "torch.Tensor"]:
+    """One layer's quantised weight as the tensors of `specs`."""
+    return of(recipe).pack(module, weight, recipe, input_scale)
+
+
+def unpack(module: str, stored: Mapping[str, "torch.Tensor"], recipe: Schemes) -> "QuantizedWeight":
+    """The inverse of `pack`."""
+    return of(recipe).unpack(module, stored, recipe)
+
+
+def config(recipe: Schemes, ignore: list[str]) -> dict[str, Any]:
+    """What `config.json` tells a serving engine. `ignore` lists every Linear left alone."""
+    return of(recipe).config(recipe, ignore)
+
+
+def scale_dtype(recipe: Schemes) -> "torch.dtype | None":
+    """A type that scales are stored in and may not fit into; None where they always do."""
+    import torch
+
+    name = of(recipe).SCALE_TYPE
+    return None if name is None else getattr(torch, name)
+
+
+def kv_specs(attention: str, dtype: str) -> list[TensorSpec]:
+    """The scales of one attention module's keys and values, the same in every format."""
+    return [TensorSpec(f"{attention}.{kind}_scale", dtype, (1,)) for kind in ("k", "v")]

@@ -1,0 +1,66 @@
+"""What a module of this package has, and what it needs to know of a recipe."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
+from quantkit.tensorspec import TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from quantkit.grid import QuantizedWeight
+
+
+class Schemes(Protocol):
+    """The numbers of a recipe, and the format that they go into."""
+
+    @property
+    def format(self) -> str: ...
+    @property
+    def weights(self) -> WeightScheme: ...
+    @property
+    def input_activations(self) -> ActivationScheme | None: ...
+    @property
+    def kv_cache(self) -> KVCacheScheme | None: ...
+    @property
+    def has_static_inputs(self) -> bool: ...
+
+
+class Format(Protocol):
+    """What a module of this package has."""
+
+    NAME: str
+    SCALE_TYPE: str | None
+    """The type that scales are stored in and may not fit into; None where they always do."""
+
+    def objection(
+        self,
+        weights: WeightScheme,
+        activations: ActivationScheme | None,
+        kv_cache: KVCacheScheme | None,
+    ) -> str | None:
+        """Why these numbers cannot be written, and what can hold them; None if they can."""
+
+    def misfit(self, rows: int, columns: int, weights: WeightScheme) -> str | None:
+        """Why a layer of this shape cannot be written; None if it can."""
+
+    def specs(self, module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:
+        """The tensors that stand for one layer's weight: exactly these, in this order."""
+
+    def pack(
+        self,
+        module: str,
+        weight: "QuantizedWeight",
+        recipe: Schemes,
+        input_scale: "torch.Tensor | None",
+    ) -> dict[str, "torch.Tensor"]:
+        """One layer's quantised weight in the form of `specs`."""
+
+    def unpack(
+        self, module: str, stored: Mapping[str, "torch.Tensor"], recipe: Schemes
+    ) -> "QuantizedWeight":
+        """The inverse of `pack`."""
+
+    def config(self, recipe: Schemes, ignore: list[str]) -> dict[str, Any]:
+        """What `config.json` tells an engine. `ignore` lists every Linear left alone."""

@@ -1,0 +1,118 @@
+"""AutoGPTQ's format (https://github.com/AutoGPTQ/AutoGPTQ), as vLLM and GPTQModel read it.
+
+    qweight  int32 [columns / per word, rows]   unsigned values, packed down the columns
+    qzeros   int32 [groups, rows / per word]    zero points less one, packed across the rows
+    scales         [groups, rows]               in the model's own type
+    g_idx    int32 [columns]                    the group of each column: here simply in order
+
+Without zero points the middle of the range stands for zero: 8 of 16, or 128 of 256. That one is
+subtracted before zeros are stored is how the format began; readers add it again ("v1").
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from quantkit.errors import CheckpointError
+from quantkit.formats import words
+from quantkit.formats.contract import Schemes
+from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
+from quantkit.tensorspec import TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from quantkit.grid import QuantizedWeight
+
+NAME = "gptq"
+SCALE_TYPE: str | None = None
+
+
+def objection(
+    weights: WeightScheme,
+    activations: ActivationScheme | None,
+    kv_cache: KVCacheScheme | None,
+) -> str | None:
+    """None where vLLM reads it."""
+    if reason := words.objection(NAME, weights, activations, kv_cache):
+        return reason
+    if not weights.symmetric:
+        return "vLLM reads gptq only without zero points; use awq or compressed-tensors"
+    return None
+
+
+def misfit(rows: int, columns: int, weights: WeightScheme) -> str | None:
+    """Words are whole in both directions."""
+    return words.misfit(NAME, rows, columns, weights.num_bits)
+
+
+def specs(module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:
+    """The tensors that stand for one layer's weight."""
+    rows, columns = weight.shape
+    per_word = 32 // recipe.weights.num_bits
+    n_groups = recipe.weights.n_scales(rows, columns)[1]
+    return [
+        TensorSpec(f"{module}.qweight", "I32", (columns // per_word, rows)),
+        TensorSpec(f"{module}.qzeros", "I32", (n_groups, rows // per_word)),
+        TensorSpec(f"{module}.scales", weight.dtype, (n_groups, rows)),
+        TensorSpec(f"{module}.g_idx", "I32", (columns,)),
+    ]
+
+
+def pack(
+    module: str,
+    weight: "QuantizedWeight",
+    recipe: Schemes,
+    input_scale: "torch.Tensor | None" = None,
+) -> dict[str, "torch.Tensor"]:
+    """One layer's quantised weight in the form of `specs`."""
+    import torch
+
+    bits = recipe.weights.num_bits
+    rows, columns = weight.values.shape
+    n_groups = weight.scale.shape[1]
+    device = weight.values.device
+    zeros = torch.full((n_groups, rows), -1, dtype=torch.int8, device=device)
+    return {
+        f"{module}.qweight": words.pack(weight.values, bits).t().contiguous(),
+        f"{module}.qzeros": words.pack(zeros, bits),
+        f"{module}.scales": weight.scale.t().contiguous(),
+        f"{module}.g_idx": _groups(columns, n_groups).to(device),
+    }
+
+
+def unpack(module: str, stored: Mapping[str, "torch.Tensor"], recipe: Schemes) -> "QuantizedWeight":
+    """The inverse of `pack`; zero points or an order of columns of their own are refused."""
+    import torch
+
+    from quantkit.grid import QuantizedWeight
+
+    bits = recipe.weights.num_bits
+    scales = stored[f"{module}.scales"]
+    n_groups, rows = scales.shape
+    packed = stored[f"{module}.qweight"]
+    columns = packed.shape[0] * (32 // bits)
+    order = stored[f"{module}.g_idx"]
+    if not torch.equal(order, _groups(columns, n_groups).to(order.device)):
+        raise CheckpointError(f"{module}.g_idx does not list groups in order: it has an act-order")
+    if not (words.unpack(stored[f"{module}.qzeros"], bits, rows) == -1).all():
+        raise CheckpointError(f"{module}.qzeros is not that of a symmetric layer")
+    return QuantizedWeight(words.unpack(packed.t(), bits, columns), scales.t().contiguous(), None)
+
+
+def config(recipe: Schemes, ignore: list[str]) -> dict[str, Any]:
+    """What `config.json` says. Layers left alone are told by their tensors, which vLLM looks at."""
+    return {
+        "quant_method": NAME,
+        "bits": recipe.weights.num_bits,
+        "group_size": recipe.weights.group_size if recipe.weights.strategy == "group" else -1,
+        "sym": True,
+        "desc_act": False,
+        "lm_head": False,
+        "checkpoint_format": NAME,
+    }
+
+
+def _groups(columns: int, n_groups: int) -> "torch.Tensor":
+    import torch
+
+    return torch.arange(n_groups, dtype=torch.int32).repeat_interleave(columns // n_groups)

@@ -1,0 +1,65 @@
+"""Integers in 32-bit words, and what the formats made of nothing else refuse."""
+
+from typing import TYPE_CHECKING
+
+from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
+
+if TYPE_CHECKING:
+    import torch
+
+
+def pack(values: "torch.Tensor", num_bits: int) -> "torch.Tensor":
+    """Signed integers as unsigned fields of int32 words, the first column in the lowest bits."""
+    import torch
+
+    per_word = 32 // num_bits
+    offset = 1 << (num_bits - 1)
+    fields = (values.to(torch.int16) + offset).to(torch.uint8)
+    if missing := -fields.shape[1] % per_word:
+        fields = torch.nn.functional.pad(fields, (0, missing))
+    if num_bits == 4:
+        # Two fields a byte; the bytes of a little-endian word are already in order.
+        fields = fields[:, 0::2] | (fields[:, 1::2] << 4)
+    # A clone, since `contiguous` leaves the odd strides of a single row as they are.
+    return fields.clone(memory_format=torch.contiguous_format).view(torch.int32)
+
+
+def unpack(packed: "torch.Tensor", num_bits: int, columns: int) -> "torch.Tensor":
+    """The inverse of `pack`."""
+    import torch
+
+    fields = packed.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    if num_bits == 4:
+        fields = torch.stack((fields & 15, fields >> 4), dim=-1).flatten(-2)
+    offset = 1 << (num_bits - 1)
+    return (fields[:, :columns].to(torch.int16) - offset).to(torch.int8)
+
+
+def objection(
+    name: str,
+    weights: WeightScheme,
+    activations: ActivationScheme | None,
+    kv_cache: KVCacheScheme | None,
+) -> str | None:
+    """What AutoGPTQ's and AutoAWQ's formats have no place for."""
+    if weights.type == "float":
+        return f"{name} holds integers; FP8 weights go into fp8 or compressed-tensors"
+    if activations is not None:
+        return f"{name} leaves activations in 16 bits; 8-bit ones need compressed-tensors"
+    if kv_cache is not None:
+        return (
+            f"vLLM reads no scales of a KV cache beside {name} weights; "
+            "fp8 and compressed-tensors have them"
+        )
+    return None
+
+
+def misfit(name: str, rows: int, columns: int, num_bits: int) -> str | None:
+    """They pack whole words in both directions."""
+    per_word = 32 // num_bits
+    if rows % per_word or columns % per_word:
+        return (
+            f"{name} packs {per_word} rows and columns at a time; use compressed-tensors for this "
+            "model"
+        )
+    return None

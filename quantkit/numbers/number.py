@@ -1,0 +1,66 @@
+"""What every number answers; torch is loaded by those answers alone that hold tensors."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Number(ABC):
+    """A set of numbers that a few bits can stand for."""
+
+    bits: int
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """For people."""
+
+    @property
+    @abstractmethod
+    def tag(self) -> str:
+        """One word that people search models by."""
+
+    @property
+    @abstractmethod
+    def file_type(self) -> str:
+        """The type of unpacked numbers in safetensors files."""
+
+    @property
+    @abstractmethod
+    def limits(self) -> tuple[float, float]:
+        """The smallest and the largest."""
+
+    @property
+    @abstractmethod
+    def activation_top(self) -> float:
+        """What engines scale the largest magnitude of an activation to."""
+
+    @property
+    @abstractmethod
+    def max_relative_error(self) -> float:
+        """More than rounding a weight to the nearest of these can move it, in norms."""
+
+    @abstractmethod
+    def round(self, scaled: "torch.Tensor") -> "torch.Tensor":
+        """The nearest number of each, in the type that holds them; may overwrite its argument."""
+
+    @abstractmethod
+    def widen(self, values: "torch.Tensor") -> "torch.Tensor":
+        """Held numbers as float32."""
+
+    def has_nan(self, values: "torch.Tensor") -> bool:
+        """Whether held numbers include NaN; no quantiser writes it."""
+        return False
+
+    def activation_scale(self, largest: "torch.Tensor") -> "torch.Tensor":
+        """The scale with which an engine rounds activations up to this magnitude."""
+        return largest / self.activation_top
+
+    def rounded(self, values: "torch.Tensor", scale: "torch.Tensor") -> "torch.Tensor":
+        """Activations rounded and widened again with given scales, in their own type."""
+        scale = scale.to(values.device).float()
+        return self.widen(self.round(values.float() / scale)).mul_(scale).to(values.dtype)
