@@ -5,28 +5,39 @@ a layer's numbers into those tensors and back. Everybody else asks here, by a re
 loaded by `pack` and `unpack` alone.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
-from quantkit.formats import awq, compressed_tensors, fp8, gptq
-from quantkit.formats.contract import Format, Schemes
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
+
 from quantkit.tensorspec import TensorSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
+    from quantkit.formats.contract import Format, Schemes
     from quantkit.grid import QuantizedWeight
 
+COMPRESSED_TENSORS = "compressed-tensors"
+MODULES = {
+    COMPRESSED_TENSORS: "quantkit.formats.compressed_tensors",
+    "gptq": "quantkit.formats.gptq",
+    "awq": "quantkit.formats.awq",
+    "fp8": "quantkit.formats.fp8",
+}
+FORMATS = tuple(MODULES)
 
-COMPRESSED_TENSORS = compressed_tensors.NAME
-_ALL: tuple[Format, ...] = (compressed_tensors, gptq, awq, fp8)
-TABLE: dict[str, Format] = {format.NAME: format for format in _ALL}
-FORMATS = tuple(TABLE)
+
+def find(name: str) -> Format:
+    """A format by name; one of FORMATS."""
+    return cast("Format", import_module(MODULES[name]))
 
 
 def of(recipe: Schemes) -> Format:
     """The format that a recipe is written in."""
-    return TABLE[recipe.format]
+    return find(recipe.format)
 
 
 def specs(module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:
@@ -36,15 +47,15 @@ def specs(module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:
 
 def pack(
     module: str,
-    weight: "QuantizedWeight",
+    weight: QuantizedWeight,
     recipe: Schemes,
-    input_scale: "torch.Tensor | None" = None,
-) -> dict[str, "torch.Tensor"]:
+    input_scale: torch.Tensor | None = None,
+) -> dict[str, torch.Tensor]:
     """One layer's quantised weight as the tensors of `specs`."""
     return of(recipe).pack(module, weight, recipe, input_scale)
 
 
-def unpack(module: str, stored: Mapping[str, "torch.Tensor"], recipe: Schemes) -> "QuantizedWeight":
+def unpack(module: str, stored: Mapping[str, torch.Tensor], recipe: Schemes) -> QuantizedWeight:
     """The inverse of `pack`."""
     return of(recipe).unpack(module, stored, recipe)
 
@@ -54,7 +65,7 @@ def config(recipe: Schemes, ignore: list[str]) -> dict[str, Any]:
     return of(recipe).config(recipe, ignore)
 
 
-def scale_dtype(recipe: Schemes) -> "torch.dtype | None":
+def scale_dtype(recipe: Schemes) -> torch.dtype | None:
     """A type that scales are stored in and may not fit into; None where they always do."""
     import torch
 

@@ -7,7 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from quantkit import methods
 from quantkit.errors import RecipeError, UnknownName
-from quantkit.formats import COMPRESSED_TENSORS, FORMATS, TABLE
+from quantkit.formats import COMPRESSED_TENSORS, FORMATS, find
 from quantkit.recipe.named import Named
 from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
 from quantkit.specs import meant
@@ -76,7 +76,7 @@ class Recipe(Named):
             raise ValueError(f"'{format}' is unknown; {meant(format, FORMATS)}")
         parts = [info.data.get(key) for key in ("weights", "input_activations", "kv_cache")]
         weights, activations, kv_cache = parts
-        if weights and (reason := TABLE[format].objection(weights, activations, kv_cache)):
+        if weights and (reason := find(format).objection(weights, activations, kv_cache)):
             raise ValueError(reason)
         return format
 
@@ -126,7 +126,7 @@ class Recipe(Named):
         if format == self.format:
             return self
         parts = self.weights, self.input_activations, self.kv_cache
-        if reason := TABLE[format].objection(*parts):
+        if reason := find(format).objection(*parts):
             raise RecipeError(f"recipe {self.name} cannot be written as {format}: {reason}")
         name = self.name.removesuffix(f"-{self.format}")
         if format != COMPRESSED_TENSORS:
