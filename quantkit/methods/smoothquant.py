@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from quantkit.methods.awq import JUDGING_ROWS, judging_rows, rounding_errors
 from quantkit.methods.contract import PROPAGATE, Cost, Linears, Method, Option
 from quantkit.methods.gptq import ColumnByColumn
+from quantkit.numbers.integers import Integer
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from quantkit.methods.statistics import Statistics
 
 STRENGTHS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-INT8_MAX = 127.0
 
 
 class Balancing:
@@ -43,7 +43,10 @@ class Balancing:
             return scales(inputs, weights, float(fixed))
         tries = [torch.ones_like(inputs), *(scales(inputs, weights, s) for s in STRENGTHS)]
         judges = judging_rows(linears.weight)
-        rounded = [activation_error(linears.inputs, judges, scale, INT8_MAX) for scale in tries]
+        rounded = [
+            activation_error(linears.inputs, judges, scale, Integer(8).activation_top)
+            for scale in tries
+        ]
         return tries[int((rounding_errors(linears, tries) + torch.stack(rounded)).argmin())]
 
 
