@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quantkit import metrics
 from quantkit.advise.formats import Format
 from quantkit.advise.shape import ModelShape
 from quantkit.errors import AdviceError
@@ -178,7 +179,7 @@ def _refuse_another(baseline: "Entry", shape: ModelShape, path: str) -> None:
 def _measured(document: "Document", entry: "Entry", path: str) -> Quality | None:
     shares, widest = {}, 0.0
     for task in document.baseline.settings.tasks:
-        key = f"{task}/acc"
+        key = f"{task}/{metrics.ACCURACY}"
         before, after = document.baseline.scores.get(key), entry.scores.get(key)
         compared = entry.comparison(key)
         # Where the source only guesses, so does everybody else.
@@ -202,7 +203,12 @@ def _by_perplexity(document: "Document", entry: "Entry", path: str) -> Quality |
     keys = [document.headline or "", *document.baseline.scores]
     for key in keys:
         before, after = document.baseline.scores.get(key), entry.scores.get(key)
-        if before is None or after is None or not key.endswith("perplexity") or after.value <= 0:
+        if (
+            before is None
+            or after is None
+            or not key.endswith(metrics.PERPLEXITY)
+            or after.value <= 0
+        ):
             continue
         share = before.value / after.value
         return Quality(min(1.0, share), False, f"{key}, source over candidate", path)

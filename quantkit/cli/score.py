@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from quantkit import metrics
 from quantkit.cli.options import (
     AsJson,
     Device,
@@ -148,15 +149,10 @@ def command(
         start.show_verdicts(both)
 
 
-DETAILS = ("byte_perplexity", "bits_per_byte", "kl_median", "kl_p75", "kl_p90", "kl_p95", "kl_p999")
-OF_CANDIDATES = ("kl_mean", "kl_p99", "top1_agreement")
-"""Against the source, so that of the source itself they say nothing."""
-
-
 def _is_detail(card: "Scorecard", key: str) -> bool:
     """Whether a score says once more what another says."""
-    metric = key.rpartition("/")[2]
-    return metric in DETAILS or (card.recipe is None and metric in OF_CANDIDATES)
+    metric = metrics.of(key)
+    return metric.detail or (card.recipe is None and metric.against_source)
 
 
 def _cached(card: "Scorecard", key: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from quantkit import numbers
+from quantkit import metrics, numbers
 from quantkit.export.manifest import Described, Manifest
 from quantkit.gguf import imatrix
 from quantkit.gguf.plan import NAME as GGUF
@@ -14,8 +14,6 @@ from quantkit.model.description import HUB_ID
 from quantkit.recipe import GGUFRecipe
 
 HUB = "https://huggingface.co"
-# Of the hub's own list of metrics; the others go by their lm-eval names.
-METRIC_TYPES = {"acc": "accuracy"}
 
 
 @dataclass(frozen=True)
@@ -151,9 +149,9 @@ def _index(manifest: Manifest, scored: Sequence[Scored]) -> list[dict[str, Any]]
     for run in scored:
         part = f" (first {run.limit} documents)" if run.limit else ""
         for task in run.tasks:
-            metrics = [
+            values = [
                 {
-                    "type": METRIC_TYPES.get(figure.metric, figure.metric),
+                    "type": metrics.of(figure.metric).hub or figure.metric,
                     "name": figure.metric,
                     "value": figure.value,
                 }
@@ -164,7 +162,7 @@ def _index(manifest: Manifest, scored: Sequence[Scored]) -> list[dict[str, Any]]
                 {
                     "task": {"type": "text-generation"},
                     "dataset": {"type": task, "name": f"{task}{part}"},
-                    "metrics": metrics,
+                    "metrics": values,
                 }
             )
     return [{"name": slug(manifest), "results": results}]

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
+from quantkit import metrics
 from quantkit.export.card_facts import Figure, Scored
 from quantkit.export.card_markup import plain, table
 
 Z95 = 1.96
-SHARES = ("acc", "acc_norm", "exact_match", "top1_agreement")
-"""Scores that are parts of a whole, shown in percent."""
 
 
 def scores(scored: Sequence[Scored]) -> str:
@@ -54,12 +53,13 @@ def _run(run: Scored) -> str:
 def _shown(metric: str, value: float | None, stderr: float | None) -> str:
     if value is None:
         return ""
-    scale, digits, unit = (100, 1, "%") if metric in SHARES else (1, 4, "")
+    is_share = metrics.of(metric).is_share
+    scale, digits, unit = (100, 1, "%") if is_share else (1, 4, "")
     words = f"{scale * value:.{digits}f}{unit}"
     if stderr is None:
         return words
     ends = [scale * (value + side * Z95 * stderr) for side in (-1, 1)]
-    if metric in SHARES:  # of few questions the usual interval would reach beyond all of them
+    if is_share:  # of few questions the usual interval would reach beyond all of them
         ends = [min(max(end, 0.0), 100.0) for end in ends]
     return f"{words} ({' to '.join(f'{end:.{digits}f}' for end in ends)})"
 
@@ -67,6 +67,6 @@ def _shown(metric: str, value: float | None, stderr: float | None) -> str:
 def _change(figure: Figure) -> str:
     if figure.source is None:
         return ""
-    if figure.metric in SHARES:
+    if metrics.of(figure.metric).is_share:
         return f"{100 * (figure.value - figure.source):+.1f} points"
     return f"{figure.value / figure.source - 1:+.2%}" if figure.source else ""

@@ -4,12 +4,12 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from quantkit import metrics
 from quantkit.errors import ScoreError
 from quantkit.gating.text import plain
 from quantkit.report import layers
 from quantkit.report.document import Document, Entry
 from quantkit.report.evidence import judged
-from quantkit.scoring.findings import ACCURACIES, PERPLEXITY
 
 ACCURACY = "accuracy"
 SIZES = ("size_ratio", "bits_per_weight", "size_bytes")
@@ -17,8 +17,6 @@ OUTLIER = "layer_outlier"
 """How many times as far off the worst layer is as the median of its kind."""
 CALIBRATION = "calibration_ratio"
 """Perplexity of the calibration tokens over that of the text that is scored: noise is far off."""
-SHARES = (*ACCURACIES, "top1_agreement")
-"""Metrics between 0 and 1, of which more is better and drops are told in points."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Figure:
 
     @property
     def is_share(self) -> bool:
-        return self.metric in SHARES
+        return metrics.of(self.key).is_share
 
     @property
     def is_size(self) -> bool:
@@ -51,7 +49,7 @@ class Figure:
     @property
     def is_paired(self) -> bool:
         """Whether reports hold intervals of its change."""
-        return self.metric in (*ACCURACIES, PERPLEXITY)
+        return bool(metrics.of(self.key).paired)
 
     def of(self, entry: Entry, document: Document) -> float | None:
         """The figure of one scored model, None where it has none."""
@@ -85,26 +83,31 @@ def find(document: Document, asked: str) -> list[Figure]:
     for key in keys:
         told = next(entry.scores[key].higher_is_better for entry in entries if key in entry.scores)
         name = asked if len(keys) == 1 else key
-        found.append(Figure(name, key, told or key.rpartition("/")[2] in SHARES))
+        found.append(Figure(name, key, told or metrics.of(key).more_is_better))
     return found
 
 
 def known(document: Document) -> set[str]:
     """Every name that a policy may give for this report."""
     keys = _keys(document)
-    metrics = {key.rpartition("/")[2] for key in keys}
-    tasks = {key.rpartition("/")[0] for key in keys if key.rpartition("/")[2] in ACCURACIES}
+    named = {key.rpartition("/")[2] for key in keys}
+    answered = metrics.paired_by(metrics.ANSWERS)
+    tasks = {key.rpartition("/")[0] for key in keys if key.rpartition("/")[2] in answered}
     aliases = {ACCURACY} if tasks else set()
-    return {*keys, *metrics, *tasks, *aliases, *SIZES, *MADE}
+    return {*keys, *named, *tasks, *aliases, *SIZES, *MADE}
 
 
 def _calibration_ratio(entry: Entry, document: Document) -> float | None:
     """None where it is not known, and where nothing was learnt from data."""
     headline = document.baseline.scores.get(document.headline or "")
-    if entry.made is None or headline is None or not (document.headline or "").endswith(PERPLEXITY):
+    if entry.made is None or headline is None or not _is_text(document.headline):
         return None
     found = entry.made.calibration_perplexity
     return found / headline.value if found is not None and headline.value > 0 else None
+
+
+def _is_text(key: str | None) -> bool:
+    return metrics.of(key or "").name == metrics.PERPLEXITY
 
 
 def _layer_outlier(entry: Entry, document: Document) -> float | None:
@@ -133,15 +136,16 @@ def _meaning(document: Document, asked: str, keys: Collection[str]) -> list[str]
     if asked in keys:
         return [asked]
     tasks = document.baseline.settings.tasks
-    if asked in (PERPLEXITY, ACCURACY):
-        metrics = ACCURACIES if asked == ACCURACY else (PERPLEXITY,)
+    answered = metrics.paired_by(metrics.ANSWERS)
+    if asked in (metrics.PERPLEXITY, ACCURACY):
+        wanted = answered if asked == ACCURACY else (metrics.PERPLEXITY,)
         every = (key for _, found in judged(tasks, document.groups, keys) for key in found)
-        found = [key for key in every if key.rpartition("/")[2] in metrics]
+        found = [key for key in every if key.rpartition("/")[2] in wanted]
         leading = [key for key in (document.accuracy, document.headline) if key in keys and key]
-        found += [key for key in leading if key.rpartition("/")[2] in metrics]
+        found += [key for key in leading if key.rpartition("/")[2] in wanted]
     else:
         found = [f"{task}/{asked}" for task in tasks if f"{task}/{asked}" in keys]
     # In a report whose tasks are groups or are not known: the first there is.
     others = [key for key in keys if key.rpartition("/")[2] == asked]
-    others += [f"{asked}/{metric}" for metric in ACCURACIES if f"{asked}/{metric}" in keys]
+    others += [f"{asked}/{metric}" for metric in answered if f"{asked}/{metric}" in keys]
     return list(dict.fromkeys(found)) or others[:1]

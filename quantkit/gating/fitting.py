@@ -5,12 +5,12 @@ import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
+from quantkit import metrics
 from quantkit.errors import PolicyError, ScoreError, UnknownName
 from quantkit.gating.figures import ACCURACY, SIZES, Figure, find, known
 from quantkit.gating.policy import RELATIVE, Limit, Rule
 from quantkit.gating.text import plain
 from quantkit.report.document import Document
-from quantkit.scoring.findings import PERPLEXITY
 
 MOST_NAMES = 30
 
@@ -77,7 +77,7 @@ def _misfits(document: Document, asked: str, limit: Limit) -> list[str]:
     figures = find(document, asked)
     if not figures and limit.if_scored:
         return []
-    if not figures and asked == PERPLEXITY:
+    if not figures and asked == metrics.PERPLEXITY:
         return [
             "no scored task gives a perplexity; score a text such as wikitext or python_docs, too, "
             "or give a policy of your own (--policy)"
@@ -110,6 +110,6 @@ def _unknown(document: Document, asked: str) -> str:
     """Near matches, or a list of what there is that stays readable."""
     names = {plain(name) for name in known(document)}
     if len(names) > MOST_NAMES and not difflib.get_close_matches(asked, names, cutoff=0.5):
-        short = {PERPLEXITY, ACCURACY, "kl_mean", "top1_agreement", *SIZES}
+        short = {metrics.PERPLEXITY, ACCURACY, *metrics.distances(), *SIZES}
         names = (short & names) | set(map(plain, document.baseline.settings.tasks))
     return str(UnknownName("metric", plain(asked), names))

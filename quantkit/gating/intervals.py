@@ -1,5 +1,6 @@
 """Intervals of a change, from what a report keeps of paired answers, and of a figure by itself."""
 
+from quantkit import metrics
 from quantkit.report.document import Comparison, Entry
 from quantkit.scoring import bounds
 from quantkit.scoring.bounds import Interval, documents_of
@@ -32,7 +33,7 @@ def of_figure(entry: Entry, key: str, confidence: float, times: float = 1.0) -> 
 
 def n_documents(entry: Entry, key: str) -> int | None:
     """Documents behind a score: those that its text's paired comparison counted, or its scores."""
-    text = entry.comparison(f"{key.rpartition('/')[0]}/perplexity")
+    text = entry.comparison(f"{key.rpartition('/')[0]}/{metrics.PERPLEXITY}")
     if text is not None and text.n_documents is not None:
         return text.n_documents
     return documents_of(entry.scores, key)

@@ -1,5 +1,6 @@
 """Checks and verdicts in words."""
 
+from quantkit import metrics
 from quantkit.gating.text import plain
 from quantkit.gating.verdict import Answer, Check, Verdict
 
@@ -131,9 +132,7 @@ def _apart(check: Check, shown: float, unsigned: bool) -> str:
 
 
 def _in_points(check: Check) -> bool:
-    from quantkit.gating.figures import SHARES
-
-    return check.metric.rpartition("/")[2] in SHARES
+    return metrics.of(check.metric).is_share
 
 
 def _figure(value: float | None) -> str:

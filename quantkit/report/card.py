@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from quantkit import metrics
 from quantkit.errors import ScoreError
 from quantkit.export.card_facts import Figure, Scored
 from quantkit.export.manifest import Manifest
@@ -9,11 +10,6 @@ from quantkit.report.comparison import Report
 from quantkit.report.document import Document, Entry
 from quantkit.scoring.evaluation import Evaluation
 from quantkit.scoring.scorecard import Score, Scorecard, Settings
-
-# Of a distribution over tokens its mean and its far end are enough.
-LEFT_OUT = ("kl_median", "kl_p75", "kl_p90", "kl_p95", "kl_p999")
-# Distances from the source, whose own is nothing by definition.
-DISTANCES = ("kl_mean", "kl_p99", "top1_agreement")
 
 
 def of_document(
@@ -103,9 +99,11 @@ def _scored(
     figures = []
     for name, score in scores.items():
         task, _, metric = name.rpartition("/")
-        if task not in settings.tasks or metric in LEFT_OUT:
+        known = metrics.of(metric)
+        # Of a distribution over tokens its mean and its far end are enough.
+        if task not in settings.tasks or (known.against_source and known.detail):
             continue
-        source = None if metric in DISTANCES else before.get(name)
+        source = None if known.against_source else before.get(name)
         verdict, at_chance = verdicts.get(name, (None, False))
         figures.append(
             Figure(

@@ -4,6 +4,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
+from quantkit import metrics
 from quantkit.page.table import Cell
 from quantkit.report.document import Comparison, Document, Entry
 from quantkit.scoring.paired import ALPHA
@@ -15,7 +16,7 @@ def change(report: Document, entry: Entry, name: str) -> Cell:
     if before is None or after is None:
         return unknown()
     found = entry.comparison(name)
-    if name.endswith("/perplexity") and before.value:
+    if metrics.of(name).paired == metrics.LOSSES and before.value:
         shift = found.ratio - 1 if found and found.ratio else after.value / before.value - 1
         ends = (found.low, found.high) if found else (None, None)
         told = f"{shift:+.2%}"
@@ -57,11 +58,11 @@ def points_of(found: Comparison | None) -> float | None:
 
 
 def number(value: float, name: str) -> str:
-    return f"{value:.1%}" if name.endswith(("/acc", "/acc_norm")) else f"{value:.3f}"
+    return f"{value:.1%}" if metrics.of(name).is_share else f"{value:.3f}"
 
 
 def small_number(name: str, value: float) -> str:
-    return f"{value:.1%}" if name.endswith("top1_agreement") else f"{value:.4f}"
+    return f"{value:.1%}" if metrics.of(name).is_share else f"{value:.4f}"
 
 
 def unknown() -> Cell:

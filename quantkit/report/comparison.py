@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from quantkit import metrics
 from quantkit.errors import ScoreError
 from quantkit.report import decision, hardware
 from quantkit.report.document import Comparison, Document, Entry, Recommendation, Speed
@@ -76,9 +77,9 @@ class Report:
     @property
     def accuracy(self) -> str | None:
         """The accuracy that tables show beside a headline of another kind: the first asked for."""
-        if self.headline.endswith("/acc"):
+        if metrics.of(self.headline).name == metrics.ACCURACY:
             return None
-        asked = (f"{task}/acc" for task in self.baseline.settings.tasks)
+        asked = (f"{task}/{metrics.ACCURACY}" for task in self.baseline.settings.tasks)
         return next((key for key in asked if key in self.baseline.scores), None)
 
     def is_guessed(self, score: str) -> bool:
@@ -183,6 +184,5 @@ def headline_of(card: Scorecard) -> str:
     """Perplexity per token where there is one, else the first score."""
     if not card.scores:
         raise ScoreError(f"{card.name} has no scores")
-    return next(
-        (key for key in card.scores if key.endswith("/perplexity")), next(iter(card.scores))
-    )
+    texts = (key for key in card.scores if metrics.of(key).name == metrics.PERPLEXITY)
+    return next(texts, next(iter(card.scores)))

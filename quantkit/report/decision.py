@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from quantkit import metrics
 from quantkit.report.evidence import FLOOR, Counted, judged
 from quantkit.scoring import bounds
-from quantkit.scoring.findings import PERPLEXITY, Finding
+from quantkit.scoring.findings import Finding
 from quantkit.scoring.paired import ALPHA, AccuracyChange, PerplexityChange
 from quantkit.scoring.scorecard import Scorecard
 from quantkit.storage import gib
@@ -186,7 +187,7 @@ def _unpaired(key: str, baseline: Scorecard, card: Scorecard) -> Judgement:
         return Judgement(key, Answer.VOID, "the source has no such score")
     if after is None:
         return Judgement(key, Answer.OPEN, f"is not scored for {card.name}")
-    is_text = key.rpartition("/")[2] == PERPLEXITY
+    is_text = metrics.of(key).paired == metrics.LOSSES
     short = Counted.of(key, card.scores).shortage(FLOOR)
     if is_text:
         n = bounds.documents_of(card.scores, key)
@@ -260,7 +261,7 @@ def _besides(not_judged: Sequence[str]) -> str:
 
 def _limits(keys: Sequence[str]) -> str:
     """Such as `wikitext/perplexity +3% and mmlu/acc -1 point`."""
-    texts = [key for key in keys if key.rpartition("/")[2] == PERPLEXITY]
+    texts = [key for key in keys if metrics.of(key).paired == metrics.LOSSES]
     quizzes = [key for key in keys if key not in texts]
     parts = []
     for found, limit, noun in (

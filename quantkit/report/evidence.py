@@ -3,11 +3,9 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from quantkit.scoring.bounds import documents_of, is_per_token
-from quantkit.scoring.findings import ACCURACIES, PERPLEXITY
+from quantkit import metrics
+from quantkit.scoring.bounds import documents_of
 from quantkit.scoring.scorecard import Score
-
-JUDGED = (PERPLEXITY, *ACCURACIES)
 
 
 @dataclass(frozen=True)
@@ -48,12 +46,12 @@ class Counted:
         n_questions: int | None = None,
     ) -> "Counted":
         """By what a paired comparison counted, else by the scores themselves."""
-        metric, score = key.rpartition("/")[2], scores.get(key)
+        metric, score = metrics.of(key), scores.get(key)
         n = None if score is None else score.n
-        if not is_per_token(metric):
+        if not metric.is_per_token:
             return cls(questions=n if n_questions is None else n_questions)
         documents = documents_of(scores, key) if n_documents is None else n_documents
-        if metric == PERPLEXITY:
+        if metric.counts == "tokens":
             return cls(documents, tokens=n if n_tokens is None else n_tokens)
         return cls(documents, positions=n)
 
@@ -92,9 +90,10 @@ def judged(
     one or two by chance. Who cares about one subject asks for it by name. Only a group that has no
     score of its own is judged by those of its tasks.
     """
+    each = (*metrics.paired_by(metrics.LOSSES), *metrics.paired_by(metrics.ANSWERS))
     for task in tasks:
-        found = [f"{task}/{metric}" for metric in JUDGED if f"{task}/{metric}" in known]
+        found = [f"{task}/{metric}" for metric in each if f"{task}/{metric}" in known]
         if not found:
-            inside = (f"{name}/{metric}" for name in groups.get(task, ()) for metric in JUDGED)
+            inside = (f"{name}/{metric}" for name in groups.get(task, ()) for metric in each)
             found = [key for key in inside if key in known]
         yield task, found

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from quantkit import metrics
 from quantkit.page.document import Section, document
 from quantkit.page.parts import Fact, details, facts, notices
 from quantkit.page.table import Cell, Column, table
@@ -197,7 +198,7 @@ def _verdicts(report: Document) -> list[str | Markup]:
     columns = [Column("Model"), Column("Against the source"), Column("p", True, "adjusted")]
     for score in dict.fromkeys(c.score for c in _comparisons(report)):
         task, _, metric = score.rpartition("/")
-        if task not in report.baseline.settings.tasks or metric == "acc_norm":
+        if task not in report.baseline.settings.tasks or metrics.of(metric).rereads:
             continue
         rows: list[list[Cell | str | Markup]] = []
         for entry in report.candidates:
@@ -217,15 +218,11 @@ def _verdicts(report: Document) -> list[str | Markup]:
 
 def _divergence_names(report: Document) -> dict[str, tuple[str, str]]:
     task = (report.headline or "").partition("/")[0]
-    titles = {
-        "kl_mean": ("KL", "mean, nats"),
-        "kl_p99": ("KL", "99th percentile"),
-        "top1_agreement": ("Same word", "likeliest token"),
-    }
+    known = [metrics.of(name) for name in metrics.distances()]
     return {
-        f"{task}/{name}": title
-        for name, title in titles.items()
-        if any(f"{task}/{name}" in entry.scores for entry in report.candidates)
+        f"{task}/{metric.name}": (metric.label, "" if metric.is_share else metric.unit)
+        for metric in known
+        if any(f"{task}/{metric.name}" in entry.scores for entry in report.candidates)
     }
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from quantkit import metrics
 from quantkit.page.bars import Bar, bars
 from quantkit.page.heatmap import heatmap
 from quantkit.page.lines import Series, lines
@@ -12,7 +13,6 @@ from quantkit.page.scatter import Point, scatter
 from quantkit.page.table import Cell, Column, table
 from quantkit.report import cells, layers
 from quantkit.report.document import Document, Entry
-from quantkit.scoring.scorecard import KL_QUANTILES
 
 SHOWN = 8
 """Candidates that a picture has room for; all are in tables."""
@@ -27,7 +27,7 @@ def against_size(report: Document) -> list[str | Markup]:
     name = report.headline
     if name is None or not report.candidates:
         return []
-    perplexity = name.endswith("/perplexity")
+    perplexity = metrics.of(name).paired == metrics.LOSSES
     unit = 1 << 30 if report.baseline.size_bytes >= 1 << 30 else 1 << 20
     points = []
     for entry in report.candidates:
@@ -101,7 +101,7 @@ def divergence(report: Document) -> list[str | Markup]:
     for entry in _pictured(report, SERIES, report.candidates):
         points = [
             (1 - share, entry.scores[f"{task}/{name}"].value)
-            for name, share in KL_QUANTILES.items()
+            for name, share in metrics.quantiles().items()
             if f"{task}/{name}" in entry.scores
         ]
         if len(points) > 1:

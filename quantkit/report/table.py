@@ -1,5 +1,6 @@
 """The rows of the comparison as text, shared by terminal and Markdown."""
 
+from quantkit import metrics
 from quantkit.report.comparison import Report
 from quantkit.scoring.paired import ALPHA, AccuracyChange
 from quantkit.scoring.scorecard import Scorecard
@@ -7,7 +8,6 @@ from quantkit.storage import gib
 
 TITLES = ("model", "size", "of source", "bits/weight")
 GUESSED = "The source itself does no better than guessing here: changes say little about quality."
-DIVERGENCE = {"kl_mean": "KL mean", "kl_p99": "KL p99", "top1_agreement": "same first token"}
 NARROW_TITLES = ("model", "size", "of\nsource", "bits/\nweight")
 
 
@@ -16,7 +16,7 @@ def titles(report: Report, narrow: bool = False) -> list[str]:
     scores = [report.headline, "change", *([report.accuracy] if report.accuracy else [])]
     if narrow:
         return [*NARROW_TITLES, *map(_narrow, scores)]
-    return [*TITLES, *scores, *(DIVERGENCE[name] for name in _divergence(report))]
+    return [*TITLES, *scores, *(metrics.of(name).label for name in _divergence(report))]
 
 
 def rows(report: Report, narrow: bool = False) -> list[list[str]]:
@@ -32,7 +32,7 @@ def _divergence(report: Report) -> list[str]:
     task = report.headline.partition("/")[0]
     return [
         name
-        for name in DIVERGENCE
+        for name in metrics.distances()
         if report.candidates and all(f"{task}/{name}" in c.scores for c in report.candidates)
     ]
 
@@ -44,7 +44,7 @@ def _from_source(report: Report, card: Scorecard) -> list[str]:
         ""
         if card is report.baseline or score is None
         else f"{score.value:.1%}"
-        if name == "top1_agreement"
+        if metrics.of(name).is_share
         else f"{score.value:.4f}"
         for name, score in values.items()
     ]
@@ -106,7 +106,7 @@ def verdicts(report: Report) -> dict[str, list[tuple[str, str]]]:
     for card in report.candidates:
         for finding in report.findings.get(card.name, ()):
             task, _, metric = finding.score.rpartition("/")
-            if task in report.baseline.settings.tasks and metric != "acc_norm":
+            if task in report.baseline.settings.tasks and not metrics.of(metric).rereads:
                 found.setdefault(finding.score, []).append((card.name, finding.words))
     return found
 
@@ -121,7 +121,7 @@ def groups(report: Report) -> tuple[list[str], list[list[str]]] | None:
             task, _, metric = finding.score.rpartition("/")
             change = finding.change
             inside = task in report.baseline.groups and task not in report.baseline.settings.tasks
-            if inside and metric == "acc" and isinstance(change, AccuracyChange):
+            if inside and metric == metrics.ACCURACY and isinstance(change, AccuracyChange):
                 ends = f"{100 * change.low:+.1f} to {100 * change.high:+.1f}"
                 mark = " !" if finding.adjusted_p < ALPHA else ""
                 cells[task] = f"{100 * change.difference:+.1f} ({ends}){mark}"

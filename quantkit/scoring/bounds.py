@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
+from quantkit import metrics
 from quantkit.scoring.paired import ALPHA, MIN_DOCUMENTS, deviations, difference_interval
 from quantkit.scoring.scorecard import Score
 
@@ -113,15 +114,13 @@ def of_separate_perplexities(
 
 def documents_of(scores: Mapping[str, Score], key: str) -> int | None:
     """Documents behind a score per token, by a figure of the same task that counts them."""
-    parts = ((*name.rpartition("/"), score.n) for name, score in scores.items())
     task = key.rpartition("/")[0]
-    counted = [n for name, _, metric, n in parts if name == task and not is_per_token(metric)]
+    counted = [
+        score.n
+        for name, score in scores.items()
+        if name.rpartition("/")[0] == task and not metrics.of(name).is_per_token
+    ]
     return min(counted, default=None)
-
-
-def is_per_token(metric: str) -> bool:
-    """Whether a score counts tokens, not documents."""
-    return metric == "perplexity" or metric == "top1_agreement" or metric.startswith("kl_")
 
 
 def needed(n: int, is_told: Callable[[float], bool]) -> int | None:

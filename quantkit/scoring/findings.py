@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quantkit import metrics
 from quantkit.errors import ScoreError
 from quantkit.scoring.answers import LOSS, Answers, Outcome
 from quantkit.scoring.paired import (
@@ -21,11 +22,6 @@ from quantkit.scoring.verdict import verdict
 
 ONE_SIDED = 1.645
 """Standard deviations above chance that guessing reaches in one case of twenty."""
-ACCURACIES = ("acc", "acc_norm", "exact_match")
-PERPLEXITY = "perplexity"
-"""Of a whole text it comes from `LOSS`. Tasks that ask for one word, such as LAMBADA, log it by
-document as the log-likelihood of that word."""
-COMPARED = (LOSS, PERPLEXITY, *ACCURACIES)
 KEY = ("task", "doc_id", "doc_hash")
 """What tells a document from all others."""
 Floats = npt.NDArray[np.float64]
@@ -71,7 +67,7 @@ def compare(
     paired = {
         (name, metric): _paired(name, answers, after[name], metric)
         for metric, answers in before.items()
-        if metric in COMPARED
+        if metric in _compared()
         for name in candidates
     }
     for score, metric, tasks in _scores(before, groups):
@@ -87,6 +83,11 @@ def compare(
     return found
 
 
+def _compared() -> tuple[str, ...]:
+    """Figures of documents that are held against the source's."""
+    return (LOSS, *metrics.paired_by(metrics.LOSSES), *metrics.paired_by(metrics.ANSWERS))
+
+
 def _comparable(before: Answers, metric: str, paired: Mapping[tuple[str, str], Floats]) -> set[str]:
     """Tasks whose figures are what their metric's name says.
 
@@ -95,9 +96,9 @@ def _comparable(before: Answers, metric: str, paired: Mapping[tuple[str, str], F
     """
     tasks, values = before.column("task"), before.column("value")
     every = [values, *(found for (_, m), found in paired.items() if m == metric)]
-    if metric in ACCURACIES:
+    if metrics.of(metric).paired == metrics.ANSWERS:
         sound = np.all([(found == 0) | (found == 1) for found in every], axis=0)
-    elif metric == PERPLEXITY:
+    elif metrics.of(metric).paired == metrics.LOSSES:
         sound = np.all([found <= 0 for found in every], axis=0)
     else:
         sound = np.ones(len(tasks), bool)
@@ -113,8 +114,8 @@ def _at_chance(answers: Answers, chosen: Mask) -> bool:
 
 
 def _by_metric(answers: Answers) -> dict[str, Answers]:
-    metrics = dict.fromkeys(answers.column("metric").tolist())
-    return {metric: answers.of_metric(metric) for metric in metrics}
+    found = dict.fromkeys(answers.column("metric").tolist())
+    return {metric: answers.of_metric(metric) for metric in found}
 
 
 def _scores(
@@ -123,11 +124,11 @@ def _scores(
     """What can be compared: a name, a metric and the tasks whose documents count."""
     found = []
     grouped = {task for members in groups.values() for task in members}
-    for metric in COMPARED:
+    for metric in _compared():
         if metric not in before:
             continue
         tasks = list(dict.fromkeys(before[metric].column("task").tolist()))
-        shown = PERPLEXITY if metric == LOSS else metric
+        shown = metrics.PERPLEXITY if metric == LOSS else metric
         for group, members in groups.items():
             if inside := set(members) & set(tasks):
                 found.append((f"{group}/{shown}", metric, inside))
@@ -161,7 +162,7 @@ def _changes(
 ) -> Sequence[AccuracyChange | PerplexityChange]:
     first, others = before.column("value")[chosen], [values[chosen] for values in after]
     metric = before.column("metric")[0]
-    if metric in (LOSS, PERPLEXITY):
+    if metric == LOSS or metrics.of(metric).paired == metrics.LOSSES:
         weights = before.column("weight")[chosen]
         sign = 1 if metric == LOSS else -1
         return [compare_perplexity(sign * first, sign * second, weights) for second in others]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit import device as devices
+from quantkit import metrics
 from quantkit.errors import CheckpointError, ScoreError, UnknownName
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import Manifest, now, versions
@@ -23,7 +24,7 @@ from quantkit.recipe import Recipe
 from quantkit.scoring import answers, lmeval
 from quantkit.scoring.answers import Text
 from quantkit.scoring.evaluation import Evaluation
-from quantkit.scoring.scorecard import KL_QUANTILES, LayerError, Made, Score, Scorecard, Settings
+from quantkit.scoring.scorecard import LayerError, Made, Score, Scorecard, Settings
 
 BACKENDS = ("transformers", "llama.cpp")
 
@@ -243,11 +244,16 @@ def _scores(results: dict[str, Any], texts: dict[str, Text]) -> dict[str, Score]
                 value=_finite(task, metric, float(value)),
                 stderr=float(stderr) if isinstance(stderr, float) else None,
                 n=n,
-                higher_is_better=bool(directions.get(metric, True)),
+                higher_is_better=_more_is_better(metric, directions),
             )
         if task in texts:
             scores |= _of_text(task, texts[task])
     return scores
+
+
+def _more_is_better(metric: str, directions: dict[str, Any]) -> bool:
+    known = metrics.METRICS.get(metric)
+    return known.more_is_better if known else bool(directions.get(metric, True))
 
 
 def _n_samples(results: dict[str, Any], task: str) -> int:
@@ -261,27 +267,27 @@ def _n_samples(results: dict[str, Any], task: str) -> int:
 def _of_text(task: str, text: Text) -> dict[str, Score]:
     """Perplexity per token, and the divergence from the source where there is one."""
     mean, error = ratio(text.losses, text.n_tokens)
-    value = _finite(task, "perplexity", math.exp(min(mean, 700)))
+    value = _finite(task, metrics.PERPLEXITY, math.exp(min(mean, 700)))
     spread = None if error is None else value * error
     n_tokens = sum(text.n_tokens)
-    scores = {f"{task}/perplexity": Score(value=value, stderr=spread, n=n_tokens)}
+    scores = {f"{task}/{metrics.PERPLEXITY}": Score(value=value, stderr=spread, n=n_tokens)}
     if text.kl is None or text.agrees is None:
         return scores
     n_compared = sum(len(part) for part in text.kl)
-    for name, parts, better in (
-        ("kl_mean", text.kl, False),
-        ("top1_agreement", text.agrees, True),
-    ):
+    for name, parts in ((metrics.KL_MEAN, text.kl), (metrics.TOP1_AGREEMENT, text.agrees)):
         sums = [float(part.double().sum()) for part in parts]
         mean, error = ratio(sums, [len(part) for part in parts])
         mean = _finite(task, name, mean)
         scores[f"{task}/{name}"] = Score(
-            value=mean, stderr=error, n=n_compared, higher_is_better=better
+            value=mean,
+            stderr=error,
+            n=n_compared,
+            higher_is_better=metrics.of(name).more_is_better,
         )
     import torch
 
     whole = torch.cat(text.kl).double()
-    for name, share in KL_QUANTILES.items():
+    for name, share in metrics.quantiles().items():
         value = _finite(task, name, float(whole.quantile(share)))
         scores[f"{task}/{name}"] = Score(value=value, stderr=None, n=n_compared)
     return scores

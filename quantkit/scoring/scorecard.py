@@ -16,17 +16,6 @@ SOURCE_NAME = "source"
 """A source's scores go by this file name, whatever the model is called."""
 
 
-KL_QUANTILES = {
-    "kl_median": 0.5,
-    "kl_p75": 0.75,
-    "kl_p90": 0.9,
-    "kl_p95": 0.95,
-    "kl_p99": 0.99,
-    "kl_p999": 0.999,
-}
-"""Metrics that tell how the divergence is spread over tokens."""
-
-
 class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from quantkit.errors import ScoreError
+from quantkit.metrics import ACCURACY
 from quantkit.scoring import findings
 from quantkit.scoring.evaluation import Evaluation
 from quantkit.scoring.harness import Asked
 from quantkit.scoring.paired import AccuracyChange, questions_needed
 
 FIRST_ROUND = 200
-METRIC = "acc"
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _changes(evaluations: Sequence[Evaluation]) -> list[AccuracyChange]:
         finding.change
         for one in compared.values()
         for finding in one
-        if finding.score == f"all/{METRIC}" and isinstance(finding.change, AccuracyChange)
+        if finding.score == f"all/{ACCURACY}" and isinstance(finding.change, AccuracyChange)
     ]
     if not found:
         raise ScoreError(

@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from quantkit import __version__
+from quantkit import __version__, metrics
 from quantkit.page.document import Section, document
 from quantkit.page.heatmap import heatmap
 from quantkit.page.parts import Fact, facts, notices
@@ -140,7 +140,7 @@ def _answer(answer: str) -> Cell:
 def _shift(model: ModelReport, entry: Entry) -> float | None:
     name = model.document.headline or ""
     before, after = model.document.baseline.scores.get(name), entry.scores.get(name)
-    if not name.endswith("/perplexity") or before is None or after is None:
+    if metrics.of(name).name != metrics.PERPLEXITY or before is None or after is None:
         return None
     return after.value / before.value - 1
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quantkit import pipeline
+from quantkit import metrics, pipeline
 from quantkit.calibration import calibration_set, loading
 from quantkit.calibration import spec as set_spec
 from quantkit.calibration.build import Vocabulary
@@ -136,7 +136,9 @@ def score(steps: Sequence[Step], bench: Bench) -> list[Product]:
         part = parts.only(found, step.work["task"])
         out = bench.room / step.work["task"]
         part.write(out)
-        if not steps[0].needs and any(key.endswith("/perplexity") for key in part.card.scores):
+        if not steps[0].needs and any(
+            metrics.of(key).name == metrics.PERPLEXITY for key in part.card.scores
+        ):
             (out / REFERENCES).mkdir()
             for path in cache.glob("*.reference"):
                 shutil.copyfile(path, out / REFERENCES / path.name)

@@ -12,7 +12,7 @@ PACKAGE = ROOT / "quantkit"
 # Lower rows never import from higher ones.
 LAYERS = [
     {"errors", "home", "progress", "quiet", "launch", "lock", "offline", "registry", "specs"},
-    {"numbers", "tensorspec"},
+    {"metrics", "numbers", "tensorspec"},
     {"engine", "__init__"},
     {"storage", "resources", "device", "doctor", "page"},
     {"schemes"},
