@@ -24,12 +24,12 @@ import shutil
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import peers
 from data_free import make_model
+from recording import recorded
 from whole_model import make_text
 
 ROOT = Path(__file__).parents[1]
@@ -57,15 +57,12 @@ def provenance(commit: str | None) -> dict[str, Any]:
     from quantkit import device as devices
     from quantkit.export.manifest import versions
 
-    if commit is None:
-        command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        commit = found.stdout.strip() or None
-    if commit is None:
+    when = recorded()
+    when["commit"] = commit or when["commit"]
+    if when["commit"] is None:
         raise SystemExit(f"{ROOT} is not a git checkout: give --commit")
     return {
-        "commit": commit,
-        "date": datetime.now(UTC).date().isoformat(),
+        "recorded": when,
         "device": devices.describe(devices.choose()),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "cuda": torch.version.cuda,

@@ -176,6 +176,7 @@ def main() -> None:
         before = {}  # scored on something else
     scored = {row["run"]: row for row in before.get("rows", []) if "perplexity" in row}
     entry = result["models"][args.name] = {
+        "recorded": result["recorded"],
         **about,
         "source": before.get("source") or compare(source, source, windows),
         "rows": [],

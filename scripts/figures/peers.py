@@ -13,10 +13,23 @@ TOOLS = {
     "autoround-200": "AutoRound, 200 iterations",
     "autoround-light": "AutoRound, light",
 }
+COUNTERPARTS = (
+    ("GPTQ", "quantkit-gptq", ("llmcompressor-gptq",)),
+    ("AWQ", "quantkit-awq", ("llmcompressor-awq",)),
+    ("AWQ-GPTQ", "quantkit-awq-gptq", ("autoround-light", "autoround-200")),
+)
+"""What we hold against what."""
+LARGER = "Qwen2.5-Coder-1.5B-Instruct"
+SMALLER = "SmolLM2-135M-Instruct"
 
 
 def rows_of(run: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["run"]: row for row in run["rows"]}
+
+
+def models() -> dict[str, dict[str, Any]]:
+    """What each model's checkpoints cost it."""
+    return result("quality-h200")["models"]
 
 
 def whole() -> dict[str, dict[str, Any]]:
@@ -40,11 +53,29 @@ def peers_whole() -> str:
 
 
 @region
-def peers_quality() -> str:
-    (model,) = result("quality-h200")["models"].values()
+def peers_blocks() -> str:
+    """What one more block costs everybody, and what 32 of them would."""
+    rows = []
+    for row in result("peers_speed-h200")["blocks"]["rows"]:
+        what = TOOLS.get(row["run"], "quantkit GPTQ, AWQ and AWQ-GPTQ from one pass")
+        rows.append(
+            [
+                what,
+                seconds(row["seconds_per_block"]),
+                seconds(row["extrapolated_seconds_of_32_blocks"]),
+                gib(max(row["peak_device_bytes"])),
+                "" if row["batch"] is None else str(row["batch"]),
+            ]
+        )
+    head = ["", "per block:", "32 blocks, extrapolated:", "GPU memory:", "batch:"]
+    return table(head, rows)
+
+
+def quality_of(name: str) -> str:
+    """Every tool on one model."""
+    model = models()[name]
     found = rows_of(model)
-    source = model["source"]
-    rows = [["source", f"{source['perplexity']:.2f}", "", "", "", ""]]
+    rows = [["source", f"{model['source']['perplexity']:.2f}", "", "", "", ""]]
     rows += [
         [
             what,
@@ -61,29 +92,58 @@ def peers_quality() -> str:
     return table(head, rows)
 
 
+@region
+def peers_quality() -> str:
+    return quality_of(LARGER)
+
+
+@region
+def peers_quality_small() -> str:
+    return quality_of(SMALLER)
+
+
 def short_rows(link: str) -> list[list[str]]:
     """For the README: whole commands against the usual tool."""
     found = whole()
-    return [
-        [
-            f"{what} of a 1.5B, the whole command",
-            f"{seconds(found[ours]['seconds'])}, {gib(found[ours]['peak_device_bytes'])}",
-            f"llm-compressor {seconds(found[theirs]['seconds'])}, "
-            f"{gib(found[theirs]['peak_device_bytes'])} "
-            f"({times(found[theirs]['seconds'] / found[ours]['seconds'])})",
-            link,
-        ]
-        for what, ours, theirs in (
-            ("GPTQ", "quantkit-gptq", "llmcompressor-gptq"),
-            ("AWQ", "quantkit-awq", "llmcompressor-awq"),
+    told = []
+    for what, ours, theirs in COUNTERPARTS:
+        mine = found[ours]
+        beside = "; ".join(
+            f"{TOOLS[peer]} {seconds(found[peer]['seconds'])}, "
+            f"{gib(found[peer]['peak_device_bytes'])} "
+            f"({times(found[peer]['seconds'] / mine['seconds'])})"
+            for peer in theirs
         )
-    ]
+        time = f"{seconds(mine['seconds'])}, {gib(mine['peak_device_bytes'])}"
+        told.append([f"{what} of a 1.5B, the whole command", time, beside, link])
+    return told
 
 
-def short_quality() -> tuple[str, str]:
-    """Divergence of the same small model in 4 bits: ours, and the peers, the best last."""
-    (model,) = result("quality-h200")["models"].values()
-    found = {name: row["kl_mean"] for name, row in rows_of(model).items()}
+def short_blocks(link: str) -> list[list[str]]:
+    """For the README: what one more block of an 8B adds, the peers at their best batch."""
+    part = result("peers_speed-h200")["blocks"]
+    best: dict[str, dict[str, Any]] = {}
+    for row in part["rows"]:
+        known = best.get(row["run"])
+        if known is None or row["seconds_per_block"] < known["seconds_per_block"]:
+            best[row["run"]] = row
+    told = []
+    for what, ours, theirs in COUNTERPARTS:
+        mine = best[ours]
+        beside = "; ".join(
+            f"{TOOLS[peer]} {seconds(best[peer]['seconds_per_block'])}, "
+            f"{gib(max(best[peer]['peak_device_bytes']))} "
+            f"({times(best[peer]['seconds_per_block'] / mine['seconds_per_block'])})"
+            for peer in theirs
+        )
+        time = f"{seconds(mine['seconds_per_block'])}, {gib(max(mine['peak_device_bytes']))}"
+        told.append([f"{what}, one more block of an 8B", time, beside, link])
+    return told
+
+
+def short_quality(name: str) -> tuple[str, str]:
+    """Divergence of one model in 4 bits: ours, and the peers, the best last."""
+    found = {run: row["kl_mean"] for run, row in rows_of(models()[name]).items()}
     mine = ("quantkit-gptq", "quantkit-awq", "quantkit-awq-gptq")
     peers = sorted((n for n in found if n not in mine), key=lambda n: -found[n])
     told = [f"{TOOLS[name].removeprefix('quantkit ')} {number(found[name])}" for name in mine]

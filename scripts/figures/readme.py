@@ -27,18 +27,7 @@ def measured_in_short() -> str:
             f"a plain copy of its files {seconds(min(free['copy_seconds']))}",
             source("data_free-h200"),
         ],
-        [
-            "GPTQ, per block of an 8B after the first, 262,144 tokens",
-            f"{seconds(gptq['seconds_a_block'])}, {gib(gptq['peak_device_bytes'])}",
-            "",
-            source("one_pass-h200"),
-        ],
-        [
-            "AWQ, the same",
-            f"{seconds(awq['seconds_a_block'])}, {gib(awq['peak_device_bytes'])}",
-            "",
-            source("one_pass-h200"),
-        ],
+        *peers.short_blocks(source("peers_speed-h200")),
         [
             "GPTQ, AWQ, AWQ-GPTQ, INT8 and FP8 from one pass, per block",
             one_pass.five_together(),
@@ -47,8 +36,13 @@ def measured_in_short() -> str:
         ],
         *peers.short_rows(source("peers_speed-h200")),
         [
+            "KL of Qwen2.5-Coder-1.5B in 4 bits, groups of 128; less is better",
+            *peers.short_quality(peers.LARGER),
+            source("quality-h200"),
+        ],
+        [
             "KL of SmolLM2-135M in 4 bits, groups of 64; less is better",
-            *peers.short_quality(),
+            *peers.short_quality(peers.SMALLER),
             source("quality-h200"),
         ],
         [
