@@ -1,7 +1,7 @@
 """The README's short table of measurements."""
 
 from figures import engines, estimates, one_pass, peers
-from figures.regions import count, gib, link, region, result, seconds, table, times
+from figures.regions import count, link, region, result, seconds, table, times
 
 
 def source(name: str) -> str:
@@ -11,8 +11,6 @@ def source(name: str) -> str:
 @region
 def measured_in_short() -> str:
     """The most telling row of each subject; where a peer was measured the same way, beside it."""
-    _, later = one_pass.runs()
-    gptq, awq = later["gptq"], later["awq"]
     search = result("gguf_blocks-h200")["speed"]
     mmlu = result("scoring-h200")["mmlu"]
     free = result("data_free-h200")
