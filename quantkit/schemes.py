@@ -13,7 +13,9 @@ from quantkit import numbers
 class Strict(BaseModel):
     """Frozen, and without room for misspelt keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        allow_inf_nan=False, frozen=True, extra="forbid", use_attribute_docstrings=True
+    )
 
 
 class WeightScheme(Strict):

@@ -15,6 +15,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ValidationError
 
 from quantkit.errors import QuantkitError
+from quantkit.parsing import parse_yaml
 
 LONGEST_SHOWN = 40
 MOST_NAMES = 20
@@ -49,7 +50,15 @@ def plain_name(name: str) -> str:
     return name
 
 
+def plain_path(path: str) -> str:
+    """The same for a file below a folder: plain names with a stroke between them."""
+    for name in path.split("/"):
+        plain_name(name)
+    return path
+
+
 PlainName = Annotated[str, AfterValidator(plain_name)]
+PlainPath = Annotated[str, AfterValidator(plain_path)]
 
 
 def read_yaml(path: Path, wrong: type[QuantkitError]) -> Any:
@@ -67,15 +76,11 @@ def read_yaml(path: Path, wrong: type[QuantkitError]) -> Any:
             return super().construct_mapping(node, deep)
 
     try:
-        return yaml.load(path.read_bytes(), Loader)  # a SafeLoader
+        return parse_yaml(path.read_bytes(), Loader)
     except OSError as error:
         raise wrong(f"cannot read {path}: {error.strerror}") from error
-    except QuantkitError:
-        raise
-    except Exception as error:  # PyYAML's constructors raise whatever they stumble over
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else ""
-        raise wrong(f"{path} is not valid YAML{where}") from error
+    except ValueError as error:
+        raise wrong(f"{path} {str(error).removeprefix('it ')}") from error
 
 
 def problems(

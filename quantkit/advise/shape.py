@@ -4,7 +4,6 @@ From a folder or the hub it is what the headers of the files say; from a `config
 formulas say; from a size such as 70B, an assumption.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,6 +17,7 @@ from quantkit.home import expanded
 from quantkit.model.architecture import EXPERT, IGNORABLE, Architecture, find_routers, matches_any
 from quantkit.model.headers import ITEM_BYTES, TensorSpec
 from quantkit.model.source import INDEX, check_kind, read_config, read_tensors
+from quantkit.parsing import parse_json
 
 if TYPE_CHECKING:
     from quantkit.gguf.tensors import GGUFTensor
@@ -210,7 +210,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if path.name == "config.json":
         return read_config(path.parent)
     try:
-        config = json.loads(path.read_bytes())
+        config = parse_json(path.read_bytes(), finite=False)
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{path} is neither a model's folder nor its config: {error}") from error
     if not isinstance(config, dict):

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import json
 from contextlib import suppress
 from typing import Any
 
@@ -10,6 +9,7 @@ from quantkit.bench import request as kinds
 from quantkit.bench.connection import Address, Cut, Response, asked, get
 from quantkit.bench.request import Answer, Failure, Request
 from quantkit.errors import EngineError
+from quantkit.parsing import parse_json
 
 DONE = b"[DONE]"
 
@@ -107,7 +107,7 @@ class _Taking:
 
     def _event(self, data: bytes, now: float) -> None:
         try:
-            event = json.loads(data)
+            event = parse_json(data)
             if "error" in event:
                 self.fail(kinds.IN_STREAM, reason(data))
                 return
@@ -151,7 +151,7 @@ async def models(address: Address, api_key: str | None = None) -> list[dict[str,
         status, content = await get(address, "/v1/models", api_key=api_key)
         if status != 200:
             raise EngineError(f"{address.url}/v1/models answered {status}: {reason(content)}")
-        return [dict(card) for card in json.loads(content)["data"] if card["id"]]
+        return [dict(card) for card in parse_json(content)["data"] if card["id"]]
     except (OSError, TimeoutError, Cut, UnicodeError) as error:  # the last: no name of a host
         said = getattr(error, "strerror", None) or str(error) or "no answer"
         raise EngineError(f"{address.url} cannot be reached ({said}); is the server up?") from error
@@ -165,7 +165,7 @@ def reason(content: bytes) -> str:
     """The server's own message, or the beginning of whatever it sent."""
     text = content.decode(errors="replace").strip()
     with suppress(ValueError, AttributeError):
-        data = json.loads(text)
+        data = parse_json(text)
         error = data.get("error", data)
         text = str(error if isinstance(error, str) else error.get("message") or text)
     return " ".join(text[:300].split()) or "nothing"

@@ -1,7 +1,6 @@
 """Servers to measure: one that runs already, or an engine that is started, watched and ended."""
 
 import asyncio
-import json
 import math
 import re
 import shutil
@@ -20,6 +19,7 @@ from quantkit.bench.settings import Setting, flags
 from quantkit.engine import vllm_program
 from quantkit.engine.process import Child
 from quantkit.errors import EngineError
+from quantkit.parsing import parse_json
 
 START_TIMEOUT_S = 900.0
 POLL_S = 0.25
@@ -251,5 +251,5 @@ async def _version(address: Address, engine: str, api_key: str | None) -> str | 
     path, key = ("/props", "build_info") if engine == "llama.cpp" else ("/version", "version")
     with suppress(OSError, TimeoutError, Cut, ValueError, TypeError, KeyError):
         status, content = await get(address, path, api_key=api_key)
-        return str(json.loads(content)[key]) if status == 200 else None
+        return str(parse_json(content)[key]) if status == 200 else None
     return None

@@ -3,7 +3,6 @@
 Times are in seconds, sizes in bytes, rates per second; nothing is rounded.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quantkit.errors import ScoreError
+from quantkit.parsing import parse_json
 from quantkit.specs import problems
 
 VERSION = 1
@@ -249,7 +249,7 @@ class Bench(Record):
 def is_bench(path: Path) -> bool:
     """Whether a file is one of ours, by its first words."""
     try:
-        data = json.loads(path.read_bytes())
+        data = parse_json(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(data, dict) and data.get("kind") == KIND
@@ -259,7 +259,7 @@ def read(path: Path) -> Bench:
     """Measurements from `bench.json` or the folder that holds it."""
     path = path / FILE if path.is_dir() else path
     try:
-        data = json.loads(path.read_bytes())
+        data = parse_json(path.read_bytes())
     except OSError as error:
         raise ScoreError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

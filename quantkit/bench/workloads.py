@@ -6,7 +6,6 @@ Mooncake's: times in milliseconds, `input_length` and `output_length`, and one i
 tokens, equal where prompts begin alike; so the prefix cache is met as in the original traffic.
 """
 
-import json
 import math
 import random
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 from quantkit.bench.record import Workload
 from quantkit.bench.request import Request
 from quantkit.errors import DataError
+from quantkit.parsing import parse_json
 
 LOWEST, HIGHEST = 256, 2000
 """Token ids to draw from: every vocabulary has them, and none is an image or an end."""
@@ -114,7 +114,7 @@ def trace(path: Path, seed: int = 0) -> Recorded:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                found.append(_row(json.loads(line), random.Random(f"{seed} {number}"), seed))
+                found.append(_row(parse_json(line), random.Random(f"{seed} {number}"), seed))
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise DataError(f"{path}:{number} is no request: {_words(error)}") from error
     if not found:

@@ -23,6 +23,7 @@ from quantkit.calibration.spec import SetSpec
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError
 from quantkit.model.shards import write_whole
+from quantkit.parsing import parse_json
 from quantkit.specs import problems
 from quantkit.storage import scratch_folder, sha256_of, write_json
 
@@ -141,7 +142,7 @@ def is_set(path: Path) -> bool:
 def read_manifest(folder: Path) -> Manifest:
     """What a set says of itself."""
     try:
-        return Manifest.model_validate(json.loads((folder / FILE).read_bytes()))
+        return Manifest.model_validate(parse_json((folder / FILE).read_bytes()))
     except ValidationError as error:
         first = problems(error, Manifest)[0]
         raise DataError(f"{folder} is no calibration set of this version: {first}") from error

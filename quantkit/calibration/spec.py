@@ -17,7 +17,7 @@ USUAL_SAMPLES = (128, 512)
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(allow_inf_nan=False, frozen=True, extra="forbid")
 
 
 class _Source(_Strict):

@@ -1,8 +1,9 @@
 """How engines are told to guess ahead: vLLM's config, llama.cpp's flags, and kinds of heads."""
 
-import json
 from pathlib import Path
 from typing import Any, Literal
+
+from quantkit.parsing import parse_json
 
 Kind = Literal["draft_model", "ngram", "eagle", "eagle3"]
 NGRAM = (2, 4)
@@ -37,7 +38,7 @@ def llama_cpp_flags(kind: Kind, model: str, n_tokens: int) -> list[tuple[str, st
 def head_kind(place: Path) -> Kind:
     """Heads of the third kind say so in their class, as vLLM knows it, or in their name."""
     try:
-        config = json.loads((place / "config.json").read_bytes())
+        config = parse_json((place / "config.json").read_bytes(), finite=False)
     except (OSError, ValueError):  # a name in the hub, of which nothing is here
         config = {}
     classes = config.get("architectures") if isinstance(config, dict) else None

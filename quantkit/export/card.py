@@ -14,6 +14,7 @@ from quantkit.export import card_facts, card_text, front_matter, verified
 from quantkit.export.card_facts import Scored
 from quantkit.export.manifest import Manifest
 from quantkit.model.description import README
+from quantkit.parsing import parse_json
 from quantkit.storage import write_text
 
 BEGIN = "<!-- quantkit:begin -->"
@@ -111,7 +112,7 @@ def _block(rest: str, where: object) -> tuple[int, int] | None:
 def _remembered(block: str) -> dict[str, str]:
     found = REMEMBERED.search(block)
     try:
-        keys = json.loads(found["json"]) if found else {}
+        keys = parse_json(found["json"]) if found else {}
     except ValueError:
         return {}  # then every key counts as a person's
     return keys if isinstance(keys, dict) else {}
@@ -122,7 +123,7 @@ def _has_chat(folder: Path) -> bool:
     if (folder / "chat_template.jinja").is_file():
         return True
     try:
-        config = json.loads((folder / "tokenizer_config.json").read_bytes())
+        config = parse_json((folder / "tokenizer_config.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(config, dict) and bool(config.get("chat_template"))

@@ -13,6 +13,7 @@ import yaml
 
 from quantkit.errors import CheckpointError
 from quantkit.model.description import FRONT
+from quantkit.parsing import parse_yaml
 
 DEEPEST = 20
 
@@ -45,9 +46,9 @@ def split(text: str) -> tuple[str, str]:
 def load(front: str, where: object) -> dict[str, Any]:
     """The keys of a card; refuses what no reader could take."""
     try:
-        data = yaml.load(front, Loader=_Loader)
-    except Exception as error:  # PyYAML's constructors raise whatever they stumble over
-        mark = getattr(error, "problem_mark", None)
+        data = parse_yaml(front, _Loader)
+    except ValueError as error:
+        mark = getattr(error.__cause__, "problem_mark", None)
         line = f" (line {mark.line + 2})" if mark else ""
         raise CheckpointError(
             f"the metadata at the top of {where} is not valid YAML{line}; repair or remove it"

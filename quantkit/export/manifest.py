@@ -4,7 +4,6 @@ It is written last, so that its presence means the checkpoint is whole.
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ from quantkit.errors import CheckpointError
 from quantkit.model import description
 from quantkit.model.description import text, texts
 from quantkit.model.shards import TensorSpec
+from quantkit.parsing import parse_json
 from quantkit.recipe import AnyRecipe, Recipe
 from quantkit.specs import PlainName, problems
 from quantkit.storage import MANIFEST
@@ -125,7 +125,7 @@ class Manifest(Record):
     converted_from: Converted | None = None
     """None for what a quantiser wrote."""
     layers: dict[str, Layer]
-    files: dict[str, StoredFile]
+    files: dict[PlainName, StoredFile]
     versions: dict[str, str]
     device: str
     seconds: float
@@ -163,7 +163,7 @@ class Manifest(Record):
                 else f"there is no folder {folder}"
             )
         try:
-            data = json.loads(path.read_bytes())
+            data = parse_json(path.read_bytes())
             version = data["schema_version"]
             if version != 1:
                 raise CheckpointError(

@@ -3,13 +3,13 @@
 It speaks of the files whose digest it names. Once these change it is stale, and nobody shows it.
 """
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from quantkit.errors import CheckpointError
+from quantkit.parsing import parse_json
 from quantkit.storage import write_json
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def read(folder: Path) -> Verified | None:
     """What lies next to a checkpoint; None where nothing does."""
     path = folder / FILE
     try:
-        return Verified.model_validate(json.loads(path.read_bytes()))
+        return Verified.model_validate(parse_json(path.read_bytes()))
     except FileNotFoundError:
         return None
     except OSError as error:

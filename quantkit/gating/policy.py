@@ -52,7 +52,11 @@ class Bound:
 
 class _Strict(BaseModel):
     model_config = ConfigDict(
-        frozen=True, extra="forbid", populate_by_name=True, use_attribute_docstrings=True
+        allow_inf_nan=False,
+        frozen=True,
+        extra="forbid",
+        populate_by_name=True,
+        use_attribute_docstrings=True,
     )
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 
+from quantkit.parsing import parse_yaml
+
 README = "README.md"
 FRONT = re.compile(r"\A\ufeff?\s*---[ \t]*\r?\n(?P<front>.*?)^---[ \t]*(?:\r?\n|\Z)", re.S | re.M)
 """The YAML between two lines of dashes at the top of a model card."""
@@ -21,8 +23,8 @@ def read(folder: Path) -> dict[str, Any]:
         with (folder / README).open(encoding="utf-8") as stream:
             found = FRONT.match(stream.read(MOST_CHARACTERS))
         # Read as plain texts: the language `no` is Norwegian.
-        card = yaml.load(found["front"], Loader=yaml.BaseLoader) if found else None
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        card = parse_yaml(found["front"], yaml.BaseLoader) if found else None
+    except (OSError, ValueError):
         return {}  # nothing but a description is lost
     return card if isinstance(card, dict) else {}
 

@@ -5,7 +5,6 @@ else is a hub id, fetched through huggingface_hub with its cache and its offline
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from quantkit.home import expanded
 from quantkit.model.description import README
 from quantkit.model.headers import WEIGHT_TYPES as WEIGHT_TYPES
 from quantkit.model.headers import StoredTensor, read_header
+from quantkit.parsing import parse_json
 
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -173,7 +173,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise SourceError(f"{folder} is no model folder: it has no config.json")
     try:
-        config = json.loads(path.read_bytes())
+        config = parse_json(path.read_bytes(), finite=False)
         if not isinstance(config, dict):
             raise ValueError("it is not a JSON object")
     except OSError as error:
@@ -251,7 +251,7 @@ def _shard_files(folder: Path) -> dict[str, list[str] | None]:
     index = folder / INDEX
     if index.is_file():
         try:
-            weight_map = json.loads(index.read_bytes())["weight_map"]
+            weight_map = parse_json(index.read_bytes())["weight_map"]
             files: dict[str, list[str] | None] = {}
             for name, file in weight_map.items():
                 if Path(file).name != file:

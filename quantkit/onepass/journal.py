@@ -4,7 +4,6 @@ One small file a block, written after the block's tensors are on disk: its prese
 block is finished. Hidden states are not kept; finished blocks are replayed from their own tensors.
 """
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from quantkit.errors import StorageError
 from quantkit.export.manifest import Layer
 from quantkit.model.shards import ShardWriter, TensorSpec, read_header
+from quantkit.parsing import parse_json
 from quantkit.storage import write_json
 
 FOLDER = "journal"
@@ -31,7 +31,7 @@ class Journal:
         self.scales: dict[str, torch.Tensor] = {}
         self.n_done = 0
         while (path := self._path(self.n_done)).is_file():
-            block = json.loads(path.read_bytes())
+            block = parse_json(path.read_bytes())
             for name, layer in block["layers"].items():
                 self.layers[name] = Layer.model_validate(layer)
             self.tensors.update(block["tensors"])
@@ -93,7 +93,7 @@ def key_in(folder: Path) -> Mapping[str, str] | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):

@@ -3,7 +3,6 @@
 Versions only add keys: 1 had none of those that have a default here.
 """
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,15 +10,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quantkit.errors import ScoreError
 from quantkit.export.verified import Verified
+from quantkit.parsing import parse_json
 from quantkit.scoring.scorecard import Made, Score, Settings
-from quantkit.specs import problems
+from quantkit.specs import PlainName, problems
 
 VERSION = 2
 
 
 class Record(BaseModel):
     model_config = ConfigDict(
-        frozen=True, extra="ignore", use_attribute_docstrings=True, populate_by_name=True
+        frozen=True,
+        extra="ignore",
+        use_attribute_docstrings=True,
+        populate_by_name=True,
     )
 
 
@@ -57,7 +60,7 @@ class Comparison(Record):
 class Entry(Record):
     """One scored model."""
 
-    name: str
+    name: PlainName
     recipe: str | None
     """None for the source."""
     format: str
@@ -156,7 +159,7 @@ class Document(Record):
 def read(path: Path) -> Document:
     """A report from its file, of this version or an older one."""
     try:
-        data = json.loads(path.read_bytes())
+        data = parse_json(path.read_bytes())
     except OSError as error:
         raise ScoreError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

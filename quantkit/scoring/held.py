@@ -6,7 +6,6 @@ log-probabilities within the rounding of its format; of a checkpoint also its ow
 of the unquantised source. What was found holds while the process does, and is kept as long.
 """
 
-import json
 from pathlib import Path
 
 import torch
@@ -16,6 +15,7 @@ from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.verified import Agreement, Attribution
 from quantkit.model.source import ModelSource, context_of, read_config
 from quantkit.model.tokenizer import load as load_tokenizer
+from quantkit.parsing import parse_json
 from quantkit.progress import Progress
 from quantkit.quiet import hushed
 from quantkit.scoring import agreement, attribution, prompts
@@ -120,7 +120,7 @@ class _Holding:
 def read(path: Path) -> Served | None:
     """What was found of the same process before."""
     try:
-        return Served.model_validate(json.loads(path.read_bytes()))
+        return Served.model_validate(parse_json(path.read_bytes()))
     except (OSError, ValueError):
         return None
 

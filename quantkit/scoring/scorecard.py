@@ -1,6 +1,5 @@
 """The scores of one model, with all that is needed to know what they are scores of."""
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 
 from quantkit.errors import ScoreError
 from quantkit.export.verified import Agreement, Attribution, Verified
+from quantkit.parsing import parse_json
 from quantkit.specs import plain_name, problems
 
 SOURCE_NAME = "source"
@@ -185,7 +185,7 @@ class Scorecard(Record):
     def read(cls, path: Path) -> "Scorecard":
         """A scorecard from its file."""
         try:
-            return cls.model_validate(json.loads(path.read_bytes()))
+            return cls.model_validate(parse_json(path.read_bytes()))
         except OSError as error:
             raise ScoreError(f"cannot read {path}: {error.strerror}") from error
         except ValidationError as error:

@@ -1,6 +1,5 @@
 """LoRA adapters beside a model: `--lora NAME=DIR`, checked, and what they take."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +8,7 @@ from quantkit.advise.shape import ModelShape
 from quantkit.advise.split import ONE, Split, stage_of_layers
 from quantkit.errors import CheckpointError
 from quantkit.home import expanded
+from quantkit.parsing import parse_json
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as `--max-lora-rank`."""
@@ -46,7 +46,7 @@ def _adapter(text: str, is_gguf: bool) -> Adapter:
             )
         return Adapter(name, str(path), None)
     try:
-        rank = json.loads((path / "adapter_config.json").read_bytes())["r"]
+        rank = parse_json((path / "adapter_config.json").read_bytes())["r"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{place} is no LoRA adapter: no rank in its adapter_config.json ({error})"

@@ -5,7 +5,6 @@ ngram        what followed the same words before
 eagle:DIR    a head trained for this model
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from quantkit.advise.memory import Beside
 from quantkit.engine import speculation
 from quantkit.engine.speculation import Kind
 from quantkit.errors import CheckpointError
+from quantkit.parsing import parse_json
 from quantkit.serving.target import Target, open_target
 
 TOKENS = {"draft_model": 4, "ngram": 4, "eagle": 3, "eagle3": 3}
@@ -90,7 +90,7 @@ def _head(place: Path, target: Target, n_tokens: int | None) -> Draft:
         # The only kind of head that llama.cpp has.
         return Draft("eagle3", n_tokens or TOKENS["eagle3"], open_target(place))
     try:
-        config = json.loads((place / "config.json").read_bytes())
+        config = parse_json((place / "config.json").read_bytes(), finite=False)
         files = [*place.glob("*.safetensors"), *place.glob("*.bin")]
         size = sum(file.stat().st_size for file in files)
     except (OSError, ValueError) as error:

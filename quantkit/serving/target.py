@@ -1,6 +1,5 @@
 """What is to be served: a checkpoint of ours, a model as it is, or a GGUF file."""
 
-import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from quantkit.advise import shape as shapes
 from quantkit.advise.shape import ModelShape
 from quantkit.errors import CheckpointError, SourceError
 from quantkit.model.source import read_config, read_tensors
+from quantkit.parsing import parse_json
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 from quantkit.storage import MANIFEST
 
@@ -121,7 +121,7 @@ def _recipe(manifest: dict[str, Any], path: Path) -> AnyRecipe:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_bytes())
+        data = parse_json(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     if not isinstance(data, dict):

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.errors import StorageError, SweepError
+from quantkit.parsing import parse_json
 from quantkit.progress import Progress
+from quantkit.specs import plain_name
 from quantkit.sweep import cost, overview, result, worker
 from quantkit.sweep import spec as sweep_spec
 from quantkit.sweep.cost import Costs
@@ -126,7 +128,7 @@ def read_plan(place: Place) -> tuple[Graph, dict[str, Any]]:
             f"{place.address} holds no sweep: it has no {SWEEP}; give the --out of `sweep run`"
         )
     try:
-        data = json.loads(content)
+        data = parse_json(content)
         steps = [
             Step(
                 s["kind"],
@@ -139,6 +141,9 @@ def read_plan(place: Place) -> tuple[Graph, dict[str, Any]]:
             )
             for s in data["steps"]
         ]
+        for step in steps:  # folders are called by these
+            plain_name(step.title)
+            plain_name(step.name)
         return Graph.of(steps), data["spec"]
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(f"{place.told(SWEEP)} is damaged; run the sweep again") from error

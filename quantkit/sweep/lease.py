@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from quantkit.errors import StorageError
+from quantkit.parsing import parse_json
 from quantkit.sweep.place import EXCLUSIVE, Place
 
 FOLDER = "lease"
@@ -135,7 +136,7 @@ def current(place: Place) -> tuple[int, Holder | None]:
     if not numbers or (content := place.read(_name(max(numbers)))) is None:
         return max(numbers, default=0), None
     try:
-        return max(numbers), Holder(**json.loads(content))
+        return max(numbers), Holder(**parse_json(content))
     except (ValueError, TypeError) as error:
         name = place.told(_name(max(numbers)))
         raise StorageError(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quantkit.parsing import parse_json
 from quantkit.report.document import Document
 from quantkit.sweep.graph import Graph, Step
 from quantkit.sweep.place import Place
@@ -141,7 +142,7 @@ def _model(place: Place, step: Step, record: Record, made: Mapping[str, Record])
         if (found := made.get(entry.digest)) is not None:
             where = f"{FOLDER}/{found.step}/{found.folder}/{CHECKPOINT}"
             checkpoints[entry.name] = place.told(where)
-    return ModelReport(step.title, document, json.loads(gate) if gate else None, checkpoints)
+    return ModelReport(step.title, document, parse_json(gate) if gate else None, checkpoints)
 
 
 def _last_log(place: Place, step: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from quantkit.errors import StorageError
+from quantkit.specs import PlainName, PlainPath
 from quantkit.storage import sha256_of
 from quantkit.sweep.graph import Step
 from quantkit.sweep.place import Place
@@ -55,7 +56,7 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
     version: Literal[1] = 1
-    step: str
+    step: PlainName
     kind: str
     title: str
     digest: str
@@ -66,8 +67,8 @@ class Record(BaseModel):
     """Of what came out: the same for two runs that made the same, whenever they did."""
     facts: dict[str, Any] = {}
     """A few figures, for tables."""
-    folder: str
-    files: dict[str, StoredFile]
+    folder: PlainName
+    files: dict[PlainPath, StoredFile]
     seconds: float
     attempt: int = 1
     host: str = ""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from quantkit.errors import StorageError
+from quantkit.parsing import parse_json
 from quantkit.progress import Progress
 from quantkit.storage import duration
 from quantkit.sweep import result
@@ -33,7 +34,7 @@ def read_state(place: Place) -> dict[str, Any]:
     """What the last driver told of itself; empty where there was none."""
     content = place.read(STATE)
     try:
-        state = json.loads(content or b"{}")
+        state = parse_json(content or b"{}")
     except ValueError:
         state = None
     if not isinstance(state, dict):

@@ -27,7 +27,9 @@ LABEL = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        allow_inf_nan=False, frozen=True, extra="forbid", use_attribute_docstrings=True
+    )
 
 
 class ModelSpec(_Strict):
@@ -82,7 +84,7 @@ class Resources(_Strict):
         if not isinstance(value, str):
             return value
         found = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]?)(i?)b\s*", value, re.IGNORECASE)
-        if not found or found[1].count(".") > 1 or found[1] == ".":
+        if not found or found[1].count(".") > 1 or found[1] == "." or len(found[1]) > 20:
             raise ValueError(f"'{value}' is no amount of memory; write it like 64GiB")
         return int(float(found[1]) * (1024 if found[3] else 1000) ** UNITS[found[2].lower()])
 

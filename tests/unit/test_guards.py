@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "quantkit"
 # Lower rows never import from higher ones.
 LAYERS = [
-    {"errors", "home", "progress", "quiet", "launch", "lock", "offline", "registry", "specs"},
+    {"errors", "home", "progress", "quiet", "launch", "lock", "offline", "parsing"}
+    | {"registry", "specs"},
     {"metrics", "numbers", "tensorspec"},
     {"engine", "__init__"},
     {"storage", "resources", "device", "doctor", "page"},
