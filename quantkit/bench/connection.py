@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from quantkit.engine.http import without_password
 from quantkit.errors import EngineError
 
 LONGEST_LINE = 1 << 22
@@ -43,7 +44,9 @@ class Address:
         except ValueError:  # half a pair of brackets, or a port that is no number
             parts, port = urlsplit(""), None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise EngineError(f"'{url}' is no address of a server; give http://HOST:PORT")
+            raise EngineError(
+                f"'{without_password(url)}' is no address of a server; give http://HOST:PORT"
+            )
         secure = parts.scheme == "https"
         path = parts.path.rstrip("/").removesuffix("/v1")
         port = port or (443 if secure else 80)

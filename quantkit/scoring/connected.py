@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from quantkit.engine.http import without_password
 from quantkit.errors import ScoreError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.source import ModelSource
@@ -114,7 +115,7 @@ def served(
     model = ConnectedModel(
         target, server, facts, folder, progress, asked.max_length, trust_remote_code
     )
-    model.where = f"served at {asked.server}"
+    model.where = f"served at {without_password(asked.server)}"
     known = None
     if facts is not None:
         known = folder / f"{cache.identity(_all_facts(target, facts))}.held.json"

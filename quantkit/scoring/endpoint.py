@@ -21,16 +21,18 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from socket import SHUT_RDWR
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
+from quantkit.engine.http import MOST_BYTES, Connection, TooLong, Unreachable, without_password
 from quantkit.errors import ScoreError
+from quantkit.parsing import parse_json
 
 REQUEST_TOKENS = 4096  # short prompts share a request up to here
 ATTEMPTS = 5
 BACKOFF_S = 0.5  # then 1, 2 and 4, each give or take a half
+TOKEN_BYTES = 1024
+"""Of an answer, for each token of a request: far more than names and two numbers take."""
 NAN = "not JSON compliant"  # what vLLM says of log-probabilities that are none
 ABOVE_ZERO = 1e-3  # more than rounding can do to the logarithm of a probability
 
@@ -73,29 +75,40 @@ class Endpoint:
         except ValueError:  # half a pair of brackets, or a port that is no number
             parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ScoreError(f"'{url}' is no address of a server; give http://HOST:PORT")
-        self._secure = parts.scheme == "https"
-        self._host = parts.netloc.rpartition("@")[2]
-        self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
-        self.url = f"{parts.scheme}://{self._host}{self._path}"
+            raise ScoreError(
+                f"'{without_password(url)}' is no address of a server; give http://HOST:PORT"
+            )
+        self._context = ssl.create_default_context() if parts.scheme == "https" else None
+        self._auth = None
+        if parts.username is not None and not api_key:
+            self._auth = (unquote(parts.username), unquote(parts.password or ""))
+        path = parts.path.rstrip("/").removesuffix("/v1")
+        self._root = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}"
+        self.url = f"{self._root}/v1"
+        """Without a password, so that it can be shown."""
         self._concurrent = concurrent
         self._timeout_s = timeout_s
-        self._headers = {"Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self._idle: list[HTTPConnection] = []
-        self._open: set[HTTPConnection] = set()
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._idle: list[Connection] = []
+        self._open: set[Connection] = set()
         self._stopped = threading.Event()
         card = self._choose(model)
         self.model = str(card["id"])
         self.root = str(card.get("root") or "")
         """What the server loaded: a folder of its machine, or a name in the hub."""
-        self.max_model_len = int(card["max_model_len"]) if card.get("max_model_len") else None
+        self.max_model_len: int | None = card.get("max_model_len")
+        if self.max_model_len is not None and (
+            type(self.max_model_len) is not int or self.max_model_len < 1
+        ):
+            raise ScoreError(
+                f"{self.url}/models gives max_model_len {str(self.max_model_len)[:40]!r}, which is "
+                "not a number of tokens"
+            )
 
     def version(self) -> str | None:
         """What vLLM reports beside its OpenAI routes; None of others."""
         with suppress(ValueError, KeyError, TypeError):
-            return str(json.loads(self._beside("/version") or "")["version"])
+            return str(parse_json(self._beside("/version") or "")["version"])
         return None
 
     def facts(self) -> dict[str, str] | None:
@@ -111,7 +124,7 @@ class Endpoint:
             return None
         flags = sorted(re.findall(r"^\S+_config_info\{(.*)\}", metrics, re.MULTILINE))
         with suppress(ValueError, KeyError, TypeError):  # vLLM in its development mode
-            flags.append(str(json.loads(self._beside("/server_info") or "")["vllm_config"]))
+            flags.append(str(parse_json(self._beside("/server_info") or "")["vllm_config"]))
         return {
             "url": self.url,
             "model": self.model,
@@ -125,8 +138,8 @@ class Endpoint:
     def _beside(self, path: str) -> str | None:
         """The text of a page outside the OpenAI routes; None where there is no such page."""
         try:
-            status, content = self._exchange("GET", f"{self._path.removesuffix('/v1')}{path}", None)
-        except (OSError, HTTPException):
+            status, content = self._exchange("GET", f"{self._root}{path}", None)
+        except (OSError, TooLong):
             return None
         finally:
             self._hang_up()
@@ -135,7 +148,7 @@ class Endpoint:
     def _choose(self, model: str | None) -> dict[str, Any]:
         listing = self._send("GET", "/models")
         try:
-            cards = {str(card["id"]): dict(card) for card in listing["data"]}
+            cards = {_text(card["id"]): dict(card) for card in listing["data"]}
         except (KeyError, TypeError, ValueError) as error:
             raise ScoreError(
                 f"{self.url}/models lists no models; is it an OpenAI-compatible server?"
@@ -224,7 +237,9 @@ class Endpoint:
             "temperature": 0,
             "return_tokens_as_token_ids": True,
         }
-        answer = self._send("POST", "/completions", body)
+        n_tokens = len(prompt) if isinstance(prompt, str) else sum(map(len, prompt))
+        most_bytes = MOST_BYTES + n_tokens * TOKEN_BYTES
+        answer = self._send("POST", "/completions", body, most_bytes)
         try:
             if answer["model"] not in self._served:
                 raise ScoreError(
@@ -241,9 +256,9 @@ class Endpoint:
 
     def _read(self, logprobs: Any) -> Echo:
         try:
-            tokens = [str(token) for token in logprobs["tokens"]]
-            own = [float(value) for value in logprobs["token_logprobs"][1:]]
-            top = [max(map(float, d.values())) for d in logprobs["top_logprobs"][1:]]
+            tokens = [_text(token) for token in logprobs["tokens"]]
+            own = [_number(value) for value in logprobs["token_logprobs"][1:]]
+            top = [max(map(_number, d.values())) for d in logprobs["top_logprobs"][1:]]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ScoreError(
                 f"{self.url} gives no log-probabilities of prompts; a server is needed that "
@@ -254,14 +269,14 @@ class Endpoint:
                 f"{self.url} answered {len(own) + 1} log-probabilities for {len(tokens)} tokens"
             )
         for value in own + top:
-            if not value <= ABOVE_ZERO:  # NaN, too
+            if not (math.isfinite(value) and value <= ABOVE_ZERO):
                 raise ScoreError(
                     f"{self.url} gives {value} as a log-probability; the model's outputs are not "
                     "finite, or the server is set to give logits (vLLM's --logprobs-mode)"
                 )
         return Echo(tokens, own, top)
 
-    def _send(self, method: str, path: str, body: Any = None) -> Any:
+    def _send(self, method: str, path: str, body: Any = None, most_bytes: int = MOST_BYTES) -> Any:
         """One request, again if the server is busy or gone, and its answer as data."""
         where, problem, tried = f"{self.url}{path}", "", 0
         while tried < ATTEMPTS:
@@ -270,14 +285,16 @@ class Endpoint:
                 break
             tried += 1
             try:
-                status, content = self._exchange(method, self._path + path, body)
+                status, content = self._exchange(method, where, body, most_bytes)
             except TimeoutError as error:
                 raise ScoreError(
                     f"{where} gave no answer within {self._timeout_s:g} s; look whether the server "
                     "is stuck, or ask less at a time"
                 ) from error
-            except (OSError, HTTPException) as error:
-                problem = f"cannot be reached ({_said(error)})"
+            except TooLong as error:
+                raise ScoreError(f"{where} {error}; it is no server of a model") from error
+            except Unreachable as error:
+                problem = f"cannot be reached ({error})"
                 continue
             if 200 <= status < 300:
                 return _data(where, content)
@@ -290,33 +307,22 @@ class Endpoint:
             f"{where} {problem}, {tried} times; look at the server's log, then run again"
         )
 
-    def _exchange(self, method: str, path: str, body: Any) -> tuple[int, bytes]:
+    def _exchange(
+        self, method: str, url: str, body: Any, most_bytes: int = MOST_BYTES
+    ) -> tuple[int, bytes]:
         try:
             connection = self._idle.pop()
         except IndexError:
-            connection = self._connect()
+            connection = Connection(self._timeout_s, self._context, self._auth)
+            self._open.add(connection)
         try:
-            sent = None if body is None else json.dumps(body).encode()
-            connection.request(method, path, sent, self._headers)
-            response = connection.getresponse()
-            content = response.read()
+            answer = connection.request(method, url, body, self._headers, most_bytes)
         except BaseException:
             self._open.discard(connection)
             connection.close()
             raise
         self._idle.append(connection)
-        return response.status, content
-
-    def _connect(self) -> HTTPConnection:
-        if self._secure:
-            context = ssl.create_default_context()
-            connection: HTTPConnection = HTTPSConnection(
-                self._host, timeout=self._timeout_s, context=context
-            )
-        else:
-            connection = HTTPConnection(self._host, timeout=self._timeout_s)
-        self._open.add(connection)
-        return connection
+        return answer
 
     def _hang_up(self) -> None:
         """Servers close idle connections within seconds, so none is kept between calls."""
@@ -329,8 +335,19 @@ class Endpoint:
         """Make threads that wait for an answer give up at once."""
         self._stopped.set()
         for connection in list(self._open):
-            with suppress(OSError, AttributeError):  # not connected
-                connection.sock.shutdown(SHUT_RDWR)
+            connection.cut()
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError(f"{value!r:.40} is no text")
+    return value
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise TypeError(f"{value!r:.40} is no number")
+    return float(value)
 
 
 def _shared(prompts: Sequence[list[int]]) -> Iterator[list[int]]:
@@ -349,20 +366,18 @@ def _shared(prompts: Sequence[list[int]]) -> Iterator[list[int]]:
 
 def _data(where: str, content: bytes) -> Any:
     try:
-        return json.loads(content)
-    except ValueError as error:
+        return parse_json(content, finite=False)
+    except json.JSONDecodeError as error:
         raise ScoreError(f"{where} answered what is no JSON: {_reason(content)}") from error
+    except ValueError as error:
+        raise ScoreError(f"{where} answered JSON that cannot be read: {error}") from error
 
 
 def _reason(content: bytes) -> str:
     """The server's own message: vLLM's, FastAPI's, or the beginning of whatever it sent."""
     text = content.decode(errors="replace").strip()
     with suppress(ValueError, AttributeError):
-        data = json.loads(text)
+        data = parse_json(text)
         error = data.get("error", data)
         text = str(error.get("message") or error.get("detail") or text)
-    return text[:300] or "nothing"
-
-
-def _said(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(text[:300].split()) or "nothing"

@@ -5,14 +5,14 @@ is made the choice by a bias, which does not enter what is told; the tokens befo
 llama.cpp's cache from one question to the next.
 """
 
-import json
-import urllib.request
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from quantkit.engine import http
 from quantkit.errors import MissingDependency, ScoreError
+from quantkit.parsing import parse_json
 from quantkit.scoring.endpoint import Echo
 
 CERTAIN = 1000
@@ -53,13 +53,9 @@ class LlamaCpp:
     def echo_text(self, text: str) -> Echo:
         """A text as llama.cpp reads it."""
         body = {"content": text, "add_special": True, "parse_special": True}
-        request = urllib.request.Request(
-            f"{self._server.listening_address}/tokenize",
-            data=json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            ids = json.loads(answer.read())["tokens"]
+        url = f"{self._server.listening_address}/tokenize"
+        _, content = http.ask("POST", url, body, timeout_s=60)
+        ids = parse_json(content)["tokens"]
         return Echo([f"token_id:{number}" for number in ids], [], [])
 
     def echo_all(

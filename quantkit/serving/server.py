@@ -5,17 +5,16 @@ import os
 import shlex
 import socket
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from quantkit.engine import http
 from quantkit.engine.process import Child
 from quantkit.errors import EngineError
+from quantkit.parsing import parse_json
 from quantkit.progress import Progress, Silent
 from quantkit.serving.plan import Plan
 from quantkit.serving.program import Program
@@ -56,11 +55,12 @@ class Server:
         try:
             answer = _post(f"{self.url}/v1/completions", body, ANSWER_SECONDS, _key(self.plan))
             text = answer["choices"][0]["text"]
-        except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError) as error:
             # An engine whose worker is gone may look healthy until it is asked.
             time.sleep(0.5)
+            why = str(error) or type(error).__name__
             raise self.child.failure(
-                f"{self.child.name} is healthy, and yet fails at a request ({_words(error)})"
+                f"{self.child.name} is healthy, and yet fails at a request ({why})"
             ) from error
         if not isinstance(text, str):
             raise EngineError(f"{self.child.name} answers a request without text")
@@ -133,19 +133,19 @@ def _wait(child: Child, url: str, timeout: float, progress: Progress) -> float:
 
 def _is_healthy(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (OSError, HTTPException, ValueError):
+        status, _ = http.ask("GET", f"{url}/health")
+    except (OSError, ValueError):
         return False
+    return status == 200
 
 
 def _served_at(host: str, port: int) -> str | None:
     """The model of a server that listens there already, if it is one."""
     try:
         url = f"http://{_reached_at(host)}:{port}/v1/models"
-        with urllib.request.urlopen(url, timeout=2) as answer:
-            return str(json.loads(answer.read())["data"][0]["id"])
-    except (OSError, HTTPException, ValueError, LookupError, TypeError):
+        _, content = http.ask("GET", url, timeout_s=2)
+        return str(parse_json(content)["data"][0]["id"])
+    except (OSError, ValueError, LookupError, TypeError):
         return None
 
 
@@ -156,18 +156,11 @@ def _key(plan: Plan) -> str | None:
 
 
 def _post(url: str, body: dict[str, Any], timeout: float, key: str | None) -> Any:
-    headers = {"Content-Type": "application/json"}
-    if key:
-        headers["Authorization"] = f"Bearer {key}"
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=timeout) as answer:
-        return json.loads(answer.read())
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, urllib.error.HTTPError):
-        return f"HTTP {error.code}"
-    return str(error) or type(error).__name__
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    status, content = http.ask("POST", url, body, headers, timeout)
+    if status != 200:
+        raise ValueError(f"HTTP {status}")
+    return parse_json(content)
 
 
 def _reached_at(host: str) -> str:

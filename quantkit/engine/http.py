@@ -1,0 +1,140 @@
+"""HTTP requests within bounds: every answer has a deadline in all and a most of bytes.
+
+httpx limits the wait for each piece of an answer, so that a server which sends a byte a second
+keeps it waiting for ever. Here a timer cuts the connection when the time is over, and an answer
+longer than it can be is not read to its end.
+"""
+
+import json
+import re
+import ssl
+import threading
+from contextlib import suppress
+from socket import SHUT_RDWR
+from typing import Any
+
+import httpx
+
+MOST_BYTES = 16 << 20
+"""Of an answer, unless more is asked for."""
+SECRET = re.compile(r"//[^/?#\s]*@")
+
+
+class Unreachable(ConnectionError):
+    """Nobody answers, or not in HTTP."""
+
+
+class TooLong(ValueError):
+    """An answer is longer than it can be."""
+
+
+def without_password(url: str) -> str:
+    """An address for people: without a user's name and password."""
+    return SECRET.sub("//", url)
+
+
+class Connection:
+    """One connection to a server, kept between requests. One thread at a time uses it."""
+
+    def __init__(
+        self, timeout_s: float, context: ssl.SSLContext | None = None, auth: Any = None
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._client = httpx.Client(
+            timeout=httpx.Timeout(timeout_s),
+            verify=False if context is None else context,
+            auth=auth,
+            trust_env=False,  # a proxy between us and a server that we measure is no use
+            headers={"Accept-Encoding": "identity", "User-Agent": "quantkit"},
+        )
+        self._stream: Any = None
+        self._expired = False
+
+    def request(
+        self,
+        method: str,
+        url: str,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        most_bytes: int = MOST_BYTES,
+    ) -> tuple[int, bytes]:
+        """Status and content. Raises TimeoutError, Unreachable or TooLong."""
+        self._expired = False
+        timer = threading.Timer(self._timeout_s, self._expire)
+        timer.daemon = True
+        timer.start()
+        try:
+            return self._exchange(method, url, body, headers or {}, most_bytes)
+        except httpx.TimeoutException as error:
+            raise TimeoutError(str(error)) from error
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as error:
+            if self._expired:
+                raise TimeoutError("the time for an answer is over") from error
+            raise Unreachable(_said(error)) from error
+        finally:
+            timer.cancel()
+
+    def _exchange(
+        self, method: str, url: str, body: Any, headers: dict[str, str], most_bytes: int
+    ) -> tuple[int, bytes]:
+        content = None if body is None else json.dumps(body).encode()
+        if content is not None:
+            headers = {"Content-Type": "application/json", **headers}
+        extensions = {"trace": self._note}
+        with self._client.stream(
+            method, url, content=content, headers=headers, extensions=extensions
+        ) as response:
+            read = bytearray()
+            for piece in response.iter_raw():
+                read += piece
+                if len(read) > most_bytes:
+                    raise TooLong(f"answered more than {most_bytes >> 20} MiB")
+                if self._expired:
+                    raise TimeoutError("the time for an answer is over")
+            return response.status_code, bytes(read)
+
+    def _note(self, event: str, info: dict[str, Any]) -> None:
+        """Keep hold of the socket, to cut it from outside; httpx tells of it while it connects."""
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            self._stream = info["return_value"]
+
+    def _expire(self) -> None:
+        self._expired = True
+        self.cut()
+
+    def cut(self) -> None:
+        """Make the thread that waits for an answer give up at once."""
+        with suppress(OSError, AttributeError):  # not connected
+            self._stream.get_extra_info("socket").shutdown(SHUT_RDWR)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._client.close()
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def ask(
+    method: str,
+    url: str,
+    body: Any = None,
+    headers: dict[str, str] | None = None,
+    timeout_s: float = 5.0,
+) -> tuple[int, bytes]:
+    """One request on a connection of its own, without encryption."""
+    with Connection(timeout_s) as connection:
+        return connection.request(method, url, body, headers)
+
+
+def _said(error: BaseException) -> str:
+    """The system's own words where it refused, else the library's."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return str(error) or type(error).__name__
