@@ -17,6 +17,7 @@ import numpy as np
 
 from quantkit.calibration.reading.messages import parsed
 from quantkit.calibration.reading.row import Message, Row, content
+from quantkit.calibration.template import Template, TemplateFault
 from quantkit.errors import DataError
 
 MAX_WINDOWS = 16
@@ -48,6 +49,7 @@ class Renderer:
 
     def __init__(self, tokenizer: Any, length: int, chat: str = "template") -> None:
         self._tokenizer = tokenizer
+        self._template = Template(tokenizer)
         self.length = length
         self._plain = chat == "plain"
 
@@ -130,32 +132,22 @@ class Renderer:
 
     def template(self, messages: Sequence[Message], row: Row) -> list[int]:
         """The tokens of a chat; one that ends with the user is open for the assistant's answer."""
-        from jinja2.exceptions import TemplateError
-
-        errors = (TemplateError, TypeError, KeyError, ValueError, AttributeError)
         try:
             return self._apply([_with_objects(m) for m in messages], row)
-        except errors as error:
+        except TemplateFault as error:
             if any("tool_calls" in m for m in messages):
                 # A few templates, such as DeepSeek's, want arguments to be the text they were.
-                with suppress(*errors):
+                with suppress(TemplateFault):
                     return self._apply(messages, row)
             roles = ", ".join(str(m.get("role")) for m in messages[:6])
-            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
             raise Refused(
-                f"{row.place}: the model's chat template refuses it ({reason}); its "
+                f"{row.place}: the model's chat template refuses it ({error}); its "
                 f"roles are {roles}; change the row, or use --skip-bad to go on without it"
             ) from error
 
     def _apply(self, messages: Sequence[Message], row: Row) -> list[int]:
-        ids: list[int] = self._tokenizer.apply_chat_template(
-            list(messages),
-            tools=list(row.tools) or None,
-            add_generation_prompt=messages[-1]["role"] != "assistant",
-            tokenize=True,
-            return_dict=False,
-        )
-        return ids
+        is_open = messages[-1]["role"] != "assistant"
+        return self._encode(self._template.render(messages, row.tools, is_open), special=False)
 
     def _from_some_turn(self, messages: list[Message], rng: random.Random) -> list[Message]:
         """The same chat from a random turn of the user on, if enough is left to fill a sample."""
