@@ -1,11 +1,22 @@
 """Choosing where to compute, and what a machine has."""
 
+import re
 from typing import TYPE_CHECKING
 
 from quantkit.errors import HardwareError, UnknownName
 
 if TYPE_CHECKING:
     import torch
+
+NO_MEMORY = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "defaultcpuallocator: not enough memory",
+    "bad_alloc",
+    "failed to map segment",
+    "can't start new thread",
+)
+"""How libraries put it that there is none left, in small letters."""
 
 
 def choose(name: str = "auto") -> "torch.device":
@@ -52,12 +63,45 @@ def peak_device_bytes(device: "torch.device") -> int | None:
 
 
 def available_host_bytes() -> int | None:
-    """Memory that programs can still take without swapping; None where Linux does not tell."""
+    """Memory that this process can still take without swapping; None where Linux does not tell."""
+    import resource
     from pathlib import Path
 
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     except OSError:
         return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        found.append(max(0, limit - mapped))
+    return min(found) if found else None
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """One sentence where an error, or what caused it, is a lack of memory; else None."""
+    found: BaseException | None = error
+    while found is not None:
+        text = next(iter(str(found).splitlines()), "")
+        if type(found).__name__ == "OutOfMemoryError":
+            return f"out of GPU memory: {text}; use --device cpu or smaller batches"
+        if isinstance(found, MemoryError) or any(words in text.lower() for words in NO_MEMORY):
+            return _lacking(text)
+        found = found.__cause__ or found.__context__
+    return None
+
+
+def _lacking(text: str) -> str:
+    from quantkit.storage import gib
+
+    asked = re.search(r"tried to allocate (\d+) bytes", text)
+    told = re.search(r"Unable to allocate ([\d.]+ \w+)", text)
+    size = gib(int(asked[1])) if asked else told[1] if told else ""
+    free = available_host_bytes()
+    parts = [f"{size} more were needed" if size else "", f"{gib(free)} are free" if free else ""]
+    known = " and ".join(part for part in parts if part)
+    return (
+        f"out of memory{f': {known}' if known else ''}; close other programs, use smaller batches "
+        "or fewer samples, or take a machine with more memory"
+    )

@@ -22,6 +22,37 @@ _holders: dict[Path, int] = {}
 where it calls another stage on it."""
 
 
+def abandoned(folder: Path) -> Iterator[Path]:
+    """Lock files of writers that were killed, each held while it is looked at and then removed."""
+    for path in sorted(folder.glob(".*.lock")):
+        if path.name == INSIDE:
+            continue
+        try:
+            if path.is_symlink() or not path.is_file() or path.stat().st_size:
+                continue  # not one of ours
+            descriptor = _held(path)
+        except OSError:
+            continue  # somebody is at work
+        try:
+            yield path
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
+
+
+def _held(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held, named = os.fstat(descriptor), path.stat()
+        if (held.st_dev, held.st_ino) != (named.st_dev, named.st_ino):
+            raise BlockingIOError
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 @contextmanager
 def sole_writer(path: Path, output: Path) -> Iterator[None]:
     """Hold the lock file `path` while `output` is written; the second to ask is refused."""
@@ -41,21 +72,14 @@ def sole_writer(path: Path, output: Path) -> Iterator[None]:
 
 def _acquired(place: Path, output: Path) -> int:
     while True:
-        descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.close(os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held, named = os.fstat(descriptor), place.stat()
-        except BlockingIOError:
-            os.close(descriptor)
+            return _held(place)
+        except BlockingIOError as error:
+            if error.errno is None:  # another file has the name by now
+                continue
             raise StorageError(
                 f"another run is writing {output}; wait for it to finish, or choose another --out"
             ) from None
         except FileNotFoundError:  # removed by its holder between our open and our lock
-            os.close(descriptor)
             continue
-        except BaseException:
-            os.close(descriptor)
-            raise
-        if (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino):
-            return descriptor
-        os.close(descriptor)

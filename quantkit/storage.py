@@ -1,9 +1,11 @@
 """Files that appear whole or not at all, and disks that say what is wrong."""
 
 import errno
+import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.errors import HardwareError, QuantkitError, StorageError
-from quantkit.lock import INSIDE, sole_writer
+from quantkit.lock import INSIDE, abandoned, sole_writer
 
+HALF = re.compile(r"\..+\.(json|md|html|csv|parquet|svg|yaml)\.(\d+|partial)")
+"""Files on their way to their names, as `write_text` and others call them."""
 MANIFEST = "quantkit.json"
 """The file that marks a finished checkpoint."""
 
@@ -68,6 +72,7 @@ def write_text(path: Path, text: str) -> None:
         raise StorageError(f"cannot write {path}: it is a folder; name a file")
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     with guarded(path):
+        clear_halves_of(path)
         try:
             with scratch.open("w", encoding="utf-8") as stream:
                 stream.write(text)
@@ -76,6 +81,24 @@ def write_text(path: Path, text: str) -> None:
             scratch.replace(path)
         finally:
             scratch.unlink(missing_ok=True)
+
+
+def clear_halves_of(path: Path) -> None:
+    """Remove what killed processes of this machine were writing to give it this name."""
+    for half in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        number = half.name.rpartition(".")[2]
+        if number.isdecimal() and not _is_alive(int(number)):
+            half.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 @contextmanager
@@ -103,10 +126,18 @@ def claimed(target: Path, force: bool = False, marker: str = MANIFEST) -> Iterat
     refuse_existing(target, force, marker)
     with guarded(target):
         target.parent.mkdir(parents=True, exist_ok=True)
+        _clear_abandoned(target.parent)
         with sole_writer(target.with_name(f".{target.name}.lock"), target):
             _restore(target)
             refuse_existing(target, force, marker)  # another run may have finished it meanwhile
             yield
+
+
+def _clear_abandoned(folder: Path) -> None:
+    """Remove what killed runs left here that nobody can resume: locks, and scratch folders."""
+    for lock in abandoned(folder):
+        scratch = lock.with_name(lock.name.removesuffix(".lock") + ".scratch")
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _filled(scratch: Path, target: Path, resumable: bool) -> Iterator[Path]:
@@ -167,10 +198,18 @@ def output_folder(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             with sole_writer(folder / INSIDE, folder):
+                _clear_written_halves(folder)
                 yield
         finally:
             if is_new and not any(folder.iterdir()):
                 folder.rmdir()
+
+
+def _clear_written_halves(folder: Path) -> None:
+    """The same in a folder of files, which nobody else writes while we hold it."""
+    for path in folder.glob(".*"):
+        if HALF.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+            path.unlink()
 
 
 def refuse_existing(target: Path, force: bool, marker: str = MANIFEST) -> None:

@@ -153,6 +153,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def read(folder: Path) -> CalibrationSet:
     """A set from its folder, checked against its manifest."""
+    import pyarrow
     import pyarrow.parquet as pq
 
     if not is_set(folder):
@@ -164,12 +165,23 @@ def read(folder: Path) -> CalibrationSet:
             raise DataError(f"{path} is not the file that {FILE} tells of; build the set again")
     try:
         stored = load_file(folder / TOKENS)
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"cannot read {folder / TOKENS}: {error}") from error
-    tokens = CalibrationTokens(
-        manifest.name, stored["input_ids"].long(), _unless_full(stored["lengths"], manifest.length)
-    )
-    return CalibrationSet(tokens, pq.read_table(folder / SAMPLES).to_pylist(), manifest)
+        ids, lengths = stored["input_ids"].long(), stored["lengths"]
+        _require_shapes(ids, lengths, manifest)
+        samples = pq.read_table(folder / SAMPLES).to_pylist()
+    except (OSError, ValueError, KeyError, SafetensorError, pyarrow.ArrowException) as error:
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise DataError(f"{folder} is damaged: {first}; build the set again") from error
+    tokens = CalibrationTokens(manifest.name, ids, _unless_full(lengths, manifest.length))
+    return CalibrationSet(tokens, samples, manifest)
+
+
+def _require_shapes(ids: torch.Tensor, lengths: torch.Tensor, manifest: Manifest) -> None:
+    if ids.dim() != 2 or lengths.shape != ids.shape[:1] or ids.shape[1] != manifest.length:
+        raise ValueError(f"{TOKENS} holds tokens of another shape than {FILE} tells of")
+    if not ids.numel() or not bool(((lengths > 0) & (lengths <= manifest.length)).all()):
+        raise ValueError(f"{TOKENS} holds samples of no length")
+    if bool((ids < 0).any()) or int(ids.max()) >= manifest.tokenizer.vocabulary:
+        raise ValueError(f"{TOKENS} holds tokens that are not in the vocabulary")
 
 
 def _unless_full(lengths: torch.Tensor, length: int) -> torch.Tensor | None:

@@ -32,6 +32,7 @@ from quantkit.cli import (
     verify,
 )
 from quantkit.cli.wrapping import fitted
+from quantkit.device import out_of_memory
 from quantkit.errors import (
     EXIT_BUG,
     EXIT_CODES,
@@ -128,11 +129,8 @@ def main(arguments: list[str] | None = None) -> int:
             if launch.is_first():  # the same in every process
                 _show_usage(error)
             return EXIT_USAGE
-        if type(error).__name__ == "OutOfMemoryError":
-            first = str(error).splitlines()[0]
-            return _fail(
-                f"out of GPU memory: {first}; use --device cpu or smaller batches", EXIT_ERROR
-            )
+        if (lacking := out_of_memory(error)) is not None:
+            return _fail(lacking, EXIT_ERROR)
         # Not Python's own exit code for this, which is 1: that means that a gate said no.
         traceback.print_exc()
         return _fail("this is a bug in quantkit; please report it with the lines above", EXIT_BUG)

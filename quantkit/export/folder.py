@@ -13,7 +13,7 @@ from quantkit.export import manifest
 from quantkit.export.manifest import Manifest, StoredFile
 from quantkit.model.description import README
 from quantkit.model.shards import ShardWriter, StoredTensor, TensorSpec, assign_to_shards, index_of
-from quantkit.model.source import INDEX, SIDE_FILES, ModelSource
+from quantkit.model.source import INDEX, ModelSource, side_files
 from quantkit.recipe import Recipe
 from quantkit.storage import sha256_of, write_json
 
@@ -101,9 +101,8 @@ def write_side_files(folder: Path, source: ModelSource, recipe: Recipe, ignored:
 
 def copy_side_files(folder: Path, source: ModelSource, but: Container[str] = (INDEX,)) -> None:
     """Config, tokenizer and the like, as the source has them."""
-    paths = {path for pattern in SIDE_FILES for path in source.folder.glob(pattern)}
-    for path in sorted(paths):
-        if path.is_file() and path.name not in but:
+    for path in side_files(source.folder):
+        if path.name not in but:
             (folder / path.name).write_bytes(_read(path))
 
 

@@ -18,7 +18,7 @@ import torch
 
 from quantkit.errors import DataError
 from quantkit.gguf.reader import GGUF, MAGIC, read_file
-from quantkit.storage import guarded
+from quantkit.storage import clear_halves_of, guarded
 
 TYPE = "imatrix"
 SUMS, COUNTS = ".in_sum2", ".counts"
@@ -62,6 +62,7 @@ class ImportanceMatrix:
 
     def write(self, path: Path) -> None:
         """Write it as llama.cpp's tool does, in GGUF form and in order of names."""
+        clear_halves_of(path)
         scratch = path.with_name(f".{path.name}.{os.getpid()}")
         writer = gguf.GGUFWriter(scratch, TYPE)
         del writer.kv_data[0]["general.architecture"]  # a matrix is no model

@@ -6,6 +6,7 @@ else is a hub id, fetched through huggingface_hub with its cache and its offline
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 TOKENIZER_FILES = ("tokenizer*", "*.model", "vocab.*", "merges.txt", "special_tokens_map.json")
 FINGERPRINT_BYTES = 64 << 10
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w./-]{0,199}", re.ASCII)
 # All that a model folder needs besides its weights.
 SIDE_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "tokenizer*", "LICENSE*", "*.py")
 
@@ -102,9 +104,32 @@ class ModelSource:
     ) -> "ModelSource":
         """Find a model and read its config and tensor index, checking both."""
         folder, commit = _locate(name, revision, cached_only)
+        _refuse_links(folder)
         config = read_config(folder)
         check_kind(config, folder, trust_remote_code)
         return cls(name, folder, commit, config, read_tensors(folder), trust_remote_code)
+
+
+def side_files(folder: Path) -> list[Path]:
+    """Config, tokenizer and all else that a model folder needs besides its weights."""
+    paths = {path for pattern in SIDE_FILES for path in folder.glob(pattern)}
+    return sorted(path for path in paths if path.is_file())
+
+
+def _refuse_links(folder: Path) -> None:
+    """Stop at files that lie elsewhere: what they hold would be copied into every checkpoint.
+
+    Snapshots of the hub are links into the same model's part of its cache.
+    """
+    home = folder.resolve()
+    if home.parent.name == "snapshots":
+        home = home.parent.parent
+    for path in side_files(folder):
+        if path.is_symlink() and not path.resolve().is_relative_to(home):
+            raise SourceError(
+                f"{path} is a link to a place outside of {folder}; put the file itself there, or "
+                "remove the link"
+            )
 
 
 def is_local(name: str) -> bool:
@@ -135,6 +160,9 @@ def _locate(
 def _download(
     name: str, revision: str | None, cached_only: bool = False, weights: bool = True
 ) -> tuple[Path, str | None]:
+    for word in (name, revision or "main"):
+        if not HUB_NAME.fullmatch(word) or ".." in word:
+            raise SourceError(f"{word[:80]!r} is no name of a model or of a revision in the hub")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

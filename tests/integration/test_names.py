@@ -69,3 +69,70 @@ def test_a_score_file_cannot_name_another_place(tmp_path):
     (tmp_path / "x.json").write_text(json.dumps(card | {"name": "../../escaped"}))
     with pytest.raises(ScoreError, match="cannot be a file's name"):
         Evaluation.read(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("name", LEADING_ELSEWHERE, ids=repr)
+def test_a_manifest_cannot_list_files_elsewhere(made, name):
+    path = made / "quantkit.json"
+    before = path.read_text()
+    try:
+        data = json.loads(before)
+        data["files"][f"{name}.gguf" if name == "../../escaped" else name] = {
+            "sha256": "",
+            "size_bytes": 0,
+        }
+        path.write_text(json.dumps(data))
+        with pytest.raises(CheckpointError, match="cannot be a file's name"):
+            Checkpoint.open(made)
+    finally:
+        path.write_text(before)
+
+
+def test_a_report_cannot_name_another_place(tmp_path):
+    from quantkit.report import document
+
+    published = PUBLISHED.parents[1] / "report.json"
+    data = json.loads(published.read_text())
+    assert document.read(published).candidates
+    data["candidates"][0]["name"] = "../../escaped"
+    (tmp_path / "report.json").write_text(json.dumps(data))
+    with pytest.raises(ScoreError, match="cannot be a file's name"):
+        document.read(tmp_path / "report.json")
+
+
+@pytest.mark.parametrize("change", [{"title": "../../escaped"}, {"digest": "/../../../.."}])
+def test_a_sweeps_plan_cannot_name_another_place(tmp_path, change):
+    from quantkit.errors import StorageError
+    from quantkit.sweep.driver import SWEEP, read_plan
+    from quantkit.sweep.place import Place
+
+    step = {"kind": "report", "title": "demo", "work": {}, "digest": "0" * 64, "needs": []}
+    step |= {"whatever": False, "after": []}
+    (tmp_path / SWEEP).write_text(json.dumps({"steps": [step], "spec": {}}))
+    assert read_plan(Place(tmp_path))
+    (tmp_path / SWEEP).write_text(json.dumps({"steps": [step | change], "spec": {}}))
+    with pytest.raises(StorageError, match="damaged"):
+        read_plan(Place(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "change", [{"folder": "../../escaped"}, {"step": ".."}, {"files": {"../x": {}}}]
+)
+def test_a_sweeps_record_cannot_name_another_place(change):
+    from quantkit.sweep.result import _parsed
+
+    record = {
+        "step": "score-demo-0123",
+        "kind": "score",
+        "title": "demo",
+        "digest": "0",
+        "inputs": {},
+        "identity": "0",
+        "folder": "0123",
+        "files": {"checkpoint/model.safetensors": {"sha256": "0", "size_bytes": 1}},
+        "seconds": 1.0,
+    }
+    assert _parsed(json.dumps(record).encode()) is not None
+    if "files" in change:
+        change = {"files": {"../x": {"sha256": "0", "size_bytes": 1}}}
+    assert _parsed(json.dumps(record | change).encode()) is None

@@ -1,6 +1,7 @@
 """Rows out of files: JSON, tables and plain text, packed or not, one row at a time.
 
-Memory stays small whatever the size of a file; only a `.json` that is one document is read whole.
+Memory stays small whatever the size of a file; only a `.json` that is one document is read whole,
+and refused above a gigabyte.
 """
 
 import glob
@@ -12,7 +13,14 @@ from typing import BinaryIO
 
 from quantkit.calibration.reading.json_rows import json_document, json_lines
 from quantkit.calibration.reading.plain_text import TEXT_CHARACTERS, documents
-from quantkit.calibration.reading.record import OnBad, Reading, Record, Trouble, pass_over
+from quantkit.calibration.reading.record import (
+    MAX_ROW_BYTES,
+    OnBad,
+    Reading,
+    Record,
+    Trouble,
+    pass_over,
+)
 from quantkit.calibration.reading.streams import PACKINGS, as_utf8, explained, packing_of, unpacked
 from quantkit.calibration.reading.tables import parquet, separated, spooled
 from quantkit.errors import DataError
@@ -92,7 +100,9 @@ def read(
                 with spooled(stream) as file:
                     yield from _some(parquet(file, reading), reading)
             else:
-                yield from _some(FORMATS[ending](as_utf8(stream), reading), reading)
+                yield from _some(
+                    FORMATS[ending](_lines(as_utf8(stream), reading), reading), reading
+                )
 
 
 def read_stream(
@@ -104,7 +114,23 @@ def read_stream(
         plain = unpacked(stream, "")
         if packing := packing_of(plain):
             plain = unpacked(plain, packing)
-        yield from _some(_json_or_text(as_utf8(plain), reading), reading)
+        yield from _some(_json_or_text(_lines(as_utf8(plain), reading), reading), reading)
+
+
+def _lines(stream: BinaryIO, reading: Reading) -> Iterator[bytes]:
+    """Lines as long as a row can be; a longer one is bad, and never in memory as a whole.
+
+    A small compressed file may hold a line of any length.
+    """
+    number = 0
+    while line := stream.readline(MAX_ROW_BYTES + 1):
+        number += 1
+        if len(line) > MAX_ROW_BYTES:
+            while line and not line.endswith(b"\n"):
+                line = stream.readline(MAX_ROW_BYTES)
+            reading.bad(number, f"it is longer than {MAX_ROW_BYTES >> 20} MiB, as no row is")
+            line = b"\n"  # so that those after it keep their numbers
+        yield line
 
 
 def _is_json(line: bytes) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from quantkit.calibration.reading.record import Reading, Record
+from quantkit.calibration.reading.record import MAX_DOCUMENT_BYTES, Reading, Record
 from quantkit.errors import DataError
 
 # fmt: off
@@ -58,7 +58,7 @@ def json_document(lines: Iterable[bytes], reading: Reading) -> Iterator[Record]:
                 yield from json_lines(itertools.chain(read, lines), reading)
                 return
             break
-    whole = b"".join(itertools.chain(read, lines))
+    whole = _joined(itertools.chain(read, lines), reading)
     if not whole.strip():
         return
     try:
@@ -73,6 +73,18 @@ def json_document(lines: Iterable[bytes], reading: Reading) -> Iterator[Record]:
             yield Record(f"{reading.name}:{number}", row)
         else:
             reading.bad(number, _no_row(row), unit="row")
+
+
+def _joined(lines: Iterable[bytes], reading: Reading) -> bytes:
+    found = bytearray()
+    for line in lines:
+        found += line
+        if len(found) > MAX_DOCUMENT_BYTES:
+            raise DataError(
+                f"{reading.path} is a JSON document of more than {MAX_DOCUMENT_BYTES >> 30} GiB; "
+                "write it as JSON Lines, one row a line"
+            )
+    return bytes(found)
 
 
 def _one_a_line(first: bytes, second: bytes) -> bool:

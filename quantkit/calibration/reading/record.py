@@ -6,6 +6,11 @@ from typing import Any
 
 from quantkit.errors import DataError
 
+MAX_ROW_BYTES = 1 << 28
+"""Of one row, in its file. Longer than any document; a damaged or hostile file may hold more."""
+MAX_DOCUMENT_BYTES = 1 << 30
+"""Of a JSON document, which is read whole."""
+
 
 @dataclass(frozen=True, slots=True)
 class Record:

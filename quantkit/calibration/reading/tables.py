@@ -2,14 +2,13 @@
 
 import csv
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from quantkit.calibration.reading.record import Reading, Record
+from quantkit.calibration.reading.record import MAX_ROW_BYTES, Reading, Record
 from quantkit.errors import DataError
 
 BATCH_ROWS = 256
@@ -43,7 +42,7 @@ class _Decoded:
 
 def separated(lines: Iterable[bytes], reading: Reading, delimiter: str) -> Iterator[Record]:
     """Rows below a header that names the columns."""
-    csv.field_size_limit(sys.maxsize)
+    csv.field_size_limit(MAX_ROW_BYTES)
     decoded = _Decoded(lines)
     rows = csv.reader(decoded, delimiter=delimiter, strict=True)
     header: list[str] | None = None
