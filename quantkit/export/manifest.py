@@ -163,7 +163,7 @@ class Manifest(Record):
                 else f"there is no folder {folder}"
             )
         try:
-            data = parse_json(path.read_bytes())
+            data = parse_json(path.read_bytes(), finite=False)  # the fields say which is not
             version = data["schema_version"]
             if version != 1:
                 raise CheckpointError(

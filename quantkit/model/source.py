@@ -162,7 +162,7 @@ def _download(
 ) -> tuple[Path, str | None]:
     for word in (name, revision or "main"):
         if not HUB_NAME.fullmatch(word) or ".." in word:
-            raise SourceError(f"{word[:80]!r} is no name of a model or of a revision in the hub")
+            raise SourceError(f"{word!r} is no model or revision in the hub; check the name")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
