@@ -4,13 +4,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from quantkit.advise import formats, parallel, profiles, quality, sizing, speed, work
+from quantkit.advise import formats, offload, parallel, profiles, quality, sizing, speculation, work
+from quantkit.advise import speed as speeds
 from quantkit.advise.formats import Format
 from quantkit.advise.memory import Beside, Fit
+from quantkit.advise.offload import Host
 from quantkit.advise.profiles import Profile
 from quantkit.advise.quality import Quality
 from quantkit.advise.shape import ModelShape
 from quantkit.advise.sizing import Size
+from quantkit.advise.speculation import Speculation
 from quantkit.advise.speed import Load, Span, Speed
 from quantkit.advise.split import ANY, ONE, Split, Wish
 from quantkit.errors import AdviceError, QuantkitError
@@ -52,9 +55,48 @@ class Catalogue:
         return self._works[name]
 
 
-def nothing_beside(split: Split) -> Beside:
+def nothing_beside(split: Split, format: Format) -> Beside:
     """A model that has its GPUs to itself."""
     return Beside()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What users can bear, in seconds; None: whatever comes."""
+
+    ttft: float | None = None
+    """To the first token."""
+    tpot: float | None = None
+    """Between two tokens."""
+
+    def problem(self, found: Speed) -> str:
+        """What is too slow, with its figure and the limit; empty where nothing is."""
+        slow, first = [], found.first_token
+        if self.ttft is not None and first is None:
+            slow.append("its first token cannot be told without the GPU's compute rate (--tflops)")
+        elif self.ttft is not None and first is not None and first.typical > self.ttft:
+            slow.append(f"first token after {_time(first.typical)}, {_time(self.ttft)} is wanted")
+        if self.tpot is not None and found.step.typical > self.tpot:
+            step = found.step.typical
+            slow.append(f"{_time(step)} a token, {_time(self.tpot)} is wanted")
+        return "; ".join(slow)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a million tokens, in the money of `gpu_hour`."""
+
+    prompt: Span
+    """Of prompts, those in the prefix cache counted."""
+    answer: Span
+    """Of answers, the prompts not counted."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +147,17 @@ class Question:
     """From a report of this model, by recipe."""
     measured: Measurements | None = None
     """Speeds that replace estimates where the GPU and the load are theirs."""
-    beside: Callable[[Split], Beside] = nothing_beside
-    """What else lies on each of the GPUs: a draft model, adapters."""
+    beside: Callable[[Split, Format], Beside] = nothing_beside
+    """What else lies on each of the GPUs that share a format like this: a draft, adapters."""
+    limits: Limits = NO_LIMITS
+    shared_prefix: int = 0
+    """Tokens that all prompts begin with."""
+    speculation: Speculation | None = None
+    """A draft, and what is accepted of it."""
+    host: Host | None = None
+    """The memory beside the GPU, where GGUF files may partly lie in it."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Engines that cannot serve what is asked for, and why."""
     wish: Wish = ANY
     """How GPUs are to share the model, where somebody insists on it."""
 
@@ -118,7 +169,7 @@ class Question:
         if self.context > (most := context_of(shape.config)):
             raise AdviceError(
                 f"a context of {self.context:,} tokens is more than the {most:,} that "
-                f"{shape.label} was made for"
+                f"{shape.described} was made for"
             )
         if self.answer is not None and not 1 <= self.answer <= self.context:
             raise AdviceError(
@@ -129,6 +180,11 @@ class Question:
             raise AdviceError(
                 f"a quality of {self.min_quality:g} cannot be asked for: it is a share of the "
                 "source's, above 0 and at most 1"
+            )
+        if not 0 <= self.shared_prefix <= (prompt := self.load(1).prompt):
+            raise AdviceError(
+                f"a shared prefix of {self.shared_prefix:,} tokens does not fit into prompts of "
+                f"{prompt:,}; a context of {self.context:,} holds prompt and answer"
             )
         self._check_wish()
         if self.profile is not None:
@@ -163,7 +219,7 @@ class Question:
 
     def load(self, users: int) -> Load:
         answer = max(1, self.context // 4) if self.answer is None else self.answer
-        return Load(self.context, answer, users)
+        return Load(self.context, answer, users, self.shared_prefix)
 
     def but(self, **changed: object) -> "Question":
         """The same question with something else in it."""
@@ -187,11 +243,13 @@ class Candidate:
     speed: Speed | None = None
     """None where it does not fit."""
     cost: Span | None = None
-    """Per million tokens of answers, in the money of `gpu_hour`."""
+    """Per million tokens of answers with their prompts, in the money of `gpu_hour`."""
+    costs: Cost | None = None
+    """The same apart for prompts and answers; None where it was measured, not estimated."""
     problem: str = ""
     """Why it cannot be the answer; empty where it can."""
     lacks: str = ""
-    """What it lacks then: `support`, `memory` or `quality`."""
+    """What it lacks then: `support`, `memory`, `speed` or `quality`."""
     split: Split = ONE
     """How the GPUs share it."""
     others: tuple["Candidate", ...] = ()
@@ -212,7 +270,8 @@ class Candidate:
         fit = self.fit
         if fit is None:
             return 0
-        return fit.weight_bytes + fit.overhead_bytes + self.load.users * fit.user_bytes
+        fixed = fit.weight_bytes + fit.overhead_bytes + fit.shared_bytes
+        return fixed + self.load.users * fit.user_bytes
 
 
 def evaluate(question: Question, gpu: GPU) -> list[Candidate]:
@@ -230,6 +289,8 @@ def _candidate(question: Question, gpu: GPU, format: Format) -> Candidate:
     made = catalogue.work(format)
     load = question.load(question.users or 1)
     candidate = Candidate(format, gpu, count, support, known, load)
+    if reason := question.refused.get(format.engine):
+        return replace(candidate, problem=reason, lacks="support")
     if count > 1 and gpu.vendor in ALONE:
         return replace(candidate, problem="several of them do not share a model", lacks="support")
     if support.how == "no" or isinstance(made, str):
@@ -257,13 +318,15 @@ def _shared(question: Question, candidate: Candidate, made: work.Work, split: Sp
     """A candidate on GPUs that share it in one way."""
     shape, format, gpu = question.catalogue.shape, candidate.format, candidate.gpu
     load, known = candidate.load, candidate.quality
-    size, fit = sizing.fitted(
-        sizing.Wanted(
-            shape, format.recipe, gpu, candidate.count, question.context, question.users,
-            question.traffic, split, format.kv_bits, format.engine == "llama.cpp",
-            question.utilisation, question.beside(split),
-        )
+    beside = replace(question.beside(split, format), shared_tokens=question.shared_prefix)
+    wanted = sizing.Wanted(
+        shape, format.recipe, gpu, candidate.count, question.context, question.users,
+        question.traffic, split, format.kv_bits, format.engine == "llama.cpp",
+        question.utilisation, beside,
     )  # fmt: skip
+    size, fit = sizing.fitted(wanted)
+    if not fit.fits and question.host is not None:
+        size, fit = offload.fitted(wanted, question.host) or (size, fit)
     if question.users is None and question.objective == "throughput":
         load = question.load(max(1, min(fit.users, MOST_TOGETHER)))
     candidate = replace(candidate, load=load, fit=fit, size=size, split=split)
@@ -272,15 +335,27 @@ def _shared(question: Question, candidate: Candidate, made: work.Work, split: Sp
     found = None
     if question.measured and question.measured.count == candidate.count:
         found = question.measured.of(format, gpu, split, load)
-    if found is None:
-        found = speed.estimate(speed.Case(shape, made, format, gpu, split), load)
-    candidate = replace(candidate, speed=found, cost=_cost(question, found))
+    if found is None and gpu.bandwidth_gb_s > 0:
+        found = _estimate(question, speeds.Case(shape, made, format, gpu, split), load, size)
+    if found is not None:
+        cost, costs = _cost(question, found), _costs(question, found, load)
+        candidate = replace(candidate, speed=found, cost=cost, costs=costs)
+        if slow := question.limits.problem(found):
+            return replace(candidate, problem=slow, lacks="speed")
     if known is None:
         return replace(candidate, problem=NO_QUALITY, lacks="quality")
     if known.recovery < question.min_quality:
         kept = f"keeps {known.recovery:.3f} of the quality, {question.min_quality:g} is wanted"
         return replace(candidate, problem=kept, lacks="quality")
     return candidate
+
+
+def _estimate(question: Question, case: speeds.Case, load: Load, size: Size) -> Speed:
+    if size.offload is not None:
+        return offload.estimate(case, load, size.offload)
+    if question.speculation is not None:
+        return speculation.estimate(case, load, question.speculation)
+    return speeds.estimate(case, load)
 
 
 def _best(tried: Sequence[Candidate], question: Question) -> Candidate:
@@ -302,7 +377,8 @@ def merit(candidate: Candidate, objective: str) -> float:
     """The figure that an objective is about; less is better."""
     speed = candidate.speed
     if objective == "memory" or speed is None:
-        return float(candidate.needed_bytes)
+        host = candidate.fit.host_bytes if candidate.fit else 0
+        return float(candidate.needed_bytes + host)
     if objective == "throughput":
         return 1 / speed.total.typical
     return speed.answer.typical
@@ -319,3 +395,15 @@ def _cost(question: Question, found: Speed) -> Span | None:
     second = question.gpu_hour * question.count / 3600
     total = found.total
     return Span(*(1e6 * second / rate for rate in (total.high, total.typical, total.low)))
+
+
+def _costs(question: Question, found: Speed, load: Load) -> Cost | None:
+    """What of the GPUs' time prompts take, and what answers take that are computed together."""
+    if question.gpu_hour is None or found.prompt is None or found.decode is None:
+        return None
+    second = question.gpu_hour * question.count / 3600
+    prompt, answer = (
+        Span(*(1e6 * second * value / n for value in (span.low, span.typical, span.high)))
+        for span, n in ((found.prompt, max(1, load.prompt)), (found.decode, load.users))
+    )
+    return Cost(prompt, answer)

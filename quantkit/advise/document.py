@@ -5,27 +5,39 @@ from dataclasses import asdict
 from typing import Any
 
 from quantkit.advise import words
+from quantkit.advise.across import Across
 from quantkit.advise.candidates import Candidate, Question
 from quantkit.advise.recommendation import Recommendation
+from quantkit.advise.shape import ModelShape
 from quantkit.advise.speed import Span, Speed
 
 VERSION = 1
 
 
-def to_json(found: Sequence[Recommendation]) -> dict[str, Any]:
-    """Answers to one question, on one kind of GPU or several."""
+def to_json(
+    found: Sequence[Recommendation], across: Across | None = None, notes: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Answers to one question, on one kind of GPU or several, or of several models."""
     question = found[0].question
-    shape = question.catalogue.shape
-    return {
+    told = {
         "schema": VERSION,
-        "model": {
-            "name": shape.label,
-            "parameters": shape.n_parameters,
-            "size_bytes": shape.size_bytes,
-            "assumed": shape.note if shape.assumed else None,
-        },
+        "model": _model(question.catalogue.shape),
         "question": _question(question),
         "answers": [_answer(one) for one in found],
+        "notes": list(notes),
+    }
+    if across is not None:
+        told["models"] = [_model(one.question.catalogue.shape) for one in found]
+        told["across"] = asdict(across) | {"best": across.best}
+    return told
+
+
+def _model(shape: ModelShape) -> dict[str, Any]:
+    return {
+        "name": shape.label,
+        "parameters": shape.n_parameters,
+        "size_bytes": shape.size_bytes,
+        "assumed": shape.note if shape.assumed else None,
     }
 
 
@@ -41,6 +53,10 @@ def _question(question: Question) -> dict[str, Any]:
         "min_quality": question.min_quality,
         "utilisation": question.utilisation,
         "gpu_hour": question.gpu_hour,
+        "ttft": question.limits.ttft,
+        "tpot": question.limits.tpot,
+        "shared_prefix": question.shared_prefix,
+        "prefix_hit_rate": load.hit_rate,
     }
 
 
@@ -48,6 +64,7 @@ def _answer(found: Recommendation) -> dict[str, Any]:
     second = found.runner_up
     return {
         "gpu": found.gpu.name,
+        "model": found.question.catalogue.shape.label,
         "format": None if found.chosen is None else found.chosen.format.name,
         "reason": found.reason,
         "sharing": words.sharing(found.chosen, found.question) or None if found.chosen else None,
@@ -61,7 +78,8 @@ def _answer(found: Recommendation) -> dict[str, Any]:
 
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:
-    quality = candidate.quality
+    quality, costs = candidate.quality, candidate.costs
+    offload = candidate.size.offload if candidate.size else None
     return {
         "format": candidate.format.name,
         "engine": candidate.format.engine,
@@ -75,6 +93,15 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "speed": None if candidate.speed is None else _speed(candidate.speed),
         "quality": None if quality is None else asdict(quality),
         "cost_per_million_tokens": _span(candidate.cost),
+        "cost_per_million_prompt_tokens": _span(costs.prompt) if costs else None,
+        "cost_per_million_answer_tokens": _span(costs.answer) if costs else None,
+        "offload": None
+        if offload is None
+        else {
+            "n_gpu_layers": offload.n_gpu_layers,
+            "n_cpu_moe": offload.n_cpu_moe,
+            "host_bytes": candidate.fit.host_bytes if candidate.fit else 0,
+        },
     }
 
 
@@ -87,6 +114,8 @@ def _speed(speed: Speed) -> dict[str, Any]:
         "tokens_per_second_each": _span(speed.each),
         "tokens_per_second_all": _span(speed.total),
         "bound": speed.bound,
+        "drafted": speed.drafted,
+        "gain": speed.gain,
     }
 
 

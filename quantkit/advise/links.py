@@ -20,8 +20,13 @@ def link_gb_s(gpu: GPU, n_gpus: int = 2) -> tuple[float, bool]:
     """
     if gpu.link_gb_s and joins(gpu, n_gpus):
         return gpu.link_gb_s / 2, False
+    return pcie_gb_s(gpu), True
+
+
+def pcie_gb_s(gpu: GPU) -> float:
+    """One way between a GPU and its host."""
     generation, _, lanes = (gpu.pcie or ASSUMED_PCIE).partition(" x")
-    return PCIE_LANE_GB_S[int(float(generation))] * int(lanes), True
+    return PCIE_LANE_GB_S[int(float(generation))] * int(lanes)
 
 
 def reduce_seconds(gpu: GPU, n_gpus: int, size_bytes: float, end: Efficiency) -> float:

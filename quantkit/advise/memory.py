@@ -60,7 +60,9 @@ class Beside:
     token_bytes: int = 0
     """Its own keys and values for each token of a context."""
     adapter_bytes: int = 0
-    """LoRA adapters."""
+    """LoRA adapters, as many as have a slot."""
+    shared_tokens: int = 0
+    """Tokens that all contexts begin with, whose keys and values vLLM keeps once."""
 
     @property
     def fixed_bytes(self) -> int:
@@ -102,6 +104,10 @@ class Fit:
     """Of the weights, the LoRA adapters; 0 without any."""
     draft_user_bytes: int
     """Of `user_bytes`, the draft model's own keys and values."""
+    shared_bytes: int = 0
+    """Keys and values of the tokens that all contexts begin with, which are there once."""
+    host_bytes: int = 0
+    """What lies in the host's memory, where not all layers have room on the GPU."""
 
     @property
     def parts(self) -> dict[str, int]:
@@ -156,8 +162,13 @@ def fits(
         key=lambda choice: choice[1] - overhead_bytes(shape, choice[0], split.tensor, by_layers),
     )
     talk = talk_bytes(engine, gpu, split)
-    pages = -(-context // engine.page_tokens) * engine.page_tokens
+    # llama.cpp's slots share nothing.
+    shared = 0 if by_layers else min(beside.shared_tokens, context - 1)
+    shared -= shared % engine.page_tokens
+    own = context - shared
+    pages = -(-own // engine.page_tokens) * engine.page_tokens
     users_bytes = _user_bytes(shape, pages, kv_bits, split, by_layers)
+    shared_bytes = _user_bytes(shape, shared, kv_bits, split, by_layers)
     last = len(users_bytes) - 1
     room = []
     for stage, weights in enumerate(parallel.stage_bytes(shape, recipe, split)):
@@ -166,12 +177,16 @@ def fits(
         taken += talk
         # Where all layers read others' keys, next to nothing.
         user = max(1, users_bytes[stage] + pages * beside.token_bytes)
-        room.append((max(0, usable - held - taken), user, held, taken))
-    left, user, weights, overhead = min(room, key=lambda one: (one[0] / one[1], -one[2] - one[3]))
+        once = shared_bytes[stage] + shared * beside.token_bytes
+        room.append((max(0, usable - held - taken - once), user, held, taken, once))
+    left, user, weights, overhead, once = min(
+        room, key=lambda one: (one[0] / one[1], -one[2] - one[3])
+    )
     served = left // user
     problem = parallel.obstacle(shape, recipe, split)
-    if not problem and weights + overhead > usable:
+    if not problem and weights + overhead + once > usable:
         named = {"draft model": beside.draft_bytes, "LoRA adapters": beside.adapter_bytes}
+        named["shared prefix"] = once
         more = "".join(f", the {name} {n / GIB:.1f} GiB" for name, n in named.items() if n)
         problem = (
             f"weights take {(weights - beside.fixed_bytes) / GIB:.1f} GiB{more} and the engine "
@@ -192,11 +207,12 @@ def fits(
         kv_bytes=left,
         user_bytes=user,
         users=served,
-        kv_tokens=left * context // user,
+        kv_tokens=shared + left * own // user,
         model_bytes=weights - beside.fixed_bytes,
         draft_bytes=beside.draft_bytes,
         adapter_bytes=beside.adapter_bytes,
         draft_user_bytes=pages * beside.token_bytes,
+        shared_bytes=once,
     )
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quantkit.advise.candidates import Candidate, Question, evaluate
+from quantkit.advise import offload, shape, sizes
+from quantkit.advise.candidates import NO_LIMITS, Candidate, Catalogue, Limits, Question, evaluate
 from quantkit.advise.ranking import ranked
 from quantkit.advise.split import ANY
 from quantkit.hardware import gpus
@@ -25,7 +26,8 @@ class Remedy:
 
 def find(question: Question, gpu: GPU) -> list[Remedy]:
     """Every single change that helps: another way to share it where one was insisted on, a cache
-    in FP8, less quality, a shorter context, fewer users, more such GPUs, another GPU."""
+    in FP8, less quality, slower answers, a shorter context, fewer users, a part in the host's
+    memory, more such GPUs, another GPU, a smaller model."""
     return list(_find(question, gpu))
 
 
@@ -49,6 +51,8 @@ def _find(question: Question, gpu: GPU) -> Iterator[Remedy]:
             best.format.name,
             f"{what}: {best.format.name} fits and keeps {_kept(best):.3f} of the quality",
         )
+    if slower := _slower(question, gpu):
+        yield slower
     if shorter := _longest_context(question, gpu):
         context, best = shorter
         yield Remedy(
@@ -66,6 +70,8 @@ def _find(question: Question, gpu: GPU) -> Iterator[Remedy]:
                 best.format.name,
                 f"fewer users: {users} fit at the same time with {best.format.name}",
             )
+    if split := _partly(question, gpu):
+        yield split
     for count in COUNTS:
         if count > question.count and (first := _first(question.but(count=count), gpu)):
             yield Remedy(
@@ -81,6 +87,75 @@ def _find(question: Question, gpu: GPU) -> Iterator[Remedy]:
             f"a larger GPU: {larger.count} x {larger.gpu.name} ({larger.gpu.memory_gb:g} GB) "
             f"with {larger.format.name}",
         )
+    if smaller := _smaller_model(question, gpu):
+        yield smaller
+
+
+def _slower(question: Question, gpu: GPU) -> Remedy | None:
+    """What the fastest takes, where only time is lacking."""
+    if question.limits == NO_LIMITS:
+        return None
+    first = _first(question.but(limits=NO_LIMITS), gpu)
+    if first is None or first.speed is None:
+        return None
+    limits, speed, options = question.limits, first.speed, []
+    for given, span, option in (
+        (limits.ttft, speed.first_token, "--ttft"),
+        (limits.tpot, speed.step, "--tpot"),
+    ):
+        if given is not None and span is not None and span.typical > given:
+            # Rounded up, so that the option lets it in.
+            options.append(f"{option} {-(-span.typical * 1000 // 1):.0f}ms")
+    if not options:
+        return None
+    change = " ".join(options)
+    return Remedy(change, first.format.name, f"slower answers: {first.format.name} takes {change}")
+
+
+def _partly(question: Question, gpu: GPU) -> Remedy | None:
+    """A GGUF file whose layers lie partly in the host's memory."""
+    if question.host is not None or not offload.is_possible(gpu) or gpu.bandwidth_gb_s == 0:
+        return None
+    host = offload.usual_host(gpu)
+    # Who takes this bears its speed.
+    first = _first(question.but(host=host, limits=Limits()), gpu)
+    if first is None or first.size is None or first.size.offload is None or not first.fit:
+        return None
+    found, needed = first.size.offload, first.fit.host_bytes
+    flag = f"--n-gpu-layers {found.n_gpu_layers}"
+    if found.n_cpu_moe:
+        flag = f"--n-cpu-moe {found.n_cpu_moe}"
+    memory = -(-(needed + offload.SPARE_BYTES) // 10**9)
+    rate = first.speed.each if first.speed else None
+    speed = f", {rate.low:.2g}-{rate.high:.2g} tokens/s for each user" if rate else ""
+    return Remedy(
+        f"--host-memory {memory}GB",
+        first.format.name,
+        f"host memory too: {first.format.name} with {found.words} ({flag}) and "
+        f"{needed / (1 << 30):.1f} GiB in {host.name}{speed}",
+    )
+
+
+def _smaller_model(question: Question, gpu: GPU) -> Remedy | None:
+    """The largest of the usual sizes below this one that serves; its quality is its own matter."""
+    n_weights = question.catalogue.shape.n_parameters
+    known = {sizes.parse(part): part for name in sizes.PUBLISHED for part in name.split("-")}
+    for size, text in sorted(((s, t) for s, t in known.items() if s), reverse=True):
+        if size > 0.9 * n_weights:
+            continue
+        of_it = shape.of(text)
+        other = question.but(
+            catalogue=Catalogue(of_it), qualities={}, measured=None, speculation=None
+        )
+        if first := _first(other, gpu):
+            like = of_it.note.removeprefix("taken to be like ").partition(" with ")[0]
+            return Remedy(
+                f"{text} as the model",
+                first.format.name,
+                f"a smaller model: {text} (such as {like}) with {first.format.name}; how good it "
+                "is for you, a report of each tells",
+            )
+    return None
 
 
 def _kept(candidate: Candidate) -> float:

@@ -51,9 +51,16 @@ class ModelShape:
     """Only a size was given; `note` says what was taken for it."""
     routers: tuple[str, ...] = ()
     note: str = ""
+    stand_in: str = ""
+    """The model on the hub that has just this shape, where only a size was given."""
     folder: Path | None = None
     """Where its weights lie; None where only its config is known, or its headers."""
     _attentions: tuple[str, ...] = field(default=())
+
+    @property
+    def described(self) -> str:
+        """Its name, and the stand-in where only a size was given."""
+        return f"{self.label} ({self.note})" if self.assumed else self.label
 
     @cached_property
     def n_parameters(self) -> int:
@@ -136,7 +143,8 @@ def of(model: str) -> ModelShape:
     if (n_weights := sizes.parse(model)) is not None:
         name, config = sizes.config_of(n_weights)
         note = f"taken to be like {name} with {config['num_hidden_layers']} layers"
-        return from_config(config, model.strip(), assumed=True, note=note)
+        found = from_config(config, model.strip(), assumed=True, note=note)
+        return replace(found, stand_in=sizes.hub_id(name, config))
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
         raise SourceError(
             f"there is no {model}; a model is a folder, a config.json, a hub id such as "
@@ -188,7 +196,7 @@ def _shape(
     tensors = tuple(Tensor(t.name, t.dtype, tuple(t.shape), _is_linear(t, routers)) for t in stored)
     parents = (t.name.removesuffix(".weight").rpartition(".") for t in tensors if t.is_linear)
     attentions = dict.fromkeys(parent for parent, _, last in parents if last in CACHED)
-    return ModelShape(label, config, tensors, assumed, routers, note, None, tuple(attentions))
+    return ModelShape(label, config, tensors, assumed, routers, note, _attentions=tuple(attentions))
 
 
 def _is_linear(tensor: TensorSpec, routers: tuple[str, ...]) -> bool:

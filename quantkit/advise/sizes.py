@@ -36,6 +36,21 @@ TIED = ("SmolLM2-135M", "Qwen2.5-0.5B", "Llama-3.2-1B", "Qwen2.5-1.5B", "Llama-3
 HEADS = {"Mistral-Small-24B": 128}
 """Head widths that are not the hidden size over the heads."""
 
+PUBLISHERS = {
+    "SmolLM2": "HuggingFaceTB", "Qwen2.5": "Qwen", "Llama": "meta-llama", "Mistral": "mistralai",
+}  # fmt: skip
+"""Who has a model on the hub, by how its name begins."""
+HUB_NAMES = {"Mistral-Small-24B": "Mistral-Small-24B-Base-2501"}
+"""Names there that are longer."""
+
+
+def hub_id(name: str, config: dict[str, Any]) -> str:
+    """Where a published model lies on the hub; empty where the config is not its own."""
+    if config["num_hidden_layers"] != PUBLISHED[name][KEYS.index("num_hidden_layers")]:
+        return ""
+    who = next(who for begin, who in PUBLISHERS.items() if name.startswith(begin))
+    return f"{who}/{HUB_NAMES.get(name, name)}"
+
 
 def parse(text: str) -> int | None:
     """Weights in `70B`, `7 b` or `7000M`; None where it is no size."""

@@ -6,6 +6,7 @@ the same memory and room.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from quantkit.advise import memory
 from quantkit.advise.memory import Beside, Fit
@@ -14,6 +15,9 @@ from quantkit.advise.shape import ModelShape
 from quantkit.advise.split import ONE, Split
 from quantkit.hardware.gpus import GPU
 from quantkit.recipe import AnyRecipe
+
+if TYPE_CHECKING:
+    from quantkit.advise.offload import Offload
 
 UTILISATION = 0.9
 """The share of a GPU's memory that an engine may use, near vLLM's own default."""
@@ -58,6 +62,8 @@ class Size:
     split: Split = ONE
     why_split: str = ""
     """Why it is not every layer that is cut over all GPUs; empty where it is."""
+    offload: "Offload | None" = None
+    """What of it lies in the host's memory; None where all of it lies on GPUs."""
     is_reduced: bool = False
     """Whether it computes fewer tokens together than the profile wants, for lack of memory."""
 
@@ -112,7 +118,10 @@ def size_of(wanted: Wanted, is_reduced: bool = False) -> Size:
     if wanted.is_gguf:
         sequences = min(fit.users, wanted.users or profile.slots)
     else:
-        sequences = min(max(1, int(fit.kv_tokens / (context * profile.filled))), most)
+        shared = min(wanted.beside.shared_tokens, context - 1)
+        shared -= shared % memory.VLLM.page_tokens
+        own = (fit.kv_tokens - shared) / ((context - shared) * profile.filled)
+        sequences = min(max(1, int(own)), most)
     batch = max(sequences, min(batch, sequences * context))
     return Size(
         profile, context, max(1, sequences), batch, wanted.kv_bits, fit, wanted.split,

@@ -9,6 +9,7 @@ keep the rest of the row busy. GPUs of llama.cpp take turns.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,6 +25,8 @@ from quantkit.recipe import Recipe
 
 CHUNK_TOKENS = {"vllm": 2048, "llama.cpp": 512}
 """Tokens of a prompt that are computed together; weights are read once for each such chunk."""
+PAGE_TOKENS = 16
+"""Tokens of a page of vLLM's cache; prefixes are shared by whole pages."""
 HANDED_ON = 2
 """Numbers of a hidden state's width that a stage of vLLM hands on for each token: the state itself
 and the residual beside it."""
@@ -45,10 +48,22 @@ class Load:
     context: int
     answer: int
     users: int = 1
+    shared: int = 0
+    """Tokens that all prompts begin with: computed once, then found in the prefix cache."""
 
     @property
     def prompt(self) -> int:
         return self.context - self.answer
+
+    @property
+    def cached(self) -> int:
+        """Of a prompt, what is not computed again: whole pages, and never the last token."""
+        return min(self.shared, max(0, self.prompt - 1)) // PAGE_TOKENS * PAGE_TOKENS
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of prompt tokens that the prefix cache answers."""
+        return self.cached / self.prompt if self.prompt else 0.0
 
 
 @dataclass(frozen=True)
@@ -67,6 +82,14 @@ class Speed:
     """What most of a step goes to: weights, cache, compute, attention, links or the host;
     or `measured`."""
     is_measured: bool = False
+    prompt: Span | None = None
+    """Seconds of the GPUs that each prompt takes, while others wait; None where not known."""
+    decode: Span | None = None
+    """Seconds between two tokens with no prompt in between; None where not known."""
+    drafted: int = 0
+    """Tokens that a draft proposes for each step; 0 without one."""
+    gain: float = 1.0
+    """What the draft multiplies the tokens of an undisturbed step by, typically."""
 
     @classmethod
     def measured(cls, first_token: float, step: float, total: float, answer: int) -> "Speed":
@@ -152,27 +175,55 @@ class Case:
         return not self.format.has_own_arithmetic or how == "emulated"
 
 
-def estimate(case: Case, load: Load) -> Speed:
-    """The times that a case takes under a load."""
+Times = tuple[float, float, float]
+"""At one end: seconds to a first token, how long others wait for that, seconds a token."""
+Rate = Callable[[Case, int, int, Efficiency], float]
+"""Seconds a token of users at a depth, at one end."""
+
+
+Copying = Callable[[Case, Efficiency, int], float]
+"""Seconds that prompts take longer, by the chunks that they are computed in."""
+
+
+def estimate(
+    case: Case, load: Load, rate: Rate | None = None, copying: Copying | None = None
+) -> Speed:
+    """The times that a case takes under a load; `rate` tells seconds a token in another way, and
+    `copying` what prompts wait for besides."""
     depth = load.prompt + load.answer // 2
     knows_compute = case.gpu.fp16_tflops is not None
-    slow, typical, fast = (
-        (
-            *(prompt_seconds(case, load.prompt, end) if knows_compute else (0.0, 0.0)),
-            step_seconds(case, load.users, depth, end),
-        )
-        for end in efficiency.of(case.format.engine, case.gpu.vendor)
-    )
+    again = rate or step_seconds
+    chunks = _chunks(case, load.prompt - load.cached)
+
+    def times(end: Efficiency) -> Times:
+        first = turn = 0.0
+        if knows_compute:
+            more = copying(case, end, chunks) if copying else 0.0
+            first, turn = prompt_seconds(case, load.prompt, end, load.cached)
+            first, turn = first + more, turn + more
+        return first, turn, again(case, load.users, depth, end)
+
+    slow, typical, fast = map(times, efficiency.of(case.format.engine, case.gpu.vendor))
+    return _under(load, (fast, typical, slow), knows_compute, _bound(case, load.users, depth))
+
+
+def _under(load: Load, ends: tuple[Times, Times, Times], knows_compute: bool, bound: str) -> Speed:
+    """What users see, from the times of the fast end, the middle and the slow end."""
     # While a user is answered, everybody else's next prompt is computed once.
     others = load.users - 1
-    ends = (fast, typical, slow)
     first = Span(*(once for once, _, _ in ends))
     step = Span(*(again + others / load.answer * turn for _, turn, again in ends))
     answer = Span(*(once + others * turn + load.answer * again for once, turn, again in ends))
     tokens = load.users * load.answer
     total = Span(tokens / answer.high, tokens / answer.typical, tokens / answer.low)
     return Speed(
-        first if knows_compute else None, step, answer, total, _bound(case, load.users, depth)
+        first if knows_compute else None,
+        step,
+        answer,
+        total,
+        bound,
+        prompt=Span(*(turn for _, turn, _ in ends)) if knows_compute else None,
+        decode=Span(*(again for _, _, again in ends)),
     )
 
 
@@ -204,8 +255,8 @@ def gpu_seconds(case: Case, users: int, n_tokens: int, depth: int, end: Efficien
     waits = case.is_unpacked and case.format.engine == "vllm"
     layers = (sum if waits else max)((parts["weights"], parts["compute"]))
     layers += max(parts["cache"], parts["attention"])
-    head = _head_seconds(case, batch * n_tokens, end)
-    all_stages = layers + head + parts["links"] + _own_time(case, end)
+    head = head_seconds(case, batch * n_tokens, end)
+    all_stages = layers + head + parts["links"] + own_seconds(case, end)
     longest = max(
         (all_stages - head) * share + (head if is_last else 0.0)
         for share, is_last in zip(case.stage_shares, (False, True), strict=True)
@@ -218,14 +269,17 @@ def prefill_seconds(case: Case, prompt: int, end: Efficiency) -> float:
     return prompt_seconds(case, prompt, end)[0]
 
 
-def prompt_seconds(case: Case, prompt: int, end: Efficiency) -> tuple[float, float]:
-    """A prompt until its first token is there, and how long others wait for it.
+def prompt_seconds(
+    case: Case, prompt: int, end: Efficiency, cached: int = 0
+) -> tuple[float, float]:
+    """A prompt until its first token is there, and how long others wait for it; of the prompt
+    the first `cached` tokens are in the cache.
 
     In a pipeline its chunks follow each other: the first goes through all stages, and of the others
     the longest stage remains to be waited for. Others wait for the longest stage alone.
     """
-    chunks = _chunks(case, prompt)
-    whole = _prefill_seconds(case, prompt, end)
+    chunks = _chunks(case, prompt - cached)
+    whole = _prefill_seconds(case, prompt, end, cached)
     turn = whole * max(case.stage_shares)
     return (whole - turn) / max(1, chunks) + turn, turn
 
@@ -234,18 +288,21 @@ def _chunks(case: Case, prompt: int) -> int:
     return -(-prompt // CHUNK_TOKENS[case.format.engine])
 
 
-def _prefill_seconds(case: Case, prompt: int, end: Efficiency) -> float:
+def _prefill_seconds(case: Case, prompt: int, end: Efficiency, cached: int = 0) -> float:
     """A prompt through all stages, one chunk after the other."""
-    if prompt < 1:
+    own = prompt - cached
+    if own < 1:
         return 0.0
-    chunks = _chunks(case, prompt)
-    together = min(prompt, CHUNK_TOKENS[case.format.engine])
+    chunks = _chunks(case, own)
+    together = min(own, CHUNK_TOKENS[case.format.engine])
+    # What is cached is attended to, and does not attend itself.
+    pairs = case.prompt_pairs(prompt) - case.prompt_pairs(cached)
     return (
-        max(chunks * _reading(case, together, end), _layers_seconds(case, prompt, end))
-        + chunks * _head_seconds(case, 1, end)  # of each chunk's last token alone
-        + _attention(case, case.prompt_pairs(prompt), end)
-        + _talking(case, prompt, end, chunks)
-        + chunks * _own_time(case, end)
+        max(chunks * _reading(case, together, end), _layers_seconds(case, own, end))
+        + chunks * head_seconds(case, 1, end)  # of each chunk's last token alone
+        + _attention(case, pairs, end)
+        + _talking(case, own, end, chunks)
+        + chunks * own_seconds(case, end)
     )
 
 
@@ -273,7 +330,12 @@ def _reading(case: Case, tokens: int, end: Efficiency) -> float:
     dense, spread = work.read.dense - work.head_bytes, work.read.experts * wanted
     if case.split.has_whole_experts:
         spread *= experts.unevenness(wanted * work.n_experts, work.n_experts, case.shared)
-    return (dense + spread) / case.shared / _bandwidth(case, end, case.is_unpacked)
+    return read_seconds(case, (dense + spread) / case.shared, end)
+
+
+def read_seconds(case: Case, size_bytes: float, end: Efficiency) -> float:
+    """Seconds in which one GPU reads so many bytes of layers."""
+    return size_bytes / _bandwidth(case, end, case.is_unpacked)
 
 
 def _bandwidth(case: Case, end: Efficiency, is_unpacked: bool) -> float:
@@ -307,7 +369,7 @@ def _layers_seconds(case: Case, tokens: int, end: Efficiency) -> float:
     return 2.0 * tokens * (even + spread) / (1e12 * end.compute) / case.shared
 
 
-def _head_seconds(case: Case, tokens: int, end: Efficiency) -> float:
+def head_seconds(case: Case, tokens: int, end: Efficiency) -> float:
     """Seconds of the last layer, read once, for that many tokens to be drawn."""
     rate = case.own_tflops if case.work.is_head_own else _plain_tflops(case, end)
     is_unpacked = case.is_unpacked and case.work.head_bytes < 2 * case.work.head
@@ -353,7 +415,8 @@ def host_seconds(case: Case, users: int, end: Efficiency) -> float:
     return min(case.n_stages, users) * end.host_seconds + end.host_user_seconds * users
 
 
-def _own_time(case: Case, end: Efficiency) -> float:
+def own_seconds(case: Case, end: Efficiency) -> float:
+    """What every step takes beside reading and multiplying."""
     return end.step_seconds + end.layer_seconds * int(case.shape.config["num_hidden_layers"])
 
 
@@ -362,7 +425,7 @@ def _bound(case: Case, users: int, depth: int) -> str:
     together = min(users, end.together)
     batch = -(-together // case.n_stages)
     parts = _step_parts(case, batch, depth, end)
-    parts["weights"] += _head_seconds(case, batch, end)
+    parts["weights"] += head_seconds(case, batch, end)
     if gpu_seconds(case, together, 1, depth, end) < host_seconds(case, together, end):
         return "host"
     return max(parts, key=lambda name: parts[name])

@@ -6,6 +6,7 @@ from quantkit.advise import parallel
 from quantkit.advise.candidates import Candidate, Question, merit, utilisation
 from quantkit.advise.links import ASSUMED_PCIE
 from quantkit.advise.memory import Fit
+from quantkit.advise.offload import Offload
 from quantkit.advise.ranking import TIE, kept_step
 from quantkit.advise.speed import Span
 from quantkit.advise.split import Split
@@ -68,11 +69,31 @@ def memory(fit: Fit) -> str:
     named = {"weights": "of weights", "draft model": "for the draft model"}
     held = [f"{gib(size)} {named.get(name, f'for {name}')}" for name, size in fit.parts.items()]
     own = f" ({gib(fit.draft_user_bytes)} of it the draft's)" if fit.draft_user_bytes else ""
+    if fit.shared_bytes:
+        held.append(f"{gib(fit.shared_bytes)} for the shared prefix, once")
     return (
         f"{', '.join(held)}, {gib(fit.overhead_bytes)} for the engine and {gib(fit.user_bytes)} "
         f"per user{own}, of {gib(fit.usable_bytes)} on each GPU: room for {users(fit.users)}, "
         f"{fit.kv_tokens:,} tokens"
     )
+
+
+def offloaded(found: Offload, fit: Fit | None) -> str:
+    """What lies in the host's memory."""
+    size = gib(fit.host_bytes) if fit else "the rest"
+    rate = f"{found.host.bandwidth_gb_s:g} GB/s"
+    return f"{found.words}; {size} in {found.host.name} at {rate}"
+
+
+def cost(candidate: Candidate) -> str:
+    """What tokens cost, apart for prompts and answers where that is known."""
+    if candidate.cost is None:
+        return ""
+    said = f"{span(candidate.cost)} a million tokens of answers with their prompts"
+    if candidate.costs is None:
+        return said
+    prompt, answer = candidate.costs.prompt, candidate.costs.answer
+    return f"{said}: {span(prompt)} a million of prompts, {span(answer)} a million of answers alone"
 
 
 def beside(candidates: Iterable[Candidate]) -> list[str]:
@@ -125,6 +146,7 @@ BOUND = {
     "attention": "products of attention take most of it",
     "links": "the way between GPUs takes most of it",
     "host": "the CPU that prepares each step sets the pace",
+    "host memory": "reading what lies in the host's memory takes most of it",
 }
 
 
@@ -136,7 +158,7 @@ def lack(candidate: Candidate) -> tuple[str, str]:
     if candidate.lacks == "memory" and fit is not None:
         if fit.users:
             return f"room for fewer than {users(candidate.load.users)}", f"{fit.users:,}"
-        needed = fit.weight_bytes + fit.overhead_bytes + fit.user_bytes
+        needed = fit.weight_bytes + fit.overhead_bytes + fit.shared_bytes + fit.user_bytes
         room = fit.usable_bytes / (1 << 30)
         return f"too large for {room:.1f} GiB", f"{needed / (1 << 30):.1f}"
     return candidate.problem, ""
@@ -246,6 +268,10 @@ def _would(other: Candidate, question: Question) -> str:
 
 def nothing_serves(found: Sequence[Candidate], question: Question) -> str:
     """Why, in one sentence, of what came closest."""
+    slow = [c for c in found if c.lacks == "speed"]
+    if slow and not any(c.lacks == "quality" for c in slow):
+        best = min(slow, key=lambda c: merit(c, "latency"))
+        return f"what fits is too slow: {best.format.name}: {best.problem}"
     with_memory = [c for c in found if c.lacks == "quality"]
     if with_memory:
         best = max(with_memory, key=lambda c: c.quality.recovery if c.quality else 0)
@@ -257,6 +283,30 @@ def nothing_serves(found: Sequence[Candidate], question: Question) -> str:
     if question.wish.is_any:
         return f"GPUs cannot share it as you asked: {found[0].problem}"
     return f"no engine that we know runs it there: {found[0].problem}"
+
+
+def _unknown(gpu: GPU) -> list[str]:
+    """What nobody said of a GPU, and which option would."""
+    notes = []
+    if gpu.bandwidth_gb_s == 0:
+        notes.append(
+            f"The bandwidth of {gpu.name} is not known (--bandwidth): what fits is told, and no "
+            "speed."
+        )
+    elif gpu.fp16_tflops is None:
+        flag = " (--tflops)" if gpu.vendor == "unknown" or not gpu.sources else ""
+        notes.append(
+            f"The compute rate of {gpu.name} is not known{flag}: times count memory alone, and "
+            "first tokens are left out."
+        )
+    if gpu.vendor == "cpu" and not gpu.sources and "bandwidth_gb_s" in gpu.derived:
+        notes.append(f"Of {gpu.name} {gpu.derived['bandwidth_gb_s']}.")
+    if gpu.vendor == "unknown":
+        notes.append(
+            "vLLM's formats are left out, since what runs depends on the chip: --capability 8.9 "
+            "(NVIDIA's compute capability) or gfx942 (AMD) brings them back."
+        )
+    return notes
 
 
 def assumptions(question: Question, gpu: GPU) -> tuple[str, ...]:
@@ -287,10 +337,17 @@ def assumptions(question: Question, gpu: GPU) -> tuple[str, ...]:
             f"{read}, half of one of which the driver keeps. With ECC it reports up to 6% less; "
             "what nvidia-smi says can be given instead: --memory 23034MiB."
         )
-    if gpu.fp16_tflops is None:
+    notes += _unknown(gpu)
+    if question.shared_prefix:
         notes.append(
-            f"The compute rate of {gpu.name} is not known: times count memory alone, and first "
-            "tokens are left out."
+            f"Prompts begin with {question.shared_prefix:,} tokens in common, which vLLM computes "
+            "and keeps once; llama.cpp keeps them in every slot."
+        )
+    if question.speculation is not None:
+        accepted = question.speculation.acceptance
+        notes.append(
+            f"Of a draft {accepted.rate:.0%} is accepted ({accepted.source}), drafted "
+            f"{'by sampling' if accepted.sampling == 'probabilistic' else 'greedily'}."
         )
     if question.count > 1 and gpu.link_gb_s is None and gpu.pcie is None:
         notes.append(f"GPUs are taken to be joined by PCIe {ASSUMED_PCIE}.")

@@ -1,16 +1,15 @@
 """From what people type to what is measured: lists, durations, loads and workloads."""
 
-import re
 from pathlib import Path
 
 from quantkit.bench import workloads
 from quantkit.bench.arrivals import Kind, Load
 from quantkit.bench.record import Target
 from quantkit.bench.workloads import Fixed, Recorded, Source
+from quantkit.engine.durations import seconds
 from quantkit.errors import UsageError
 from quantkit.progress import Progress
 
-UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0}
 ARRIVALS: tuple[Kind, ...] = ("poisson", "constant")
 
 
@@ -31,16 +30,6 @@ def rates(text: str) -> list[float]:
     if not found or not all(0 < rate < float("inf") for rate in found):
         raise UsageError(f"--rate takes requests a second such as 0.5,2,8, not '{text}'")
     return list(dict.fromkeys(found))
-
-
-def seconds(text: str | None, option: str) -> float | None:
-    """`500ms` or `0.5s` as seconds."""
-    if text is None:
-        return None
-    matched = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(ms|s|)", text.strip())
-    if not matched or float(matched[1]) == 0:
-        raise UsageError(f"{option} takes a time such as 500ms or 2s, not '{text}'")
-    return float(matched[1]) * UNITS[matched[2]]
 
 
 def target(ttft: str | None, tpot: str | None, attain: float) -> Target | None:

@@ -26,6 +26,17 @@ def one_of(*names: str) -> Callable[[str | None], str | None]:
     return check
 
 
+def tokens(text: str) -> int:
+    """`8192`, `16k` (of 1,024 each) or `1M`."""
+    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*([kKmM]?)", text.strip())
+    number = float(match[1]) * {"": 1, "k": 1 << 10, "m": 1 << 20}[match[2].lower()] if match else 0
+    if match is None or number != int(number):
+        raise typer.BadParameter(f"'{text}' is not a number of tokens such as 8192 or 16k")
+    if number < 1:
+        raise typer.BadParameter(f"{text} is below 1")
+    return int(number)
+
+
 def _device(value: str) -> str:
     if re.fullmatch(r"auto|cpu(:0)?|cuda(:[0-9]+)?", value):
         return value
@@ -120,7 +131,49 @@ MaxLength = Annotated[
 ]
 Lora = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=DIR", help="An adapter that is served too; repeat for more."),
+    typer.Option(metavar="NAME=DIR", help="A LoRA adapter, or a folder of them; repeat for more."),
+]
+MaxLoras = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Adapters with a slot on the GPU; default: up to 8."),
+]
+MaxCpuLoras = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Adapters kept in host memory; default: all."),
+]
+DraftText = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="DRAFT",
+        help="Speculative decoding: a model, ngram, suffix, mtp, eagle:DIR, eagle3:DIR or "
+        "medusa:DIR.",
+    ),
+]
+DraftTokens = Annotated[
+    int | None, typer.Option(min=1, max=32, metavar="N", help="Tokens drafted for each step.")
+]
+DraftSampling = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOW",
+        help="How the draft proposes: greedy (vLLM's default) or probabilistic.",
+        callback=one_of("greedy", "probabilistic"),
+    ),
+]
+HostMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE", help="Host memory, such as 64GB: GGUF layers may lie there partly."
+    ),
+]
+HostBandwidth = Annotated[
+    str | None,
+    typer.Option(metavar="RATE", help="Of that memory, such as 80GB/s; default: as usual."),
+]
+Replicas = Annotated[
+    str | None,
+    typer.Option(metavar="N-M", help="Of --emit k8s: a fleet of N to M servers with autoscaling."),
 ]
 EmitTo = Annotated[
     Path | None, typer.Option("-o", "--out", metavar="DIR", help="Where --emit writes.")
@@ -133,12 +186,16 @@ EmitImage = Annotated[
         help="Of --emit: a container image, or :TAG for another version of the usual one.",
     ),
 ]
-TimeToFirst = Annotated[
-    float | None,
+AlertFirst = Annotated[
+    str | None,
     typer.Option(
-        min=0.001,
-        metavar="SECONDS",
-        help="Of --emit: alert at slower first tokens; default: 1, or more where it is expected.",
+        "--ttft", metavar="TIME", help="Of --emit: alert at slower first tokens; default: 1s."
+    ),
+]
+AlertToken = Annotated[
+    str | None,
+    typer.Option(
+        "--tpot", metavar="TIME", help="Of --emit: alert at slower tokens; default: 100ms."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

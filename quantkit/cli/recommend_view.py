@@ -1,15 +1,17 @@
 """How recommendations look on a terminal."""
 
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from quantkit.advise.candidates import Candidate
     from quantkit.advise.recommendation import Recommendation
+    from quantkit.serving.questions import Answers
 
 HEADINGS = ("format", "GiB", "room", "first", "each", "all", "quality")
 SHORT = {"draft model": "draft", "LoRA adapters": "LoRA"}
@@ -19,14 +21,12 @@ first: time to the first token. each, all: tokens/s of one user, of all users.
 quality: the share that is kept; ~ is a prior."""
 
 
-def show(found: "Recommendation", model: str, sets: "Mapping[str, str] | None" = None) -> None:
-    """One answer, then everything that was compared.
-
-    `sets` are those that the report's candidates learned from, by recipe.
-    """
+def show(answers: "Answers") -> None:
+    """One answer, then everything that was compared, then how to serve it."""
     from quantkit.advise import words
-    from quantkit.cli import console
+    from quantkit.cli import console, serving_view
 
+    (found,) = answers.found
     question = found.question
     where = words.on(found.gpu, question.count)
     label = question.catalogue.shape.label
@@ -34,12 +34,12 @@ def show(found: "Recommendation", model: str, sets: "Mapping[str, str] | None" =
         typer.echo(console.lines_text(f"{label} on {where}: nothing serves it", _refusal(found)))
     else:
         heading = f"{label} on {where}: {found.chosen.format.name}"
-        typer.echo(console.lines_text(heading, _answer(found, found.chosen, model, sets or {})))
+        typer.echo(console.lines_text(heading, _answer(found, found.chosen, answers)))
     serving = [c for c in found.candidates if c.serves]
     if serving:
         more = words.beside(serving)
         headings = [*HEADINGS[:2], *(SHORT[name] for name in more), *HEADINGS[2:]]
-        headings += ["per 1M"] if question.gpu_hour else []
+        headings += ["per 1M"] if serving[0].cost is not None else []
         console.print_table(headings, [_row(c, more) for c in serving])
         typer.echo(LEGEND)
         if more:
@@ -47,11 +47,14 @@ def show(found: "Recommendation", model: str, sets: "Mapping[str, str] | None" =
             typer.echo(f"{names}: GiB on each GPU, beside the weights.")
     if rest := _rest(found.candidates):
         console.print_lines("Left out", rest)
-    console.print_lines("Assumed", [("-", note) for note in found.notes])
+    console.print_lines("Assumed", [("-", note) for note in (*found.notes, *answers.notes)])
+    if answers.plan is not None:
+        typer.echo("\nServe it")
+        serving_view.show(answers.plan)
 
 
 def _answer(
-    found: "Recommendation", chosen: "Candidate", model: str, sets: "Mapping[str, str]"
+    found: "Recommendation", chosen: "Candidate", answers: "Answers"
 ) -> list[tuple[str, str]]:
     from quantkit.advise import words
 
@@ -66,29 +69,32 @@ def _answer(
         if chosen.load.users > 1:
             many = words.users(chosen.load.users)
             who = f"for each of {many}, {words.span(speed.total)} all together"
+        if speed.drafted:
+            who += f", {speed.gain:.2f} times as fast as without the draft"
         lines.append(("speed", f"{first}{words.span(speed.each)} tokens/s {who} ({origin})"))
     if fit is not None:
         lines.append(("memory", words.memory(fit)))
+    if chosen.size is not None and chosen.size.offload is not None:
+        lines.append(("host", words.offloaded(chosen.size.offload, fit)))
+    if chosen.load.cached:
+        hits = f"{chosen.load.hit_rate:.0%} of prompt tokens are found in the prefix cache"
+        lines.append(("prefix", f"{hits}: {chosen.load.cached:,} of {chosen.load.prompt:,}"))
     if shared := words.sharing(chosen, found.question):
         lines.append(("GPUs", shared))
     if quality is not None:
         kind = "published for other models" if quality.is_prior else "of this model"
         lines.append(("quality", f"{words.kept(chosen)}, {kind}: {quality.basis}"))
     if chosen.cost is not None:
-        lines.append(("cost", f"{words.span(chosen.cost)} a million tokens of answers"))
+        lines.append(("cost", words.cost(chosen)))
     if chosen.support.how == "emulated":
         lines.append(("mind", chosen.support.reason))
     if found.runner_up is not None:
         lines.append(("runner-up", f"{found.runner_up.format.name}: {found.runner_up_reason}"))
     lines += [("changes it" if n == 0 else "", change) for n, change in enumerate(found.changes)]
-    recipe = chosen.format.recipe
-    if recipe is not None and not found.question.catalogue.shape.assumed:
-        usual = "python-docs" if model == "demo" else "general"
-        # What was measured had its own set, a GGUF file too; another file is not that one.
-        learned = sets.get(recipe.name) or (usual if recipe.needs_calibration else None)
-        words_of_it = ["quantkit", "quantize", model, "-r", recipe.name]
-        words_of_it += ["--calibration", learned] if learned else []
-        lines.append(("make it", shlex.join([*words_of_it, "-o", "out"])))
+    if answers.make:
+        lines.append(("make it", shlex.join(answers.make)))
+    if answers.make_draft:
+        lines.append(("and draft", shlex.join(answers.make_draft)))
     return lines
 
 
@@ -128,14 +134,67 @@ def _rest(candidates: "Sequence[Candidate]") -> list[tuple[str, str]]:
     return [("-", f"{lack}: {', '.join(names)}") for lack, names in lines.items()]
 
 
-def show_many(found: "Sequence[Recommendation]") -> None:
+def show_models(answers: "Answers") -> None:
+    """Rows formats, columns models, then what each is served in; on one kind of GPU."""
+    from quantkit.advise import words
+    from quantkit.cli import console
+
+    found = answers.found
+    question = found[0].question
+    meaning = words.MEANING[question.objective]
+    console.say(
+        f"{len(found)} models on {words.on(found[0].gpu, question.count)}: {meaning}; * marks the "
+        "choice"
+    )
+    named = [replace(one, gpu=replace(one.gpu, name=_label(one))) for one in found]
+    _side_by_side_tables(named)
+    rows = [[_label(one), *_row(one.chosen)] for one in found if one.chosen is not None]
+    if rows:
+        console.print_table(["model", *HEADINGS], rows)
+        typer.echo(LEGEND)
+    across = answers.across
+    if across is not None and across.best is not None:
+        told = [(name, f"{share:.3f}") for name, share in across.accuracy.items()]
+        console.print_lines(f"Accuracy on {', '.join(across.tasks)}, of the same questions", told)
+        console.say(f"{across.best} is right most often.")
+    elif across is not None:
+        console.say(f"\nWhich model is better is not claimed: {across.why_not}.")
+    for one in found:
+        if one.chosen is None:
+            console.print_lines(f"{_label(one)} is not served", _refusal(one))
+    notes = dict.fromkeys(note for one in found for note in one.notes)
+    console.print_lines("Assumed", [("-", note) for note in (*notes, *answers.notes)])
+
+
+def _label(found: "Recommendation") -> str:
+    return found.question.catalogue.shape.label
+
+
+def show_many(found: "Sequence[Recommendation]", notes: "Sequence[str]" = ()) -> None:
     """Rows formats, columns GPUs, in as many tables as the terminal asks for."""
     from quantkit.advise import words
     from quantkit.cli import console
 
     question = found[0].question
+    label = question.catalogue.shape.label
+    of_each = "" if question.count == 1 else f", {question.count} of each GPU"
+    meaning = words.MEANING[question.objective]
+    console.say(f"{label}{of_each}: {meaning}; * marks the choice")
+    _side_by_side_tables(found)
+    priced = [one for one in found if one.chosen is not None and one.chosen.cost is not None]
+    if priced:
+        told = [(one.gpu.name, words.cost(one.chosen)) for one in priced if one.chosen]
+        console.print_lines("Cost", told)
+    if without := [one.gpu.name for one in found if one.chosen is None]:
+        console.print_lines("Nothing serves it on", [("-", ", ".join(without))])
+    console.print_lines("Assumed", [("-", note) for note in (*found[0].notes, *notes)])
+
+
+def _side_by_side_tables(found: "Sequence[Recommendation]") -> None:
+    from quantkit.cli import console
+
     served = [one for one in found if one.chosen is not None]
-    names = [f.name for f in question.catalogue.formats]
+    names = list(dict.fromkeys(f.name for one in found for f in one.question.catalogue.formats))
     cells = {one.gpu.name: {c.format.name: _cell(c, one) for c in one.candidates} for one in served}
     chosen = {one.chosen.format.name for one in served if one.chosen is not None}
     # An FP8 cache is worth a row where it is somebody's choice.
@@ -145,10 +204,6 @@ def show_many(found: "Sequence[Recommendation]") -> None:
         if any(column.get(name) for column in cells.values())
         and (name in chosen or not name.endswith("+kv-fp8"))
     ]
-    label = question.catalogue.shape.label
-    of_each = "" if question.count == 1 else f", {question.count} of each GPU"
-    meaning = words.MEANING[question.objective]
-    console.say(f"{label}{of_each}: {meaning}; * marks the choice")
     columns = [
         [_short(one.gpu.name), *(cells[one.gpu.name].get(name, "") for name in kept)]
         for one in served
@@ -156,9 +211,6 @@ def show_many(found: "Sequence[Recommendation]") -> None:
     for part in _side_by_side(columns, console.width() - max(map(len, kept), default=0)):
         headings, *rows = zip(["", *kept], *part, strict=True)
         console.print_table(headings, rows)
-    if without := [one.gpu.name for one in found if one.chosen is None]:
-        console.print_lines("Nothing serves it on", [("-", ", ".join(without))])
-    console.print_lines("Assumed", [("-", note) for note in found[0].notes])
 
 
 def _side_by_side(columns: list[list[str]], width: int) -> list[list[list[str]]]:

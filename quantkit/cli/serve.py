@@ -6,18 +6,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quantkit.cli.options import (
+    AlertFirst,
+    AlertToken,
     AsJson,
+    DraftSampling,
+    DraftText,
+    DraftTokens,
     EmitImage,
     EmitTo,
     Force,
     Lora,
+    MaxCpuLoras,
+    MaxLoras,
     Quiet,
-    TimeToFirst,
+    Replicas,
     one_of,
+    tokens,
 )
 
 if TYPE_CHECKING:
     from quantkit.progress import Progress
+    from quantkit.serving.fleet import Fleet
     from quantkit.serving.plan import Plan
     from quantkit.serving.program import Program
 
@@ -46,7 +55,11 @@ def command(
     count: Annotated[int, typer.Option(min=1, metavar="N", help="GPUs that share the model.")] = 1,
     context: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Tokens of a request; default: 8192, or what fits."),
+        typer.Option(
+            parser=tokens,
+            metavar="N",
+            help="Tokens of a request, such as 16k; default: 8192, or what fits.",
+        ),
     ] = None,
     users: Annotated[
         int | None,
@@ -60,16 +73,12 @@ def command(
             callback=one_of("auto", "16", "8"),
         ),
     ] = "auto",
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            "--draft", metavar="DRAFT", help="Guess ahead: a model's DIR, ngram, or eagle:DIR."
-        ),
-    ] = None,
-    draft_tokens: Annotated[
-        int | None, typer.Option(min=1, max=32, metavar="N", help="Tokens guessed at a time.")
-    ] = None,
+    draft: DraftText = None,
+    draft_tokens: DraftTokens = None,
+    draft_sampling: DraftSampling = None,
     lora: Lora = None,
+    max_loras: MaxLoras = None,
+    max_cpu_loras: MaxCpuLoras = None,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0: to everybody.")
     ] = "127.0.0.1",
@@ -110,7 +119,9 @@ def command(
     ] = None,
     out: EmitTo = None,
     image: EmitImage = None,
-    ttft: TimeToFirst = None,
+    replicas: Replicas = None,
+    ttft: AlertFirst = None,
+    tpot: AlertToken = None,
     force: Force = False,
     json: AsJson = False,
     quiet: Quiet = False,
@@ -120,16 +131,20 @@ def command(
     Prints the engine's command with the reason of every flag, starts it, waits until it is
     healthy, sends one real request, and stays until Ctrl-C.
     """
+    from dataclasses import replace
+
     from quantkit.cli import console, serving_view
     from quantkit.serving import adapters, device, images, plan, program, server, target
     from quantkit.serving import draft as drafts
 
+    fleet = _fleet(replicas, ttft, tpot, image)
     if emit is not None:
         from quantkit.serving import emit as emitting
 
-        emitting.check(emit, out or Path(), force, image)
-    elif image is not None:
-        raise typer.BadParameter("goes with --emit", param_hint="--image")
+        emitting.check(emit, out or Path(), fleet, force)
+    elif image is not None or replicas is not None:
+        hint = "--replicas" if image is None else "--image"
+        raise typer.BadParameter("goes with --emit", param_hint=hint)
     model = target.open_target(checkpoint)
     demand = plan.Demand(
         gpu=device.find(gpu),
@@ -139,8 +154,8 @@ def command(
         profile=profile,
         kv_bits=plan.kv_bits(kv_cache),
         utilisation=gpu_utilization,
-        draft=drafts.parse(draft, model, draft_tokens),
-        adapters=adapters.parse(lora or [], model.is_gguf),
+        draft=drafts.parse(draft, model, draft_tokens, sampling=draft_sampling),
+        adapters=adapters.parse(lora or [], model.is_gguf, max_loras, max_cpu_loras),
         host=host,
         port=port,
     )
@@ -164,8 +179,8 @@ def command(
     files = {}
     if emit is not None:
         if image is None and python is not None and engine is not None and emit != "grafana":
-            image = images.tag_of(engine.version)
-        files = serving_view.made_files(made, emit, out, ttft or 1.0, force, image)
+            fleet = replace(fleet, image=images.tag_of(engine.version))
+        files = serving_view.made_files(made, emit, out or Path(), fleet, force)
     else:
         server.refuse_taken(*made.address)
     with console.progress(quiet) as progress:
@@ -182,6 +197,17 @@ def command(
         if not json:
             serving_view.show(made, engine)
         _serve(made, engine, timeout, log, once, json, progress)
+
+
+def _fleet(replicas: str | None, ttft: str | None, tpot: str | None, image: str | None) -> "Fleet":
+    """What files are to say beside the plan."""
+    from quantkit.engine.durations import seconds
+    from quantkit.serving.fleet import SLOW_TTFT, Fleet, Targets
+    from quantkit.serving.fleet import replicas as parsed
+
+    least, most = parsed(replicas)
+    targets = Targets(seconds(ttft, "--ttft") or SLOW_TTFT, seconds(tpot, "--tpot"))
+    return Fleet(least, most, targets, image, is_scaled=replicas is not None)
 
 
 def _serve(

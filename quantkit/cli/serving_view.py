@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from quantkit.serving.fleet import Fleet
     from quantkit.serving.plan import Plan
     from quantkit.serving.program import Program
 
@@ -30,13 +31,12 @@ def _short(words: tuple[str, ...]) -> str:
 
 
 def made_files(
-    made: "Plan", kind: str, out: Path | None, ttft: float, force: bool, image: str | None
+    made: "Plan", kind: str, folder: Path, fleet: "Fleet", force: bool
 ) -> dict[Path, str]:
     """What an orchestrator reads, by path; refused where others lie there."""
     from quantkit.serving import emit
 
-    folder = out or Path()
-    files = {folder / name: text for name, text in emit.files(made, kind, ttft, image).items()}
+    files = {folder / name: text for name, text in emit.files(made, kind, fleet).items()}
     emit.refuse_changed(files, force)
     return files
 

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quantkit.advise import efficiency
+from quantkit.advise.speculation import OF_A_DRAFT
 from quantkit.advise.speed import Case, gpu_seconds, host_seconds
 
-OF_A_DRAFT = 0.5
-"""Of what a step takes the CPU, what each pass of a draft adds. Assumed."""
 Cost = Callable[[int], float]
 """Time of one pass over so many tokens of every sequence, in any unit that both models share."""
 

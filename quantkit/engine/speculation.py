@@ -1,38 +1,66 @@
-"""How engines are told to guess ahead: vLLM's config, llama.cpp's flags, and kinds of heads."""
+"""How engines are told to draft ahead: vLLM's config, llama.cpp's flags, and kinds of heads.
+
+DIR            a small model of the same family
+ngram          what followed the same words before
+suffix         the same with a tree over earlier answers too (vLLM with arctic-inference)
+mtp            layers that the model itself brings for it
+eagle:DIR      a head trained for this model, of the first or third kind by what its config says
+eagle3:DIR     one of the third kind
+medusa:DIR     several heads that guess at once
+"""
 
 from pathlib import Path
 from typing import Any, Literal
 
+from quantkit.errors import EngineError
 from quantkit.parsing import parse_json
 
-Kind = Literal["draft_model", "ngram", "eagle", "eagle3"]
+Kind = Literal["draft_model", "ngram", "suffix", "mtp", "eagle", "eagle3", "medusa"]
+WITHOUT_MODEL: tuple[Kind, ...] = ("ngram", "suffix", "mtp")
+"""Kinds that need nothing beside the model."""
+HEADS: tuple[Kind, ...] = ("eagle", "eagle3", "medusa")
+"""Kinds whose folder holds a head and no model of its own; named before it, with a colon."""
+SAMPLED: tuple[Kind, ...] = ("draft_model", "mtp", "eagle", "eagle3")
+"""Kinds that vLLM can let draw from their distribution (`draft_sample_method`)."""
+SAMPLINGS = ("greedy", "probabilistic")
 NGRAM = (2, 4)
 """The shortest and the longest run of tokens that is looked up."""
 
 
-def vllm_config(kind: Kind, model: str, n_tokens: int, n_gpus: int = 1) -> dict[str, Any]:
+def vllm_config(
+    kind: Kind, model: str, n_tokens: int, n_gpus: int = 1, sampling: str | None = None
+) -> dict[str, Any]:
     """vLLM's `--speculative-config`."""
     result: dict[str, Any] = {"method": kind, "num_speculative_tokens": n_tokens}
     if kind == "ngram":
         low, high = NGRAM
         return {**result, "prompt_lookup_min": low, "prompt_lookup_max": high}
-    result["model"] = model
-    if n_gpus > 1:
-        result["draft_tensor_parallel_size"] = n_gpus
+    if kind not in WITHOUT_MODEL:
+        result["model"] = model
+        if n_gpus > 1:
+            result["draft_tensor_parallel_size"] = n_gpus
+    if sampling is not None and kind in SAMPLED:
+        result["draft_sample_method"] = sampling
     return result
 
 
 def llama_cpp_flags(kind: Kind, model: str, n_tokens: int) -> list[tuple[str, str]]:
     """Flags of `llama-server`."""
+    names = {
+        "ngram": "ngram-simple",
+        "draft_model": "draft-simple",
+        "eagle": "draft-eagle3",  # of heads it knows only one kind
+        "eagle3": "draft-eagle3",
+        "mtp": "draft-mtp",
+    }
+    if kind not in names:
+        raise EngineError(f"llama.cpp does not draft with {kind}; it takes {', '.join(names)}")
+    found = [("--spec-type", names[kind])]
     if kind == "ngram":
-        return [("--spec-type", "ngram-simple")]
-    # Of heads it knows only one kind.
-    name = "draft-simple" if kind == "draft_model" else "draft-eagle3"
-    return [
-        ("--spec-type", name),
-        ("--model-draft", model),
-        ("--spec-draft-n-max", str(n_tokens)),
-    ]
+        return found
+    if kind != "mtp":
+        found.append(("--model-draft", model))
+    return [*found, ("--spec-draft-n-max", str(n_tokens))]
 
 
 def head_kind(place: Path) -> Kind:
@@ -44,3 +72,15 @@ def head_kind(place: Path) -> Kind:
     classes = config.get("architectures") if isinstance(config, dict) else None
     words = f"{classes} {place.resolve().name}".lower()
     return "eagle3" if "eagle3" in words or "eagle-3" in words else "eagle"
+
+
+def named(text: str) -> tuple[Kind, str]:
+    """Kind and place of what people write, see above; a model is whatever is none of the others."""
+    if text in WITHOUT_MODEL:
+        return text, ""
+    before, colon, place = text.partition(":")
+    if colon and before == "eagle":
+        return head_kind(Path(place)), place
+    if colon and before in HEADS:
+        return before, place
+    return "draft_model", text

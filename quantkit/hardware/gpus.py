@@ -169,7 +169,7 @@ def siblings(name: str) -> list[str]:
 
 def describe(
     memory: str,
-    bandwidth: str,
+    bandwidth: str | None,
     compute_capability: str | None = None,
     name: str = "a GPU of your own",
     fp16_tflops: float | None = None,
@@ -179,7 +179,8 @@ def describe(
 ) -> GPU:
     """A device that the file does not know, from what its data sheet says.
 
-    The vendor follows from the compute capability: NVIDIA writes it `8.9`, AMD `gfx942`.
+    The vendor follows from the compute capability: NVIDIA writes it `8.9`, AMD `gfx942`. Without a
+    bandwidth only what fits can be told of it.
     """
     if fp16_tflops is not None and not 0 < fp16_tflops < MOST:  # nor is NaN
         raise HardwareError(f"{fp16_tflops:g} is no rate of computing; write TFLOPS, such as 165")
@@ -192,7 +193,7 @@ def describe(
         memory_bytes=size,
         driver_bytes=min(DRIVER_BYTES, size // 16),  # small devices have no half GiB to give
         derived={} if "i" in memory.lower() else {"memory_bytes": read},
-        bandwidth_gb_s=parse_bytes(bandwidth, per_second=True) / 1e9,
+        bandwidth_gb_s=parse_bytes(bandwidth, per_second=True) / 1e9 if bandwidth else 0.0,
         compute_capability=compute_capability,
         fp16_tflops=fp16_tflops,
         fp8_tflops=fp8_tflops,

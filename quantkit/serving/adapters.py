@@ -1,7 +1,13 @@
-"""LoRA adapters beside a model: `--lora NAME=DIR`, checked, and what they take."""
+"""LoRA adapters beside a model: `--lora NAME=DIR` or a folder of them, checked, and their memory.
 
-from collections.abc import Sequence
+vLLM keeps as many on the GPU as can be used in one step (`--max-loras`), each in a slot of the
+largest rank, and the others in the host's memory (`--max-cpu-loras`), from where a slot is filled
+when a request asks. llama.cpp has all of them in memory and adds up those that a request names.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from quantkit.advise.parallel import BY_COLUMNS, NUMBER
 from quantkit.advise.shape import ModelShape
@@ -12,6 +18,9 @@ from quantkit.parsing import parse_json
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as `--max-lora-rank`."""
+SLOTS = 8
+"""Adapters with a slot on the GPU, where nobody says: few are asked for in the same step."""
+CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True)
@@ -24,19 +33,75 @@ class Adapter:
     """None in a GGUF file, where llama.cpp finds it."""
 
 
-def parse(texts: Sequence[str], is_gguf: bool) -> tuple[Adapter, ...]:
+@dataclass(frozen=True)
+class Loras:
+    """All adapters of a server, and where they wait."""
+
+    adapters: tuple[Adapter, ...] = ()
+    slots: int = 0
+    """On the GPU at the same time."""
+    on_host: int = 0
+    """In the host's memory, those with a slot counted, as vLLM does."""
+
+    def __bool__(self) -> bool:
+        return bool(self.adapters)
+
+    def __iter__(self) -> Iterator[Adapter]:
+        return iter(self.adapters)
+
+    def __len__(self) -> int:
+        return len(self.adapters)
+
+
+NONE = Loras()
+
+
+def parse(
+    texts: Sequence[str], is_gguf: bool, slots: int | None = None, on_host: int | None = None
+) -> Loras:
     """Adapters as they were asked for; each must be there and of the engine's kind."""
-    found = [_adapter(text, is_gguf) for text in texts]
+    found = [adapter for text in texts for adapter in _adapters(text, is_gguf)]
     names = [adapter.name for adapter in found]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise CheckpointError(f"two adapters are called {twice}; give each its own NAME=DIR")
-    return tuple(found)
+    if not found:
+        if slots or on_host:
+            raise CheckpointError("--max-loras and --max-cpu-loras go with --lora")
+        return NONE
+    wanted = min(slots or SLOTS, len(found))
+    waiting = len(found) if on_host is None else on_host
+    if waiting < wanted:
+        raise CheckpointError(
+            f"--max-cpu-loras {waiting} is less than the {wanted} adapters with a slot on the GPU; "
+            "lower --max-loras, or raise it"
+        )
+    return Loras(tuple(found), wanted, waiting)
 
 
-def _adapter(text: str, is_gguf: bool) -> Adapter:
+def _adapters(text: str, is_gguf: bool) -> list[Adapter]:
+    """One adapter, or all that a folder holds."""
     name, equals, place = text.partition("=")
-    if not (name and equals and place):
-        raise CheckpointError(f"'{text}' names no adapter; write NAME=DIR")
+    if name and equals and place:
+        return [_adapter(name, place, is_gguf)]
+    folder = expanded(text)
+    if equals or not folder.is_dir():
+        raise CheckpointError(
+            f"'{text}' names no adapter; write NAME=DIR, or a folder that holds adapters"
+        )
+    inside = sorted(folder.glob("*.gguf") if is_gguf else _folders(folder))
+    if not inside:
+        kind = "GGUF files" if is_gguf else f"folders with an {CONFIG}"
+        raise CheckpointError(f"{text} holds no adapters: no {kind} in it")
+    return [_adapter(path.stem if is_gguf else path.name, str(path), is_gguf) for path in inside]
+
+
+def _folders(folder: Path) -> list[Path]:
+    if (folder / CONFIG).is_file():
+        return [folder]
+    return [path for path in folder.iterdir() if (path / CONFIG).is_file()]
+
+
+def _adapter(name: str, place: str, is_gguf: bool) -> Adapter:
     path = expanded(place)
     if is_gguf:
         if path.suffix != ".gguf" or not path.is_file():
@@ -46,10 +111,10 @@ def _adapter(text: str, is_gguf: bool) -> Adapter:
             )
         return Adapter(name, str(path), None)
     try:
-        rank = parse_json((path / "adapter_config.json").read_bytes())["r"]
+        rank = parse_json((path / CONFIG).read_bytes())["r"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{place} is no LoRA adapter: no rank in its adapter_config.json ({error})"
+            f"{place} is no LoRA adapter: no rank in its {CONFIG} ({error})"
         ) from error
     if not isinstance(rank, int) or not 0 < rank <= RANKS[-1]:
         raise CheckpointError(f"{place} has rank {rank}; vLLM takes 1 to {RANKS[-1]}")
@@ -58,18 +123,23 @@ def _adapter(text: str, is_gguf: bool) -> Adapter:
     return Adapter(name, str(path), rank)
 
 
-def max_rank(adapters: Sequence[Adapter]) -> int:
+def max_rank(adapters: Loras) -> int:
     """The smallest of vLLM's ranks that holds all of them."""
     largest = max(adapter.rank or 1 for adapter in adapters)
     return next(rank for rank in RANKS if rank >= largest)
 
 
-def size_bytes(shape: ModelShape, adapters: Sequence[Adapter], split: Split = ONE) -> int:
-    """What vLLM sets aside on the fullest GPU: room for the largest rank at each layer, in 16 bits.
+def size_bytes(shape: ModelShape, adapters: Loras, split: Split = ONE) -> int:
+    """What vLLM sets aside on the fullest GPU for all slots."""
+    return adapters.slots * slot_bytes(shape, adapters, split)
+
+
+def slot_bytes(shape: ModelShape, adapters: Loras, split: Split = ONE) -> int:
+    """A slot: room for the largest rank at each layer, in 16 bits.
 
     Of a layer's two factors one is cut with it, and the other is whole on every GPU.
     """
-    if not adapters or adapters[0].rank is None:
+    if not adapters or adapters.adapters[0].rank is None:
         return 0
     stage_of = stage_of_layers(int(shape.config["num_hidden_layers"]), split.pipeline)
     widths = [0] * split.pipeline
@@ -79,4 +149,4 @@ def size_bytes(shape: ModelShape, adapters: Sequence[Adapter], split: Split = ON
         whole, cut = (rows, columns) if by_columns else (columns, rows)
         stage = -1 if layer is None else stage_of.get(int(layer[1]), -1)
         widths[stage] += whole + -(-cut // split.tensor)
-    return 2 * max_rank(adapters) * max(widths) * len(adapters)
+    return 2 * max_rank(adapters) * max(widths)

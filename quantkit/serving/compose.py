@@ -1,24 +1,29 @@
-"""A compose file: the engine with its GPUs and a health check, and Prometheus beside it.
+"""A compose file: the engine with its GPUs and a health check, Prometheus and Grafana beside it.
 
-Prometheus reads its rules from the file of alerts that lies beside the compose file.
+Prometheus reads its rules, and Grafana its dashboard, from files that lie beside the compose file.
 """
 
 from typing import Any
 
+from quantkit.serving.fleet import Fleet
 from quantkit.serving.images import PORT, container
 from quantkit.serving.plan import Plan
 from quantkit.serving.yamltext import dump, head
 
 PROMETHEUS = "prom/prometheus:v3.5.0"
+GRAFANA = "grafana/grafana:12.2.0"
 SCRAPE_SECONDS = 15
 ALERTS = "alerts.yaml"
+DASHBOARD = "dashboard.json"
+BOARDS = "/var/lib/grafana/dashboards"
+PROVISIONING = "/etc/grafana/provisioning"
 RULES = f"/etc/prometheus/{ALERTS}"
 """Where Prometheus finds them inside."""
 
 
-def compose(plan: Plan, image: str | None = None) -> str:
+def compose(plan: Plan, fleet: Fleet | None = None) -> str:
     """The file's text."""
-    box = container(plan, image)
+    box = container(plan, (fleet or Fleet()).image)
     host, port = plan.address
     gpu = plan.demand.gpu.vendor
     service: dict[str, Any] = {
@@ -58,13 +63,56 @@ def compose(plan: Plan, image: str | None = None) -> str:
                 ],
                 "depends_on": ["engine"],
             },
+            "grafana": {
+                "image": GRAFANA,
+                # Whoever reaches this machine may look; the admin's password is Grafana's own.
+                "environment": {
+                    "GF_AUTH_ANONYMOUS_ENABLED": "true",
+                    "GF_AUTH_ANONYMOUS_ORG_ROLE": "Viewer",
+                    "GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH": f"{BOARDS}/{DASHBOARD}",
+                },
+                "ports": ["127.0.0.1:3000:3000"],
+                "configs": [
+                    {
+                        "source": "grafana-sources",
+                        "target": f"{PROVISIONING}/datasources/prometheus.yaml",
+                    },
+                    {
+                        "source": "grafana-boards",
+                        "target": f"{PROVISIONING}/dashboards/quantkit.yaml",
+                    },
+                    {"source": "dashboard", "target": f"{BOARDS}/{DASHBOARD}"},
+                ],
+                "depends_on": ["prometheus"],
+            },
         },
         "configs": {
             "prometheus": {"content": _scraping(plan)},
             "alerts": {"file": f"./{ALERTS}"},
+            "grafana-sources": {"content": dump([_sources()])},
+            "grafana-boards": {"content": dump([_boards()])},
+            "dashboard": {"file": f"./{DASHBOARD}"},
         },
     }
     return head(plan, "docker compose up -d --wait   (Compose 2.23.1 or newer)") + dump([data])
+
+
+def _sources() -> dict[str, Any]:
+    """Where Grafana finds figures."""
+    source = {
+        "name": "Prometheus",
+        "type": "prometheus",
+        "access": "proxy",
+        "url": "http://prometheus:9090",
+        "isDefault": True,
+    }
+    return {"apiVersion": 1, "datasources": [source]}
+
+
+def _boards() -> dict[str, Any]:
+    """Where Grafana finds dashboards."""
+    provider = {"name": "quantkit", "type": "file", "options": {"path": BOARDS}}
+    return {"apiVersion": 1, "providers": [provider]}
 
 
 def start_seconds(plan: Plan) -> int:

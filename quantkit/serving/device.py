@@ -6,6 +6,9 @@ from quantkit.errors import HardwareError
 from quantkit.hardware import gpus
 from quantkit.hardware.gpus import GPU
 
+ASSUMED = "CPU 2 x DDR5-5600"
+"""Whose bandwidth a CPU is taken to have, where nobody says."""
+
 
 def find(name: str) -> GPU:
     """A device by name; `cpu` is this machine's, `auto` its GPU or else its CPU."""
@@ -18,9 +21,25 @@ def find(name: str) -> GPU:
 
 def own_cpu() -> GPU:
     """This machine's CPU with the memory that the machine has."""
-    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    # Nothing in a plan follows from its bandwidth.
-    return GPU("this machine's CPU", "cpu", size / 1e9, 0.0, memory_bytes=size)
+    return cpu()
+
+
+def cpu(
+    memory_bytes: int | None = None,
+    bandwidth_gb_s: float | None = None,
+    tflops: float | None = None,
+) -> GPU:
+    """A CPU with that memory, or as much as this machine has; its bandwidth is assumed if not
+    given, and a note beside an answer says so."""
+    size = memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    usual = gpus.find(ASSUMED)
+    said = f"the bandwidth of {usual.name.removeprefix('CPU ')} is assumed (--bandwidth)"
+    derived = {} if bandwidth_gb_s else {"bandwidth_gb_s": said}
+    return GPU(
+        "this machine's CPU" if memory_bytes is None else "a CPU", "cpu", size / 1e9,
+        bandwidth_gb_s or usual.bandwidth_gb_s, memory_bytes=size, fp16_tflops=tflops,
+        derived=derived,
+    )  # fmt: skip
 
 
 def _has_gpu() -> bool:

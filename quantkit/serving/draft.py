@@ -1,25 +1,33 @@
 """Speculative decoding: what `--draft` means, and what the draft takes of the GPU.
 
-DIR          a small model of the same family
-ngram        what followed the same words before
-eagle:DIR    a head trained for this model
+`engine/speculation.py` has the kinds and how people write them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quantkit.advise import kv, parallel
+from quantkit.advise import formats, kv, parallel, speed, work
+from quantkit.advise.efficiency import Efficiency
+from quantkit.advise.formats import Format
 from quantkit.advise.memory import Beside
+from quantkit.advise.speed import Case
+from quantkit.advise.split import Split
 from quantkit.engine import speculation
-from quantkit.engine.speculation import Kind
+from quantkit.engine.speculation import HEADS, Kind
 from quantkit.errors import CheckpointError
 from quantkit.parsing import parse_json
-from quantkit.serving.target import Target, open_target
+from quantkit.serving.target import Target, open_target, planned
 
-TOKENS = {"draft_model": 4, "ngram": 4, "eagle": 3, "eagle3": 3}
+TOKENS: dict[Kind, int] = {
+    "draft_model": 4, "ngram": 4, "suffix": 16, "mtp": 1, "eagle": 3, "eagle3": 3, "medusa": 3,
+}  # fmt: skip
 """Tokens drafted at a time where nobody says; `quantkit draft` finds the best number."""
+DRAFT_FOLDER = "out/draft"
+"""Where a draft that is yet to be made will lie."""
+OWN_HEADS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+"""Where a config says how many layers a model brings for drafting."""
 
 
 @dataclass(frozen=True)
@@ -29,28 +37,58 @@ class Draft:
     kind: Kind
     n_tokens: int
     target: Target | None = None
-    """The model that guesses; None for n-grams."""
+    """The model that guesses; None where there is none beside the model."""
     size_bytes: int = 0
     """Of a head's tensors."""
+    sampling: str | None = None
+    """How it proposes, one of `speculation.SAMPLINGS`; None: as the engine does by itself."""
 
     @property
     def model(self) -> str:
         """Where the guessing model lies."""
         return "" if self.target is None else self.target.path
 
-    def beside(self, count: int) -> Beside:
-        """What it takes on each of the GPUs."""
+    def beside(self, count: int, kv_bits: int = 16) -> Beside:
+        """What it takes on each of the GPUs; vLLM keeps its cache in the target's type."""
         if self.target is None:
             return Beside()
         if self.target.shape is None:
             return Beside(draft_bytes=self.size_bytes)
         shape = self.target.shape
         fixed = parallel.bytes_per_gpu(shape, self.target.sized_by, count)
-        return Beside(draft_bytes=fixed, token_bytes=kv.bytes_for(shape.config, 1, 16, count))
+        return Beside(draft_bytes=fixed, token_bytes=kv.bytes_for(shape.config, 1, kv_bits, count))
+
+    def pass_seconds(self, case: Case, users: int, depth: int, end: Efficiency) -> float:
+        """Seconds in which it proposes one token for each of the users of a target."""
+        if self.kind in ("ngram", "suffix"):
+            return 0.0  # looked up by the CPU while it prepares the step
+        if self.target is not None and self.target.shape is not None:
+            shape, recipe = self.target.shape, self.target.sized_by
+            # A file for llama.cpp is made of the draft as of the target.
+            same = case.format.engine == "llama.cpp" and not self.target.is_gguf
+            own = case.format if same else formats.of(recipe)
+            made = work.of(shape, own)
+            return speed.gpu_seconds(
+                Case(shape, made, own, case.gpu, Split(case.split.tensor)), users, 1, depth, end
+            )
+        # A head is about a layer, and draws by the model's own output layer.
+        layer = case.work.read.dense / max(1, int(case.shape.config["num_hidden_layers"]))
+        size = (self.size_bytes or layer) / case.shared
+        passes = TOKENS["medusa"] if self.kind == "medusa" else 1  # of which all heads make one
+        head = speed.head_seconds(case, users, end)
+        return (size / (case.gpu.bandwidth_gb_s * 1e9 * end.bandwidth) + head) / passes
+
+    def made_for(self, format: Format) -> "Draft":
+        """The draft of a target in a format: llama.cpp takes both as files of one kind."""
+        guess = self.target
+        if format.engine != "llama.cpp" or guess is None or guess.shape is None or guess.is_gguf:
+            return self
+        folder = f"{DRAFT_FOLDER}/{format.name}"
+        return replace(self, target=planned(guess.shape, format.recipe, folder, guess.path))
 
     def config(self, count: int) -> dict[str, Any]:
         """vLLM's `--speculative-config`."""
-        return speculation.vllm_config(self.kind, self.model, self.n_tokens, count)
+        return speculation.vllm_config(self.kind, self.model, self.n_tokens, count, self.sampling)
 
 
 def parse(
@@ -58,14 +96,19 @@ def parse(
     target: Target,
     n_tokens: int | None = None,
     opened: Callable[[str], Target] = lambda text: open_target(Path(text)),
+    sampling: str | None = None,
 ) -> Draft | None:
     """What was asked for, checked against the model that it drafts for."""
     if text is None:
         return None
-    if text == "ngram":
-        return Draft("ngram", n_tokens or TOKENS["ngram"])
-    if text.startswith("eagle:"):
-        return _head(Path(text.removeprefix("eagle:")), target, n_tokens)
+    kind, place = speculation.named(text)
+    n = n_tokens or TOKENS[kind]
+    if kind == "mtp":
+        _require_own_head(target)
+    if kind in speculation.WITHOUT_MODEL:
+        return Draft(kind, n, sampling=sampling)
+    if kind in HEADS:
+        return _head(kind, Path(place), target, n_tokens, sampling)
     draft = opened(text)
     if draft.is_gguf != target.is_gguf:
         theirs = "a GGUF file" if target.is_gguf else "a folder of safetensors"
@@ -74,15 +117,30 @@ def parse(
         ours, own = (s.config["vocab_size"] for s in (target.shape, draft.shape))
         if ours != own:
             raise CheckpointError(
-                f"{text} cannot draft for {target.path}: its vocabulary has {own} tokens, "
-                f"not {ours}; take a small model of the same family"
+                f"{draft.shape.described} cannot draft for {target.shape.described}: its "
+                f"vocabulary has {own} tokens, not {ours}; take a small model of the same family"
             )
-    return Draft("draft_model", n_tokens or TOKENS["draft_model"], draft)
+    return Draft(kind, n, draft, sampling=sampling)
 
 
-def _head(place: Path, target: Target, n_tokens: int | None) -> Draft:
+def _require_own_head(target: Target) -> None:
+    """Layers for drafting are the model's own, or there are none."""
+    if target.shape is None or target.is_gguf:
+        return
+    if not any(target.shape.config.get(key) for key in OWN_HEADS):
+        raise CheckpointError(
+            f"{target.shape.described} brings no layers for drafting (its config has no "
+            f"{OWN_HEADS[0]}); take ngram, a small model or eagle:DIR"
+        )
+
+
+def _head(
+    kind: Kind, place: Path, target: Target, n_tokens: int | None, sampling: str | None
+) -> Draft:
     """A trained head, which is no model of its own."""
     if target.is_gguf:
+        if kind == "medusa":
+            raise CheckpointError("llama.cpp has no Medusa heads; take eagle:FILE.gguf or ngram")
         if place.suffix != ".gguf" or not place.is_file():
             raise CheckpointError(
                 f"{place} is no GGUF file; llama.cpp takes heads as such: eagle:FILE.gguf"
@@ -91,14 +149,13 @@ def _head(place: Path, target: Target, n_tokens: int | None) -> Draft:
         return Draft("eagle3", n_tokens or TOKENS["eagle3"], open_target(place))
     try:
         config = parse_json((place / "config.json").read_bytes(), finite=False)
-        files = [*place.glob("*.safetensors"), *place.glob("*.bin")]
+        files = [*place.glob("*.safetensors"), *place.glob("*.bin"), *place.glob("*.pt")]
         size = sum(file.stat().st_size for file in files)
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{place} holds no head for drafting: {error}; eagle:DIR wants its config and weights"
+            f"{place} holds no head for drafting: {error}; {kind}:DIR wants its config and weights"
         ) from error
     if not isinstance(config, dict) or size == 0:
         raise CheckpointError(f"{place} holds no head for drafting: no weights beside its config")
-    kind = speculation.head_kind(place)
     head = Target(str(place), place.name, None, None, is_gguf=False)
-    return Draft(kind, n_tokens or TOKENS[kind], head, size)
+    return Draft(kind, n_tokens or TOKENS[kind], head, size, sampling)

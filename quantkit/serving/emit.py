@@ -6,58 +6,54 @@ from pathlib import Path
 
 from quantkit.errors import EngineError, StorageError, UnknownName
 from quantkit.serving import images
-from quantkit.serving.compose import ALERTS, compose
+from quantkit.serving.compose import ALERTS, DASHBOARD, compose
+from quantkit.serving.fleet import Fleet
 from quantkit.serving.kubernetes import kubernetes
 from quantkit.serving.monitoring import alerts, grafana
 from quantkit.serving.plan import Plan
 
-Maker = Callable[[Plan, float, str | None], str]
+Maker = Callable[[Plan, Fleet], str]
 
 
-def _compose(plan: Plan, ttft: float, image: str | None) -> str:
-    return compose(plan, image)
+def _dashboard(plan: Plan, fleet: Fleet) -> str:
+    return json.dumps(grafana(plan, fleet.targets), indent=2) + "\n"
 
 
-def _kubernetes(plan: Plan, ttft: float, image: str | None) -> str:
-    return kubernetes(plan, image)
-
-
-def _dashboard(plan: Plan, ttft: float, image: str | None) -> str:
-    return json.dumps(grafana(plan, ttft), indent=2) + "\n"
-
-
-def _alerts(plan: Plan, ttft: float, image: str | None) -> str:
-    return alerts(plan, ttft)
+def _alerts(plan: Plan, fleet: Fleet) -> str:
+    return alerts(plan, fleet.targets)
 
 
 KINDS: dict[str, dict[str, Maker]] = {
-    "compose": {"compose.yaml": _compose, ALERTS: _alerts},
-    "k8s": {"kubernetes.yaml": _kubernetes},
-    "grafana": {"dashboard.json": _dashboard, ALERTS: _alerts},
+    "compose": {"compose.yaml": compose, ALERTS: _alerts, DASHBOARD: _dashboard},
+    "k8s": {"kubernetes.yaml": kubernetes},
+    "grafana": {DASHBOARD: _dashboard, ALERTS: _alerts},
 }
 """Names of files and what makes them."""
+SHARED = (ALERTS, DASHBOARD)
+"""Files of more than one kind, which may be written side by side."""
 
 
-def check(kind: str, folder: Path, force: bool = False, image: str | None = None) -> None:
+def check(kind: str, folder: Path, fleet: Fleet, force: bool = False) -> None:
     """Refuse a kind, a place or an image that cannot be, before there is a plan."""
     if kind not in KINDS:
         raise UnknownName("kind of files", kind, KINDS)
-    images.check(image)
-    if image is not None and kind == "grafana":
+    images.check(fleet.image)
+    if fleet.image is not None and kind == "grafana":
         raise EngineError("--image goes with --emit compose or k8s; a dashboard has none")
+    if fleet.is_scaled and kind != "k8s":
+        raise EngineError(f"--replicas goes with --emit k8s; {kind} has no replicas")
     if folder.exists() and not folder.is_dir():
         raise StorageError(f"{folder} is a file; --out names a folder")
-    # Alerts are of two kinds, which may be written side by side: they are looked at when made.
-    first = next(iter(KINDS[kind]))
-    if (folder / first).exists() and not force:
-        raise StorageError(f"{folder / first} exists already; use --force to replace it")
+    for name in KINDS[kind]:
+        if name not in SHARED and (folder / name).exists() and not force:
+            raise StorageError(f"{folder / name} exists already; use --force to replace it")
 
 
-def files(plan: Plan, kind: str, ttft: float = 1.0, image: str | None = None) -> dict[str, str]:
-    """Names and texts of the files of a kind; `ttft` is the target in seconds."""
+def files(plan: Plan, kind: str, fleet: Fleet | None = None) -> dict[str, str]:
+    """Names and texts of the files of a kind."""
     if kind not in KINDS:
         raise UnknownName("kind of files", kind, KINDS)
-    return {name: make(plan, ttft, image) for name, make in KINDS[kind].items()}
+    return {name: make(plan, fleet or Fleet()) for name, make in KINDS[kind].items()}
 
 
 def refuse_changed(made: dict[Path, str], force: bool = False) -> None:

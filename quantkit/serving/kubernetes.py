@@ -1,10 +1,16 @@
-"""A Kubernetes manifest: a Deployment with probes and GPUs, and a Service before it."""
+"""A Kubernetes manifest: a Deployment with probes and GPUs, and a Service before it.
+
+With a number of replicas also what a fleet needs: a KEDA ScaledObject that adds servers while
+requests wait, a budget that keeps the warm ones, updates that take no server away before another
+is ready, and a route of the Gateway API.
+"""
 
 import re
 from typing import Any
 
 from quantkit.errors import EngineError
 from quantkit.serving.compose import start_seconds
+from quantkit.serving.fleet import Fleet
 from quantkit.serving.images import PORT, RESOURCES, Container, container
 from quantkit.serving.plan import Plan
 from quantkit.serving.yamltext import dump, head
@@ -12,18 +18,114 @@ from quantkit.serving.yamltext import dump, head
 GIB = 1 << 30
 CLAIM = "models"
 PROBE_SECONDS = 10
+WAITING_SHARE = 4
+"""A server is added for every so many of its sequences that wait: a quarter."""
+SLOW_ANSWER_SECONDS = 600
+"""Answers may take so long before the gateway gives up, and pods end after theirs."""
+COOLING_SECONDS = 300
+"""A server that is not needed stays so long, since a start takes minutes."""
 
 
-def kubernetes(plan: Plan, image: str | None = None) -> str:
-    """The manifest's text, two documents."""
-    box = container(plan, image)
+def kubernetes(plan: Plan, fleet: Fleet | None = None) -> str:
+    """The manifest's text: two documents for one server, more for a fleet."""
+    fleet = fleet or Fleet()
+    box = container(plan, fleet.image)
     _refuse_same_names(box)
     name = label(plan.target.name)
     own = {"app.kubernetes.io/name": name, "app.kubernetes.io/component": "engine"}
-    documents = [_deployment(plan, box, name, own), _service(name, own)]
+    documents = [_deployment(plan, box, name, own, fleet), _service(name, own)]
     folders = ", ".join(_inside_claim(here) for here, _ in box.mounts)
-    claim = f"The model lies in a volume: a PersistentVolumeClaim `{CLAIM}` with {folders}."
-    return head(plan, "kubectl apply -f FILE", claim) + dump(documents)
+    lines = [
+        "kubectl apply -f FILE",
+        f"The model lies in a volume: a PersistentVolumeClaim `{CLAIM}` with {folders}.",
+    ]
+    if fleet.is_scaled:
+        documents += [_budget(name, own, fleet), _route(name, own, fleet)]
+        lines.append(f"The route wants a Gateway `{fleet.gateway}` (Gateway API).")
+        if fleet.most > 1:
+            lines.append("The volume must be readable by several nodes (ReadOnlyMany).")
+        if fleet.most > fleet.least:
+            documents.append(_scaling(plan, name, own, fleet))
+            lines.append(f"Scaling needs KEDA, and Prometheus at {fleet.prometheus}.")
+    return head(plan, *lines) + dump(documents)
+
+
+def waiting_threshold(plan: Plan) -> int:
+    """Requests that may wait for each server before another one is started."""
+    return max(1, plan.size.sequences // WAITING_SHARE)
+
+
+def _scaling(plan: Plan, name: str, own: dict[str, str], fleet: Fleet) -> dict[str, Any]:
+    """Servers follow the requests that wait; below the threshold none is added."""
+    if plan.engine == "vllm":
+        query = f'sum(vllm:num_requests_waiting{{model_name="{plan.served_name}"}})'
+    else:
+        query = "sum(llamacpp:requests_deferred)"
+    start = start_seconds(plan)
+    trigger = {
+        "type": "prometheus",
+        "metadata": {
+            "serverAddress": fleet.prometheus,
+            "query": query,
+            "threshold": str(waiting_threshold(plan)),
+        },
+    }
+    # One at a time: a second would be asked for while the first still loads.
+    up = {"type": "Pods", "value": 1, "periodSeconds": min(start, 1800)}
+    down = {"type": "Pods", "value": 1, "periodSeconds": 60}
+    return {
+        "apiVersion": "keda.sh/v1alpha1",
+        "kind": "ScaledObject",
+        "metadata": {"name": name, "labels": own},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+            "minReplicaCount": fleet.least,
+            "maxReplicaCount": fleet.most,
+            "pollingInterval": 15,
+            "cooldownPeriod": COOLING_SECONDS,
+            "advanced": {
+                "horizontalPodAutoscalerConfig": {
+                    "behavior": {
+                        "scaleUp": {"stabilizationWindowSeconds": 30, "policies": [up]},
+                        "scaleDown": {
+                            "stabilizationWindowSeconds": COOLING_SECONDS,
+                            "policies": [down],
+                        },
+                    }
+                }
+            },
+            "triggers": [trigger],
+        },
+    }
+
+
+def _budget(name: str, own: dict[str, str], fleet: Fleet) -> dict[str, Any]:
+    """Nodes that are drained take one server away at a time."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name, "labels": own},
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": own}},
+    }
+
+
+def _route(name: str, own: dict[str, str], fleet: Fleet) -> dict[str, Any]:
+    """From the gateway to the service; answers that stream may take long."""
+    return {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "HTTPRoute",
+        "metadata": {"name": name, "labels": own},
+        "spec": {
+            "parentRefs": [{"name": fleet.gateway}],
+            "rules": [
+                {
+                    "matches": [{"path": {"type": "PathPrefix", "value": "/v1"}}],
+                    "backendRefs": [{"name": name, "port": 80}],
+                    "timeouts": {"request": f"{SLOW_ANSWER_SECONDS}s"},
+                }
+            ],
+        },
+    }
 
 
 def label(name: str) -> str:
@@ -32,7 +134,9 @@ def label(name: str) -> str:
     return safe if safe and safe[0].isalpha() else f"model-{safe}".rstrip("-")
 
 
-def _deployment(plan: Plan, box: Container, name: str, own: dict[str, str]) -> dict[str, Any]:
+def _deployment(
+    plan: Plan, box: Container, name: str, own: dict[str, str], fleet: Fleet
+) -> dict[str, Any]:
     volumes: list[dict[str, Any]] = [
         {"name": "models", "persistentVolumeClaim": {"claimName": CLAIM, "readOnly": True}},
         # GPUs that share a model talk through shared memory; a pod's own 64 MB are too few.
@@ -63,21 +167,30 @@ def _deployment(plan: Plan, box: Container, name: str, own: dict[str, str]) -> d
     pod = {
         # A Service called `vllm` would have Kubernetes set VLLM_PORT, which vLLM reads.
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": 60,
+        # Answers under way are finished; the gateway gives up on longer ones.
+        "terminationGracePeriodSeconds": SLOW_ANSWER_SECONDS if fleet.is_scaled else 60,
         "containers": [engine],
         "volumes": volumes,
     }
+    # Alone on its GPUs, a second pod would wait for those that the first one holds.
+    strategy: dict[str, Any] = {"type": "Recreate"}
+    if fleet.is_scaled:
+        rolling = {"maxSurge": 1, "maxUnavailable": 0}
+        strategy = {"type": "RollingUpdate", "rollingUpdate": rolling}
+    spec: dict[str, Any] = {
+        "replicas": fleet.least,
+        "selector": {"matchLabels": own},
+        "strategy": strategy,
+        "progressDeadlineSeconds": 2 * start_seconds(plan),
+        "template": {"metadata": {"labels": own, "annotations": annotations}, "spec": pod},
+    }
+    if fleet.most > fleet.least:
+        del spec["replicas"]  # which would undo what KEDA did whenever the file is applied
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": {"name": name, "labels": own},
-        "spec": {
-            "replicas": 1,
-            "selector": {"matchLabels": own},
-            # A second pod would wait for GPUs that the first one holds.
-            "strategy": {"type": "Recreate"},
-            "template": {"metadata": {"labels": own, "annotations": annotations}, "spec": pod},
-        },
+        "spec": spec,
     }
 
 

@@ -28,10 +28,7 @@ def flags(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
         ("--ctx-size", str(total)),
         f"{size.sequences} slots of {size.context:,} tokens{cache}: memory is set aside at once",
     )
-    yield Flag(
-        ("--n-gpu-layers", ALL_LAYERS if on_gpu else "0"),
-        "every layer on the GPU" if on_gpu else "every layer on the CPU",
-    )
+    yield from _layers(size, on_gpu)
     if (n_gpus := size.split.n_gpus) > 1:
         yield Flag(("--split-mode", "layer"), f"whole layers on each of the {n_gpus} GPUs")
     yield Flag(
@@ -42,10 +39,35 @@ def flags(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
         yield Flag(("--cache-type-k", "q8_0"), "keys in 8 bits: half the memory")
         yield Flag(("--cache-type-v", "q8_0"), "values in 8 bits: half the memory")
     yield Flag(("--metrics",), "figures for Prometheus at /metrics")
-    for adapter in demand.adapters:
-        yield Flag(("--lora", adapter.path), f"the adapter {adapter.name}")
+    for number, adapter in enumerate(demand.adapters):
+        why = f"the adapter {adapter.name}: {request(number)} in a request adds it"
+        yield Flag(("--lora", adapter.path), why)
+    if demand.adapters:
+        why = "requests without a `lora` field are answered by the model alone"
+        yield Flag(("--lora-init-without-apply",), why)
     if demand.draft is not None:
         yield from _draft(demand.draft, on_gpu)
+
+
+def request(number: int) -> str:
+    """What a request says to be answered with an adapter, which are numbered as they come."""
+    return f'"lora": [{{"id": {number}, "scale": 1}}]'
+
+
+def _layers(size: Size, on_gpu: bool) -> Iterator[Flag]:
+    if not on_gpu:
+        yield Flag(("--n-gpu-layers", "0"), "every layer on the CPU")
+    elif size.offload is None:
+        yield Flag(("--n-gpu-layers", ALL_LAYERS), "every layer on the GPU")
+    elif size.offload.n_cpu_moe:
+        found = size.offload
+        why = f"experts of the first {found.n_cpu_moe} of {found.n_layers} layers on the CPU"
+        yield Flag(("--n-gpu-layers", ALL_LAYERS), "every layer on the GPU, but for experts")
+        yield Flag(("--n-cpu-moe", str(found.n_cpu_moe)), why)
+    else:
+        found = size.offload
+        why = f"the output layer and {found.on_gpu} of {found.n_layers} layers on the GPU"
+        yield Flag(("--n-gpu-layers", str(found.n_gpu_layers)), f"{why}; the CPU has the others")
 
 
 def _draft(draft: Draft, on_gpu: bool) -> Iterator[Flag]:
@@ -56,7 +78,9 @@ def _draft(draft: Draft, on_gpu: bool) -> Iterator[Flag]:
     }
     if draft.kind == "ngram":
         why["--spec-type"] = "guesses from what stood after the same words before"
+    if draft.kind == "mtp":
+        why["--spec-type"] = "the model's own layers for it guess the next tokens"
     for words in speculation.llama_cpp_flags(draft.kind, draft.model, draft.n_tokens):
         yield Flag(words, why[words[0]])
-    if on_gpu and draft.kind != "ngram":
+    if on_gpu and draft.target is not None:
         yield Flag(("--spec-draft-ngl", ALL_LAYERS), "the guessing model on the GPU too")

@@ -8,7 +8,8 @@ slots and tokens, and neither of its cache nor of times to a first token.
 from dataclasses import dataclass
 from typing import Any
 
-from quantkit.serving.kubernetes import label
+from quantkit.serving.fleet import Targets
+from quantkit.serving.kubernetes import label, waiting_threshold
 from quantkit.serving.plan import NAMES, Plan
 from quantkit.serving.yamltext import dump
 
@@ -20,6 +21,15 @@ TTFT_BUCKETS = (
     20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
 )  # fmt: skip
 """Between which vLLM cannot tell times apart."""
+ITL_BUCKETS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+    40.0, 80.0,
+)  # fmt: skip
+"""The same of times between tokens."""
+SLOW_TPOT = 0.1
+"""Seconds between tokens that are worth an alert, where nobody says: ten tokens a second."""
+FEW_HITS = 0.5
+"""Of the hit rate that the last day had, what is worth an alert."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +55,10 @@ class Alert:
     description: str
 
 
-def grafana(plan: Plan, ttft: float = 1.0) -> dict[str, Any]:
+def grafana(plan: Plan, targets: Targets | None = None) -> dict[str, Any]:
     """A dashboard as Grafana imports it; it asks for its Prometheus."""
-    panels = _vllm_panels(plan, ttft) if plan.engine == "vllm" else _llama_cpp_panels(plan)
+    targets = targets or Targets()
+    panels = _vllm_panels(plan, targets) if plan.engine == "vllm" else _llama_cpp_panels(plan)
     source = {"type": "prometheus", "uid": "${source}"}
     variable = {
         "name": "source",
@@ -68,9 +79,10 @@ def grafana(plan: Plan, ttft: float = 1.0) -> dict[str, Any]:
     }
 
 
-def alerts(plan: Plan, ttft: float = 1.0) -> str:
+def alerts(plan: Plan, targets: Targets | None = None) -> str:
     """Rules for Prometheus."""
-    found = _vllm_alerts(plan, ttft) if plan.engine == "vllm" else _llama_cpp_alerts(plan)
+    targets = targets or Targets()
+    found = _vllm_alerts(plan, targets) if plan.engine == "vllm" else _llama_cpp_alerts(plan)
     rules = [
         {
             "alert": alert.name,
@@ -86,8 +98,9 @@ def alerts(plan: Plan, ttft: float = 1.0) -> str:
     return first + dump([data])
 
 
-def _vllm_panels(plan: Plan, ttft: float) -> list[Panel]:
+def _vllm_panels(plan: Plan, targets: Targets) -> list[Panel]:
     own = _selector(plan)
+    hits = f"{_rate('prefix_cache_hits', own)} / {_rate('prefix_cache_queries', own)}"
     panels = [
         Panel(
             "KV cache in use",
@@ -106,8 +119,32 @@ def _vllm_panels(plan: Plan, ttft: float) -> list[Panel]:
             None,
             f"At most {plan.size.sequences} run at a time.",
         ),
-        Panel("Time to first token", "s", _quantiles("time_to_first_token_seconds", own), ttft),
-        Panel("Time between tokens", "s", _quantiles("inter_token_latency_seconds", own)),
+        Panel(
+            "Time to first token",
+            "s",
+            _quantiles("time_to_first_token_seconds", own),
+            targets.ttft,
+        ),
+        Panel(
+            "Time between tokens",
+            "s",
+            _quantiles("inter_token_latency_seconds", own),
+            targets.tpot,
+        ),
+        Panel(
+            "Prefill: prompts from start to first token",
+            "s",
+            _quantiles("request_prefill_time_seconds", own),
+            None,
+            "Without the wait before it. Long prompts, or few hits in the prefix cache.",
+        ),
+        Panel(
+            "Decode: from first to last token",
+            "s",
+            _quantiles("request_decode_time_seconds", own),
+            None,
+            "Long answers, or many requests at a time.",
+        ),
         Panel("Whole request", "s", _quantiles("e2e_request_latency_seconds", own)),
         Panel("Wait before computing", "s", _quantiles("request_queue_time_seconds", own)),
         Panel(
@@ -121,7 +158,7 @@ def _vllm_panels(plan: Plan, ttft: float) -> list[Panel]:
         Panel(
             "Read from the prefix cache",
             "percentunit",
-            {"hits": f"{_rate('prefix_cache_hits', own)} / {_rate('prefix_cache_queries', own)}"},
+            {"hits": hits},
         ),
         Panel(
             "Requests ended, and thrown out of the cache",
@@ -174,13 +211,29 @@ def _llama_cpp_panels(plan: Plan) -> list[Panel]:
     ]
 
 
-def _vllm_alerts(plan: Plan, ttft: float) -> list[Alert]:
+def _bucket(wanted: float, buckets: tuple[float, ...]) -> tuple[float, str]:
+    """The limit of an alert, and what to say of it where it is not what was asked for.
+
+    vLLM counts times in buckets: a limit inside of one would be a guess, so the next one counts.
+    """
+    limit = next((bucket for bucket in buckets if bucket >= wanted), buckets[-1])
+    if limit == wanted:
+        return limit, ""
+    return limit, f" (asked for {wanted:g} s; vLLM's next bucket is {limit:g} s)"
+
+
+def _vllm_alerts(plan: Plan, targets: Targets) -> list[Alert]:
     own, name = _selector(plan), plan.served_name
-    queue = max(1, plan.size.sequences // 4)
-    # vLLM counts times in buckets: a limit inside of one would be a guess, so the next one counts.
-    limit = next((bucket for bucket in TTFT_BUCKETS if bucket >= ttft), TTFT_BUCKETS[-1])
-    rounded = "" if limit == ttft else f" (asked for {ttft:g} s; vLLM's next bucket is {limit:g} s)"
+    queue = waiting_threshold(plan)
+    limit, rounded = _bucket(targets.ttft, TTFT_BUCKETS)
+    slow, about = _bucket(targets.tpot or SLOW_TPOT, ITL_BUCKETS)
     p90 = _quantiles("time_to_first_token_seconds", own)["p90"]
+    between = _quantiles("inter_token_latency_seconds", own)["p90"]
+    now, before = (
+        f"sum(rate(vllm:prefix_cache_hits_total{own}[{span}])) / "
+        f"sum(rate(vllm:prefix_cache_queries_total{own}[{span}]))"
+        for span in ("30m", "1d")
+    )
     return [
         Alert(
             "KVCacheNearlyFull",
@@ -209,6 +262,23 @@ def _vllm_alerts(plan: Plan, ttft: float) -> list[Alert]:
             "See whether requests wait before they are computed, or prompts have become longer.",
         ),
         Alert(
+            "TokensAreSlow",
+            f"{between} > {slow:g}",
+            WINDOW,
+            "warning",
+            f"One in ten tokens of {name} takes longer than {slow:g} s{about}",
+            "Too many requests run at a time, or prompts in between are long: lower "
+            "--max-num-seqs or --max-num-batched-tokens, or add a server.",
+        ),
+        Alert(
+            "PrefixCacheHitsFell",
+            f"{now} < {FEW_HITS} * ({before}) and {before} > 0.1",
+            "30m",
+            "info",
+            f"{name} finds less than half of what it used to in its prefix cache",
+            "Prompts have stopped to begin alike, or the cache is too full to keep beginnings.",
+        ),
+        Alert(
             "RequestsThrownOut",
             f"{_rate('num_preemptions', own)} > 0.1",
             "10m",
@@ -221,7 +291,7 @@ def _vllm_alerts(plan: Plan, ttft: float) -> list[Alert]:
 
 
 def _llama_cpp_alerts(plan: Plan) -> list[Alert]:
-    queue = max(1, plan.size.sequences // 4)
+    queue = waiting_threshold(plan)
     return [
         Alert(
             "RequestsWait",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from quantkit.advise import parallel, sizing
+from quantkit.advise import offload, parallel, sizing
 from quantkit.advise.memory import Beside
 from quantkit.advise.profiles import Profile, find, is_large
 from quantkit.advise.shape import ModelShape
@@ -19,9 +19,10 @@ from quantkit.hardware import support
 from quantkit.hardware.gpus import GPU
 from quantkit.recipe import AnyRecipe, GGUFRecipe
 from quantkit.serving import adapters as loras
-from quantkit.serving.adapters import Adapter
+from quantkit.serving.adapters import Loras
 from quantkit.serving.draft import Draft
 from quantkit.serving.target import Target
+from quantkit.storage import gib
 
 Engine = Literal["vllm", "llama.cpp"]
 NAMES: dict[Engine, str] = {"vllm": "vLLM", "llama.cpp": "llama.cpp"}
@@ -62,7 +63,7 @@ class Demand:
     """None: as the checkpoint says, else 16."""
     utilisation: float = sizing.UTILISATION
     draft: Draft | None = None
-    adapters: tuple[Adapter, ...] = ()
+    adapters: Loras = loras.NONE
     host: str = "127.0.0.1"
     port: int = 8000
 
@@ -180,6 +181,11 @@ def make(target: Target, demand: Demand, size: Size | None = None) -> Plan:
         notes.append("nothing is known of this model's memory, so it was not checked")
     elif demand.context is None and size.context < _allowed(target, DEFAULT_CONTEXT):
         notes.append(f"the context was cut to {size.context:,} tokens, which is what fits")
+    if size.offload is not None and fit is not None:
+        notes.append(
+            f"it does not fit on the GPU: {size.offload.words}, {gib(fit.host_bytes)} in the "
+            "host's memory, which sets the pace"
+        )
     if left := demand.count - size.split.n_gpus:
         are = "is" if left == 1 else "are"
         why = f": {size.why_split}" if size.why_split else ""
@@ -195,10 +201,10 @@ def make(target: Target, demand: Demand, size: Size | None = None) -> Plan:
 
 
 def beside(
-    shape: ModelShape, draft: Draft | None, adapters: Sequence[Adapter], split: Split
+    shape: ModelShape, draft: Draft | None, adapters: Loras, split: Split, kv_bits: int = 16
 ) -> Beside:
     """What a draft and adapters take on each of the GPUs that share a model."""
-    taken = Beside() if draft is None else draft.beside(split.tensor)
+    taken = Beside() if draft is None else draft.beside(split.tensor, kv_bits)
     return replace(taken, adapter_bytes=loras.size_bytes(shape, adapters, split))
 
 
@@ -250,11 +256,22 @@ def _size(target: Target, demand: Demand) -> Size:
             return replace(found, why_split="" if is_usual else why)
     size = tried[0]
     assert size.fit is not None
+    if partly := _partly(target, demand, profile, contexts[-1]):
+        return partly
     raise HardwareError(
         f"{target.name} does not fit on {demand.count} x {demand.gpu.name} with a context of "
         f"{size.context:,} tokens: {size.fit.reason}; shorten --context, use more or larger GPUs, "
         "or take a smaller format"
     )
+
+
+def _partly(target: Target, demand: Demand, profile: Profile, context: int) -> Size | None:
+    """A GGUF file with layers in the host's memory, which is this machine's."""
+    if target.shape is None or not target.is_gguf:
+        return None
+    own = _wanted(target, demand, profile, context, parallel.usual(target.recipe, demand.count))
+    found = offload.fitted(own, offload.usual_host(demand.gpu))
+    return None if found is None else found[0]
 
 
 def _splits(target: Target, demand: Demand) -> tuple[list[Split], str]:
@@ -285,7 +302,15 @@ def _size_at(
         slots = demand.users or profile.slots
         large = is_large(demand.gpu) and not reduced
         return Size(profile, context, slots, profile.batch_tokens[large], kv_bits, None, split)
-    wanted = sizing.Wanted(
+    return sizing.size_of(_wanted(target, demand, profile, context, split), reduced)
+
+
+def _wanted(
+    target: Target, demand: Demand, profile: Profile, context: int, split: Split
+) -> sizing.Wanted:
+    kv_bits = demand.kv_bits or _own_kv_bits(target.recipe)
+    assert target.shape is not None
+    return sizing.Wanted(
         target.shape,
         target.sized_by,
         demand.gpu,
@@ -297,9 +322,8 @@ def _size_at(
         kv_bits,
         target.is_gguf,
         demand.utilisation,
-        beside(target.shape, demand.draft, demand.adapters, split),
+        beside(target.shape, demand.draft, demand.adapters, split, kv_bits),
     )
-    return sizing.size_of(wanted, reduced)
 
 
 def kv_bits(text: str) -> int | None:

@@ -1,5 +1,6 @@
 """What is to be served: a checkpoint of ours, a model as it is, or a GGUF file."""
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,14 +50,17 @@ class Target:
         return Path(self.path).parent if self.is_gguf else Path(self.path)
 
 
-def planned(shape: ModelShape, recipe: AnyRecipe | None, folder: str) -> Target:
-    """A checkpoint that is not made yet."""
+def planned(
+    shape: ModelShape, recipe: AnyRecipe | None, folder: str, source: str | None = None
+) -> Target:
+    """A checkpoint that is not made yet, of what `quantize` calls `source`."""
     name = folder.rstrip("/").rpartition("/")[2]
-    is_gguf = isinstance(recipe, GGUFRecipe)
-    path = (
-        f"{folder}/{shape.label}-{recipe.gguf}.gguf" if isinstance(recipe, GGUFRecipe) else folder
-    )
-    return Target(path, name, shape, recipe, is_gguf)
+    if not isinstance(recipe, GGUFRecipe):
+        return Target(folder, name, shape, recipe, False)
+    made_of = (source or shape.label).rstrip("/").rpartition("/")[2]
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", made_of).strip("-.")
+    path = f"{folder}/{safe}-{recipe.gguf}.gguf"
+    return Target(path, name, shape, recipe, True)
 
 
 def open_target(path: Path) -> Target:
@@ -64,6 +68,8 @@ def open_target(path: Path) -> Target:
     if str(path) == "demo" and not path.exists():
         path = resources.DEMO_MODEL
     if path.suffix == ".gguf" and path.is_file():
+        if _is_ours(path):
+            return open_target(path.parent)
         longest = _context_of(path)
         return Target(str(path), path.stem, None, None, True, can_chat=True, longest=longest)
     if not path.is_dir():
@@ -86,6 +92,15 @@ def open_target(path: Path) -> Target:
     name = path.resolve().name
     shape = shapes.from_config(read_config(path), name)
     return Target(str(files[0]), name, shape, recipe, True, True, can_chat)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a GGUF file is the one that the manifest beside it speaks of."""
+    manifest = path.parent / MANIFEST
+    if path.name == IMATRIX or not manifest.is_file():
+        return False
+    files = _read(manifest).get("files")
+    return isinstance(files, dict) and path.name in files
 
 
 def _folder(path: Path, recipe: Recipe | None, can_chat: bool) -> Target:

@@ -121,9 +121,15 @@ def _adapters(demand: Demand) -> Iterator[Flag]:
     yield Flag(("--enable-lora",), "adapters beside the model")
     places = [f"{adapter.name}={adapter.path}" for adapter in demand.adapters]
     yield Flag(("--lora-modules", *places), f"requests choose by the model's name: {names}")
-    yield Flag(
-        ("--max-loras", str(len(demand.adapters))), "all of them may be used in the same step"
-    )
+    slots, n = demand.adapters.slots, len(demand.adapters)
+    why = "all of them may be used in the same step"
+    if slots < n:
+        why = f"{slots} of the {n} have a slot on the GPU; requests for others wait for one"
+    yield Flag(("--max-loras", str(slots)), why)
+    if slots < n:
+        held = demand.adapters.on_host
+        why = f"{held} stay in the host's memory, so that a slot is filled from there"
+        yield Flag(("--max-cpu-loras", str(held)), why)
     rank = loras.max_rank(demand.adapters)
     yield Flag(("--max-lora-rank", str(rank)), "the largest rank of them, as vLLM takes it")
 
@@ -132,10 +138,15 @@ def _why_draft(draft: Draft) -> str:
     source = {
         "draft_model": "a small model guesses",
         "ngram": "guesses from what stood after the same words before:",
+        "suffix": "guesses from earlier text and answers (needs arctic-inference):",
+        "mtp": "the model's own layers for it guess",
         "eagle": "a trained head guesses",
         "eagle3": "a trained head guesses",
+        "medusa": "trained heads guess",
     }[draft.kind]
-    return f"{source} {draft.n_tokens} tokens at a time; pays off at few requests at a time"
+    drawn = "; drawn from its distribution" if draft.sampling == "probabilistic" else ""
+    tokens = f"{draft.n_tokens} token{'s' * (draft.n_tokens > 1)} at a time"
+    return f"{source} {tokens}{drawn}; pays off at few requests at a time"
 
 
 def _is_bf16(target: Target) -> bool:

@@ -1,0 +1,84 @@
+"""Several models side by side: quality is compared where the same questions were put to all."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quantkit.advise.recommendation import Recommendation
+
+if TYPE_CHECKING:
+    from quantkit.report.document import Document, Entry
+
+
+@dataclass(frozen=True)
+class Across:
+    """Accuracy of models in the formats that were chosen, on tasks that all have in common."""
+
+    tasks: tuple[str, ...]
+    accuracy: Mapping[str, float]
+    """The mean over tasks, by model; only where every model has it."""
+    why_not: str = ""
+    """Why qualities are not compared; empty where they are."""
+
+    @property
+    def best(self) -> str | None:
+        """The model that is right most often."""
+        return max(self.accuracy, key=lambda name: self.accuracy[name], default=None)
+
+
+def compare(found: Sequence[Recommendation], reports: Mapping[str, "Document"]) -> Across:
+    """What reports say of the chosen formats, by the model's name.
+
+    Nothing is said where a model has no report, or was scored on other questions.
+    """
+    serving = [one for one in found if one.chosen is not None]
+    names = [one.question.catalogue.shape.label for one in serving]
+    if without := [name for name in names if name not in reports]:
+        said = f"no report of {', '.join(without)}" if reports else "no reports were given"
+        return Across((), {}, said)
+    if not serving:
+        return Across((), {}, "nothing serves any of them")
+    entries = {}
+    for name, one in zip(names, serving, strict=True):
+        assert one.chosen is not None
+        entry = _entry(reports[name], one.chosen.format.name)
+        if entry is None:
+            return Across((), {}, f"the report of {name} does not cover {one.chosen.format.name}")
+        entries[name] = entry
+    first = entries[names[0]]
+    tasks = [task for task in first.settings.tasks if f"{task}/acc" in first.scores]
+    for name, entry in entries.items():
+        if different := _differences(first, entry, tasks):
+            return Across((), {}, f"{names[0]} and {name} were scored differently: {different}")
+    if not tasks:
+        return Across((), {}, "the reports have no accuracies")
+    means = {
+        name: sum(entry.scores[f"{task}/acc"].value for task in tasks) / len(tasks)
+        for name, entry in entries.items()
+    }
+    return Across(tuple(tasks), means)
+
+
+def _entry(document: "Document", format: str) -> "Entry | None":
+    from quantkit.advise.formats import AS_IT_IS
+
+    if format in (AS_IT_IS, "gguf-bf16"):
+        return document.baseline
+    return next((entry for entry in document.candidates if entry.recipe == format), None)
+
+
+def _differences(one: "Entry", other: "Entry", tasks: Sequence[str]) -> str:
+    """What keeps accuracies from being compared; the window is each model's own."""
+    if missing := [task for task in tasks if f"{task}/acc" not in other.scores]:
+        return f"no {', '.join(missing)}"
+    left, right = one.settings, other.settings
+    told = []
+    for task in tasks:
+        if left.tasks[task] != right.tasks.get(task):
+            told.append(f"version of {task}")
+        if left.data and right.data and left.data.get(task) != right.data.get(task):
+            told.append(f"documents of {task}")
+    for key in ("limit", "num_fewshot"):
+        if getattr(left, key) != getattr(right, key):
+            told.append(key)
+    return ", ".join(dict.fromkeys(told))

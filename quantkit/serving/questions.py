@@ -1,0 +1,337 @@
+"""From what somebody asks of `recommend` to answers, and the plan of a server for the one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quantkit.advise import across, formats, measured, parallel, quality, shape, speculation
+from quantkit.advise.across import Across
+from quantkit.advise.candidates import MIN_QUALITY, NO_LIMITS, Catalogue, Limits, Question
+from quantkit.advise.formats import Format
+from quantkit.advise.memory import Beside
+from quantkit.advise.offload import Host
+from quantkit.advise.recommendation import Recommendation, recommend
+from quantkit.advise.shape import ModelShape
+from quantkit.advise.speculation import Speculation
+from quantkit.advise.split import ANY, Split, Wish
+from quantkit.engine.speculation import HEADS
+from quantkit.errors import AdviceError
+from quantkit.hardware.gpus import GPU
+from quantkit.hardware.prices import Prices
+from quantkit.model.source import context_of
+from quantkit.serving import adapters as loras
+from quantkit.serving import draft as drafts
+from quantkit.serving import plan as plans
+from quantkit.serving import target as targets
+from quantkit.serving.adapters import Loras
+from quantkit.serving.draft import Draft
+from quantkit.serving.plan import Demand, Plan
+
+if TYPE_CHECKING:
+    from quantkit.report.document import Document
+
+CONTEXT = 8192
+PLACEHOLDER = "MODEL"
+"""In a command for a model that exists nowhere: a size that no publisher has."""
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """A draft as it was asked for."""
+
+    text: str
+    acceptance: str | None = None
+    """A share, or a file of `quantkit draft --json`."""
+    n_tokens: int | None = None
+    sampling: str | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Everything that a question of `recommend` may say."""
+
+    models: tuple[str, ...]
+    gpus: tuple[GPU, ...]
+    count: int | None = None
+    wish: Wish = ANY
+    context: int | None = None
+    answer: int | None = None
+    users: int | None = None
+    objective: str | None = None
+    """None: latency, or quality where the GPU's bandwidth is not known."""
+    min_quality: float | None = None
+    reports: tuple[Path, ...] = ()
+    gpu_hour: float | None = None
+    prices: Prices | None = None
+    bench: Path | None = None
+    drafting: Drafting | None = None
+    adapters: Loras = loras.NONE
+    profile: str | None = None
+    limits: Limits = NO_LIMITS
+    shared_prefix: int = 0
+    host: Host | None = None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What was found, and how to serve it where there is one answer."""
+
+    found: tuple[Recommendation, ...]
+    """For each model all GPUs, in the order in which they were named."""
+    plan: Plan | None = None
+    make: tuple[str, ...] = ()
+    """The command that makes the checkpoint; empty where there is nothing to make."""
+    make_draft: tuple[str, ...] = ()
+    across: Across | None = None
+    """Where several models were named."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Model:
+    """One of the models, with what is known of it."""
+
+    text: str
+    shape: ModelShape
+    report: "tuple[Path, Document] | None" = None
+    qualities: Mapping[str, quality.Quality] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        """What `quantize` and engines call it."""
+        if self.shape.assumed:
+            return self.shape.stand_in or PLACEHOLDER
+        path = Path(self.text)
+        return str(path.parent) if path.is_file() else self.text
+
+
+def answer(asked: Asked) -> Answers:
+    """All answers to a question."""
+    if len(asked.models) > 1 and len(asked.gpus) > 1:
+        raise AdviceError("several models are compared on one GPU; name one with --gpu")
+    models = _models(asked)
+    guess = _draft(asked, models[0]) if asked.drafting else None
+    found = []
+    for model in models:
+        question = _question(asked, model, guess)
+        if asked.bench is not None:
+            question = _measured(question, asked.bench, asked.gpus[0])
+        for gpu in asked.gpus:
+            priced = question.but(gpu_hour=_price(asked, gpu))
+            alone = len(asked.gpus) == 1
+            found.append(recommend(_for_gpu(priced, asked, gpu), gpu, in_depth=alone))
+    notes = tuple(_notes(asked, found, guess))
+    if len(models) > 1:
+        reports = {m.shape.label: m.report[1] for m in models if m.report}
+        return Answers(tuple(found), across=across.compare(found, reports), notes=notes)
+    if len(found) > 1 or found[0].chosen is None:
+        return Answers(tuple(found), notes=notes)
+    plan = _plan(found[0], models[0], asked, guess)
+    make, make_draft = _commands(found[0], models[0], asked, guess)
+    return Answers(tuple(found), plan, make, make_draft, notes=notes)
+
+
+def _models(asked: Asked) -> list[_Model]:
+    """The models that were named, each with the report that is of it."""
+    models = [_Model(text, shape.of(text)) for text in asked.models]
+    if not asked.reports:
+        return models
+    from quantkit.report.document import read
+
+    if len(models) == 1 and len(asked.reports) > 1:
+        raise AdviceError("one model has one report; name more models, or leave out --report")
+    for place in asked.reports:
+        path = place / "report.json" if place.is_dir() else place
+        document, reasons = read(path), []
+        for number, model in enumerate(models):
+            try:
+                known = quality.from_document(document, model.shape, str(path))
+            except AdviceError as error:
+                reasons.append(error)
+                continue
+            models[number] = replace(model, report=(path, document), qualities=known)
+            break
+        else:
+            raise (
+                reasons[0]
+                if len(models) == 1
+                else AdviceError(
+                    f"{path} is a report of {document.baseline.name}, which is none of the models"
+                )
+            )
+    return models
+
+
+def _draft(asked: Asked, model: _Model) -> Draft:
+    assert asked.drafting is not None
+    wanted = asked.drafting
+    served = targets.planned(model.shape, None, model.source)
+
+    # Like the model itself, a draft need not be at hand: its shape is enough.
+    def opened(text: str) -> targets.Target:
+        of_it = _Model(text, shape.of(text))
+        return targets.planned(of_it.shape, None, of_it.source)
+
+    found = drafts.parse(wanted.text, served, wanted.n_tokens, opened, wanted.sampling)
+    assert found is not None
+    return found
+
+
+def _question(asked: Asked, model: _Model, guess: Draft | None) -> Question:
+    of_model = model.shape
+    wish = asked.wish
+
+    def beside(split: Split, format: Format) -> Beside:
+        own = None if guess is None else guess.made_for(format)
+        return plans.beside(of_model, own, asked.adapters, split, format.kv_bits)
+
+    context = min(CONTEXT, context_of(of_model.config)) if asked.context is None else asked.context
+    return Question(
+        Catalogue(of_model, formats.considered(model.qualities, parallel.n_experts(of_model) > 0)),
+        context=context,
+        users=asked.users,
+        answer=asked.answer,
+        # Who says how GPUs share it has said how many there are.
+        count=asked.count or (wish.tensor or 1) * (wish.pipeline or 1),
+        wish=wish,
+        objective=asked.objective or "latency",
+        min_quality=MIN_QUALITY if asked.min_quality is None else asked.min_quality,
+        qualities=model.qualities,
+        beside=beside,
+        profile=asked.profile,
+        limits=asked.limits,
+        shared_prefix=asked.shared_prefix,
+        speculation=_speculation(asked, guess),
+        host=asked.host,
+        refused=_refused(asked, guess),
+    )
+
+
+def _for_gpu(question: Question, asked: Asked, gpu: GPU) -> Question:
+    """What fits is all that can be said of a GPU whose bandwidth nobody tells."""
+    if gpu.bandwidth_gb_s > 0:
+        return question
+    if asked.objective in ("latency", "throughput"):
+        raise AdviceError(f"--objective {asked.objective} needs the GPU's --bandwidth")
+    if asked.limits != NO_LIMITS:
+        raise AdviceError("--ttft and --tpot need the GPU's --bandwidth")
+    return question.but(objective=asked.objective or "quality")
+
+
+def _speculation(asked: Asked, guess: Draft | None) -> Speculation | None:
+    if asked.drafting is None or guess is None or asked.drafting.acceptance is None:
+        return None
+    accepted = speculation.acceptance(asked.drafting.acceptance, asked.drafting.sampling)
+    return Speculation(accepted, guess.pass_seconds, asked.drafting.n_tokens)
+
+
+def _refused(asked: Asked, guess: Draft | None) -> dict[str, str]:
+    """Engines that cannot take what is to lie beside the model."""
+    if asked.adapters:
+        return {"llama.cpp": "the adapters are folders, and llama.cpp takes them as GGUF files"}
+    if guess is not None and guess.kind in (*HEADS, "suffix"):
+        return {"llama.cpp": f"llama.cpp has no {guess.kind} that reads this draft"}
+    return {}
+
+
+def _price(asked: Asked, gpu: GPU) -> float | None:
+    if asked.gpu_hour is not None:
+        return asked.gpu_hour
+    return None if asked.prices is None else asked.prices.of(gpu)
+
+
+def _notes(asked: Asked, found: Sequence[Recommendation], guess: Draft | None) -> list[str]:
+    notes = []
+    if guess is not None and asked.drafting is not None and asked.drafting.acceptance is None:
+        notes.append(
+            "How much of the draft is accepted is not known, so speeds are those without it: "
+            "measure it with `quantkit draft` and give its JSON, or a share, with --acceptance."
+        )
+    chosen = found[0].chosen if len(found) == 1 else None
+    if chosen is not None and chosen.speed is not None and chosen.speed.drafted:
+        gain, load = chosen.speed.gain, chosen.load.users
+        verdict = "worth it" if gain > 1.05 else "not worth its memory" if gain < 1 else "no gain"
+        who = "1 user" if load == 1 else f"{load} users"
+        notes.append(
+            f"The draft makes a token {gain:.2f} times as fast with {who}, {chosen.speed.drafted} "
+            f"drafted for each step: {verdict}."
+        )
+    if asked.prices is not None:
+        notes.append(asked.prices.words)
+        if missing := [gpu.name for gpu in asked.gpus if asked.prices.of(gpu) is None]:
+            notes.append(f"It has no price of {', '.join(missing)}.")
+    return notes
+
+
+def _measured(question: Question, bench: Path, gpu: GPU) -> Question:
+    """The question with what was measured under its own load; refused where nothing was."""
+    from quantkit.bench import measured as measurements
+
+    found = measurements.measured(bench)
+    known = measured.speeds(found, question, gpu)
+    if not known.speeds:
+        load = question.load(question.users or 1)
+        raise AdviceError(
+            f"{bench} has nothing that was measured on {question.count} x {gpu.name} with "
+            f"{load.users} at a time, prompts near {load.prompt:,} and answers near "
+            f"{load.answer:,} tokens; measure that, or ask for what was measured"
+        )
+    return question.but(measured=known)
+
+
+def _plan(found: Recommendation, model: _Model, asked: Asked, guess: Draft | None) -> Plan | None:
+    """How to serve the answer."""
+    chosen, question = found.chosen, found.question
+    assert chosen is not None
+    recipe = chosen.format.recipe
+    folder = model.source if recipe is None else f"out/{recipe.name}"
+    if guess is not None:
+        guess = guess.made_for(chosen.format)
+        if chosen.speed is not None and chosen.speed.drafted:
+            guess = replace(guess, n_tokens=chosen.speed.drafted)
+        if question.speculation is not None:
+            guess = replace(guess, sampling=question.speculation.acceptance.sampling)
+    demand = Demand(
+        gpu=found.gpu,
+        count=chosen.count,
+        split=chosen.split,
+        context=question.context,
+        users=question.users,
+        profile=question.traffic.name,
+        kv_bits=chosen.format.kv_bits,
+        utilisation=question.utilisation,
+        draft=guess,
+        adapters=asked.adapters,
+    )
+    served = targets.planned(question.catalogue.shape, recipe, folder, model.source)
+    return plans.make(served, demand, chosen.size)
+
+
+def _commands(
+    found: Recommendation, model: _Model, asked: Asked, guess: Draft | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What makes the checkpoint, and what makes a file of its draft."""
+    assert found.chosen is not None
+    recipe = found.chosen.format.recipe
+    if recipe is None or model.source == PLACEHOLDER:
+        return (), ()
+    usual = "python-docs" if model.text == "demo" else "general"
+    # What was measured had its own set, a GGUF file too; another file is not that one.
+    learned = _set_of(model, recipe.name) or (usual if recipe.needs_calibration else None)
+    calibration = ("--calibration", learned) if learned else ()
+    make = ("quantkit", "quantize", model.source, "-r", recipe.name, *calibration, "-o", "out")
+    if guess is None or asked.drafting is None or guess.made_for(found.chosen.format) is guess:
+        return make, ()
+    small = _Model(asked.drafting.text, shape.of(asked.drafting.text)).source
+    return make, ("quantkit", "quantize", small, "-r", recipe.name, "-o", drafts.DRAFT_FOLDER)
+
+
+def _set_of(model: _Model, recipe: str) -> str | None:
+    """The calibration set that a report's candidate learned from."""
+    if model.report is None:
+        return None
+    for entry in model.report[1].candidates:
+        if entry.recipe == recipe and entry.made and entry.made.calibration:
+            return entry.made.calibration
+    return None
