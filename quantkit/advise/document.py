@@ -64,7 +64,6 @@ def _answer(found: Recommendation) -> dict[str, Any]:
     second = found.runner_up
     return {
         "gpu": found.gpu.name,
-        "model": found.question.catalogue.shape.label,
         "format": None if found.chosen is None else found.chosen.format.name,
         "reason": found.reason,
         "sharing": words.sharing(found.chosen, found.question) or None if found.chosen else None,

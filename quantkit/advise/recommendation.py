@@ -83,7 +83,8 @@ def _changes(question: Question, gpu: GPU, chosen: Candidate) -> list[str]:
     asked += [(f"--users {n}", question.but(users=n)) for n in (4 * users, 16 * users, 64 * users)]
     answer = question.load(users).answer
     for shorter in (question.context // 4, question.context // 16):
-        if shorter > answer // 4 and shorter >= 64:
+        prompt = shorter - min(answer, max(1, shorter // 4))
+        if shorter > answer // 4 and shorter >= 64 and prompt >= question.shared_prefix:
             changed = question.but(context=shorter, answer=min(answer, max(1, shorter // 4)))
             asked.append((f"--context {shorter}", changed))
     stricter = [q for q in (0.98, 0.99, 0.995) if q > question.min_quality]

@@ -171,11 +171,13 @@ def _first(question: Question, gpu: GPU) -> Candidate | None:
 def _longest_context(question: Question, gpu: GPU) -> tuple[int, Candidate] | None:
     """In steps of 256 tokens; a longer context never fits where a shorter one does not."""
     low, high = 0, (question.context - 1) // LEAST_CONTEXT
+    if question.shared_prefix:  # which prompts must hold in any case
+        low = min(high, -(-4 * question.shared_prefix // 3) // LEAST_CONTEXT + 1)
     best: tuple[int, Candidate] | None = None
     while low < high:
         middle = (low + high + 1) // 2
         context = middle * LEAST_CONTEXT
-        answer = None if question.answer is None else min(question.answer, context)
+        answer = None if question.answer is None else min(question.answer, context // 4)
         if first := _first(question.but(context=context, answer=answer), gpu):
             low, best = middle, (context, first)
         else:

@@ -6,7 +6,7 @@ formulas say; from a size such as 70B, an assumption.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,10 +141,7 @@ def of(model: str) -> ModelShape:
     if path.is_file():
         return from_config(_read_json(path), _label(model, path.resolve().parent))
     if (n_weights := sizes.parse(model)) is not None:
-        name, config = sizes.config_of(n_weights)
-        note = f"taken to be like {name} with {config['num_hidden_layers']} layers"
-        found = from_config(config, model.strip(), assumed=True, note=note)
-        return replace(found, stand_in=sizes.hub_id(name, config))
+        return _of_size(n_weights, model.strip())
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
         raise SourceError(
             f"there is no {model}; a model is a folder, a config.json, a hub id such as "
@@ -154,6 +151,15 @@ def of(model: str) -> ModelShape:
 
     config, stored = hub.describe(model)
     return from_config(config, model) if stored is None else from_tensors(config, stored, model)
+
+
+@cache
+def _of_size(n_weights: int, label: str) -> ModelShape:
+    """What a size is taken to be."""
+    name, config = sizes.config_of(n_weights)
+    note = f"taken to be like {name} with {config['num_hidden_layers']} layers"
+    found = from_config(config, label, assumed=True, note=note)
+    return replace(found, stand_in=sizes.hub_id(name, config))
 
 
 def from_config(

@@ -67,10 +67,11 @@ class Draft:
             # A file for llama.cpp is made of the draft as of the target.
             same = case.format.engine == "llama.cpp" and not self.target.is_gguf
             own = case.format if same else formats.of(recipe)
-            made = work.of(shape, own)
-            return speed.gpu_seconds(
-                Case(shape, made, own, case.gpu, Split(case.split.tensor)), users, 1, depth, end
-            )
+            key = f"draft {own.name}"
+            if key not in shape.made:
+                shape.made[key] = work.of(shape, own)
+            beside = Case(shape, shape.made[key], own, case.gpu, Split(case.split.tensor))
+            return speed.gpu_seconds(beside, users, 1, depth, end)
         # A head is about a layer, and draws by the model's own output layer.
         layer = case.work.read.dense / max(1, int(case.shape.config["num_hidden_layers"]))
         size = (self.size_bytes or layer) / case.shared

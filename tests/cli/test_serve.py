@@ -370,10 +370,10 @@ def test_a_signal_while_serving_ends_everything(demo_made, engine, port, number)
 
 
 def test_files_are_written_once_unless_forced(run_cli, demo_made, tmp_path):
-    command = ["serve", demo_made / "fp8-dynamic", "--gpu", "H200", "-q", "--emit", "grafana"]
+    command = ["serve", demo_made / "fp8-dynamic", "--gpu", "H200", "-q", "--emit", "k8s"]
     result = run_cli([*command, "-o", tmp_path / "new"])
     assert (result.code, result.stderr) == (0, "")
-    assert [Path(line).name for line in result.stdout.split()] == ["dashboard.json", "alerts.yaml"]
+    assert [Path(line).name for line in result.stdout.split()] == ["kubernetes.yaml"]
     again = run_cli([*command, "-o", tmp_path / "new"])
     assert again.code == 3
     assert "exists already" in again.stderr
@@ -408,12 +408,12 @@ def test_compose_and_grafana_share_their_alerts(run_cli, demo_made, tmp_path):
     command = ["serve", demo_made / "fp8-dynamic", "--gpu", "H200", "-q", "-o", tmp_path, "--emit"]
     result = run_cli([*command, "compose"])
     assert result.code == 0, result.stderr
-    assert [Path(line).name for line in result.stdout.split()] == ["compose.yaml", "alerts.yaml"]
+    written = [Path(line).name for line in result.stdout.split()]
+    assert written == ["compose.yaml", "alerts.yaml", "dashboard.json"]
     assert (tmp_path / "alerts.yaml").stat().st_mode & 0o044  # Prometheus is another user
     other = run_cli([*command, "grafana", "--ttft", "0.5"])
     assert other.code == 3
-    assert "alerts.yaml exists already and says something else" in other.stderr
-    assert not (tmp_path / "dashboard.json").exists()
+    assert "dashboard.json exists already and says something else" in other.stderr
     assert run_cli([*command, "grafana"]).code == 0
 
 

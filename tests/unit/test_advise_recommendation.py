@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantkit.advise import document, measured, page, parallel, shape, words
+from quantkit.advise import document, measured, offload, page, parallel, shape, words
 from quantkit.advise.candidates import (
     OBJECTIVES,
     Catalogue,
@@ -114,6 +114,10 @@ CHANGED = {
 }  # fmt: skip
 
 
+def _option(remedy):
+    return "model" if "as the model" in remedy.change else remedy.change.split()[0]
+
+
 @pytest.mark.parametrize(
     ("gpu", "model", "question"),
     [
@@ -130,14 +134,21 @@ def test_every_remedy_helps_and_the_cheapest_comes_first(gpu, model, question):
     found = answer(gpu, model, **question)
     assert found.chosen is None
     assert found.remedies
-    order = [*CHANGED, "--gpu"]
-    options = [remedy.change.split()[0] for remedy in found.remedies]
+    order = ["--min-quality", "--context", "--users", "--host-memory", "--count", "--gpu", "model"]
+    options = [_option(remedy) for remedy in found.remedies]
     assert options == sorted(options, key=order.index)
     for remedy in found.remedies:
-        option, value = shlex.split(remedy.change)
+        option, value = shlex.split(remedy.change)[:2]
         device, changed = gpus.find(gpu), found.question
         if option == "--gpu":
             device = gpus.find(value)
+        elif option == "--host-memory":
+            size = gpus.printed_bytes(value)
+            changed = changed.but(host=replace(offload.usual_host(device), memory_bytes=size))
+        elif _option(remedy) == "model":
+            smaller = Catalogue(shape.of(option))
+            assert smaller.shape.n_parameters < changed.catalogue.shape.n_parameters
+            changed = changed.but(catalogue=smaller)
         else:
             name, kind = CHANGED[option]
             changed = changed.but(**{name: kind(value)})

@@ -14,6 +14,7 @@ from quantkit.hardware import gpus
 from quantkit.recipe import load
 from quantkit.serving import adapters, draft, emit, target
 from quantkit.serving.compose import compose
+from quantkit.serving.fleet import Fleet, Targets
 from quantkit.serving.kubernetes import kubernetes, label
 from quantkit.serving.monitoring import TTFT_BUCKETS, alerts, grafana
 from quantkit.serving.plan import Demand, make
@@ -27,7 +28,7 @@ COUNTERS = {
 }  # fmt: skip
 HISTOGRAMS = {
     "time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds",
-    "request_queue_time_seconds",
+    "request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds",
 }  # fmt: skip
 VLLM = {f"vllm:{name}" for name in GAUGES}
 VLLM |= {f"vllm:{name}_total" for name in COUNTERS}
@@ -81,7 +82,7 @@ def test_compose_runs_the_plan_with_paths_and_port_of_the_inside():
 
 
 def test_the_prometheus_of_compose_loads_the_alerts_beside_it():
-    files = emit.files(plan(), "compose", 0.5)
+    files = emit.files(plan(), "compose", Fleet(targets=Targets(0.5)))
     data = yaml.safe_load(files["compose.yaml"])
     prometheus = data["services"]["prometheus"]
     mounted = {one["target"]: data["configs"][one["source"]] for one in prometheus["configs"]}
@@ -89,7 +90,7 @@ def test_the_prometheus_of_compose_loads_the_alerts_beside_it():
     config = yaml.safe_load(mounted["/etc/prometheus/prometheus.yml"]["content"])
     (rules,) = config["rule_files"]
     beside = mounted[rules]["file"].removeprefix("./")
-    assert files[beside] == emit.files(plan(), "grafana", 0.5)[beside]
+    assert files[beside] == emit.files(plan(), "grafana", Fleet(targets=Targets(0.5)))[beside]
     # What Prometheus refuses in a file of rules.
     (group,) = yaml.safe_load(files[beside])["groups"]
     assert set(group) == {"name", "rules"}
@@ -119,12 +120,12 @@ def test_flags_in_the_users_own_words_count_in_files_too():
 @pytest.mark.parametrize("image", ["", "a b", ":", "a:b:c", "-x", "a@sha256:12"])
 def test_what_names_no_image_is_refused(image):
     with pytest.raises(EngineError, match="names no container image"):
-        compose(plan(), image)
+        compose(plan(), Fleet(image=image))
 
 
 def test_an_image_of_ones_own_serves_devices_that_have_none():
     made = plan("gguf-q4_k_m", "M3 Max")
-    engine = yaml.safe_load(compose(made, "me/llama:1"))["services"]["engine"]
+    engine = yaml.safe_load(compose(made, Fleet(image="me/llama:1")))["services"]["engine"]
     assert engine["image"] == "me/llama:1"
 
 
@@ -151,7 +152,7 @@ def test_a_volume_cannot_hold_two_folders_of_one_name(tmp_path):
         (own / "adapter_model.safetensors").write_bytes(b"")
         texts.append(f"{place}={own}")
     both = adapters.parse(texts, is_gguf=False)
-    assert kubernetes(plan(adapters=both[:1]))
+    assert kubernetes(plan(adapters=adapters.parse(texts[:1], is_gguf=False)))
     with pytest.raises(EngineError, match=r"a/adapter and .*b/adapter would be one folder"):
         kubernetes(plan(adapters=both))
 
@@ -234,7 +235,7 @@ def test_names_become_what_kubernetes_takes(name, expected):
 
 
 def test_the_dashboard_speaks_of_metrics_that_vllm_has():
-    data = grafana(plan(draft=ngrams()), 0.5)
+    data = grafana(plan(draft=ngrams()), Targets(0.5))
     assert json.loads(json.dumps(data)) == data
     assert data["templating"]["list"][0]["type"] == "datasource"
     expressions = [t["expr"] for panel in data["panels"] for t in panel["targets"]]
@@ -248,15 +249,15 @@ def test_the_dashboard_speaks_of_metrics_that_vllm_has():
 
 
 def rules(made, ttft=1.0):
-    (group,) = yaml.safe_load(alerts(made, ttft))["groups"]
+    (group,) = yaml.safe_load(alerts(made, Targets(ttft)))["groups"]
     return {rule["alert"]: rule for rule in group["rules"]}
 
 
 def test_alerts_are_on_the_cache_the_queue_and_the_first_token():
     found = rules(plan(users=40, context=2048))
     assert set(found) == {
-        "KVCacheNearlyFull", "RequestsWait", "FirstTokenIsSlow", "RequestsThrownOut",
-        "EngineIsDown",
+        "KVCacheNearlyFull", "RequestsWait", "FirstTokenIsSlow", "TokensAreSlow",
+        "PrefixCacheHitsFell", "RequestsThrownOut", "EngineIsDown",
     }  # fmt: skip
     assert found["KVCacheNearlyFull"]["expr"].endswith("> 0.9")
     assert found["RequestsWait"]["expr"].endswith("> 10")
