@@ -1,83 +1,17 @@
-"""Tensors of a model from its config alone, by formulas, for the families that quantkit knows.
+"""Tensors of a model from its config alone, by formulas, for the families that have a record.
 
 No class of transformers is built, so this takes no torch and no time. Settings that a config
 leaves out are those of the family's class there.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from quantkit import families
 from quantkit.errors import SourceError
+from quantkit.families import FAMILIES, Family, geometry
 from quantkit.model.source import EXPERTS
 
-PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
-FEEDFORWARD_NORMS = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
-
-
-@dataclass(frozen=True)
-class Family:
-    """What a model type builds besides the usual, and what its config may leave unsaid."""
-
-    norms: tuple[str, ...] = PRE_NORMS
-    head_norms: str = ""
-    """Norms of queries and keys: of each `head`, of `all` heads together, or none."""
-    attention_bias: bool | None = None
-    """Whether q/k/v have biases and o has none; None: the config says it, for all four."""
-    fused: bool = False
-    """q/k/v are one layer, and so are gate and up."""
-    experts: str = ""
-    """Where a mixture's experts and their router lie in a block."""
-    expert_parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    tied: bool = False
-    n_kv_heads: int | None = None
-    """Where the config does not say; None: as many as heads."""
-    head_dim: int | None = None
-    """Where the config does not say; None: the hidden size over the heads."""
-    defaults: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
-    """Other settings that a GGUF file would want to know."""
-
-
-GEMMA = {
-    "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "sliding_window": 4096,
-}  # fmt: skip
-CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
-MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier")
-
-
-FAMILIES = {
-    "llama": Family(),
-    "mistral": Family(attention_bias=False, n_kv_heads=8),
-    "qwen2": Family(attention_bias=True, n_kv_heads=32),
-    "qwen3": Family(head_norms="head", n_kv_heads=32, head_dim=128),
-    "gemma2": Family(
-        PRE_NORMS + FEEDFORWARD_NORMS,
-        tied=True,
-        n_kv_heads=4,
-        head_dim=256,
-        defaults={**GEMMA, **CAPS},
-    ),
-    "gemma3_text": Family(
-        PRE_NORMS + FEEDFORWARD_NORMS, "head", tied=True, n_kv_heads=4, head_dim=256, defaults=GEMMA
-    ),
-    "phi3": Family(attention_bias=False, fused=True),
-    "smollm3": Family(tied=True, n_kv_heads=4),
-    "granite": Family(
-        defaults={"hidden_act": "silu", **dict.fromkeys((*MULTIPLIERS, "logits_scaling"), 1.0)}
-    ),
-    "olmo2": Family(("post_attention_layernorm", "post_feedforward_layernorm"), "all"),
-    "mixtral": Family(
-        attention_bias=False,
-        experts="block_sparse_moe",
-        expert_parts=("w1", "w3", "w2"),
-        n_kv_heads=8,
-    ),
-    "olmoe": Family(head_norms="all", experts="mlp"),
-    "qwen2_moe": Family(attention_bias=True, experts="mlp", n_kv_heads=16),
-    "qwen3_moe": Family(head_norms="head", experts="mlp", n_kv_heads=4),
-}
-MLP_BIAS = ("llama", "granite", "smollm3")
-"""Families whose MLP has biases where `mlp_bias` says so."""
 NEEDED = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
 )  # fmt: skip
@@ -101,17 +35,13 @@ def completed(config: Mapping[str, Any], label: str = "the model") -> dict[str, 
     numbers that are none are refused here, so that nobody else needs to ask.
     """
     _check(config, label)
-    family = FAMILIES.get(str(config.get("model_type")), Family())
+    family = families.of(config)
     result = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, **family.defaults, **config}
     heads = config.get("num_attention_heads")
     if isinstance(heads, int) and heads > 0:
-        result["num_key_value_heads"] = (
-            config.get("num_key_value_heads")
-            or family.n_kv_heads
-            or (1 if config.get("multi_query") else heads)
-        )
-        if not config.get("head_dim") and (hidden := config.get("hidden_size")):
-            result["head_dim"] = family.head_dim or hidden // heads
+        result["num_key_value_heads"] = geometry.n_kv_heads(config)
+        if config.get("head_dim") or config.get("hidden_size"):
+            result["head_dim"] = geometry.head_dim(config)
     if config.get("tie_word_embeddings") is None:
         result["tie_word_embeddings"] = family.tied
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
@@ -190,8 +120,8 @@ def _block(
     said = bool(config.get("attention_bias"))
     into = said if family.attention_bias is None else family.attention_bias
     out = said if family.attention_bias is None else False
-    mlp = bool(config.get("mlp_bias")) and config["model_type"] in MLP_BIAS
-    if family.fused:
+    mlp = bool(config.get("mlp_bias")) and family.mlp_bias
+    if family.packed:
         rows = {"self_attn.qkv_proj": queries + 2 * keys, "mlp.gate_up_proj": 2 * inner}
     else:
         rows = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
@@ -233,7 +163,7 @@ def _experts(family: Family, config: Mapping[str, Any]) -> dict[str, tuple[int, 
         (f"{place}.shared_expert", config.get("shared_expert_intermediate_size") or 0),
     ):
         if width:
-            gate, up, down = family.expert_parts
+            gate, up, down = family.mlp_parts
             found |= {f"{prefix}.{part}": (width, hidden) for part in (gate, up)}
             found[f"{prefix}.{down}"] = (hidden, width)
     if config.get("shared_expert_intermediate_size"):

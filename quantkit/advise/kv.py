@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantkit.errors import SourceError
+from quantkit.families import geometry
 
 FULL = ("full_attention", "attention", "global")
 WINDOWED = ("sliding_attention", "chunked_attention", "local")
@@ -44,18 +45,16 @@ def _values_per_token(config: Mapping[str, Any], n_gpus: int) -> int:
         if rank := config.get("kv_lora_rank"):
             # Of no head, so every GPU has all of it.
             return int(rank + config["qk_rope_head_dim"])
-        heads = config["num_attention_heads"]
-        n_kv = config.get("num_key_value_heads") or (1 if config.get("multi_query") else heads)
-        head_dim = config.get("head_dim") or config["hidden_size"] // heads
+        n_kv, head_dim = geometry.n_kv_heads(config), geometry.head_dim(config)
     except (KeyError, TypeError, ZeroDivisionError) as error:
         raise SourceError(
             f"the config does not say how large keys and values are: {error}"
         ) from error
-    return 2 * int(-(-n_kv // n_gpus)) * int(head_dim)  # fewer heads than GPUs: each has a copy
+    return 2 * -(-n_kv // n_gpus) * head_dim  # fewer heads than GPUs: each has a copy
 
 
 def _windows(config: Mapping[str, Any]) -> list[int | None]:
-    kinds = config.get("layer_types") or _layer_types(config)
+    kinds = geometry.layer_types(config)
     if shared := config.get("num_kv_shared_layers"):
         kinds = kinds[:-shared]  # the last ones read an earlier one's
     sizes = {
@@ -70,24 +69,3 @@ def _windows(config: Mapping[str, Any]) -> list[int | None]:
                 f"it knows {', '.join(FULL + WINDOWED)}"
             )
     return [sizes.get(kind) for kind in kinds]
-
-
-def _layer_types(config: Mapping[str, Any]) -> list[str]:
-    """Which layers attend to a window, by the rules of each family for configs that do not say."""
-    n_layers, family = int(config["num_hidden_layers"]), config.get("model_type")
-    if config.get("use_sliding_window") is False:
-        return ["full_attention"] * n_layers
-    if family in ("qwen2", "qwen3"):
-        if not config.get("use_sliding_window"):
-            return ["full_attention"] * n_layers
-        first = config.get("max_window_layers", 28)
-        windowed = [index >= first for index in range(n_layers)]
-    elif family in ("gemma2", "gemma3_text"):
-        every = config.get("sliding_window_pattern", 6) if family == "gemma3_text" else 2
-        windowed = [bool((index + 1) % every) for index in range(n_layers)]
-    elif family == "smollm3":
-        rotated = config.get("no_rope_layers") or [1] * n_layers
-        windowed = [bool(config.get("use_sliding_window")) and not has for has in rotated]
-    else:
-        windowed = [config.get("sliding_window") is not None] * n_layers
-    return ["sliding_attention" if each else "full_attention" for each in windowed]

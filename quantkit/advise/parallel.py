@@ -15,6 +15,7 @@ from typing import Any
 from quantkit.advise import weights
 from quantkit.advise.shape import EMBEDDING, EMBEDDINGS, HEAD, ModelShape
 from quantkit.advise.split import ONE, Split, Wish, stage_of_layers
+from quantkit.families import geometry
 from quantkit.model.architecture import EXPERT
 from quantkit.model.headers import TensorSpec
 from quantkit.model.source import EXPERTS
@@ -102,7 +103,7 @@ def _share(spec: TensorSpec, cut: set[str], config: Mapping[str, Any], n_gpus: i
     if last in WHOLE:
         return spec.size_bytes
     heads = int(config.get("num_attention_heads") or n_gpus)
-    n_kv = int(config.get("num_key_value_heads") or heads)
+    n_kv = geometry.n_kv_heads(config)
     kept_kv = -(-n_kv // n_gpus)
     if last in BY_COLUMNS and (part == "bias" or spec.shape[1:] == (1,)):
         return spec.size_bytes  # one number a row, and every GPU has all rows
@@ -160,7 +161,7 @@ def _obstacle(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> str:
     if n_gpus == 1:
         return ""
     heads = config["num_attention_heads"]
-    n_kv = config.get("num_key_value_heads") or heads
+    n_kv = geometry.n_kv_heads(config)
     if heads % n_gpus:
         return f"{heads} heads cannot be divided over {n_gpus} GPUs"
     if n_kv % n_gpus and n_gpus % n_kv:

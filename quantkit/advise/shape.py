@@ -127,7 +127,7 @@ class ModelShape:
         family = family_of(self.config, place)
         metadata = metadata_of(family, self.config, place)
         tensors = tensors_of({t.name: t for t in self.tensors}, family, self.config, place)
-        return tensors, {"general.architecture": family.name, **metadata}
+        return tensors, {"general.architecture": family.llamacpp, **metadata}
 
 
 def of(model: str) -> ModelShape:

@@ -19,6 +19,7 @@ from quantkit.advise.formats import Format
 from quantkit.advise.shape import ModelShape
 from quantkit.advise.split import ONE, Split, stages
 from quantkit.advise.work import Work
+from quantkit.families import geometry
 from quantkit.hardware.gpus import GPU
 from quantkit.hardware.support import runs
 from quantkit.recipe import Recipe
@@ -391,7 +392,7 @@ def _attention(case: Case, pairs: float, end: Efficiency) -> float:
         return 0.0
     config = case.shape.config
     heads = int(config["num_attention_heads"])
-    width = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
+    width = geometry.head_dim(config)
     return 4.0 * heads * width * pairs / (case.gpu.fp16_tflops * 1e12 * end.compute) / case.shared
 
 

@@ -2,83 +2,36 @@
 
 llama.cpp's graphs are fixed by an architecture's name, so a config that asks for something else
 (another activation, another pattern of sliding windows) is refused here: the file would load and
-compute something different. Facts are those of llama.cpp's own converter and model sources.
+compute something different. What a family is to llama.cpp stands in its record.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import SourceError
-from quantkit.gguf.names import MODEL_ARCH, MODEL_ARCH_NAMES, Keys, RopeScalingType
+from quantkit.families import FAMILIES, Family
+from quantkit.families.geometry import head_dim, n_kv_heads
+from quantkit.gguf.names import MODEL_ARCH_NAMES, Keys, RopeScalingType
 from quantkit.quiet import hushed
 
 if TYPE_CHECKING:
     from quantkit.gguf.writer import Value
 
-SILU = ("silu", "swish")
-GELU = ("gelu_pytorch_tanh",)
-
-
-@dataclass(frozen=True)
-class Family:
-    """What a class of transformers is to llama.cpp."""
-
-    arch: MODEL_ARCH
-    permuted: bool = False
-    """Rotary pairs are neighbours in llama.cpp, halves of a head in transformers."""
-    shifted_norms: bool = False
-    """Norms multiply by one plus their weight in transformers."""
-    activations: tuple[str, ...] = SILU
-    window_every: int = 0
-    """Each n-th block attends to everything, the others to a window; 0: llama.cpp has none."""
-    wide_blocks: int = 0
-    """Block count of the one size whose attention scale comes from hidden size over heads."""
-
-    capped: bool = False
-    """Attention and output are soft-capped."""
-
-    @property
-    def name(self) -> str:
-        """What `general.architecture` says."""
-        return MODEL_ARCH_NAMES[self.arch]
-
-
-FAMILIES = {
-    "LlamaForCausalLM": Family(MODEL_ARCH.LLAMA, permuted=True),
-    "MistralForCausalLM": Family(MODEL_ARCH.LLAMA, permuted=True),
-    "GraniteForCausalLM": Family(MODEL_ARCH.GRANITE, permuted=True),
-    "Qwen2ForCausalLM": Family(MODEL_ARCH.QWEN2),
-    "Qwen3ForCausalLM": Family(MODEL_ARCH.QWEN3),
-    "Phi3ForCausalLM": Family(MODEL_ARCH.PHI3),
-    "Gemma2ForCausalLM": Family(
-        MODEL_ARCH.GEMMA2,
-        shifted_norms=True,
-        activations=GELU,
-        window_every=2,
-        capped=True,
-        wide_blocks=46,
-    ),
-    "Gemma3ForCausalLM": Family(
-        MODEL_ARCH.GEMMA3,
-        shifted_norms=True,
-        activations=GELU,
-        window_every=6,
-        wide_blocks=62,
-    ),
-}
+WRITTEN = {family.architecture: family for family in FAMILIES.values() if family.llamacpp}
+"""By class of transformers."""
+ARCHITECTURES = {name: arch for arch, name in MODEL_ARCH_NAMES.items()}
 
 
 def family_of(config: Mapping[str, Any], folder: Path) -> Family:
     """The family of a model, or an error that names those there are."""
     names = config.get("architectures") or [str(config.get("model_type"))]
-    family = FAMILIES.get(names[0])
+    family = WRITTEN.get(names[0])
     if family is None:
         raise SourceError(
             f"{folder} is a {names[0]}, which cannot be written as GGUF; "
-            f"there are: {', '.join(sorted(FAMILIES))}"
+            f"there are: {', '.join(sorted(WRITTEN))}"
         )
     return family
 
@@ -101,11 +54,6 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return dict(parameters.get("full_attention", parameters))
 
 
-def head_dim(config: Mapping[str, Any]) -> int:
-    """Columns of one attention head."""
-    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-
-
 def rotary_dim(config: Mapping[str, Any]) -> int:
     """Columns of a head that are rotated."""
     return int(head_dim(config) * rope_of(config).get("partial_rotary_factor", 1.0))
@@ -122,7 +70,7 @@ def metadata_of(family: Family, config: Mapping[str, Any], folder: Path) -> "dic
         Keys.LLM.BLOCK_COUNT: config["num_hidden_layers"],
         Keys.LLM.FEED_FORWARD_LENGTH: config["intermediate_size"],
         Keys.Attention.HEAD_COUNT: n_heads,
-        Keys.Attention.HEAD_COUNT_KV: config.get("num_key_value_heads") or n_heads,
+        Keys.Attention.HEAD_COUNT_KV: n_kv_heads(config),
         Keys.Attention.KEY_LENGTH: head_dim(config),
         Keys.Attention.VALUE_LENGTH: head_dim(config),
         Keys.Attention.LAYERNORM_RMS_EPS: float(config["rms_norm_eps"]),
@@ -134,15 +82,15 @@ def metadata_of(family: Family, config: Mapping[str, Any], folder: Path) -> "dic
     if family.capped:
         values[Keys.LLM.ATTN_LOGIT_SOFTCAPPING] = float(config["attn_logit_softcapping"])
         values[Keys.LLM.FINAL_LOGIT_SOFTCAPPING] = float(config["final_logit_softcapping"])
-    if family.arch == MODEL_ARCH.PHI3:
+    if family.windowless:
         # Without this key, or with another value, llama.cpp takes the file for an older Phi.
         values[Keys.Attention.SLIDING_WINDOW] = 0
-    if family.arch == MODEL_ARCH.GRANITE:
+    if family.multiplied:
         values[Keys.Attention.SCALE] = float(config["attention_multiplier"])
         values[Keys.LLM.EMBEDDING_SCALE] = float(config["embedding_multiplier"])
         values[Keys.LLM.RESIDUAL_SCALE] = float(config["residual_multiplier"])
         values[Keys.LLM.LOGIT_SCALE] = float(config["logits_scaling"])
-    return {key.format(arch=family.name): v for key, v in values.items()}
+    return {key.format(arch=family.llamacpp): v for key, v in values.items()}
 
 
 def _context(family: Family, config: Mapping[str, Any]) -> int:
@@ -188,7 +136,7 @@ def _rope(family: Family, config: Mapping[str, Any], folder: Path) -> dict[str, 
         ):
             if parameters.get(name) is not None:
                 values[key] = float(parameters[name])
-    elif kind == "longrope" and family.arch == MODEL_ARCH.PHI3:
+    elif kind == "longrope" and family.long_rope:
         scale = parameters.get("factor") or longest / trained
         usual = math.sqrt(1 + math.log(scale) / math.log(trained)) if scale > 1 else 1.0
         given = parameters.get("attention_factor")
@@ -228,6 +176,6 @@ def _check(family: Family, config: Mapping[str, Any], folder: Path) -> None:
             problems.append(f"soft-capping of attention and output at {caps}")
     if problems:
         raise SourceError(
-            f"{folder} is unlike the {family.name} models that llama.cpp knows "
+            f"{folder} is unlike the {family.llamacpp} models that llama.cpp knows "
             f"({'; '.join(problems)}), so it would compute something else"
         )

@@ -26,7 +26,7 @@ def general(layout: Layout, source: ModelSource, file_type: LlamaFileType) -> di
     # As it is spelt: by "phi-3" in it llama.cpp knows that spaces after special tokens are dropped.
     name, organization, basename, finetune, version, size_label = found
     values: dict[str, Value | None] = {
-        Keys.General.ARCHITECTURE: layout.family.name,
+        Keys.General.ARCHITECTURE: layout.family.llamacpp,
         Keys.General.TYPE: gguf.GGUFType.MODEL,
         Keys.General.NAME: name or source.label,
         Keys.General.ORGANIZATION: organization,

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 from gguf import TENSOR_NAMES
 
+from quantkit.families import Family
 from quantkit.gguf.families import (
-    Family,
     family_of,
     metadata_of,
     read_config,
@@ -80,7 +80,7 @@ class Layout:
     @property
     def architecture(self) -> str:
         """llama.cpp's name for it."""
-        return self.family.name
+        return self.family.llamacpp
 
     @cached_property
     def by_name(self) -> dict[str, GGUFTensor]:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.errors import SourceError
-from quantkit.gguf.families import Family, head_dim, rope_of, rotary_dim
+from quantkit.families import Family
+from quantkit.families.geometry import head_dim
+from quantkit.gguf.families import ARCHITECTURES, rope_of, rotary_dim
 from quantkit.gguf.names import (
     GGML_QUANT_SIZES,
     MODEL_TENSOR,
@@ -63,7 +65,7 @@ def tensors_of(
     source: Mapping[str, TensorSpec], family: Family, config: Mapping[str, Any], folder: Path
 ) -> list[GGUFTensor]:
     """The tensors that a model's own become, refusing what llama.cpp does not know."""
-    names = get_tensor_name_map(family.arch, config["num_hidden_layers"])
+    names = get_tensor_name_map(ARCHITECTURES[family.llamacpp], config["num_hidden_layers"])
     tensors = []
     tied = config.get("tie_word_embeddings", False)
     for stored in source.values():
@@ -75,7 +77,7 @@ def tensors_of(
         if name is None or stored.dtype not in WEIGHT_TYPES:
             raise SourceError(
                 f"{folder} has {stored.name} ({stored.dtype}), which has no place in a "
-                f"GGUF file of architecture {family.name}; give the model as it was published"
+                f"GGUF file of architecture {family.llamacpp}; give the model as it was published"
             )
         tensors.append(_tensor(name, stored.name, stored.shape, family, config))
     missing = [n for n in (EMBEDDING, *(() if tied else (HEAD,))) if n not in source]

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 
 from quantkit import device as devices
-from quantkit import methods
+from quantkit import families, methods
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import HardwareError
 from quantkit.methods.contract import Cost
 from quantkit.model.architecture import EXPERT, Architecture
 from quantkit.onepass.calibrated import measuring_cost
 from quantkit.onepass.ranks import assign
-from quantkit.plan.checkpoint import FUSED, Plan
+from quantkit.plan.checkpoint import Plan
 from quantkit.storage import gib
 
 TOKENS_PER_BATCH = {"cuda": 8192, "cpu": 2048}
@@ -171,7 +171,7 @@ def _groups(block: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
     stacked: dict[str, tuple[int, int]] = {}
     for name, (rows, columns) in block.items():
         parent, _, last = name.rpartition(".")
-        leader = next((parts[0] for parts in FUSED if last in parts), last)
+        leader = next((parts[0] for parts in families.fused() if last in parts), last)
         before = stacked.get(f"{parent}.{leader}", (0, columns))
         stacked[f"{parent}.{leader}"] = (before[0] + rows, columns)
     return stacked

@@ -13,10 +13,8 @@ from typing import Any
 
 import torch
 
+from quantkit import families
 from quantkit.onepass.padding import Keep, real
-
-# Linear, its feeder, and whether only the second half of the feeder's rows count (fused gate/up).
-PROPOSED = (("o_proj", "v_proj"), ("down_proj", "up_proj"))
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ def find(
         if leader in norms:
             readers = frozenset(n for n in linears if norms.get(n) == norms[leader])
             found[leader] = _norm(block, norms[leader], readers)
-    for target, feeder in PROPOSED:
+    for target, feeder in families.folds():
         for leader, members in groups.items():
             parent, _, last = leader.rpartition(".")
             name = f"{parent}.{feeder}" if parent else feeder

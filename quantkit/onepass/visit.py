@@ -13,6 +13,7 @@ import torch
 from quantkit import formats, grid
 from quantkit.errors import MethodError
 from quantkit.export.folder import FolderWriter
+from quantkit.families import geometry
 from quantkit.model import experts
 from quantkit.model.blocks import Decoder
 from quantkit.model.shards import DTYPES
@@ -97,7 +98,7 @@ class Visit:
                     block,
                     collector.groups,
                     lambda: decoder.run(block, one, self.arguments),
-                    _head_width(decoder.model.config),
+                    geometry.head_dim(geometry.of_object(decoder.model.config)),
                     self.padding.first(1),
                 )
                 found = self.ranks.share(found)
@@ -185,11 +186,6 @@ class Replay:
     def __call__(self, weights: dict[str, torch.Tensor]) -> torch.Tensor:
         output = self._visit.run(self._visit.state | weights, self._samples)
         return real(output - self._wanted, self._keep).float().square().sum()
-
-
-def _head_width(config: Any) -> int:
-    width = getattr(config, "head_dim", None)
-    return int(width or config.hidden_size // config.num_attention_heads)
 
 
 def _require_finite(name: str, collector: Collector) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from quantkit import formats
+from quantkit import families, formats
 from quantkit.errors import RecipeError
 from quantkit.model.architecture import Architecture
 from quantkit.model.headers import TensorSpec
@@ -13,7 +13,6 @@ from quantkit.model.source import ModelSource
 from quantkit.recipe import Recipe
 
 # vLLM loads each of these as one layer, so its parts must be quantised alike.
-FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def _kv_scales(
 def _check_fused(recipe: Recipe, architecture: Architecture, chosen: set[str]) -> None:
     for name in architecture.linears:
         parent, _, last = name.rpartition(".")
-        for parts in FUSED:
+        for parts in families.fused():
             siblings = [f"{parent}.{part}" for part in parts if last in parts]
             present = [s for s in siblings if s in architecture.linears]
             if 0 < sum(s in chosen for s in present) < len(present):
@@ -155,7 +154,7 @@ def _check_shapes(recipe: Recipe, architecture: Architecture, modules: list[str]
 def fused_with(module: str, among: Container[str]) -> list[str]:
     """The layers, itself included, that vLLM loads as one with a layer."""
     parent, _, last = module.rpartition(".")
-    for parts in FUSED:
+    for parts in families.fused():
         if last in parts:
             return [name for part in parts if (name := f"{parent}.{part}") in among]
     return [module]

@@ -14,7 +14,7 @@ from quantkit.advise import parallel
 from quantkit.advise import shape as shapes
 from quantkit.advise.weights import weight_bytes
 from quantkit.errors import QuantkitError, SourceError
-from quantkit.formats import FORMATS, objection
+from quantkit.formats import FORMATS, find
 from quantkit.gguf import plan as gguf_plan
 from quantkit.gguf.layout import Layout
 from quantkit.model.architecture import Architecture
@@ -29,7 +29,7 @@ RECIPES += [
     for recipe in RECIPES
     if not isinstance(recipe, GGUFRecipe)
     for format in FORMATS[1:]
-    if objection(format, recipe.weights, recipe.input_activations, recipe.kv_cache) is None
+    if find(format).objection(recipe.weights, recipe.input_activations, recipe.kv_cache) is None
 ]
 UNTIED = {**SMALL, "tie_word_embeddings": False}
 LLAMA3 = {

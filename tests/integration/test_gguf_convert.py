@@ -134,7 +134,7 @@ def test_llama_cpp_computes_what_transformers_computes(family, tmp_path):
 def without(layout, part):
     """A layout without a change of its tensors, or with a wrong number under a key."""
     if isinstance(part, str):
-        key = f"{layout.family.name}.{part}"
+        key = f"{layout.family.llamacpp}.{part}"
         wrong = layout.metadata[key] // 2 if "window" in part else layout.metadata[key] * 3
         return replace(layout, metadata=layout.metadata | {key: wrong})
     kept = [t for t in layout.tensors if not t.change is part is Change.COMPUTE]

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "quantkit"
 LAYERS = [
     {"errors", "home", "progress", "quiet", "launch", "lock", "offline", "parsing"}
     | {"registry", "specs"},
-    {"metrics", "numbers", "tensorspec"},
+    {"families", "metrics", "numbers", "tensorspec"},
     {"engine", "__init__"},
     {"storage", "resources", "device", "doctor", "page"},
     {"schemes"},

@@ -1,0 +1,179 @@
+"""One record per model family, and only for what cannot be found by looking at the model.
+
+A family without a record is quantised, verified and scored all the same: its layers are read off
+its skeleton. Records tell what a config leaves unsaid (`geometry.py`, `advise/families.py`), which
+of its layers attend to a window, and what llama.cpp calls it (`gguf/families.py`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
+FEEDFORWARD_NORMS = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+SILU = ("silu", "swish")
+GELU = ("gelu_pytorch_tanh",)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a model type builds besides the usual, and what its config may leave unsaid."""
+
+    norms: tuple[str, ...] = PRE_NORMS
+    head_norms: str = ""
+    """Norms of queries and keys: of each `head`, of `all` heads together, or none."""
+    attention_bias: bool | None = None
+    """Whether q/k/v have biases and o has none; None: the config says it, for all four."""
+    mlp_bias: bool = False
+    """The MLP has biases where the config's `mlp_bias` says so."""
+    packed: bool = False
+    """q/k/v are one layer, and so are gate and up."""
+    experts: str = ""
+    """Where the experts of an MoE block and their router lie."""
+    mlp_parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    """Of an MLP, or of an expert: gate, up and down."""
+    tied: bool = False
+    n_kv_heads: int | None = None
+    """Where the config does not say; None: as many as heads."""
+    head_dim: int | None = None
+    """Where the config does not say; None: the hidden size over the heads."""
+    windows: Literal["all", "every", "last", "unrotated"] = "all"
+    """Layers that attend to a window where there is one and the config does not list them: all,
+    all but `window_every`, those after `max_window_layers`, or those without rotation."""
+    window_every: int = 0
+    """Each n-th block attends to everything, the others to a window."""
+    defaults: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
+    """Other settings that a GGUF file would want to know."""
+
+    # For llama.cpp. Facts are those of its own converter and model sources.
+    llamacpp: str = ""
+    """What its `general.architecture` says; empty where GGUF files are not written."""
+    architecture: str = ""
+    """The class of transformers that is written as such."""
+    permuted: bool = False
+    """Rotary pairs are neighbours in llama.cpp, halves of a head in transformers."""
+    shifted_norms: bool = False
+    """Norms multiply by one plus their weight in transformers."""
+    activations: tuple[str, ...] = SILU
+    wide_blocks: int = 0
+    """Block count of the one size whose attention scale comes from hidden size over heads."""
+    capped: bool = False
+    """Attention and output are soft-capped."""
+    multiplied: bool = False
+    """The config has multipliers of attention, embeddings, residuals and logits."""
+    windowless: bool = False
+    """The file must say that there is no window; otherwise it is taken for an older model."""
+    long_rope: bool = False
+    """Rotation may be scaled by `longrope`."""
+
+
+GEMMA = {
+    "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "sliding_window": 4096,
+}  # fmt: skip
+CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+MULTIPLIERS = (
+    "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling",
+)  # fmt: skip
+
+FAMILIES = {
+    "llama": Family(
+        mlp_bias=True, llamacpp="llama", architecture="LlamaForCausalLM", permuted=True
+    ),
+    "mistral": Family(
+        attention_bias=False,
+        n_kv_heads=8,
+        llamacpp="llama",
+        architecture="MistralForCausalLM",
+        permuted=True,
+    ),
+    "qwen2": Family(
+        attention_bias=True,
+        n_kv_heads=32,
+        windows="last",
+        llamacpp="qwen2",
+        architecture="Qwen2ForCausalLM",
+    ),
+    "qwen3": Family(
+        head_norms="head",
+        n_kv_heads=32,
+        head_dim=128,
+        windows="last",
+        llamacpp="qwen3",
+        architecture="Qwen3ForCausalLM",
+    ),
+    "gemma2": Family(
+        PRE_NORMS + FEEDFORWARD_NORMS,
+        tied=True,
+        n_kv_heads=4,
+        head_dim=256,
+        windows="every",
+        window_every=2,
+        defaults={**GEMMA, **CAPS},
+        llamacpp="gemma2",
+        architecture="Gemma2ForCausalLM",
+        shifted_norms=True,
+        activations=GELU,
+        wide_blocks=46,
+        capped=True,
+    ),
+    "gemma3_text": Family(
+        PRE_NORMS + FEEDFORWARD_NORMS,
+        "head",
+        tied=True,
+        n_kv_heads=4,
+        head_dim=256,
+        windows="every",
+        window_every=6,
+        defaults=GEMMA,
+        llamacpp="gemma3",
+        architecture="Gemma3ForCausalLM",
+        shifted_norms=True,
+        activations=GELU,
+        wide_blocks=62,
+    ),
+    "phi3": Family(
+        attention_bias=False,
+        packed=True,
+        llamacpp="phi3",
+        architecture="Phi3ForCausalLM",
+        windowless=True,
+        long_rope=True,
+    ),
+    "smollm3": Family(mlp_bias=True, tied=True, n_kv_heads=4, windows="unrotated"),
+    "granite": Family(
+        mlp_bias=True,
+        defaults={"hidden_act": "silu", **dict.fromkeys(MULTIPLIERS, 1.0)},
+        llamacpp="granite",
+        architecture="GraniteForCausalLM",
+        permuted=True,
+        multiplied=True,
+    ),
+    "olmo2": Family(("post_attention_layernorm", "post_feedforward_layernorm"), "all"),
+    "mixtral": Family(
+        attention_bias=False,
+        experts="block_sparse_moe",
+        mlp_parts=("w1", "w3", "w2"),
+        n_kv_heads=8,
+    ),
+    "olmoe": Family(head_norms="all", experts="mlp"),
+    "qwen2_moe": Family(attention_bias=True, experts="mlp", n_kv_heads=16),
+    "qwen3_moe": Family(head_norms="head", experts="mlp", n_kv_heads=4),
+}
+UNKNOWN = Family()
+
+
+def of(config: Mapping[str, Any]) -> Family:
+    """The record of a model, or what holds where there is none."""
+    return FAMILIES.get(str(config.get("model_type")), UNKNOWN)
+
+
+def fused() -> tuple[tuple[str, ...], ...]:
+    """Names of linears, side by side in one module, that vLLM loads as one layer."""
+    parts = (family.mlp_parts[:2] for family in FAMILIES.values())
+    return (("q_proj", "k_proj", "v_proj"), *dict.fromkeys(parts))
+
+
+def folds() -> tuple[tuple[str, str], ...]:
+    """Names of a linear and of the one beside it that may feed it, up to products in between."""
+    parts = ((down, up) for _, up, down in (family.mlp_parts for family in FAMILIES.values()))
+    return (("o_proj", "v_proj"), *dict.fromkeys(parts))
