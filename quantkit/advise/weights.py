@@ -56,6 +56,12 @@ def plan(shape: ModelShape, recipe: Recipe) -> planning.Plan:
     return found
 
 
+def remember(shape: ModelShape, recipe: GGUFRecipe, sizes: dict[str, int]) -> None:
+    """Sizes of a file that exists, in place of those that the recipe would give."""
+    for has_importance in (False, True):
+        shape.made[f"{digest(shape, recipe)} {has_importance}"] = sizes
+
+
 def gguf_tensors(
     shape: ModelShape, recipe: GGUFRecipe, has_importance: bool = False
 ) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import Any
 from quantkit.bench import figures, load, metrics
 from quantkit.bench.arrivals import Load
 from quantkit.bench.client import Client
+from quantkit.bench.compare import Sample, Samples
 from quantkit.bench.engines import Running
 from quantkit.bench.record import Press, Repetition, Row, Target
 from quantkit.bench.request import Outcome, Request
@@ -54,8 +55,8 @@ def measure(
     digest: str | None,
     setting: Mapping[str, str],
     progress: Progress,
-) -> Iterator[Row]:
-    """Rows of one model with one setting, each as soon as it is there."""
+) -> Iterator[tuple[Row, Samples]]:
+    """Rows of one model with one setting, each as soon as it is there, and times of requests."""
     for workload in plan.workloads:
         for press in plan.loads:
             case = _Case(running, plan, workload, press, progress)
@@ -63,7 +64,7 @@ def measure(
             # Requests fail before an engine that dies has ended.
             running.check(DYING_S if any(not outcome.ok for outcome in outcomes) else 0.0)
             row = _row(outcomes, passes, plan, press, workload)
-            yield row.model_copy(
+            row = row.model_copy(
                 update={
                     "model": label,
                     "digest": digest,
@@ -75,6 +76,7 @@ def measure(
                     "kv_tokens": running.kv_tokens,
                 }
             )
+            yield row, [Sample.of(outcome) for outcome in outcomes]
 
 
 @dataclass(frozen=True)

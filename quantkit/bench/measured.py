@@ -39,6 +39,13 @@ class Measured:
     gpu_peak_bytes: int | None
 
 
+def _sharing(shared: tuple[int, int, bool] | None, row: record.Row) -> tuple[int, int, bool] | None:
+    """By the engine's own flags, or by what a sweep put in their place."""
+    if shared is None or "tensor_parallel" not in row.setting:
+        return shared
+    return int(row.setting["tensor_parallel"]), shared[1], shared[2]
+
+
 def measured(path: Path) -> tuple[Measured, ...]:
     """What `bench.json`, or a folder with one, says was measured."""
     bench = record.read(path)
@@ -51,8 +58,8 @@ def measured(path: Path) -> tuple[Measured, ...]:
             engine=bench.engine,
             engine_version=bench.engine_version,
             gpu=next(iter(bench.machine.gpus), None),
-            n_gpus=bench.n_gpus,
-            sharing=shared if bench.engine == "vllm" else None,
+            n_gpus=max(bench.n_gpus, int(row.setting.get("tensor_parallel", "1"))),
+            sharing=_sharing(shared, row) if bench.engine == "vllm" else None,
             setting=row.setting,
             kind=row.load.kind,
             concurrency=row.load.concurrency,

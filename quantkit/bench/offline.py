@@ -154,6 +154,10 @@ def keywords(setting: Mapping[str, str]) -> dict[str, Any]:
     for name, value in setting.items():
         if name in ("max_num_seqs", "max_num_batched_tokens"):
             found[name] = int(value)
+        elif name == "tensor_parallel":
+            found["tensor_parallel_size"] = int(value)
+        elif name == "gpu_memory_utilization":
+            found[name] = float(value)
         elif name in ("prefix_caching", "chunked_prefill"):
             found[f"enable_{name}"] = is_on(value)
         elif name == "speculative":

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from quantkit.bench import choice, table
+from quantkit.bench import choice, compare, table
 from quantkit.bench.record import Bench, Row
 from quantkit.page import lines, scatter
 from quantkit.page.document import Section, document
@@ -32,7 +32,10 @@ def render(bench: Bench) -> str:
         [section for section in sections if any(section.parts)],
         kind="Benchmark",
         lead=_lead(bench),
-        top=[notices("To know before reading on", bench.notes), facts(_facts(bench))],
+        top=[
+            notices("To know before reading on", [*bench.notes, *_compared(bench)]),
+            facts(_facts(bench)),
+        ],
         footer=f"Written by quantkit {bench.versions.get('quantkit', '')}. Nothing on this page is "
         "loaded from elsewhere.",
     )
@@ -213,3 +216,8 @@ def _how(bench: Bench) -> Markup:
     if bench.gpu_hour:
         told["Price"] = f"{bench.gpu_hour:g} a GPU and hour, {bench.n_gpus} GPU"
     return details(told)
+
+
+def _compared(bench: Bench) -> list[str]:
+    """Whether models differ, request by request."""
+    return [f"{one.model}, {one.load}: {compare.words(one)}." for one in bench.comparisons]

@@ -215,6 +215,24 @@ class Choice(Record):
     reason: str
 
 
+class Comparison(Record):
+    """A model against the first one, request by request, in one metric of time."""
+
+    model: str
+    against: str
+    setting: dict[str, str] = {}
+    load: str
+    metric: str
+    n_pairs: int
+    """Requests that both answered."""
+    ratio: float | None = None
+    """The model's time over the other's: below 1 it is faster; None where too few were asked."""
+    low: float | None = None
+    """Ends of the 95% interval."""
+    high: float | None = None
+    verdict: str
+
+
 class Bench(Record):
     """A whole run."""
 
@@ -234,6 +252,7 @@ class Bench(Record):
     rows: list[Row]
     refusals: list[Refusal] = []
     choices: list[Choice] = []
+    comparisons: list[Comparison] = []
     notes: list[str] = []
 
     def to_json(self) -> dict[str, Any]:

@@ -4,13 +4,14 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
 import quantkit
 from quantkit import resources
-from quantkit.bench import choice, cpu, engines, memory, offline
+from quantkit.bench import choice, compare, cpu, engines, memory, offline
+from quantkit.bench.compare import Samples
 from quantkit.bench.engines import Program
 from quantkit.bench.measure import Plan, measure
 from quantkit.bench.record import Bench, Machine, Refusal, Row
@@ -67,6 +68,8 @@ class _Found:
     rows: list[Row]
     refusals: list[Refusal]
     versions: set[str]
+    samples: list[Samples] = field(default_factory=list)
+    """Of every row, the times of each request; empty where they were not told."""
 
 
 def engine_run(
@@ -105,6 +108,11 @@ def engine_run(
     return _bench(program.engine, found, plan, more)
 
 
+def n_gpus_of(plan: Plan, setting: Mapping[str, str]) -> int:
+    """GPUs that serve with a setting: a sweep may cut layers over more of them."""
+    return max(plan.n_gpus, int(setting.get("tensor_parallel", "1")))
+
+
 def _one(
     program: Program,
     model: Model,
@@ -116,16 +124,25 @@ def _one(
     found: _Found,
 ) -> None:
     if direct:
-        found.rows.extend(
-            offline.measure(
-                program, plan, model.path, model.name, model.digest, setting, found.versions, log
-            )
+        rows = offline.measure(
+            program,
+            replace(plan, n_gpus=n_gpus_of(plan, setting)),
+            model.path,
+            model.name,
+            model.digest,
+            setting,
+            found.versions,
+            log,
         )
+        found.rows.extend(rows)
+        found.samples.extend([] for _ in range(len(found.rows) - len(found.samples)))
         return
     with engines.started(program, model.path, model.name, setting, log) as running:
         found.versions.add(running.version or "unknown")
-        for row in measure(running, plan, model.name, model.digest, setting, progress):
+        shared = replace(plan, n_gpus=n_gpus_of(plan, setting))
+        for row, samples in measure(running, shared, model.name, model.digest, setting, progress):
             found.rows.append(row)
+            found.samples.append(samples)
 
 
 def server_run(
@@ -144,7 +161,10 @@ def server_run(
     shown = Path(running.model).name if running.model.startswith("/") else running.model
     label = model.name if model else shown
     digest = model.digest if model else None
-    found = _Found(list(measure(running, plan, label, digest, {}, progress)), [], set())
+    found = _Found([], [], set())
+    for row, samples in measure(running, plan, label, digest, {}, progress):
+        found.rows.append(row)
+        found.samples.append(samples)
     found.versions.add(running.version or "unknown")
     elsewhere = running.address.host not in HERE
     return _bench(running.engine, found, plan, {"server": running.address.url}, elsewhere)
@@ -182,6 +202,7 @@ def _bench(
         rows=found.rows,
         refusals=found.refusals,
         choices=choice.choose(found.rows, plan.target),
+        comparisons=list(compare.compare(found.rows, found.samples)),
         notes=list(_notes(found.rows)),
     )
 

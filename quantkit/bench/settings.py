@@ -5,7 +5,9 @@ max_num_batched_tokens=2048,8192 tokens that one step computes
 kv_cache_dtype=auto,fp8          what keys and values are kept in
 prefix_caching=on,off            common beginnings are computed once
 chunked_prefill=on,off           long prompts are computed in parts
-speculative=none,ngram:4,DIR:4   none, n-grams, a draft model or eagle:DIR, and tokens a step
+gpu_memory_utilization=0.85,0.95 share of each GPU's memory that vLLM takes
+tensor_parallel=1,2              GPUs that every layer is cut over
+speculative=none,ngram:4,DIR:4   none, or what `engine/speculation.py` names, and tokens a step
 """
 
 import json
@@ -67,12 +69,8 @@ def drafts(value: str) -> tuple[Kind, str, int] | None:
     named, k = (head, int(tail)) if head and tail.isdecimal() else (value, DRAFTED)
     if k < 1:
         raise UsageError(f"'{value}' drafts {k} tokens a step; it takes at least one")
-    if named == "ngram":
-        return "ngram", "", k
-    if named.startswith("eagle:"):
-        place = named.removeprefix("eagle:")
-        return speculation.head_kind(Path(place)), _folder(place), k
-    return "draft_model", _folder(named), k
+    kind, place = speculation.named(named)
+    return kind, _folder(place) if place else "", k
 
 
 def _folder(name: str) -> str:
@@ -84,6 +82,19 @@ def _number(flag: str) -> _Flags:
     def given(value: str) -> list[str]:
         if not value.isdecimal() or int(value) < 1:
             raise UsageError(f"{flag} takes a number, not '{value}'")
+        return [flag, value]
+
+    return given
+
+
+def _share(flag: str) -> _Flags:
+    def given(value: str) -> list[str]:
+        try:
+            share = float(value)
+        except ValueError:
+            share = 0.0
+        if not 0 < share <= 1:
+            raise UsageError(f"{flag} takes a share above 0 and up to 1, not '{value}'")
         return [flag, value]
 
     return given
@@ -119,6 +130,8 @@ VLLM: dict[str, _Flags] = {
     "kv_cache_dtype": lambda value: ["--kv-cache-dtype", value],
     "prefix_caching": _switch("--enable-prefix-caching", "--no-enable-prefix-caching"),
     "chunked_prefill": _switch("--enable-chunked-prefill", "--no-enable-chunked-prefill"),
+    "gpu_memory_utilization": _share("--gpu-memory-utilization"),
+    "tensor_parallel": _number("--tensor-parallel-size"),
     "speculative": _vllm_speculative,
 }
 LLAMA_CPP: dict[str, _Flags] = {

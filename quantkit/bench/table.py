@@ -18,6 +18,8 @@ SHORT = {
     "kv_cache_dtype": "kv",
     "prefix_caching": "prefix",
     "chunked_prefill": "chunked",
+    "gpu_memory_utilization": "memory",
+    "tensor_parallel": "tp",
     "speculative": "draft",
 }
 _Column = tuple[str, Callable[[Row], str]]

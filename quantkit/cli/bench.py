@@ -126,7 +126,9 @@ def command(
     """Measure how fast checkpoints serve: latency, throughput, memory and cost.
 
     Flags to --sweep: max_num_seqs, max_num_batched_tokens, kv_cache_dtype, prefix_caching,
-    chunked_prefill (on, off), speculative (none, ngram:K, DIR:K, eagle:DIR:K).
+    chunked_prefill (on, off), gpu_memory_utilization, tensor_parallel, speculative (none, ngram:K,
+    suffix:K, mtp:K, DIR:K, eagle:DIR:K, eagle3:DIR:K, medusa:DIR:K). Several checkpoints get the
+    same requests at the same times, and are compared request by request.
     """
     from quantkit.cli import console, start
 
@@ -219,7 +221,7 @@ def _words(engine_args: str) -> list[str]:
 
 def _show(bench: "Bench") -> None:
     """A table a model, then what failed and what to serve with."""
-    from quantkit.bench import table
+    from quantkit.bench import compare, table
     from quantkit.cli import console
 
     narrow = shutil.get_terminal_size().columns < WIDE
@@ -247,6 +249,9 @@ def _show(bench: "Bench") -> None:
     if bench.target or any(row.setting for row in bench.rows):
         chosen = [(choice.model, table.chosen(choice)) for choice in bench.choices]
         console.print_lines("Serve with", chosen)
+    if bench.comparisons:
+        told = [(f"{one.model}, {one.load}", compare.words(one)) for one in bench.comparisons]
+        console.print_lines("Compared with the first, request by request", told)
     if bench.notes:
         console.print_lines("Notes", [("-", note) for note in bench.notes])
 

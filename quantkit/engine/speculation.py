@@ -44,7 +44,9 @@ def vllm_config(
     return result
 
 
-def llama_cpp_flags(kind: Kind, model: str, n_tokens: int) -> list[tuple[str, str]]:
+def llama_cpp_flags(
+    kind: Kind, model: str, n_tokens: int, sampling: str | None = None
+) -> list[tuple[str, str]]:
     """Flags of `llama-server`."""
     names = {
         "ngram": "ngram-simple",
@@ -60,7 +62,8 @@ def llama_cpp_flags(kind: Kind, model: str, n_tokens: int) -> list[tuple[str, st
         return found
     if kind != "mtp":
         found.append(("--model-draft", model))
-    return [*found, ("--spec-draft-n-max", str(n_tokens))]
+    found.append(("--spec-draft-n-max", str(n_tokens)))
+    return [*found, ("--spec-draft-sampling", sampling)] if sampling else found
 
 
 def head_kind(place: Path) -> Kind:

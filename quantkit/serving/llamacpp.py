@@ -80,7 +80,10 @@ def _draft(draft: Draft, on_gpu: bool) -> Iterator[Flag]:
         why["--spec-type"] = "guesses from what stood after the same words before"
     if draft.kind == "mtp":
         why["--spec-type"] = "the model's own layers for it guess the next tokens"
-    for words in speculation.llama_cpp_flags(draft.kind, draft.model, draft.n_tokens):
+    why["--spec-draft-sampling"] = "how the guessing model proposes"
+    for words in speculation.llama_cpp_flags(
+        draft.kind, draft.model, draft.n_tokens, draft.sampling
+    ):
         yield Flag(words, why[words[0]])
     if on_gpu and draft.target is not None:
         yield Flag(("--spec-draft-ngl", ALL_LAYERS), "the guessing model on the GPU too")

@@ -70,8 +70,7 @@ def open_target(path: Path) -> Target:
     if path.suffix == ".gguf" and path.is_file():
         if _is_ours(path):
             return open_target(path.parent)
-        longest = _context_of(path)
-        return Target(str(path), path.stem, None, None, True, can_chat=True, longest=longest)
+        return _file(path)
     if not path.is_dir():
         raise CheckpointError(f"there is no folder {path}; give a checkpoint's, or a GGUF file")
     can_chat = (path / "chat_template.jinja").is_file() or _has_template(path)
@@ -117,13 +116,16 @@ def _folder(path: Path, recipe: Recipe | None, can_chat: bool) -> Target:
     )
 
 
-def _context_of(path: Path) -> int | None:
-    """What a GGUF file says of its context."""
+def _file(path: Path) -> Target:
+    """A GGUF file that others made."""
     from quantkit.gguf.reader import read_file
+    from quantkit.serving.gguf_files import described
 
-    metadata = read_file(path).metadata
-    found = metadata.get(f"{metadata.get('general.architecture')}.context_length")
-    return found if isinstance(found, int) and found > 0 else None
+    file = read_file(path)
+    found = file.metadata.get(f"{file.metadata.get('general.architecture')}.context_length")
+    longest = found if isinstance(found, int) and found > 0 else None
+    shape, recipe = described(file) or (None, None)
+    return Target(str(path), path.stem, shape, recipe, True, can_chat=True, longest=longest)
 
 
 def _recipe(manifest: dict[str, Any], path: Path) -> AnyRecipe:
