@@ -71,6 +71,8 @@ class Asked:
     limits: Limits = NO_LIMITS
     shared_prefix: int = 0
     host: Host | None = None
+    in_depth: bool = True
+    """Whether what would change the answer is looked for, where there is one."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def answer(asked: Asked) -> Answers:
             question = _measured(question, asked.bench, asked.gpus[0])
         for gpu in asked.gpus:
             priced = question.but(gpu_hour=_price(asked, gpu))
-            alone = len(asked.gpus) == 1
+            alone = len(asked.gpus) == 1 and asked.in_depth
             found.append(recommend(_for_gpu(priced, asked, gpu), gpu, in_depth=alone))
     notes = tuple(_notes(asked, found, guess))
     if len(models) > 1:
