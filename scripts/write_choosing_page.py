@@ -1,4 +1,5 @@
-"""Write what `quantkit recommend` prints into docs/choosing.md, below each command shown there.
+"""Write what `quantkit recommend` prints into docs/choosing.md, below each command shown there, and
+the table of thirty questions.
 
 python scripts/write_choosing_page.py
 """
@@ -12,11 +13,18 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import questions
+
 from quantkit.advise import sizes
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "choosing.md"
 SHOWN = re.compile(r"```\n\$ quantkit (recommend [^\n]*)\n(.*?)```", re.S)
+
+
+TABLE = re.compile(r"(<!-- questions -->\n).*?(\n<!-- /questions -->)", re.S)
 
 
 def prepare(folder: Path) -> None:
@@ -54,6 +62,8 @@ def main() -> None:
             lambda found: f"```\n$ quantkit {found[1]}\n{printed(found[1], folder)}\n```",
             PAGE.read_text(encoding="utf-8"),
         )
+        answers = questions.table(folder)
+        text = TABLE.sub(lambda found: f"{found[1]}{answers}{found[2]}", text)
     PAGE.write_text(text, encoding="utf-8")
 
 

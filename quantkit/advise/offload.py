@@ -20,7 +20,7 @@ from quantkit.hardware import gpus
 from quantkit.hardware.gpus import GPU
 from quantkit.recipe import GGUFRecipe
 
-UNIFIED = ("Jetson", "DGX Spark", "GH200", "GB200")
+UNIFIED = ("Jetson", "DGX Spark", "GH200", "GB200", "Ryzen")
 """Devices whose GPU has the host's memory already, or reaches it by another way than PCIe."""
 DESKTOP_BYTES = 33 << 30
 """GPUs up to this size are taken to sit in a desktop."""

@@ -30,3 +30,12 @@ def test_the_page_shows_what_is_printed(run_cli, monkeypatch, tmp_path, command,
 def words(text: str) -> list[str]:
     """Without line breaks and rules, which depend on the terminal."""
     return [word for word in text.split() if not set(word) <= {"─"}]
+
+
+def test_thirty_questions_have_the_answers_of_today(tmp_path):
+    questions = script.questions
+    assert len(questions.QUESTIONS) == 30
+    answers = questions.table(tmp_path)
+    assert script.TABLE.search(script.PAGE.read_text())[0].split("\n", 1)[1].startswith(answers), (
+        "run: make docs"
+    )
