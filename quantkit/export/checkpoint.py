@@ -103,4 +103,5 @@ class Checkpoint:
             yield f"{module}.weight", self.weight(module).to(dtype)
         for name, tensor in self.tensors.items():
             if name not in quantized:
-                yield name, tensor.read().to(dtype)
+                values = tensor.read()
+                yield name, values.to(dtype) if values.is_floating_point() else values

@@ -4,23 +4,58 @@ import fnmatch
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import SourceError
-from quantkit.model.headers import WEIGHT_TYPES, TensorSpec
-from quantkit.model.source import ModelSource
+from quantkit.model.headers import WEIGHT_TYPES, StoredTensor, TensorSpec
+from quantkit.model.source import ModelSource, read_config, read_tensors
 from quantkit.quiet import hushed
 
 if TYPE_CHECKING:
     import torch
 
+    from quantkit.model.links import Links
+
+HEAD = "lm_head"
 # In the name of a layer that belongs to one expert.
 EXPERT = re.compile(r"\.experts\.\d+\.")
-KNOWN_EXPERTS = (
-    "quantkit knows experts of gate_proj, up_proj and down_proj, as Qwen and GLM have them"
+ROUTERS = ("gate", "router", "wg")
+"""Parts of the names of what chooses experts."""
+SMALL = "a small projection, which serving engines keep in 16 bits"
+KEPT = {
+    "shared_expert_gate": "it weighs the shared expert, and serving engines keep it in 16 bits",
+    "in_proj_ba": SMALL,
+    "in_proj_a": SMALL,
+    "in_proj_b": SMALL,
+    "dt_proj": SMALL,
+    "x_proj": SMALL,
+    "weights_proj": "it weighs an indexer's heads, and serving engines keep it in 16 bits",
+    "f_a_proj": SMALL,
+    "f_b_proj": SMALL,
+    "g_a_proj": SMALL,
+    "g_b_proj": SMALL,
+    "b_proj": SMALL,
+    "per_layer_input_gate": SMALL,
+    "per_layer_projection": SMALL,
+}
+"""Linear layers within blocks that no recipe means, and why."""
+OUTSIDE = "outside the decoder blocks"
+NOT_BUILT = "not part of the model as transformers builds it, such as a head that predicts ahead"
+SHARED = "shared between blocks"
+OTHER_KIND = "not a plain linear layer"
+TOWER = re.compile(r"(vision|visual|audio|video|image|multi_modal|mm_projector|patch_merge)\w*")
+"""In the names of parts that see or hear, and of what brings their output to the language part."""
+CHOSEN = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_topk",
+    "moe_k",
+    "top_k_experts",
+    "moe_top_k",
 )
+"""Keys of configs that tell to how many experts a token goes."""
 # Written by old checkpoints, computed by every present loader.
 IGNORABLE = ("*.rotary_emb.inv_freq", "*.attn.bias", "*.attn.masked_bias")
 
@@ -41,47 +76,47 @@ class Architecture:
     """Modules that choose experts. They are small, decide much, and are never quantised."""
     chosen_share: float = 1.0
     """Of a block's experts, those that a token goes to."""
+    kept: Mapping[str, str] = field(default_factory=dict)
+    """Other layers that are never quantised, with the reason."""
+    n_vocabulary: int = 0
+    """Rows of the embedding."""
+    head: str = HEAD
+    """What files call the output head, which recipes know as lm_head."""
 
     @classmethod
-    def of(cls, folder: Path, trust_remote_code: bool = False) -> "Architecture":
-        """Build the skeleton of the model in `folder` and look at it."""
-        import torch
+    def of(
+        cls,
+        folder: Path,
+        trust_remote_code: bool = False,
+        tensors: Mapping[str, StoredTensor] | None = None,
+    ) -> "Architecture":
+        """Build the skeleton of the model in `folder` and look at it.
 
+        Names are those of its files; of `tensors`, where these are known already.
+        """
+        from quantkit.model import links
+
+        config = read_config(folder)
+        if tensors is None:
+            tensors = stored_tensors(folder, config)
+        names = links.parameter_names(tensors, "quantization_config" in config)
         model = skeleton(folder, trust_remote_code)
-        state = model.state_dict()
-        tied = {
-            name: owner
-            for name, owner in (getattr(model, "all_tied_weights_keys", None) or {}).items()
-            if name in state
-        }
-        shapes = _separate_experts(folder, {n: tuple(t.shape) for n, t in state.items()})
-        routers = find_routers(folder, shapes)
-        found = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-        linears = {
-            module: (shape[0], shape[1])
-            for module, shape in _weights(shapes)
-            if module not in routers and (module in found or EXPERT.search(module))
-        }
-        if not linears:
-            raise SourceError(
-                f"{folder}: {type(model).__name__} has no Linear layers, "
-                "so there is nothing that quantkit could quantise"
-            )
-        shares = [
-            int(getattr(model.config, "num_experts_per_tok", 0) or shape[0]) / shape[0]
-            for name, shape in ((n, tuple(t.shape)) for n, t in state.items())
-            if routers and len(shape) == 3 and "expert" in name
-        ]
-        share = min(1.0, *shares) if shares else 1.0
-        return cls(shapes, linears, tied, list(attentions(model)), routers, share)
+        found = links.Links.of(model, names or usual_names(model))
+        return _look(model, found, names, folder)
+
+    @property
+    def never(self) -> list[str]:
+        """Modules that serving engines must be told to leave in 16 bits."""
+        return [*self.routers, *self.kept]
 
     def matching(self, targets: list[str], ignore: list[str]) -> list[str]:
         """Linear layers that a recipe means, in the model's order."""
-        return [n for n in self.linears if _matches(n, targets) and not _matches(n, ignore)]
+        usual = {name: HEAD if name == self.head else name for name in self.linears}
+        return [n for n, u in usual.items() if _matches(u, targets) and not _matches(u, ignore)]
 
     def check(self, source: ModelSource) -> list[str]:
         """Compare the config with the tensors; returns names that the config does not know."""
-        problems, missing = [], []
+        problems = []
         unknown = [
             name
             for name in source.tensors
@@ -89,24 +124,16 @@ class Architecture:
         ]
         for name, shape in self.shapes.items():
             stored = source.tensors.get(name)
-            if stored is None and EXPERT.search(name):
-                raise SourceError(
-                    f"{source.folder} stores its experts in another form ({name} is missing); "
-                    f"{KNOWN_EXPERTS}"
-                )
             if stored is None:
                 if name not in self.tied or self.tied[name] not in source.tensors:
-                    missing.append(name)
                     problems.append(f"{name} is missing")
             elif stored.shape != shape:
                 problems.append(f"{name} is {list(stored.shape)} where config.json says {shape}")
-            elif stored.dtype not in WEIGHT_TYPES:
+            elif name.endswith(".weight") and stored.dtype not in WEIGHT_TYPES:
                 problems.append(f"{name} is {stored.dtype}, not one of {', '.join(WEIGHT_TYPES)}")
         for name, tensor in source.tensors.items():
             if tensor.dtype.startswith("F8") and name not in self.shapes:
                 problems.append(f"{name} is {tensor.dtype}: part of a quantised model")
-        if len(problems) == len(missing):
-            self._refuse_renamed(source, missing, unknown)
         if problems:
             rest = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
             raise SourceError(
@@ -114,26 +141,6 @@ class Architecture:
                 f"{'; '.join(problems[:3])}{rest}"
             )
         return unknown
-
-    def _refuse_renamed(
-        self, source: ModelSource, missing: Sequence[str], unknown: Sequence[str]
-    ) -> None:
-        """Stop where all that is missing seems to be there by other names, as in GPT-NeoX."""
-        others = {name: source.tensors[name].shape for name in unknown}
-        pairs = []
-        for name in missing:
-            own = next((n for n, shape in others.items() if shape == self.shapes[name]), None)
-            if own is None:
-                return
-            del others[own]
-            pairs.append((own, name))
-        if pairs:
-            own, name = pairs[0]
-            raise SourceError(
-                f"{source.folder} stores {own} where transformers has {name}: families whose "
-                f"tensors get other names as they are loaded ({source.config.get('model_type')}) "
-                "cannot be quantised here; choose a model of another family"
-            )
 
     def stored(self, source: ModelSource) -> list[TensorSpec]:
         """Tensors that a checkpoint of this model carries: tied ones once, leftovers not at all."""
@@ -154,21 +161,15 @@ def skeleton(
     skeleton that will be run is built in the type it will run in.
     """
     from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     try:
         with hushed("transformers"), init_empty_weights(include_buffers=False):
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-            if hasattr(config, "quantization_config"):
-                del config.quantization_config  # else transformers builds quantised layers
-            # The fused attention drops soft-capping (Gemma 2) without a word.
-            capped = getattr(config, "attn_logit_softcapping", None)
-            model = AutoModelForCausalLM.from_config(
-                config,
-                trust_remote_code=trust_remote_code,
-                attn_implementation="eager" if capped else "sdpa",
-                **({} if dtype is None else {"dtype": dtype}),
-            )
+            for part in (config, config.get_text_config()):
+                if hasattr(part, "quantization_config"):
+                    del part.quantization_config  # else transformers builds quantised layers
+            model = _build(config, trust_remote_code, {} if dtype is None else {"dtype": dtype})
     except Exception as error:  # a config is somebody else's input; anything may be wrong with it
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise SourceError(
@@ -176,6 +177,169 @@ def skeleton(
         ) from error
     model.tie_weights()
     return model.eval()
+
+
+def _build(config: Any, trust_remote_code: bool, arguments: dict[str, Any]) -> Any:
+    """With the fused attention where the family has one, else with its own plain one."""
+    import transformers
+
+    named = (getattr(config, "architectures", None) or [""])[0]
+    own = getattr(transformers, named, None)
+    brings_code = trust_remote_code and hasattr(config, "auto_map")
+    if hasattr(own, "_from_config") and not brings_code:
+        build = own._from_config  # type: ignore[union-attr]
+    else:
+        build = transformers.AutoModelForCausalLM.from_config
+        arguments = arguments | {"trust_remote_code": trust_remote_code}
+    # The fused attention drops soft-capping (Gemma 2) without a word.
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    if not capped:
+        try:
+            return build(config, attn_implementation="sdpa", **arguments)
+        except (ValueError, ImportError) as error:
+            if "attention" not in str(error).lower():
+                raise
+    return build(config, attn_implementation="eager", **arguments)
+
+
+def text_part(model: Any) -> tuple[str, Any]:
+    """The name and the module of what reads text: the decoder, without head and towers."""
+    import torch
+
+    found = model.get_decoder() if hasattr(model, "get_decoder") else None
+    if not isinstance(found, torch.nn.Module) or found is model:
+        found = model.base_model
+    names = {id(module): name for name, module in model.named_modules()}
+    return names.get(id(found), ""), found
+
+
+def find_blocks(model: Any) -> tuple[str, Any]:
+    """The name and the list of a model's decoder blocks."""
+    import torch
+
+    prefix, text = text_part(model)
+    n_blocks = getattr(model.config.get_text_config(), "num_hidden_layers", 0)
+    lists = [
+        (f"{prefix}.{name}".strip("."), module)
+        for name, module in text.named_modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module) == n_blocks
+    ]
+    # Lists within blocks, such as experts, may happen to be as long.
+    outer = [(n, m) for n, m in lists if not any(n.startswith(f"{o}.") for o, _ in lists)]
+    if len(outer) != 1:
+        raise SourceError(
+            f"{type(model).__name__} is not supported: {len(outer)} of its lists of modules have "
+            f"the {n_blocks} entries that its config gives as num_hidden_layers, where one is "
+            "needed to find its decoder blocks"
+        )
+    return outer[0]
+
+
+def stored_tensors(folder: Path, config: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """The tensors of a folder with separate experts; none where it has no weights."""
+    from quantkit.model import fused
+
+    try:
+        found = read_tensors(folder)
+    except SourceError:
+        return {}
+    return fused.separated(found, config)
+
+
+def usual_names(model: Any) -> dict[str, tuple[int, ...]]:
+    """The names that transformers would save this model with."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    from quantkit.model import fused
+
+    saved = revert_weight_conversion(model, model.state_dict())
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    shapes = {name: tuple(t.shape) for name, t in saved.items() if name not in tied}
+    stored = {n: StoredTensor(n, "BF16", shape, Path(), 0) for n, shape in shapes.items()}
+    separate = fused.separated(stored, model.config.to_dict())
+    return {name: tensor.shape for name, tensor in separate.items()}
+
+
+def _look(
+    model: Any, links: "Links", names: Mapping[str, tuple[int, ...]], folder: Path
+) -> Architecture:
+    """What a skeleton and its links to stored tensors show."""
+    import torch
+
+    from quantkit.model import experts
+
+    fused_experts = experts.fused(model)
+    n_vocabulary = int(model.get_input_embeddings().weight.shape[0])
+    caches = list(attentions(model))
+    experts.separate(model, folder)
+    experts.stack(model, dict(links.stacked))
+    blocks, _ = find_blocks(model)
+    state = model.state_dict()
+    tied = {
+        links.stored.get(name, name): links.stored.get(owner, owner)
+        for name, owner in (getattr(model, "all_tied_weights_keys", None) or {}).items()
+        if name in state
+    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, tensor in state.items():
+        if name in links.made:
+            shapes |= {n: names[n] for n in links.made[name].names() if n in names}
+        else:
+            shapes[links.stored.get(name, name)] = tuple(tensor.shape)
+    modules = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+    inside = {n: links.module(n) for n in modules if n.startswith(f"{blocks}.")}
+    routers = find_routers(folder, {n: s for n, s in shapes.items() if not n.endswith(".bias")})
+    kept: dict[str, str] = {}
+    linears: dict[str, tuple[int, int]] = {}
+    head = model.get_output_embeddings()
+    for name, module in modules.items():
+        own = links.module(name)
+        if own in routers:
+            continue
+        last = name.rpartition(".")[2]
+        if module is not head and name not in inside:
+            kept[own] = OUTSIDE
+        elif f"{name}.weight" in links.made or type(module).forward is not torch.nn.Linear.forward:
+            kept[own] = OTHER_KIND
+        elif name in inside and f"{own}.weight" in tied:
+            kept[own] = SHARED
+        elif name in inside and last in KEPT:
+            kept[own] = KEPT[last]
+        else:
+            linears[own] = (module.weight.shape[0], module.weight.shape[1])
+    shared = {tied[name].removesuffix(".weight") for name in tied} & set(inside.values())
+    kept |= dict.fromkeys(shared, SHARED)
+    linears = {name: shape for name, shape in linears.items() if name not in shared}
+    if not any(own in linears for own in inside.values()):
+        raise SourceError(
+            f"{folder}: the blocks of {type(model).__name__} have no Linear layers, "
+            "so there is nothing that quantkit could quantise"
+        )
+    kept |= {
+        name.removesuffix(".weight"): NOT_BUILT
+        for name in links.unknown
+        if name.endswith(".weight") and len(names.get(name, ())) == 2
+    }
+    kept |= _towers(kept)
+    share = 1.0
+    if fused_experts:
+        most = max(found.n_experts for found in fused_experts.values())
+        text = model.config.get_text_config()
+        chosen = next((int(n) for key in CHOSEN if (n := getattr(text, key, None))), most)
+        share = min(1.0, chosen / most)
+    caches = [links.module(name) for name in caches if name.startswith(f"{blocks}.")]
+    own_head = next((links.module(name) for name, m in modules.items() if m is head), HEAD)
+    return Architecture(shapes, linears, tied, caches, routers, share, kept, n_vocabulary, own_head)
+
+
+def _towers(kept: Mapping[str, str]) -> dict[str, str]:
+    """Patterns for whole parts of the model, which engines may know by other names within."""
+    parts: dict[str, str] = {}
+    for name, reason in kept.items():
+        found = TOWER.search(name)
+        if reason == OUTSIDE and found is not None:
+            parts[f"re:.*{found[0]}.*"] = OUTSIDE
+    return parts
 
 
 def attentions(module: "torch.nn.Module") -> "dict[str, torch.nn.Module]":
@@ -192,48 +356,29 @@ def attentions(module: "torch.nn.Module") -> "dict[str, torch.nn.Module]":
     }
 
 
-def _separate_experts(
-    folder: Path, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, tuple[int, ...]]:
-    """Parameters as checkpoints store them: every expert has linear layers of its own.
-
-    transformers holds all experts of a block in two tensors, [experts, rows, columns], and takes
-    them apart when it saves.
-    """
-    result: dict[str, tuple[int, ...]] = {}
-    for name, shape in shapes.items():
-        if len(shape) < 3 or "expert" not in name:
-            result[name] = shape
-            continue
-        experts, _, last = name.rpartition(".")
-        both, down = (shapes.get(f"{experts}.{part}", ()) for part in ("gate_up_proj", "down_proj"))
-        known = last in ("gate_up_proj", "down_proj") and len(both) == len(down) == 3
-        # Some families store the transpose; their checkpoints have other names too.
-        if not known or both != (down[0], 2 * down[2], down[1]):
-            raise SourceError(
-                f"{folder} is a mixture of experts of an unknown layout ({name} {list(shape)}); "
-                f"{KNOWN_EXPERTS}"
-            )
-        if last == "gate_up_proj":
-            n_experts, rows, columns = down
-            for index in range(n_experts):
-                result[f"{experts}.{index}.gate_proj.weight"] = (columns, rows)
-                result[f"{experts}.{index}.up_proj.weight"] = (columns, rows)
-                result[f"{experts}.{index}.down_proj.weight"] = (rows, columns)
-    return result
-
-
 def find_routers(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """What stands beside a block's experts and is called gate or router."""
-    weights = [module for module, _ in _weights(shapes)]
-    blocks = dict.fromkeys(EXPERT.split(module)[0] for module in weights if EXPERT.search(module))
+    """What stands beside a block's experts and chooses among them: by its name, or by its shape."""
+    weights = _weights(shapes)
+    numbers: dict[str, int] = {}
+    for module, _ in weights:
+        if found := EXPERT.search(module):
+            block = module[: found.start()]
+            numbers[block] = max(numbers.get(block, 0), int(found[0].split(".")[2]) + 1)
     routers = []
-    for block in blocks:
-        beside = [m for m in weights if m.startswith(f"{block}.") and not EXPERT.search(m)]
-        found = [m for m in beside if m.endswith(("gate", "router"))]
-        if not found:
-            raise SourceError(f"{folder}: {block} has experts but no router that quantkit knows")
-        routers += found
+    for block, n_experts in numbers.items():
+        beside = [
+            (module, shape)
+            for module, shape in weights
+            if module.startswith(f"{block}.") and not EXPERT.search(module)
+        ]
+        named = [m for m, _ in beside if set(ROUTERS) & set(m.removeprefix(block).split("."))]
+        found_routers = named or [m for m, shape in beside if shape[0] == n_experts]
+        if not found_routers:
+            raise SourceError(
+                f"{folder}: {block} has {n_experts} experts, but nothing beside them is called "
+                f"{' or '.join(ROUTERS)} or has {n_experts} rows: quantkit finds no router there"
+            )
+        routers += found_routers
     return tuple(routers)
 
 

@@ -2,11 +2,13 @@
 
 transformers holds all experts of a block in two tensors and multiplies with slices of them. Layers
 can be loaded, rounded and watched one by one, so a model that is computed with has those instead.
+What happens between the layers (a clamp, an activation with one added) stays the family's own code.
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,64 +17,148 @@ from torch import nn
 
 from quantkit.errors import SourceError
 
-ARGUMENTS = ["hidden_states", "top_k_index", "top_k_weights"]
 LEAST_SHARE = 64
 """While calibrating, one token of so many goes to every expert, also where its router sends fewer:
 an expert that calibration never meets would be rounded blindly, and may be met in serving."""
 
 
-class Expert(nn.Module):
-    """A gated layer of one expert."""
+@dataclass(frozen=True)
+class Fused:
+    """All experts of a block as transformers holds them."""
 
-    def __init__(self, width: int, inner: int, dtype: torch.dtype, device: torch.device) -> None:
+    module: Any
+    n_experts: int
+    width: int
+    inner: int
+    gated: bool
+    biased: bool
+    alternating: bool
+    """Rows of gate and up take turns."""
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "Fused | None":
+        """What a module is by its parameters; None where they are not those of experts."""
+        own = {n: p for n, p in module.named_parameters(recurse=False) if p.ndim == 3}
+        first = own.get("gate_up_proj", own.get("up_proj"))
+        down = own.get("down_proj")
+        if first is None or down is None:
+            return None
+        gated = "gate_up_proj" in own
+        n_parts = 2 if gated else 1
+        n_experts, height, width = first.shape
+        transposed = (height, width) != (n_parts * down.shape[2], down.shape[1])
+        if transposed:
+            height, width = width, height
+        return cls(
+            module,
+            n_experts,
+            width,
+            height // n_parts,
+            gated,
+            any(n.endswith("_bias") for n, _ in module.named_parameters(recurse=False)),
+            not getattr(module, "is_concatenated", True),
+        )
+
+
+def fused(model: nn.Module) -> dict[str, Fused]:
+    """Every block's experts, by the name of their module."""
+    found = ((name, Fused.of(module)) for name, module in model.named_modules())
+    return {name: experts for name, experts in found if experts is not None}
+
+
+class Expert(nn.Module):
+    """The layers of one expert."""
+
+    def __init__(self, experts: Fused) -> None:
         super().__init__()
-        kind: dict[str, Any] = {"bias": False, "dtype": dtype, "device": device}
-        self.gate_proj = nn.Linear(width, inner, **kind)
-        self.up_proj = nn.Linear(width, inner, **kind)
-        self.down_proj = nn.Linear(inner, width, **kind)
+        down = experts.module.down_proj
+        kind: dict[str, Any] = {"bias": experts.biased, "dtype": down.dtype, "device": down.device}
+        if experts.gated:
+            self.gate_proj = nn.Linear(experts.width, experts.inner, **kind)
+        self.up_proj = nn.Linear(experts.width, experts.inner, **kind)
+        self.down_proj = nn.Linear(experts.inner, experts.width, **kind)
+
+
+@dataclass(frozen=True)
+class _Shell:
+    """A module that is not a part of the one that uses it."""
+
+    module: Any
 
 
 class Experts(nn.Module):
     """Takes the place of transformers' own, with the same arguments and result."""
 
-    def __init__(self, fused: Any) -> None:
+    def __init__(self, experts: Fused, arguments: Sequence[str]) -> None:
         super().__init__()
-        self.act_fn = fused.act_fn
-        n_experts, width, inner = fused.down_proj.shape
-        for index in range(n_experts):
-            expert = Expert(width, inner, fused.down_proj.dtype, fused.down_proj.device)
-            self.add_module(str(index), expert)
-
-        self.n_experts = n_experts
+        self.is_routed = len(arguments) == 3
+        """Whether each token comes with its experts; else every expert has rows of its own."""
+        self._arguments = tuple(arguments)
+        self.gated, self.alternating = experts.gated, experts.alternating
+        self.n_experts = experts.n_experts
+        # The family's own code for what stands between the layers, without its weights.
+        shell = object.__new__(type(experts.module))
+        shell.__dict__.update(experts.module.__dict__)
+        shell.__dict__["_parameters"] = {}
+        self._own = _Shell(shell)
+        for index in range(experts.n_experts):
+            self.add_module(str(index), Expert(experts))
         self.is_watched = False
         self.real: torch.Tensor | None = None
         """While watched, the places of tokens that are no padding; None where all are."""
 
-    def forward(
-        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-    ) -> torch.Tensor:
-        result = torch.zeros_like(hidden_states)
-        if self.real is not None:  # what becomes of padding matters to nobody
-            padded = torch.ones(len(top_k_index), dtype=torch.bool, device=top_k_index.device)
-            padded[self.real] = False
-            top_k_index = top_k_index.masked_fill(padded[:, None], -1)
-        for index in self._met(top_k_index):
-            tokens, places = torch.where(top_k_index == index)
-            inputs = hidden_states[tokens]
-            if self.is_watched:
-                inputs = torch.cat([inputs, hidden_states[self._others(len(tokens), result)]])
-            expert = cast("Expert", self.get_submodule(str(index)))
-            inner = self.act_fn(expert.gate_proj(inputs)) * expert.up_proj(inputs)
-            outputs = expert.down_proj(inner)[: len(tokens)] * top_k_weights[tokens, places, None]
-            result.index_add_(0, tokens, outputs.to(result.dtype))
-        return result
+    def forward(self, *values: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        given = dict(zip(self._arguments, values, strict=False)) | named
+        states, *routing = (given[name] for name in self._arguments)
+        flat = states.reshape(-1, states.shape[-1])
+        if self.is_routed:
+            index, weights = (part.reshape(len(flat), -1) for part in routing)
+            return self._routed(flat, index, weights).view(states.shape)
+        return self._in_rows(flat).view(states.shape)
 
-    def _met(self, top_k_index: torch.Tensor) -> list[int]:
-        """Experts that compute something."""
-        if self.is_watched:
-            return list(range(self.n_experts))
-        counts = torch.bincount(top_k_index.flatten(), minlength=self.n_experts)
-        return [index for index, n in enumerate(counts.tolist()) if n]
+    def expert(self, index: int) -> Expert:
+        return cast("Expert", self.get_submodule(str(index)))
+
+    def _run(self, index: int, inputs: torch.Tensor) -> torch.Tensor:
+        expert = self.expert(index)
+        if not self.gated:
+            inner = self._own.module.act_fn(expert.up_proj(inputs))
+            return cast("torch.Tensor", expert.down_proj(inner))
+        gate, up = expert.gate_proj(inputs), expert.up_proj(inputs)
+        if not hasattr(self._own.module, "_apply_gate"):
+            inner = self._own.module.act_fn(gate) * up
+        elif self.alternating:
+            inner = self._own.module._apply_gate(torch.stack((gate, up), -1).flatten(-2))
+        else:
+            inner = self._own.module._apply_gate(torch.cat((gate, up), -1))
+        return cast("torch.Tensor", expert.down_proj(inner))
+
+    def _routed(
+        self, states: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        result = torch.zeros_like(states)
+        if self.real is not None:  # what becomes of padding matters to nobody
+            padded = torch.ones(len(index), dtype=torch.bool, device=index.device)
+            padded[self.real] = False
+            index = index.masked_fill(padded[:, None], self.n_experts)
+        # Sorted once, so that each expert's tokens lie together.
+        flat = index.flatten()
+        order = flat.argsort(stable=True)
+        counts = torch.bincount(flat, minlength=self.n_experts + 1)[: self.n_experts].tolist()
+        tokens = order.div(index.shape[1], rounding_mode="floor")
+        factors = weights.flatten()[order, None]
+        start = 0
+        for place, n_tokens in enumerate(counts):
+            mine = tokens[start : start + n_tokens]
+            inputs = states[mine]
+            if self.is_watched:
+                inputs = torch.cat([inputs, states[self._others(n_tokens, states)]])
+            if len(inputs):
+                outputs = self._run(place, inputs)[:n_tokens]
+                outputs = outputs * factors[start : start + n_tokens]
+                result.index_add_(0, mine, outputs.to(result.dtype))
+            start += n_tokens
+        return result
 
     def _others(self, n_tokens: int, states: torch.Tensor) -> torch.Tensor:
         """Places of tokens that an expert sees beside its own, evenly spread."""
@@ -81,6 +167,34 @@ class Experts(nn.Module):
             places = torch.arange(len(states), device=states.device)
         n_missing = max(0, -(-len(places) // LEAST_SHARE) - n_tokens)
         return places[torch.arange(n_missing, device=places.device) * LEAST_SHARE]
+
+    def _in_rows(self, states: torch.Tensor) -> torch.Tensor:
+        """As Llama 4 calls its experts: all tokens for each, zero where they are not its own."""
+        by_expert = states.view(self.n_experts, -1, states.shape[-1])
+        result = torch.zeros_like(by_expert)
+        everybody = by_expert.sum(0) if self.is_watched else None
+        for place in range(self.n_experts):
+            mine = by_expert[place].any(-1).nonzero().flatten()
+            inputs = by_expert[place, mine]
+            if everybody is not None:
+                inputs = torch.cat([inputs, everybody[self._others(len(mine), everybody)]])
+            if len(inputs):
+                result[place, mine] = self._run(place, inputs)[: len(mine)]
+        return result.view(states.shape)
+
+
+class Stack(nn.Module):
+    """Several linear layers above each other, where transformers has one for them."""
+
+    def __init__(self, linear: nn.Linear, parts: Sequence[str]) -> None:
+        super().__init__()
+        rows, columns = linear.weight.shape
+        kind: dict[str, Any] = {"dtype": linear.weight.dtype, "device": linear.weight.device}
+        for part in parts:
+            self.add_module(part, nn.Linear(columns, rows // len(parts), bias=False, **kind))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part(inputs) for part in self.children()], -1)
 
 
 @contextmanager
@@ -97,28 +211,24 @@ def watched(block: nn.Module, real: torch.Tensor | None) -> Iterator[None]:
 
 
 def separate(model: nn.Module, folder: Path) -> int:
-    """Give every expert layers of its own; returns how many blocks had experts.
-
-    `Architecture` has refused layouts other than gate and up above each other, then down.
-    """
-    fused = {
-        name: module
-        for name, module in model.named_modules()
-        if all(
-            getattr(getattr(module, p, None), "ndim", 0) == 3 for p in ("gate_up_proj", "down_proj")
-        )
-    }
-    for name, module in fused.items():
-        if list(inspect.signature(module.forward).parameters) != ARGUMENTS:
+    """Give every expert layers of its own; returns how many blocks had experts."""
+    found = fused(model)
+    for name, experts in found.items():
+        arguments = list(inspect.signature(experts.module.forward).parameters)
+        if len(arguments) not in (1, 3):
             raise SourceError(
-                f"{folder}: experts of {type(module).__name__} are called in another way than "
-                "quantkit knows; it cannot compute with this mixture"
+                f"{folder}: experts of {type(experts.module).__name__} are called with "
+                f"{', '.join(arguments)}, which quantkit does not know; it takes experts that get "
+                "hidden states, their indices and their weights"
             )
         parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, Experts(module))
-    return len(fused)
+        setattr(model.get_submodule(parent), last, Experts(experts, arguments))
+    return len(found)
 
 
-def _is_fused(module: nn.Module) -> bool:
-    parts = (getattr(module, name, None) for name in ("gate_up_proj", "down_proj"))
-    return all(isinstance(part, nn.Parameter) and part.ndim == 3 for part in parts)
+def stack(model: nn.Module, stacked: dict[str, tuple[str, ...]]) -> None:
+    """Take linear layers apart whose rows are stored as several."""
+    for name, parts in stacked.items():
+        parent, _, last = name.rpartition(".")
+        linear = cast("nn.Linear", model.get_submodule(name))
+        setattr(model.get_submodule(parent), last, Stack(linear, parts))

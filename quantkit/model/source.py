@@ -16,6 +16,7 @@ from typing import Any
 from quantkit import resources
 from quantkit.errors import SourceError
 from quantkit.home import expanded
+from quantkit.model import fused
 from quantkit.model.description import README
 from quantkit.model.headers import WEIGHT_TYPES as WEIGHT_TYPES
 from quantkit.model.headers import StoredTensor, read_header
@@ -45,11 +46,18 @@ class ModelSource:
     trust_remote_code: bool = False
     is_temporary: bool = False
     """Its folder is gone after the run: it stands for a model that was in memory."""
+    files: Mapping[str, StoredTensor] | None = None
+    """What its files hold, where `tensors` has it in another form (experts one by one)."""
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(tensor.size_bytes for tensor in self.tensors.values())
+        return sum(tensor.size_bytes for tensor in self.stored.values())
+
+    @property
+    def stored(self) -> Mapping[str, StoredTensor]:
+        """The tensors of its files, as they lie."""
+        return self.tensors if self.files is None else self.files
 
     @cached_property
     def fingerprint(self) -> str:
@@ -63,7 +71,7 @@ class ModelSource:
         for pattern in ("config.json", *TOKENIZER_FILES):
             for path in sorted(self.folder.glob(pattern)):
                 digest.update(path.name.encode() + path.read_bytes())
-        for tensor in sorted(self.tensors.values(), key=lambda t: t.name):
+        for tensor in sorted(self.stored.values(), key=lambda t: t.name):
             digest.update(f"{tensor.name} {tensor.dtype} {tensor.shape}".encode())
             part = bytearray(min(tensor.size_bytes, FINGERPRINT_BYTES))
             last = tensor.size_bytes - len(part)
@@ -107,7 +115,9 @@ class ModelSource:
         _refuse_links(folder)
         config = read_config(folder)
         check_kind(config, folder, trust_remote_code)
-        return cls(name, folder, commit, config, read_tensors(folder), trust_remote_code)
+        stored = read_tensors(folder)
+        tensors = fused.separated(stored, config)
+        return cls(name, folder, commit, config, tensors, trust_remote_code, files=stored)
 
 
 def side_files(folder: Path) -> list[Path]:
@@ -213,7 +223,17 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def context_of(config: Mapping[str, Any]) -> int:
     """The most tokens that a model of this config was made for."""
-    return int(config.get("max_position_embeddings") or 2048)
+    keys = ("max_position_embeddings", "n_positions", "model_max_length")
+    parts = (config, text_config(config))
+    return next((int(part[key]) for part in parts for key in keys if part.get(key)), 2048)
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config that describes the language model."""
+    for key in ("text_config", "llm_config", "language_config"):
+        if isinstance(part := config.get(key), dict):
+            return part
+    return config
 
 
 def check_kind(config: Mapping[str, Any], folder: Path, trust_remote_code: bool = False) -> None:
@@ -229,16 +249,12 @@ def check_kind(config: Mapping[str, Any], folder: Path, trust_remote_code: bool 
     architectures = [str(a) for a in (named if isinstance(named, list) else [named])]
     kind = ", ".join(architectures) or str(config.get("model_type", "unnamed"))
     if config.get("is_encoder_decoder") or not any(
-        a.endswith(("ForCausalLM", "LMHeadModel")) for a in architectures
+        a.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
+        for a in architectures
     ):
         raise SourceError(
-            f"{folder} is of an unsupported kind ({kind}); "
-            "quantkit takes decoder-only text models (…ForCausalLM)"
-        )
-    if "vision_config" in config or "audio_config" in config:
-        raise SourceError(
-            f"{folder} is of an unsupported kind ({kind} with images or sound); "
-            "quantkit takes text-only decoders"
+            f"{folder} is of an unsupported kind ({kind}); quantkit takes decoders that write "
+            "text, alone (…ForCausalLM) or behind a tower (…ForConditionalGeneration)"
         )
     if config.get("auto_map") and not trust_remote_code and not _is_native(config):
         raise SourceError(

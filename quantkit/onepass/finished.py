@@ -9,6 +9,7 @@ from quantkit import formats
 from quantkit.errors import MethodError
 from quantkit.export.folder import FolderWriter
 from quantkit.export.manifest import Layer
+from quantkit.model.blocks import Decoder
 from quantkit.onepass.delivery import Parcel
 from quantkit.onepass.journal import Journal
 from quantkit.onepass.result import BlockResult
@@ -23,32 +24,37 @@ class Finished:
     def __init__(
         self,
         index: int,
-        prefix: str,
+        decoder: Decoder,
         state: Mapping[str, torch.Tensor],
         plan: Plan,
         result: BlockResult,
     ) -> None:
-        self.plan, self.index, self.prefix = plan, index, prefix
+        self.plan, self.index = plan, index
+        stored = {name: decoder.stored(index, name) for name in state}
+        modules = {name: decoder.module(index, name) for name in result.linears}
         self.linears = {
-            name: (linear.damping, linear.fallback) for name, linear in result.linears.items()
+            modules[name]: (linear.damping, linear.fallback)
+            for name, linear in result.linears.items()
         }
         tensors: dict[str, torch.Tensor] = {}
-        scales = {f"{n}.folded": scale for n, scale in result.folded.items()}
+        scales = {f"{stored[n]}.folded": scale for n, scale in result.folded.items()}
         for name, linear in result.linears.items():
             tensors |= formats.pack(
-                self.prefix + name, linear.quantized, plan.recipe, linear.input_scale
+                modules[name], linear.quantized, plan.recipe, linear.input_scale
             )
             if linear.in_scale is not None:
-                scales[f"{name}.in_scale"] = linear.in_scale
+                scales[f"{modules[name]}.in_scale"] = linear.in_scale
             if linear.out_scale is not None:
-                scales[f"{name}.out_scale"] = linear.out_scale
+                scales[f"{modules[name]}.out_scale"] = linear.out_scale
         tensors |= result.kv_scales
         done = {f"{name}.weight" for name in result.linears}
         for name, tensor in state.items():
-            if name not in done:
-                tensors[self.prefix + name] = result.changed.get(name, tensor)
+            own = stored[name]
+            # What several tensors make is copied from these; what another block owns is its.
+            if own is not None and own in plan.names and name not in done:
+                tensors[own] = result.changed.get(name, tensor)
         self.tensors = Parcel(tensors)
-        self.scales = Parcel({self.prefix + n: scale.float() for n, scale in scales.items()})
+        self.scales = Parcel({n: scale.float() for n, scale in scales.items()})
         errors = [x for r in result.linears.values() for x in (r.relative_error, r.output_error)]
         self.errors = Parcel({"": torch.stack(errors).view(-1, 2)})
 
@@ -68,10 +74,8 @@ class Finished:
         for (name, (damping, fallback)), pair in zip(self.linears.items(), errors, strict=True):
             relative, output = pair
             if not max(relative, output) < float("inf"):
-                raise MethodError(
-                    f"{self.plan.recipe.method} gave non-finite values for {self.prefix}{name}"
-                )
-            layers[self.prefix + name] = Layer(
+                raise MethodError(f"{self.plan.recipe.method} gave non-finite values for {name}")
+            layers[name] = Layer(
                 relative_error=relative, output_error=output, damping=damping, fallback=fallback
             )
         return layers

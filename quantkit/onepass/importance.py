@@ -3,12 +3,13 @@
 This is the diagonal of G / n. llama.cpp calls the collection of all of them an importance matrix.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
 import torch
 
+from quantkit.model.architecture import EXPERT
 from quantkit.onepass.padding import Keep, real
 from quantkit.onepass.ranks import Ranks
 
@@ -23,11 +24,16 @@ class Importance:
         """Of the tokens that were watched, where it is known."""
 
     @contextmanager
-    def watching(self, block: torch.nn.Module, prefix: str, keep: Keep = None) -> Iterator[None]:
-        """Count the tokens of the forward pass within, at the positions to keep."""
+    def watching(
+        self, block: torch.nn.Module, name_of: Callable[[str], str], keep: Keep = None
+    ) -> Iterator[None]:
+        """Count the tokens of the forward pass within, at the positions to keep.
+
+        `name_of` gives the full name of a module of the block.
+        """
         alive: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
         handles = [
-            module.register_forward_pre_hook(partial(self._see, prefix + name, keep, alive))
+            module.register_forward_pre_hook(partial(self._see, name_of(name), keep, alive))
             for name, module in block.named_modules()
             if isinstance(module, torch.nn.Linear)
         ]
@@ -48,7 +54,8 @@ class Importance:
         (tensor,) = inputs
         # Layers that read one tensor share its sum; it is kept, so that no identity is used twice.
         if id(tensor) not in alive:
-            flat = real(tensor, keep).reshape(-1, tensor.shape[-1])
+            flat = tensor if EXPERT.search(name) else real(tensor, keep)
+            flat = flat.reshape(-1, tensor.shape[-1])
             norm = torch.linalg.vector_norm(flat, 2, 0, dtype=torch.float32)
             alive[id(tensor)] = tensor, norm.square(), len(flat)
         _, square, n_tokens = alive[id(tensor)]

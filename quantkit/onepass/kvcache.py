@@ -118,16 +118,16 @@ def _raise(largest: dict[str, torch.Tensor], name: str, seen: torch.Tensor) -> N
 
 
 def scales(
-    observer: Observer, result: "BlockResult", prefix: str, plan: "Plan"
+    observer: Observer, result: "BlockResult", name_of: Callable[[str], str], plan: "Plan"
 ) -> dict[str, torch.Tensor]:
-    """The scales that a checkpoint holds for one block, by their full names."""
+    """The scales that a checkpoint holds for one block, by the names that files have."""
     if not plan.kv_scales:
         return {}
     dtype = DTYPES[plan.kv_scales[0].dtype]
     found = {}
     for attention in observer.attentions:
         if attention not in observer.keys:
-            raise MethodError(f"{prefix}{attention} puts no keys and values into a cache")
+            raise MethodError(f"{name_of(attention)} puts no keys and values into a cache")
         keys, values = observer.keys[attention], observer.values[attention]
         projection = result.linears.get(f"{attention}.v_proj")
         if projection is not None and projection.out_scale is not None:
@@ -136,8 +136,8 @@ def scales(
             top = largest.max().to(dtype).reshape(1)
             if not top.isfinite():
                 raise MethodError(
-                    f"keys or values of {prefix}{attention} are not finite on this calibration "
+                    f"keys or values of {name_of(attention)} are not finite on this calibration "
                     "data; the source model is damaged, or overflows in this type"
                 )
-            found[f"{prefix}{attention}.{kind}_scale"], _ = grid.parameters(-top, top, GRID)
+            found[f"{name_of(attention)}.{kind}_scale"], _ = grid.parameters(-top, top, GRID)
     return found

@@ -19,7 +19,7 @@ from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import HardwareError, MethodError, RecipeError
 from quantkit.export.folder import FolderWriter
 from quantkit.export.manifest import Layer
-from quantkit.model.blocks import Decoder
+from quantkit.model.blocks import Call, Decoder
 from quantkit.model.source import ModelSource
 from quantkit.onepass import probe
 from quantkit.onepass.calibrated import solve
@@ -88,7 +88,7 @@ def quantize_blocks(
         gc.collect()
         torch.cuda.empty_cache()
         return quantize_blocks(*arguments, "always", importance, ranks)
-    prefix, perplexity = passed
+    written, perplexity = passed
     if not ranks.is_first:
         return []
     outcomes = [CalibratedOutcome(j.layers, j.scales, perplexity) for j in journals]
@@ -98,7 +98,7 @@ def quantize_blocks(
         takers = [
             writer
             for plan, writer in zip(plans, writers, strict=True)
-            if tensor.name in plan.names and not tensor.name.startswith(f"{prefix}.")
+            if tensor.name in plan.names and tensor.name not in written
         ]
         if takers:
             copy_tensor(tensor, takers, progress)
@@ -119,15 +119,15 @@ def _pass(
     on_host: bool,
     importance: Importance | None,
     ranks: Ranks,
-) -> tuple[str, float | None]:
-    """Take all streams through all blocks; returns the prefix of the blocks' names.
+) -> tuple[frozenset[str], float | None]:
+    """Take all streams through all blocks; returns the names of their tensors.
 
     And the perplexity of the calibration tokens, on the first rank.
     """
     decoder = Decoder.open(source, device)
     _require_blocks_only(decoder, plans)
     calibration = calibration.longest_first()
-    hidden, arguments, padding = _begin(decoder, calibration, ranks)
+    hidden, calls, padding = _begin(decoder, calibration, ranks)
     if on_host and device.type == "cuda":
         hidden.to_host()
     streams = streams_of(plans, hidden, importance)
@@ -139,7 +139,7 @@ def _pass(
     with Delivery() as delivery:
         for index, state in decoder.read_ahead(require_finite):
             visits = [
-                Visit(decoder, index, state, stream, arguments[index], padding, ranks)
+                Visit(decoder, index, state, stream, calls[index], padding, ranks)
                 for stream in streams
             ]
             followed.advance(visits)
@@ -147,7 +147,7 @@ def _pass(
             for some in [visits] if ranks.size > 1 else [[visit] for visit in visits]:
                 for i, result in _quantize(some, plans, writers, done, ranks):
                     if ranks.is_first:
-                        finished = Finished(index, visits[0].prefix, state, plans[i], result)
+                        finished = Finished(index, decoder, state, plans[i], result)
                         delivery.submit(partial(finished.deliver, writers[i], journals[i], status))
                 progress.advance(len(some))
     progress.finish()
@@ -155,13 +155,13 @@ def _pass(
         importance.add_up(ranks, device)
     states = followed.states
     if not ranks.is_first:
-        return decoder.prefix, None
-    return decoder.prefix, probe.perplexity(decoder, states, calibration, progress)
+        return decoder.written, None
+    return decoder.written, probe.perplexity(decoder, states, calibration, progress)
 
 
 def _begin(
     decoder: Decoder, calibration: CalibrationTokens, ranks: Ranks
-) -> tuple[HiddenStates, list[dict[str, object]], Padding]:
+) -> tuple[HiddenStates, list[Call], Padding]:
     """Hidden states of this rank's samples, every block's other arguments, and what is padding."""
     n_samples, length = calibration.ids.shape
     usual = max(1, TOKENS_PER_BATCH[decoder.device.type] // length)
@@ -169,10 +169,15 @@ def _begin(
     batch_size = min(usual, -(-n_samples // ranks.size))
     # One without samples takes any to learn the arguments, which are the same for all.
     ids = mine.ids if len(mine.ids) else calibration.ids[:1]
-    hidden, arguments = decoder.start(ids, batch_size)
+    hidden, calls = decoder.start(ids, batch_size, calibration.ids[:usual])
+    if ranks.size > 1 and any(call.carried or call.shared for call in calls):
+        raise HardwareError(
+            f"{type(decoder.model).__name__} hands more than hidden states from block to block, "
+            "which quantkit follows in one process only; call it without torchrun"
+        )
     states = HiddenStates(hidden if len(mine.ids) else [], decoder.device)
     padding = Padding.of(calibration, usual, decoder.device)
-    return states, arguments, padding.of_share(mine, batch_size, decoder.device)
+    return states, calls, padding.of_share(mine, batch_size, decoder.device)
 
 
 def _quantize(
@@ -228,7 +233,7 @@ def _require_another_way(
 
 def _require_blocks_only(decoder: Decoder, plans: Sequence[Plan]) -> None:
     for plan in plans:
-        outside = [n for n in plan.quantized if not n.startswith(f"{decoder.prefix}.")]
+        outside = [n for n in plan.quantized if f"{n}.weight" not in decoder.written]
         if outside:
             raise RecipeError(
                 f"recipe {plan.recipe.name}: {outside[0]} lies outside the decoder blocks, where "

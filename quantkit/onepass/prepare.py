@@ -241,7 +241,7 @@ def _check_experts(source: ModelSource, recipes: Sequence[AnyRecipe]) -> None:
 
 def _architecture(source: ModelSource, progress: Progress) -> Architecture:
     """The model's structure, checked against what is stored."""
-    architecture = Architecture.of(source.folder, source.trust_remote_code)
+    architecture = Architecture.of(source.folder, source.trust_remote_code, source.tensors)
     if not architecture.routers:
         refuse_experts(source.config, source.folder, "but quantkit finds no experts in it")
     for name in architecture.check(source):
@@ -294,12 +294,11 @@ def load_tokens(
     progress: Progress | None = None,
 ) -> CalibrationTokens:
     """The calibration tokens that were asked for, in the source's own vocabulary."""
-    embedding = next(iter(architecture.shapes.values()))
     model = Vocabulary(
         source.label,
         load_tokenizer(source.folder, source.trust_remote_code),
         source.context,
-        embedding[0],
+        architecture.n_vocabulary,
     )
     if choice.given is not None:
         return loading.part_of(choice.given, model, choice.n_samples, choice.length)

@@ -24,19 +24,27 @@ class Probe:
     own: torch.Tensor | None = None
     """Where every stream propagates, states that are carried along."""
     last: Visit | None = None
+    is_lost: bool = False
+    """Whether the samples could not be followed."""
 
     def advance(self, visits: Sequence[Visit]) -> None:
         """A block is about to be visited; the first stream is the source's own, if one is."""
         here = self.last = visits[0]
-        if not here.stream.propagates:
+        if not here.stream.propagates or self.is_lost:
+            return
+        if here.call.carried or here.call.shared:
+            self.own, self.is_lost = None, True  # what other blocks leave is not followed here
             return
         if self.own is None:
             self.own = here.first(SURPRISE_SAMPLES)
-        self.own = here.run(here.state, self.own)
+        arguments = here.call.of_first(len(self.own), here.decoder.device)
+        self.own = here.run(here.state, self.own, arguments)
 
     @property
-    def states(self) -> torch.Tensor:
-        """After the last block."""
+    def states(self) -> torch.Tensor | None:
+        """After the last block; None where they could not be followed."""
+        if self.is_lost:
+            return None
         if self.own is not None:
             return self.own
         assert self.last is not None
@@ -44,12 +52,17 @@ class Probe:
 
 
 def perplexity(
-    decoder: Decoder, states: torch.Tensor, calibration: CalibrationTokens, progress: Progress
+    decoder: Decoder,
+    states: torch.Tensor | None,
+    calibration: CalibrationTokens,
+    progress: Progress,
 ) -> float | None:
     """Of the samples that the probe followed.
 
     Only advice, so that nothing which goes wrong here stops a run.
     """
+    if states is None:
+        return None
     states = states[:, :SURPRISE_TOKENS]
     n_samples, length = states.shape[:2]
     if calibration.lengths is not None:
@@ -63,7 +76,7 @@ def perplexity(
         progress.detail(f"the perplexity of the calibration tokens is not known: {error}")
         return None
     found = math.exp(min(mean, 700.0)) if math.isfinite(mean) else None
-    guessing = float(decoder.model.config.vocab_size)
+    guessing = float(decoder.model.config.get_text_config().vocab_size)
     if found is not None and found > guessing / NOISE:
         progress.note(
             f"warning: the model's perplexity on the calibration tokens is {found:,.0f}, "

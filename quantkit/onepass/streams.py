@@ -4,12 +4,15 @@ Recipes that do not propagate share one stream, the source's own. One that propa
 of its own, which sees the recipe's own quantised blocks.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from quantkit.model.blocks import Call
 from quantkit.onepass.hidden import HiddenStates
 from quantkit.onepass.importance import Importance
 from quantkit.onepass.padding import Keep
@@ -26,12 +29,46 @@ class Stream:
     propagates: bool
     importance: Importance | None = None
     """Watches the source's own stream, if anybody wants to know."""
+    beside: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    """By batch, what the last block returned beside the hidden states."""
+    shared: dict[int, dict[str, MutableMapping[Any, Any]]] = field(default_factory=dict)
+    """By batch, what blocks leave for later ones (keys and values that several layers share)."""
 
     @contextmanager
-    def watching(self, block: torch.nn.Module, prefix: str, keep: Keep) -> Iterator[None]:
+    def watching(
+        self, block: torch.nn.Module, name_of: Callable[[str], str], keep: Keep
+    ) -> Iterator[None]:
         """Let the forward pass within be seen, at the positions to keep."""
-        with self.importance.watching(block, prefix, keep) if self.importance else nullcontext():
+        with self.importance.watching(block, name_of, keep) if self.importance else nullcontext():
             yield
+
+    def arguments(self, call: Call, place: int, device: torch.device) -> dict[str, Any]:
+        """What a block is called with for one batch."""
+        arguments = call.of_batch(place, device)
+        for name, output in call.carried.items():
+            arguments[name] = self.beside[place][output - 1]
+        for name in call.shared:
+            mine = self.shared.setdefault(place, {})
+            arguments[name] = mine.setdefault(name, UserDict())
+        return arguments
+
+    def first_arguments(self, call: Call, n_samples: int, device: torch.device) -> dict[str, Any]:
+        """The same for the first samples; what blocks leave for others is a copy."""
+        arguments = call.of_first(n_samples, device)
+        for name, output in call.carried.items():
+            arguments[name] = _first(self.beside[0][output - 1], n_samples)
+        for name in call.shared:
+            before = self.shared.get(0, {}).get(name, {})
+            arguments[name] = UserDict({k: _first(v, n_samples) for k, v in before.items()})
+        return arguments
+
+
+def _first(value: Any, n_samples: int) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value[:n_samples]
+    if isinstance(value, tuple | list):
+        return type(value)(_first(part, n_samples) for part in value)
+    return value
 
 
 def streams_of(

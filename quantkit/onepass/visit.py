@@ -15,7 +15,7 @@ from quantkit.errors import MethodError
 from quantkit.export.folder import FolderWriter
 from quantkit.families import geometry
 from quantkit.model import experts
-from quantkit.model.blocks import Decoder
+from quantkit.model.blocks import Call, Decoder
 from quantkit.model.shards import DTYPES
 from quantkit.onepass import feeders, kvcache
 from quantkit.onepass.calibrated import Work
@@ -38,53 +38,82 @@ class Visit:
     index: int
     state: dict[str, torch.Tensor]
     stream: Stream
-    arguments: dict[str, Any]
+    call: Call
     padding: Padding
     ranks: Ranks = field(default_factory=Ranks)
 
-    @property
-    def prefix(self) -> str:
-        return f"{self.decoder.name(self.index)}."
+    def module(self, name: str) -> str:
+        """What files call a module of this block."""
+        return self.decoder.module(self.index, name)
 
     @cached_property
     def samples(self) -> torch.Tensor:
         """Some inputs of the block, to try things on; the same on every rank."""
         return self.first(self.padding.n_samples(TOKENS_REPLAYED[self.decoder.device.type]))
 
+    @cached_property
+    def sample_arguments(self) -> dict[str, Any]:
+        """What the block is called with for them."""
+        return self.first_arguments(len(self.samples))
+
     def first(self, n_samples: int) -> torch.Tensor:
         """The first samples of all ranks."""
         n_samples = min(n_samples, len(self.padding.lengths))
         return self.ranks.first_samples(n_samples, self.stream.hidden.first)
 
-    def run(self, state: Mapping[str, torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
+    def first_arguments(self, n_samples: int) -> dict[str, Any]:
+        """What the block is called with for the first samples, before the stream moves on."""
+        return self.stream.first_arguments(self.call, n_samples, self.decoder.device)
+
+    def run(
+        self, state: Mapping[str, torch.Tensor], hidden: torch.Tensor, arguments: dict[str, Any]
+    ) -> torch.Tensor:
         """The block's output with these parameters."""
         with self.decoder.loaded(self.index, state) as block:
-            return self.decoder.run(block, hidden, self.arguments)
+            return self.decoder.run(block, hidden, arguments)
 
     def advance(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take the stream's hidden states through the block with these parameters."""
         with self.decoder.loaded(self.index, state) as block:
             for place, batch in self.stream.hidden:
-                with self.stream.watching(block, self.prefix, self.padding.keep[place]):
-                    output = self.decoder.run(block, batch, self.arguments)
+                with self.stream.watching(block, self.module, self.padding.keep[place]):
+                    output = self._pass(block, place, batch)
                 self.stream.hidden.replace(place, output)
+
+    def _pass(
+        self, block: torch.nn.Module, place: int, batch: torch.Tensor, goes_on: bool = True
+    ) -> torch.Tensor:
+        """A batch through the block; what it returns beside states is kept for the next one."""
+        arguments = self.stream.arguments(self.call, place, self.decoder.device)
+        output, beside = self.decoder.run_all(block, batch, arguments)
+        if goes_on and beside:
+            self.stream.beside[place] = beside
+        return output
 
     def observe(self, plans: Sequence[Plan], pending: Sequence[int]) -> "Observation":
         """Gather statistics for the pending recipes; a stream that does not propagate moves on."""
         decoder, hidden = self.decoder, self.stream.hidden
         smooths = any(plans[i].recipe.smooths for i in pending)
-        samples = self.samples if smooths else None  # before the stream moves on
-        quantised = {name.removeprefix(self.prefix) for i in pending for name in plans[i].quantized}
+        samples, arguments, alone = None, {}, {}
+        if smooths:  # before the stream moves on
+            samples, arguments = self.samples, self.sample_arguments
+            alone = self.first_arguments(1)
+        quantised = {name for i in pending for name in plans[i].quantized}
         with decoder.loaded(self.index, self.state) as block:
-            collector = Collector({n: m for n, m in block.named_modules() if n in quantised})
+            linears = {
+                name: module
+                for name, module in block.named_modules()
+                if isinstance(module, torch.nn.Linear) and self.module(name) in quantised
+            }
+            collector = Collector(linears)
             cached = kvcache.Observer.of(block, [plans[i] for i in pending])
             inputs_only = self.stream.propagates and not cached.attentions
             for place, batch in hidden:
                 keep = self.padding.keep[place]
-                seen = self.stream.watching(block, self.prefix, keep)
+                seen = self.stream.watching(block, self.module, keep)
                 watched = experts.watched(block, keep)
                 with collector.watching(keep, inputs_only), cached.watching(keep), seen, watched:
-                    output = decoder.run(block, batch, self.arguments)
+                    output = self._pass(block, place, batch, not self.stream.propagates)
                 if not self.stream.propagates:
                     hidden.replace(place, output)
                 del batch, output
@@ -97,12 +126,12 @@ class Visit:
                 found = feeders.find(
                     block,
                     collector.groups,
-                    lambda: decoder.run(block, one, self.arguments),
-                    geometry.head_dim(geometry.of_object(decoder.model.config)),
+                    lambda: decoder.run(block, one, alone),
+                    geometry.head_dim(geometry.of_object(decoder.model.config.get_text_config())),
                     self.padding.first(1),
                 )
                 found = self.ranks.share(found)
-        return Observation(self, collector, cached, found, samples)
+        return Observation(self, collector, cached, found, samples, arguments)
 
     def replay(self, plans: Sequence[Plan], writers: Sequence[FolderWriter]) -> None:
         """Go through a block that was finished before, from what was written of it."""
@@ -116,10 +145,14 @@ class Visit:
 
     def _stored(self, plan: Plan, writer: FolderWriter) -> dict[str, torch.Tensor]:
         device, state = self.decoder.device, {}
-        for name in self.decoder.tensors(self.index):
-            module = (self.prefix + name).removesuffix(".weight")
+        for name, source in self.decoder.tensors(self.index).items():
+            stored = self.decoder.stored(self.index, name)
+            module = (stored or "").removesuffix(".weight")
+            if stored is None:  # several tensors make it, none of them changed
+                state[name] = source.read().to(device)
+                continue
             if module not in plan.quantized or not name.endswith(".weight"):
-                state[name] = writer.stored(self.prefix + name).read().to(device)
+                state[name] = writer.stored(stored).read().to(device)
                 continue
             specs = formats.specs(module, plan.quantized[module], plan.recipe)
             parts = {s.name: writer.stored(s.name).read().to(device) for s in specs}
@@ -144,7 +177,9 @@ class Observation:
     cached: kvcache.Observer
     feeders: dict[str, feeders.Feeder]
     samples: torch.Tensor | None
-    """To try scales on, where a recipe has some."""
+    """To try scales on, where a recipe has some ..."""
+    arguments: dict[str, Any]
+    """... and what the block is called with for them."""
 
     def work(self, plan: Plan) -> Work:
         """What a recipe has to do here."""
@@ -153,7 +188,7 @@ class Observation:
         mine = {
             leader: kept
             for leader, members in self.collector.groups.items()
-            if (kept := [n for n in members if visit.prefix + n in plan.quantized])
+            if (kept := [n for n in members if visit.module(n) in plan.quantized])
         }
         return Work(
             visit.state,
@@ -162,29 +197,31 @@ class Observation:
             self.collector.statistics,
             self.feeders,
             plan.recipe,
-            None if self.samples is None else Replay(visit, self.samples),
+            None if self.samples is None else Replay(visit, self.samples, self.arguments),
         )
 
     def result(self, work: Work, plan: Plan) -> BlockResult:
         """What a recipe made, once its work is solved."""
-        work.result.kv_scales = kvcache.scales(self.cached, work.result, self.visit.prefix, plan)
+        work.result.kv_scales = kvcache.scales(self.cached, work.result, self.visit.module, plan)
         return work.result
 
 
 class Replay:
     """The squared error of the block's output when some weights are others."""
 
-    def __init__(self, visit: Visit, samples: torch.Tensor) -> None:
+    def __init__(self, visit: Visit, samples: torch.Tensor, arguments: dict[str, Any]) -> None:
         self._visit = visit
         self._samples = samples
+        self._arguments = arguments
         self._keep = visit.padding.first(len(samples))
 
     @cached_property
     def _wanted(self) -> torch.Tensor:
-        return self._visit.run(self._visit.state, self._samples)
+        return self._visit.run(self._visit.state, self._samples, self._arguments)
 
     def __call__(self, weights: dict[str, torch.Tensor]) -> torch.Tensor:
-        output = self._visit.run(self._visit.state | weights, self._samples)
+        state = self._visit.state | weights
+        output = self._visit.run(state, self._samples, self._arguments)
         return real(output - self._wanted, self._keep).float().square().sum()
 
 

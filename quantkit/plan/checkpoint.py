@@ -92,7 +92,7 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
         quantized=quantized,
         ignored=[
             *(name for name in architecture.linears if name not in quantized),
-            *architecture.routers,  # engines take them for linear layers
+            *architecture.never,  # engines take them for linear layers
         ],
         specs=specs + kv_scales,
         kv_scales=kv_scales,

@@ -43,5 +43,7 @@ def attach_to_cache(model: torch.nn.Module, scales: Mapping[str, torch.Tensor]) 
         return FP8().rounded(keys, scale[0]), FP8().rounded(values, scale[1])
 
     for name, attention in attentions(model).items():
+        if f"{name}.k_scale" not in scales:
+            continue  # of a tower, which has no cache
         scale = scales[f"{name}.k_scale"], scales[f"{name}.v_scale"]
         kvcache.intercept(attention, partial(rounded, scale))

@@ -12,7 +12,14 @@ from quantkit import formats
 from quantkit.errors import CheckpointError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model import experts
-from quantkit.model.architecture import Architecture, attentions, skeleton
+from quantkit.model.architecture import (
+    Architecture,
+    attentions,
+    find_blocks,
+    skeleton,
+    usual_names,
+)
+from quantkit.model.links import Links, parameter_names
 from quantkit.model.source import ModelSource, read_config, refuse_experts
 from quantkit.scoring import activations
 
@@ -32,16 +39,19 @@ def load(
         )
     if isinstance(target, ModelSource):
         trust_remote_code = target.trust_remote_code
-        Architecture.of(target.folder, trust_remote_code).check(target)
+        Architecture.of(target.folder, trust_remote_code, target.tensors).check(target)
     model = skeleton(target.folder, trust_remote_code, dtype)
-    if not experts.separate(model, target.folder):
+    found = _links(model, target)
+    n_mixtures = experts.separate(model, target.folder)
+    experts.stack(model, dict(found.stacked))
+    if not n_mixtures:
         refuse_experts(read_config(target.folder), target.folder, "but quantkit finds no experts")
     if isinstance(target, ModelSource):
-        state = {name: t.read().to(dtype) for name, t in target.tensors.items()}
+        stored = {name: _cast(t.read(), dtype) for name, t in target.tensors.items()}
     else:
-        state = dict(target.state(dtype))
+        stored = dict(target.state(dtype))
     try:
-        missing, _ = model.load_state_dict(state, strict=False, assign=True)
+        missing, _ = model.load_state_dict(found.state(stored), strict=False, assign=True)
     except RuntimeError as error:
         raise CheckpointError(f"{target.folder} does not fit its config; run verify") from error
     model.tie_weights()
@@ -49,8 +59,8 @@ def load(
     if gone := [name for name in missing if name not in tied]:
         raise CheckpointError(f"{target.folder} lacks {gone[0]}; run verify")
     if isinstance(target, Checkpoint) and not target.is_gguf:
-        _round_inputs(model, target)
-        _round_cache(model, target)
+        _round_inputs(model, target, found)
+        _round_cache(model, target, found)
     return model.to(device).eval()
 
 
@@ -59,7 +69,20 @@ def compute_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def _round_inputs(model: Any, checkpoint: Checkpoint) -> None:
+def _links(model: Any, target: ModelSource | Checkpoint) -> Links:
+    """What the model's parameters are in the files of a source or checkpoint."""
+    if isinstance(target, ModelSource):
+        return Links.of(model, parameter_names(target.tensors, is_quantized=False))
+    if target.is_gguf:
+        return Links.of(model, usual_names(model))
+    return Links.of(model, parameter_names(target.tensors, is_quantized=True))
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _round_inputs(model: Any, checkpoint: Checkpoint, links: Links) -> None:
     scheme = checkpoint.manifest.weights_recipe.input_activations
     if scheme is None:
         return
@@ -67,15 +90,23 @@ def _round_inputs(model: Any, checkpoint: Checkpoint) -> None:
     static = {}
     if not scheme.dynamic:
         static = {name: checkpoint.tensors[f"{name}.input_scale"].read() for name in modules}
-    activations.attach(model, modules, scheme, static)
+    names = {links.module(name): name for name, _ in model.named_modules() if name}
+    fixed = {names[module]: scale for module, scale in static.items()}
+    activations.attach(model, [names[module] for module in modules], scheme, fixed)
 
 
-def _round_cache(model: Any, checkpoint: Checkpoint) -> None:
+def _round_cache(model: Any, checkpoint: Checkpoint, links: Links) -> None:
     if checkpoint.manifest.weights_recipe.kv_cache is None:
         return
     scales = {name: tensor.read() for name, tensor in checkpoint.kv_scales.items()}
+    blocks, _ = find_blocks(model)
+    own: dict[str, torch.Tensor] = {}
     for attention in attentions(model):
-        for spec in formats.kv_specs(attention, checkpoint.manifest.source.dtype):
+        if not attention.startswith(f"{blocks}."):
+            continue
+        stored = links.module(attention)
+        for spec in formats.kv_specs(stored, checkpoint.manifest.source.dtype):
             if spec.name not in scales:
                 raise CheckpointError(f"{checkpoint.folder} lacks {spec.name}; run verify")
-    activations.attach_to_cache(model, scales)
+            own[attention + spec.name.removeprefix(stored)] = scales[spec.name]
+    activations.attach_to_cache(model, own)

@@ -130,7 +130,7 @@ def test_streamed_blocks_compute_what_transformers_computes(mixture):
     (hidden,), arguments = decoder.start(IDS, batch_size=2)
     for index in range(len(decoder.blocks)):
         with decoder.loaded(index, decoder.read(index)) as block:
-            hidden = decoder.run(block, hidden, arguments[index])
+            hidden = decoder.run(block, hidden, arguments[index].common)
     model = by_transformers(mixture)
     last = []
     model.model.layers[-1].register_forward_hook(
@@ -196,8 +196,8 @@ def collected(decoder, ids, keep=None, chosen=None):
         linears = {n: m for n, m in block.named_modules() if ".experts." in n and "proj" in n}
         collector = Collector(linears)
         with collector.watching(keep), experts.watched(block, keep):
-            watched = decoder.run(block, hidden, arguments[0])
-        plain = decoder.run(block, hidden, arguments[0]).flatten(0, 1)
+            watched = decoder.run(block, hidden, arguments[0].common)
+        plain = decoder.run(block, hidden, arguments[0].common).flatten(0, 1)
     watched = watched.flatten(0, 1)
     places = torch.arange(len(plain)) if keep is None else keep
     assert torch.allclose(watched[places], plain[places], atol=1e-5)

@@ -43,7 +43,7 @@ def test_streamed_blocks_compute_what_the_model_computes(family, tokens):
     outputs = []
     for index in range(len(decoder.blocks)):
         with decoder.loaded(index, decoder.read(index)) as block:
-            hidden = [decoder.run(block, batch, arguments[index]) for batch in hidden]
+            hidden = [decoder.run(block, batch, arguments[index].common) for batch in hidden]
         outputs.append(torch.cat(hidden))
     kept = []
     for layer in model.get_submodule(decoder.prefix):
@@ -66,9 +66,9 @@ def test_keys_and_values_are_those_that_a_real_cache_holds(family, tokens):
     for index, layer in enumerate(real.layers):
         with decoder.loaded(index, decoder.read(index)) as block:
             observer = kvcache.Observer(attentions(block))
-            plain = [decoder.run(block, batch, arguments[index]) for batch in hidden]
+            plain = [decoder.run(block, batch, arguments[index].common) for batch in hidden]
             with observer.watching():
-                hidden = [decoder.run(block, batch, arguments[index]) for batch in hidden]
+                hidden = [decoder.run(block, batch, arguments[index].common) for batch in hidden]
         assert all(map(torch.equal, hidden, plain))
         assert layer.keys.shape[2] == tokens.shape[1]
         (keys,), (values,) = observer.keys.values(), observer.values.values()
@@ -106,7 +106,7 @@ def test_folding_leaves_the_function_unchanged(family, tokens):
     state = decoder.read(0)
     with decoder.loaded(0, state) as block:
         linears = {n: m for n, m in block.named_modules() if isinstance(m, torch.nn.Linear)}
-        before, collector, found = watched(decoder, block, linears, hidden[0], arguments[0])
+        before, collector, found = watched(decoder, block, linears, hidden[0], arguments[0].common)
     assert len(found) == FOLDS.get(name, 4)
     recipe = Recipe.load("awq-gptq-w4a16")
     recipe = recipe.resolved({n: m.in_features for n, m in linears.items()})[0]
@@ -115,7 +115,7 @@ def test_folding_leaves_the_function_unchanged(family, tokens):
     after = state | work.result.changed
     after |= {f"{n}.weight": work.weight(n) for n in linears}
     with decoder.loaded(0, after) as block:
-        output = decoder.run(block, hidden[0], arguments[0])
+        output = decoder.run(block, hidden[0], arguments[0].common)
     assert (output - before).norm() / before.norm() < 1e-5
 
 
@@ -158,12 +158,12 @@ def test_nothing_is_folded_past_what_a_recipe_leaves_alone(tmp_path, tokens, lef
     with decoder.loaded(0, state) as block:
         linears = {n: m for n, m in block.named_modules() if isinstance(m, torch.nn.Linear)}
         kept = {n: m for n, m in linears.items() if not n.endswith(left_alone)}
-        before, collector, found = watched(decoder, block, kept, hidden[0], arguments[0])
+        before, collector, found = watched(decoder, block, kept, hidden[0], arguments[0].common)
     recipe = Recipe.load("awq-gptq-w4a16").resolved({n: m.in_features for n, m in kept.items()})[0]
     work = smoothed(decoder, state, collector, found, recipe)
     after = state | work.result.changed | {f"{n}.weight": work.weight(n) for n in kept}
     with decoder.loaded(0, after) as block:
-        output = decoder.run(block, hidden[0], arguments[0])
+        output = decoder.run(block, hidden[0], arguments[0].common)
     assert (output - before).norm() / before.norm() < 1e-5
     assert "mlp.down_proj" in work.in_scale
     assert "self_attn.k_proj" not in work.in_scale

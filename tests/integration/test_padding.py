@@ -76,7 +76,9 @@ def observe(source, sets, n_blocks=2):
             with torch.no_grad(), decoder.loaded(index, decoder.read(index)) as block:
                 linears = {n: m for n, m in block.named_modules() if isinstance(m, torch.nn.Linear)}
                 if index < n_blocks - 1:
-                    hidden = [decoder.run(block, batch, arguments[index]) for batch in hidden]
+                    hidden = [
+                        decoder.run(block, batch, arguments[index].common) for batch in hidden
+                    ]
                     continue
                 collector, importance, observer = seen
                 collector = collector or Collector(linears)
@@ -88,10 +90,10 @@ def observe(source, sets, n_blocks=2):
                 for keep, batch in zip(padding.keep, hidden, strict=True):
                     with (
                         collector.watching(keep),
-                        importance.watching(block, "", keep),
+                        importance.watching(block, str, keep),
                         observer.watching(keep),
                     ):
-                        decoder.run(block, batch, arguments[index])
+                        decoder.run(block, batch, arguments[index].common)
     seen[0].complete()
     return seen
 
@@ -161,7 +163,9 @@ def replayed(source, calibration):
     stream, state = Stream(HiddenStates(hidden, CPU), [0], False), decoder.read(0)
     visit = Visit(decoder, 0, state, stream, arguments[0], padding)
     name = "self_attn.v_proj.weight"
-    return float(Replay(visit, visit.samples)({name: state[name].float() * 1.25}))
+    return float(
+        Replay(visit, visit.samples, visit.sample_arguments)({name: state[name].float() * 1.25})
+    )
 
 
 def test_a_replay_counts_real_positions_only(source, padded):
@@ -192,7 +196,7 @@ def test_feeders_are_judged_on_real_positions(source, padded):
 
         def find(kept):
             return feeders.find(
-                block, groups, lambda: decoder.run(block, hidden[0], arguments[0]), 32, kept
+                block, groups, lambda: decoder.run(block, hidden[0], arguments[0].common), 32, kept
             )
 
         assert find(keep)["mlp.down_proj"].name == "mlp.up_proj"

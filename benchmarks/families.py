@@ -1,0 +1,511 @@
+"""Which model families quantkit takes: small random models of each, through every kind of recipe.
+
+    python benchmarks/families.py [FAMILY ...] [--recipes fp8-dynamic gptq-w4a16] [--again]
+
+Every family is built by transformers' own classes from its own config, made small; nothing comes
+from a hub. Each recipe is quantised, verified against its source, and loaded back. The reference is
+transformers itself: it loads a copy whose weights are dequantised, in the source's own layout, and
+must give the logits of quantkit's reader. Where its compressed-tensors integration loads what was
+written as it is, these logits are compared as well. Results go to one file as they come, so that a
+stopped run goes on (`--again` starts anew). A family that fails has its sentence there.
+`scripts/write_models_page.py` makes docs/models.md of it.
+"""
+
+import argparse
+import json
+import platform
+import shutil
+import tempfile
+import time
+import traceback
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from recording import write
+
+from quantkit import resources
+from quantkit.errors import QuantkitError
+from quantkit.export.manifest import versions
+
+RESULT = Path(__file__).parent / "results" / "families.json"
+RECIPES = ("fp8-dynamic", "rtn-w4a16", "gptq-w4a16", "awq-gptq-w4a16", "int8-w8a8")
+GGUF = "gguf-q8_0"
+TEXT = """quantkit writes checkpoints that serving engines load. A small text is enough to calibrate
+a model whose weights are random: what counts is that every layer is met, rounded and read back. """
+KINDS = {
+    "dense": "llama qwen2 qwen3 phi3 smollm3 olmo3 exaone4 seed_oss",
+    "mixture of experts": "qwen3_moe glm4_moe deepseek_v3 glm4_moe_lite gpt_oss deepseek_v32 "
+    "deepseek_v4 glm_moe_dsa minimax_m2 hy_v3 hunyuan_v1_moe ernie4_5_moe laguna mimo_v2",
+    "hybrid": "qwen3_next nemotron_h granitemoehybrid lfm2 kimi_linear bailing_hybrid",
+    "vision-language": "gemma3 qwen3_5 qwen3_5_moe qwen3_vl qwen3_vl_moe gemma4 llama4 "
+    "muse_glimmer mistral3 kimi_k25 minimax_m3_vl glm4v_moe",
+}
+"""The forty families that people quantise most."""
+BEYOND = {
+    "dense": "gpt2 gpt_neox",
+    "mixture of experts": "mixtral olmoe phimoe granitemoe lfm2_moe minimax qwen2_moe deepseek_v2",
+    "hybrid": "zamba2 falcon_h1 jamba bamba",
+    "vision-language": "qwen2_5_vl internvl smolvlm idefics3 llava gemma3n",
+}
+"""Others that are tried."""
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 128,
+    "n_embd": 128,
+    "intermediate_size": 256,
+    "intermediate_size_mlp": 256,
+    "ffn_hidden_size": 256,
+    "moe_intermediate_size": 128,
+    "shared_intermediate_size": 128,
+    "shared_expert_intermediate_size": 128,
+    "moe_shared_expert_intermediate_size": 128,
+    "moe_latent_size": None,
+    "dense_intermediate_size": 256,
+    "expert_ffn_hidden_size": 128,
+    "num_hidden_layers": 2,
+    "n_layer": 2,
+    "num_attention_heads": 4,
+    "n_head": 4,
+    "num_key_value_heads": 2,
+    "num_global_key_value_heads": 2,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "head_dim": 32,
+    "global_head_dim": 32,
+    "swa_head_dim": 32,
+    "swa_v_head_dim": 32,
+    "v_head_dim": 32,
+    "qk_head_dim": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "q_lora_rank": 128,
+    "kv_lora_rank": 128,
+    "o_lora_rank": 64,
+    "o_groups": 2,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_topk": 2,
+    "moe_k": 2,
+    "top_k_experts": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 512,
+    "n_positions": 512,
+    "sliding_window": 64,
+    "index_head_dim": 32,
+    "index_n_heads": 2,
+    "index_topk": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 32,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_d_ssm": 256,
+    "mamba_dt_rank": 16,
+    "mamba_chunk_size": 16,
+    "chunk_size": 16,
+    "ssm_state_size": 16,
+    "n_groups": 1,
+    "hidden_size_per_layer_input": 32,
+    "num_nextn_predict_layers": 0,
+    "mtp_num_hidden_layers": 0,
+    "attention_dropout": 0.0,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "rope_scaling": None,
+}
+"""What configs get instead of their own values, where they have the key."""
+SMALL_VISION: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "depth": 2,
+    "num_hidden_layers": 2,
+    "num_heads": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "global_head_dim": 32,
+    "out_hidden_size": 128,
+    "text_hidden_size": 128,
+    "projection_dim": 64,
+    "projector_dim": 64,
+    "vision_output_dim": 64,
+    "projector_input_dim": 64,
+    "projector_output_dim": 64,
+    "image_size": 32,
+    "patch_size": 8,
+    "num_position_embeddings": 64,
+    "position_embedding_size": 64,
+    "deepstack_visual_indexes": [0],
+    "fullatt_block_indexes": [1],
+    "num_channels": 3,
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a family's config becomes small where the rules above do not do."""
+
+    text: dict[str, Any] = field(default_factory=dict)
+    vision: dict[str, Any] = field(default_factory=dict)
+    top: dict[str, Any] = field(default_factory=dict)
+    drop: tuple[str, ...] = ()
+    """Keys that the config works out from others."""
+
+
+MLA = {"num_key_value_heads": 4}
+SPARSE = MLA | {"num_hidden_layers": 3}
+EVERY_FOURTH = {"num_hidden_layers": 4}
+DEFAULT_ROPE = {"rope_theta": 10000.0, "rope_type": "default"}
+FAMILIES: dict[str, Family] = {
+    "deepseek_v2": Family(MLA | {"q_lora_rank": 128, "first_k_dense_replace": 1}),
+    "deepseek_v3": Family(MLA),
+    "deepseek_v32": Family(SPARSE),
+    "deepseek_v4": Family(
+        {
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 1,
+            "layer_types": [
+                "heavily_compressed_attention",
+                "compressed_sparse_attention",
+                "compressed_sparse_attention",
+            ],
+            "mlp_layer_types": ["hash_moe", "moe", "moe"],
+            "compress_rates": {
+                "compressed_sparse_attention": 4,
+                "heavily_compressed_attention": 8,
+            },
+            "qk_rope_head_dim": 16,
+            "partial_rotary_factor": 0.5,
+            "sliding_window": 16,
+        }
+    ),
+    "ernie4_5_moe": Family({"num_hidden_layers": 3, "moe_layer_end_index": 2}),
+    "gemma3n": Family({"vocab_size_per_layer_input": 4096, "num_kv_shared_layers": 1}),
+    "gemma4": Family(
+        {
+            "num_hidden_layers": 6,
+            "vocab_size_per_layer_input": 4096,
+            "num_kv_shared_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+        },
+        drop=("per_layer_config",),
+    ),
+    "glm4_moe_lite": Family(MLA),
+    "glm4v_moe": Family(
+        {
+            "rope_parameters": DEFAULT_ROPE
+            | {"partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3]}
+        }
+    ),
+    "glm_moe_dsa": Family(SPARSE),
+    "granitemoehybrid": Family({"layer_types": ["linear_attention", "full_attention"]}),
+    "hunyuan_v1_moe": Family({"head_dim": 32, "rope_parameters": DEFAULT_ROPE}),
+    "jamba": Family({"num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 1}),
+    "bamba": Family({"attn_layer_indices": [1]}),
+    "kimi_k25": Family(MLA),
+    "kimi_linear": Family(
+        MLA
+        | {
+            "linear_head_dim": 32,
+            "linear_num_heads": 4,
+            "num_experts_per_token": 2,
+            "layer_types": ["linear_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse"],
+        }
+    ),
+    "laguna": Family(drop=("num_attention_heads_per_layer",)),
+    "lfm2": Family({"layer_types": ["conv", "full_attention"]}),
+    "lfm2_moe": Family({"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}),
+    "minimax_m3_vl": Family(
+        {"layer_types": ["full_attention", "minimax_m3_sparse"]},
+        top={"projector_hidden_size": 128, "merged_hidden_size": 512},
+    ),
+    "muse_glimmer": Family(top={"out_hidden_size": 128, "projector_hidden_size": 128}),
+    "nemotron_h": Family(
+        {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]},
+        drop=("num_hidden_layers",),
+    ),
+    "qwen2_5_vl": Family({"rope_parameters": DEFAULT_ROPE | {"mrope_section": [4, 6, 6]}}),
+    "qwen3_5": Family(EVERY_FOURTH),
+    "qwen3_5_moe": Family(EVERY_FOURTH),
+    "qwen3_next": Family(EVERY_FOURTH),
+    "zamba2": Family(
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "hybrid", "hybrid"],
+            "attention_hidden_size": 256,
+            "attention_head_dim": 64,
+            "mamba_headdim": 32,
+            "num_key_value_heads": 4,
+        },
+        drop=("hybrid_layer_ids", "kv_channels", "num_query_groups"),
+    ),
+}
+
+
+def small_config(model_type: str) -> Any:
+    """The family's config with small numbers; every rule that it works out, works out anew."""
+    from transformers import AutoConfig
+
+    own = FAMILIES.get(model_type, Family())
+    kind = type(AutoConfig.for_model(model_type))
+    vocabulary = len(_tokenizer())
+    default = kind().to_dict()
+    top = _small(default, SMALL | {"vocab_size": vocabulary}, own.drop) | own.text
+    for name, value in default.items():
+        if isinstance(value, dict) and name.endswith("_config") and "model_type" in value:
+            if name in ("text_config", "llm_config", "thinker_config"):
+                top[name] = _small(value, SMALL | {"vocab_size": vocabulary}, own.drop) | own.text
+            else:
+                top[name] = _small(value, SMALL_VISION, ()) | own.vision
+    return kind(**(top | own.top))
+
+
+ALWAYS_DROPPED = (
+    "layer_types",
+    "mlp_layer_types",
+    "layers_block_type",
+    "no_rope_layers",
+    "moe_layers",
+    "layer_rope_theta",
+    "rope_parameters",
+    "transformers_version",
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "hybrid_layer_ids",
+    "attn_layer_indices",
+    "full_attn_idxs",
+    "attention_layers",
+    "indexer_types",
+    "compress_ratios",
+)
+
+
+def _small(config: dict[str, Any], values: dict[str, Any], drop: tuple[str, ...]) -> dict[str, Any]:
+    """A config's own keys with small values; null stays null."""
+    result = {}
+    for key, value in config.items():
+        if key in ALWAYS_DROPPED or key in drop or key.startswith("_"):
+            continue
+        result[key] = values[key] if key in values and value is not None else value
+    return result
+
+
+def _tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(resources.DEMO_MODEL)
+
+
+def build(model_type: str, folder: Path) -> Any:
+    """A random model of the family in `folder`, with the demo's tokenizer."""
+    import transformers
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto import modeling_auto
+
+    config = small_config(model_type)
+    name = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type)
+    torch.manual_seed(0)
+    if name is not None:
+        model = getattr(transformers, name)(config)
+    else:
+        model = AutoModelForCausalLM.from_config(config)
+    _spread(model)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    for pattern in ("tokenizer*", "*.jinja", "special_tokens_map.json"):
+        for path in resources.DEMO_MODEL.glob(pattern):
+            shutil.copy(path, folder / path.name)
+    return model
+
+
+@torch.no_grad()
+def _spread(model: torch.nn.Module) -> None:
+    """Weights of a size that keeps signals alive through the blocks, and norms near one."""
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "norm" in name.lower() and parameter.ndim == 1:
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+        elif parameter.ndim >= 2:
+            width = parameter.shape[-1]
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / width**0.5)
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    """Of a few tokens, in float32."""
+    ids = torch.randint(1, 4000, (2, 24), generator=torch.Generator().manual_seed(2))
+    found: torch.Tensor = model.eval()(input_ids=ids, use_cache=False).logits.float()
+    return found
+
+
+def transformers_model(folder: Path, kind: str) -> Any:
+    """The model as transformers alone loads it, in float32."""
+    import transformers
+
+    arguments: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    if "quantization_config" in json.loads((folder / "config.json").read_bytes()):
+        arguments["quantization_config"] = transformers.CompressedTensorsConfig(
+            run_compressed=False
+        )
+    own = getattr(transformers, kind)
+    return own.from_pretrained(folder, **arguments)
+
+
+def gap(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest difference of two logits over their spread."""
+    return float((one - other).abs().max() / other.std())
+
+
+def try_recipe(source: Path, recipe: str, out: Path) -> dict[str, Any]:
+    """Quantise, verify and load back; what went wrong, in the words that a user would read."""
+    import quantkit
+    from quantkit.scoring import loading
+
+    text = out / "text.txt"
+    out.mkdir(parents=True, exist_ok=True)
+    text.write_text(TEXT * 60, encoding="utf-8")
+    started = time.monotonic()
+    needs = not recipe.startswith(("fp8-dynamic", "rtn", "gguf"))
+    (checkpoint,) = quantkit.quantize(
+        source,
+        [recipe],
+        out=out,
+        calibration=text if needs else None,
+        samples=8 if needs else None,
+        length=64 if needs else None,
+        device="cpu",
+    )
+    seconds = time.monotonic() - started
+    found = quantkit.verify(checkpoint, source=source)
+    result: dict[str, Any] = {
+        "ok": found.ok,
+        "seconds": round(seconds, 1),
+        "n_layers": len(checkpoint.manifest.layers),
+        "bits_per_weight": checkpoint.manifest.bits_per_weight,
+        "notes": checkpoint.manifest.notes,
+    }
+    if not found.ok:
+        return result | {"reason": f"verify: {found.faults[0]}"}
+    ours = logits(loading.load(checkpoint, torch.device("cpu")))
+    if not ours.isfinite().all():
+        return result | {"ok": False, "reason": "the logits of what was written are not finite"}
+    if recipe.startswith("gguf"):
+        return result
+    kind = json.loads((source / "config.json").read_bytes())["architectures"][0]
+    try:
+        theirs = logits(transformers_model(checkpoint.folder, kind))
+    except Exception as error:  # another library's loader
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        return result | {"transformers": f"does not load it: {type(error).__name__}: {reason}"}
+    off = gap(theirs, ours)
+    if off > (SAME if "a16" in recipe else ALIKE):
+        return result | {"transformers": f"loads it with other logits (off by {off:.2g})"}
+    return result | {"transformers": "the same logits"}
+
+
+SAME = 2e-2
+"""Of the spread of logits: transformers' experts and ours add up in another order."""
+ALIKE = 0.25
+"""The same where inputs are rounded as well: a value between two numbers goes either way, and the
+reference library divides by 127.5 where engines divide by 127."""
+
+
+def try_family(name: str, recipes: list[str], known: dict[str, Any]) -> dict[str, Any]:
+    """Build the family and try the recipes that are not known."""
+    from quantkit.model.source import ModelSource
+    from quantkit.scoring import loading
+
+    with tempfile.TemporaryDirectory(prefix=f"quantkit-{name}-") as scratch:
+        source = Path(scratch) / name
+        try:
+            model = build(name, source)
+        except Exception as error:  # transformers does not have it, or not with these numbers
+            return {"built": False, "reason": " ".join(str(error).split())[:160]}
+        result: dict[str, Any] = {"built": True, "class": type(model).__name__}
+        kind = type(model).__name__
+        del model
+        try:
+            ours = logits(loading.load(ModelSource.open(str(source)), torch.device("cpu")))
+            off = gap(logits(transformers_model(source, kind)), ours)
+            result["source"] = "the same logits" if off <= SAME else f"off by {off:.2g}"
+        except Exception as error:
+            result["source"] = _words(error)
+        tried = dict(known.get("recipes", {}))
+        for recipe in recipes:
+            if recipe in tried:
+                continue
+            try:
+                tried[recipe] = try_recipe(source, recipe, Path(scratch) / recipe)
+            except Exception as error:
+                tried[recipe] = {"ok": False, "reason": _words(error)}
+            shutil.rmtree(Path(scratch) / recipe, ignore_errors=True)
+            words = tried[recipe].get("reason") or tried[recipe].get("transformers", "")
+            print(f"{name} {recipe}: {'ok' if tried[recipe]['ok'] else 'MISS'} {words}", flush=True)
+        return result | {"recipes": tried}
+
+
+def _words(error: Exception) -> str:
+    """What a user would read; anything but an error of ours is a bug, and is shown as one."""
+    words = " ".join(str(error).split())
+    if isinstance(error, QuantkitError):
+        return words
+    if VERBOSE:
+        traceback.print_exception(error)
+    return f"bug: {type(error).__name__}: {words[:300]}"
+
+
+VERBOSE = False
+
+
+def main() -> None:
+    global VERBOSE
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("families", nargs="*")
+    parser.add_argument("--recipes", nargs="+", default=[*RECIPES])
+    parser.add_argument("--gguf", action="store_true", help="gguf-q8_0 as well")
+    parser.add_argument("--again", action="store_true", help="forget what was found before")
+    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    arguments = parser.parse_args()
+    VERBOSE = arguments.verbose
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    recipes = [*arguments.recipes, *([GGUF] if arguments.gguf else [])]
+    all_kinds = {
+        name: kind
+        for table in (KINDS, BEYOND)
+        for kind, names in table.items()
+        for name in names.split()
+    }
+    known: dict[str, Any] = {}
+    if arguments.out.is_file() and not arguments.again:
+        known = json.loads(arguments.out.read_text(encoding="utf-8"))["families"]
+    for name in arguments.families or all_kinds:
+        before = known.get(name, {})
+        if all(recipe in before.get("recipes", {}) for recipe in recipes):
+            continue
+        found = try_family(name, recipes, before)
+        known[name] = {"kind": all_kinds[name], **found}
+        ordered = {n: known[n] for n in all_kinds if n in known}
+        result = {"machine": platform.machine(), "versions": versions(), "families": ordered}
+        write(arguments.out, result)
+
+
+if __name__ == "__main__":
+    main()
