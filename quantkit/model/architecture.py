@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 HEAD = "lm_head"
 # In the name of a layer that belongs to one expert.
-EXPERT = re.compile(r"\.experts\.\d+\.")
+EXPERT = re.compile(r"(?:^|\.)experts\.\d+\.")
 ROUTERS = ("gate", "router", "wg")
 """Parts of the names of what chooses experts."""
 SMALL = "a small projection, which serving engines keep in 16 bits"
@@ -363,7 +363,7 @@ def find_routers(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[s
     for module, _ in weights:
         if found := EXPERT.search(module):
             block = module[: found.start()]
-            numbers[block] = max(numbers.get(block, 0), int(found[0].split(".")[2]) + 1)
+            numbers[block] = max(numbers.get(block, 0), int(found[0].strip(".").split(".")[1]) + 1)
     routers = []
     for block, n_experts in numbers.items():
         beside = [
@@ -380,6 +380,12 @@ def find_routers(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[s
             )
         routers += found_routers
     return tuple(routers)
+
+
+def is_kept(name: str) -> bool:
+    """Whether a layer within a block is never quantised, going by its name."""
+    parts = name.split(".")
+    return parts[-1] in KEPT or bool(set(ROUTERS) & set(parts))
 
 
 def _weights(shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, ...]]]:

@@ -6,7 +6,7 @@ What happens between the layers (a clamp, an activation with one added) stays th
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +116,24 @@ class Experts(nn.Module):
             return self._routed(flat, index, weights).view(states.shape)
         return self._in_rows(flat).view(states.shape)
 
+    def states(self, values: Sequence[Any], named: Mapping[str, Any]) -> torch.Tensor:
+        """The tokens that a call is about, as [positions, width], each once."""
+        given = dict(zip(self._arguments, values, strict=False)) | dict(named)
+        states: torch.Tensor = given[self._arguments[0]]
+        if not self.is_routed:  # every token comes once for each expert, zero but for its own
+            states = states.view(self.n_experts, -1, states.shape[-1]).sum(0)
+        return states.reshape(-1, states.shape[-1])
+
+    def is_linear_in_up(self) -> bool:
+        """Whether what the down projection reads grows as the up projection does, however large."""
+        if not self.gated:
+            return False
+        generator = torch.Generator().manual_seed(0)
+        gate = torch.randn(64, 8, generator=generator) * 8
+        up = torch.randn(64, 8, generator=generator) * 2.0 ** torch.arange(-8, 56)[:, None] ** 0.7
+        once, twice = (self._inner(gate, scaled) for scaled in (up, 2 * up))
+        return torch.equal(2 * once, twice)
+
     def expert(self, index: int) -> Expert:
         return cast("Expert", self.get_submodule(str(index)))
 
@@ -124,14 +142,18 @@ class Experts(nn.Module):
         if not self.gated:
             inner = self._own.module.act_fn(expert.up_proj(inputs))
             return cast("torch.Tensor", expert.down_proj(inner))
-        gate, up = expert.gate_proj(inputs), expert.up_proj(inputs)
-        if not hasattr(self._own.module, "_apply_gate"):
-            inner = self._own.module.act_fn(gate) * up
-        elif self.alternating:
-            inner = self._own.module._apply_gate(torch.stack((gate, up), -1).flatten(-2))
-        else:
-            inner = self._own.module._apply_gate(torch.cat((gate, up), -1))
+        inner = self._inner(expert.gate_proj(inputs), expert.up_proj(inputs))
         return cast("torch.Tensor", expert.down_proj(inner))
+
+    def _inner(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """What stands between the projections, by the family's own code."""
+        own = self._own.module
+        if not hasattr(own, "_apply_gate"):
+            return cast("torch.Tensor", own.act_fn(gate) * up)
+        both = torch.cat((gate, up), -1)
+        if self.alternating:
+            both = torch.stack((gate, up), -1).flatten(-2)
+        return cast("torch.Tensor", own._apply_gate(both))
 
     def _routed(
         self, states: torch.Tensor, index: torch.Tensor, weights: torch.Tensor

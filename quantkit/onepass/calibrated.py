@@ -15,10 +15,14 @@ from quantkit.methods import products
 from quantkit.methods.contract import Cost, Linears, Smoothing
 from quantkit.methods.products import Halves
 from quantkit.methods.statistics import Statistics
+from quantkit.model.architecture import EXPERT
 from quantkit.onepass.feeders import Feeder
 from quantkit.onepass.ranks import Job, Ranks
 from quantkit.onepass.result import BlockResult, LinearResult
 from quantkit.recipe import Recipe
+
+MIXTURE_ROWS = 8192
+"""Rows of all experts together that judge their common scales."""
 
 Replay = Callable[[dict[str, torch.Tensor]], torch.Tensor]
 """The squared error of the block's output on some samples, with these weights in place."""
@@ -89,16 +93,24 @@ class Work:
             return []
         mine = {name for members in self.groups.values() for name in members}
         jobs = []
-        for leader, members in self.groups.items():
-            feeder = self.feeders.get(leader)
-            if feeder is None or feeder.is_norm != behind_norms:
-                continue
+        for feeder, leaders in self._fed(behind_norms):
             if feeder.readers <= mine and (feeder.is_norm or feeder.name in mine):
+                members = [name for leader in leaders for name in self.groups[leader]]
+                inputs = feeder.mixture or leaders[0]
                 cost = smoothing.cost(*self._shape(members))
-                scale = partial(self._scale, smoothing, leader, members, feeder)
+                scale = partial(self._scale, smoothing, inputs, members, feeder)
                 take = partial(self._take_scale, members, feeder)
                 jobs.append(Job(cost.fast + cost.slow, scale, take))
         return jobs
+
+    def _fed(self, by_norms: bool) -> list[tuple[Feeder, list[str]]]:
+        """What feeds groups, and all groups that it feeds: one scale serves them."""
+        found: dict[str, tuple[Feeder, list[str]]] = {}
+        for leader in self.groups:
+            feeder = self.feeders.get(leader)
+            if feeder is not None and feeder.is_norm == by_norms:
+                found.setdefault(feeder.name, (feeder, []))[1].append(leader)
+        return list(found.values())
 
     def _shape(self, members: list[str]) -> tuple[int, int]:
         """Of the weights of a group, stacked."""
@@ -110,8 +122,13 @@ class Work:
     ) -> torch.Tensor:
         # Before o_proj and down_proj the Gram error is the block's own: only a sum comes after.
         replay = partial(self._replayed, members) if self.replay and feeder.is_norm else None
+        stacked = None
+        if feeder.mixture:  # rows of every expert judge for all
+            replay = None
+            n_rows = max(1, MIXTURE_ROWS // len(members))
+            stacked = torch.cat([_spread_rows(self.weight(name), n_rows) for name in members])
         linears = Linears(
-            self._stacked(members),
+            self._stacked(members) if stacked is None else stacked,
             self.dtypes[f"{members[0]}.weight"],
             self.scheme,
             self.recipe.options,
@@ -120,10 +137,14 @@ class Work:
             foldable=lambda values: feeder.spread(feeder.shared(values)),
             replay=replay,
         )
-        return smoothing.scale(linears)
+        scale = smoothing.scale(linears)
+        # So that what is never quantised stays exact in its own type.
+        return torch.exp2(scale.log2().round()) if feeder.others else scale
 
     def _take_scale(self, members: list[str], feeder: Feeder, scale: torch.Tensor) -> None:
         scale = self._fold(feeder, scale)
+        for name in feeder.others:
+            self._divide(f"{name}.weight", 1 / scale)
         for name in members:
             self.in_scale[name] = scale
 
@@ -178,16 +199,38 @@ class Work:
         statistics = self.statistics[leader]
         if members[0] in self.in_scale:
             statistics = statistics.scaled(self.in_scale[members[0]])
+        largest = self._largest_input(leader, statistics)
         by_dtype: dict[torch.dtype, list[str]] = {}
         for name in members:
             by_dtype.setdefault(self.dtypes[f"{name}.weight"], []).append(name)
         results: dict[str, LinearResult] = {}
         for dtype, names in by_dtype.items():
-            results |= self._round_stacked(names, dtype, statistics)
+            results |= self._round_stacked(names, dtype, statistics, largest)
         return results
 
+    def _largest_input(self, leader: str, statistics: Statistics) -> torch.Tensor:
+        """Of a group; of all experts of a block together, since engines merge their scales."""
+        found = EXPERT.search(leader)
+        activations = self.recipe.input_activations
+        if found is None or activations is None or activations.dynamic:
+            return statistics.max_abs.max()
+        start, last = leader[: found.start()], leader[found.end() :]
+        largest = []
+        for other, members in self.groups.items():
+            match = EXPERT.search(other)
+            if match is None or (other[: match.start()], other[match.end() :]) != (start, last):
+                continue
+            scale = self.in_scale.get(members[0])
+            seen = self.statistics[other].max_abs
+            largest.append((seen if scale is None else seen / scale).max())
+        return torch.stack(largest).max()
+
     def _round_stacked(
-        self, names: list[str], dtype: torch.dtype, statistics: Statistics
+        self,
+        names: list[str],
+        dtype: torch.dtype,
+        statistics: Statistics,
+        largest: torch.Tensor,
     ) -> dict[str, LinearResult]:
         """Rows are independent of each other, so linears that share an input are solved as one.
 
@@ -219,7 +262,7 @@ class Work:
                 grid.QuantizedWeight(solved.values[rows], solved.scale[own], zero),
                 in_scale,
                 out_scale,
-                self._input_scale(statistics, dtype),
+                self._input_scale(largest, dtype),
                 torch.linalg.vector_norm(undone) / original.clamp(min=1e-30),
                 errors[rows].sum() / whole[rows].sum().clamp(min=1e-30),
                 rounded.damping,
@@ -227,9 +270,14 @@ class Work:
             )
         return results
 
-    def _input_scale(self, statistics: Statistics, dtype: torch.dtype) -> torch.Tensor | None:
+    def _input_scale(self, largest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
         activations = self.recipe.input_activations
         if activations is None or activations.dynamic:
             return None
-        largest = statistics.max_abs.max().clamp(min=1e-12)
+        largest = largest.clamp(min=1e-12)
         return numbers.of(activations).activation_scale(largest).to(dtype).reshape(1)
+
+
+def _spread_rows(weight: torch.Tensor, n_rows: int) -> torch.Tensor:
+    """So many rows at most, evenly spread."""
+    return weight[:: -(-weight.shape[0] // n_rows)]

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 
 from quantkit.methods.statistics import Statistics
 from quantkit.model.architecture import EXPERT
+from quantkit.model.experts import Experts
 from quantkit.onepass.padding import Keep, real
 from quantkit.onepass.ranks import Ranks
 
@@ -22,6 +24,8 @@ class Collector:
     """Watches the linears of one block while batches run through it."""
 
     linears: dict[str, torch.nn.Linear]
+    mixtures: dict[str, Experts] = field(default_factory=dict)
+    """Experts whose common input is watched too: one scale serves the layers of all of them."""
     groups: dict[str, list[str]] = field(default_factory=dict)
     """Linears that share an input, under the name of the first."""
     statistics: dict[str, Statistics] = field(default_factory=dict)
@@ -40,6 +44,10 @@ class Collector:
         handles = [
             linear.register_forward_pre_hook(partial(self._see, name, keep))
             for name, linear in self.linears.items()
+        ]
+        handles += [
+            module.register_forward_pre_hook(partial(self._see_all, name, keep), with_kwargs=True)
+            for name, module in self.mixtures.items()
         ]
         last = self.linears.get(self._last) if inputs_only else None
         if last is not None:
@@ -90,6 +98,14 @@ class Collector:
             # Experts get real tokens only, and not all of them.
             self.statistics[name].add(tensor if EXPERT.search(name) else real(tensor, keep))
         self._last = name
+
+    def _see_all(
+        self, name: str, keep: Keep, module: Experts, inputs: Any, named: dict[str, Any]
+    ) -> None:
+        tensor = module.states(inputs, named)
+        if name not in self.statistics:
+            self.statistics[name] = Statistics.zeros(tensor.shape[-1], tensor.device)
+        self.statistics[name].add(real(tensor, keep))
 
 
 def _nothing(width: int, inputs: torch.Tensor) -> torch.Tensor:

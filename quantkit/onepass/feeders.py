@@ -1,9 +1,11 @@
 """What produces the input of a group of linears, so that scales can be folded into it.
 
-A norm is found by watching which module's output is the very tensor that the linears read. The
-value projection before `o_proj` and the up projection before `down_proj` are proposed by name, and
-taken only after a trial: their outputs are scaled channel by channel, and the input of the linear
-must follow exactly. Families without a norm there, or with something in between, fold nothing.
+A norm is found by watching whose output the linears read, and taken after a trial: its output is
+divided by powers of two channel by channel, every reader's columns are multiplied by them, and the
+block must compute the same. Readers that are never quantised (a router, a shared expert's gate)
+take part; with powers of two they stay exact. The value projection before `o_proj` and the up
+projection before `down_proj` are proposed by name and tried likewise, those of all experts at once.
+Families without a norm there, or with something in between, fold nothing.
 """
 
 from collections.abc import Callable
@@ -14,6 +16,8 @@ from typing import Any
 import torch
 
 from quantkit import families
+from quantkit.model.architecture import EXPERT, is_kept
+from quantkit.model.experts import Experts
 from quantkit.onepass.padding import Keep, real
 
 
@@ -28,6 +32,10 @@ class Feeder:
     """All linears that read what it produces: a scale is folded for all of them or for none."""
     offset: float = 0.0
     """Norms of some families multiply by 1 + w."""
+    others: tuple[str, ...] = ()
+    """Readers that are never quantised: their columns take the scale, which is a power of two."""
+    mixture: str = ""
+    """Experts that read it, all of them; their common input has statistics of its own."""
     repeat: int = 1
     """Heads of the input that one head of the feeder serves."""
     head_width: int = 1
@@ -59,22 +67,44 @@ def find(
     `keep` says which positions of that sample are real.
     """
     linears = [n for n, module in block.named_modules() if isinstance(module, torch.nn.Linear)]
-    inputs, norms = _watch(block, linears, forward)
-    found = {}
-    for leader in groups:
-        if leader in norms:
-            readers = frozenset(n for n in linears if norms.get(n) == norms[leader])
-            found[leader] = _norm(block, norms[leader], readers)
-    for target, feeder in families.folds():
+    mixtures = {n: m for n, m in block.named_modules() if isinstance(m, Experts)}
+    readers = {*linears, *_readers(block), *mixtures}
+    inputs, norms = _watch(block, sorted(readers), forward)
+    found: dict[str, Feeder] = {}
+    for norm in dict.fromkeys(norms.values()):
+        feeder = _try_norm(block, norm, [n for n in norms if norms[n] == norm], mixtures, forward)
+        if feeder is not None:
+            found |= {leader: feeder for leader in groups if leader in feeder.readers}
+    apart = {leader for leader in groups if EXPERT.search(leader)}
+    for target, proposed in families.folds():
         for leader, members in groups.items():
             parent, _, last = leader.rpartition(".")
-            name = f"{parent}.{feeder}" if parent else feeder
-            if last == target and len(members) == 1 and _has(block, name):
-                before = real(inputs[leader], keep)
-                linear = _try_linear(block, leader, name, before, forward, head_width, keep)
-                if linear is not None:
-                    found[leader] = linear
+            name = f"{parent}.{proposed}" if parent else proposed
+            if leader in apart or last != target or len(members) != 1 or not _has(block, name):
+                continue
+            before = real(inputs[leader], keep)
+            linear = _try_linear(block, leader, name, before, forward, head_width, keep)
+            if linear is not None:
+                found[leader] = linear
+    for name, module in mixtures.items():
+        if module.is_linear_in_up():
+            for index in range(module.n_experts):
+                leader = f"{name}.{index}.down_proj"
+                if leader in groups:
+                    own = f"{name}.{index}.up_proj"
+                    found[leader] = Feeder(own, False, frozenset({leader}))
     return found
+
+
+def _readers(block: torch.nn.Module) -> list[str]:
+    """Modules other than Linear with a matrix, such as routers; not those within experts."""
+    return [
+        name
+        for name, module in block.named_modules()
+        if not EXPERT.search(f"{name}.")
+        and not isinstance(module, torch.nn.Linear)
+        and getattr(module._parameters.get("weight"), "ndim", 0) == 2
+    ]
 
 
 def _has(block: torch.nn.Module, name: str) -> bool:
@@ -82,20 +112,27 @@ def _has(block: torch.nn.Module, name: str) -> bool:
 
 
 def _watch(
-    block: torch.nn.Module, linears: list[str], forward: Callable[[], Any]
+    block: torch.nn.Module, readers: list[str], forward: Callable[[], Any]
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """What each of these linears reads, and the norm whose output is that very tensor."""
+    """What each of these modules reads, and the norm whose output that is, in whatever shape."""
     inputs: dict[str, torch.Tensor] = {}
-    outputs: dict[int, tuple[str, torch.Tensor]] = {}
+    outputs: dict[tuple[int, int], tuple[str, torch.Tensor]] = {}
 
-    def read(name: str, module: torch.nn.Module, arguments: Any) -> None:
-        inputs[name] = arguments[0]
+    def read(name: str, module: torch.nn.Module, arguments: Any, named: Any) -> None:
+        if isinstance(module, Experts) and not module.is_routed:
+            return  # gets its tokens multiplied
+        values = [v for v in (*arguments, *named.values()) if isinstance(v, torch.Tensor)]
+        if values:
+            inputs[name] = values[0]
 
     def written(name: str, module: torch.nn.Module, arguments: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor):
-            outputs[id(output)] = name, output  # kept, so that no identity is used twice
+            outputs[_place(output)] = name, output  # kept, so that no memory is used twice
 
-    handles = [block.get_submodule(n).register_forward_pre_hook(partial(read, n)) for n in linears]
+    handles = [
+        block.get_submodule(n).register_forward_pre_hook(partial(read, n), with_kwargs=True)
+        for n in readers
+    ]
     handles += [
         module.register_forward_hook(partial(written, name))
         for name, module in block.named_modules()
@@ -106,17 +143,81 @@ def _watch(
     finally:
         for handle in handles:
             handle.remove()
-    norms = {n: outputs[id(tensor)][0] for n, tensor in inputs.items() if id(tensor) in outputs}
+    places = {n: _place(tensor) for n, tensor in inputs.items()}
+    norms = {n: outputs[place][0] for n, place in places.items() if place in outputs}
     return inputs, norms
 
 
-def _norm(block: torch.nn.Module, name: str, readers: frozenset[str]) -> Feeder:
+def _place(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where a tensor lies: the same for the same numbers in another shape."""
+    return tensor.data_ptr(), tensor.numel()
+
+
+def _try_norm(
+    block: torch.nn.Module,
+    name: str,
+    readers: list[str],
+    mixtures: dict[str, Experts],
+    forward: Callable[[], Any],
+) -> Feeder | None:
+    """A norm as the feeder, if nothing but these readers sees what it makes."""
     norm = block.get_submodule(name)
     weight = norm.weight
     assert isinstance(weight, torch.Tensor)
+    if weight.ndim != 1:
+        return None
+    mixture = next((n for n in readers if n in mixtures), "")
+    upper = []
+    if mixture:
+        layers = ("gate_proj", "up_proj") if mixtures[mixture].gated else ("up_proj",)
+        indices = range(mixtures[mixture].n_experts)
+        upper = [f"{mixture}.{index}.{layer}" for index in indices for layer in layers]
+    plain = [n for n in readers if n not in mixtures]
+    others = tuple(
+        n for n in plain if is_kept(n) or not isinstance(block.get_submodule(n), torch.nn.Linear)
+    )
+    changed = [block.get_submodule(n) for n in (*plain, *upper)]
+    width = weight.shape[0]
+    if any(_matrix(module).shape[1] != width for module in changed):
+        return None  # heads of their own, or the like
+    factor = _powers(width, weight)
+    before = forward()
+    originals = [_matrix(module).data for module in changed]
+    handle = norm.register_forward_hook(lambda module, inputs, output: output / factor)
+    try:
+        for module, original in zip(changed, originals, strict=True):
+            _matrix(module).data = original * factor.to(original.dtype)
+        after = forward()
+    finally:
+        handle.remove()
+        for module, original in zip(changed, originals, strict=True):
+            _matrix(module).data = original
+    if not _follows(after, before):
+        return None
+    offset = _offset(norm, weight)
+    if others and offset:
+        return None  # what is stored is the weight less one, which no power of two divides exactly
+    names = frozenset(n for n in (*plain, *upper) if n not in others)
+    return Feeder(name, True, names, offset, others, mixture)
+
+
+def _matrix(module: torch.nn.Module) -> torch.nn.Parameter:
+    weight = module.weight
+    assert isinstance(weight, torch.nn.Parameter)
+    return weight
+
+
+def _powers(width: int, like: torch.Tensor) -> torch.Tensor:
+    """Powers of two, which commute with every rounding; large ones show limits and clamps."""
+    factor = torch.ones(width, device=like.device, dtype=like.dtype)
+    factor[::3], factor[1::3] = 4096.0, 0.5
+    return factor
+
+
+def _offset(norm: torch.nn.Module, weight: torch.Tensor) -> float:
     sample = torch.ones(1, 1, weight.shape[0], device=weight.device, dtype=weight.dtype)
     silent = torch.func.functional_call(norm, {"weight": torch.zeros_like(weight)}, (sample,))
-    return Feeder(name, True, readers, offset=0.0 if not silent.any() else 1.0)
+    return 0.0 if not silent.any() else 1.0
 
 
 def _try_linear(
@@ -138,9 +239,7 @@ def _try_linear(
     if width % rows:
         return None
     feeder = Feeder(name, False, frozenset({leader}), repeat=width // rows, head_width=head_width)
-    # Powers of two commute with every rounding, so what follows the trial follows it exactly.
-    factor = torch.ones(rows, device=linear.weight.device, dtype=linear.weight.dtype)
-    factor[::3], factor[1::3] = 2.0, 0.5
+    factor = _powers(rows, linear.weight)
     original = linear.weight.data, None if linear.bias is None else linear.bias.data
     linear.weight.data = linear.weight.data * factor[:, None]
     if linear.bias is not None:

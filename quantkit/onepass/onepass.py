@@ -104,6 +104,11 @@ def quantize_blocks(
             copy_tensor(tensor, takers, progress)
     for plan, outcome in zip(plans, outcomes, strict=True):
         _check_fallbacks(plan, outcome)
+        if plan.recipe.smooths and not outcome.scales:
+            progress.note(
+                f"warning: {plan.recipe.name} found nothing to fold scales into in this model: no "
+                "norm or projection feeds its layers alone; it is its rounding without the scales"
+            )
     return outcomes
 
 

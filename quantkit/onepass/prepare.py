@@ -228,15 +228,10 @@ def _check_experts(source: ModelSource, recipes: Sequence[AnyRecipe]) -> None:
     """Stop where a mixture of experts is to be made in a way that only dense models allow."""
     for recipe in recipes:
         if isinstance(recipe, GGUFRecipe):
-            reason = f"of which {recipe.name} is made from a GGUF file only; let llama.cpp make one"
-        elif recipe.smooths or (recipe.input_activations and not recipe.input_activations.dynamic):
-            reason = (
-                f"where {recipe.name} is for --engine llmcompressor; the native engine makes GPTQ "
-                "of it, and recipes that need no data such as fp8-dynamic"
+            raise SourceError(
+                f"{source.folder} is a mixture of experts, of which {recipe.name} is made from a "
+                "GGUF file only; let llama.cpp make one"
             )
-        else:
-            continue
-        raise SourceError(f"{source.folder} is a mixture of experts, {reason}")
 
 
 def _architecture(source: ModelSource, progress: Progress) -> Architecture:

@@ -105,7 +105,8 @@ class Visit:
                 for name, module in block.named_modules()
                 if isinstance(module, torch.nn.Linear) and self.module(name) in quantised
             }
-            collector = Collector(linears)
+            mixtures = {n: m for n, m in block.named_modules() if isinstance(m, experts.Experts)}
+            collector = Collector(linears, mixtures if smooths else {})
             cached = kvcache.Observer.of(block, [plans[i] for i in pending])
             inputs_only = self.stream.propagates and not cached.attentions
             for place, batch in hidden:
