@@ -72,7 +72,7 @@ def quantize(
     from quantkit.opening import opened
 
     choice = _choice(calibration, samples, length)
-    with opened(model, tokenizer, revision, trust_remote_code) as source:
+    with opened(model, tokenizer, revision, trust_remote_code, requantize) as source:
         return run(
             source,
             wanted,
@@ -102,7 +102,7 @@ def verify(
     path = _folder(folder)
     if source is None:
         return run(path, None, listening(progress), trust_remote_code, read_weights)
-    with opened(source, None, None, trust_remote_code) as original:
+    with opened(source, None, None, trust_remote_code, requantize=True) as original:
         return run(path, original, listening(progress), trust_remote_code, read_weights)
 
 

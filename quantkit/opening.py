@@ -29,13 +29,17 @@ def find(name: str, revision: str | None, trust_remote_code: bool) -> ModelSourc
 
 @contextmanager
 def opened(
-    model: "Model", tokenizer: Any, revision: str | None, trust_remote_code: bool
+    model: "Model",
+    tokenizer: Any,
+    revision: str | None,
+    trust_remote_code: bool,
+    requantize: bool = False,
 ) -> "Iterator[ModelSource]":
     """A source on disk; a model in memory is written to a temporary folder first."""
     if isinstance(model, ModelSource):
         yield model
     elif isinstance(model, str | Path):
-        yield ModelSource.open(str(model), revision, trust_remote_code)
+        yield ModelSource.open(str(model), revision, trust_remote_code, requantize=requantize)
     else:
         with TemporaryDirectory(prefix="quantkit-") as folder:
             _save(model, tokenizer, Path(folder))

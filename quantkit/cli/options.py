@@ -109,7 +109,7 @@ Imatrix = Annotated[
     ),
 ]
 Requantize = Annotated[
-    bool, typer.Option("--requantize", help="Take a GGUF file that is quantised already.")
+    bool, typer.Option("--requantize", help="Take a model or GGUF file that is quantised already.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace results that exist.")]

@@ -105,7 +105,7 @@ def command(
                 _quantize_file(model, recipes, out, how, json)
             return
         source, loaded = start.model_and_recipes(
-            model, recipes, revision, trust_remote_code, engine, calibration, format
+            model, recipes, revision, trust_remote_code, engine, calibration, format, requantize
         )
         from quantkit.onepass.prepare import prepare
         from quantkit.onepass.run import quantize

@@ -53,6 +53,7 @@ def model_and_recipes(
     engine: str = NATIVE,
     calibration: str | None = None,
     format: str | None = None,
+    requantize: bool = False,
 ) -> "tuple[ModelSource, list[AnyRecipe]]":
     """Open recipes first: they are quick to read and often wrong."""
     from quantkit.recipe import load
@@ -67,7 +68,8 @@ def model_and_recipes(
     stay_offline_if(is_local(model) and not set_needs_hub(calibration))
     from quantkit.model.source import ModelSource
 
-    return ModelSource.open(model, revision, trust_remote_code), loaded
+    source = ModelSource.open(model, revision, trust_remote_code, requantize=requantize)
+    return source, loaded
 
 
 def _in_format(recipe: "AnyRecipe", format: str) -> "AnyRecipe":

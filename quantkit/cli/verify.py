@@ -94,7 +94,9 @@ def command(
     start.stay_offline_if(source is None or Path(source).exists())
     from quantkit.model.source import ModelSource
 
-    original = ModelSource.open(source, revision, trust_remote_code) if source else None
+    original = None
+    if source:
+        original = ModelSource.open(source, revision, trust_remote_code, requantize=True)
     with console.progress(quiet, verbose) as progress:
         if backend == "files":
             _files(checkpoints, original, trust_remote_code, json, progress)

@@ -16,26 +16,12 @@ import torch
 
 from quantkit.errors import SourceError
 from quantkit.model import fused
+from quantkit.model.dequantized import BESIDE
 from quantkit.model.derived import DerivedTensor
 from quantkit.model.headers import StoredTensor
 
 PACKED = {"weight_packed": "weight", "qweight": "weight"}
 """What stands for a quantised weight in the formats that exist."""
-BESIDE = (
-    "weight_scale",
-    "weight_scale_inv",
-    "weight_scale_2",
-    "weight_global_scale",
-    "input_global_scale",
-    "weight_shape",
-    "weight_zero_point",
-    "weight_g_idx",
-    "input_scale",
-    "qzeros",
-    "scales",
-    "g_idx",
-)
-"""What stands beside it, and is no parameter."""
 OF_CACHE = ("k_scale", "v_scale", "q_scale")
 """Scales of keys and values, which stand beside no weight."""
 

@@ -16,7 +16,7 @@ from typing import Any
 from quantkit import resources
 from quantkit.errors import SourceError
 from quantkit.home import expanded
-from quantkit.model import fused
+from quantkit.model import dequantized, fused
 from quantkit.model.description import README
 from quantkit.model.headers import WEIGHT_TYPES as WEIGHT_TYPES
 from quantkit.model.headers import StoredTensor, read_header
@@ -46,6 +46,8 @@ class ModelSource:
     trust_remote_code: bool = False
     is_temporary: bool = False
     """Its folder is gone after the run: it stands for a model that was in memory."""
+    quantized_by: str | None = None
+    """The method that its files were quantised with, where they were; `tensors` are dequantised."""
     files: Mapping[str, StoredTensor] | None = None
     """What its files hold, where `tensors` has it in another form (experts one by one)."""
 
@@ -109,15 +111,22 @@ class ModelSource:
         revision: str | None = None,
         trust_remote_code: bool = False,
         cached_only: bool = False,
+        requantize: bool = False,
     ) -> "ModelSource":
-        """Find a model and read its config and tensor index, checking both."""
+        """Find a model and read its config and tensor index, checking both.
+
+        With `requantize`, one that is quantised already is taken for what its numbers stand for.
+        """
         folder, commit = _locate(name, revision, cached_only)
         _refuse_links(folder)
-        config = read_config(folder)
+        given = read_config(folder)
+        method = dequantized.method_of(given)
+        config = dequantized.plain_config(given) if method and requantize else given
         check_kind(config, folder, trust_remote_code)
         stored = read_tensors(folder)
-        tensors = fused.separated(stored, config)
-        return cls(name, folder, commit, config, tensors, trust_remote_code, files=stored)
+        tensors = dequantized.dequantized(stored, given) if method else stored
+        tensors = fused.separated(tensors, config)
+        return cls(name, folder, commit, config, tensors, trust_remote_code, False, method, stored)
 
 
 def side_files(folder: Path) -> list[Path]:
@@ -238,12 +247,10 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def check_kind(config: Mapping[str, Any], folder: Path, trust_remote_code: bool = False) -> None:
     """Refuse what is no plain decoder, or is quantised already."""
-    if quantization := config.get("quantization_config"):
-        known = quantization if isinstance(quantization, dict) else {}
-        method = known.get("quant_method", "some method")
+    if method := dequantized.method_of(config):
         raise SourceError(
-            f"{folder} is quantised already ({method}); give the original model, "
-            "a second rounding would only add to the error"
+            f"{folder} is quantised already ({method}); give the original model, since a second "
+            "rounding adds to the error, or --requantize to start from what its numbers stand for"
         )
     named = config.get("architectures") or []
     architectures = [str(a) for a in (named if isinstance(named, list) else [named])]

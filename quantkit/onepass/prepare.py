@@ -180,6 +180,9 @@ def prepare(
         _check_experts(source, recipes)
     stored = architecture.stored(source)
     plans = [planning.make(architecture, stored, recipe) for recipe in weights]
+    if source.quantized_by is not None:
+        for made in plans:
+            made.notes.append(f"from weights that {source.quantized_by} had quantised")
     layout = Layout.of(source) if files else None
     matrix = read_matrix(imatrix, layout, progress) if imatrix and layout else None
     weighted = calibration is not None or matrix is not None

@@ -189,7 +189,7 @@ def _find_source(manifest: Manifest, result: Verification) -> ModelSource | None
     """The source by the name in the manifest: a folder here, or a model in the hub's cache."""
     name = manifest.source.name
     try:
-        return ModelSource.open(name, manifest.source.revision, cached_only=True)
+        return ModelSource.open(name, manifest.source.revision, cached_only=True, requantize=True)
     except QuantkitError as error:
         if is_local(name):
             result.record("source", [str(error)])
@@ -203,7 +203,9 @@ def source_of(manifest: Manifest, trust_remote_code: bool = False) -> ModelSourc
     """The very model that a checkpoint was made from, where it is at hand."""
     name, revision = manifest.source.name, manifest.source.revision
     try:
-        found = ModelSource.open(name, revision, trust_remote_code, cached_only=True)
+        found = ModelSource.open(
+            name, revision, trust_remote_code, cached_only=True, requantize=True
+        )
     except QuantkitError:
         return None
     return found if found.fingerprint == manifest.source.fingerprint else None

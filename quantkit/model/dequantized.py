@@ -1,0 +1,331 @@
+"""Sources that are quantised already, as the 16-bit weights that their numbers stand for.
+
+Nothing is dequantised before it is read, a layer (or an expert) at a time, so a large model is
+never held whole. What a tensor is follows from its type and from what stands beside it, not from
+the method that a config names: the same few forms come under many names.
+
+    weight (FP8 or int8) and weight_scale or weight_scale_inv     one scale a tensor, row or block
+    weight_packed or weight (two FP4 a byte) and weight_scale     a scale for 16, and one for all
+    weight_packed (int32 words) and weight_scale, weight_shape    compressed-tensors
+    qweight, qzeros and scales, with g_idx or without             AutoGPTQ, AutoAWQ
+    ..._blocks and ..._scales                                     MXFP4 of all experts, gpt-oss
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from quantkit.errors import SourceError
+from quantkit.model.derived import DerivedTensor, slice_of
+from quantkit.model.headers import StoredTensor
+
+if TYPE_CHECKING:
+    import torch
+
+TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Magnitudes of FP4."""
+NARROW = ("F8_E4M3", "F8_E5M2", "I8")
+BESIDE = (
+    "weight_scale",
+    "weight_scale_inv",
+    "weight_scale_2",
+    "weight_global_scale",
+    "input_global_scale",
+    "weight_shape",
+    "weight_zero_point",
+    "weight_g_idx",
+    "input_scale",
+    "qzeros",
+    "scales",
+    "g_idx",
+)
+
+
+def method_of(config: Mapping[str, Any]) -> str | None:
+    """The name of the method that a config says its weights were quantised with."""
+    for part in (config, *(v for v in config.values() if isinstance(v, dict))):
+        found = part.get("quantization_config")
+        if found:
+            known = found if isinstance(found, dict) else {}
+            return str(known.get("quant_method") or known.get("quant_algo") or "some method")
+    return None
+
+
+def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of the model that the numbers stand for."""
+    return {
+        key: plain_config(value) if isinstance(value, dict) and key.endswith("_config") else value
+        for key, value in config.items()
+        if key != "quantization_config"
+    }
+
+
+def dequantized(
+    tensors: Mapping[str, StoredTensor], config: Mapping[str, Any]
+) -> dict[str, StoredTensor]:
+    """Parameters in 16 bits by their usual names; what is not quantised is what it was."""
+    method = method_of(config) or ""
+    named = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+    dtype = TYPES.get(named.removeprefix("torch."), "BF16")
+    result: dict[str, StoredTensor] = {}
+    for name, tensor in tensors.items():
+        module, _, last = name.rpartition(".")
+        beside = {
+            part: tensors[f"{module}.{part}"] for part in BESIDE if f"{module}.{part}" in tensors
+        }
+        if last == "weight" and tensor.dtype in NARROW:
+            result[name] = _scaled(name, tensor, beside, dtype)
+        elif last in ("weight_packed", "weight") and tensor.dtype == "U8":
+            result[f"{module}.weight"] = _fp4(module, tensor, beside, dtype)
+        elif last == "weight_packed":
+            result[f"{module}.weight"] = _words(module, tensor, beside, dtype)
+        elif last == "qweight":
+            of_format = _awq if "awq" in method else partial(_gptq, _zero_offset(config))
+            result[f"{module}.weight"] = of_format(module, tensor, beside, dtype)
+        elif name.endswith("_blocks") and f"{name[:-7]}_scales" in tensors:
+            whole = name.removesuffix("_blocks")
+            bias = tensors.get(f"{whole}_bias")
+            result |= _mxfp4(whole, tensor, tensors[f"{whole}_scales"], bias, dtype)
+        elif not _stands_beside(name, tensors):
+            if tensor.dtype in NARROW:
+                raise SourceError(
+                    f"{tensor.file.parent}: {name} is {tensor.dtype}, which quantkit does not know "
+                    f"how to read in a model quantised by {method}; give the 16-bit model"
+                )
+            result[name] = tensor
+    return result
+
+
+def _stands_beside(name: str, tensors: Mapping[str, StoredTensor]) -> bool:
+    """Whether a tensor is only there to tell what another one holds."""
+    module, _, last = name.rpartition(".")
+    if any(f"{name.removesuffix(end)}_blocks" in tensors for end in ("_scales", "_bias")):
+        return True
+    weights = (f"{module}.{part}" for part in ("weight", "weight_packed", "qweight"))
+    return last in BESIDE and any(weight in tensors for weight in weights)
+
+
+def _need(
+    module: str, tensor: StoredTensor, beside: Mapping[str, StoredTensor], *parts: str
+) -> list[StoredTensor]:
+    missing = next((part for part in parts if part not in beside), None)
+    if missing is not None:
+        raise SourceError(
+            f"{tensor.file.parent}: {tensor.name} is quantised but {module}.{missing} is missing; "
+            "download the model again"
+        )
+    return [beside[part] for part in parts]
+
+
+def _scaled(
+    name: str, tensor: StoredTensor, beside: Mapping[str, StoredTensor], dtype: str
+) -> StoredTensor:
+    known = [part for part in ("weight_scale_inv", "weight_scale") if part in beside]
+    (scale,) = _need(name.removesuffix(".weight"), tensor, beside, *(known[:1] or ["weight_scale"]))
+    return DerivedTensor.of(name, dtype, tensor.shape, [tensor, scale], _multiply)
+
+
+def _multiply(parents: "Sequence[torch.Tensor]") -> "torch.Tensor":
+    values, scale = (parent.float() for parent in parents)
+    if scale.ndim == 1 and scale.numel() > 1:
+        scale = scale[:, None]
+    while 1 < scale.ndim < values.ndim:
+        scale = scale[..., None]
+    if scale.numel() > 1:
+        for dim in range(values.ndim):
+            if scale.shape[dim] not in (1, values.shape[dim]):
+                size = _block(values.shape[dim], scale.shape[dim])
+                scale = scale.repeat_interleave(size, dim).narrow(dim, 0, values.shape[dim])
+    return values * scale
+
+
+def _block(size: int, n_blocks: int) -> int:
+    """The size of blocks, the last of which may be cut off: a power of two."""
+    found = 1
+    while found * n_blocks < size:
+        found *= 2
+    return found
+
+
+def _fp4(
+    module: str, tensor: StoredTensor, beside: Mapping[str, StoredTensor], dtype: str
+) -> StoredTensor:
+    rows, columns = tensor.shape
+    inverse = "weight_global_scale" in beside
+    whole = [part for part in ("weight_global_scale", "weight_scale_2") if part in beside]
+    scales = _need(module, tensor, beside, "weight_scale", *whole)
+    return DerivedTensor.of(
+        f"{module}.weight",
+        dtype,
+        (rows, 2 * columns),
+        [tensor, *scales],
+        partial(_from_fp4, inverse),
+    )
+
+
+def _from_fp4(inverse: bool, parents: "Sequence[torch.Tensor]") -> "torch.Tensor":
+    packed, scale, *whole = parents
+    values = _e2m1(packed)
+    if scale.element_size() == 1 and not scale.is_floating_point():
+        steps = (scale.float() - 127).exp2()  # E8M0
+    else:
+        steps = scale.float()
+    if whole:
+        steps = steps / whole[0].float() if inverse else steps * whole[0].float()
+    return values * steps.repeat_interleave(values.shape[-1] // steps.shape[-1], -1)
+
+
+def _e2m1(packed: "torch.Tensor") -> "torch.Tensor":
+    """Two numbers a byte, the first in the lower half."""
+    import torch
+
+    table = torch.tensor([*E2M1, *(-value for value in E2M1)])
+    halves = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
+    return table[halves.long()]
+
+
+def _fields(packed: "torch.Tensor", num_bits: int) -> "torch.Tensor":
+    """Unsigned fields of int32 words, the lowest first, along the last dimension."""
+    import torch
+
+    shifts = torch.arange(0, 32, num_bits)
+    found = (packed.long()[..., None] & 0xFFFFFFFF) >> shifts & ((1 << num_bits) - 1)
+    return found.flatten(-2)
+
+
+def _words(
+    module: str, tensor: StoredTensor, beside: Mapping[str, StoredTensor], dtype: str
+) -> StoredTensor:
+    shape, scale = _need(module, tensor, beside, "weight_shape", "weight_scale")
+    rows, columns = (int(n) for n in shape.read().tolist())
+    num_bits = 4 if tensor.shape[1] == -(-columns // 8) else 8
+    if tensor.shape[1] != -(-columns // (32 // num_bits)):
+        raise SourceError(
+            f"{tensor.file.parent}: {tensor.name} holds {columns} columns in {tensor.shape[1]} "
+            "words; quantkit reads 4 and 8 bits"
+        )
+    parents = [tensor, scale]
+    order = [part for part in ("weight_zero_point", "weight_g_idx") if part in beside]
+    parents += [beside[part] for part in order]
+    compute = partial(_from_words, num_bits, columns, tuple(order))
+    return DerivedTensor.of(f"{module}.weight", dtype, (rows, columns), parents, compute)
+
+
+def _from_words(
+    num_bits: int, columns: int, order: tuple[str, ...], parents: "Sequence[torch.Tensor]"
+) -> "torch.Tensor":
+    packed, scale, *more = parents
+    beside = dict(zip(order, more, strict=True))
+    values = _fields(packed, num_bits)[:, :columns].float()
+    middle = float(1 << (num_bits - 1))
+    zero = None
+    if (stored := beside.get("weight_zero_point")) is not None:
+        zero = _fields(stored.t().contiguous(), num_bits).t()[: len(values)].float() - middle
+    groups = beside.get("weight_g_idx")
+    values = values - middle
+    scale = scale.float()
+    if groups is not None and (groups >= 0).all():
+        places = groups.long()
+        return (values - (0 if zero is None else zero[:, places])) * scale[:, places]
+    size = columns // scale.shape[1]
+    if zero is not None:
+        values = values - zero.repeat_interleave(size, 1)
+    return values * scale.repeat_interleave(size, 1)
+
+
+def _zero_offset(config: Mapping[str, Any]) -> int:
+    """AutoGPTQ stores zero points less one, unless the second version of its format says not."""
+    found = config.get("quantization_config") or {}
+    return 0 if str(found.get("checkpoint_format", "")).endswith("v2") else 1
+
+
+def _gptq(
+    offset: int,
+    module: str,
+    tensor: StoredTensor,
+    beside: Mapping[str, StoredTensor],
+    dtype: str,
+) -> StoredTensor:
+    zeros, scales = _need(module, tensor, beside, "qzeros", "scales")
+    rows = tensor.shape[1]
+    num_bits = 32 * zeros.shape[1] // rows
+    if num_bits not in (2, 4, 8):
+        raise SourceError(
+            f"{tensor.file.parent}: {tensor.name} has {num_bits} bits a weight; quantkit reads 2, "
+            "4 and 8 in this format"
+        )
+    columns = tensor.shape[0] * 32 // num_bits
+    parents = [tensor, zeros, scales, *([beside["g_idx"]] if "g_idx" in beside else [])]
+    compute = partial(_from_gptq, num_bits, offset)
+    return DerivedTensor.of(f"{module}.weight", dtype, (rows, columns), parents, compute)
+
+
+def _from_gptq(num_bits: int, offset: int, parents: "Sequence[torch.Tensor]") -> "torch.Tensor":
+    import torch
+
+    packed, packed_zeros, scales, *order = parents
+    values = _fields(packed.t().contiguous(), num_bits).float()
+    zeros = (_fields(packed_zeros, num_bits) + offset).float()
+    columns = values.shape[1]
+    groups = order[0].long() if order else torch.arange(columns) // (columns // len(scales))
+    return (values - zeros.t()[:, groups]) * scales.float().t()[:, groups]
+
+
+def _awq(
+    module: str, tensor: StoredTensor, beside: Mapping[str, StoredTensor], dtype: str
+) -> StoredTensor:
+    zeros, scales = _need(module, tensor, beside, "qzeros", "scales")
+    shape = (scales.shape[1], tensor.shape[0])
+    return DerivedTensor.of(f"{module}.weight", dtype, shape, [tensor, zeros, scales], _from_awq)
+
+
+def _from_awq(parents: "Sequence[torch.Tensor]") -> "torch.Tensor":
+    import torch
+
+    from quantkit.formats.awq import INVERSE
+
+    packed, packed_zeros, scales = parents
+    order = torch.tensor(INVERSE)
+    values, zeros = (
+        _fields(part, 4).view(len(part), -1, len(INVERSE))[:, :, order].flatten(1).float()
+        for part in (packed, packed_zeros)
+    )
+    size = len(values) // len(scales)
+    zeros, steps = (part.repeat_interleave(size, 0) for part in (zeros, scales.float()))
+    return ((values - zeros) * steps).t()
+
+
+def _mxfp4(
+    name: str, blocks: StoredTensor, scales: StoredTensor, bias: StoredTensor | None, dtype: str
+) -> dict[str, StoredTensor]:
+    """All experts' layers, one by one, whose rows lie as a linear layer's do."""
+    block, _, last = name.rpartition(".experts.")
+    n_experts, rows, n_groups, n_bytes = blocks.shape
+    columns = n_groups * n_bytes * 2
+    layers = ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
+    found: dict[str, StoredTensor] = {}
+    for index in range(n_experts):
+        parents = [slice_of(blocks, index), slice_of(scales, index)]
+        for place, layer in enumerate(layers):
+            own = f"{block}.experts.{index}.{layer}.weight"
+            compute: Callable[[Sequence[torch.Tensor]], torch.Tensor]
+            compute = partial(_from_mxfp4, place, len(layers))
+            shape = (rows // len(layers), columns)
+            found[own] = DerivedTensor.of(own, dtype, shape, parents, compute)
+            if bias is not None:
+                own = f"{block}.experts.{index}.{layer}.bias"
+                compute = partial(_part, place, len(layers))
+                part = slice_of(bias, index)
+                found[own] = DerivedTensor.of(own, bias.dtype, shape[:1], [part], compute)
+    return found
+
+
+def _part(place: int, n_layers: int, parents: "Sequence[torch.Tensor]") -> "torch.Tensor":
+    return parents[0][place::n_layers]
+
+
+def _from_mxfp4(place: int, n_layers: int, parents: "Sequence[torch.Tensor]") -> "torch.Tensor":
+    packed, scales = (parent[place::n_layers] for parent in parents)
+    values = _e2m1(packed)
+    return (values * (scales.float() - 127).exp2()[..., None]).flatten(1)

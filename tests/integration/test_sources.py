@@ -1,0 +1,98 @@
+"""Sources that are quantised already: read back as the 16-bit weights that they stand for."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from conftest import SIZES, with_tokenizer
+
+import quantkit
+from quantkit.errors import SourceError
+from quantkit.model.shards import write_whole
+from quantkit.model.source import ModelSource
+
+FORMS = [
+    ("rtn-w4a16", None),
+    ("rtn-w8a16", None),
+    ("rtn-w4a16", "gptq"),
+    ("rtn-w4a16", "awq"),
+    ("fp8-dynamic", None),
+    ("fp8-block", "fp8"),
+    ("fp8-tensor", "fp8"),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("source") / "model"
+    config = transformers.LlamaConfig(
+        **SIZES | {"vocab_size": 4096, "num_key_value_heads": 4, "dtype": "bfloat16"}
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made = transformers.AutoModelForCausalLM.from_config(config)
+    made.to(torch.bfloat16).save_pretrained(folder)
+    return with_tokenizer(folder)
+
+
+@pytest.mark.parametrize(("recipe", "form"), FORMS, ids=[f"{r}-{f}" for r, f in FORMS])
+def test_every_format_is_read_back(model, tmp_path, recipe, form):
+    (made,) = quantkit.quantize(model, [recipe], out=tmp_path, format=form, device="cpu")
+    source = ModelSource.open(str(made.folder), requantize=True)
+    assert "quantization_config" not in source.config
+    assert set(source.tensors) == set(ModelSource.open(str(model)).tensors)
+    for module in made.manifest.layers:
+        expected = made.weight(module).to(torch.bfloat16)
+        assert torch.equal(source.tensors[f"{module}.weight"].read(), expected), module
+
+
+def test_a_quantised_source_is_refused_without_leave(model, tmp_path):
+    (made,) = quantkit.quantize(model, ["fp8-dynamic"], out=tmp_path / "one", device="cpu")
+    with pytest.raises(SourceError, match="quantised already.*--requantize"):
+        quantkit.quantize(made.folder, ["rtn-w4a16"], out=tmp_path / "two", device="cpu")
+    (again,) = quantkit.quantize(
+        made.folder, ["rtn-w4a16"], out=tmp_path / "two", device="cpu", requantize=True
+    )
+    assert any("compressed-tensors" in note for note in again.manifest.notes)
+    config = json.loads((again.folder / "config.json").read_bytes())
+    assert config["quantization_config"]["format"] == "pack-quantized"
+    assert quantkit.verify(again, source=made.folder).ok
+
+
+def test_experts_of_mxfp4_are_those_of_transformers(tmp_path):
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    generator = torch.Generator().manual_seed(0)
+    n_experts, inner, width = 2, 32, 64
+    shapes = {"gate_up_proj": (2 * inner, width), "down_proj": (width, inner)}
+    stored = {}
+    for layer, (rows, columns) in shapes.items():
+        start = f"model.layers.0.mlp.experts.{layer}"
+        groups = (n_experts, rows, columns // 32)
+        random = {"generator": generator, "dtype": torch.uint8}
+        stored[f"{start}_blocks"] = torch.randint(0, 256, (*groups, 16), **random)
+        stored[f"{start}_scales"] = torch.randint(120, 130, groups, **random)
+        stored[f"{start}_bias"] = torch.randn(n_experts, rows, generator=generator).bfloat16()
+    write_whole(tmp_path / "model.safetensors", stored)
+    config = {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "quantization_config": {"quant_method": "mxfp4"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = ModelSource.open(str(tmp_path), requantize=True).tensors
+    experts = "model.layers.0.mlp.experts"
+    for layer in shapes:
+        blocks, scales, bias = (
+            stored[f"{experts}.{layer}_{part}"] for part in ("blocks", "scales", "bias")
+        )
+        whole = convert_moe_packed_tensors(blocks, scales)  # [experts, columns, rows]
+        names = ("gate_proj", "up_proj") if layer == "gate_up_proj" else (layer,)
+        for index in range(n_experts):
+            for place, name in enumerate(names):
+                start = f"{experts}.{index}.{name}"
+                expected = whole[index].t()[place :: len(names)]
+                assert torch.equal(found[f"{start}.weight"].read(), expected)
+                expected = bias[index, place :: len(names)]
+                assert torch.equal(found[f"{start}.bias"].read(), expected)
