@@ -28,6 +28,7 @@ from recording import write
 
 from quantkit import device as devices
 from quantkit.calibration.build import Vocabulary, build
+from quantkit.calibration.pool import Reading
 from quantkit.calibration.reading import files
 from quantkit.calibration.reading.recognise import Recogniser
 from quantkit.calibration.rendering import Renderer
@@ -140,7 +141,7 @@ def main() -> None:
             spec = SetSpec.model_validate(
                 {"sources": sources, "n_samples": args.samples, "max_length": args.length}
             )
-            build(name, spec, folder, model, Silent()).write(folder / "sets" / name)
+            build(name, spec, Reading(folder), model, Silent()).write(folder / "sets" / name)
             choice = CalibrationChoice(str(folder / "sets" / name))
             made = quantize(source, recipes, folder / name, device, calibration=choice)
             values[name] = {c.label: measure(c, domains, device) for c in made}

@@ -179,8 +179,7 @@ def main() -> None:
                     gpu,
                     1,
                     context,
-                    kv_bits=bits,
-                    utilisation=UTILISATION,
+                    serving=memory.Serving(UTILISATION, bits),
                 )
                 row |= {
                     "ours": ours.kv_tokens,

@@ -28,7 +28,7 @@ from quantkit.export.manifest import versions
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.onepass.journal import Journal
-from quantkit.onepass.onepass import quantize_blocks
+from quantkit.onepass.onepass import Pass, quantize_blocks
 from quantkit.plan import checkpoint as planning
 from quantkit.progress import Silent
 from quantkit.recipe import Recipe
@@ -80,7 +80,9 @@ def measure(
     journals = [Journal.open(out / plan.recipe.name, {}) for plan in plans]
     started = time.monotonic()
     samples = CalibrationTokens("random", tokens)
-    quantize_blocks(source, plans, entered, samples, torch.device("cuda"), watch, journals, offload)
+    device = torch.device("cuda")
+    wanted = Pass(source, plans, samples, device, entered, journals, progress=watch)
+    quantize_blocks(wanted, offload)
     whole = time.monotonic() - started
     for writer in writers:
         writer.__exit__(None, None, None)

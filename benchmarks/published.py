@@ -73,8 +73,7 @@ def compare_memory(log: dict[str, Any], models: dict[str, list[Any]]) -> dict[st
         recipe,
         gpu,
         log.get("count", 1),
-        utilisation=log["share"],
-        engine=engine,
+        serving=memory.Serving(log["share"], engine=engine),
     )
     result = {**log, "our_weights": fit.weight_bytes / GIB}
     if "weights" in log:

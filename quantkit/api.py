@@ -52,19 +52,20 @@ def quantize(
     A `calibration` is a set's name, a folder, a file of data (plain text too) or a
     `CalibrationSet`; recipes that need none ignore it. A GGUF file is requantised to GGUF.
     """
+    from quantkit.onepass.prepare import Run
     from quantkit.registry import check_engine
 
     check_engine(engine)
     wanted = [_recipe(one, format) for one in _listed(recipes)]
     target = Path(out)
     matrix = None if imatrix is None else Path(imatrix)
+    how = Run(listening(progress), force, offload, engine, matrix)
     if isinstance(model, str | Path) and str(model).lower().endswith(".gguf"):
         from quantkit.onepass.from_gguf import quantize_file
 
         if calibration is not None:
             raise UsageError("a GGUF file cannot be calibrated; give imatrix, a matrix made before")
-        how = (device, force, listening(progress), matrix, requantize)
-        return quantize_file(Path(model), wanted, target, *how)
+        return quantize_file(Path(model), wanted, target, device, how, requantize)
     if engine != NATIVE:
         renamed = [{"name": f"{one.name}-{engine}"} for one in wanted]
         wanted = [one.model_copy(update=new) for one, new in zip(wanted, renamed, strict=True)]
@@ -73,18 +74,7 @@ def quantize(
 
     choice = _choice(calibration, samples, length)
     with opened(model, tokenizer, revision, trust_remote_code, requantize) as source:
-        return run(
-            source,
-            wanted,
-            target,
-            device,
-            force,
-            listening(progress),
-            choice,
-            offload=offload,
-            engine=engine,
-            imatrix=matrix,
-        )
+        return run(source, wanted, target, device, choice, how)
 
 
 def verify(
@@ -225,6 +215,7 @@ def calibrate(
 
     from quantkit.calibration import loading, spec
     from quantkit.calibration.build import Vocabulary
+    from quantkit.calibration.pool import Reading
     from quantkit.scoring import evaluation_text
 
     names = [str(one) for one in _listed(data)]
@@ -243,7 +234,7 @@ def calibrate(
     made = loading.make(
         ", ".join(names),
         wanted,
-        base,
+        Reading(base),
         Vocabulary.of(str(model), revision),
         listening(progress),
         partial(evaluation_text.known, data=None),

@@ -14,10 +14,10 @@ from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.onepass import journal
-from quantkit.onepass.prepare import CalibrationChoice, load_tokens
+from quantkit.onepass.prepare import CalibrationChoice, Run, load_tokens
 from quantkit.onepass.run import quantize
 from quantkit.plan import checkpoint as planning
-from quantkit.progress import Progress, Silent
+from quantkit.progress import Progress
 from quantkit.recipe import AnyRecipe, GGUFRecipe
 from quantkit.registry import NATIVE
 from quantkit.report import card as report_card
@@ -43,23 +43,19 @@ class Outcome:
 def run(
     source: ModelSource,
     recipes: Sequence[AnyRecipe],
-    tasks: Sequence[str],
+    asked: Asked,
     out: Path,
     device: str = "auto",
-    limit: int | None = None,
-    force: bool = False,
-    progress: Progress | None = None,
     calibration: CalibrationChoice | None = None,
-    max_length: int | None = None,
-    offload: str = "auto",
-    engine: str = NATIVE,
+    run: Run | None = None,
 ) -> Outcome:
-    """Quantise with every recipe, check the results, score them and compare."""
-    progress = progress or Silent()
-    lmeval.check(tasks)
-    scoring = Scoring(tasks, out / "scores", device, limit, max_length, source.trust_remote_code)
+    """Quantise with every recipe, check the results, score them as asked and compare."""
+    run = run or Run()
+    force, progress = run.force, run.progress
+    lmeval.check(asked.tasks)
+    scoring = Scoring(asked, out / "scores", device, source.trust_remote_code)
     with output_folder(out):
-        finished = [] if force else finished_before(source, recipes, out, calibration, engine)
+        finished = [] if force else finished_before(source, recipes, out, calibration, run.engine)
         for checkpoint in finished:
             progress.note(f"{checkpoint.manifest.name}: taken up as it was finished before")
             journal.discard(checkpoint.folder)  # left where a run was stopped at the very end
@@ -68,17 +64,7 @@ def run(
         missing = [recipe for recipe in recipes if recipe.name not in have]
         made = []
         if missing:
-            made = quantize(
-                source,
-                missing,
-                out,
-                device,
-                force,
-                progress,
-                calibration,
-                offload=offload,
-                engine=engine,
-            )
+            made = quantize(source, missing, out, device, calibration, run)
         by_name = {checkpoint.manifest.name: checkpoint for checkpoint in (*finished, *made)}
         checkpoints = [by_name[recipe.name] for recipe in recipes]
         _require_verified(checkpoints, source, progress)
@@ -147,11 +133,9 @@ def finished_before(
 class Scoring:
     """How all models of a run are scored."""
 
-    tasks: Sequence[str]
+    asked: Asked
     folder: Path
     device: str
-    limit: int | None
-    max_length: int | None
     trust_remote_code: bool
 
 
@@ -159,19 +143,18 @@ def _score(
     target: ModelSource | Checkpoint, scoring: Scoring, force: bool, progress: Progress
 ) -> Evaluation:
     name = SOURCE_NAME if isinstance(target, ModelSource) else target.label
-    path = scoring.folder / f"{name}.json"
+    path, asked = scoring.folder / f"{name}.json", scoring.asked
     if path.is_file() and not force:
         before = Evaluation.read(path)
         if (
             before.outcomes
             and before.card.digest == target.digest
             and before.card.settings.same_as(
-                scoring.tasks, scoring.limit, scoring.max_length, scoring.device
+                asked.tasks, asked.limit, asked.max_length, scoring.device
             )
         ):
             progress.note(f"{before.card.name}: scored before")
             return before
-    asked = Asked(tuple(scoring.tasks), scoring.limit, max_length=scoring.max_length)
     evaluation = evaluate(target, asked, scoring.device, progress, scoring.trust_remote_code)
     evaluation.write(scoring.folder)
     return evaluation

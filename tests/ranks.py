@@ -111,7 +111,7 @@ def quantize(
     from quantkit import recipe
     from quantkit.model.source import ModelSource
     from quantkit.onepass import onepass
-    from quantkit.onepass.prepare import CalibrationChoice
+    from quantkit.onepass.prepare import CalibrationChoice, Run
     from quantkit.onepass.run import quantize as whole
 
     if stop is not None and ranks.rank == stop[0]:
@@ -131,7 +131,7 @@ def quantize(
         out,
         device="cpu",
         calibration=CalibrationChoice(str(text), n_samples, 64),
-        ranks=ranks,
+        run=Run() if ranks is None else Run(ranks=ranks),
     )
     return {checkpoint.label: checkpoint.digest for checkpoint in made}
 

@@ -4,7 +4,7 @@ Weights and KV cache are exact. What an engine takes beside them is from its log
 are any; it stands in `Engine`, its instances and the constants below them.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from quantkit.advise import kv, links, parallel
@@ -123,6 +123,21 @@ class Fit:
         return asdict(self) | {"n_gpus": self.split.n_gpus}
 
 
+@dataclass(frozen=True)
+class Serving:
+    """How an engine is to serve a model, besides what is asked of it."""
+
+    utilisation: float = 0.9
+    """The share of memory that it may use, near vLLM's own default."""
+    kv_bits: int | None = None
+    """By default those of the recipe."""
+    engine: Engine | None = None
+    """By default the one that suits GPU and format."""
+    beside: Beside = field(default_factory=Beside)
+    split: Split | None = None
+    """By default the usual one of that many GPUs."""
+
+
 def fits(
     shape: ModelShape,
     recipe: AnyRecipe | None,
@@ -130,19 +145,12 @@ def fits(
     count: int = 1,
     context: int = 8192,
     users: int = 1,
-    utilisation: float = 0.9,
-    kv_bits: int | None = None,
-    engine: Engine | None = None,
-    beside: Beside | None = None,
-    split: Split | None = None,
+    serving: Serving | None = None,
 ) -> Fit:
-    """How a model in a recipe's format, or as it is, lies on `count` such GPUs.
-
-    `utilisation` is the share of memory that the engine may use, near vLLM's own default. `kv_bits`
-    follows from the recipe where it is not given, `engine` from the GPU, and `split` is the usual
-    one of that many GPUs.
-    """
-    beside = beside or Beside()
+    """How a model in a recipe's format, or as it is, lies on `count` such GPUs."""
+    serving = serving or Serving()
+    utilisation, kv_bits, engine = serving.utilisation, serving.kv_bits, serving.engine
+    beside, split = serving.beside, serving.split
     if min(count, context, users) < 1 or not 0 < utilisation <= 1:
         raise ValueError("GPUs, context and users start at 1; utilisation lies in (0, 1]")
     if kv_bits is None:

@@ -109,11 +109,13 @@ def size_of(wanted: Wanted, is_reduced: bool = False) -> Size:
         wanted.count,
         context,
         wanted.users or 1,
-        usable_share(wanted.gpu, wanted.utilisation),
-        wanted.kv_bits,
-        memory.LLAMA_CPP if wanted.is_gguf else engine,
-        wanted.beside,
-        wanted.split,
+        memory.Serving(
+            usable_share(wanted.gpu, wanted.utilisation),
+            wanted.kv_bits,
+            memory.LLAMA_CPP if wanted.is_gguf else engine,
+            wanted.beside or memory.Beside(),
+            wanted.split,
+        ),
     )
     if wanted.is_gguf:
         sequences = min(fit.users, wanted.users or profile.slots)

@@ -1,5 +1,6 @@
 """From what people type to what is measured: lists, durations, loads and workloads."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from quantkit.bench import workloads
@@ -62,28 +63,41 @@ def loads(
     return [Load("batch" if direct else "closed", concurrency=1)]
 
 
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of prompts and answers, as people type them: `128,2048`."""
+
+    prompt: str
+    output: str
+    shared_prefix: int = 0
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Requests that somebody made, in the place of fixed lengths."""
+
+    trace: Path | None = None
+    calibration: str | None = None
+    n_requests: int | None = None
+    seed: int = 0
+
+
 def sources(
-    prompt: str,
-    output: str,
-    shared_prefix: int,
-    trace: Path | None,
-    calibration: str | None,
-    model: Path | None,
-    n_requests: int | None,
-    seed: int,
-    progress: Progress,
+    lengths: Lengths, recording: Recording, model: Path | None, progress: Progress
 ) -> list[Source]:
     """The workloads: a trace, calibration data, or all combinations of lengths."""
+    trace, calibration = recording.trace, recording.calibration
     if trace is not None and calibration is not None:
         raise UsageError("a trace and a calibration set were named; measure with one at a time")
     if trace is not None:
-        return [workloads.trace(trace, seed)]
-    outputs = counts(output, "--output")
+        return [workloads.trace(trace, recording.seed)]
+    outputs = counts(lengths.output, "--output")
     if calibration is not None:
-        return [_calibrated(calibration, n, model, n_requests, progress) for n in outputs]
+        n = recording.n_requests
+        return [_calibrated(calibration, tokens, model, n, progress) for tokens in outputs]
     return [
-        Fixed(n_prompt, n_output, shared_prefix)
-        for n_prompt in counts(prompt, "--prompt")
+        Fixed(n_prompt, n_output, lengths.shared_prefix)
+        for n_prompt in counts(lengths.prompt, "--prompt")
         for n_output in outputs
     ]
 

@@ -11,6 +11,7 @@ from quantkit.bench import figures, vllm_worker
 from quantkit.bench.engines import Program, kv_tokens_in, weight_bytes_in
 from quantkit.bench.measure import Plan
 from quantkit.bench.memory import Peak
+from quantkit.bench.model import Model
 from quantkit.bench.record import Distribution, Press, Repetition, Row, Target
 from quantkit.bench.settings import is_on, speculative_config
 from quantkit.bench.workloads import Fixed
@@ -23,9 +24,7 @@ TIMEOUT_S = 3600.0
 def measure(
     program: Program,
     plan: Plan,
-    model: Path,
-    label: str,
-    digest: str | None,
+    model: Model,
     setting: Mapping[str, str],
     versions: set[str],
     log: Path | None = None,
@@ -44,7 +43,7 @@ def measure(
         for press in plan.loads
     ]
     spec = {
-        "model": str(model),
+        "model": str(model.path),
         "engine": {**engine_arguments(program.arguments), **keywords(setting)},
         "seed": plan.seed,
         "cases": cases,
@@ -62,9 +61,9 @@ def measure(
     result = read(words)
     versions.add(result["vllm"])
     for case in result["cases"]:
-        yield _row(case, plan, label).model_copy(
+        yield _row(case, plan, model.name).model_copy(
             update={
-                "digest": digest,
+                "digest": model.digest,
                 "setting": dict(setting),
                 "cold_start_s": result["cold_start_s"],
                 "gpu_peak_bytes": peak_bytes or result["gpu_used_bytes"],

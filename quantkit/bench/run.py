@@ -3,55 +3,23 @@
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
 import quantkit
-from quantkit import resources
 from quantkit.bench import choice, compare, cpu, engines, memory, offline
 from quantkit.bench.compare import Samples
 from quantkit.bench.engines import Program
 from quantkit.bench.measure import Plan, measure
+from quantkit.bench.model import Model
 from quantkit.bench.record import Bench, Machine, Refusal, Row
-from quantkit.errors import EngineError, QuantkitError
-from quantkit.export.manifest import Manifest, is_checkpoint, now
-from quantkit.model.source import ModelSource
+from quantkit.errors import EngineError
+from quantkit.export.manifest import now
 from quantkit.progress import Progress
 
 SLOW_CLIENT_S = 0.05
 HERE = ("localhost", "127.0.0.1", "::1")
-
-
-@dataclass(frozen=True)
-class Model:
-    """Something to serve."""
-
-    path: Path
-    name: str
-    digest: str | None
-
-    @classmethod
-    def of(cls, path: Path) -> "Model":
-        """A folder, a GGUF file or `demo`; those of ours are known by their digest."""
-        if str(path) == "demo" and not path.exists():
-            return replace(cls.of(resources.DEMO_MODEL), name="demo")
-        if not path.exists():
-            raise EngineError(
-                f"there is no folder or file {path}; models of the hub are measured once they are "
-                "downloaded, or through --backend server"
-            )
-        folder = path if path.is_dir() else path.parent
-        name = path.resolve().name if path.is_dir() else path.stem
-        if is_checkpoint(folder):
-            manifest = Manifest.read(folder)
-            return cls(path, manifest.name, manifest.digest)
-        digest = None
-        if path.is_dir() and any(path.glob("*.safetensors")):
-            with suppress(QuantkitError):  # other tools' formats serve all the same
-                digest = ModelSource.open(str(path)).fingerprint
-        return cls(path, name, digest)
 
 
 def models(paths: Sequence[Path]) -> list[Model]:
@@ -72,6 +40,23 @@ class _Found:
     """Of every row, the times of each request; empty where they were not told."""
 
 
+@dataclass(frozen=True)
+class _How:
+    plan: Plan
+    progress: Progress
+    direct: bool
+    """In the engine's own process, without a server."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is left behind while engines are still to come."""
+
+    logs: Path | None = None
+    keep: Callable[[Bench], None] | None = None
+    """Gets what there is after every engine, so that a stopped sweep leaves something."""
+
+
 def engine_run(
     program: Program,
     served: Sequence[Model],
@@ -79,13 +64,10 @@ def engine_run(
     plan: Plan,
     progress: Progress,
     direct: bool = False,
-    logs: Path | None = None,
-    keep: Callable[[Bench], None] | None = None,
+    kept: Kept | None = None,
 ) -> Bench:
-    """Start an engine for every model and setting, measure, end it. A refusal is a result too.
-
-    `keep` gets what there is after every engine, so that a stopped sweep leaves something.
-    """
+    """Start an engine for every model and setting, measure, end it. A refusal is a result too."""
+    kept, how = kept or Kept(), _How(plan, progress, direct)
     found = _Found([], [], set())
     more: dict[str, object] = {"engine_arguments": list(program.arguments)}
     if program.environment:
@@ -94,15 +76,15 @@ def engine_run(
     for number, (model, setting) in enumerate(product(served, settings), start=1):
         shown = " ".join(f"{name}={value}" for name, value in setting.items()) or "as it is"
         progress.note(f"{model.name}, {shown}: starting {program.engine}")
-        log = logs / f"{number:02}-{Path(model.name).name}.log" if logs else None
+        log = kept.logs / f"{number:02}-{Path(model.name).name}.log" if kept.logs else None
         try:
-            _one(program, model, setting, plan, progress, direct, log, found)
+            _one(program, model, setting, how, log, found)
         except EngineError as error:
             refusal = Refusal(model=model.name, setting=dict(setting), reason=str(error))
             found.refusals.append(refusal)
             progress.note(f"{model.name}, {shown}: {refusal.brief}")
-        if keep is not None and found.rows:
-            keep(_bench(program.engine, found, plan, more))
+        if kept.keep is not None and found.rows:
+            kept.keep(_bench(program.engine, found, plan, more))
     if not found.rows:
         raise EngineError(f"nothing could be measured. {found.refusals[0].reason}")
     return _bench(program.engine, found, plan, more)
@@ -117,30 +99,20 @@ def _one(
     program: Program,
     model: Model,
     setting: Mapping[str, str],
-    plan: Plan,
-    progress: Progress,
-    direct: bool,
+    how: _How,
     log: Path | None,
     found: _Found,
 ) -> None:
-    if direct:
-        rows = offline.measure(
-            program,
-            replace(plan, n_gpus=n_gpus_of(plan, setting)),
-            model.path,
-            model.name,
-            model.digest,
-            setting,
-            found.versions,
-            log,
-        )
+    plan = replace(how.plan, n_gpus=n_gpus_of(how.plan, setting))
+    if how.direct:
+        rows = offline.measure(program, plan, model, setting, found.versions, log)
         found.rows.extend(rows)
         found.samples.extend([] for _ in range(len(found.rows) - len(found.samples)))
         return
     with engines.started(program, model.path, model.name, setting, log) as running:
         found.versions.add(running.version or "unknown")
-        shared = replace(plan, n_gpus=n_gpus_of(plan, setting))
-        for row, samples in measure(running, shared, model.name, model.digest, setting, progress):
+        told = measure(running, plan, model.name, model.digest, setting, how.progress)
+        for row, samples in told:
             found.rows.append(row)
             found.samples.append(samples)
 

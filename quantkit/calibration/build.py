@@ -17,7 +17,7 @@ from quantkit.calibration.choosing.candidates import Candidates
 from quantkit.calibration.choosing.packing import Sample
 from quantkit.calibration.choosing.selection import Choice, Shape
 from quantkit.calibration.overlap.contamination import EvaluationText
-from quantkit.calibration.pool import GatheredSource, describe, gather, require_rows
+from quantkit.calibration.pool import GatheredSource, Reading, describe, gather, require_rows
 from quantkit.calibration.redaction.rows import redact_rows
 from quantkit.calibration.rendering import Piece, Refused, Renderer
 from quantkit.calibration.spec import USUAL_SAMPLES, SetSpec
@@ -72,13 +72,11 @@ class Rendered:
 def build(
     name: str,
     spec: SetSpec,
-    base: Path,
+    reading: Reading,
     model: Vocabulary,
     progress: Progress,
     evaluation: EvaluationText | None = None,
     avoided: dict[str, str] | None = None,
-    skip_bad: bool = False,
-    data: Path | None = None,
 ) -> CalibrationSet:
     """The set that a spec describes, for one model."""
     length = min(spec.max_length, model.context)
@@ -87,11 +85,11 @@ def build(
     _note_unusual(spec, progress)
     renderer = Renderer(model.tokenizer, length, spec.chat)
     enough = ENOUGH * spec.n_samples * length * CHARACTERS_PER_TOKEN
-    gathered = gather(spec, base, enough, renderer.check, evaluation, progress, skip_bad, data)
+    gathered = gather(spec, reading, enough, renderer.check, evaluation, progress)
     require_rows(gathered)
     gathered, redacted = redact_rows(gathered, spec, progress)
     with hushed("transformers"):  # it warns of rows longer than the context, which are cut
-        rendered = _render(gathered, renderer, spec.seed, skip_bad, progress)
+        rendered = _render(gathered, renderer, spec.seed, reading.skip_bad, progress)
     candidates = _candidates(rendered, gathered, model, spec.seed)
     shape = Shape(spec.n_samples, length, spec.short == "pack")
     names, accounts = [s.name for s in gathered], [describe(s.account) for s in gathered]

@@ -8,6 +8,7 @@ from quantkit.calibration import calibration_set, spec
 from quantkit.calibration.build import Vocabulary, build
 from quantkit.calibration.calibration_set import CalibrationSet
 from quantkit.calibration.overlap.contamination import EvaluationText
+from quantkit.calibration.pool import Reading
 from quantkit.calibration.reading.files import is_data
 from quantkit.calibration.spec import SetSpec
 from quantkit.calibration.tokens import CalibrationTokens
@@ -38,18 +39,16 @@ def load(
     wanted, base = find(name)
     changes = {"n_samples": n_samples, "max_length": length}
     wanted = spec.changed(wanted, {k: v for k, v in changes.items() if v is not None}, name)
-    return make(name, wanted, base, model, progress, evaluation).tokens
+    return make(name, wanted, Reading(base), model, progress, evaluation).tokens
 
 
 def make(
     name: str,
     wanted: SetSpec,
-    base: Path,
+    reading: Reading,
     model: Vocabulary,
     progress: Progress,
     evaluation: Evaluation | None,
-    skip_bad: bool = False,
-    data: Path | None = None,
 ) -> CalibrationSet:
     """Build a set, clear of what it is to avoid."""
     text: EvaluationText | None = None
@@ -60,8 +59,8 @@ def make(
                 f"{name} avoids {', '.join(wanted.avoid)}: build it first with `quantkit "
                 "calibrate build`, and give its folder"
             )
-        text, digests = evaluation(wanted.avoid, base)
-    return build(name, wanted, base, model, progress, text, digests, skip_bad, data)
+        text, digests = evaluation(wanted.avoid, reading.base)
+    return build(name, wanted, reading, model, progress, text, digests)
 
 
 def find(name: str) -> tuple[SetSpec, Path]:

@@ -94,19 +94,27 @@ class Reservoir:
         return [row for _, _, row, _ in sorted(self._heap, key=lambda item: item[1])]
 
 
+@dataclass(frozen=True)
+class Reading:
+    """Where sources are read from, and what becomes of rows that cannot be."""
+
+    base: Path = Path()
+    """Where paths of a set's file start."""
+    skip_bad: bool = False
+    """Leave out what cannot be read, instead of stopping."""
+    data: Path | None = None
+    """A tree of datasets' folders, in the place of a hub."""
+
+
 def gather(
     spec: SetSpec,
-    base: Path,
+    reading: Reading,
     characters: int,
     check: Callable[[Row], None],
     evaluation: EvaluationText | None,
     progress: Progress,
-    skip_bad: bool = False,
-    data: Path | None = None,
 ) -> list[GatheredSource]:
-    """Read all sources; `characters` is how much of each is enough to choose from.
-
-    `data` is a tree of datasets' folders, in the place of a hub."""
+    """Read all sources; `characters` is how much of each is enough to choose from."""
     seen = None if spec.near_duplicates is None else Seen(spec.near_duplicates, spec.seed)
     gathered = []
     for index, source in enumerate(spec.sources):
@@ -115,8 +123,8 @@ def gather(
         reservoir = Reservoir(characters, random.Random(f"{spec.seed} {index}"))
         digest = hashlib.sha256()
         number = 0
-        progress.start(f"read {name}", _size(source, base), _unit(source))
-        rows = _rows(source, name, base, account, skip_bad, progress, data, bool(spec.redact))
+        progress.start(f"read {name}", _size(source, reading.base), _unit(source))
+        rows = _rows(source, name, reading, account, progress, bool(spec.redact))
         for batch, texts in _batches(rows):
             for text in texts:
                 digest.update(text.encode("utf-8", "surrogatepass"))
@@ -130,7 +138,7 @@ def gather(
             number += len(batch)
         progress.finish()
         account.counts["not drawn"] += reservoir.n_evicted
-        hashes = _hashes(source, base)
+        hashes = _hashes(source, reading.base)
         total = hashlib.sha256("".join(hashes.values()).encode()) if hashes else digest
         gathered.append(
             GatheredSource(
@@ -196,14 +204,13 @@ def _batches(rows: Iterator[Row]) -> Iterator[tuple[list[Row], list[str]]]:
 def _rows(
     source: Any,
     name: str,
-    base: Path,
+    reading: Reading,
     account: Account,
-    skip_bad: bool,
     progress: Progress,
-    data: Path | None,
     private: bool,
 ) -> Iterator[Row]:
     """Recognised rows; what is not usable is counted, or an error."""
+    base, skip_bad, data = reading.base, reading.skip_bad, reading.data
 
     def bad(trouble: Trouble) -> None:
         account.counts["read"] += 1

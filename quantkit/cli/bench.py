@@ -157,9 +157,9 @@ def command(
     holding = output_folder(out) if out is not None else nullcontext()
     with holding, console.progress(quiet) as progress:
         first = served[0].path if served else None
-        sources = asking.sources(
-            prompt, output, shared_prefix, trace, calibration, first, requests, seed, progress
-        )
+        lengths = asking.Lengths(prompt, output, shared_prefix)
+        recording = asking.Recording(trace, calibration, requests, seed)
+        sources = asking.sources(lengths, recording, first, progress)
         recorded = sources[0] if isinstance(sources[0], Recorded) else None
         if offline and recorded:
             raise UsageError("--offline measures fixed lengths; leave the trace or set to a server")
@@ -181,9 +181,10 @@ def command(
             bench = run.server_run(server or "", one, model, plan, progress)
         else:
             program = Program.find(backend, python, llama_server, further, start_timeout)
-            logs = None if out is None else files.log_folder(out)
-            keep = None if out is None else partial(files.write, out=out)
-            bench = run.engine_run(program, served, grid, plan, progress, offline, logs, keep)
+            kept = run.Kept()
+            if out is not None:
+                kept = run.Kept(files.log_folder(out), partial(files.write, out=out))
+            bench = run.engine_run(program, served, grid, plan, progress, offline, kept)
         if out is not None:
             files.write(bench, out)
     if json:

@@ -110,6 +110,7 @@ def build(
     start.stay_offline_if(start.is_local(model) and not _needs_hub(wanted, tree))
     from quantkit.calibration import calibration_set, loading
     from quantkit.calibration.build import Vocabulary
+    from quantkit.calibration.pool import Reading
     from quantkit.scoring import evaluation_text
     from quantkit.storage import claimed
 
@@ -117,12 +118,10 @@ def build(
         made = loading.make(
             name or ", ".join(data or []),
             wanted,
-            base,
+            Reading(base, skip_bad, tree),
             Vocabulary.of(model, revision),
             progress,
             partial(evaluation_text.known, data=tree),
-            skip_bad,
-            tree,
         )
         made.write(out, force)
     show(out, json, n_samples=0)

@@ -33,8 +33,9 @@ def command(
     start.stay_offline_if(True)
     from quantkit import pipeline, resources
     from quantkit.model.source import ModelSource
-    from quantkit.onepass.prepare import CalibrationChoice
+    from quantkit.onepass.prepare import CalibrationChoice, Run
     from quantkit.recipe import load
+    from quantkit.scoring.harness import Asked
 
     recipes = [r for r in map(load, resources.names("recipes")) if r.demo]
     source = ModelSource.open("demo")
@@ -42,12 +43,11 @@ def command(
         outcome = pipeline.run(
             source,
             recipes,
-            ["python_docs", "python_quiz"],
+            Asked(("python_docs", "python_quiz")),
             out,
             device,
-            force=True,
-            progress=progress,
-            calibration=CalibrationChoice("python-docs"),
+            CalibrationChoice("python-docs"),
+            Run(progress, force=True),
         )
     start.show(outcome, json)
     if not (json or quiet):

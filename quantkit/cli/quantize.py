@@ -1,6 +1,5 @@
 """`quantkit quantize`."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,22 +34,8 @@ from quantkit.errors import UsageError
 from quantkit.registry import NATIVE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from quantkit.export.checkpoint import Checkpoint
     from quantkit.onepass.prepare import Job
-
-
-@dataclass(frozen=True)
-class FileOptions:
-    """What can be said of a run whose source is a GGUF file."""
-
-    device: str
-    force: bool
-    imatrix: Path | None
-    requantize: bool
-    quiet: bool
-    verbose: bool
 
 
 def command(
@@ -100,26 +85,34 @@ def command(
             if dry_run or format or engine != NATIVE:
                 option = "--dry-run" if dry_run else "--format" if format else "--engine"
                 raise UsageError(f"{option} does not go with a GGUF file as MODEL; leave it out")
-            how = FileOptions(where, force, imatrix, requantize, quiet, verbose)
-            if launch.is_first():
-                _quantize_file(model, recipes, out, how, json)
+            if not launch.is_first():
+                return
+            start.stay_offline_if(True)
+            from quantkit.onepass.from_gguf import quantize_file
+            from quantkit.onepass.prepare import Run
+            from quantkit.recipe import load
+
+            made = [load(name) for name in recipes]
+            with console.progress(quiet, verbose) as progress:
+                how = Run(progress, force, imatrix=imatrix)
+                checkpoints = quantize_file(Path(model), made, out, where, how, requantize)
+            _show_made(checkpoints, json)
             return
-        source, loaded = start.model_and_recipes(
-            model, recipes, revision, trust_remote_code, engine, calibration, format, requantize
-        )
-        from quantkit.onepass.prepare import prepare
+        loaded = start.recipes(recipes, engine, format)
+        source = start.source(model, revision, trust_remote_code, calibration, requantize)
+        from quantkit.onepass.prepare import Run, prepare
+        from quantkit.onepass.ranks import Ranks
         from quantkit.onepass.run import quantize
 
         chosen = start.calibration_choice(calibration, samples, length)
         if dry_run and not launch.is_first():
             return
         with console.progress(quiet or not launch.is_first(), verbose) as progress:
-            asked = (source, loaded, out, where, force, progress, chosen)
-            how_else = (offload, engine, imatrix, ranks)
+            how = Run(progress, force, offload, engine, imatrix, ranks or Ranks())
             if dry_run:
-                job = prepare(*asked, *how_else)
+                job = prepare(source, loaded, out, where, chosen, how)
             else:
-                checkpoints = quantize(*asked, *how_else)
+                checkpoints = quantize(source, loaded, out, where, chosen, how)
     if dry_run:
         _show_plan(job, json)
     elif launch.is_first():
@@ -149,35 +142,6 @@ def _recipes(
     from quantkit.cli import fit
 
     return fit.recipes(model, gpu, count, context, users, quiet)
-
-
-def _quantize_file(
-    model: str,
-    recipes: "Sequence[str]",
-    out: Path,
-    how: "FileOptions",
-    as_json: bool,
-) -> None:
-    """The same from a GGUF file, which cannot be run here and so cannot be calibrated."""
-    from quantkit.cli import console, start
-
-    start.stay_offline_if(True)
-    from quantkit.onepass.from_gguf import quantize_file
-    from quantkit.recipe import load
-
-    loaded = [load(name) for name in recipes]
-    with console.progress(how.quiet, how.verbose) as progress:
-        made = quantize_file(
-            Path(model),
-            loaded,
-            out,
-            how.device,
-            how.force,
-            progress,
-            how.imatrix,
-            how.requantize,
-        )
-    _show_made(made, as_json)
 
 
 def _show_made(checkpoints: "list[Checkpoint]", as_json: bool) -> None:

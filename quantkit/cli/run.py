@@ -55,29 +55,19 @@ def command(
     names = split(tasks)
     at_home = all(start.is_own(t) for t in names) and not start.set_needs_hub(calibration)
     start.stay_offline_if(start.is_local(model) and at_home)
-    source, loaded = start.model_and_recipes(
-        model, recipe, revision, trust_remote_code, engine, calibration
-    )
+    loaded = start.recipes(recipe, engine)
+    source = start.source(model, revision, trust_remote_code, calibration)
 
     from quantkit import pipeline
+    from quantkit.onepass.prepare import Run
+    from quantkit.scoring.harness import Asked
 
     chosen = start.calibration_choice(calibration, samples, length)
 
     with start.telling_what_is_kept(out), console.progress(quiet, verbose) as progress:
-        outcome = pipeline.run(
-            source,
-            loaded,
-            names,
-            out,
-            device,
-            limit,
-            force,
-            progress,
-            chosen,
-            max_length,
-            offload=offload,
-            engine=engine,
-        )
+        asked = Asked(tuple(names), limit, max_length=max_length)
+        how = Run(progress, force, offload, engine)
+        outcome = pipeline.run(source, loaded, asked, out, device, chosen, how)
     start.show(outcome, json)
     if not (json or quiet):
         console.say(

@@ -45,31 +45,34 @@ def sharing(device: str) -> "Iterator[tuple[Ranks | None, str]]":
         yield ranks, str(ranks.device)
 
 
-def model_and_recipes(
-    model: str,
-    recipes: Sequence[str],
-    revision: str | None,
-    trust_remote_code: bool,
-    engine: str = NATIVE,
-    calibration: str | None = None,
-    format: str | None = None,
-    requantize: bool = False,
-) -> "tuple[ModelSource, list[AnyRecipe]]":
-    """Open recipes first: they are quick to read and often wrong."""
+def recipes(
+    names: Sequence[str], engine: str = NATIVE, format: str | None = None
+) -> "list[AnyRecipe]":
+    """Before the model is opened: recipes are quick to read and often wrong."""
     from quantkit.recipe import load
 
     check_engine(engine)
-    loaded = [load(name) for name in recipes]
+    loaded = [load(name) for name in names]
     if format is not None:
         loaded = [_in_format(recipe, format) for recipe in loaded]
     if engine != NATIVE:
         # A name of its own, so that one report can compare both engines.
         loaded = [r.model_copy(update={"name": f"{r.name}-{engine}"}) for r in loaded]
+    return loaded
+
+
+def source(
+    model: str,
+    revision: str | None,
+    trust_remote_code: bool,
+    calibration: str | None = None,
+    requantize: bool = False,
+) -> "ModelSource":
+    """The model to quantise, without asking a hub where nothing has to come from one."""
     stay_offline_if(is_local(model) and not set_needs_hub(calibration))
     from quantkit.model.source import ModelSource
 
-    source = ModelSource.open(model, revision, trust_remote_code, requantize=requantize)
-    return source, loaded
+    return ModelSource.open(model, revision, trust_remote_code, requantize=requantize)
 
 
 def _in_format(recipe: "AnyRecipe", format: str) -> "AnyRecipe":

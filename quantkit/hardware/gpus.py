@@ -172,21 +172,20 @@ def describe(
     bandwidth: str | None,
     compute_capability: str | None = None,
     name: str = "a GPU of your own",
-    fp16_tflops: float | None = None,
-    fp8_tflops: float | None = None,
-    int8_tops: float | None = None,
-    fp4_tflops: float | None = None,
+    **rates: Any,
 ) -> GPU:
     """A device that the file does not know, from what its data sheet says.
 
-    The vendor follows from the compute capability: NVIDIA writes it `8.9`, AMD `gfx942`. Without a
-    bandwidth only what fits can be told of it.
+    `rates` are those of a `GPU`, such as `fp16_tflops`. The vendor follows from the compute
+    capability: NVIDIA writes it `8.9`, AMD `gfx942`. Without a bandwidth only what fits can be told
+    of it.
     """
-    if fp16_tflops is not None and not 0 < fp16_tflops < MOST:  # nor is NaN
-        raise HardwareError(f"{fp16_tflops:g} is no rate of computing; write TFLOPS, such as 165")
+    for rate in rates.values():
+        if rate is not None and not 0 < rate < MOST:  # nor is NaN
+            raise HardwareError(f"{rate:g} is no rate of computing; write TFLOPS, such as 165")
     size = printed_bytes(memory)
     read = f"{memory.strip()} is taken as vendors print it, {size / (1 << 30):.4g} GiB"
-    return GPU(
+    found = GPU(
         name=name,
         vendor=_vendor_of(compute_capability),
         memory_gb=size / 1e9,
@@ -195,11 +194,8 @@ def describe(
         derived={} if "i" in memory.lower() else {"memory_bytes": read},
         bandwidth_gb_s=parse_bytes(bandwidth, per_second=True) / 1e9 if bandwidth else 0.0,
         compute_capability=compute_capability,
-        fp16_tflops=fp16_tflops,
-        fp8_tflops=fp8_tflops,
-        int8_tops=int8_tops,
-        fp4_tflops=fp4_tflops,
     )
+    return replace(found, **rates)
 
 
 def _vendor_of(compute_capability: str | None) -> str:

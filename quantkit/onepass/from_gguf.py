@@ -17,7 +17,7 @@ from quantkit.gguf.imatrix import ImportanceMatrix
 from quantkit.gguf.reader import read_file
 from quantkit.gguf.requantize import FileLayout
 from quantkit.onepass import journal, resume
-from quantkit.onepass.prepare import announce, read_matrix, refuse_twice
+from quantkit.onepass.prepare import Run, announce, read_matrix, refuse_twice
 from quantkit.onepass.run import Clock
 from quantkit.progress import Progress
 from quantkit.recipe import AnyRecipe, GGUFRecipe
@@ -29,13 +29,12 @@ def quantize_file(
     recipes: Sequence[AnyRecipe],
     out: Path,
     device: str,
-    force: bool,
-    progress: Progress,
-    matrix_path: Path | None = None,
+    run: Run | None = None,
     requantize: bool = False,
 ) -> list[Checkpoint]:
     """Write `out/<recipe>/` for every GGUF recipe."""
-    clock = Clock()
+    clock, run = Clock(), run or Run()
+    force, progress = run.force, run.progress
     refuse_twice(recipes)
     for recipe in recipes:
         if not isinstance(recipe, GGUFRecipe):
@@ -45,7 +44,7 @@ def quantize_file(
             )
     resume.refuse_others([out / recipe.name for recipe in recipes], force)
     layout = FileLayout.of(read_file(path), requantize)
-    matrix = read_matrix(matrix_path, layout, progress) if matrix_path else None
+    matrix = read_matrix(run.imatrix, layout, progress) if run.imatrix else None
     plans = [
         planning.make(layout, recipe, matrix is not None)
         for recipe in recipes

@@ -10,7 +10,7 @@ through the same blocks side by side, each with its share of the samples; the fi
 
 import gc
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -36,7 +36,7 @@ from quantkit.onepass.result import BlockResult
 from quantkit.onepass.streams import streams_of
 from quantkit.onepass.visit import Visit
 from quantkit.plan.checkpoint import Plan
-from quantkit.progress import Progress
+from quantkit.progress import Progress, Silent
 
 MAX_FALLBACK_SHARE = 0.01
 
@@ -52,28 +52,34 @@ class CalibratedOutcome:
     """Of the calibration tokens."""
 
 
-def quantize_blocks(
-    source: ModelSource,
-    plans: Sequence[Plan],
-    writers: Sequence[FolderWriter],
-    calibration: CalibrationTokens,
-    device: torch.device,
-    progress: Progress,
-    journals: Sequence[Journal],
-    offload: str = "auto",
-    importance: Importance | None = None,
-    ranks: Ranks | None = None,
-) -> list[CalibratedOutcome]:
+@dataclass(frozen=True)
+class Pass:
+    """What one pass reads, and what it fills."""
+
+    source: ModelSource
+    plans: Sequence[Plan]
+    calibration: CalibrationTokens
+    device: torch.device
+    writers: Sequence[FolderWriter] = ()
+    """One per plan; ranks other than the first have none ..."""
+    journals: Sequence[Journal] = ()
+    """... and no journals."""
+    importance: Importance | None = None
+    """Is filled on the way, from the source's own stream."""
+    progress: Progress = field(default_factory=Silent)
+    ranks: Ranks = field(default_factory=Ranks)
+
+
+def quantize_blocks(wanted: Pass, offload: str = "auto") -> list[CalibratedOutcome]:
     """Fill every writer with the tensors of the blocks, those apart that a journal has as done.
 
-    `importance` is filled on the way, from the source's own stream. Ranks other than the first
-    have no writers and no journals, and get no outcomes.
+    Ranks other than the first get no outcomes.
     """
-    ranks = ranks or Ranks()
-    on_host = offload == "always"
-    arguments = (source, plans, writers, calibration, device, progress, journals)
+    source, plans, writers, journals = wanted.source, wanted.plans, wanted.writers, wanted.journals
+    device, progress, ranks = wanted.device, wanted.progress, wanted.ranks
+    importance, on_host = wanted.importance, offload == "always"
     try:
-        passed = _pass(*arguments, on_host, importance, ranks)
+        passed = _pass(wanted, on_host)
     except torch.OutOfMemoryError as error:
         _require_another_way(device, journals, offload, on_host, ranks, error)
         passed = None
@@ -87,7 +93,7 @@ def quantize_blocks(
             importance.forget()
         gc.collect()
         torch.cuda.empty_cache()
-        return quantize_blocks(*arguments, "always", importance, ranks)
+        return quantize_blocks(wanted, "always")
     written, perplexity = passed
     if not ranks.is_first:
         return []
@@ -113,22 +119,14 @@ def quantize_blocks(
 
 
 @torch.no_grad()
-def _pass(
-    source: ModelSource,
-    plans: Sequence[Plan],
-    writers: Sequence[FolderWriter],
-    calibration: CalibrationTokens,
-    device: torch.device,
-    progress: Progress,
-    journals: Sequence[Journal],
-    on_host: bool,
-    importance: Importance | None,
-    ranks: Ranks,
-) -> tuple[frozenset[str], float | None]:
+def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
     """Take all streams through all blocks; returns the names of their tensors.
 
     And the perplexity of the calibration tokens, on the first rank.
     """
+    source, plans, writers, journals = wanted.source, wanted.plans, wanted.writers, wanted.journals
+    calibration, device, progress = wanted.calibration, wanted.device, wanted.progress
+    importance, ranks = wanted.importance, wanted.ranks
     decoder = Decoder.open(source, device)
     _require_blocks_only(decoder, plans)
     calibration = calibration.longest_first()

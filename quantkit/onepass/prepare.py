@@ -49,6 +49,22 @@ class CalibrationChoice:
 
 
 @dataclass(frozen=True)
+class Run:
+    """How a run goes about it, whatever it makes."""
+
+    progress: Progress = field(default_factory=Silent)
+    force: bool = False
+    """Replace what is there."""
+    offload: str = "auto"
+    """When hidden states go to host memory: one of `OFFLOAD`."""
+    engine: str = NATIVE
+    imatrix: Path | None = None
+    """An importance matrix for GGUF files that was made before."""
+    ranks: Ranks = field(default_factory=Ranks)
+    """The processes that share it."""
+
+
+@dataclass(frozen=True)
 class Job:
     """All that is decided before the first weight is read."""
 
@@ -141,25 +157,21 @@ def prepare(
     recipes: Sequence[AnyRecipe],
     out: Path,
     device: str,
-    force: bool,
-    progress: Progress,
     calibration: CalibrationChoice | None,
-    offload: str = "auto",
-    engine: str = NATIVE,
-    imatrix: Path | None = None,
-    ranks: Ranks | None = None,
+    run: Run,
 ) -> Job:
     """Everything that can fail cheaply fails here."""
+    engine, imatrix, ranks = run.engine, run.imatrix, run.ranks
+    force, progress = run.force, run.progress
     check_engine(engine)
-    ranks = ranks or Ranks()
     if engine != NATIVE and ranks.size > 1:
         raise HardwareError(
             f"engine {engine} works in one process, not in {ranks.size}; call it without torchrun"
         )
     refuse_twice(recipes)
     resume.refuse_others([out / recipe.name for recipe in recipes], force)
-    if offload not in OFFLOAD:
-        raise UnknownName("offload mode", offload, OFFLOAD)
+    if run.offload not in OFFLOAD:
+        raise UnknownName("offload mode", run.offload, OFFLOAD)
     where = devices.choose(device)
     weights = [recipe for recipe in recipes if isinstance(recipe, Recipe)]
     files = [recipe for recipe in recipes if isinstance(recipe, GGUFRecipe)]
@@ -216,7 +228,7 @@ def prepare(
     )
     if calibration is None or not (learning or (files and matrix is None)):
         return resume.without_finished(job, force, progress)
-    job = _calibrated(job, architecture, calibration, offload, size, progress, ranks)
+    job = _calibrated(job, architecture, calibration, size, run)
     return resume.without_finished(job, force, progress)
 
 
@@ -261,12 +273,11 @@ def _calibrated(
     job: Job,
     architecture: Architecture,
     calibration: CalibrationChoice,
-    offload: str,
     disk_bytes: int,
-    progress: Progress,
-    ranks: Ranks,
+    run: Run,
 ) -> Job:
     """The same job with its calibration tokens and what the pass will cost."""
+    progress, ranks = run.progress, run.ranks
     found = load_tokens(job.source, architecture, calibration, progress)
     n_samples, length = found.ids.shape
     size = f"{length} tokens"
@@ -280,7 +291,7 @@ def _calibrated(
         return replace(job, calibration=found)
     cost = estimate(architecture, learners, found, job.device, ranks.size)
     cost = replace(cost, n_local_ranks=ranks.local_size)
-    on_host = require_room(cost, job.device, offload)
+    on_host = require_room(cost, job.device, run.offload)
     progress.note(_announce_cost(cost, on_host, job.device, disk_bytes))
     return replace(job, calibration=found, cost=cost, on_host=on_host)
 

@@ -22,12 +22,12 @@ from quantkit.onepass import journal, llmcompressor, resume
 from quantkit.onepass.datafree import quantize_tensors
 from quantkit.onepass.importance import Importance
 from quantkit.onepass.journal import Journal
-from quantkit.onepass.onepass import CalibratedOutcome, quantize_blocks
-from quantkit.onepass.prepare import CalibrationChoice, Job, prepare
+from quantkit.onepass.onepass import CalibratedOutcome, Pass, quantize_blocks
+from quantkit.onepass.prepare import CalibrationChoice, Job, Run, prepare
 from quantkit.onepass.ranks import Ranks
 from quantkit.onepass.worker import Errand, take_part
 from quantkit.plan.checkpoint import Plan
-from quantkit.progress import Progress, Silent
+from quantkit.progress import Progress
 from quantkit.recipe import AnyRecipe
 from quantkit.registry import NATIVE
 from quantkit.storage import scratch_folder
@@ -55,37 +55,20 @@ def quantize(
     recipes: Sequence[AnyRecipe],
     out: Path,
     device: str = "auto",
-    force: bool = False,
-    progress: Progress | None = None,
     calibration: CalibrationChoice | None = None,
-    offload: str = "auto",
-    engine: str = NATIVE,
-    imatrix: Path | None = None,
-    ranks: Ranks | None = None,
+    run: Run | None = None,
 ) -> list[Checkpoint]:
     """Write `out/<recipe>/` for every recipe from one pass over the source.
 
     Where several ranks share the pass, all call this; the first writes and has the checkpoints.
     """
-    ranks = ranks or Ranks()
+    run = run or Run()
+    force, progress, ranks = run.force, run.progress, run.ranks
     if not ranks.is_first:
-        take_part(source, devices.choose(device), offload, ranks)
+        take_part(source, devices.choose(device), run.offload, ranks)
         return []
-    progress = progress or Silent()
     clock = Clock()
-    job = prepare(
-        source,
-        recipes,
-        out,
-        device,
-        force,
-        progress,
-        calibration,
-        offload=offload,
-        engine=engine,
-        imatrix=imatrix,
-        ranks=ranks,
-    )
+    job = prepare(source, recipes, out, device, calibration, run)
     # What people wrote into the cards of checkpoints that --force replaces.
     cards = {target: card.existing(target) for target in (*job.targets, *job.file_targets)}
     clock.lap("plan")
@@ -107,7 +90,7 @@ def quantize(
                 )
                 for scratch, plan, kept in zip(scratches, job.plans, journals, strict=True)
             ]
-            mode = "always" if job.on_host else offload
+            mode = "always" if job.on_host else run.offload
             outcomes = _quantize(job, writers, journals, progress, mode, importance, ranks)
             clock.lap("tensors")
         clock.lap("flush")
@@ -222,18 +205,18 @@ def _quantize(
     # What is shared comes first: the other ranks need not wait for the rest.
     ranks.share(errand)
     if errand.calibration is not None:
-        results = quantize_blocks(
+        wanted = Pass(
             job.source,
             errand.plans,
-            [writers[i] for i in learning],
             errand.calibration,
             job.device,
-            progress,
+            [writers[i] for i in learning],
             [kept for kept in journals if kept is not None],
-            offload,
             importance,
+            progress,
             ranks,
         )
+        results = quantize_blocks(wanted, offload)
         outcomes |= dict(zip(learning, results, strict=True))
     ranks.part()
     if free:

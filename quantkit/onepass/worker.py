@@ -9,11 +9,10 @@ from quantkit.errors import SourceError
 from quantkit.model.source import ModelSource
 from quantkit.onepass.estimate import Estimate, require_room
 from quantkit.onepass.importance import Importance
-from quantkit.onepass.onepass import quantize_blocks
+from quantkit.onepass.onepass import Pass, quantize_blocks
 from quantkit.onepass.prepare import Job
 from quantkit.onepass.ranks import Ranks
 from quantkit.plan.checkpoint import Plan
-from quantkit.progress import Silent
 
 
 @dataclass(frozen=True)
@@ -47,16 +46,9 @@ def take_part(source: ModelSource, device: torch.device, offload: str, ranks: Ra
         assert errand.cost is not None
         if require_room(errand.cost, device, offload):
             offload = "always"
-        quantize_blocks(
-            source,
-            errand.plans,
-            [],
-            errand.calibration,
-            device,
-            Silent(),
-            [],
-            offload,
-            Importance() if errand.seeks_importance else None,
-            ranks,
+        importance = Importance() if errand.seeks_importance else None
+        wanted = Pass(
+            source, errand.plans, errand.calibration, device, importance=importance, ranks=ranks
         )
+        quantize_blocks(wanted, offload)
     ranks.part()

@@ -58,19 +58,11 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         served: "str | Engine",
         tokenizer: Any,
         max_length: int | None = None,
-        model: str | None = None,
-        concurrent: int = 16,
-        timeout_s: float = 300.0,
-        api_key: str | None = None,
         answers: Answers | None = None,
         advance: Callable[[int], None] = lambda n_tokens: None,
     ) -> None:
         super().__init__()
-        endpoint = (
-            Endpoint(served, model, concurrent, timeout_s, api_key)
-            if isinstance(served, str)
-            else served
-        )
+        endpoint = Endpoint(served) if isinstance(served, str) else served
         self.endpoint = endpoint
         self.tokenizer = tokenizer
         self._answers: Answers = {} if answers is None else answers

@@ -38,7 +38,7 @@ def verdict(change: AccuracyChange | PerplexityChange, adjusted_p: float | None 
     if isinstance(change, AccuracyChange):
         low, high, shift = (100 * value for value in (change.low, change.high, change.difference))
         told = None if change.discordant else "right and wrong on the same questions"
-        return _sentence(POINTS, change.n_questions, shift, low, high, p < ALPHA, chance, told)
+        return _sentence(POINTS, change.n_questions, shift, (low, high), p < ALPHA, chance, told)
     if change.low == change.high == 1:
         return f"the same on all {change.n_documents:,} documents: no loss"
     if change.ratio > BROKEN:
@@ -48,23 +48,23 @@ def verdict(change: AccuracyChange | PerplexityChange, adjusted_p: float | None 
         told = _told(PERCENT, shift, PERCENT.decimals)
         return f"{told}: too few documents ({change.n_documents}) to tell"
     low, high = 100 * (change.low - 1), 100 * (change.high - 1)
-    return _sentence(PERCENT, change.n_documents, shift, low, high, p < ALPHA, chance)
+    return _sentence(PERCENT, change.n_documents, shift, (low, high), p < ALPHA, chance)
 
 
 def _sentence(
     scale: _Scale,
     n: int,
     shift: float,
-    low: float,
-    high: float,
+    ends: tuple[float, float],
     is_real: bool,
     chance: str,
     told: str | None = None,
 ) -> str:
+    low, high = ends
     decimals = _decimals(scale, low, high)
-    ends = _outward(low, -1, decimals), _outward(high, 1, decimals)
-    interval = " to ".join(f"{end:+,.{decimals}f}{scale.end_unit}" for end in ends)
-    worst = max(0.0, -ends[0] if scale.worse < 0 else ends[1])
+    shown = _outward(low, -1, decimals), _outward(high, 1, decimals)
+    interval = " to ".join(f"{end:+,.{decimals}f}{scale.end_unit}" for end in shown)
+    worst = max(0.0, -shown[0] if scale.worse < 0 else shown[1])
     loss = f"{worst:,.{decimals}f}{scale.unit}"
     limit = f"a loss above {loss} is ruled out"
     if worst > scale.useful:

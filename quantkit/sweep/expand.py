@@ -5,7 +5,7 @@ and set share one pass; a source is scored once, and every candidate is compared
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from quantkit.recipe import AnyRecipe, GGUFRecipe
@@ -93,7 +93,7 @@ def _of_model(
             many = len(sweep.sets) > 1 and choice is not None
             own = quantize.title.removeprefix(f"{model.label} ")
             labels[own] = f"{recipe.name}@{choice.label}" if many and choice else recipe.name
-    yield _step(
+    report = _step(
         "report",
         model.label,
         {"labels": labels, "policy": sweep.policy, "tasks": sweep.spec.tasks},
@@ -106,8 +106,8 @@ def _of_model(
             "policy": sweep.policy,
         },
         tuple(step for steps in scores.values() for step in steps.values()),
-        whatever=True,
     )
+    yield replace(report, whatever=True)
 
 
 def _quantize(
@@ -153,7 +153,6 @@ def _step(
     decisive: Mapping[str, Any],
     work: Mapping[str, Any],
     needs: tuple[Step, ...] = (),
-    whatever: bool = False,
     after: tuple[str, ...] = (),
     together: str = "",
 ) -> Step:
@@ -161,4 +160,4 @@ def _step(
     digest = digest_of(kind, {**decisive, **with_what}, [step.digest for step in needs])
     names = tuple(step.name for step in needs)
     work = {**work, **with_what}
-    return Step(kind, title, work, digest, names, whatever, after, f"{kind} {together or digest}")
+    return Step(kind, title, work, digest, names, False, after, f"{kind} {together or digest}")

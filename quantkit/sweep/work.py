@@ -12,13 +12,14 @@ from quantkit import metrics, pipeline
 from quantkit.calibration import calibration_set, loading
 from quantkit.calibration import spec as set_spec
 from quantkit.calibration.build import Vocabulary
+from quantkit.calibration.pool import Reading
 from quantkit.errors import CheckpointError, SweepError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.gating import policy as policies
 from quantkit.gating.judge import judge
 from quantkit.model.source import ModelSource
 from quantkit.onepass import journal
-from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.prepare import CalibrationChoice, Run
 from quantkit.onepass.run import quantize as quantize_model
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 from quantkit.report import files as report_files
@@ -47,8 +48,8 @@ def calibrate(steps: Sequence[Step], bench: Bench) -> list[Product]:
         wanted = set_spec.SetSpec.model_validate(work["spec"])
         vocabulary = Vocabulary.of(work["model"]["place"], work["model"]["revision"])
         known = partial(evaluation_text.known, data=None)
-        base = Path(work["base"])
-        found = loading.make(work["name"], wanted, base, vocabulary, bench.progress, known)
+        reading = Reading(Path(work["base"]))
+        found = loading.make(work["name"], wanted, reading, vocabulary, bench.progress, known)
     found.write(out)
     shape = found.tokens.ids.shape
     facts = {"samples": shape[0], "length": shape[1], "tokens": found.tokens.n_tokens}
@@ -85,9 +86,8 @@ def quantize(steps: Sequence[Step], bench: Bench) -> list[Product]:
         )
         have |= {recipe.name: Checkpoint.open(bench.room / recipe.name) for recipe in missing}
     elif missing:
-        made = quantize_model(
-            source, missing, bench.room, work["device"], False, bench.progress, choice
-        )
+        run = Run(bench.progress)
+        made = quantize_model(source, missing, bench.room, work["device"], choice, run)
         have |= {checkpoint.manifest.name: checkpoint for checkpoint in made}
     products = []
     for step, recipe in zip(steps, recipes, strict=True):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quantkit.model.source import ModelSource
-from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.prepare import CalibrationChoice, Run
 from quantkit.onepass.run import quantize
 from quantkit.recipe import Recipe
 from quantkit.scoring.harness import score
@@ -45,7 +45,7 @@ def test_offloading_changes_no_byte(tmp_path):
     source = ModelSource.open("demo")
     text = CalibrationChoice("python-docs", 128, 256)
     made = [
-        quantize(source, recipes, tmp_path / mode, "cuda", calibration=text, offload=mode)
+        quantize(source, recipes, tmp_path / mode, "cuda", calibration=text, run=Run(offload=mode))
         for mode in ("never", "always")
     ]
     for kept, moved in zip(*made, strict=True):

@@ -6,7 +6,7 @@ from processes import free_port
 
 from quantkit import launch, recipe
 from quantkit.model.source import ModelSource
-from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.prepare import CalibrationChoice, Run
 from quantkit.onepass.run import quantize
 from quantkit.onepass.together import Packed, joined, unpack
 
@@ -18,7 +18,7 @@ FEW = CalibrationChoice("python-docs", 8, 128)
 def made(out, ranks=None):
     recipes = [recipe.load(name) for name in NAMES]
     source = ModelSource.open("demo")
-    found = quantize(source, recipes, out, device="cuda:0", calibration=FEW, ranks=ranks)
+    found = quantize(source, recipes, out, device="cuda:0", calibration=FEW, run=Run(ranks=ranks))
     return {checkpoint.label: checkpoint.digest for checkpoint in found}
 
 

@@ -19,7 +19,7 @@ from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.onepass import llmcompressor
 from quantkit.onepass.external import Fold, Made
-from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.prepare import CalibrationChoice, Run
 from quantkit.onepass.run import quantize
 from quantkit.pipeline import finished_before
 from quantkit.plan import checkpoint as planning
@@ -72,7 +72,7 @@ def use(monkeypatch):
 
 def run(model, out, recipe="rtn-w4a16", engine="llmcompressor"):
     source = ModelSource.open(str(model))
-    return quantize(source, [Recipe.load(recipe)], out, calibration=DATA, engine=engine)[0]
+    return quantize(source, [Recipe.load(recipe)], out, calibration=DATA, run=Run(engine=engine))[0]
 
 
 STEPS = {

@@ -15,9 +15,8 @@ from quantkit.gguf.imatrix import ImportanceMatrix
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.onepass.from_gguf import quantize_file
-from quantkit.onepass.prepare import CalibrationChoice, load_tokens
+from quantkit.onepass.prepare import CalibrationChoice, Run, load_tokens
 from quantkit.onepass.run import quantize
-from quantkit.progress import Silent
 from quantkit.recipe import load
 from quantkit.scoring import loading
 from quantkit.scoring.harness import Asked, evaluate
@@ -111,7 +110,7 @@ def test_importance_is_the_mean_square_of_what_a_layer_reads(source, weighted):
 
 def test_a_matrix_that_is_brought_along_gives_the_same_file(source, weighted, tmp_path):
     path = weighted.folder / imatrix.FILE
-    again = quantize(source, [load("gguf-q4_k_m")], tmp_path, "cpu", imatrix=path)[0]
+    again = quantize(source, [load("gguf-q4_k_m")], tmp_path, "cpu", run=Run(imatrix=path))[0]
     name = weighted.gguf.path.name
     same = [
         kind == again.gguf.tensors[tensor].kind
@@ -133,13 +132,17 @@ def test_a_matrix_of_another_model_is_refused(source, weighted, tmp_path):
     ImportanceMatrix(other, matrix.counts, ("other",)).write(tmp_path / "other.gguf")
     with pytest.raises(DataError, match="another model"):
         quantize(
-            source, [load("gguf-q4_k_m")], tmp_path / "o", "cpu", imatrix=tmp_path / "other.gguf"
+            source,
+            [load("gguf-q4_k_m")],
+            tmp_path / "o",
+            "cpu",
+            run=Run(imatrix=tmp_path / "other.gguf"),
         )
 
 
 def test_a_matrix_without_a_gguf_recipe_is_refused(source, tmp_path):
     with pytest.raises(RecipeError, match="none was asked for"):
-        quantize(source, [load("fp8-dynamic")], tmp_path, "cpu", imatrix=tmp_path / "x")
+        quantize(source, [load("fp8-dynamic")], tmp_path, "cpu", run=Run(imatrix=tmp_path / "x"))
 
 
 def test_damage_is_found(made, source, tmp_path):
@@ -172,7 +175,7 @@ def test_one_tensor_can_have_another_type(source, tmp_path):
 
 def test_a_file_makes_the_same_file_as_the_model_it_came_from(source, made, tmp_path):
     whole = made["gguf-f32"].gguf.path
-    (again,) = quantize_file(whole, [load("gguf-q4_k_m")], tmp_path, "cpu", False, Silent())
+    (again,) = quantize_file(whole, [load("gguf-q4_k_m")], tmp_path, "cpu")
     direct = made["gguf-q4_k_m"].gguf
     assert again.gguf.path.name == direct.path.name
     assert list(again.gguf.metadata) == list(direct.metadata)
@@ -187,17 +190,15 @@ def test_a_file_makes_the_same_file_as_the_model_it_came_from(source, made, tmp_
 def test_a_quantised_file_is_taken_only_when_asked(made, tmp_path):
     path = made["gguf-q8_0"].gguf.path
     with pytest.raises(SourceError, match="quantised already"):
-        quantize_file(path, [load("gguf-q4_0")], tmp_path / "a", "cpu", False, Silent())
-    (again,) = quantize_file(
-        path, [load("gguf-q4_0")], tmp_path / "b", "cpu", False, Silent(), requantize=True
-    )
+        quantize_file(path, [load("gguf-q4_0")], tmp_path / "a", "cpu")
+    (again,) = quantize_file(path, [load("gguf-q4_0")], tmp_path / "b", "cpu", requantize=True)
     assert again.gguf.tensors["blk.0.ffn_up.weight"].kind.name == "Q4_0"
 
 
 def test_only_gguf_can_be_made_from_gguf(made, tmp_path):
     path = made["gguf-f32"].gguf.path
     with pytest.raises(RecipeError, match="needs a model in Hugging Face form"):
-        quantize_file(path, [load("fp8-dynamic")], tmp_path, "cpu", False, Silent())
+        quantize_file(path, [load("fp8-dynamic")], tmp_path, "cpu")
 
 
 def test_experts_are_quantised_each_by_what_matters_to_it(tmp_path):
@@ -219,9 +220,7 @@ def test_experts_are_quantised_each_by_what_matters_to_it(tmp_path):
         [load("gguf-q4_k_s")],
         tmp_path / "out",
         "cpu",
-        False,
-        Silent(),
-        tmp_path / "m.gguf",
+        Run(imatrix=tmp_path / "m.gguf"),
     )
     stored = made.gguf.read(name).view(3, 8, -1)
     kept = ImportanceMatrix.read(tmp_path / "m.gguf").values[name]

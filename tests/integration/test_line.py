@@ -12,11 +12,12 @@ from quantkit.cli.main import main
 from quantkit.errors import ScoreError, UnknownName
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.source import ModelSource
+from quantkit.onepass.prepare import Run
 from quantkit.recipe import Recipe, load
 from quantkit.report import markdown, table
 from quantkit.report.comparison import Report
 from quantkit.scoring.evaluation import read_all
-from quantkit.scoring.harness import score
+from quantkit.scoring.harness import Asked, score
 from quantkit.scoring.scorecard import Scorecard
 
 pytest_plugins = ["browser"]
@@ -177,9 +178,9 @@ def test_a_second_run_takes_up_what_is_finished(demo, capsys):
     outcome = pipeline.run(
         ModelSource.open("demo"),
         recipes,
-        ["python_docs", "python_quiz"],
+        Asked(("python_docs", "python_quiz")),
         demo,
-        progress=Listener(),
+        run=Run(Listener()),
     )
     assert len(outcome.report.candidates) == 2
     assert sum("finished before" in note for note in notes) == 2

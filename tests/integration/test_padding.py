@@ -20,7 +20,7 @@ from quantkit.onepass.hidden import HiddenStates
 from quantkit.onepass.importance import Importance
 from quantkit.onepass.kvcache import Observer
 from quantkit.onepass.padding import Padding, real
-from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.prepare import CalibrationChoice, Run
 from quantkit.onepass.run import quantize
 from quantkit.onepass.streams import Stream
 from quantkit.onepass.visit import Replay, Visit
@@ -226,7 +226,7 @@ def written(source, names, out, calibration, monkeypatch):
     monkeypatch.setitem(onepass.TOKENS_PER_BATCH, "cpu", BATCH * LENGTH)
     notes = Notes()
     recipes, choice = [load(name) for name in names], CalibrationChoice("mine")
-    made = quantize(source, recipes, out, "cpu", progress=notes, calibration=choice)
+    made = quantize(source, recipes, out, "cpu", calibration=choice, run=Run(notes))
     return made, notes.said
 
 

@@ -20,9 +20,8 @@ from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.source import ModelSource
 from quantkit.onepass import journal, onepass
 from quantkit.onepass.from_gguf import quantize_file
-from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.prepare import CalibrationChoice, Run
 from quantkit.onepass.run import quantize
-from quantkit.progress import Silent
 from quantkit.recipe import load
 
 N_KILLS = 20
@@ -40,7 +39,7 @@ def run(source: ModelSource, out: Path, names=NAMES, **options) -> dict[str, str
     """Quantise and return what was written, by recipe."""
     text = CalibrationChoice(str(source.folder.parent / "text.txt"), 8, 64)
     recipes = [load(name) for name in names]
-    made = quantize(source, recipes, out, device="cpu", calibration=text, **options)
+    made = quantize(source, recipes, out, device="cpu", calibration=text, run=Run(**options))
     return {checkpoint.label: checkpoint.digest for checkpoint in made}
 
 
@@ -208,15 +207,15 @@ def test_a_run_from_a_gguf_file_takes_up_its_own_too(tmp_path, stop_after):
     recipes, out = [load("gguf-q8_0"), load("gguf-q4_0")], tmp_path / "out"
     stop_after(1, out)
     with pytest.raises(Stopped):
-        quantize_file(file, recipes, out, "cpu", False, Silent())
+        quantize_file(file, recipes, out, "cpu")
     (named,) = [path for path in out.iterdir() if not path.name.startswith(".")]
     before = named.stat().st_ino
-    made = quantize_file(file, recipes, out, "cpu", False, Silent())
+    made = quantize_file(file, recipes, out, "cpu")
     assert [checkpoint.label for checkpoint in made] == ["gguf-q8_0", "gguf-q4_0"]
     assert named.stat().st_ino == before
     assert not any(path.is_dir() for folder in out.iterdir() for path in folder.iterdir())
     with pytest.raises(StorageError, match="exists already"):
-        quantize_file(file, recipes, out, "cpu", False, Silent())
+        quantize_file(file, recipes, out, "cpu")
 
 
 def test_second_run_leaves_the_first_alone(tmp_path):

@@ -54,8 +54,9 @@ def fake(_fake, monkeypatch):
     return _fake
 
 
-def connect(fake, **options):
-    return ServedModel(fake.url, fake.tokenizer, **options)
+def connect(fake, max_length=None, answers=None, advance=lambda n_tokens: None, **options):
+    served = endpoint.Endpoint(fake.url, **options)
+    return ServedModel(served, fake.tokenizer, max_length, answers, advance)
 
 
 def pairs(*texts):

@@ -134,7 +134,7 @@ def gpu(memory_gib):
 
 def test_the_gpu_with_the_least_room_decides():
     split = Split(pipeline=3)
-    fit = fits(LLAMA, None, gpu(24), 3, 8192, split=split)
+    fit = fits(LLAMA, None, gpu(24), 3, 8192, serving=memory.Serving(split=split))
     room = []
     for stage, size in enumerate(stage_bytes(LLAMA, None, split)):
         own = memory.overhead_bytes(LLAMA, memory.VLLM_SMALL, 1, has_head=stage == 2)
@@ -159,12 +159,20 @@ def test_more_memory_and_shorter_contexts_never_hurt_a_pipeline(
     name, tensor, pipeline, room, more, context
 ):
     split, recipe = Split(tensor, pipeline), RECIPES[name]
+    how = memory.Serving(split=split)
     assume(not obstacle(LLAMA, recipe, split))
-    before = fits(LLAMA, recipe, gpu(room), split.n_gpus, context, split=split)
-    assert fits(LLAMA, recipe, gpu(room + more), split.n_gpus, context, split=split).users >= (
+    before = fits(LLAMA, recipe, gpu(room), split.n_gpus, context, serving=how)
+    assert fits(LLAMA, recipe, gpu(room + more), split.n_gpus, context, serving=how).users >= (
         before.users
     )
-    shorter = fits(LLAMA, recipe, gpu(room), split.n_gpus, max(1, context // 2), split=split)
+    shorter = fits(
+        LLAMA,
+        recipe,
+        gpu(room),
+        split.n_gpus,
+        max(1, context // 2),
+        serving=how,
+    )
     assert shorter.users >= before.users
     assert before.split == split
 
@@ -397,7 +405,13 @@ def test_gpus_that_talk_keep_buffers_for_it():
         for split in (Split(1), Split(2), Split(4), Split(pipeline=2)):
             silent = replace(memory.VLLM, talk_bytes=0)
             with_it, without = (
-                fits(LLAMA, None, gpus.find(name), split.n_gpus, engine=engine, split=split)
+                fits(
+                    LLAMA,
+                    None,
+                    gpus.find(name),
+                    split.n_gpus,
+                    serving=memory.Serving(engine=engine, split=split),
+                )
                 for engine in (memory.VLLM, silent)
             )
             taken[name, str(split)] = (with_it.overhead_bytes - without.overhead_bytes) / GIB

@@ -134,3 +134,53 @@ def test_no_registry_hosts_or_machine_paths_in_tracked_files():
         check=False,
     )
     assert listing.stdout == ""
+
+
+MOST_PARAMETERS = 7
+MOST_ENTRY_POINTS = 5
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    given = function.args
+    names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    names = names[1:] if names[:1] in (["self"], ["cls"]) else names
+    return len(names) + (given.vararg is not None) + (given.kwarg is not None)
+
+
+def test_options_that_travel_together_are_one_object():
+    """Apart from kernels and their torch twins, Typer's commands, and five calls of the API."""
+    commands, entry_points, long = typer_commands(), [], []
+    twins = {
+        node.name
+        for path in PACKAGE.rglob("kernels/*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        tree = ast.parse(path.read_text())
+        public = {id(node) for node in tree.body}
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if parameters(node) <= MOST_PARAMETERS or "kernels" in name:
+                continue
+            if node.name in twins and name.startswith("quantkit.methods."):
+                continue
+            if id(node) in public and (name, node.name) in commands:
+                continue
+            if id(node) in public and name == "quantkit.api" and not node.name.startswith("_"):
+                entry_points.append(node.name)
+                continue
+            long.append(f"{name}: {node.name} has {parameters(node)} parameters")
+    assert not long, "\n".join(long)
+    assert len(entry_points) <= MOST_ENTRY_POINTS, entry_points
+
+
+def typer_commands() -> set[tuple[str, str]]:
+    """Module and name of every function that is a command."""
+    from quantkit.cli.main import app
+
+    groups = [app, *(group.typer_instance for group in app.registered_groups)]
+    found = [command.callback for group in groups for command in group.registered_commands]
+    return {(callback.__module__, callback.__name__) for callback in found}

@@ -1,0 +1,40 @@
+"""Something to serve: a folder, a GGUF file or the demo."""
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from quantkit import resources
+from quantkit.errors import EngineError, QuantkitError
+from quantkit.export.manifest import Manifest, is_checkpoint
+from quantkit.model.source import ModelSource
+
+
+@dataclass(frozen=True)
+class Model:
+    """Something to serve."""
+
+    path: Path
+    name: str
+    digest: str | None
+
+    @classmethod
+    def of(cls, path: Path) -> "Model":
+        """A folder, a GGUF file or `demo`; those of ours are known by their digest."""
+        if str(path) == "demo" and not path.exists():
+            return replace(cls.of(resources.DEMO_MODEL), name="demo")
+        if not path.exists():
+            raise EngineError(
+                f"there is no folder or file {path}; models of the hub are measured once they are "
+                "downloaded, or through --backend server"
+            )
+        folder = path if path.is_dir() else path.parent
+        name = path.resolve().name if path.is_dir() else path.stem
+        if is_checkpoint(folder):
+            manifest = Manifest.read(folder)
+            return cls(path, manifest.name, manifest.digest)
+        digest = None
+        if path.is_dir() and any(path.glob("*.safetensors")):
+            with suppress(QuantkitError):  # other tools' formats serve all the same
+                digest = ModelSource.open(str(path)).fingerprint
+        return cls(path, name, digest)
