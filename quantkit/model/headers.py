@@ -50,7 +50,7 @@ class StoredTensor(TensorSpec):
         """The whole tensor, in memory of its own."""
         import torch
 
-        from quantkit.model.shards import DTYPES, as_bytes
+        from quantkit.model.dtypes import DTYPES, as_bytes
 
         raw = torch.empty(self.size_bytes, dtype=torch.uint8, pin_memory=pinned)
         if raw.numel():

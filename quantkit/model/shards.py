@@ -13,26 +13,13 @@ from typing import Any
 
 import torch
 
+from quantkit.model.dtypes import CODES as CODES
+from quantkit.model.dtypes import DTYPES as DTYPES
+from quantkit.model.dtypes import as_bytes as as_bytes
 from quantkit.model.headers import StoredTensor as StoredTensor
 from quantkit.model.headers import TensorSpec as TensorSpec
 from quantkit.model.headers import read_header as read_header
 from quantkit.model.placed import PlacedFile
-
-DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-}
-CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 def to_host(tensor: torch.Tensor, wait: bool = True) -> torch.Tensor:
@@ -44,11 +31,6 @@ def to_host(tensor: torch.Tensor, wait: bool = True) -> torch.Tensor:
         return tensor.contiguous()
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return pinned.copy_(tensor, non_blocking=not wait)
-
-
-def as_bytes(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 
 class ShardWriter:

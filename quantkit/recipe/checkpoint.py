@@ -5,9 +5,10 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from quantkit import methods
+from quantkit import methods, resources
 from quantkit.errors import RecipeError, UnknownName
 from quantkit.formats import COMPRESSED_TENSORS, FORMATS, find
+from quantkit.recipe import files
 from quantkit.recipe.named import Named
 from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
 from quantkit.specs import meant
@@ -101,12 +102,15 @@ class Recipe(Named):
     @classmethod
     def load(cls, name: str) -> "Recipe":
         """A recipe by name, or from the user's own file; `+kv-fp8` behind either adds to it."""
-        from quantkit.recipe.loading import load  # which knows this class
-
-        recipe = load(name)
-        if not isinstance(recipe, cls):
+        base, addition = files.split_addition(name)
+        if addition is not None:
+            files.require_addition(addition)
+            return cls.load(base).with_kv_cache(addition)
+        path = resources.find("recipes", name)
+        data = files.content(path)
+        if "gguf" in data:
             raise RecipeError(f"recipe {name} makes a GGUF file, which does not belong here")
-        return recipe
+        return cls.validated({"name": path.stem, **data}, path)
 
     def with_kv_cache(self, addition: str) -> "Recipe":
         """The same with an FP8 KV cache."""

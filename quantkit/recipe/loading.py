@@ -1,16 +1,14 @@
 """Recipes by name or from the user's own file, and what a plus behind either adds."""
 
 from pathlib import Path
-from typing import Any
 
 from quantkit import resources
-from quantkit.errors import RecipeError, UnknownName
+from quantkit.errors import RecipeError
 from quantkit.recipe.checkpoint import Recipe
+from quantkit.recipe.files import ADDITIONS as ADDITIONS
+from quantkit.recipe.files import content, require_addition
+from quantkit.recipe.files import split_addition as split_addition
 from quantkit.recipe.gguf import GGUFRecipe
-from quantkit.specs import read_yaml
-
-ADDITIONS = {"kv-fp8": "keeps keys and values of attention in FP8, with scales from calibration"}
-"""What can stand behind a recipe's name, after a plus."""
 
 AnyRecipe = Recipe | GGUFRecipe
 
@@ -20,8 +18,7 @@ def load(name: str) -> AnyRecipe:
     base, addition = split_addition(name)
     if addition is None:
         return read(resources.find("recipes", name))
-    if addition not in ADDITIONS:
-        raise UnknownName("addition to a recipe", addition, ADDITIONS)
+    require_addition(addition)
     recipe = load(base)
     if isinstance(recipe, GGUFRecipe):
         raise RecipeError(f"{addition} does not go with {recipe.name}: llama.cpp has no such cache")
@@ -30,21 +27,6 @@ def load(name: str) -> AnyRecipe:
 
 def read(path: Path) -> AnyRecipe:
     """A recipe of either kind from a file."""
-    data = _content(path)
+    data = content(path)
     kind: type[AnyRecipe] = GGUFRecipe if "gguf" in data else Recipe
     return kind.validated({"name": path.stem, **data}, path)
-
-
-def split_addition(name: str) -> tuple[str, str | None]:
-    """A recipe's name or path, and what stands behind its last plus; a path may hold one too."""
-    base, plus, addition = name.rpartition("+")
-    if not plus or "/" in addition or addition.endswith((".yaml", ".yml")):
-        return name, None
-    return base, addition
-
-
-def _content(path: Path) -> dict[str, Any]:
-    data = read_yaml(path, RecipeError)
-    if not isinstance(data, dict):
-        raise RecipeError(f"{path} is no recipe: it must be a list of `key: value` lines")
-    return data

@@ -1,11 +1,17 @@
 """The files of a report."""
 
-from pathlib import Path
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from quantkit import __version__
 from quantkit.report import html, markdown
-from quantkit.report.comparison import Report
 from quantkit.storage import output_folder, write_json, write_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from quantkit.report.comparison import Report
 
 
 def write(report: Report, out: Path) -> None:

@@ -1,7 +1,13 @@
 """The report as Markdown."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from quantkit.report import speed, table
-from quantkit.report.comparison import Report
+
+if TYPE_CHECKING:
+    from quantkit.report.comparison import Report
 
 MOST_LINES = 60
 """What a comment on a pull request may take."""

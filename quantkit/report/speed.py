@@ -1,18 +1,24 @@
 """How fast models serve, beside how good they are: measurements of `quantkit bench` in a report."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from __future__ import annotations
 
-from markupsafe import Markup
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from quantkit.bench import table as bench_table
-from quantkit.bench.record import Bench, Row
 from quantkit.page.scale import Axis
 from quantkit.page.scatter import Point, scatter
 from quantkit.page.table import Cell, Column, table
-from quantkit.report.comparison import Report
 from quantkit.report.document import Document, Speed
 from quantkit.storage import gib
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from markupsafe import Markup
+
+    from quantkit.bench.record import Bench, Row
+    from quantkit.report.comparison import Report
 
 TITLES = ("model", "load", "in/out", "tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
 SEARCHABLE = 8

@@ -1,10 +1,16 @@
 """The rows of the comparison as text, shared by terminal and Markdown."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from quantkit import metrics
-from quantkit.report.comparison import Report
 from quantkit.scoring.paired import ALPHA, AccuracyChange
-from quantkit.scoring.scorecard import Scorecard
 from quantkit.storage import gib
+
+if TYPE_CHECKING:
+    from quantkit.report.comparison import Report
+    from quantkit.scoring.scorecard import Scorecard
 
 TITLES = ("model", "size", "of source", "bits/weight")
 GUESSED = "The source itself does no better than guessing here: changes say little about quality."

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from quantkit.advise.sizing import Size
 from quantkit.engine import speculation
+from quantkit.serving.demand import Demand, Flag
 from quantkit.serving.draft import Draft
-from quantkit.serving.plan import Demand, Flag
 from quantkit.serving.target import Target
 from quantkit.storage import gib
 

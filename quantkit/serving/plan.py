@@ -16,10 +16,11 @@ from quantkit.advise.sizing import Size
 from quantkit.advise.split import ANY, Split
 from quantkit.errors import EngineError, HardwareError, UnknownName
 from quantkit.hardware import support
-from quantkit.hardware.gpus import GPU
 from quantkit.recipe import AnyRecipe, GGUFRecipe
 from quantkit.serving import adapters as loras
 from quantkit.serving.adapters import Loras
+from quantkit.serving.demand import Demand as Demand
+from quantkit.serving.demand import Flag as Flag
 from quantkit.serving.draft import Draft
 from quantkit.serving.target import Target
 from quantkit.storage import gib
@@ -32,40 +33,6 @@ PROGRAMS: dict[Engine, tuple[str, ...]] = {
 }
 DEFAULT_CONTEXT = 8192
 LEAST_CONTEXT = 1024
-
-
-@dataclass(frozen=True)
-class Flag:
-    """One flag of an engine with its values."""
-
-    words: tuple[str, ...]
-    why: str
-
-    @property
-    def name(self) -> str:
-        return self.words[0]
-
-
-@dataclass(frozen=True)
-class Demand:
-    """What a server is wanted for."""
-
-    gpu: GPU
-    count: int = 1
-    split: Split | None = None
-    """How GPUs share the model; None: every layer is cut over all of them, or what else fits."""
-    context: int | None = None
-    """None: what the model allows, at most 8,192 tokens, or less where that does not fit."""
-    users: int | None = None
-    """None: as many as fit."""
-    profile: str = "chat"
-    kv_bits: int | None = None
-    """None: as the checkpoint says, else 16."""
-    utilisation: float = sizing.UTILISATION
-    draft: Draft | None = None
-    adapters: Loras = loras.NONE
-    host: str = "127.0.0.1"
-    port: int = 8000
 
 
 @dataclass(frozen=True)

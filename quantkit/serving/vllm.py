@@ -9,8 +9,8 @@ from quantkit.advise.split import stages
 from quantkit.hardware.gpus import GPU
 from quantkit.recipe import Recipe
 from quantkit.serving import adapters as loras
+from quantkit.serving.demand import Demand, Flag
 from quantkit.serving.draft import Draft
-from quantkit.serving.plan import Demand, Flag
 from quantkit.serving.target import Target
 from quantkit.storage import gib
 

@@ -11,7 +11,7 @@ from quantkit.errors import StorageError, SweepError
 from quantkit.parsing import parse_json
 from quantkit.progress import Progress
 from quantkit.specs import plain_name
-from quantkit.sweep import cost, overview, result, worker
+from quantkit.sweep import cost, pages, result, worker
 from quantkit.sweep import spec as sweep_spec
 from quantkit.sweep.cost import Costs
 from quantkit.sweep.expand import Devices, expand
@@ -58,7 +58,7 @@ def run(prepared: Prepared, executor: Executor, progress: Progress) -> Overview:
                 result.tidy(place, record)
         if not going.errors:
             place.remove(worker.ROOMS)
-        return overview.write(place, graph, going.records, going.errors)
+        return pages.write(place, graph, going.records, going.errors)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def report(place: Place) -> Overview:
         raise SweepError(
             f"no model of {place.address} is done yet; see `quantkit sweep status {place.address}`"
         )
-    return overview.write(place, graph, done, errors)
+    return pages.write(place, graph, done, errors)
 
 
 def read_plan(place: Place) -> tuple[Graph, dict[str, Any]]:

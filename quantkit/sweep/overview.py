@@ -1,6 +1,5 @@
 """One report over a whole sweep: every candidate of every model, and what was given up."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -112,25 +111,6 @@ def gather(
         done = [records[name].seconds for name in names if name in records]
         spent.append(Spent(kind, len(names), len(done), sum(done)))
     return Overview(tuple(models), tuple(given_up), tuple(spent))
-
-
-def write(
-    place: Place, graph: Graph, records: Mapping[str, Record], errors: Mapping[str, str]
-) -> Overview:
-    """The page over everything, and beside it the pages of each model."""
-    from quantkit.sweep import page
-
-    found = gather(place, graph, records, errors)
-    for step in graph.of_kind("report"):
-        if (record := records.get(step.name)) is not None:
-            for name in FILES:
-                if name in record.files:
-                    content = place.read(f"{FOLDER}/{step.name}/{record.folder}/{name}")
-                    place.write(f"{PAGES}/{step.title}/{name}", content or b"")
-    text = json.dumps(found.to_json(), indent=2, ensure_ascii=False)
-    place.write(DATA, text.encode() + b"\n")
-    place.write(PAGE, page.render(found).encode())
-    return found
 
 
 def _model(place: Place, step: Step, record: Record, made: Mapping[str, Record]) -> ModelReport:

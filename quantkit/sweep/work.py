@@ -30,9 +30,9 @@ from quantkit.scoring.evaluation import Evaluation
 from quantkit.scoring.harness import Asked, evaluate
 from quantkit.storage import write_json
 from quantkit.sweep import parts, ranks
+from quantkit.sweep.bench import Bench
 from quantkit.sweep.graph import Step
 from quantkit.sweep.result import CHECKPOINT, Product
-from quantkit.sweep.worker import Bench
 from quantkit.verification.checkpoint import verify as verify_folder
 
 REFERENCES = "references"

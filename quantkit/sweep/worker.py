@@ -18,6 +18,7 @@ from quantkit.errors import PolicyError, QuantkitError
 from quantkit.progress import Progress, Silent
 from quantkit.storage import guarded
 from quantkit.sweep import versions
+from quantkit.sweep.bench import Bench
 from quantkit.sweep.graph import Step
 from quantkit.sweep.place import Place
 from quantkit.sweep.result import (
@@ -31,17 +32,6 @@ from quantkit.sweep.result import (
 
 LOGS = "logs"
 ROOMS = "work"
-
-
-@dataclass(frozen=True)
-class Bench:
-    """What a step works with: results that it needs, room for its own, somebody who listens."""
-
-    folder_of: Callable[[str], Path]
-    """A finished step's files by its name, checked."""
-    room: Path
-    """An own folder; what a killed attempt left may be there."""
-    progress: Progress
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,32 @@
+"""Files of recipes as plain data, and what a plus behind a name adds."""
+
+from pathlib import Path
+from typing import Any
+
+from quantkit.errors import RecipeError, UnknownName
+from quantkit.specs import read_yaml
+
+ADDITIONS = {"kv-fp8": "keeps keys and values of attention in FP8, with scales from calibration"}
+"""What can stand behind a recipe's name, after a plus."""
+
+
+def require_addition(name: str) -> None:
+    """Refuse what cannot stand behind a plus."""
+    if name not in ADDITIONS:
+        raise UnknownName("addition to a recipe", name, ADDITIONS)
+
+
+def split_addition(name: str) -> tuple[str, str | None]:
+    """A recipe's name or path, and what stands behind its last plus; a path may hold one too."""
+    base, plus, addition = name.rpartition("+")
+    if not plus or "/" in addition or addition.endswith((".yaml", ".yml")):
+        return name, None
+    return base, addition
+
+
+def content(path: Path) -> dict[str, Any]:
+    """What a file says, as plain data."""
+    data = read_yaml(path, RecipeError)
+    if not isinstance(data, dict):
+        raise RecipeError(f"{path} is no recipe: it must be a list of `key: value` lines")
+    return data

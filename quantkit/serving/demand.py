@@ -1,0 +1,44 @@
+"""What a server is wanted for, and the flags that say so to an engine."""
+
+from dataclasses import dataclass
+
+from quantkit.advise import sizing
+from quantkit.advise.split import Split
+from quantkit.hardware.gpus import GPU
+from quantkit.serving import adapters as loras
+from quantkit.serving.adapters import Loras
+from quantkit.serving.draft import Draft
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag of an engine with its values."""
+
+    words: tuple[str, ...]
+    why: str
+
+    @property
+    def name(self) -> str:
+        return self.words[0]
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a server is wanted for."""
+
+    gpu: GPU
+    count: int = 1
+    split: Split | None = None
+    """How GPUs share the model; None: every layer is cut over all of them, or what else fits."""
+    context: int | None = None
+    """None: what the model allows, at most 8,192 tokens, or less where that does not fit."""
+    users: int | None = None
+    """None: as many as fit."""
+    profile: str = "chat"
+    kv_bits: int | None = None
+    """None: as the checkpoint says, else 16."""
+    utilisation: float = sizing.UTILISATION
+    draft: Draft | None = None
+    adapters: Loras = loras.NONE
+    host: str = "127.0.0.1"
+    port: int = 8000
