@@ -7,6 +7,7 @@ loaded by `pack` and `unpack` alone.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,6 +31,7 @@ MODULES = {
 FORMATS = tuple(MODULES)
 
 
+@cache
 def find(name: str) -> Format:
     """A format by name; one of FORMATS."""
     return cast("Format", import_module(MODULES[name]))

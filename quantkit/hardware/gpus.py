@@ -30,6 +30,8 @@ DRIVER_BYTES = 1 << 29
 """Of the memory that nvidia-smi tells, what torch does not see."""
 MOST = 1e18
 """Above this no device has anything, and numbers may be infinite."""
+ENTRY = re.compile(r"^- name: (.+)\n", re.MULTILINE)
+ALIASES = re.compile(r"^  aliases: \[(.*)\]$", re.MULTILINE)
 QUANTITY = re.compile(r"([\d.]+)\s*([kmgtp]?)(i?)b(/s|ps)?", re.IGNORECASE)
 
 
@@ -116,13 +118,25 @@ FIGURES = (
 
 
 @cache
+def _entries() -> dict[str, str]:
+    """The text of every device by its name; most questions are about one of them."""
+    parts = ENTRY.split(DATA.read_text(encoding="utf-8"))[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+@cache
 def load() -> tuple[GPU, ...]:
     """All devices of the file, in its order."""
+    return tuple(map(_named, _entries()))
+
+
+@cache
+def _named(name: str) -> GPU:
+    """A device by its whole name."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the other takes ten times as long
-    with DATA.open(encoding="utf-8") as stream:
-        return tuple(_device(entry) for entry in yaml.load(stream, loader))
+    return _device(yaml.load(f"  name: {name}\n{_entries()[name]}", loader))
 
 
 def _device(entry: dict[str, Any]) -> GPU:
@@ -141,20 +155,31 @@ def normal(name: str) -> str:
 
 
 @cache
-def _by_name() -> dict[str, GPU]:
-    return {normal(name): gpu for gpu in load() for name in (gpu.name, *gpu.aliases)}
+def _names() -> dict[str, str]:
+    """Whole names by all that a device is called."""
+    found = {}
+    for name, text in _entries().items():
+        aliases = ALIASES.search(text)
+        listed = aliases[1].split(",") if aliases else []
+        found |= {normal(one.strip()): name for one in (name, *listed)}
+    return found
+
+
+def _by_name(name: str) -> GPU | None:
+    found = _names().get(normal(name))
+    return None if found is None else _named(found)
 
 
 def find(name: str) -> GPU:
     """A device by any of its names; `auto` is this machine's own."""
     if name == "auto":
         return detect()
-    if found := _by_name().get(normal(name)):
+    if found := _by_name(name):
         return found
     raise UnknownName(
         "GPU",
         name.lower(),  # near matches mind the case; names here do not
-        [gpu.name.lower() for gpu in load()],
+        [known.lower() for known in _entries()],
         "`quantkit gpus` lists all; `quantkit recommend` takes --memory 24GB --bandwidth 1008GB/s "
         "of any other.",
     )
@@ -163,7 +188,7 @@ def find(name: str) -> GPU:
 def siblings(name: str) -> list[str]:
     """Other devices that a name may have meant: `H100` is taken as one of three."""
     taken, asked = find(name).name, normal(name)
-    alike = [gpu.name for gpu in load() if normal(gpu.name).startswith(asked)]
+    alike = [known for known in _entries() if normal(known).startswith(asked)]
     return [one for one in alike if one != taken] if asked != normal(taken) else []
 
 
@@ -246,7 +271,7 @@ def detect() -> GPU:
             "no GPU found on this machine, neither by nvidia-smi nor by torch; name one of "
             "`quantkit gpus`"
         )
-    if (known := _by_name().get(normal(name))) is None:
+    if (known := _by_name(name)) is None:
         raise HardwareError(
             f"this machine's GPU, '{name}', is not in the list of `quantkit gpus`; give its memory "
             "and bandwidth"

@@ -8,6 +8,7 @@ from collections import Counter
 from math import prod
 
 import pytest
+import yaml
 
 from quantkit.errors import HardwareError, UnknownName
 from quantkit.hardware import gpus
@@ -69,6 +70,16 @@ def value_of(arithmetic):
 def test_there_are_many():
     assert len(GPUS) >= 45
     assert {gpu.vendor for gpu in GPUS} == set(VENDORS) - {"unknown"}
+
+
+def test_devices_read_one_by_one_are_those_of_the_whole_file():
+    entries = yaml.safe_load(gpus.DATA.read_text())
+    assert [entry["name"] for entry in entries] == [gpu.name for gpu in GPUS]
+    for entry, gpu in zip(entries, GPUS, strict=True):
+        assert tuple(entry.get("aliases", ())) == gpu.aliases
+        for name in (gpu.name, *gpu.aliases):
+            assert gpus.find(name) is gpu
+        assert all(getattr(gpu, key) == entry.get(key) for key in FIGURES)
 
 
 def test_no_name_stands_for_two_devices():
