@@ -1,11 +1,15 @@
 """How long `quantkit --help` and an answer of `recommend` take, against starting Python with Typer.
 
 python benchmarks/startup.py [--repeat 15] [--out FILE]
+
+Seconds are medians; those that end in `_cpu` are the processor's, which others on the machine
+change less than those by the clock.
 """
 
 import argparse
 import json
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -27,6 +31,8 @@ RECOMMEND = (
     "40",
 )
 
+ALL = ("recommend", "8B", "--gpu", "all")
+
 
 def median_seconds(command: list[str], repeat: int) -> float:
     """The median of several runs, after one to warm up."""
@@ -35,6 +41,17 @@ def median_seconds(command: list[str], repeat: int) -> float:
         started = time.monotonic()
         subprocess.run(command, capture_output=True, check=True)
         times.append(time.monotonic() - started)
+    return statistics.median(times[1:])
+
+
+def median_cpu_seconds(command: list[str], repeat: int) -> float:
+    """The same in seconds of the processor, the system's own counted."""
+    times = []
+    for _ in range(repeat + 1):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return statistics.median(times[1:])
 
 
@@ -53,6 +70,8 @@ def main() -> None:
         "quantkit_quantize_help": median_seconds([*run, "quantize", "--help"], args.repeat),
         "quantkit_gpus": median_seconds([*run, "gpus"], args.repeat),
         "quantkit_recommend": median_seconds([*run, *RECOMMEND], args.repeat),
+        "quantkit_recommend_cpu": median_cpu_seconds([*run, *RECOMMEND], args.repeat),
+        "quantkit_recommend_all_cpu": median_cpu_seconds([*run, *ALL], args.repeat),
     }
     result["help_over_typer"] = result["quantkit_help"] / result["import_typer"]
     print(json.dumps(result, indent=2))

@@ -157,7 +157,7 @@ def normal(name: str) -> str:
 @cache
 def _names() -> dict[str, str]:
     """Whole names by all that a device is called."""
-    found = {}
+    found: dict[str, str] = {}
     for name, text in _entries().items():
         aliases = ALIASES.search(text)
         listed = aliases[1].split(",") if aliases else []
