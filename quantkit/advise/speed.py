@@ -418,7 +418,8 @@ def host_seconds(case: Case, users: int, end: Efficiency) -> float:
 
 def own_seconds(case: Case, end: Efficiency) -> float:
     """What every step takes beside reading and multiplying."""
-    return end.step_seconds + end.layer_seconds * int(case.shape.config["num_hidden_layers"])
+    each = end.layer_seconds + (end.expert_seconds if case.work.n_experts > 1 else 0.0)
+    return end.step_seconds + each * int(case.shape.config["num_hidden_layers"])
 
 
 def _bound(case: Case, users: int, depth: int) -> str:
