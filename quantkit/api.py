@@ -99,7 +99,8 @@ def verify(
 def score(
     models: "Model | Checkpoint | Sequence[Model | Checkpoint]",
     *,
-    tasks: str | Sequence[str],
+    tasks: str | Sequence[str] | None = None,
+    prompts: str | Path | None = None,
     limit: int | None = None,
     num_fewshot: int | None = None,
     max_length: int | None = None,
@@ -123,8 +124,10 @@ def score(
     listed = _listed(models)
     if server is not None and len(listed) != 1:
         raise UsageError("a server serves one model: give that model alone")
+    if tasks is None and prompts is None:
+        raise UsageError("name tasks, such as tasks=['wikitext'], or give prompts")
     asked = Asked(
-        (tasks,) if isinstance(tasks, str) else tuple(tasks),
+        (tasks,) if isinstance(tasks, str) else tuple(tasks or ()),
         limit,
         num_fewshot,
         max_length,
@@ -134,6 +137,7 @@ def score(
         cache=None if cache is None else Path(cache),
         server=server,
         backend=backend,
+        prompts=None if prompts is None else Path(prompts),
     )
     found = []
     for model in listed:

@@ -55,6 +55,8 @@ as LAMBADA, log it by document as the log-likelihood of that word."""
 ACCURACY = "acc"
 KL_MEAN = "kl_mean"
 TOP1_AGREEMENT = "top1_agreement"
+SAME_ANSWERS = "same_answers"
+FIRST_DIFFERENCE = "first_difference"
 METRICS = {
     metric.name: metric
     for metric in (
@@ -102,6 +104,10 @@ METRICS = {
             True,
             counts="positions",
             against_source=True,
+        ),
+        Metric(SAME_ANSWERS, "same answers", SHARE, True, against_source=True),
+        Metric(
+            FIRST_DIFFERENCE, "tokens until they differ", more_is_better=True, against_source=True
         ),
     )
 }

@@ -5,7 +5,7 @@ are there and belong to the same source, recipe and settings.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quantkit.errors import CheckpointError
@@ -52,7 +52,7 @@ def run(
     """Quantise with every recipe, check the results, score them as asked and compare."""
     run = run or Run()
     force, progress = run.force, run.progress
-    lmeval.check(asked.tasks)
+    asked = replace(asked, tasks=lmeval.check(asked.tasks))
     scoring = Scoring(asked, out / "scores", device, source.trust_remote_code)
     with output_folder(out):
         finished = [] if force else finished_before(source, recipes, out, calibration, run.engine)

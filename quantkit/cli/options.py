@@ -120,8 +120,11 @@ TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run modelling code that the model brings.")
 ]
 Tasks = Annotated[
-    str,
-    typer.Option(metavar="A,B", help="lm-eval tasks, or ours: python_docs and python_quiz."),
+    str | None,
+    typer.Option(
+        metavar="A,B",
+        help="Tasks of lm-eval, folders of your own, or damage; default: wikitext,mmlu.",
+    ),
 ]
 Limit = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Only the first N documents of each task.")

@@ -33,7 +33,7 @@ def command(
     calibration: Calibration = None,
     samples: Samples = None,
     length: Length = None,
-    tasks: Tasks = "wikitext,mmlu",
+    tasks: Tasks = None,
     limit: Limit = None,
     max_length: MaxLength = None,
     engine: Engine = NATIVE,
@@ -51,8 +51,9 @@ def command(
     What an earlier run in the same folder finished is taken up, not made again.
     """
     from quantkit.cli import console, start
+    from quantkit.scoring.suites import by_default
 
-    names = split(tasks)
+    names = split(tasks) if tasks is not None else list(by_default([model]))
     at_home = all(start.is_own(t) for t in names) and not start.set_needs_hub(calibration)
     start.stay_offline_if(start.is_local(model) and at_home)
     loaded = start.recipes(recipe, engine)

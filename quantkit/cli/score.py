@@ -34,7 +34,11 @@ def command(
     models: Annotated[
         list[str], typer.Argument(metavar="MODEL...", help="Source models and checkpoint folders.")
     ],
-    tasks: Tasks = "wikitext,mmlu",
+    tasks: Tasks = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Follow the source's own answers to these prompts."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="DIR", help="Write NAME.json files here.")
     ] = None,
@@ -74,6 +78,16 @@ def command(
         str | None,
         typer.Option(metavar="URL", help="Ask an engine that serves MODEL, such as vLLM."),
     ] = None,
+    apply_chat_template: Annotated[
+        bool, typer.Option("--apply-chat-template", help="Ask in the model's chat format.")
+    ] = False,
+    fewshot_as_multiturn: Annotated[
+        bool,
+        typer.Option("--fewshot-as-multiturn", help="Show examples as turns of a conversation."),
+    ] = False,
+    system_instruction: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="System prompt of the conversation.")
+    ] = None,
     device: Device = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
@@ -83,13 +97,17 @@ def command(
 ) -> None:
     """Run lm-eval tasks on a model or on checkpoints."""
     from quantkit.cli import console, start
+    from quantkit.scoring.suites import by_default
 
-    names = split(tasks)
+    names = split(tasks) if tasks is not None else []
+    if tasks is None and prompts is None:
+        names = list(by_default(models))
     at_home = data is not None or all(start.is_own(t) for t in names)
     start.stay_offline_if(at_home and all(map(start.is_local, models)))
     from quantkit import opening
     from quantkit.scoring.evaluation import Evaluation
     from quantkit.scoring.harness import Asked, evaluate
+    from quantkit.scoring.lmeval import Chat
     from quantkit.storage import output_folder
 
     asked = Asked(
@@ -103,6 +121,8 @@ def command(
         cache=cache,
         server=server,
         backend=backend,
+        prompts=prompts,
+        chat=Chat(apply_chat_template, fewshot_as_multiturn, system_instruction),
     )
     if server is not None and len(models) != 1:
         raise typer.BadParameter("a server serves one model: give its folder alone")

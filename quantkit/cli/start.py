@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from quantkit import launch
 from quantkit.errors import Interrupted, ScoreError, UsageError
 from quantkit.registry import NATIVE, check_engine
-from quantkit.resources import PACKAGE
 from quantkit.storage import MANIFEST
 
 SOURCE_NAME = "source"
@@ -129,7 +128,9 @@ def is_local(model: str) -> bool:
 
 def is_own(task: str) -> bool:
     """Whether a task ships with quantkit, and takes its data from this machine."""
-    return (PACKAGE / "score" / "tasks" / task).is_dir()
+    from quantkit.scoring import suites
+
+    return suites.is_own(task)
 
 
 @contextmanager

@@ -72,27 +72,46 @@ class AnswerCache:
 
     def get(self, key: bytes) -> Answer | None:
         """The answer that was given before, if any."""
-        with self._lock:
-            found = self._base.execute(
-                "select log_probability, greedy from answers where key = ?", (key,)
-            ).fetchone()
+        command = "select log_probability, greedy from answers where key = ?"
+        found = self.execute(command, (key,)).fetchone()
         return None if found is None else Answer(found[0], bool(found[1]))
 
     def put(self, key: bytes, answer: Answer) -> None:
         """Keep an answer; it is on disk within seconds."""
+        values = (key, answer.log_probability, int(answer.greedy))
+        self.execute("insert or replace into answers values (?, ?, ?)", values)
+
+    def execute(self, command: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
+        """One command of SQL; what it changes is on disk within seconds."""
         with self._lock:
-            self._base.execute(
-                "insert or replace into answers values (?, ?, ?)",
-                (key, answer.log_probability, int(answer.greedy)),
-            )
-            if time.monotonic() - self._committed > SECONDS_BETWEEN_COMMITS:
+            found = self._base.execute(command, values)
+            waited = time.monotonic() - self._committed > SECONDS_BETWEEN_COMMITS
+            if waited and not command.startswith("select"):
                 self._base.commit()
                 self._committed = time.monotonic()
+        return found
 
     def close(self) -> None:
         """Keep everything."""
         self._base.commit()
         self._base.close()
+
+
+class TextCache:
+    """Texts by key, in the database of a model's answers."""
+
+    def __init__(self, answers: AnswerCache) -> None:
+        self._answers = answers
+        answers.execute("create table if not exists texts (key blob primary key, text text)")
+
+    def get(self, key: bytes) -> str | None:
+        """What was written before, if anything."""
+        found = self._answers.execute("select text from texts where key = ?", (key,)).fetchone()
+        return None if found is None else str(found[0])
+
+    def put(self, key: bytes, text: str) -> None:
+        """Keep a text; it is on disk within seconds."""
+        self._answers.execute("insert or replace into texts values (?, ?)", (key, text))
 
 
 class ByName(MutableMapping[str, tuple[float, bool]]):

@@ -8,7 +8,7 @@ import hashlib
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress, Silent
 from quantkit.recipe import Recipe
-from quantkit.scoring import answers, lmeval
-from quantkit.scoring.answers import Text
+from quantkit.scoring import answers, following, lmeval, suites
+from quantkit.scoring.answers import Outcome, Text
 from quantkit.scoring.evaluation import Evaluation
+from quantkit.scoring.following import Followed, Prompts
 from quantkit.scoring.scorecard import LayerError, Made, Score, Scorecard, Settings
 
 BACKENDS = ("transformers", "llama.cpp")
@@ -50,6 +51,16 @@ class Asked:
     """The address of an engine that serves the model; nothing is loaded here then."""
     backend: str = "transformers"
     """What computes here: one of `BACKENDS`."""
+    prompts: Path | None = None
+    """A file of prompts: candidates are held against the source's own answers to them."""
+    chat: lmeval.Chat = field(default_factory=lmeval.Chat)
+
+    @property
+    def followed(self) -> list[Prompts]:
+        """Prompts whose answers by the source are followed."""
+        own = [following.own()] if suites.FOLLOWED in suites.expanded(self.tasks) else []
+        more = [] if self.prompts is None else [following.of_file(self.prompts)]
+        return [asked.first(self.limit) for asked in own + more]
 
 
 def score(
@@ -78,6 +89,12 @@ def evaluate(
     if asked.backend not in BACKENDS:
         raise UnknownName("backend", asked.backend, BACKENDS)
     where = devices.choose(device)
+    followed = asked.followed
+    if followed and (asked.server is not None or asked.backend != BACKENDS[0]):
+        raise ScoreError(
+            f"{followed[0].name} holds a model against its source's own answers, which only the "
+            "backend transformers does; leave out --server and --backend"
+        )
     if isinstance(target, Checkpoint):
         _require_sound(target)
     with lmeval.quiet():
@@ -94,6 +111,7 @@ def evaluate(
                 folder,
                 progress,
                 trust_remote_code,
+                asked.seed,
             )
             dtype, computed_on = str(lm.model.dtype).removeprefix("torch."), where
         else:
@@ -105,7 +123,8 @@ def evaluate(
                 lm = connected.served(target, asked, folder, where, progress, trust_remote_code)
             dtype, computed_on = "served" if asked.server else asked.backend, None
         try:
-            results = lmeval.run(lm, loaded, asked.limit, asked.samples)
+            results = lmeval.run(lm, loaded, asked.limit, asked.samples, asked.chat)
+            written = {prompts.name: lm.follow(prompts) for prompts in followed}
             if asked.server is not None:
                 lm.confirm()
         finally:
@@ -114,12 +133,20 @@ def evaluate(
     if kept := getattr(lm, "kept", ""):
         progress.note(kept)
     outcomes = answers.of_samples(results["samples"], lm.texts)
+    scores = _scores(results, lm.texts)
+    for prompts in followed:
+        text, answered = written[prompts.name]
+        scores |= _of_text(prompts.name, text) | _of_answers(prompts.name, answered)
+        outcomes += _losses(prompts, text)
     groups = _groups(results)
     card = Scorecard(
         **_identity(target),
-        scores=_scores(results, lm.texts),
+        scores=scores,
         settings=Settings(
-            tasks={task: str(results["versions"].get(task, "")) for task in asked.tasks},
+            tasks={
+                task: str(results["versions"].get(task, ""))
+                for task in (*lmeval.names(asked.tasks), *written)
+            },
             limit=asked.limit,
             num_fewshot=asked.num_fewshot,
             max_length=lm.max_length,
@@ -127,6 +154,7 @@ def evaluate(
             dtype=dtype,
             seed=asked.seed,
             data=_documents(outcomes),
+            chat=None if asked.chat == lmeval.Chat() else repr(asked.chat),
         ),
         groups=groups,
         served=getattr(lm, "served", None),
@@ -291,6 +319,34 @@ def _of_text(task: str, text: Text) -> dict[str, Score]:
         value = _finite(task, name, float(whole.quantile(share)))
         scores[f"{task}/{name}"] = Score(value=value, stderr=None, n=n_compared)
     return scores
+
+
+def _of_answers(task: str, answered: Followed) -> dict[str, Score]:
+    """How long a model keeps to its source's answers."""
+    found = answered.first_differences()
+    if found is None:
+        return {}
+    same = [float(at == n) for at, n in zip(found, answered.lengths, strict=True)]
+    scores = {}
+    for name, values in (
+        (metrics.SAME_ANSWERS, same),
+        (metrics.FIRST_DIFFERENCE, list(map(float, found))),
+    ):
+        mean, error = ratio(values, [1.0] * len(values))
+        scores[f"{task}/{name}"] = Score(
+            value=mean, stderr=error, n=len(values), higher_is_better=True
+        )
+    return scores
+
+
+def _losses(prompts: Prompts, text: Text) -> list[Outcome]:
+    """By prompt, what the source's answer costs the model."""
+    return [
+        Outcome(prompts.name, place, name, answers.LOSS, loss, n_tokens)
+        for place, (name, loss, n_tokens) in enumerate(
+            zip(prompts.hashes, text.losses, text.n_tokens, strict=True)
+        )
+    ]
 
 
 def ratio(sums: Sequence[float], weights: Sequence[float]) -> tuple[float, float | None]:

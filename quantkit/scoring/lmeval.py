@@ -8,6 +8,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import metadata
 from io import StringIO
@@ -16,8 +17,8 @@ from typing import Any
 
 from quantkit.errors import MissingDependency, ScoreError, UnknownName
 from quantkit.quiet import hushed
+from quantkit.scoring.suites import FOLLOWED, OWN_TASKS, expanded, is_path
 
-OWN_TASKS = Path(__file__).parent / "tasks"
 BOOTSTRAP_ITERATIONS = 100  # with none, lm-eval leaves out all standard errors
 
 
@@ -26,10 +27,19 @@ def version() -> str:
     return metadata.version("lm_eval")
 
 
-def check(tasks: Sequence[str]) -> None:
-    """Refuse unknown tasks, before anything that takes long."""
+def check(tasks: Sequence[str]) -> tuple[str, ...]:
+    """All tasks by their own names; unknown ones are refused before anything that takes long."""
     with quiet():
-        _manager(tasks)
+        found = names(tasks)
+    return (*found, FOLLOWED) if FOLLOWED in expanded(tasks) else found
+
+
+def names(tasks: Sequence[str]) -> tuple[str, ...]:
+    """lm-eval's names of tasks: suites and folders of definitions taken apart."""
+    wanted = [task for task in expanded(tasks) if task != FOLLOWED]
+    _manager([task for task in wanted if not is_path(task)])
+    found = [part for task in wanted for part in (_inside(task) if is_path(task) else (task,))]
+    return tuple(dict.fromkeys(found))
 
 
 def groups(tasks: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -75,7 +85,7 @@ def load(
     """
     digest = None if data is None else _folder_digest(data)
     with _explained(tasks):
-        loaded = _loaded(tuple(tasks), data, digest, num_fewshot)
+        loaded = _loaded(names(tasks), data, digest, num_fewshot)
     for task in loaded["tasks"].values():
         task.set_fewshot_seed(seed=seed)
     return loaded
@@ -97,11 +107,35 @@ def _loaded(
     return loaded
 
 
+@dataclass(frozen=True)
+class Chat:
+    """Whether and how questions are put as a conversation."""
+
+    template: bool = False
+    multiturn: bool = False
+    """Examples as turns of their own."""
+    system: str | None = None
+
+
 def run(
-    lm: Any, loaded: dict[str, Any], limit: int | None, samples: dict[str, list[int]] | None
+    lm: Any,
+    loaded: dict[str, Any],
+    limit: int | None,
+    samples: dict[str, list[int]] | None,
+    chat: Chat | None = None,
 ) -> dict[str, Any]:
     """All results of a model on loaded tasks."""
+    if not loaded["tasks"]:
+        return {"results": {}, "samples": {}, "versions": {}, "n-samples": {}}
     import lm_eval
+
+    chat = chat or Chat()
+    for name, task in loaded["tasks"].items():
+        if getattr(task, "UNSAFE_CODE", False) or getattr(task.config, "unsafe_code", False):
+            raise ScoreError(
+                f"task {name} runs code that the model wrote, which quantkit does not do: there "
+                "is no box for it yet; choose another task"
+            )
 
     # Not `simple_evaluate`: it also collects facts about the machine, for longer than small
     # models take to score, and asks git about the working directory.
@@ -113,6 +147,9 @@ def run(
             samples=samples,
             bootstrap_iters=BOOTSTRAP_ITERATIONS,
             log_samples=True,
+            apply_chat_template=chat.template,
+            fewshot_as_multiturn=chat.multiturn,
+            system_instruction=chat.system,
         )
     assert results is not None
     return dict(results)
@@ -148,17 +185,48 @@ def templates_compiled_once() -> Iterator[None]:
 
 
 @cache
-def _all_tasks(own_only: bool) -> Any:
+def _all_tasks(own_only: bool, folders: tuple[str, ...]) -> Any:
     from lm_eval.tasks import TaskManager
 
-    return TaskManager(include_path=str(OWN_TASKS), include_defaults=not own_only)
+    return TaskManager(include_path=[str(OWN_TASKS), *folders], include_defaults=not own_only)
+
+
+def _inside(path: str) -> tuple[str, ...]:
+    """The tasks of a folder of definitions, or of one file."""
+    found = Path(path).expanduser().resolve()
+    if not found.exists():
+        raise ScoreError(f"--tasks {path}: there is no such file or folder")
+    folder = found if found.is_dir() else found.parent
+    index = _all_tasks(True, (str(folder),)).task_index
+    inside = [
+        name
+        for name, entry in index.items()
+        if entry.yaml_path is not None and found in (entry.yaml_path, *entry.yaml_path.parents)
+    ]
+    # Members of a group in the same folder are scored with it.
+    members = {m for name in inside for m in _members(index[name])}
+    chosen = tuple(sorted(name for name in inside if name not in members))
+    if not chosen:
+        raise ScoreError(f"--tasks {path} holds no task: lm-eval's definitions are YAML files")
+    FOLDERS.add(str(folder))
+    return chosen
+
+
+FOLDERS: set[str] = set()
+"""Folders of definitions that were asked for in this process."""
+
+
+def _members(entry: Any) -> list[str]:
+    inside = (entry.cfg or {}).get("task") if entry.kind.name == "GROUP" else None
+    return [m for m in inside if isinstance(m, str)] if isinstance(inside, list) else []
 
 
 def _manager(tasks: Sequence[str]) -> Any:
     # lm-eval reads thousands of files to list its own tasks; ours alone are a matter of moments.
-    manager = _all_tasks(own_only=True)
+    folders = tuple(sorted(FOLDERS))
+    manager = _all_tasks(True, folders)
     if not set(tasks) <= set(manager.all_tasks):
-        manager = _all_tasks(own_only=False)
+        manager = _all_tasks(False, folders)
     for task in tasks:
         if task not in manager.all_tasks:
             raise UnknownName(

@@ -4,8 +4,11 @@ Answers are kept as they come, so that a run that was stopped goes on where it w
 are scored whole, a source's predictions are kept too, and a candidate is compared with them.
 """
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,14 @@ from quantkit.model.shards import read_header, write_whole
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress
-from quantkit.scoring import cache, divergence, loading
+from quantkit.scoring import cache, divergence, generation, loading
 from quantkit.scoring.answering import Answer, Answerer, Request, Seen, truncated
 from quantkit.scoring.answers import Text
+from quantkit.scoring.following import Followed, Prompts
+from quantkit.scoring.generation import Rules
 from quantkit.scoring.tokens import Encoder, batches, n_before_text
+from quantkit.scoring.writing import Writer
+from quantkit.storage import write_json
 
 KEPT_AS = "2"
 """The form of what is kept. Answers of another form count as none."""
@@ -44,6 +51,17 @@ class _Whole:
 
     def write(self, path: Path) -> None:
         write_whole(path, {field.name: getattr(self, field.name) for field in fields(self)})
+
+    def by_document(
+        self, counts: Sequence[int]
+    ) -> tuple[list[torch.Tensor] | None, list[torch.Tensor] | None]:
+        """Divergence and agreement by document, for documents of so many tokens."""
+        if not len(self.places):
+            return None, None
+        ends = torch.tensor(counts).cumsum(0)
+        compared = torch.searchsorted(ends, self.places, right=True)
+        sizes = torch.bincount(compared, minlength=len(ends)).tolist()
+        return list(torch.split(self.kl, sizes)), list(torch.split(self.agrees, sizes))
 
     @classmethod
     def read(cls, path: Path) -> "_Whole":
@@ -107,6 +125,11 @@ class _Kept:
     def reference(self, digest: str) -> Path:
         return self.folder / f"{self.source_name}-{digest}.reference"
 
+    def answers_of(self, name: str, prompts: Sequence[tuple[int, ...]], rules: Rules) -> Path:
+        """The source's own answers."""
+        digest = hashlib.sha256(b"".join(generation.keys_of(prompts, rules))).hexdigest()[:32]
+        return self.folder / f"{self.source_name}-{digest}.answers"
+
     @property
     def head(self) -> Path:
         return self.folder / f"{self.source_name}.head"
@@ -124,6 +147,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         folder: Path,
         progress: Progress,
         trust_remote_code: bool,
+        seed: int = 0,
     ) -> None:
         model = loading.load(target, device, trust_remote_code)
         super().__init__(
@@ -135,6 +159,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         self._progress = progress
         self._encoder = Encoder(self)
         self._answerer = Answerer(model, self.max_length, batch_size)
+        self._folder, self._max_rows, self._seed = target.folder, batch_size, seed
         self._kept = _Kept.of(target, model, folder)
         self._n_asked = self._n_kept = 0
         self._task = ""
@@ -211,12 +236,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         whole = self._whole(windows, torch.cat(is_text))
         losses = [float(part.sum()) for part in torch.split(whole.losses, counts)]
         beside_losses = [float(part.sum()) for part in torch.split(whole.beside, counts)]
-        kl = agrees = None
-        if len(whole.places):
-            ends = torch.tensor([len(part) for part in is_text]).cumsum(0)
-            compared = torch.searchsorted(ends, whole.places, right=True)
-            sizes = torch.bincount(compared, minlength=len(ends)).tolist()
-            kl, agrees = (list(torch.split(part, sizes)) for part in (whole.kl, whole.agrees))
+        kl, agrees = whole.by_document([len(part) for part in is_text])
         own = [loss - other for loss, other in zip(losses, beside_losses, strict=True)]
         return _Found(losses, Text(own, n_tokens, kl, agrees))
 
@@ -277,11 +297,53 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         whole.write(kept)
         return whole
 
-    def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
-        raise ScoreError(
-            f"task {requests[0].task_name} lets the model write freely; scores here come from "
-            "log-probabilities only: choose another task"
-        )
+    def generate_until(self, requests: Any, disable_tqdm: bool = True) -> list[str]:
+        found = [""] * len(requests)
+        by_rules: dict[tuple[str, Rules], list[int]] = {}
+        for place, request in enumerate(requests):
+            rules = self.writer.rules(request.task_name, request.args[1], self._seed)
+            by_rules.setdefault((request.task_name, rules), []).append(place)
+        self._progress.start(f"score {self._label}", len(requests), "answers")
+        for (task, rules), places in by_rules.items():
+            self._task = task
+            self._progress.status(task)
+            contexts = self._encoder.texts([requests[place].args[0] for place in places])
+            prompts = [self.writer.fitting(task, ids, rules) for ids in contexts]
+            texts, n_kept = self.writer.texts(prompts, rules, self._progress.advance)
+            self._count(len(prompts), n_kept)
+            for place, text in zip(places, texts, strict=True):
+                found[place] = text
+        return found
+
+    def follow(self, asked: Prompts) -> tuple[Text, Followed]:
+        """What this model makes of its source's answers; a source writes them first."""
+        self._task = asked.name
+        rules = self.writer.greedy(asked.max_new)
+        encoded = asked.encoded(self.tokenizer)
+        prompts = [self.writer.fitting(asked.name, ids, rules) for ids in encoded]
+        kept = self._kept.answers_of(asked.name, prompts, rules)
+        if self._kept.is_source:
+            self._progress.start(f"{self._label} answers {asked.name}", len(prompts), "answers")
+            written = self.writer.tokens(prompts, rules, self._progress.advance)
+            write_json(kept, written)
+        elif not kept.is_file():
+            raise ScoreError(
+                f"the source's own answers to {asked.name} are not known yet; score the source "
+                f"first, or with {self._label} in one command"
+            )
+        else:
+            written = [tuple(tokens) for tokens in json.loads(kept.read_text())]
+        windows = [Request(p, tokens) for p, tokens in zip(prompts, written, strict=True)]
+        counts = [len(tokens) for tokens in written]
+        whole = self._whole(windows, torch.ones(sum(counts), dtype=torch.bool))
+        kl, agrees = whole.by_document(counts)
+        text = Text(whole.losses.tolist(), counts, kl, agrees)
+        return text, Followed(counts, agrees)
+
+    @cached_property
+    def writer(self) -> Writer:
+        """Made when the first answer is to be written."""
+        return Writer(self, self._folder, cache.TextCache(self._kept.answers), self._max_rows)
 
 
 @dataclass(frozen=True)

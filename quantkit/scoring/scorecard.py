@@ -52,6 +52,8 @@ class Settings(Record):
     seed: int
     data: dict[str, str] | None = None
     """A digest of the documents by task; None in files of old."""
+    chat: str | None = None
+    """How questions were put as a conversation; None where they were not."""
 
     def differences(self, other: "Settings") -> list[str]:
         """What keeps two scores from being compared, such as `limit: 100 and None`."""

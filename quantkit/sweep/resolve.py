@@ -22,7 +22,7 @@ from quantkit.gating import policy as policies
 from quantkit.home import expanded
 from quantkit.model.source import ModelSource, is_local, locate
 from quantkit.recipe import AnyRecipe, GGUFRecipe, load
-from quantkit.scoring import lmeval
+from quantkit.scoring import lmeval, suites
 from quantkit.storage import sha256_of
 from quantkit.sweep.spec import ModelSpec, SetChoice, SweepSpec
 
@@ -117,7 +117,7 @@ def needs_hub(spec: SweepSpec, base: Path) -> bool:
     """Whether a sweep has to fetch a model, a task or rows of a set."""
     if not all(is_local(_beside(m.model, base)) for m in spec.models):
         return True
-    if not all((lmeval.OWN_TASKS / task).is_dir() for task in spec.tasks):
+    if not all(suites.is_own(task) for task in spec.tasks):
         return True
     for choice in spec.calibration:
         name = _beside(choice.set, base, "calibration")
@@ -201,11 +201,11 @@ def _data(wanted: set_spec.SetSpec, base: Path) -> dict[str, str]:
 
 def _units(tasks: Sequence[str]) -> tuple[tuple[Unit, ...], dict[str, dict[str, Any]]]:
     groups: dict[str, dict[str, Any]] = {}
-    if not all((lmeval.OWN_TASKS / task).is_dir() for task in tasks):  # ours are no groups
+    if not all(suites.is_own(task) for task in tasks):  # ours are no groups
         with lmeval.quiet():
             groups = lmeval.groups(tasks)
     units: dict[str, Unit] = {}
-    for asked in tasks:
+    for asked in suites.expanded(tasks):
         for task in _leaves(asked, groups):
             units.setdefault(task, Unit(task, asked))
     return tuple(units.values()), groups

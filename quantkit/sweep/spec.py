@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from quantkit.errors import SweepError
+from quantkit.scoring.suites import by_default
 from quantkit.specs import meant, problems, read_yaml
 
 KINDS = ("calibrate", "quantize", "verify", "score", "report")
@@ -104,7 +105,12 @@ class SweepSpec(_Strict):
     """Names, or paths from where this file lies."""
     calibration: list[SetChoice] = []
     """Every recipe that learns from data is made once for each."""
-    tasks: list[str] = Field(default=["wikitext", "mmlu"], min_length=1)
+    tasks: list[str] = Field(
+        default_factory=lambda given: (
+            list(by_default([m.model for m in given["models"]])) if "models" in given else []
+        ),
+        min_length=1,
+    )
     """What models are scored on: lm-eval's tasks, or ours."""
     limit: int | None = Field(default=None, gt=0)
     """Only the first documents of each task."""

@@ -56,8 +56,9 @@ def rounded(tmp_path_factory):
 
 
 @torch.no_grad()
-def test_scores_equal_brute_force_on_the_demo(tmp_path, rounded):
-    asked = Asked(("python_docs",), limit=2, cache=tmp_path / "cache")
+@pytest.mark.parametrize("n_documents", [2, pytest.param(None, marks=pytest.mark.slow)])
+def test_scores_equal_brute_force_on_the_demo(tmp_path, rounded, n_documents):
+    asked = Asked(("python_docs",), limit=n_documents, cache=tmp_path / "cache")
     source = ModelSource.open("demo")
     windows = []
     answers = Answerer.answers

@@ -1,0 +1,40 @@
+"""Which tasks a name stands for: suites, and the tasks that quantkit brings itself.
+
+Perplexity and multiple choice are what a few bits less hardly touch. A damage suite asks for what
+breaks first as well: answers that are written token by token, where one slip leads to the next.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+OWN_TASKS = Path(__file__).parent / "tasks"
+FOLLOWED = "python_answers"
+"""How far a model follows its source's own answers; not a task of lm-eval."""
+QUICK = "damage-quick"
+SUITES = {
+    QUICK: ("python_docs", "python_quiz", FOLLOWED),
+    "damage": ("gsm8k", "ifeval", "mmlu", "wikitext", FOLLOWED),
+}
+DEMO = ("python_docs", "python_quiz")
+DEFAULT = ("wikitext", "mmlu")
+
+
+def expanded(tasks: Sequence[str]) -> tuple[str, ...]:
+    """Tasks by their own names, each once."""
+    return tuple(dict.fromkeys(part for task in tasks for part in SUITES.get(task, (task,))))
+
+
+def by_default(models: Sequence[str]) -> tuple[str, ...]:
+    """What is scored where nobody says: of the demo alone, what needs no hub."""
+    return DEMO if set(models) == {"demo"} else DEFAULT
+
+
+def is_own(task: str) -> bool:
+    """Whether a task takes its data from this machine."""
+    parts = SUITES.get(task, (task,))
+    return all(part == FOLLOWED or (OWN_TASKS / part).is_dir() for part in parts)
+
+
+def is_path(task: str) -> bool:
+    """Whether a task is a folder of definitions, or one of them, rather than a name."""
+    return "/" in task or task.endswith((".yaml", ".yml")) or Path(task).is_dir()

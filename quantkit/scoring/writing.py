@@ -1,0 +1,131 @@
+"""Answers that lm-eval wants written (`generate_until`), by our own generation.
+
+Prompts, stop rules and what is cut off are those of lm-eval's `hf` model, so that greedy answers
+are the same. Answers are kept as they come: a run that was stopped goes on where it was.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from quantkit.errors import ScoreError
+from quantkit.scoring import generation
+from quantkit.scoring.cache import TextCache
+from quantkit.scoring.generation import Generator, Rules
+
+SUPPORTED = frozenset(
+    {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p", "repetition_penalty"}
+)
+HARMLESS = frozenset({"num_beams", "use_cache", "pad_token_id"})
+"""Accepted with the values that change nothing."""
+
+
+def defaults(folder: Path, model: Any) -> tuple[tuple[int, ...], float]:
+    """Tokens that end an answer, and the repetition penalty, as transformers takes them."""
+    from transformers import GenerationConfig
+
+    config = model.generation_config
+    if (folder / "generation_config.json").is_file():
+        config = GenerationConfig.from_pretrained(folder)
+    ends = config.eos_token_id
+    if ends is None:
+        ends = []
+    # One that is not set leaves what is predicted alone.
+    penalty = getattr(config, "repetition_penalty", None) or 1.0
+    return tuple(ends if isinstance(ends, list) else [ends]), float(penalty)
+
+
+class Writer:
+    """Writes the answers that tasks ask for."""
+
+    def __init__(self, lm: Any, folder: Path, texts: TextCache, max_rows: int | None) -> None:
+        self._lm, self._texts = lm, texts
+        self._generator = Generator(lm.model, max_rows)
+        self._ends, self._penalty = defaults(folder, lm.model)
+
+    def rules(self, task: str, asked: dict[str, Any], seed: int) -> Rules:
+        """What a task's own settings mean."""
+        from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
+
+        given: dict[str, Any] = dict(normalize_gen_kwargs(asked, self._lm.max_gen_toks))
+        unknown = set(given) - SUPPORTED - HARMLESS
+        if unknown or given.get("num_beams", 1) != 1:
+            name = sorted(unknown)[0] if unknown else "num_beams"
+            raise ScoreError(
+                f"task {task} wants answers written with {name}: {given[name]!r}, which is not "
+                f"supported; supported are {', '.join(sorted(SUPPORTED))}"
+            )
+        end = self._lm.tok_decode(self._lm.eot_token_id, skip_special_tokens=False)
+        stops = handle_stop_sequences(given["until"], eos=end)
+        return Rules(
+            max_new=int(given["max_gen_toks"]),
+            stops=tuple(stop for stop in stops if stop),
+            ends=self._ends,
+            temperature=float(given.get("temperature", 0.0)) if given["do_sample"] else 0.0,
+            top_k=given.get("top_k"),
+            top_p=given.get("top_p"),
+            repetition_penalty=float(given.get("repetition_penalty", self._penalty)),
+            seed=seed,
+        )
+
+    def greedy(self, max_new: int) -> Rules:
+        """The likeliest tokens until the model ends its answer."""
+        return Rules(max_new, ends=self._ends, repetition_penalty=self._penalty)
+
+    def fitting(self, task: str, prompt: Sequence[int], rules: Rules) -> tuple[int, ...]:
+        """The end of a prompt that leaves room for an answer, as lm-eval cuts it."""
+        room = self._lm.max_length - rules.max_new
+        if room <= 0:
+            raise ScoreError(
+                f"task {task} wants answers of {rules.max_new} tokens, and windows have "
+                f"{self._lm.max_length}; use a longer --max-length, or another task"
+            )
+        return tuple(prompt[-room:])
+
+    def texts(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        rules: Rules,
+        advance: Callable[[int], None],
+    ) -> tuple[list[str], int]:
+        """Answers as text, and how many of them were kept from before."""
+        from lm_eval.models.utils import postprocess_generated_text
+
+        def text_of(tokens: Sequence[int]) -> str:
+            return str(self._lm.tok_decode(tokens))
+
+        keys = generation.keys_of(prompts, rules)
+        found = [self._texts.get(key) for key in keys]
+        open_places = [place for place, text in enumerate(found) if text is None]
+        advance(len(prompts) - len(open_places))
+        wanted = [prompts[place] for place in open_places]
+        for batch in self._generator.answers(wanted, rules, text_of) if wanted else ():
+            for number, tokens in batch:
+                place = open_places[number]
+                text = postprocess_generated_text(text_of(tokens), list(rules.stops), None)
+                found[place] = text
+                self._texts.put(keys[place], text)
+            advance(len(batch))
+        return [text for text in found if text is not None], len(prompts) - len(open_places)
+
+    def tokens(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        rules: Rules,
+        advance: Callable[[int], None],
+    ) -> list[tuple[int, ...]]:
+        """Answers as tokens, kept under the same keys."""
+        keys = [b"tokens" + key for key in generation.keys_of(prompts, rules)]
+        kept = [self._texts.get(key) for key in keys]
+        found = [None if text is None else tuple(json.loads(text)) for text in kept]
+        open_places = [place for place, tokens in enumerate(found) if tokens is None]
+        advance(len(prompts) - len(open_places))
+        wanted = [prompts[place] for place in open_places]
+        for batch in self._generator.answers(wanted, rules, str) if wanted else ():
+            for number, tokens in batch:
+                place = open_places[number]
+                found[place] = tokens
+                self._texts.put(keys[place], json.dumps(tokens))
+            advance(len(batch))
+        return [tokens for tokens in found if tokens is not None]

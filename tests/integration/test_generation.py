@@ -1,0 +1,269 @@
+"""Answers that are written token by token: the same as transformers and lm-eval write."""
+
+import copy
+import json
+
+import pytest
+import torch
+
+from quantkit.errors import DataError, ScoreError
+from quantkit.model.source import ModelSource
+from quantkit.model.tokenizer import load as load_tokenizer
+from quantkit.onepass.run import quantize
+from quantkit.recipe import load
+from quantkit.scoring import following, generation, lmeval, loading
+from quantkit.scoring.generation import Generator, Rules
+from quantkit.scoring.harness import Asked, evaluate
+
+TEXT = "Return a new list containing all items from the iterable in ascending order. A custom key "
+
+
+@pytest.fixture(scope="module")
+def demo():
+    source = ModelSource.open("demo")
+    return loading.load(source, torch.device("cpu")), load_tokenizer(source.folder)
+
+
+def written(generator, prompts, rules, tokenizer):
+    found = {}
+    for batch in generator.answers(prompts, rules, tokenizer.decode if tokenizer else str):
+        found |= dict(batch)
+    assert sorted(found) == list(range(len(prompts)))
+    return [found[place] for place in range(len(prompts))]
+
+
+def reference(model, prompt, rules):
+    """transformers' own, one prompt at a time."""
+    ids = torch.tensor([prompt])
+    more = {} if rules.repetition_penalty == 1 else {"repetition_penalty": rules.repetition_penalty}
+    made = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=rules.max_new,
+        do_sample=False,
+        eos_token_id=list(rules.ends) or None,
+        pad_token_id=0,
+        **more,
+    )
+    return tuple(made[0, len(prompt) :].tolist())
+
+
+@pytest.mark.parametrize("beginning", ["", TEXT * 3], ids=["apart", "shared"])
+def test_greedy_answers_are_those_of_transformers(demo, beginning):
+    """Of unlike lengths, in a batch that some leave and others join."""
+    model, tokenizer = demo
+    texts = ["The", "def sort(values):", TEXT, TEXT * 2, "class Error(", "import os\n", "If ", "x"]
+    prompts = [tuple(tokenizer(beginning + text)["input_ids"]) for text in texts]
+    newline = tokenizer("\n")["input_ids"][-1]
+    rules = Rules(24, ends=(0, newline))
+    found = written(Generator(model, max_rows=3), prompts, rules, tokenizer)
+    assert found == [reference(model, prompt, rules) for prompt in prompts]
+    assert len({len(answer) for answer in found}) > 1  # some ended early
+
+
+def test_repetition_penalty_is_that_of_transformers(demo):
+    model, tokenizer = demo
+    prompts = [tuple(tokenizer(text)["input_ids"]) for text in (TEXT, "def sort(")]
+    rules = Rules(16, repetition_penalty=1.3)
+    found = written(Generator(model), prompts, rules, tokenizer)
+    assert found == [reference(model, prompt, rules) for prompt in prompts]
+    assert found != written(Generator(model), prompts, Rules(16), tokenizer)
+
+
+def test_sampled_answers_do_not_depend_on_the_batch(demo):
+    model, tokenizer = demo
+    prompts = [tuple(tokenizer(text)["input_ids"]) for text in (TEXT, "def sort(", "The", TEXT)]
+    rules = Rules(12, temperature=1.0, top_p=0.9, seed=7)
+    together = written(Generator(model), prompts, rules, tokenizer)
+    assert together == written(Generator(model, max_rows=1), prompts, rules, tokenizer)
+    assert together[0] != together[3]  # a prompt that comes again is answered anew
+    other = Rules(12, temperature=1.0, top_p=0.9, seed=8)
+    assert together != written(Generator(model), prompts, other, tokenizer)
+
+
+def tiny(family, **more):
+    import transformers
+
+    settings = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 256,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+        "bos_token_id": None,
+    }
+    config = getattr(transformers, f"{family}Config")(**settings | more)
+    torch.manual_seed(0)
+    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+
+
+HYBRID = {"num_experts": 2, "head_dim": 16, "num_experts_per_tok": 1, "num_hidden_layers": 4}
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "pads"),
+    [
+        ("Mistral", {"sliding_window": 8}, True),
+        ("Gemma2", {"sliding_window": 8, "head_dim": 16}, True),
+        ("Qwen3Next", HYBRID, False),
+    ],
+)
+def test_other_caches(family, more, pads):
+    """Sliding windows take padding and no newcomers; linear attention takes neither."""
+    model = tiny(family, **more)
+    generator = Generator(model)
+    assert (generator._joins, generator._pads) == (False, pads)
+    rng = torch.Generator().manual_seed(1)
+    prompts = [
+        tuple(torch.randint(1, 64, (n,), generator=rng).tolist()) for n in (5, 12, 12, 20, 3)
+    ]
+    rules = Rules(12)
+    found = written(generator, prompts, rules, None)
+    assert found == [reference(model, prompt, rules) for prompt in prompts]
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """A folder of definitions as a team might write them: sums, and a text to be continued."""
+    folder = tmp_path_factory.mktemp("my_tasks")
+    rows = [{"q": f"{TEXT}{i} + {i} =", "a": str(2 * i)} for i in range(6)]
+    rows.append({"q": TEXT * 40, "a": "no"})  # longer than the window
+    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "sums.yaml").write_text(
+        f"""
+task: my_sums
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder / "sums.jsonl"}}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{q}}}}"
+doc_to_target: a
+generation_kwargs: {{until: ["\\n\\n", "."], max_gen_toks: 20, do_sample: false}}
+metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+metadata: {{version: 1}}
+"""
+    )
+    return folder
+
+
+def test_answers_are_those_of_lm_eval(tasks, tmp_path):
+    from lm_eval.models.huggingface import HFLM
+
+    source = ModelSource.open("demo")
+    answers = {}
+    seen = lmeval.run
+
+    def watched(lm, loaded, *more):
+        results = seen(lm, loaded, *more)
+        answers[type(lm).__name__] = [s["resps"] for s in results["samples"]["my_sums"]]
+        return results
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lmeval, "run", watched)
+        asked = Asked((str(tasks),), cache=tmp_path)
+        card = evaluate(source, asked, "cpu").card
+        again = evaluate(source, asked, "cpu").card
+    assert card.scores["my_sums/exact_match"].n == 7
+    assert again.cached == {"my_sums": 1.0}
+    with lmeval.quiet():
+        theirs = HFLM(pretrained=str(source.folder), device="cpu", batch_size=4, dtype="float32")
+        loaded = lmeval.load([str(tasks)], None)
+        expected = seen(theirs, loaded, None, None)["samples"]["my_sums"]
+    assert answers["EvaluatedModel"] == [sample["resps"] for sample in expected]
+    assert any(text for ((text,),) in answers["EvaluatedModel"])
+
+
+def test_a_stopped_run_goes_on_at_the_first_open_answer(tasks, tmp_path):
+    source = ModelSource.open("demo")
+    asked = Asked((str(tasks),), cache=tmp_path)
+    step, prompts = Generator._step, []
+
+    def dies(self, batch, tokens):
+        if len(prompts) >= 20:
+            raise KeyboardInterrupt
+        prompts.append(len(batch))
+        return step(self, batch, tokens)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generation, "MOST_ROWS", {"cpu": 2})
+        patch.setattr(Generator, "_step", dies)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(source, asked, "cpu")
+    card = evaluate(source, asked, "cpu").card
+    assert 0 < card.cached["my_sums"] < 1
+    fresh = evaluate(source, Asked((str(tasks),), cache=tmp_path / "other"), "cpu").card
+    assert card.scores == fresh.scores
+
+
+def test_settings_that_are_not_supported_are_named(demo, tasks, tmp_path):
+    definition = (tasks / "sums.yaml").read_text()
+    (tmp_path / "beams.yaml").write_text(
+        definition.replace("my_sums", "my_beams").replace("do_sample: false", "typical_p: 0.3")
+    )
+    with pytest.raises(ScoreError, match=r"my_beams .*typical_p"):
+        evaluate(ModelSource.open("demo"), Asked((str(tmp_path),), cache=tmp_path / "c"), "cpu")
+    with pytest.raises(ScoreError, match="nowhere/: there is no such"):
+        evaluate(ModelSource.open("demo"), Asked(("nowhere/",)), "cpu")
+
+
+@pytest.fixture(scope="module")
+def rounded(tmp_path_factory):
+    recipes = [load("rtn-w8a16"), load("rtn-w4a16")]
+    return quantize(ModelSource.open("demo"), recipes, tmp_path_factory.mktemp("out"), "cpu")
+
+
+@torch.no_grad()
+def test_following_is_what_the_models_would_have_written(rounded, tmp_path, demo):
+    """Against brute force: where does each model's own greedy choice first differ?"""
+    model, tokenizer = demo
+    prompts = tmp_path / "traffic.jsonl"
+    texts = ["The", "def sort(values):", TEXT]
+    prompts.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(following.of_file, "__defaults__", (16,))
+        asked = Asked((), prompts=prompts, cache=tmp_path / "cache")
+        with pytest.raises(ScoreError, match="score the source first"):
+            evaluate(rounded[0], asked, "cpu")
+        cards = [evaluate(one, asked, "cpu").card for one in (ModelSource.open("demo"), *rounded)]
+    assert cards[0].scores["traffic/same_answers"].value == 1
+    assert cards[0].scores["traffic/kl_mean"].value == 0
+    encoded = [tuple(tokenizer(text)["input_ids"]) for text in texts]
+    answers = [reference(model, prompt, Rules(16, ends=(0,))) for prompt in encoded]
+    for target, card in zip(rounded, cards[1:], strict=True):
+        candidate = loading.load(target, torch.device("cpu"))
+        firsts = []
+        for prompt, answer in zip(encoded, answers, strict=True):
+            logits = candidate(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
+            differs = (logits.argmax(-1) != torch.tensor(answer)).nonzero()
+            firsts.append(int(differs[0]) if len(differs) else len(answer))
+        expected = sum(firsts) / len(firsts)
+        assert card.scores["traffic/first_difference"].value == pytest.approx(expected)
+        assert card.scores["traffic/first_difference"].n == len(texts)
+
+
+def test_prompts_that_are_not_there(tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        evaluate(ModelSource.open("demo"), Asked((), prompts=tmp_path / "none.txt"), "cpu")
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(DataError, match=r"empty\.txt"):
+        following.of_file(tmp_path / "empty.txt")
+
+
+def test_conversations_go_through_the_chat_template(tmp_path, demo):
+    _, tokenizer = demo
+    chats = tmp_path / "chats.jsonl"
+    said = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Yes."}]
+    chats.write_text(json.dumps({"messages": said}))
+    asked = following.of_file(chats)
+    assert asked.rows == (said[:1],)  # the source gives its own answer
+    expected = tokenizer.apply_chat_template(said[:1], add_generation_prompt=True, tokenize=False)
+    (ids,) = asked.encoded(tokenizer)
+    assert tokenizer.decode(ids) == expected
+    without = copy.deepcopy(tokenizer)
+    without.chat_template = None
+    with pytest.raises(DataError, match="no chat template"):
+        asked.encoded(without)
