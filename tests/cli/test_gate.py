@@ -11,7 +11,7 @@ from gate_reports import SETTINGS, changed, report, rescored
 from quantkit.gating.text import plain
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m" / "report.json"
-HOSTILE = "a\n::error::x|<b>]]>\x1b[31m@all##[add-mask]y"
+HOSTILE = "::error::x|<b>]]>@all##[add-mask]y"
 
 
 @pytest.fixture(autouse=True)
@@ -116,6 +116,12 @@ def test_json_is_alone_on_stdout(run_cli, written, good):
     assert (data["schema"], data["outcome"], data["exit_code"]) == (1, "pass", 0)
     assert data["checks"][0]["candidate"] == HOSTILE
     assert {"metric", "kind", "bound", "amount", "low", "high", "answer"} <= set(data["checks"][0])
+
+
+def test_a_name_that_leaves_its_line_is_refused(run_cli, written, good):
+    message = one_error(run_cli(["gate", written(changed(good, name="a\n::error::x\x1b[31m"))]))
+    assert "candidates.0.name" in message
+    assert "\x1b" not in message
 
 
 def test_files(run_cli, written, tmp_path, good):

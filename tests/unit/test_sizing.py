@@ -10,8 +10,8 @@ from quantkit.advise import document, memory, page, shape
 from quantkit.advise.candidates import Catalogue, Question
 from quantkit.advise.formats import considered
 from quantkit.advise.recommendation import recommend
-from quantkit.cli.recommend import _plan
 from quantkit.hardware import gpus
+from quantkit.serving import questions
 from quantkit.serving.plan import make
 
 NAMES = ("fp8-dynamic", "fp8-dynamic+kv-fp8", "int8-w8a8", "awq-gptq-w4a16", "gguf-q4_k_m")
@@ -45,7 +45,9 @@ def test_the_plan_has_the_memory_that_the_recommendation_has(model, gpu, context
     if found.chosen is None:
         pytest.skip("nothing serves it")
     for candidate in (c for c in found.candidates if c.serves):
-        plan = _plan(replace(found, chosen=candidate), model, None, ())
+        asked = questions.Asked((model,), (gpus.find(gpu),))
+        of_it = questions._Model(model, of_model)
+        plan = questions._plan(replace(found, chosen=candidate), of_it, asked, None)
         assert plan.size.fit == candidate.fit
         # The same from scratch, as `quantkit serve` works it out.
         again = make(plan.target, plan.demand)
