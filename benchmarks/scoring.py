@@ -38,10 +38,10 @@ TURNS = 5
 
 
 def ours(model: str, device: torch.device, cache: Path, max_length: int | None) -> Any:
-    from quantkit.scoring.model import EvaluatedModel
+    from quantkit.scoring.model import EvaluatedModel, How
 
     source = ModelSource.open(model)
-    return EvaluatedModel(source, device, max_length, None, cache, Silent(), False)
+    return EvaluatedModel(source, device, How(max_length), cache, Silent(), False)
 
 
 def theirs(model: str, device: torch.device, dtype: str, batch_size: str) -> Any:

@@ -101,18 +101,10 @@ def evaluate(
         loaded = lmeval.load(asked.tasks, asked.data, asked.num_fewshot, asked.seed)
         folder = asked.cache or cache.default_folder()
         if asked.server is None and asked.backend == BACKENDS[0]:
-            from quantkit.scoring.model import EvaluatedModel
+            from quantkit.scoring.model import EvaluatedModel, How
 
-            lm: Any = EvaluatedModel(
-                target,
-                where,
-                asked.max_length,
-                asked.batch_size,
-                folder,
-                progress,
-                trust_remote_code,
-                asked.seed,
-            )
+            how = How(asked.max_length, asked.batch_size, asked.seed)
+            lm: Any = EvaluatedModel(target, where, how, folder, progress, trust_remote_code)
             dtype, computed_on = str(lm.model.dtype).removeprefix("torch."), where
         else:
             from quantkit.scoring import connected

@@ -135,6 +135,18 @@ class _Kept:
         return self.folder / f"{self.source_name}.head"
 
 
+@dataclass(frozen=True)
+class How:
+    """How a model is asked."""
+
+    max_length: int | None = None
+    """Tokens of a window; by default the model's context."""
+    batch_size: int | None = None
+    """Most sequences at a time; by default as many as fit."""
+    seed: int = 0
+    """Of answers that are drawn."""
+
+
 class EvaluatedModel(HFLM):  # type: ignore[misc]
     """Hugging Face's model of lm-eval, with tokens answered by us."""
 
@@ -142,24 +154,22 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         self,
         target: ModelSource | Checkpoint,
         device: torch.device,
-        max_length: int | None,
-        batch_size: int | None,
+        how: How,
         folder: Path,
         progress: Progress,
         trust_remote_code: bool,
-        seed: int = 0,
     ) -> None:
         model = loading.load(target, device, trust_remote_code)
         super().__init__(
             pretrained=model,
             tokenizer=load_tokenizer(target.folder, trust_remote_code),
-            max_length=max_length,
+            max_length=how.max_length,
         )
         self._label = target.label
         self._progress = progress
         self._encoder = Encoder(self)
-        self._answerer = Answerer(model, self.max_length, batch_size)
-        self._folder, self._max_rows, self._seed = target.folder, batch_size, seed
+        self._answerer = Answerer(model, self.max_length, how.batch_size)
+        self._folder, self._how = target.folder, how
         self._kept = _Kept.of(target, model, folder)
         self._n_asked = self._n_kept = 0
         self._task = ""
@@ -301,7 +311,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         found = [""] * len(requests)
         by_rules: dict[tuple[str, Rules], list[int]] = {}
         for place, request in enumerate(requests):
-            rules = self.writer.rules(request.task_name, request.args[1], self._seed)
+            rules = self.writer.rules(request.task_name, request.args[1], self._how.seed)
             by_rules.setdefault((request.task_name, rules), []).append(place)
         self._progress.start(f"score {self._label}", len(requests), "answers")
         for (task, rules), places in by_rules.items():
@@ -343,7 +353,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
     @cached_property
     def writer(self) -> Writer:
         """Made when the first answer is to be written."""
-        return Writer(self, self._folder, cache.TextCache(self._kept.answers), self._max_rows)
+        return Writer(self, self._folder, cache.TextCache(self._kept.answers), self._how.batch_size)
 
 
 @dataclass(frozen=True)

@@ -143,11 +143,11 @@ def test_other_settings_are_computed_again(data, tmp_path, first, second):
 
 def asked_of(folder, device, instances, **more):
     """Log-probabilities by a model that keeps answers in a folder, and how many it kept."""
-    from quantkit.scoring.model import EvaluatedModel
+    from quantkit.scoring.model import EvaluatedModel, How
 
     with lmeval.quiet():
         lm = EvaluatedModel(
-            ModelSource.open("demo"), torch.device(device), 64, None, folder, Silent(), False
+            ModelSource.open("demo"), torch.device(device), How(64), folder, Silent(), False
         )
     try:
         return lm.loglikelihood(instances), lm.kept
