@@ -17,6 +17,7 @@ from quantkit import formats, grid, numbers
 from quantkit.errors import CheckpointError, QuantkitError
 from quantkit.export import folder, verified
 from quantkit.export.checkpoint import Checkpoint
+from quantkit.export.folder import SCALES_FILE
 from quantkit.export.manifest import Manifest
 from quantkit.model.architecture import Architecture
 from quantkit.model.shards import StoredTensor, TensorSpec
@@ -25,13 +26,15 @@ from quantkit.plan import checkpoint as planning
 from quantkit.plan.checkpoint import Plan
 from quantkit.progress import Progress, Silent
 from quantkit.storage import guarded
-from quantkit.verification import gguf
+from quantkit.verification import gguf, scales, side_files
 
 if TYPE_CHECKING:
     from quantkit.gguf.requantize import FileLayout
 
 # Calibrated methods may move weights further where inputs are quiet: what counts is the output.
 MAX_OUTPUT_ERROR = 0.25
+FAR_OFF = 0.9
+"""Of any weight, however quiet its inputs: that of a swapped one is 1.4."""
 ERROR_TOLERANCE = 1e-3
 
 
@@ -104,16 +107,32 @@ def verify(
     wrong = list(tensor_faults(tensors, plan))
     result.record("tensors", wrong)
     result.record("bits per weight", list(_size_faults(tensors, plan, manifest)))
+    result.record("side files", list(side_files.faults(checkpoint, original)))
     if not read_weights:
         return result
-    if wrong:
+    if original is None:
+        faults = list(side_files.tokenizer_faults(path, trust_remote_code))
+        result.record("tokenizer", faults)
+    misfits = _folded_faults(checkpoint, plan)
+    if checkpoint.folder.joinpath(SCALES_FILE).exists():
+        result.record("folded scales", misfits)
+    if wrong or misfits:
         result.left_out.append("weights: not read back, since the tensors are not the right ones")
         return result
+    if any(spec.name.endswith((".input_scale", "k_scale", "v_scale")) for spec in plan.specs):
+        result.record("activation scales", list(scales.faults(checkpoint, plan, original)))
     errors: dict[str, float] = {}
     faults = list(_value_faults(checkpoint, plan, original, errors, progress))
     result.record("weights" if original else "weights (finite, scales positive)", faults)
     result.worst = sorted(errors.items(), key=lambda item: -item[1])[:5]
     return result
+
+
+def _folded_faults(checkpoint: Checkpoint, plan: Plan) -> list[str]:
+    try:
+        return list(scales.shape_faults(checkpoint, plan))
+    except QuantkitError as error:
+        return [str(error)]
 
 
 def _verify_gguf(
@@ -146,6 +165,13 @@ def _verify_gguf(
         result.record("config", [str(error)])
         return result
     result.record("metadata", list(gguf.metadata_faults(checkpoint, plan)))
+    model = original if isinstance(original, ModelSource) else None
+    result.record("side files", list(side_files.faults(checkpoint, model)))
+    if read_weights:
+        faults = list(gguf.vocabulary_faults(checkpoint, plan, original, trust_remote_code))
+        if model is None:
+            faults += side_files.tokenizer_faults(checkpoint.folder, trust_remote_code)
+        result.record("tokenizer", faults)
     faults = list(gguf.tensor_faults(checkpoint, plan))
     result.record("tensors", faults)
     size = sum(entry.n_bytes for entry in header.tensors.values())
@@ -305,12 +331,12 @@ def _value_faults(
         weight = grid.dequantize(quantized, scheme)
         if number.has_nan(quantized.values) or not weight.isfinite().all():
             yield f"{module} dequantises to NaN or infinity"
-        elif not are_scales(quantized.scale):
+        elif not scales.are_scales(quantized.scale):
             yield f"{module} has scales that are not finite and positive"
         elif source is not None:
-            scales = checkpoint.scales
+            folded = checkpoint.scales
             weight = grid.unfold(
-                weight, scales.get(f"{module}.in_scale"), scales.get(f"{module}.out_scale")
+                weight, folded.get(f"{module}.in_scale"), folded.get(f"{module}.out_scale")
             )
             error = grid.relative_error(source.tensors[spec.name].read(), weight)
             errors[module] = error
@@ -320,17 +346,13 @@ def _value_faults(
                 yield f"{module} is infinitely far off its source"
             elif layer.output_error is None and not error <= limit:
                 yield f"{module} is {error:.3f} off its source, more than {limit}"
+            elif not error <= FAR_OFF:
+                yield f"{module} is {error:.3f} off its source, more than {FAR_OFF}"
             elif layer.output_error is not None and not layer.output_error <= MAX_OUTPUT_ERROR:
                 yield f"{module} loses {layer.output_error:.0%} of its output on calibration data"
             elif not abs(error - noted) <= ERROR_TOLERANCE * max(error, noted):
                 yield f"{module} is {error:.5f} off its source, its manifest says {noted:.5f}"
         progress.advance(sum(checkpoint.tensors[n].size_bytes for n in checkpoint.parts(module)))
-    read = [spec.name for spec in plan.kv_scales]
-    read += [name for name in checkpoint.tensors if name.endswith(".input_scale")]
-    found = {**{name: checkpoint.tensors[name].read() for name in read}, **checkpoint.scales}
-    for name, scale in found.items():
-        if not are_scales(scale):
-            yield f"{name} is not finite and positive"
     parts = {name for module in plan.quantized for name in checkpoint.parts(module)}
     parts.update(spec.name for spec in plan.kv_scales)
     for name, tensor in checkpoint.tensors.items():
@@ -341,16 +363,11 @@ def _value_faults(
             yield f"{name} holds NaN or infinity"
         elif source is not None:
             original = source.tensors[name].read()
-            folded = checkpoint.scales.get(f"{name}.folded")
-            if not (torch.equal(values, original) or _is_folded(values, original, folded)):
+            divided = checkpoint.scales.get(f"{name}.folded")
+            if not (torch.equal(values, original) or _is_folded(values, original, divided)):
                 yield f"{name} is not the source's"
         progress.advance(tensor.size_bytes)
     progress.finish()
-
-
-def are_scales(found: torch.Tensor) -> bool:
-    """Whether numbers can be scales. Written so that NaN, which no comparison holds for, fails."""
-    return bool((found.isfinite() & (found > 0)).all())
 
 
 def _is_folded(values: torch.Tensor, original: torch.Tensor, scale: torch.Tensor | None) -> bool:

@@ -1,13 +1,16 @@
 """Checks of a GGUF file: that it is the file which its recipe demands, and holds the source."""
 
 import math
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from gguf import GGMLQuantizationType as Kind
 from gguf import Keys
 
 from quantkit import grid
+from quantkit.errors import QuantkitError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.gguf import imatrix
 from quantkit.gguf import plan as planning
@@ -16,7 +19,8 @@ from quantkit.gguf.plan import GGUFPlan, layer_of
 from quantkit.gguf.reader import read_file
 from quantkit.gguf.requantize import FileLayout
 from quantkit.gguf.values import FLOATS
-from quantkit.model.source import ModelSource
+from quantkit.gguf.vocabulary import vocabulary
+from quantkit.model.source import ModelSource, read_config
 from quantkit.progress import Progress
 from quantkit.recipe import GGUFRecipe
 
@@ -27,6 +31,7 @@ USUAL_LIMIT = 0.3
 OWN_KEYS = (Keys.General.FILE_TYPE, Keys.General.QUANTIZATION_VERSION, Keys.General.QUANTIZED_BY)
 """What differs between a file and one that was made from it."""
 ERROR_TOLERANCE = 1e-3
+TOKENIZER = "tokenizer."
 
 
 def original_file(checkpoint: Checkpoint) -> FileLayout | None:
@@ -81,6 +86,39 @@ def metadata_faults(checkpoint: Checkpoint, plan: GGUFPlan) -> Iterator[str]:
             same = math.isclose(there, value, rel_tol=1e-6)  # stored in 32 bits
         if not same:
             yield f"{key} is {there}, not {value}"
+
+
+def vocabulary_faults(
+    checkpoint: Checkpoint, plan: GGUFPlan, source: ModelSource | FileLayout | None, trust: bool
+) -> Iterator[str]:
+    """Tokens, merges and templates that are not those of the source, or of the folder itself."""
+    found = {k: v for k, v in checkpoint.gguf.metadata.items() if k.startswith(TOKENIZER)}
+    if isinstance(source, FileLayout):
+        known: Mapping[str, Any] = source.file.metadata
+        expected = {k: v for k, v in known.items() if k.startswith(TOKENIZER)}
+    else:
+        folder, layout = checkpoint.folder, plan.layout
+        assert isinstance(layout, Layout)
+        try:
+            if source is None:
+                config = read_config(folder)
+                source = ModelSource(str(folder), folder, None, config, {}, trust)
+            expected = dict(vocabulary(source, layout.n_vocabulary))
+        except QuantkitError as error:
+            yield str(error)
+            return
+    for key in sorted({*found, *expected}):
+        if not _same(found.get(key), expected.get(key)):
+            yield f"{key} is not that of the source's tokenizer"
+
+
+def _same(found: Any, expected: Any) -> bool:
+    """Whether a file's value is the expected one, which is held in 32 bits there."""
+    if isinstance(expected, list | tuple) and isinstance(found, list):
+        return len(found) == len(expected) and all(map(_same, found, expected))
+    if isinstance(expected, float) and type(found) is float:
+        return struct.pack("<f", expected) == struct.pack("<f", found)
+    return type(found) is type(expected) and bool(found == expected)
 
 
 def value_faults(

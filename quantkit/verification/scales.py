@@ -1,0 +1,158 @@
+"""Scales of activations and of the KV cache, held against what a model can need.
+
+No weight depends on them, so nothing else finds a wrong one. Layers that read the same input have
+the same scale; no activation of a working model is below 2^-16 or above 2^20 everywhere; and with
+the source at hand a few samples show about how large activations are.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from quantkit import device as devices
+from quantkit import grid, numbers
+from quantkit.calibration.reading import python_text
+from quantkit.errors import QuantkitError
+from quantkit.export.checkpoint import Checkpoint
+from quantkit.model.blocks import Decoder
+from quantkit.model.source import ModelSource
+from quantkit.model.tokenizer import load as load_tokenizer
+from quantkit.onepass import kvcache
+from quantkit.plan.checkpoint import Plan, fused_with
+
+SMALLEST, LARGEST = 2.0**-16, 2.0**20
+"""Of the largest magnitude that a scale leaves room for."""
+TOO_SMALL, TOO_LARGE = 1 / 4, 16.0
+"""Of a scale over that of a few samples: calibration saw more of them, and others."""
+N_SAMPLES, LENGTH = 4, 128
+INPUT = ".input_scale"
+
+
+def are_scales(found: torch.Tensor) -> bool:
+    """Whether numbers can be scales. Written so that NaN, which no comparison holds for, fails."""
+    return bool((found.isfinite() & (found > 0)).all())
+
+
+def shape_faults(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
+    """Folded scales that fit no layer."""
+    norms = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
+    for name, scale in checkpoint.scales.items():
+        owner, _, kind = name.rpartition(".")
+        spec = plan.quantized.get(owner)
+        if kind == "folded":
+            wanted = norms.get(owner)
+        elif spec is not None and kind in ("in_scale", "out_scale"):
+            wanted = spec.shape[1:] if kind == "in_scale" else spec.shape[:1]
+        else:
+            wanted = None
+        if wanted is None:
+            yield f"{name} is a folded scale of no layer"
+        elif tuple(scale.shape) != tuple(wanted):
+            yield f"{name} has the shape {list(scale.shape)}, it must be {list(wanted)}"
+        elif not scale.is_floating_point() or not are_scales(scale):
+            yield f"{name} is not finite and positive"
+
+
+def faults(checkpoint: Checkpoint, plan: Plan, source: ModelSource | None) -> Iterator[str]:
+    """Scales that cannot be, or are far from what the source's activations need."""
+    names = [n for n in checkpoint.tensors if n.endswith(INPUT)]
+    stored = {n: checkpoint.tensors[n].read() for n in (*names, *(s.name for s in plan.kv_scales))}
+    units = _units(plan)
+    sound: dict[str, float] = {}
+    for name, scale in stored.items():
+        if scale.numel() != 1 or not are_scales(scale):
+            yield f"{name} is not finite and positive"
+            continue
+        room = float(scale.float()) / units[name.endswith(INPUT)]
+        if not SMALLEST <= room <= LARGEST:
+            yield f"{name} leaves room for {room:.3g}, which no activation needs"
+            continue
+        sound[name] = room
+    for name in names:
+        module = name.removesuffix(INPUT)
+        others = [f"{other}{INPUT}" for other in fused_with(module, plan.quantized)]
+        if others[0] != name and any(sound.get(o) != sound.get(name) for o in others):
+            yield f"{name} is not that of {others[0]}, though both read the same input"
+    if source is None or not sound:
+        return
+    try:
+        seen = _largest(source, plan, checkpoint.scales)
+    except QuantkitError as error:
+        yield f"cannot be compared with the source: {error}"
+        return
+    for name, room in sound.items():
+        if name in seen and not TOO_SMALL * seen[name] <= room <= TOO_LARGE * seen[name]:
+            yield f"{name} leaves room for {room:.3g}, and the source's reach {seen[name]:.3g}"
+
+
+def _units(plan: Plan) -> dict[bool, float]:
+    """The scale of a largest magnitude of one: of inputs, and of the cache."""
+    one = torch.ones(())
+    found = {False: float(grid.parameters(-one, one, kvcache.GRID)[0])}
+    activations = plan.recipe.input_activations
+    if activations is not None and not activations.dynamic:
+        found[True] = float(numbers.of(activations).activation_scale(one))
+    return found
+
+
+@torch.no_grad()
+def _largest(
+    source: ModelSource, plan: Plan, folded: Mapping[str, torch.Tensor]
+) -> dict[str, float]:
+    """The largest magnitudes of a few samples, by the name of the scale that must hold them."""
+    decoder = Decoder.open(source, devices.choose("auto"))
+    hidden, arguments = decoder.start(_samples(source), N_SAMPLES)
+    found: dict[str, float] = {}
+    for index, state in decoder.read_ahead(lambda stored, tensor: None):
+        prefix = f"{decoder.name(index)}."
+        inputs: dict[str, torch.Tensor] = {}
+        with decoder.loaded(index, state) as block:
+            handles = [
+                linear.register_forward_pre_hook(_watcher(inputs, prefix + name))
+                for name, linear in block.named_modules()
+                if prefix + name in plan.quantized
+            ]
+            observer = kvcache.Observer.of(block, [plan])
+            try:
+                with observer.watching():
+                    hidden = [decoder.run(block, h, arguments[index]) for h in hidden]
+            finally:
+                for handle in handles:
+                    handle.remove()
+        for module, largest in inputs.items():
+            scale = folded.get(f"{module}.in_scale")
+            found[f"{module}{INPUT}"] = float((largest if scale is None else largest / scale).max())
+        for attention in observer.keys:
+            name = f"{prefix}{attention}"
+            scale = folded.get(f"{name}.v_proj.out_scale")
+            values = observer.values[attention]
+            found[f"{name}.k_scale"] = float(observer.keys[attention].max())
+            found[f"{name}.v_scale"] = float((values if scale is None else values / scale).max())
+    return found
+
+
+def _watcher(inputs: dict[str, torch.Tensor], module: str):  # type: ignore[no-untyped-def]
+    def watch(linear: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
+        flat = arguments[0].reshape(-1, arguments[0].shape[-1])
+        if len(flat):
+            largest = flat.abs().amax(0).float()
+            known = inputs.get(module)
+            inputs[module] = largest if known is None else torch.maximum(known, largest)
+
+    return watch
+
+
+def _samples(source: ModelSource) -> torch.Tensor:
+    """The beginnings of a few texts that every Python has."""
+    tokenizer = load_tokenizer(source.folder, source.trust_remote_code)
+    length = min(LENGTH, source.context)
+    rows: list[list[int]] = []
+    for document in python_text.topics("train"):
+        ids = list(tokenizer(document.text)["input_ids"])[:length]
+        if len(ids) == length:
+            rows.append(ids)
+        if len(rows) == N_SAMPLES:
+            break
+    if not rows:
+        raise QuantkitError(f"the tokenizer of {source.folder} makes no sample of {length} tokens")
+    return torch.tensor(rows)
