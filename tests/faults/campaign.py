@@ -1,0 +1,186 @@
+"""The long part: thousands of mutations and kills, over ranges of seeds that add up.
+
+    python tests/faults/campaign.py mutations 0:10000
+    python tests/faults/campaign.py kills 0:500
+    python tests/faults/campaign.py collect        # into benchmarks/results/faults.json
+
+Every range leaves a file in build/faults, written as it goes on; one that was stopped continues
+where it was. `collect` adds up all of them. `make faults` does all three.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+PARTS = ROOT / "build" / "faults"
+RESULT = ROOT / "benchmarks" / "results" / "faults.json"
+EVERY = 50
+"""Cases after which what was found is written down."""
+
+
+def mutations(first: int, last: int) -> None:
+    """Mutations of a range of seeds."""
+    import torch
+    from faults import judge, mutations
+    from faults.world import build
+
+    torch.set_num_threads(1)
+    path, part = _part("mutations", first, last)
+    with tempfile.TemporaryDirectory(prefix="faults-") as room:
+        world = build(PARTS / "world")
+        for recipe in (*mutations.WEIGHTS, *mutations.GGUFS):
+            mutations.reference(world, recipe)
+        for seed in range(part["next"], last):
+            work = Path(room) / "case"
+            shutil.rmtree(work, ignore_errors=True)
+            name, (command, is_same) = mutations.case(world, seed, work)
+            if name not in part["good_bytes"]:
+                part["good_bytes"][name] = _good(world, name, Path(room))
+            found = judge.tried(command, is_same, Path(room) / "log")
+            _count(part, name, seed, found, part["good_bytes"][name])
+            part["next"] = seed + 1
+            if (seed + 1) % EVERY == 0 or seed + 1 == last:
+                path.write_text(json.dumps(part, indent=1))
+                print(f"{seed + 1 - first} of {last - first}", _short(part), flush=True)
+
+
+def _good(world: Any, name: str, room: Path) -> int:
+    """The memory that an undamaged input of the same kind takes."""
+    from faults import damage, judge, mutations
+
+    kept = {key: getattr(damage, key) for key in ("raw", "text", "json_text", "yaml_text")}
+    kept |= {key: getattr(damage, key) for key in ("tensors", "gguf")}
+    try:
+        for key in kept:
+            setattr(damage, key, _unchanged(key))
+        peak = 0
+        import random
+
+        for seed in range(3):
+            work = room / "good"
+            shutil.rmtree(work, ignore_errors=True)
+            chance = random.Random(f"good {seed}")
+            command, is_same = mutations.TARGETS[name](world, chance, work)
+            found = judge.tried(command, is_same, room / "log")
+            peak = max(peak, found.peak_bytes)
+        return peak
+    finally:
+        for key, function in kept.items():
+            setattr(damage, key, function)
+
+
+def _unchanged(key: str) -> Any:
+    return {
+        "tensors": lambda chance, path: None,
+        "gguf": lambda chance, path, content: content,
+    }.get(key, lambda chance, content: content)
+
+
+def _count(part: dict[str, Any], name: str, seed: int, found: Any, good_bytes: int) -> None:
+    from faults import judge
+
+    counts = part["counts"].setdefault(
+        name, {judge.REFUSED: 0, judge.EQUIVALENT: 0, judge.DEFECT: 0}
+    )
+    verdict, why = found.verdict, found.why
+    ratio = found.peak_bytes / max(1, good_bytes)
+    if ratio > 1.5 and verdict != judge.DEFECT:
+        verdict, why = judge.DEFECT, f"takes {ratio:.1f} times the memory of a good input"
+    counts[verdict] += 1
+    part["most_memory"] = max(part["most_memory"], round(ratio, 3))
+    part["longest_s"] = max(part["longest_s"], round(found.cpu_s, 2))
+    if verdict == judge.DEFECT:
+        part["defects"].append({"seed": seed, "of": name, "why": why})
+        print("DEFECT", seed, name, why, flush=True)
+
+
+def kills(first: int, last: int) -> None:
+    """Kills of a range of seeds."""
+    from faults import kills
+
+    path, part = _part("kills", first, last)
+    with tempfile.TemporaryDirectory(prefix="faults-") as room:
+        field = kills.Field(Path(room))
+        for seed in range(part["next"], last):
+            name, was_killed, why = field.one(seed)
+            counts = part["counts"].setdefault(name, {"killed": 0, "too late": 0, "defect": 0})
+            counts["defect" if why else "killed" if was_killed else "too late"] += 1
+            if why:
+                part["defects"].append({"seed": seed, "of": name, "why": why})
+                print("DEFECT", seed, name, why, flush=True)
+            part["next"] = seed + 1
+            path.write_text(json.dumps(part, indent=1))
+            if (seed + 1) % 10 == 0:
+                print(f"{seed + 1 - first} of {last - first}", _short(part), flush=True)
+
+
+def _part(kind: str, first: int, last: int) -> tuple[Path, dict[str, Any]]:
+    PARTS.mkdir(parents=True, exist_ok=True)
+    path = PARTS / f"{kind}-{first}-{last}.json"
+    if path.is_file():
+        return path, json.loads(path.read_text())
+    empty: dict[str, Any] = {"kind": kind, "first": first, "next": first, "counts": {}}
+    return path, empty | {"defects": [], "good_bytes": {}, "most_memory": 0.0, "longest_s": 0.0}
+
+
+def _short(part: dict[str, Any]) -> str:
+    total: dict[str, int] = {}
+    for counts in part["counts"].values():
+        for key, n in counts.items():
+            total[key] = total.get(key, 0) + n
+    return ", ".join(f"{n} {key}" for key, n in total.items())
+
+
+def collect() -> None:
+    """Add up all ranges."""
+    import recording
+
+    result: dict[str, Any] = {"seed": "faults N, kills N: N from the ranges below"}
+    for kind in ("mutations", "kills"):
+        parts = [json.loads(p.read_text()) for p in sorted(PARTS.glob(f"{kind}-*.json"))]
+        parts = sorted((p for p in parts if p["next"] > p["first"]), key=lambda p: p["first"])
+        for one, other in pairwise(parts):
+            if other["first"] < one["next"]:
+                raise SystemExit(f"{kind}: seeds from {other['first']} on were counted twice")
+        counts: dict[str, dict[str, int]] = {}
+        for part in parts:
+            for name, found in part["counts"].items():
+                total = counts.setdefault(name, dict.fromkeys(found, 0))
+                for key, n in found.items():
+                    total[key] += n
+        result[kind] = {
+            "ranges": [[p["first"], p["next"]] for p in parts],
+            "counts": counts,
+            "defects": [defect for p in parts for defect in p["defects"]],
+        }
+        if kind == "mutations":
+            result[kind]["most_memory"] = max((p["most_memory"] for p in parts), default=0)
+            result[kind]["longest_s"] = max((p["longest_s"] for p in parts), default=0)
+    recording.write(RESULT, result)
+
+
+def _range(text: str) -> tuple[int, int]:
+    first, _, last = text.partition(":")
+    return int(first), int(last)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("mutations", "kills", "collect"))
+    parser.add_argument("seeds", nargs="?", type=_range, metavar="FIRST:LAST")
+    asked = parser.parse_args()
+    if asked.what == "collect":
+        collect()
+    else:
+        {"mutations": mutations, "kills": kills}[asked.what](*asked.seeds)
