@@ -2,10 +2,11 @@
 
     python tests/faults/campaign.py mutations 0:10000
     python tests/faults/campaign.py kills 0:500
+    python tests/faults/campaign.py limits 0:60
     python tests/faults/campaign.py collect        # into benchmarks/results/faults.json
 
 Every range leaves a file in build/faults, written as it goes on; one that was stopped continues
-where it was. `collect` adds up all of them. `make faults` does all three.
+where it was. `collect` adds up all of them. `make faults` does all of it.
 """
 
 import argparse
@@ -23,7 +24,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-PARTS = ROOT / "build" / "faults"
+PARTS = Path(os.environ.get("QUANTKIT_FAULTS", ROOT / "build" / "faults"))
 RESULT = ROOT / "benchmarks" / "results" / "faults.json"
 EVERY = 50
 """Cases after which what was found is written down."""
@@ -111,11 +112,32 @@ def kills(first: int, last: int) -> None:
 
     path, part = _part("kills", first, last)
     with tempfile.TemporaryDirectory(prefix="faults-") as room:
-        field = kills.Field(Path(room))
+        field = kills.Field(Path(room), PARTS / "world")
         for seed in range(part["next"], last):
             name, was_killed, why = field.one(seed)
             counts = part["counts"].setdefault(name, {"killed": 0, "too late": 0, "defect": 0})
             counts["defect" if why else "killed" if was_killed else "too late"] += 1
+            if why:
+                part["defects"].append({"seed": seed, "of": name, "why": why})
+                print("DEFECT", seed, name, why, flush=True)
+            part["next"] = seed + 1
+            path.write_text(json.dumps(part, indent=1))
+            if (seed + 1) % 10 == 0:
+                print(f"{seed + 1 - first} of {last - first}", _short(part), flush=True)
+
+
+def limits(first: int, last: int) -> None:
+    """Limits of a range of seeds."""
+    from faults import kills
+
+    path, part = _part("limits", first, last)
+    with tempfile.TemporaryDirectory(prefix="faults-") as room:
+        field = kills.Field(Path(room), PARTS / "world")
+        for seed in range(part["next"], last):
+            name, ended, why = field.limited(seed)
+            empty = {"refused": 0, "done all the same": 0, "ended by a library": 0, "defect": 0}
+            counts = part["counts"].setdefault(name, empty)
+            counts["defect" if why else ended] += 1
             if why:
                 part["defects"].append({"seed": seed, "of": name, "why": why})
                 print("DEFECT", seed, name, why, flush=True)
@@ -146,8 +168,8 @@ def collect() -> None:
     """Add up all ranges."""
     import recording
 
-    result: dict[str, Any] = {"seed": "faults N, kills N: N from the ranges below"}
-    for kind in ("mutations", "kills"):
+    result: dict[str, Any] = {"seed": "random.Random(f'{kind} {n}') with n from the ranges"}
+    for kind in ("mutations", "kills", "limits"):
         parts = [json.loads(p.read_text()) for p in sorted(PARTS.glob(f"{kind}-*.json"))]
         parts = sorted((p for p in parts if p["next"] > p["first"]), key=lambda p: p["first"])
         for one, other in pairwise(parts):
@@ -177,10 +199,10 @@ def _range(text: str) -> tuple[int, int]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("mutations", "kills", "collect"))
+    parser.add_argument("what", choices=("mutations", "kills", "limits", "collect"))
     parser.add_argument("seeds", nargs="?", type=_range, metavar="FIRST:LAST")
     asked = parser.parse_args()
     if asked.what == "collect":
         collect()
     else:
-        {"mutations": mutations, "kills": kills}[asked.what](*asked.seeds)
+        {"mutations": mutations, "kills": kills, "limits": limits}[asked.what](*asked.seeds)

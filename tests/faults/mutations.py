@@ -335,4 +335,4 @@ TARGETS: dict[str, Callable[[World, random.Random, Path], Case]] = {
 def case(world: World, seed: int, work: Path) -> tuple[str, Case]:
     """The damaged input of a seed, and what it is an input of."""
     name = list(TARGETS)[seed % len(TARGETS)]
-    return name, TARGETS[name](world, random.Random(f"faults {seed}"), work)
+    return name, TARGETS[name](world, random.Random(f"mutations {seed}"), work)
