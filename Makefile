@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: browser demo test test-all lint fix types docs bench clean
+.PHONY: browser demo test test-all lint fix types docs bench faults clean
 
 demo: $(VENV)/.installed
 	$(BIN)/quantkit demo
@@ -43,6 +43,14 @@ docs: $(VENV)/.developed
 bench: $(VENV)/.developed
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/data_free.py --blocks 4 --hidden 1024 --intermediate 2816
+
+# Thousands of damaged inputs, kills and limits; hours. Stopped, it goes on where it was.
+faults: $(VENV)/.developed
+	nice $(BIN)/python tests/faults/campaign.py mutations 0:10000
+	nice $(BIN)/python tests/faults/campaign.py kills 0:500
+	nice $(BIN)/python tests/faults/campaign.py limits 0:120
+	$(BIN)/python tests/faults/campaign.py collect
+	$(BIN)/python scripts/write_figures.py
 
 # A stamp newer than pyproject.toml means that there is nothing to install.
 $(VENV)/.installed: pyproject.toml

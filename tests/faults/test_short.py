@@ -1,0 +1,91 @@
+"""The short part of the campaign: a fixed range of seeds, in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CAMPAIGN = Path(__file__).with_name("campaign.py")
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    return tmp_path_factory.mktemp("faults")
+
+
+def run(parts, what, last):
+    environment = os.environ | {"QUANTKIT_FAULTS": str(parts)}
+    done = subprocess.run(
+        [sys.executable, CAMPAIGN, what, f"0:{last}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads((parts / f"{what}-0-{last}.json").read_text())
+    assert found["next"] == last
+    return found
+
+
+def test_mutations(parts):
+    found = run(parts, "mutations", 40)
+    assert found["defects"] == []
+    total = [sum(counts.values()) for counts in found["counts"].values()]
+    assert total == [4] * 10
+
+
+def test_kills(parts):
+    found = run(parts, "kills", 3)
+    assert found["defects"] == []
+
+
+def test_a_range_that_was_stopped_goes_on(parts):
+    path = parts / "kills-0-3.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"next": 3, "counts": {}}))
+    assert run(parts, "kills", 3)["counts"] == {}
+
+
+def test_a_defect_is_seen(tmp_path):
+    """A judge that finds nothing would pass everything."""
+    from faults import judge
+
+    def accepts() -> int:
+        return 0
+
+    def refuses() -> int:
+        print("quantkit: no", flush=True)  # noqa: T201
+        return 3
+
+    def hangs() -> int:
+        while True:
+            pass
+
+    verdicts = {}
+    for name, command, same in (
+        ("accepts what is the same", accepts, lambda: ""),
+        ("accepts what is another", accepts, lambda: "it is another"),
+        ("refuses", refuses, lambda: ""),
+        ("is a bug", lambda: 70, lambda: ""),
+        ("says nothing", lambda: 3, lambda: ""),
+        ("dies", lambda: os.abort(), lambda: ""),
+        ("raises", lambda: {}["x"], lambda: ""),
+    ):
+        verdicts[name] = judge.tried(command, same, tmp_path / "log").verdict
+    assert verdicts == {
+        "accepts what is the same": judge.EQUIVALENT,
+        "accepts what is another": judge.DEFECT,
+        "refuses": judge.REFUSED,
+        "is a bug": judge.DEFECT,
+        "says nothing": judge.DEFECT,
+        "dies": judge.DEFECT,
+        "raises": judge.DEFECT,
+    }
+    judge.KILL_S, kept = 1.0, judge.KILL_S
+    try:
+        assert "hangs" in judge.tried(hangs, lambda: "", tmp_path / "log").why
+    finally:
+        judge.KILL_S = kept
