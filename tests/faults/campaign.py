@@ -23,6 +23,8 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Threads of tokenizers do not outlive a fork, and whoever waits for them in a child waits for ever.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 PARTS = Path(os.environ.get("QUANTKIT_FAULTS", ROOT / "build" / "faults"))
 RESULT = ROOT / "benchmarks" / "results" / "faults.json"
