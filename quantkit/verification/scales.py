@@ -14,10 +14,12 @@ from quantkit import grid, numbers
 from quantkit.calibration.reading import python_text
 from quantkit.errors import QuantkitError
 from quantkit.export.checkpoint import Checkpoint
-from quantkit.model.blocks import Decoder
+from quantkit.model.blocks import Call, Decoder
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.onepass import kvcache
+from quantkit.onepass.hidden import HiddenStates
+from quantkit.onepass.streams import Stream
 from quantkit.plan.checkpoint import Plan, fused_with
 
 SMALLEST, LARGEST = 2.0**-16, 2.0**20
@@ -101,21 +103,24 @@ def _largest(
 ) -> dict[str, float]:
     """The largest magnitudes of a few samples, by the name of the scale that must hold them."""
     decoder = Decoder.open(source, devices.choose("auto"))
-    hidden, arguments = decoder.start(_samples(source), N_SAMPLES)
+    hidden, calls = decoder.start(_samples(source), N_SAMPLES)
+    stream = Stream(HiddenStates(hidden, decoder.device), [], propagates=False)
     found: dict[str, float] = {}
     for index, state in decoder.read_ahead(lambda stored, tensor: None):
-        prefix = f"{decoder.name(index)}."
         inputs: dict[str, torch.Tensor] = {}
         with decoder.loaded(index, state) as block:
+            linears = {
+                decoder.module(index, name): module for name, module in block.named_modules()
+            }
             handles = [
-                linear.register_forward_pre_hook(_watcher(inputs, prefix + name))
-                for name, linear in block.named_modules()
-                if prefix + name in plan.quantized
+                linear.register_forward_pre_hook(_watcher(inputs, name))
+                for name, linear in linears.items()
+                if name in plan.quantized
             ]
             observer = kvcache.Observer.of(block, [plan])
             try:
                 with observer.watching():
-                    hidden = [decoder.run(block, h, arguments[index]) for h in hidden]
+                    _advance(decoder, block, stream, calls[index])
             finally:
                 for handle in handles:
                     handle.remove()
@@ -123,12 +128,22 @@ def _largest(
             scale = folded.get(f"{module}.in_scale")
             found[f"{module}{INPUT}"] = float((largest if scale is None else largest / scale).max())
         for attention in observer.keys:
-            name = f"{prefix}{attention}"
+            name = decoder.module(index, attention)
             scale = folded.get(f"{name}.v_proj.out_scale")
             values = observer.values[attention]
             found[f"{name}.k_scale"] = float(observer.keys[attention].max())
             found[f"{name}.v_scale"] = float((values if scale is None else values / scale).max())
     return found
+
+
+def _advance(decoder: Decoder, block: torch.nn.Module, stream: Stream, call: Call) -> None:
+    """Take all samples through a block."""
+    for place, batch in stream.hidden:
+        arguments = stream.arguments(call, place, decoder.device)
+        output, beside = decoder.run_all(block, batch, arguments)
+        if beside:
+            stream.beside[place] = beside
+        stream.hidden.replace(place, output)
 
 
 def _watcher(inputs: dict[str, torch.Tensor], module: str):  # type: ignore[no-untyped-def]
