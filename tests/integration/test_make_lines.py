@@ -16,7 +16,7 @@ MIXTURES = {
     "qwen3_moe": transformers.Qwen3MoeConfig(**EXPERTS),
     "olmoe": transformers.OlmoeConfig(**{k: v for k, v in EXPERTS.items() if k != "head_dim"}),
 }
-QUICK = ("llama", "qwen3_moe")
+QUICK = ("llama", "mixtral")
 ASKED = [
     ("T4", "memory"), ("H100 SXM", "latency"), ("M3 Max", "memory"),
 ]  # fmt: skip
