@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from quantkit.errors import SweepError
-from quantkit.scoring.suites import by_default
+from quantkit.scoring.suites import DEFAULT, DEMO
 from quantkit.specs import meant, problems, read_yaml
 
 KINDS = ("calibrate", "quantize", "verify", "score", "report")
@@ -97,6 +97,10 @@ class Resources(_Strict):
         return value
 
 
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 class SweepSpec(_Strict):
     """Everything that is to be made and compared."""
 
@@ -105,12 +109,7 @@ class SweepSpec(_Strict):
     """Names, or paths from where this file lies."""
     calibration: list[SetChoice] = []
     """Every recipe that learns from data is made once for each."""
-    tasks: list[str] = Field(
-        default_factory=lambda given: (
-            list(by_default([m.model for m in given["models"]])) if "models" in given else []
-        ),
-        min_length=1,
-    )
+    tasks: list[str] = Field(default=list(DEFAULT), min_length=1)
     """What models are scored on: lm-eval's tasks, or ours."""
     limit: int | None = Field(default=None, gt=0)
     """Only the first documents of each task."""
@@ -137,6 +136,16 @@ class SweepSpec(_Strict):
     @classmethod
     def _sets(cls, value: Any) -> Any:
         return _long(value, "set")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_tasks(cls, given: Any) -> Any:
+        """The demo alone is scored on tasks that need no hub, unless the file names others."""
+        if not isinstance(given, Mapping) or "tasks" in given:
+            return given
+        models = given.get("models")
+        names = [m.get("model") if isinstance(m, Mapping) else m for m in _listed(models)]
+        return {**given, "tasks": list(DEMO)} if set(map(str, names)) == {"demo"} else given
 
     @model_validator(mode="after")
     def _consistent(self) -> "SweepSpec":

@@ -11,7 +11,7 @@ from gate_reports import SETTINGS, changed, report, rescored
 from quantkit.gating.text import plain
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m" / "report.json"
-HOSTILE = "::error::x|<b>]]>@all##[add-mask]y"
+HOSTILE = "a ::error::x|<b>]]>@all##[add-mask]y"
 
 
 @pytest.fixture(autouse=True)

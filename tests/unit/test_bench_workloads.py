@@ -74,7 +74,7 @@ def test_a_mooncake_trace_repeats_what_its_hashes_repeat(tmp_path):
         ({"prompt": "", "output_tokens": 1}, "prompt is neither"),
         ({"prompt": ["a"], "output_tokens": 1}, "prompt is neither"),
         ({"output_tokens": 1}, "prompt_tokens is missing"),
-        ('{"at": NaN, "prompt": "a", "output_tokens": 1}', "no time"),
+        ('{"at": NaN, "prompt": "a", "output_tokens": 1}', "NaN"),
         ({"at": "late", "prompt": "a", "output_tokens": 1}, "is no request"),
         ({"input_length": 600, "output_length": 1, "hash_ids": [1]}, "512 tokens"),
     ],

@@ -14,7 +14,7 @@ from quantkit.scoring.evaluation import Evaluation, read_all
 from quantkit.scoring.scorecard import LayerError, Made
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m"
-HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)>{{7*7}}'
+HOSTILE = '<script>alert(1)<script>"><img src=x onerror=alert(2)>{{7*7}}'
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,10 @@ def test_names_alone_are_enough(tmp_path):
     found = spec.read(path)
     assert [m.label for m in found.models] == ["demo"]
     assert [c.label for c in found.calibration] == ["python-docs", "chats-8"]
-    assert (found.attempts, found.tasks, found.policy) == (3, ["wikitext", "mmlu"], None)
+    # The demo has tasks that need no hub; other models get those that everybody knows.
+    assert (found.attempts, found.tasks, found.policy) == (3, ["python_docs", "python_quiz"], None)
+    path.write_text(MINIMAL.replace("demo", "org/model"))
+    assert spec.read(path).tasks == ["wikitext", "mmlu"]
     assert found.of("score").cpus == 1
 
 
