@@ -121,7 +121,11 @@ class Candidates:
         return made / np.maximum(np.linalg.norm(made, axis=1, keepdims=True), 1e-12)
 
     def clusters(self, n_clusters: int) -> np.ndarray:
-        """The cluster of each piece; neighbouring numbers are neighbouring clusters."""
+        """The cluster of each piece; neighbouring numbers are neighbouring clusters.
+
+        k-means by cosine, with centres on the sphere. scikit-learn has it by Euclidean distance
+        only, and its sums depend on version and threads: which samples a set has must not.
+        """
         features, rng = self.features, np.random.default_rng(self.seed)
         centres = features[_spread(features, min(n_clusters, len(features)), rng)]
         label = np.zeros(len(features), np.int64)
