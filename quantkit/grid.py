@@ -21,11 +21,13 @@ class QuantizedWeight:
     """A layer's weight as numbers of a grid."""
 
     values: torch.Tensor
-    """int8 or float8, in the shape of the weight."""
+    """int8, float8 or codes, in the shape of the weight."""
     scale: torch.Tensor
-    """[rows, tiles of a row] in the weight's type; [1] for strategy `tensor`."""
+    """[rows, tiles of a row] in the weight's type, or in the number's own; [1] for `tensor`."""
     zero_point: torch.Tensor | None
     """int8 in the shape of `scale`; None when symmetric."""
+    global_scale: torch.Tensor | None = None
+    """[1] in float32, by which all scales are divided; None for most numbers."""
 
 
 def limits(scheme: WeightScheme) -> tuple[float, float]:
@@ -42,7 +44,7 @@ def tiles(weight: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
         high, wide = scheme.block_structure or (1, 1)
         blocks = weight.reshape(rows // high, high, columns // wide, wide)
         return blocks.transpose(1, 2).reshape(rows // high, columns // wide, high * wide)
-    size = scheme.group_size if scheme.strategy == "group" else columns
+    size = columns if scheme.group_size is None else scheme.group_size
     assert isinstance(size, int)
     return weight.reshape(rows, -1, size)
 
@@ -61,13 +63,17 @@ def parameters(
     high: torch.Tensor,
     scheme: WeightScheme,
     stored: torch.dtype | None = None,
+    global_scale: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Scales and zero points for tiles with these extremes, in the type of the extremes.
 
     Zero is always representable. A tile of zeros gets the smallest harmless scale. With `stored`
     scales are also numbers of that type, so that a file which keeps them in it loses nothing.
     """
-    bottom, top = limits(scheme)
+    number = numbers.of(scheme)
+    if number.has_own_scales:
+        return number.scale(torch.maximum(low.abs(), high.abs()), global_scale), None
+    bottom, top = number.limits
     low, high = low.clamp(max=0), high.clamp(min=0)
     if scheme.symmetric:
         scale = torch.maximum(low.abs(), high) / ((top - bottom) / 2)
@@ -89,13 +95,15 @@ def quantize(
     scale: torch.Tensor,
     zero_point: torch.Tensor | None,
     scheme: WeightScheme,
+    global_scale: torch.Tensor | None = None,
 ) -> QuantizedWeight:
     """Round every weight to the nearest number of its tile's grid."""
-    scaled = tiles(weight, scheme).float() / scale.float().unsqueeze(-1)
+    number = numbers.of(scheme)
+    scaled = tiles(weight, scheme).float() / number.steps(scale, global_scale).unsqueeze(-1)
     if zero_point is not None:
         scaled += zero_point.float().unsqueeze(-1)
-    values = numbers.of(scheme).round(scaled)
-    return QuantizedWeight(untile(values, weight.shape, scheme), scale, zero_point)
+    values = number.round(scaled)
+    return QuantizedWeight(untile(values, weight.shape, scheme), scale, zero_point, global_scale)
 
 
 def search_parameters(
@@ -126,12 +134,18 @@ def search_parameters(
     return best_scale, best_zero
 
 
+def steps(weight: QuantizedWeight, scheme: WeightScheme) -> torch.Tensor:
+    """What the numbers of each tile are multiplied by, in float32."""
+    return numbers.of(scheme).steps(weight.scale, weight.global_scale)
+
+
 def dequantize(weight: QuantizedWeight, scheme: WeightScheme) -> torch.Tensor:
     """The weights that the numbers stand for, in float32."""
-    values = numbers.of(scheme).widen(tiles(weight.values, scheme))
+    number = numbers.of(scheme)
+    values = number.widen(tiles(weight.values, scheme))
     if weight.zero_point is not None:
         values -= weight.zero_point.float().unsqueeze(-1)
-    scaled = values.mul_(weight.scale.float().unsqueeze(-1))
+    scaled = values.mul_(number.steps(weight.scale, weight.global_scale).unsqueeze(-1))
     return untile(scaled, weight.values.shape, scheme)
 
 

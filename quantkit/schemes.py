@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from quantkit import numbers
+from quantkit.numbers.fp8 import FP8
 
 
 class Strict(BaseModel):
@@ -22,13 +23,14 @@ class WeightScheme(Strict):
     """The numbers that weights are rounded to."""
 
     num_bits: int
-    """Bits a stored weight takes: 4 or 8."""
+    """Bits a stored weight takes: integers 2 to 8, floats 4 or 8."""
     type: Literal["int", "float"] = "int"
-    """Evenly spaced integers, or FP8 (E4M3)."""
+    """Evenly spaced integers, or floats: FP8 (E4M3), NVFP4, MXFP4, MXFP8."""
     symmetric: bool = True
-    """Without zero points. FP8 is always symmetric."""
-    strategy: Literal["tensor", "channel", "group", "block"] = "group"
-    """What shares one scale: the tensor, a row, `group_size` weights of a row, or a block."""
+    """Without zero points. Floats are always symmetric."""
+    strategy: Literal["tensor", "channel", "group", "block", "tensor_group"] = "group"
+    """What shares one scale: the tensor, a row, `group_size` weights of a row, or a block. With
+    `tensor_group` groups have scales, and the tensor one more: NVFP4."""
     group_size: int | Literal["auto"] | None = None
     """Weights that share a scale; `auto` is 128, 64 or 32, the first that divides every layer."""
     block_structure: tuple[Literal[128], Literal[128]] | None = None
@@ -37,10 +39,8 @@ class WeightScheme(Strict):
     @field_validator("num_bits")
     @classmethod
     def _served(cls, bits: int) -> int:
-        if bits == 3:
-            raise ValueError("3 bits: vLLM has no fast kernel for it; use 4, or a GGUF type")
-        if bits not in (4, 8):
-            raise ValueError(f"{bits} bits: choose 4 or 8")
+        if not 2 <= bits <= 8:
+            raise ValueError(f"{bits} bits: choose 2 to 8")
         return bits
 
     @field_validator("type", mode="before")
@@ -52,21 +52,47 @@ class WeightScheme(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> "WeightScheme":
-        if self.type == "float" and (self.num_bits != 8 or not self.symmetric):
-            raise ValueError("type float means FP8: num_bits 8 and symmetric true")
-        if self.type == "float" and self.strategy == "group":
-            raise ValueError("vLLM has no FP8 kernel with groups; use channel, tensor or block")
         if (self.strategy == "block") != (self.block_structure is not None):
             raise ValueError("block_structure goes with strategy block, and only with it")
-        if self.strategy == "block" and self.type != "float":
-            raise ValueError("blocks are for FP8: type float")
-        if self.type == "int" and self.strategy == "tensor":
-            raise ValueError("integers with one scale a tensor lose too much; use channel or group")
-        if (self.strategy == "group") != (self.group_size is not None):
-            raise ValueError("group_size goes with strategy group, and only with it")
-        if isinstance(self.group_size, int) and self.group_size not in (32, 64, 128):
-            raise ValueError(f"group_size {self.group_size}: vLLM takes 32, 64 or 128 (or auto)")
+        if (self.strategy in ("group", "tensor_group")) != (self.group_size is not None):
+            raise ValueError("group_size goes with strategy group or tensor_group, and only so")
+        if wrong := self._wrong_float() if self.type == "float" else self._wrong_integer():
+            raise ValueError(wrong)
         return self
+
+    def _wrong_float(self) -> str:
+        if self.num_bits not in (4, 8) or not self.symmetric:
+            return "type float has num_bits 4 or 8, and symmetric true"
+        if self.strategy == "tensor_group":
+            nvfp4 = (self.num_bits, self.group_size) == (4, 16)
+            return "" if nvfp4 else "strategy tensor_group means NVFP4: num_bits 4, group_size 16"
+        if self.strategy == "group":
+            mx = self.group_size == 32
+            return "" if mx else "floats in groups are MXFP4 or MXFP8: group_size 32"
+        if self.num_bits == 4:
+            return (
+                "4-bit floats are NVFP4 (strategy tensor_group, group_size 16) or MXFP4 (strategy "
+                "group, group_size 32)"
+            )
+        return ""
+
+    def _wrong_integer(self) -> str:
+        if self.strategy == "block":
+            return "blocks are for FP8: type float"
+        if self.strategy == "tensor_group":
+            return "strategy tensor_group is for NVFP4: type float"
+        if self.strategy == "tensor":
+            return "integers with one scale a tensor lose too much; use channel or group"
+        if isinstance(self.group_size, int) and self.group_size not in (32, 64, 128):
+            return f"group_size {self.group_size}: vLLM takes 32, 64 or 128 (or auto)"
+        if not self.symmetric and self.num_bits not in (4, 8):
+            return f"{self.num_bits} bits: vLLM has zero points for 4 and 8 bits only"
+        return ""
+
+    @property
+    def kind(self) -> str:
+        """What a method must be able to round to: `int`, `float` (8 bits) or `fp4`."""
+        return "fp4" if (self.type, self.num_bits) == ("float", 4) else self.type
 
     def n_scales(self, rows: int, columns: int) -> tuple[int, int]:
         """How many scales a weight has, down and across; strategy tensor counts as one a row."""
@@ -82,6 +108,7 @@ class WeightScheme(Strict):
         size = self.group_size
         share = {
             "tensor": "one scale a tensor",
+            "tensor_group": f"one scale for {size} weights of a row, and one for the tensor",
             "channel": "one scale a row",
             "block": "one scale a block of 128 x 128",
             "group": f"one scale for {size} weights of a row"
@@ -94,28 +121,49 @@ class WeightScheme(Strict):
 class ActivationScheme(Strict):
     """The numbers that a layer's inputs are rounded to at run time."""
 
-    num_bits: Literal[8] = 8
+    num_bits: Literal[4, 8] = 8
     type: Literal["int", "float"]
     symmetric: Literal[True] = True
-    strategy: Literal["token", "tensor", "group"]
-    """One scale for each token, one for all, or one for 128 channels of each token."""
-    group_size: Literal[128] | None = None
-    """Channels that share a scale; goes with strategy group."""
-    dynamic: bool
-    """Scales measured at run time; otherwise they come from calibration."""
+    strategy: Literal["token", "tensor", "group", "tensor_group"]
+    """One scale for each token, one for all, or one for `group_size` channels of each token."""
+    group_size: Literal[16, 32, 128] | None = None
+    """Channels that share a scale: 128 for FP8 in blocks, 32 for MX, 16 for NVFP4."""
+    dynamic: bool | Literal["local"]
+    """Scales measured at run time; otherwise they come from calibration. `local`: those of groups
+    are measured, the one for all comes from calibration."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "ActivationScheme":
-        if self.dynamic == (self.strategy == "tensor"):
-            raise ValueError("strategy tensor goes with dynamic false, token and group with true")
-        if (self.strategy == "group") != (self.group_size is not None):
-            raise ValueError("group_size goes with strategy group, and only with it")
+        when = {"tensor": False, "tensor_group": "local"}.get(self.strategy, True)
+        if self.dynamic != when:
+            raise ValueError(
+                "strategy tensor goes with dynamic false, tensor_group with local, token and group "
+                "with true"
+            )
+        if (self.strategy in ("group", "tensor_group")) != (self.group_size is not None):
+            raise ValueError("group_size goes with strategy group or tensor_group, and only so")
+        if (self.strategy == "tensor_group") != (self.group_size == 16):
+            raise ValueError("strategy tensor_group goes with group_size 16, and only with it")
+        if self.num_bits == 4 and (self.type != "float" or self.group_size not in (16, 32)):
+            raise ValueError(
+                "4-bit activations are NVFP4 or MXFP4: type float, group_size 16 or 32"
+            )
+        if self.num_bits == 8 and self.group_size == 16:
+            raise ValueError("group_size 16 is for NVFP4: num_bits 4")
         return self
+
+    @property
+    def is_static(self) -> bool:
+        """Whether some scale is fixed, and stored."""
+        return self.dynamic is not True
 
     def words(self) -> str:
         """The scheme for people."""
-        share = "128 channels of each token" if self.group_size else f"each {self.strategy}"
+        share = f"{self.group_size} channels of each token" if self.group_size else ""
+        share = share or f"each {self.strategy}"
         when = "measured at run time" if self.dynamic else "from calibration"
+        if self.dynamic == "local":
+            when += " under one from calibration"
         return f"{numbers.of(self).words}, one scale for {share}, {when}"
 
 
@@ -132,6 +180,6 @@ class KVCacheScheme(Strict):
 
     def words(self) -> str:
         """The scheme for people."""
-        grid = numbers.of(self).words
+        grid = FP8().words
         share = "one scale for the keys and one for the values of each layer"
         return f"{grid}, {share}, from calibration"

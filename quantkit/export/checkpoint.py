@@ -1,7 +1,7 @@
 """A finished checkpoint: its folder, its manifest, and its weights read back as numbers."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from quantkit.gguf.plan import NAME as GGUF_NAME
 from quantkit.gguf.reader import GGUF, read_file
 from quantkit.model.shards import StoredTensor, TensorSpec, read_header
 from quantkit.model.source import read_tensors
+from quantkit.numbers import channel_scales
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,23 @@ class Checkpoint:
 
     def weight(self, module: str) -> torch.Tensor:
         """One layer's weight, dequantised to float32."""
-        return grid.dequantize(self.quantized_weight(module), self.manifest.weights_recipe.weights)
+        scheme = self.manifest.weights_recipe.part(module).weights
+        return grid.dequantize(self.quantized_weight(module), scheme)
+
+    def served_weight(self, module: str) -> torch.Tensor:
+        """One layer's weight as engines compute with it."""
+        recipe = self.manifest.weights_recipe.part(module)
+        stored = self.quantized_weight(module)
+        if channel_scales.apply_to(recipe.weights, recipe.input_activations):
+            stored = replace(stored, scale=channel_scales.served(stored.scale))
+        return grid.dequantize(stored, recipe.weights)
+
+    def input_scale(self, module: str) -> torch.Tensor | None:
+        """The fixed scale of a layer's inputs; None where there is none."""
+        for part in ("input_scale", "input_global_scale"):
+            if stored := self.tensors.get(f"{module}.{part}"):
+                return stored.read()
+        return None
 
     @cached_property
     def scales(self) -> Mapping[str, torch.Tensor]:
@@ -100,7 +117,7 @@ class Checkpoint:
         quantized = set(self.kv_scales)
         for module in self.manifest.layers:
             quantized.update(self.parts(module))
-            yield f"{module}.weight", self.weight(module).to(dtype)
+            yield f"{module}.weight", self.served_weight(module).to(dtype)
         for name, tensor in self.tensors.items():
             if name not in quantized:
                 values = tensor.read()

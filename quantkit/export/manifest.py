@@ -75,6 +75,9 @@ class Layer(Record):
     """What GPTQ added to the Gram matrix's diagonal, relative to its mean."""
     fallback: bool = False
     """Rounded to nearest because the method could not be applied."""
+    held_out: dict[str, float] | None = None
+    """Squared error of the output on held-out tokens, over that output's square, by way of
+    rounding (`gptq`, `rounding`); the way with the least was taken. None: there was no choice."""
 
 
 class Calibration(Record):

@@ -44,7 +44,7 @@ def of(recipe: Schemes) -> Format:
 
 def specs(module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:
     """The tensors that stand for one layer's weight in the recipe's format."""
-    return of(recipe).specs(module, weight, recipe)
+    return of(recipe).specs(module, weight, recipe.part(module))
 
 
 def pack(
@@ -54,12 +54,12 @@ def pack(
     input_scale: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
     """One layer's quantised weight as the tensors of `specs`."""
-    return of(recipe).pack(module, weight, recipe, input_scale)
+    return of(recipe).pack(module, weight, recipe.part(module), input_scale)
 
 
 def unpack(module: str, stored: Mapping[str, torch.Tensor], recipe: Schemes) -> QuantizedWeight:
     """The inverse of `pack`."""
-    return of(recipe).unpack(module, stored, recipe)
+    return of(recipe).unpack(module, stored, recipe.part(module))
 
 
 def config(recipe: Schemes, ignore: list[str]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def objection(
     return None
 
 
-def misfit(rows: int, columns: int, weights: WeightScheme) -> str | None:
+def misfit(rows: int, columns: int, recipe: Schemes) -> str | None:
     """Words are whole in both directions."""
     return words.misfit(NAME, rows, columns, BITS)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from quantkit import numbers
 from quantkit.formats import words
 from quantkit.formats.contract import Schemes
+from quantkit.numbers import channel_scales
 from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
 from quantkit.tensorspec import TensorSpec
 
@@ -16,6 +17,16 @@ if TYPE_CHECKING:
 
 NAME = "compressed-tensors"
 SCALE_TYPE: str | None = None
+FLOATS = {
+    "fp8": "float-quantized",
+    "nvfp4": "nvfp4-pack-quantized",
+    "mxfp4": "mxfp4-pack-quantized",
+    "mxfp8": "mxfp8-quantized",
+}
+"""The library's names for floats, by the number's tag."""
+SCALE_DTYPES = {"F8_E4M3": "torch.float8_e4m3fn", "U8": "torch.uint8"}
+SQUARE = 128
+"""Rows and columns that the kernel for 4-bit weights and FP8 activations takes at a time."""
 
 
 def objection(
@@ -27,16 +38,25 @@ def objection(
     return None
 
 
-def misfit(rows: int, columns: int, weights: WeightScheme) -> str | None:
-    """Any shape goes that the scheme divides."""
+def misfit(rows: int, columns: int, recipe: Schemes) -> str | None:
+    """What engines' kernels have no room for; the rest is the scheme's own business."""
+    number, inputs = numbers.of(recipe.weights), recipe.input_activations
+    size = recipe.weights.group_size
+    if number.has_own_scales and isinstance(size, int) and columns % size:
+        name = number.words.partition(" ")[0]
+        return f"{name} has groups of {size} columns; put it into `ignore`"
+    if channel_scales.apply_to(recipe.weights, inputs) and (rows % SQUARE or columns % SQUARE):
+        return f"W4AFP8 needs multiples of {SQUARE} both ways; put it into `ignore`"
     return None
 
 
 def layout(recipe: Schemes) -> str:
     """The library's name for this way of storing weights."""
-    if recipe.weights.type == "float":
-        return "float-quantized"
-    return "pack-quantized" if recipe.input_activations is None else "int-quantized"
+    weights, inputs = recipe.weights, recipe.input_activations
+    if weights.type == "float":
+        return FLOATS[numbers.of(weights).tag]
+    is_packed = inputs is None or channel_scales.apply_to(weights, inputs)
+    return "pack-quantized" if is_packed else "int-quantized"
 
 
 def specs(module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:
@@ -48,23 +68,30 @@ def specs(module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:
     """
     rows, columns = weight.shape
     scheme = recipe.weights
+    number = numbers.of(scheme)
     tiles = scheme.n_scales(rows, columns)
     shape = (1,) if scheme.strategy == "tensor" else tiles
-    scale = TensorSpec(f"{module}.weight_scale", weight.dtype, shape)
+    scale = TensorSpec(f"{module}.weight_scale", number.scale_file_type or weight.dtype, shape)
+    if number.file_type == "U8":
+        result = [TensorSpec(f"{module}.weight_packed", "U8", (rows, columns // 2)), scale]
+        if number.has_global_scale:
+            result.append(TensorSpec(f"{module}.weight_global_scale", "F32", (1,)))
+            if recipe.has_static_inputs:
+                result.append(TensorSpec(f"{module}.input_global_scale", "F32", (1,)))
+        return result
     if layout(recipe) != "pack-quantized":
-        stored = numbers.of(scheme).file_type
-        result = [TensorSpec(f"{module}.weight", stored, (rows, columns)), scale]
+        result = [TensorSpec(f"{module}.weight", number.file_type, (rows, columns)), scale]
         if recipe.has_static_inputs:
             result.append(TensorSpec(f"{module}.input_scale", weight.dtype, (1,)))
         return result
-    per_word = 32 // scheme.num_bits
+    n_words = words.n_words(columns, scheme.num_bits)
     result = [
-        TensorSpec(f"{module}.weight_packed", "I32", (rows, -(-columns // per_word))),
+        TensorSpec(f"{module}.weight_packed", "I32", (rows, n_words)),
         scale,
         TensorSpec(f"{module}.weight_shape", "I64", (2,)),
     ]
     if not scheme.symmetric:
-        packed = (-(-rows // per_word), tiles[1])
+        packed = (words.n_words(rows, scheme.num_bits), tiles[1])
         result.append(TensorSpec(f"{module}.weight_zero_point", "I32", packed))
     return result
 
@@ -80,6 +107,13 @@ def pack(
 
     scheme = recipe.weights
     result = {f"{module}.weight_scale": weight.scale}
+    if numbers.of(scheme).file_type == "U8":
+        result[f"{module}.weight_packed"] = pack_nibbles(weight.values)
+        if weight.global_scale is not None:
+            result[f"{module}.weight_global_scale"] = weight.global_scale
+        if input_scale is not None:
+            result[f"{module}.input_global_scale"] = input_scale
+        return result
     if input_scale is not None:
         result[f"{module}.input_scale"] = input_scale
     if layout(recipe) != "pack-quantized":
@@ -99,6 +133,9 @@ def unpack(module: str, stored: Mapping[str, "torch.Tensor"], recipe: Schemes) -
 
     scheme = recipe.weights
     scale = stored[f"{module}.weight_scale"]
+    if numbers.of(scheme).file_type == "U8":
+        values = unpack_nibbles(stored[f"{module}.weight_packed"])
+        return QuantizedWeight(values, scale, None, stored.get(f"{module}.weight_global_scale"))
     if layout(recipe) != "pack-quantized":
         return QuantizedWeight(stored[f"{module}.weight"], scale, None)
     rows, columns = (int(n) for n in stored[f"{module}.weight_shape"])
@@ -110,29 +147,50 @@ def unpack(module: str, stored: Mapping[str, "torch.Tensor"], recipe: Schemes) -
     return QuantizedWeight(values, scale, zero_point)
 
 
+def pack_nibbles(codes: "torch.Tensor") -> "torch.Tensor":
+    """Two codes per byte, the first in the low half."""
+    return codes[:, 0::2] | (codes[:, 1::2] << 4)
+
+
+def unpack_nibbles(packed: "torch.Tensor") -> "torch.Tensor":
+    """The inverse of `pack_nibbles`."""
+    import torch
+
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+
+
 def config(recipe: Schemes, ignore: list[str]) -> dict[str, Any]:
     """What `config.json` tells a serving engine. `ignore` lists every Linear left alone."""
-    activations = recipe.input_activations
+    parts = recipe.parts
+    names = list(dict.fromkeys(layout(part) for part in parts))
+    targets = [["Linear"], *recipe.group_targets]
     return {
         "quant_method": NAME,
-        "format": layout(recipe),
+        "format": names[0] if len(names) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "global_compression_ratio": None,
         "kv_cache_scheme": recipe.kv_cache and recipe.kv_cache.model_dump(),
         "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": _weight_arguments(recipe.weights),
-                "input_activations": activations and activations.model_dump(),
+            f"group_{place}": {
+                "targets": named,
+                "weights": _weight_arguments(part.weights),
+                "input_activations": part.input_activations and _arguments(part.input_activations),
                 "output_activations": None,
-                "format": layout(recipe),
+                "format": layout(part),
             }
+            for place, (part, named) in enumerate(zip(parts, targets, strict=True))
         },
         "ignore": ignore,
     }
 
 
 def _weight_arguments(scheme: WeightScheme) -> dict[str, Any]:
-    arguments = {**scheme.model_dump(), "dynamic": False}
+    arguments = {**_arguments(scheme), "dynamic": False}
     arguments["block_structure"] = scheme.block_structure and list(scheme.block_structure)
     return arguments
+
+
+def _arguments(scheme: WeightScheme | ActivationScheme) -> dict[str, Any]:
+    kind = numbers.of(scheme).scale_file_type
+    own = {} if kind is None else {"scale_dtype": SCALE_DTYPES[kind]}
+    return {**scheme.model_dump(), **own}

@@ -1,6 +1,6 @@
 """What a module of this package has, and what it needs to know of a recipe."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
@@ -25,6 +25,16 @@ class Schemes(Protocol):
     def kv_cache(self) -> KVCacheScheme | None: ...
     @property
     def has_static_inputs(self) -> bool: ...
+    @property
+    def parts(self) -> "Sequence[Schemes]":
+        """One for each kind of numbers."""
+
+    @property
+    def group_targets(self) -> "Sequence[list[str]]":
+        """The layers that parts after the first are for."""
+
+    def part(self, module: str) -> "Schemes":
+        """What counts for one layer."""
 
 
 class Format(Protocol):
@@ -42,7 +52,7 @@ class Format(Protocol):
     ) -> str | None:
         """Why these numbers cannot be written, and what can hold them; None if they can."""
 
-    def misfit(self, rows: int, columns: int, weights: WeightScheme) -> str | None:
+    def misfit(self, rows: int, columns: int, recipe: Schemes) -> str | None:
         """Why a layer of this shape cannot be written; None if it can."""
 
     def specs(self, module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:

@@ -40,7 +40,7 @@ def objection(
     return None
 
 
-def misfit(rows: int, columns: int, weights: WeightScheme) -> str | None:
+def misfit(rows: int, columns: int, recipe: Schemes) -> str | None:
     """Any shape goes."""
     return None
 

@@ -40,9 +40,9 @@ def objection(
     return None
 
 
-def misfit(rows: int, columns: int, weights: WeightScheme) -> str | None:
+def misfit(rows: int, columns: int, recipe: Schemes) -> str | None:
     """Words are whole in both directions."""
-    return words.misfit(NAME, rows, columns, weights.num_bits)
+    return words.misfit(NAME, rows, columns, recipe.weights.num_bits)
 
 
 def specs(module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:

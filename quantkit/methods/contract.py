@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from quantkit.grid import QuantizedWeight
     from quantkit.methods.statistics import Statistics
-    from quantkit.schemes import WeightScheme
+    from quantkit.schemes import ActivationScheme, WeightScheme
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,10 @@ class Linears:
     """A narrower type that the format keeps scales in."""
     largest: torch.Tensor | None = None
     """The magnitude that one scale per tensor must reach, where other tensors share it."""
+    activations: ActivationScheme | None = None
+    """What the inputs are rounded to at run time; None: nothing."""
+    heights: tuple[int, ...] = ()
+    """Rows of each of the linears; none: they are one."""
     foldable: Callable[[torch.Tensor], torch.Tensor] = lambda values: values
     """Evens out values per input channel where what feeds the linears has fewer channels."""
     replay: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -85,6 +89,9 @@ class Rounded:
     """What the matrix needed to factor."""
     fallback: bool = False
     """Rounded to nearest, since the method could not be applied."""
+    held_out: Mapping[str, torch.Tensor] | None = None
+    """Output error on held-out tokens of each of the linears, by way of rounding; the way with the
+    least was taken. None: there was no choice."""
 
 
 class Smoothing(Protocol):
@@ -128,8 +135,8 @@ class Method:
     propagates: bool = False
     """Later blocks see the recipe's own quantised outputs, unless the recipe says otherwise."""
     options: Mapping[str, Option] = field(default_factory=dict)
-    types: tuple[str, ...] = ("int", "float")
-    """Of numbers that it can round to, as a scheme's `type` has them."""
+    types: tuple[str, ...] = ("int", "float", "fp4")
+    """Of numbers that it can round to, as a scheme's `kind` has them."""
     modifiers: tuple[str, ...] = ()
     """Classes of llm-compressor that do the same, in order; none: that engine has no such method.
     """

@@ -16,7 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quantkit.methods.contract import PROPAGATE, Cost, Linears, Method, Rounded
+from quantkit.methods.contract import PROPAGATE, Cost, Linears, Method, Option, Rounded
+from quantkit.numbers.mx import MXFP4
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,12 +27,22 @@ if TYPE_CHECKING:
     from quantkit import grid
     from quantkit.schemes import WeightScheme
 
+HELD_OUT = Option("true or false", lambda value: isinstance(value, bool))
+"""Whether some tokens decide between GPTQ and rounding to nearest, instead of teaching GPTQ."""
+SCALES = Option("gram or diagonal", lambda value: value in ("gram", "diagonal"))
+"""What judges the scales of integers: the Gram matrix of each group, or its diagonal."""
 BLOCK = 128
+FP4_CODES = MXFP4()
 DAMPING = (0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 class ColumnByColumn:
-    """Scales by a search for the least error weighted by diag(G), then GPTQ's rounding."""
+    """Scales by a search, then GPTQ's rounding.
+
+    Scales of integers have the least error weighted by diag(G); those that are numbers of a grid
+    of their own, the least error by the Gram matrix of their tile. Where tokens are held out, they
+    decide for each linear between GPTQ and rounding to nearest with the same scales.
+    """
 
     statistics = ("gram",)
 
@@ -39,19 +50,67 @@ class ColumnByColumn:
         return Cost(4.0 * columns**3, columns**3 / 3 + rows * columns**2)
 
     def round(self, linears: Linears) -> Rounded:
-        from quantkit import grid
-        from quantkit.methods import rounding
+        from quantkit import grid, numbers
+        from quantkit.methods import rounding, scales
 
-        weight, scheme = linears.weight, linears.scheme
-        matrix = factor(linears.inputs.gram)
-        importance = linears.inputs.gram.diagonal().contiguous()
-        scale, zero = rounding.clipped(
-            linears,
-            lambda scale, zero: rounding.weighted_error(weight, scale, zero, importance, scheme),
-        )
-        if matrix is None:
-            return Rounded(grid.quantize(weight, scale, zero, scheme), fallback=True)
-        return Rounded(solve(weight, matrix, scale, zero, scheme), matrix.damping)
+        weight, scheme, whole = linears.weight, linears.scheme, scales.global_scale(linears)
+        held = linears.inputs.held
+        gram = linears.inputs.gram if held is None else linears.inputs.gram - held
+        matrix = factor(gram)
+        zero: torch.Tensor | None = None
+        if linears.options.get("scales") == "gram" or numbers.of(scheme).has_own_scales:
+            scale = scales.searched(linears)
+        else:
+            importance = linears.inputs.gram.diagonal().contiguous()
+            scale, zero = rounding.clipped(
+                linears,
+                lambda scale, zero: rounding.weighted_error(
+                    weight, scale, zero, importance, scheme
+                ),
+            )
+        if matrix is None or held is not None:
+            nearest = grid.quantize(weight, scale, zero, scheme, whole)
+            if matrix is None:
+                return Rounded(nearest, fallback=True)
+        solved = solve(weight, matrix, scale, zero, scheme, whole)
+        if held is None:
+            return Rounded(solved, matrix.damping)
+        return _judged(linears, held, solved, nearest, matrix.damping)
+
+
+def _judged(
+    linears: Linears,
+    held: torch.Tensor,
+    solved: grid.QuantizedWeight,
+    nearest: grid.QuantizedWeight,
+    damping: float,
+) -> Rounded:
+    """Of every linear what loses less of its output on held-out tokens."""
+    import torch
+
+    from quantkit import grid
+    from quantkit.methods import products
+
+    weight, scheme = linears.weight, linears.scheme
+    matrix = products.Halves.of(held)
+    heights = list(linears.heights) or [weight.shape[0]]
+    size = _by_linear(products.row_energies(weight, matrix, exactly=False), heights)
+    errors = {}
+    for name, made in (("gptq", solved), ("rounding", nearest)):
+        change = grid.dequantize(made, scheme).sub_(weight)
+        errors[name] = _by_linear(products.row_energies(change, matrix), heights)
+        errors[name] /= size.clamp(min=1e-30)
+    rounds = errors["rounding"] < errors["gptq"]
+    rows = torch.repeat_interleave(rounds, torch.tensor(heights, device=rounds.device))
+    values = torch.where(rows[:, None], nearest.values, solved.values)
+    made = grid.QuantizedWeight(values, solved.scale, solved.zero_point, solved.global_scale)
+    return Rounded(made, damping, held_out=errors)
+
+
+def _by_linear(rows: torch.Tensor, heights: list[int]) -> torch.Tensor:
+    import torch
+
+    return torch.stack([part.sum() for part in torch.split(rows, heights)])
 
 
 GPTQ = Method(
@@ -60,8 +119,8 @@ GPTQ = Method(
     "error, judged by the inputs that the layer sees.",
     ColumnByColumn(),
     propagates=True,
-    options={"propagate": PROPAGATE},
-    types=("int",),
+    options={"propagate": PROPAGATE, "held_out": HELD_OUT, "scales": SCALES},
+    types=("int", "fp4"),
     modifiers=("GPTQModifier",),
 )
 
@@ -113,19 +172,21 @@ def solve(
     scale: torch.Tensor,
     zero_point: torch.Tensor | None,
     scheme: WeightScheme,
+    global_scale: torch.Tensor | None = None,
 ) -> grid.QuantizedWeight:
     """Round a float32 weight [rows, columns] with fixed scales."""
     import torch
 
-    from quantkit import grid
+    from quantkit import grid, numbers
 
+    number = numbers.of(scheme)
     columns = weight.shape[1]
     tile = factor.order // (columns // scale.shape[1])
     remaining = weight.index_select(1, factor.order)
-    scales = scale.float().contiguous()
+    scales = number.steps(scale, global_scale).contiguous()
     zeros = zero_point.float().contiguous() if zero_point is not None else None
     chosen = torch.empty_like(remaining, dtype=torch.int8)
-    bottom, top = grid.limits(scheme)
+    bottom, top = number.limits
     update = _kernel() if weight.device.type == "cuda" else update_block
     for start in range(0, columns, BLOCK):
         stop = min(start + BLOCK, columns)
@@ -138,11 +199,14 @@ def solve(
             tile[start:stop],
             bottom,
             top,
+            scheme.kind == "fp4",
         )
         remaining[:, stop:].addmm_(errors, factor.upper[start:stop, stop:], alpha=-1)
     values = torch.empty_like(chosen)
     values[:, factor.order] = chosen
-    return grid.QuantizedWeight(values, scale, zero_point)
+    if scheme.kind == "fp4":
+        values = values.view(torch.uint8)
+    return grid.QuantizedWeight(values, scale, zero_point, global_scale)
 
 
 def _kernel() -> Callable[..., torch.Tensor]:
@@ -160,6 +224,7 @@ def update_block(
     tile: torch.Tensor,
     bottom: float,
     top: float,
+    is_fp4: bool = False,
 ) -> torch.Tensor:
     """Round the columns of one block in turn; fills `chosen` and returns the scaled errors.
 
@@ -171,8 +236,11 @@ def update_block(
         scaled = column / step
         if zero is not None:
             scaled += zero[:, place]
-        value = scaled.round_().clamp_(bottom, top)
-        chosen[:, j] = value
+        if is_fp4:
+            chosen[:, j] = codes = FP4_CODES.round(scaled)
+            value = FP4_CODES.widen(codes)
+        else:
+            chosen[:, j] = value = scaled.round_().clamp_(bottom, top)
         back = value - zero[:, place] if zero is not None else value
         error = (column - back * step) / upper[j, j]
         weight[:, j:].addr_(error, upper[j, j:], alpha=-1)

@@ -19,16 +19,21 @@ class Nearest:
 
     def round(self, linears: Linears) -> Rounded:
         from quantkit import grid
+        from quantkit.methods import scales
+        from quantkit.numbers import channel_scales
 
-        if linears.largest is not None:
+        scheme, whole = linears.scheme, scales.global_scale(linears)
+        if linears.largest is not None and scheme.strategy == "tensor":
             low, high = -linears.largest.reshape(1), linears.largest.reshape(1)
         else:
-            tiles = grid.tiles(linears.weight, linears.scheme)
+            tiles = grid.tiles(linears.weight, scheme)
             # Not aminmax: along a dimension it is several times slower on a CPU.
             low, high = tiles.amin(-1), tiles.amax(-1)
         low, high = low.to(linears.dtype), high.to(linears.dtype)
-        scale, zero = grid.parameters(low, high, linears.scheme, linears.scale_dtype)
-        return Rounded(grid.quantize(linears.weight, scale, zero, linears.scheme))
+        scale, zero = grid.parameters(low, high, scheme, linears.scale_dtype, whole)
+        if channel_scales.apply_to(scheme, linears.activations):
+            scale = channel_scales.near(scale, linears.dtype)[0]
+        return Rounded(grid.quantize(linears.weight, scale, zero, scheme, whole))
 
 
 RTN = Method(

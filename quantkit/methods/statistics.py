@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+HELD = 8
+"""One of so many tokens is held out: those at the end of a batch, so that they are of other texts,
+or at least of another part of a text, than the rest."""
 SLAB = 1024
 """Rows of G that one product makes."""
 
@@ -21,26 +24,24 @@ class Statistics:
     total: torch.Tensor
     max_abs: torch.Tensor
     n_tokens: int = 0
+    held: torch.Tensor | None = None
+    """G of held-out tokens alone, the last eighth of every batch; None where nobody asks."""
 
     @classmethod
-    def zeros(cls, width: int, device: torch.device) -> "Statistics":
+    def zeros(cls, width: int, device: torch.device, held_out: bool = False) -> "Statistics":
         return cls(
             torch.zeros(width, width, device=device),
             torch.zeros(width, device=device),
             torch.zeros(width, device=device),
+            held=torch.zeros(width, width, device=device) if held_out else None,
         )
 
     def add(self, inputs: torch.Tensor) -> None:
         """Count the tokens of one batch; `complete` is due after the last."""
         flat = inputs.reshape(-1, inputs.shape[-1])
-        for start in range(0, flat.shape[1], SLAB):
-            rows = flat[:, start : start + SLAB].t()
-            slab = self.gram[start : start + SLAB, start:]
-            if flat.dtype == torch.float32:
-                slab.addmm_(rows, flat[:, start:])
-            else:
-                # bf16 operands on the tensor cores, float32 sums.
-                slab += torch.mm(rows, flat[:, start:], out_dtype=torch.float32)
+        _add_products(self.gram, flat)
+        if self.held is not None:
+            _add_products(self.held, flat[flat.shape[0] - flat.shape[0] // HELD :])
         self.total += torch.linalg.vector_norm(flat, 1, 0, dtype=torch.float32)
         largest = torch.linalg.vector_norm(flat, float("inf"), 0)
         torch.maximum(self.max_abs, largest.float(), out=self.max_abs)
@@ -48,9 +49,12 @@ class Statistics:
 
     def complete(self) -> None:
         """Fill the lower half of G."""
-        for start in range(0, self.gram.shape[0], SLAB):
-            stop = start + SLAB
-            self.gram[stop:, start:stop] = self.gram[start:stop, stop:].t()
+        for matrix in (self.gram, self.held):
+            if matrix is None:
+                continue
+            for start in range(0, matrix.shape[0], SLAB):
+                stop = start + SLAB
+                matrix[stop:, start:stop] = matrix[start:stop, stop:].t()
 
     @property
     def mean_abs(self) -> torch.Tensor:
@@ -63,4 +67,17 @@ class Statistics:
             self.total / scale,
             self.max_abs / scale,
             self.n_tokens,
+            None if self.held is None else (self.held / scale).div_(scale[:, None]),
         )
+
+
+def _add_products(matrix: torch.Tensor, flat: torch.Tensor) -> None:
+    """Add x^T x to the upper half of a matrix."""
+    for start in range(0, flat.shape[1], SLAB):
+        rows = flat[:, start : start + SLAB].t()
+        slab = matrix[start : start + SLAB, start:]
+        if flat.dtype == torch.float32:
+            slab.addmm_(rows, flat[:, start:])
+        else:
+            # bf16 operands on the tensor cores, float32 sums.
+            slab += torch.mm(rows, flat[:, start:], out_dtype=torch.float32)

@@ -13,15 +13,23 @@ class Scheme(numbers.Scheme, Protocol):
 
     @property
     def group_size(self) -> int | None: ...
+    @property
+    def is_static(self) -> bool: ...
 
 
-def round_dynamically(values: "torch.Tensor", scheme: Scheme) -> "torch.Tensor":
-    """Quantise and dequantise with one scale for each token, as vLLM's dynamic kernels do.
+def round_inputs(
+    values: "torch.Tensor", scheme: Scheme, stored: "torch.Tensor | None" = None
+) -> "torch.Tensor":
+    """Quantise and dequantise the inputs of a layer; `stored` is its fixed scale.
 
-    With groups, each `group_size` channels of a token have their own.
+    Scales measured at run time are those of each token, or of `group_size` channels of it.
     """
     number = numbers.of(scheme)
     size = scheme.group_size or values.shape[-1]
     parts = values.reshape(*values.shape[:-1], -1, size)
-    largest = parts.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-12)
-    return number.rounded(parts, number.activation_scale(largest)).reshape(values.shape)
+    scale = stored
+    if not scheme.is_static:
+        largest = parts.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-12)
+        scale = number.activation_scale(largest)
+    assert scale is not None
+    return number.rounded(parts, scale).reshape(values.shape)

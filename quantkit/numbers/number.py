@@ -44,6 +44,37 @@ class Number(ABC):
     def max_relative_error(self) -> float:
         """More than rounding a weight to the nearest of these can move it, in norms."""
 
+    @property
+    def scale_file_type(self) -> str | None:
+        """The type of scales in files; None: that of the model's own weights."""
+        return None
+
+    @property
+    def has_own_scales(self) -> bool:
+        """Whether scales are numbers of a grid of their own, found by `scale`."""
+        return self.scale_file_type is not None
+
+    @property
+    def has_global_scale(self) -> bool:
+        """Whether a tensor has one more scale, by which all others are divided."""
+        return False
+
+    def global_scale(self, largest: "torch.Tensor") -> "torch.Tensor":
+        """The one for tensors up to this magnitude; [1] in float32."""
+        raise NotImplementedError
+
+    def scale(self, largest: "torch.Tensor", global_scale: "torch.Tensor | None") -> "torch.Tensor":
+        """Scales of tiles up to these magnitudes, as they are stored."""
+        raise NotImplementedError
+
+    def near(self, scale: "torch.Tensor") -> "list[torch.Tensor]":
+        """Stored scales around these, for a search."""
+        raise NotImplementedError
+
+    def steps(self, scale: "torch.Tensor", global_scale: "torch.Tensor | None") -> "torch.Tensor":
+        """What a number is multiplied by to give a weight, in float32."""
+        return scale.float()
+
     @abstractmethod
     def round(self, scaled: "torch.Tensor") -> "torch.Tensor":
         """The nearest number of each, in the type that holds them; may overwrite its argument."""
@@ -59,6 +90,10 @@ class Number(ABC):
     def activation_scale(self, largest: "torch.Tensor") -> "torch.Tensor":
         """The scale with which an engine rounds activations up to this magnitude."""
         return largest / self.activation_top
+
+    def room(self, scale: "torch.Tensor") -> "torch.Tensor":
+        """The largest activation that a fixed scale leaves room for."""
+        return scale * self.activation_top
 
     def rounded(self, values: "torch.Tensor", scale: "torch.Tensor") -> "torch.Tensor":
         """Activations rounded and widened again with given scales, in their own type."""

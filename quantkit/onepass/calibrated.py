@@ -6,6 +6,7 @@ tensors; statistics of scaled inputs follow from those of the source.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -19,6 +20,7 @@ from quantkit.model.architecture import EXPERT
 from quantkit.onepass.feeders import Feeder
 from quantkit.onepass.ranks import Job, Ranks
 from quantkit.onepass.result import BlockResult, LinearResult
+from quantkit.plan import checkpoint as planning
 from quantkit.recipe import Recipe
 
 MIXTURE_ROWS = 8192
@@ -53,13 +55,11 @@ class Work:
         groups: Mapping[str, list[str]],
         statistics: Mapping[str, Statistics],
         feeders: Mapping[str, Feeder],
-        recipe: Recipe,
+        recipes: Mapping[str, Recipe],
         replay: Replay | None = None,
     ) -> None:
-        self.recipe = recipe
-        self.scheme = recipe.weights
-        self.scale_dtype = formats.scale_dtype(recipe)
-        self.method = methods.find(recipe.method)
+        """`recipes` holds what counts for each linear; linears that share an input share one."""
+        self.recipes = recipes
         self.groups = groups
         self.statistics = statistics
         self.feeders = feeders
@@ -88,12 +88,12 @@ class Work:
         Only where this recipe rewrites all that a scale touches: a feeding linear that it leaves
         alone, or a reader that it does not quantise, would be left with the wrong function.
         """
-        smoothing = self.method.smoothing
-        if smoothing is None:
-            return []
         mine = {name for members in self.groups.values() for name in members}
         jobs = []
         for feeder, leaders in self._fed(behind_norms):
+            smoothing = methods.find(self.recipes[self.groups[leaders[0]][0]].method).smoothing
+            if smoothing is None:
+                continue
             if feeder.readers <= mine and (feeder.is_norm or feeder.name in mine):
                 members = [name for leader in leaders for name in self.groups[leader]]
                 inputs = feeder.mixture or leaders[0]
@@ -122,18 +122,16 @@ class Work:
     ) -> torch.Tensor:
         # Before o_proj and down_proj the Gram error is the block's own: only a sum comes after.
         replay = partial(self._replayed, members) if self.replay and feeder.is_norm else None
-        stacked = None
+        linears = self._linears(
+            members, self.dtypes[f"{members[0]}.weight"], self.statistics[leader]
+        )
         if feeder.mixture:  # rows of every expert judge for all
             replay = None
             n_rows = max(1, MIXTURE_ROWS // len(members))
-            stacked = torch.cat([_spread_rows(self.weight(name), n_rows) for name in members])
-        linears = Linears(
-            self._stacked(members) if stacked is None else stacked,
-            self.dtypes[f"{members[0]}.weight"],
-            self.scheme,
-            self.recipe.options,
-            self.statistics[leader],
-            self.scale_dtype,
+            rows = torch.cat([_spread_rows(self.weight(name), n_rows) for name in members])
+            linears = replace(linears, weight=rows)
+        linears = replace(
+            linears,
             foldable=lambda values: feeder.spread(feeder.shared(values)),
             replay=replay,
         )
@@ -190,7 +188,8 @@ class Work:
         jobs = []
         for leader, members in self.groups.items():
             shape = self._shape(members)
-            cost = self.method.rounding.cost(*shape) + measuring_cost(*shape)
+            method = methods.find(self.recipes[members[0]].method)
+            cost = method.rounding.cost(*shape) + measuring_cost(*shape)
             do = partial(self._rounded, leader, members)
             jobs.append(Job(cost.fast + cost.slow, do, self.result.linears.update))
         return jobs
@@ -211,8 +210,8 @@ class Work:
     def _largest_input(self, leader: str, statistics: Statistics) -> torch.Tensor:
         """Of a group; of all experts of a block together, since engines merge their scales."""
         found = EXPERT.search(leader)
-        activations = self.recipe.input_activations
-        if found is None or activations is None or activations.dynamic:
+        activations = self.recipes[self.groups[leader][0]].input_activations
+        if found is None or activations is None or not activations.is_static:
             return statistics.max_abs.max()
         start, last = leader[: found.start()], leader[found.end() :]
         largest = []
@@ -237,45 +236,71 @@ class Work:
         With one scale a tensor they also share that scale: vLLM fuses them, and would otherwise
         round all but one of them a second time.
         """
-        stacked = self._stacked(names)
-        rounded = self.method.rounding.round(
-            Linears(stacked, dtype, self.scheme, self.recipe.options, statistics, self.scale_dtype)
-        )
+        recipe, linears = self.recipes[names[0]], self._linears(names, dtype, statistics)
+        scheme, stacked = recipe.weights, linears.weight
+        rounded = methods.find(recipe.method).rounding.round(linears)
         solved = rounded.quantized
-        change = grid.dequantize(solved, self.scheme).sub_(stacked)
+        change = grid.dequantize(solved, scheme).sub_(stacked)
         gram = Halves.of(statistics.gram)
         errors = products.row_energies(change, gram)
         whole = products.row_energies(stacked, gram, exactly=False)
         start = 0
         results = {}
-        for name in names:
+        for place, name in enumerate(names):
             rows = slice(start, start := start + self.state[f"{name}.weight"].shape[0])
-            own = slice(None) if self.scheme.strategy == "tensor" else rows
-            if self.scheme.block_structure is not None:  # one row of scales for many of weights
-                high = self.scheme.block_structure[0]
+            own = slice(None) if scheme.strategy == "tensor" else rows
+            if scheme.block_structure is not None:  # one row of scales for many of weights
+                high = scheme.block_structure[0]
                 own = slice(rows.start // high, rows.stop // high)
             zero = None if solved.zero_point is None else solved.zero_point[own]
             in_scale, out_scale = self.in_scale.get(name), self.out_scale.get(name)
             undone = grid.unfold(change[rows], in_scale, out_scale)
             original = torch.linalg.vector_norm(self.state[f"{name}.weight"], dtype=torch.float32)
             results[name] = LinearResult(
-                grid.QuantizedWeight(solved.values[rows], solved.scale[own], zero),
+                grid.QuantizedWeight(
+                    solved.values[rows], solved.scale[own], zero, solved.global_scale
+                ),
                 in_scale,
                 out_scale,
-                self._input_scale(largest, dtype),
+                self._input_scale(name, largest, dtype),
                 torch.linalg.vector_norm(undone) / original.clamp(min=1e-30),
                 errors[rows].sum() / whole[rows].sum().clamp(min=1e-30),
                 rounded.damping,
                 rounded.fallback,
+                {way: found[place] for way, found in (rounded.held_out or {}).items()} or None,
             )
         return results
 
-    def _input_scale(self, largest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-        activations = self.recipe.input_activations
-        if activations is None or activations.dynamic:
+    def _linears(self, names: list[str], dtype: torch.dtype, statistics: Statistics) -> Linears:
+        """Linears that read one input, as their method sees them."""
+        recipe = self.recipes[names[0]]
+        largest = None
+        if numbers.of(recipe.weights).has_global_scale:
+            sharing = planning.sharing(names[0], self.recipes)
+            largest = torch.stack([self.weight(n).abs().amax() for n in sharing]).amax().to(dtype)
+        return Linears(
+            self._stacked(names),
+            dtype,
+            recipe.weights,
+            recipe.options,
+            statistics,
+            formats.scale_dtype(recipe),
+            largest=largest,
+            activations=recipe.input_activations,
+            heights=tuple(self.state[f"{name}.weight"].shape[0] for name in names),
+        )
+
+    def _input_scale(
+        self, name: str, largest: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        activations = self.recipes[name].input_activations
+        if activations is None or not activations.is_static:
             return None
         largest = largest.clamp(min=1e-12)
-        return numbers.of(activations).activation_scale(largest).to(dtype).reshape(1)
+        number = numbers.of(activations)
+        if number.has_global_scale:
+            return number.global_scale(largest.to(dtype))
+        return number.activation_scale(largest).to(dtype).reshape(1)
 
 
 def _spread_rows(weight: torch.Tensor, n_rows: int) -> torch.Tensor:

@@ -26,6 +26,8 @@ class Collector:
     linears: dict[str, torch.nn.Linear]
     mixtures: dict[str, Experts] = field(default_factory=dict)
     """Experts whose common input is watched too: one scale serves the layers of all of them."""
+    hold_out: bool = False
+    """Keep statistics of some tokens apart as well."""
     groups: dict[str, list[str]] = field(default_factory=dict)
     """Linears that share an input, under the name of the first."""
     statistics: dict[str, Statistics] = field(default_factory=dict)
@@ -74,12 +76,13 @@ class Collector:
         self.groups, widths = ranks.share((self.groups, widths))
         device = next(iter(self.linears.values())).weight.device
         self.statistics = {
-            name: self.statistics.get(name) or Statistics.zeros(width, device)
+            name: self.statistics.get(name) or Statistics.zeros(width, device, self.hold_out)
             for name, width in widths.items()
         }
         all_of_them = list(self.statistics.values())
         counts = torch.tensor([found.n_tokens for found in all_of_them], device=device)
         ranks.sum_([counts, *(t for found in all_of_them for t in (found.gram, found.total))])
+        ranks.sum_([found.held for found in all_of_them if found.held is not None])
         ranks.max_([found.max_abs for found in all_of_them])
         for found, n_tokens in zip(all_of_them, counts.tolist(), strict=True):
             found.n_tokens = n_tokens
@@ -94,7 +97,9 @@ class Collector:
             members.append(name)
         if leader == name:
             if name not in self.statistics:
-                self.statistics[name] = Statistics.zeros(tensor.shape[-1], tensor.device)
+                self.statistics[name] = Statistics.zeros(
+                    tensor.shape[-1], tensor.device, self.hold_out
+                )
             # Experts get real tokens only, and not all of them.
             self.statistics[name].add(tensor if EXPERT.search(name) else real(tensor, keep))
         self._last = name

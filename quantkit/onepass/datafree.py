@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from quantkit import formats, grid, methods
+from quantkit import formats, grid, methods, numbers
 from quantkit.errors import MethodError, SourceError
 from quantkit.export.folder import FolderWriter
 from quantkit.export.manifest import Layer
@@ -100,15 +100,17 @@ class _Worker:
             if module is None:
                 writer.write_bytes(tensor.name, as_bytes(stored))
                 continue
+            recipe = plan.recipe.part(module)
             linears = Linears(
                 weight,
                 weight.dtype,
-                plan.recipe.weights,
-                plan.recipe.options,
-                scale_dtype=formats.scale_dtype(plan.recipe),
+                recipe.weights,
+                recipe.options,
+                scale_dtype=formats.scale_dtype(recipe),
                 largest=self._shared_range(plan, module, weight),
+                activations=recipe.input_activations,
             )
-            rounding = methods.find(plan.recipe.method).rounding
+            rounding = methods.find(recipe.method).rounding
             quantized, error = quantize_by_rows(rounding, linears)
             if not error < float("inf"):
                 raise MethodError(f"{plan.recipe.method} gave non-finite values for {module}")
@@ -124,10 +126,15 @@ class _Worker:
         vLLM fuses them, and would otherwise round all but one of them a second time. Ranges are
         found by whoever comes first, so that a sibling is read twice at most.
         """
-        if plan.recipe.weights.strategy != "tensor":
+        scheme = plan.recipe.part(module).weights
+        if scheme.strategy == "tensor":
+            names = planning.fused_with(module, plan.quantized)
+        elif numbers.of(scheme).has_global_scale:
+            names = planning.sharing(module, plan.quantized)
+        else:
             return None
         ranges = []
-        for name in planning.fused_with(module, plan.quantized):
+        for name in names:
             stored = plan.quantized[name].name
             if stored not in self._largest:
                 sibling = weight
@@ -190,5 +197,6 @@ def quantize_by_rows(rounding: Rounding, linears: Linears) -> tuple[grid.Quantiz
         torch.cat([part.values for part in parts]),
         torch.cat([part.scale for part in parts]),
         torch.cat(zero_points) if zero_points else None,
+        parts[0].global_scale,
     )
     return joined, error

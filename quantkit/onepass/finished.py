@@ -33,7 +33,7 @@ class Finished:
         stored = {name: decoder.stored(index, name) for name in state}
         modules = {name: decoder.module(index, name) for name in result.linears}
         self.linears = {
-            modules[name]: (linear.damping, linear.fallback)
+            modules[name]: (linear.damping, linear.fallback, tuple(linear.held_out or ()))
             for name, linear in result.linears.items()
         }
         tensors: dict[str, torch.Tensor] = {}
@@ -56,7 +56,8 @@ class Finished:
         self.tensors = Parcel(tensors)
         self.scales = Parcel({n: scale.float() for n, scale in scales.items()})
         errors = [x for r in result.linears.values() for x in (r.relative_error, r.output_error)]
-        self.errors = Parcel({"": torch.stack(errors).view(-1, 2)})
+        judged = [x for r in result.linears.values() for x in (r.held_out or {}).values()]
+        self.errors = Parcel({"": torch.stack(errors + judged)})
 
     def deliver(self, writer: FolderWriter, journal: Journal, status: "Status") -> None:
         """Write the tensors, then the journal. Runs in the background."""
@@ -71,12 +72,17 @@ class Finished:
     def _layers(self) -> dict[str, Layer]:
         errors = self.errors.opened()[""].tolist()
         layers: dict[str, Layer] = {}
-        for (name, (damping, fallback)), pair in zip(self.linears.items(), errors, strict=True):
-            relative, output = pair
+        judged = iter(errors[2 * len(self.linears) :])
+        for place, (name, (damping, fallback, ways)) in enumerate(self.linears.items()):
+            relative, output = errors[2 * place : 2 * place + 2]
             if not max(relative, output) < float("inf"):
                 raise MethodError(f"{self.plan.recipe.method} gave non-finite values for {name}")
             layers[name] = Layer(
-                relative_error=relative, output_error=output, damping=damping, fallback=fallback
+                relative_error=relative,
+                output_error=output,
+                damping=damping,
+                fallback=fallback,
+                held_out={way: next(judged) for way in ways} or None,
             )
         return layers
 

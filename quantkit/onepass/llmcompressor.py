@@ -130,7 +130,9 @@ def quantize_model(
         values = original.read().to(device)
         require_finite(original, values)
         restored = grid.unfold(
-            grid.dequantize(formats.unpack(module, parts, plan.recipe), plan.recipe.weights),
+            grid.dequantize(
+                formats.unpack(module, parts, plan.recipe), plan.recipe.part(module).weights
+            ),
             *(_on(device, scales.get(f"{module}.{side}_scale")) for side in ("in", "out")),
         )
         error = grid.relative_error(values, restored)

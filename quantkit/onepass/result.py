@@ -24,6 +24,8 @@ class LinearResult:
     """Squared error of the layer's output on calibration data, over that output's square."""
     damping: float | None = None
     fallback: bool = False
+    held_out: dict[str, torch.Tensor] | None = None
+    """Output error on held-out tokens by way of rounding; the least was taken."""
 
 
 @dataclass

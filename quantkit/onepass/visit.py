@@ -106,7 +106,8 @@ class Visit:
                 if isinstance(module, torch.nn.Linear) and self.module(name) in quantised
             }
             mixtures = {n: m for n, m in block.named_modules() if isinstance(m, experts.Experts)}
-            collector = Collector(linears, mixtures if smooths else {})
+            holds_out = any(plans[i].recipe.holds_out for i in pending)
+            collector = Collector(linears, mixtures if smooths else {}, holds_out)
             cached = kvcache.Observer.of(block, [plans[i] for i in pending])
             inputs_only = self.stream.propagates and not cached.attentions
             for place, batch in hidden:
@@ -158,14 +159,15 @@ class Visit:
             specs = formats.specs(module, plan.quantized[module], plan.recipe)
             parts = {s.name: writer.stored(s.name).read().to(device) for s in specs}
             quantized = formats.unpack(module, parts, plan.recipe)
-            state[name] = grid.dequantize(quantized, plan.recipe.weights)
+            state[name] = grid.dequantize(quantized, plan.recipe.part(module).weights)
         return state
 
     def proceed(self, result: BlockResult, recipe: Recipe) -> None:
         """Let a stream that propagates go on with what its recipe made of the block."""
         after = self.state | result.changed
         for name, linear in result.linears.items():
-            after[f"{name}.weight"] = grid.dequantize(linear.quantized, recipe.weights)
+            scheme = recipe.part(self.module(name)).weights
+            after[f"{name}.weight"] = grid.dequantize(linear.quantized, scheme)
         self.advance(after)
 
 
@@ -197,7 +199,7 @@ class Observation:
             mine,
             self.collector.statistics,
             self.feeders,
-            plan.recipe,
+            {n: plan.recipe.part(visit.module(n)) for names in mine.values() for n in names},
             None if self.samples is None else Replay(visit, self.samples, self.arguments),
         )
 

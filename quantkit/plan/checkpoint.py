@@ -1,13 +1,13 @@
 """What a run will write, worked out before any weight is read."""
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Collection, Container
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from quantkit import families, formats
 from quantkit.errors import RecipeError
-from quantkit.model.architecture import Architecture
+from quantkit.model.architecture import EXPERT, Architecture
 from quantkit.model.headers import TensorSpec
 from quantkit.model.source import ModelSource
 from quantkit.recipe import Recipe
@@ -74,9 +74,9 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
             f"recipe {recipe.name}: targets {recipe.targets} match no layer of this model"
         )
     _check_fused(recipe, architecture, set(modules))
+    _check_shapes(recipe, architecture, modules)
     resolved, word = recipe.resolved({name: architecture.linears[name][1] for name in modules})
     _check_blocks(recipe, architecture, modules)
-    _check_shapes(recipe, architecture, modules)
     quantized = {name: by_name[f"{name}.weight"] for name in modules}
     replaced = {weight.name: name for name, weight in quantized.items()}
     specs: list[TensorSpec] = []
@@ -129,13 +129,19 @@ def _check_fused(recipe: Recipe, architecture: Architecture, chosen: set[str]) -
                     f"recipe {recipe.name}: {left} is left alone but its siblings are not; vLLM "
                     f"fuses {', '.join(parts)} into one layer, so quantise all of them or none"
                 )
+            if len({recipe.part(s).weights for s in present if s in chosen}) > 1:
+                raise RecipeError(
+                    f"recipe {recipe.name}: {present[0]} and its siblings have different numbers; "
+                    f"vLLM fuses {', '.join(parts)} into one layer, so give all of them the same"
+                )
 
 
 def _check_blocks(recipe: Recipe, architecture: Architecture, modules: list[str]) -> None:
-    if recipe.weights.block_structure is None:
-        return
-    high, wide = recipe.weights.block_structure
     for name in modules:
+        block = recipe.part(name).weights.block_structure
+        if block is None:
+            continue
+        high, wide = block
         rows, columns = architecture.linears[name]
         if rows % high or columns % wide:
             raise RecipeError(
@@ -147,7 +153,7 @@ def _check_blocks(recipe: Recipe, architecture: Architecture, modules: list[str]
 def _check_shapes(recipe: Recipe, architecture: Architecture, modules: list[str]) -> None:
     for name in modules:
         rows, columns = architecture.linears[name]
-        if reason := formats.of(recipe).misfit(rows, columns, recipe.weights):
+        if reason := formats.of(recipe).misfit(rows, columns, recipe.part(name)):
             raise RecipeError(f"recipe {recipe.name}: {name} is {rows} x {columns}, and {reason}")
 
 
@@ -158,6 +164,23 @@ def fused_with(module: str, among: Container[str]) -> list[str]:
         if last in parts:
             return [name for part in parts if (name := f"{parent}.{part}") in among]
     return [module]
+
+
+def sharing(module: str, among: Collection[str]) -> list[str]:
+    """The layers, itself included, whose tensors share one global scale: those that vLLM loads as
+    one, and of experts those of all others of the layer."""
+    found = EXPERT.search(module)
+    if found is None:
+        return fused_with(module, among)
+    before, after = module[: found.start()], module[found.end() :]
+    ends = next((parts for parts in FUSED if after in parts), (after,))
+    return [
+        name
+        for name in among
+        if (other := EXPERT.search(name))
+        and name[: other.start()] == before
+        and name[other.end() :] in ends
+    ]
 
 
 def usual_dtype(stored: list[TensorSpec]) -> str:

@@ -5,15 +5,27 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from quantkit import methods, resources
+from quantkit import methods, numbers, resources
 from quantkit.errors import RecipeError, UnknownName
 from quantkit.formats import COMPRESSED_TENSORS, FORMATS, find
+from quantkit.numbers import channel_scales
 from quantkit.recipe import files
 from quantkit.recipe.named import Named
-from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
+from quantkit.schemes import ActivationScheme, KVCacheScheme, Strict, WeightScheme
 from quantkit.specs import meant
 
 AUTO_GROUP_SIZES = (128, 64, 32)
+
+
+class Group(Strict):
+    """Other numbers for some layers of a recipe."""
+
+    targets: list[str]
+    """Module names, or `re:` and a pattern."""
+    weights: WeightScheme
+    input_activations: ActivationScheme | None = None
+    method: str | None = None
+    """None: the recipe's."""
 
 
 class Recipe(Named):
@@ -26,6 +38,8 @@ class Recipe(Named):
     """None leaves activations in 16 bits."""
     kv_cache: KVCacheScheme | None = None
     """None leaves the cache to the serving engine."""
+    groups: list[Group] = Field([])
+    """Layers with other numbers; of several groups that name a layer the first counts."""
     format: str = COMPRESSED_TENSORS
     """The form of the files: compressed-tensors, gptq, awq or fp8."""
     targets: list[str] = Field(["Linear"])
@@ -48,8 +62,8 @@ class Recipe(Named):
     @classmethod
     def _fits(cls, weights: WeightScheme, info: ValidationInfo) -> WeightScheme:
         method = info.data.get("method")
-        if method and weights.type not in methods.find(method).types:
-            raise ValueError(f"method {method} rounds to integers; FP8 goes with method rtn")
+        if method and (wrong := _wrong_method(method, weights)):
+            raise ValueError(wrong)
         return weights
 
     @field_validator("input_activations")
@@ -58,17 +72,24 @@ class Recipe(Named):
         cls, activations: ActivationScheme | None, info: ValidationInfo
     ) -> ActivationScheme | None:
         weights = info.data.get("weights")
-        if activations is None or weights is None:
-            return activations
-        if (weights.type, weights.num_bits) != (activations.type, 8):
-            raise ValueError("activations need 8-bit weights of the same type")
-        if (weights.strategy == "block") != (activations.strategy == "group"):
-            raise ValueError("weights in blocks go with activations in groups, and only with them")
-        if not weights.symmetric or weights.strategy == "group":
-            raise ValueError(
-                "vLLM computes in 8 bits only with symmetric weights and strategy channel or tensor"
-            )
+        if weights is not None and (wrong := _wrong_activations(weights, activations)):
+            raise ValueError(wrong)
         return activations
+
+    @field_validator("groups")
+    @classmethod
+    def _work(cls, groups: list[Group], info: ValidationInfo) -> list[Group]:
+        for group in groups:
+            method = group.method or info.data.get("method")
+            wrong = method and _wrong_method(method, group.weights)
+            if wrong := wrong or _wrong_activations(group.weights, group.input_activations):
+                raise ValueError(wrong)
+            if group.weights.group_size == "auto":
+                raise ValueError("group_size auto is for the recipe's own weights; name a size")
+            if bare := [t for t in group.targets if not t.startswith("re:") and "." not in t]:
+                raise ValueError(f"target {bare[0]}: a group names modules, or `re:` and a pattern")
+            cls._compiles(group.targets)
+        return groups
 
     @field_validator("format")
     @classmethod
@@ -77,6 +98,8 @@ class Recipe(Named):
             raise ValueError(f"'{format}' is unknown; {meant(format, FORMATS)}")
         parts = [info.data.get(key) for key in ("weights", "input_activations", "kv_cache")]
         weights, activations, kv_cache = parts
+        if info.data.get("groups") and format != COMPRESSED_TENSORS:
+            raise ValueError(f"{format} has one kind of numbers; groups need compressed-tensors")
         if weights and (reason := find(format).objection(weights, activations, kv_cache)):
             raise ValueError(reason)
         return format
@@ -130,6 +153,11 @@ class Recipe(Named):
         if format == self.format:
             return self
         parts = self.weights, self.input_activations, self.kv_cache
+        if self.groups and format != COMPRESSED_TENSORS:
+            raise RecipeError(
+                f"recipe {self.name} cannot be written as {format}: it has several kinds of "
+                "numbers, which only compressed-tensors holds"
+            )
         if reason := find(format).objection(*parts):
             raise RecipeError(f"recipe {self.name} cannot be written as {format}: {reason}")
         name = self.name.removesuffix(f"-{self.format}")
@@ -140,18 +168,55 @@ class Recipe(Named):
     @property
     def needs_calibration(self) -> bool:
         """Whether the recipe learns from data."""
-        learnt = methods.find(self.method).calibrated or self.kv_cache is not None
-        return learnt or self.has_static_inputs
+        if self.kv_cache is not None:
+            return True
+        return any(
+            methods.find(part.method).calibrated or part.has_static_inputs for part in self.parts
+        )
+
+    @property
+    def parts(self) -> list["Recipe"]:
+        """A recipe for each kind of numbers; only this one, where there is one kind."""
+        if not self.groups:
+            return [self]
+        return [self._with(None), *(self._with(group) for group in self.groups)]
+
+    @property
+    def group_targets(self) -> list[list[str]]:
+        """The layers that parts after the first are for."""
+        return [group.targets for group in self.groups]
+
+    def part(self, module: str) -> "Recipe":
+        """What counts for one layer: this recipe, or one with the numbers of a group."""
+        if not self.groups:
+            return self
+        return self._with(next((g for g in self.groups if _names(g.targets, module)), None))
+
+    def _with(self, group: Group | None) -> "Recipe":
+        if group is None:
+            return self.model_copy(update={"groups": []})
+        update = {
+            "groups": [],
+            "weights": group.weights,
+            "input_activations": group.input_activations,
+            "method": group.method or self.method,
+        }
+        return self.model_copy(update=update)
 
     @property
     def has_static_inputs(self) -> bool:
         """Whether activations have fixed scales, which are stored."""
-        return self.input_activations is not None and not self.input_activations.dynamic
+        return self.input_activations is not None and self.input_activations.is_static
 
     @property
     def smooths(self) -> bool:
         """Whether the recipe scales input channels and folds the inverse elsewhere."""
-        return methods.find(self.method).smoothing is not None
+        return any(methods.find(part.method).smoothing is not None for part in self.parts)
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether some tokens judge instead of teaching."""
+        return bool(self.options.get("held_out", False))
 
     @property
     def propagates(self) -> bool:
@@ -163,10 +228,11 @@ class Recipe(Named):
 
         `columns` holds the width of every layer that the recipe means.
         """
-        if self.weights.strategy != "group":
+        if self.weights.strategy != "group" or self.weights.type == "float":
             return self, ""
         asked = self.weights.group_size
         sizes = (asked,) if isinstance(asked, int) else AUTO_GROUP_SIZES
+        columns = {n: width for n, width in columns.items() if self.part(n).weights == self.weights}
         for size in sizes:
             if all(width % size == 0 for width in columns.values()):
                 weights = self.weights.model_copy(update={"group_size": size})
@@ -187,9 +253,19 @@ class Recipe(Named):
         if self.kv_cache is not None:
             cache = self.kv_cache.words()
         form = "" if self.format == COMPRESSED_TENSORS else f" Files in {self.format} form."
+        others = "".join(
+            f"\n{', '.join(group.targets)}: {group.weights.words()}"
+            + (
+                f", activations {group.input_activations.words()}"
+                if group.input_activations
+                else ""
+            )
+            + "."
+            for group in self.groups
+        )
         data = "needs calibration" if self.needs_calibration else "needs no data"
         return (
-            f"Weights: {self.weights.words()}. {activations}.\n"
+            f"Weights: {self.weights.words()}. {activations}.{others}\n"
             f"KV cache: {cache}.\n"
             f"Method: {self.method} ({methods.find(self.method).summary}); {data}. "
             f"Layers: {', '.join(self.targets)} but {', '.join(self.ignore) or 'none'}.{form}"
@@ -197,5 +273,51 @@ class Recipe(Named):
 
     def _decisive(self, content: dict[str, Any]) -> dict[str, Any]:
         # So that recipes without these keep the digest they always had.
-        usual = {"kv_cache": None, "format": COMPRESSED_TENSORS}
+        usual: dict[str, Any] = {"kv_cache": None, "groups": [], "format": COMPRESSED_TENSORS}
         return {k: value for k, value in content.items() if k not in usual or value != usual[k]}
+
+
+def _names(targets: list[str], module: str) -> bool:
+    """Whether targets name a module, by compressed-tensors' rules."""
+    return any(
+        re.match(target.removeprefix("re:"), module)
+        if target.startswith("re:")
+        else target == module
+        for target in targets
+    )
+
+
+def _wrong_method(method: str, weights: WeightScheme) -> str:
+    if weights.kind in methods.find(method).types:
+        return ""
+    if weights.kind == "fp4":
+        return f"method {method} rounds to integers; FP4 goes with methods rtn and gptq"
+    return f"method {method} rounds to integers; FP8 goes with method rtn"
+
+
+def _wrong_activations(weights: WeightScheme, activations: ActivationScheme | None) -> str:
+    """What vLLM does not compute with; empty where it does."""
+    if activations is None:
+        return ""
+    if weights.type == "float" and weights.group_size is not None:
+        alike = ("num_bits", "type", "strategy", "group_size")
+        if any(getattr(weights, key) != getattr(activations, key) for key in alike):
+            name = numbers.of(weights).words.partition(" ")[0]
+            return f"{name} weights go with {name} activations, or with none"
+        return ""
+    if channel_scales.apply_to(weights, activations):
+        if (weights.num_bits, weights.symmetric, weights.group_size) != (4, True, 128):
+            return (
+                "FP8 activations go with FP8 weights, or with symmetric 4-bit integers of "
+                "group_size 128 (W4AFP8)"
+            )
+        return "" if activations.strategy == "token" else "W4AFP8 has one scale for each token"
+    if (weights.type, weights.num_bits) != (activations.type, 8) or activations.num_bits != 8:
+        return "activations need 8-bit weights of the same type"
+    if (weights.strategy == "block") != (activations.strategy == "group"):
+        return "weights in blocks go with activations in groups, and only with them"
+    if activations.group_size not in (None, 128):
+        return "activations beside weights in blocks have group_size 128"
+    if not weights.symmetric or weights.strategy == "group":
+        return "vLLM computes in 8 bits only with symmetric weights and strategy channel or tensor"
+    return ""

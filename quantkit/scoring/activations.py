@@ -6,32 +6,20 @@ from typing import Any
 
 import torch
 
-from quantkit import numbers
 from quantkit.model.architecture import attentions
-from quantkit.numbers.activations import round_dynamically
+from quantkit.numbers.activations import round_inputs
 from quantkit.numbers.fp8 import FP8
 from quantkit.onepass import kvcache
 from quantkit.recipe import ActivationScheme
 
 
-def attach(
-    model: torch.nn.Module,
-    modules: list[str],
-    scheme: ActivationScheme,
-    static: Mapping[str, torch.Tensor],
-) -> None:
-    """Make the named linear layers of a model see rounded inputs; `static` holds fixed scales."""
-    number = numbers.of(scheme)
+def attach(linear: torch.nn.Module, scheme: ActivationScheme, stored: torch.Tensor | None) -> None:
+    """Make a linear layer see rounded inputs; `stored` is its fixed scale, where it has one."""
 
-    def dynamic(module: torch.nn.Module, inputs: Any) -> Any:
-        return (round_dynamically(inputs[0], scheme), *inputs[1:])
+    def rounded(module: torch.nn.Module, inputs: Any) -> Any:
+        return (round_inputs(inputs[0], scheme, stored), *inputs[1:])
 
-    def fixed(scale: torch.Tensor, module: torch.nn.Module, inputs: Any) -> Any:
-        return (number.rounded(inputs[0], scale), *inputs[1:])
-
-    for name in modules:
-        hook = dynamic if scheme.dynamic else partial(fixed, static[name])
-        model.get_submodule(name).register_forward_pre_hook(hook)
+    linear.register_forward_pre_hook(rounded)
 
 
 def attach_to_cache(model: torch.nn.Module, scales: Mapping[str, torch.Tensor]) -> None:

@@ -83,16 +83,12 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _round_inputs(model: Any, checkpoint: Checkpoint, links: Links) -> None:
-    scheme = checkpoint.manifest.weights_recipe.input_activations
-    if scheme is None:
-        return
-    modules = list(checkpoint.manifest.layers)
-    static = {}
-    if not scheme.dynamic:
-        static = {name: checkpoint.tensors[f"{name}.input_scale"].read() for name in modules}
+    recipe = checkpoint.manifest.weights_recipe
     names = {links.module(name): name for name, _ in model.named_modules() if name}
-    fixed = {names[module]: scale for module, scale in static.items()}
-    activations.attach(model, [names[module] for module in modules], scheme, fixed)
+    for module in checkpoint.manifest.layers:
+        if (scheme := recipe.part(module).input_activations) is not None:
+            stored = checkpoint.input_scale(module)
+            activations.attach(model.get_submodule(names[module]), scheme, stored)
 
 
 def _round_cache(model: Any, checkpoint: Checkpoint, links: Links) -> None:

@@ -311,11 +311,11 @@ def _value_faults(
     errors: dict[str, float],
     progress: Progress,
 ) -> Iterator[str]:
-    scheme = plan.recipe.weights
-    number = numbers.of(scheme)
-    limit = number.max_relative_error
     progress.start(f"verify {checkpoint.folder.name}", plan.size_bytes)
     for module, spec in plan.quantized.items():
+        scheme = plan.recipe.part(module).weights
+        number = numbers.of(scheme)
+        limit = number.max_relative_error
         if module not in checkpoint.manifest.layers:
             yield f"{module} is not in the manifest's list of layers"
             continue
@@ -328,11 +328,12 @@ def _value_faults(
         except CheckpointError as fault:
             yield str(fault)
             continue
+        if not scales.are_scales(grid.steps(quantized, scheme)):
+            yield f"{module} has scales that are not finite and positive"
+            continue
         weight = grid.dequantize(quantized, scheme)
         if number.has_nan(quantized.values) or not weight.isfinite().all():
             yield f"{module} dequantises to NaN or infinity"
-        elif not scales.are_scales(quantized.scale):
-            yield f"{module} has scales that are not finite and positive"
         elif source is not None:
             folded = checkpoint.scales
             weight = grid.unfold(
@@ -353,6 +354,7 @@ def _value_faults(
             elif not abs(error - noted) <= ERROR_TOLERANCE * max(error, noted):
                 yield f"{module} is {error:.5f} off its source, its manifest says {noted:.5f}"
         progress.advance(sum(checkpoint.tensors[n].size_bytes for n in checkpoint.parts(module)))
+    yield from scales.unlike(checkpoint, plan)
     parts = {name for module in plan.quantized for name in checkpoint.parts(module)}
     parts.update(spec.name for spec in plan.kv_scales)
     for name, tensor in checkpoint.tensors.items():

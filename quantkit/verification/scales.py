@@ -20,14 +20,16 @@ from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.onepass import kvcache
 from quantkit.onepass.hidden import HiddenStates
 from quantkit.onepass.streams import Stream
-from quantkit.plan.checkpoint import Plan, fused_with
+from quantkit.plan.checkpoint import Plan, sharing
 
 SMALLEST, LARGEST = 2.0**-16, 2.0**20
 """Of the largest magnitude that a scale leaves room for."""
 TOO_SMALL, TOO_LARGE = 1 / 4, 16.0
 """Of a scale over that of a few samples: calibration saw more of them, and others."""
 N_SAMPLES, LENGTH = 4, 128
-INPUT = ".input_scale"
+INPUTS = (".input_scale", ".input_global_scale")
+SHARED = ("weight_global_scale", "weight_scale_2")
+"""Scales of whole weights, of which vLLM takes one for all layers that it fuses."""
 
 
 def are_scales(found: torch.Tensor) -> bool:
@@ -57,22 +59,21 @@ def shape_faults(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
 
 def faults(checkpoint: Checkpoint, plan: Plan, source: ModelSource | None) -> Iterator[str]:
     """Scales that cannot be, or are far from what the source's activations need."""
-    names = [n for n in checkpoint.tensors if n.endswith(INPUT)]
+    names = [n for n in checkpoint.tensors if n.endswith(INPUTS)]
     stored = {n: checkpoint.tensors[n].read() for n in (*names, *(s.name for s in plan.kv_scales))}
-    units = _units(plan)
     sound: dict[str, float] = {}
     for name, scale in stored.items():
         if scale.numel() != 1 or not are_scales(scale):
             yield f"{name} is not finite and positive"
             continue
-        room = float(scale.float()) / units[name.endswith(INPUT)]
+        room = _room(checkpoint, plan, name, scale)
         if not SMALLEST <= room <= LARGEST:
             yield f"{name} leaves room for {room:.3g}, which no activation needs"
             continue
         sound[name] = room
     for name in names:
-        module = name.removesuffix(INPUT)
-        others = [f"{other}{INPUT}" for other in fused_with(module, plan.quantized)]
+        module, _, kind = name.rpartition(".")
+        others = [f"{other}.{kind}" for other in sharing(module, plan.quantized)]
         if others[0] != name and any(sound.get(o) != sound.get(name) for o in others):
             yield f"{name} is not that of {others[0]}, though both read the same input"
     if source is None or not sound:
@@ -87,14 +88,33 @@ def faults(checkpoint: Checkpoint, plan: Plan, source: ModelSource | None) -> It
             yield f"{name} leaves room for {room:.3g}, and the source's reach {seen[name]:.3g}"
 
 
-def _units(plan: Plan) -> dict[bool, float]:
-    """The scale of a largest magnitude of one: of inputs, and of the cache."""
-    one = torch.ones(())
-    found = {False: float(grid.parameters(-one, one, kvcache.GRID)[0])}
-    activations = plan.recipe.input_activations
-    if activations is not None and not activations.dynamic:
-        found[True] = float(numbers.of(activations).activation_scale(one))
-    return found
+def unlike(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
+    """Layers that vLLM fuses and whose weights differ in a global scale."""
+    for kind in SHARED:
+        stored = {
+            module: checkpoint.tensors[f"{module}.{kind}"].read()
+            for module in plan.quantized
+            if f"{module}.{kind}" in checkpoint.tensors
+        }
+        for module, scale in stored.items():
+            first = sharing(module, stored)[0]
+            if not torch.equal(scale, stored[first]):
+                yield (
+                    f"{module}.{kind} is not that of {first}; vLLM fuses them and takes one scale "
+                    "for both"
+                )
+
+
+def _room(checkpoint: Checkpoint, plan: Plan, name: str, scale: torch.Tensor) -> float:
+    """The largest magnitude that a scale leaves room for."""
+    if not name.endswith(INPUTS):
+        one = torch.ones(())
+        return float(scale.float() / grid.parameters(-one, one, kvcache.GRID)[0])
+    module = name.rpartition(".")[0]
+    activations, known = plan.recipe.part(module).input_activations, checkpoint.input_scale(module)
+    assert activations is not None
+    assert known is not None
+    return float(numbers.of(activations).room(known.float()))
 
 
 @torch.no_grad()
@@ -126,7 +146,8 @@ def _largest(
                     handle.remove()
         for module, largest in inputs.items():
             scale = folded.get(f"{module}.in_scale")
-            found[f"{module}{INPUT}"] = float((largest if scale is None else largest / scale).max())
+            most = float((largest if scale is None else largest / scale).max())
+            found |= {f"{module}{kind}": most for kind in INPUTS}
         for attention in observer.keys:
             name = decoder.module(index, attention)
             scale = folded.get(f"{name}.v_proj.out_scale")

@@ -24,7 +24,7 @@ from quantkit.calibration.reading import python_text
 from quantkit.errors import ScoreError
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
-from quantkit.numbers.activations import round_dynamically
+from quantkit.numbers.activations import round_inputs
 from quantkit.onepass.prepare import CalibrationChoice
 from quantkit.onepass.run import quantize
 from quantkit.recipe import ActivationScheme, Recipe
@@ -408,7 +408,7 @@ def test_vllm_rounds_inputs_as_we_simulate(kind, tmp_path):
     subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
     theirs = torch.load(tmp_path / "q")[kind]
     scheme = ActivationScheme(type=kind, strategy="token", dynamic=True)
-    ours = round_dynamically(values.float(), scheme)
+    ours = round_inputs(values.float(), scheme)
     same = torch.isclose(ours, theirs, rtol=1e-5, atol=1e-7)
     assert same.float().mean() > 0.999
     step = values.abs().amax(-1, keepdim=True) / (14 if kind == "float" else 127)

@@ -17,7 +17,7 @@ def _update(  # type: ignore[no-untyped-def]
     weight_ptr, chosen_ptr, error_ptr, upper_ptr, scale_ptr, zero_ptr, tile_ptr,
     n_rows, n_columns, weight_stride, chosen_stride, upper_stride, scale_stride,
     bottom, top,
-    HAS_ZERO: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    HAS_ZERO: tl.constexpr, IS_FP4: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
@@ -37,12 +37,22 @@ def _update(  # type: ignore[no-untyped-def]
             zero = tl.load(zero_ptr + at_scale, present, 0.0)
         upper = tl.load(upper_ptr + j * upper_stride + columns, columns < n_columns, 0.0)
         pivot = tl.load(upper_ptr + j * upper_stride + j)
-        value = libdevice.rint(tl.div_rn(column, scale) + zero)
-        value = tl.minimum(tl.maximum(value, bottom), top)
+        scaled = tl.div_rn(column, scale) + zero
+        if IS_FP4:
+            # Steps of 0.5 up to 2, of 1 up to 4, of 2 beyond: the least is the right code.
+            size = tl.minimum(tl.abs(scaled), top)
+            code = tl.minimum(libdevice.rint(2.0 * size), libdevice.rint(size) + 2.0)
+            code = tl.minimum(code, libdevice.rint(0.5 * size) + 4.0)
+            value = tl.maximum(0.5 * code, tl.maximum(code - 2.0, 2.0 * code - 8.0))
+            value = tl.where(scaled < 0.0, -value, value)
+            stored = tl.where(scaled < 0.0, code + 8.0, code)
+        else:
+            value = tl.minimum(tl.maximum(libdevice.rint(scaled), bottom), top)
+            stored = value
         error = tl.div_rn(column - (value - zero) * scale, pivot)
         later = columns[None, :] > j
         weight -= tl.where(later, error[:, None] * upper[None, :], 0.0)
-        chosen = tl.where(here, value[:, None], chosen)
+        chosen = tl.where(here, stored[:, None], chosen)
         errors = tl.where(here, error[:, None], errors)
     at_chosen = rows[:, None] * chosen_stride + columns[None, :]
     tl.store(chosen_ptr + at_chosen, chosen.to(tl.int8), inside)
@@ -58,6 +68,7 @@ def update_block(
     tile: torch.Tensor,
     bottom: float,
     top: float,
+    is_fp4: bool = False,
 ) -> torch.Tensor:
     """Round the columns of one block in turn; fills `chosen` and returns the scaled errors."""
     n_rows, n_columns = weight.shape
@@ -66,7 +77,7 @@ def update_block(
         weight, chosen, errors, upper, scale, zero if zero is not None else scale, tile,
         n_rows, n_columns, weight.stride(0), chosen.stride(0), upper.stride(0), scale.stride(0),
         bottom, top,
-        HAS_ZERO=zero is not None, ROWS=ROWS, COLUMNS=triton.next_power_of_2(n_columns),
-        num_warps=4,
+        HAS_ZERO=zero is not None, IS_FP4=is_fp4,
+        ROWS=ROWS, COLUMNS=triton.next_power_of_2(n_columns), num_warps=4,
     )  # fmt: skip
     return errors

@@ -1,0 +1,59 @@
+"""FP4 in E2M1: 0, 0.5, 1, 1.5, 2, 3, 4 and 6, and their negatives.
+
+A number is held as its code, one per byte: the place of the magnitude in that list, and the sign
+in bit 3. Ties go to the even code. By itself it is of no use: its scales are NVFP4's or MX's.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quantkit.numbers.number import Number
+
+if TYPE_CHECKING:
+    import torch
+
+TOP = 6.0
+
+
+@dataclass(frozen=True)
+class FP4(Number):
+    """E2M1 codes in bytes."""
+
+    bits: int = 4
+
+    @property
+    def file_type(self) -> str:
+        return "U8"
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        return -TOP, TOP
+
+    @property
+    def activation_top(self) -> float:
+        return TOP
+
+    @property
+    def max_relative_error(self) -> float:
+        """Rounding a bell-shaped weight moves it by 0.1 (NVFP4) or 0.12 (MXFP4)."""
+        return 0.5
+
+    def round(self, scaled: "torch.Tensor") -> "torch.Tensor":
+        import torch
+
+        sign = (scaled < 0).to(torch.uint8).bitwise_left_shift_(3)
+        size = scaled.abs_().clamp_(max=TOP)
+        # Steps of 0.5 up to 2, of 1 up to 4, of 2 beyond; the least of the three is the right one.
+        code = torch.minimum((2 * size).round_(), size.round().add_(2))
+        code = torch.minimum(code, size.mul_(0.5).round_().add_(4))
+        return code.to(torch.uint8).bitwise_or_(sign)
+
+    def widen(self, values: "torch.Tensor") -> "torch.Tensor":
+        """The bits of a code, moved into the fields of a float16, mean the number over 2^14."""
+        import torch
+
+        bits = values.to(torch.int16)
+        sign = (bits & 8).bitwise_left_shift_(12)
+        return (bits & 7).bitwise_left_shift_(9).bitwise_or_(sign).view(
+            torch.float16
+        ).float() * 2**14
