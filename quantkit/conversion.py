@@ -6,6 +6,7 @@ is written. What a format cannot hold is refused: rounding again is `quantize`'s
 
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +127,11 @@ def _write(
         done.update(names)
         stored = {name: checkpoint.tensors[name].read() for name in names}
         held = formats.unpack(module, stored, before.recipe)
-        known = QuantizedWeight(held.values, held.scale.to(DTYPES[weight.dtype]), held.zero_point)
-        input_scale = stored.get(f"{module}.input_scale")
-        if input_scale is not None:
-            input_scale = input_scale.to(DTYPES[weight.dtype]).reshape(1)
+        dtype, known = DTYPES[weight.dtype], held
+        input_scale = formats.input_scale(module, stored, before.recipe)
+        if held.global_scale is None:  # scales are in the type of the model, then
+            known = replace(held, scale=held.scale.to(dtype))
+            input_scale = None if input_scale is None else input_scale.to(dtype)
         parts = formats.pack(module, known, plan.recipe, input_scale)
         if not _same(held, formats.unpack(module, parts, plan.recipe)):
             raise CheckpointError(
@@ -152,9 +154,16 @@ def _same(one: QuantizedWeight, other: QuantizedWeight) -> bool:
         return False
     if not torch.equal(one.scale.double(), other.scale.double()):
         return False
+    if one.global_scale is not None and not torch.equal(one.global_scale, _global(other)):
+        return False
     if one.zero_point is None or other.zero_point is None:
         return one.zero_point is other.zero_point
     return torch.equal(one.zero_point, other.zero_point)
+
+
+def _global(weight: QuantizedWeight) -> Any:
+    assert weight.global_scale is not None
+    return weight.global_scale
 
 
 def _write_side_files(checkpoint: Checkpoint, plan: Plan, scratch: Path) -> None:

@@ -13,10 +13,22 @@ PACKAGE = Path(__file__).parent
 DEMO_MODEL = PACKAGE / "_data" / "demo-model"
 
 
-# What people ask for and should not get, with the reason.
+# What people ask for and should not get, with the reason; the first that a name contains counts.
 REFUSED = {
-    "w3a16": "vLLM has no fast kernel for 3 bits; awq-gptq-w4a16 is the smallest it serves well",
-    "nf4": "NF4 is a run-time format of bitsandbytes, made while loading; use awq-gptq-w4a16",
+    "nf4": "NF4 is a run-time format of bitsandbytes, made while loading; use nvfp4-a16 or "
+    "awq-gptq-w4a16",
+    "bitsandbytes": "bitsandbytes quantises while loading and is slow to serve; use "
+    "awq-gptq-w4a16 for 4 bits, fp8-dynamic for 8",
+    "bnb": "bitsandbytes quantises while loading and is slow to serve; use awq-gptq-w4a16 for 4 "
+    "bits, fp8-dynamic for 8",
+    "exl3": "EXL3 is ExLlamaV3's own, which vLLM and llama.cpp do not load; use awq-gptq-w4a16, or "
+    "gptq-w3a16 for 3 bits",
+    "exl2": "EXL2 is ExLlamaV2's own, which vLLM and llama.cpp do not load; use awq-gptq-w4a16, or "
+    "gptq-w3a16 for 3 bits",
+    "hqq": "HQQ quantises while loading and loses more than calibrated methods; use awq-gptq-w4a16,"
+    " or rtn-w4a16 without data",
+    "int4": "4-bit integers are called by their method; use awq-gptq-w4a16, or rtn-w4a16 without "
+    "data",
 }
 
 
@@ -38,7 +50,8 @@ def find(kind: str, name: str) -> Path:
     with suppress(OSError):  # a name that no file can have
         if path.is_file():
             return path
-    if kind == "recipes" and (reason := next((r for k, r in REFUSED.items() if k in name), None)):
+    asked = name.lower()
+    if kind == "recipes" and (reason := next((r for k, r in REFUSED.items() if k in asked), None)):
         raise RecipeError(f"there is no recipe '{name}': {reason}")
     label = "calibration set" if kind == "calibration" else kind.rstrip("s")
     raise UnknownName(label, name, names(kind), "A path to a YAML file works too.")

@@ -11,8 +11,9 @@ AS_IT_IS = "as it is"
 """The name of a model without any recipe."""
 # One of each kind: others of the same kind take as much memory and time. Of those for 4 bits,
 # the one that lost least in our own reports.
-SERVED = ("fp8-dynamic", "fp8-block", "int8-w8a8", "gptq-w8a16", "awq-gptq-w4a16")
-SERVED_OF_MIXTURES = ("fp8-dynamic", "fp8-block", "gptq-w8a16", "gptq-w4a16")
+FLOATS = ("fp8-dynamic", "fp8-block", "mxfp8", "nvfp4", "mxfp4")
+SERVED = (*FLOATS, "int8-w8a8", "gptq-w8a16", "awq-gptq-w4a16")
+SERVED_OF_MIXTURES = (*FLOATS, "gptq-w8a16", "gptq-w4a16")
 """What the native engine makes of a mixture of experts."""
 FILES = (
     "gguf-bf16", "gguf-q8_0", "gguf-q6_k", "gguf-q5_k_m", "gguf-q4_k_m", "gguf-iq4_xs",
@@ -56,7 +57,21 @@ class Format:
     @property
     def has_own_arithmetic(self) -> bool:
         """Whether it is made to be computed in fewer bits; others compute in 16."""
-        return self.key in ("int8-w8a8", "fp8-w8a8", "fp8-block")
+        return self.key in RATES
+
+
+RATES = {
+    "int8-w8a8": "int8_tops",
+    "fp8-w8a8": "fp8_tflops",
+    "fp8-block": "fp8_tflops",
+    "mxfp8": "fp8_tflops",
+    "w4afp8": "fp8_tflops",
+    "nvfp4": "fp4_tflops",
+    "nvfp4-fp8": "fp4_tflops",
+    "mxfp4": "fp4_tflops",
+    "mxfp4-a16": "fp4_tflops",
+}
+"""The rate of a GPU that a format computes at where it is native; all others compute in 16 bits."""
 
 
 def of(recipe: AnyRecipe | None) -> Format:

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from quantkit.advise import efficiency, experts, kv, links
 from quantkit.advise.efficiency import Efficiency
-from quantkit.advise.formats import Format
+from quantkit.advise.formats import RATES, Format
 from quantkit.advise.shape import ModelShape
 from quantkit.advise.split import ONE, Split, stages
 from quantkit.advise.work import Work
@@ -158,12 +158,8 @@ class Case:
         plain = self.gpu.fp16_tflops
         if runs(self.gpu, self.format.key, self.format.engine).how != "native":
             return plain
-        rates = {
-            "int8-w8a8": self.gpu.int8_tops,
-            "fp8-w8a8": self.gpu.fp8_tflops,
-            "fp8-block": self.gpu.fp8_tflops,
-        }
-        return rates.get(self.format.key) or plain
+        rate = RATES.get(self.format.key)
+        return (rate and getattr(self.gpu, rate)) or plain
 
     @cached_property
     def is_unpacked(self) -> bool:

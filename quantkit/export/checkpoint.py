@@ -74,10 +74,8 @@ class Checkpoint:
 
     def input_scale(self, module: str) -> torch.Tensor | None:
         """The fixed scale of a layer's inputs; None where there is none."""
-        for part in ("input_scale", "input_global_scale"):
-            if stored := self.tensors.get(f"{module}.{part}"):
-                return stored.read()
-        return None
+        stored = {name: self.tensors[name].read() for name in self.parts(module)}
+        return formats.input_scale(module, stored, self.manifest.weights_recipe)
 
     @cached_property
     def scales(self) -> Mapping[str, torch.Tensor]:

@@ -27,6 +27,7 @@ MODULES = {
     "gptq": "quantkit.formats.gptq",
     "awq": "quantkit.formats.awq",
     "fp8": "quantkit.formats.fp8",
+    "modelopt": "quantkit.formats.modelopt",
 }
 FORMATS = tuple(MODULES)
 
@@ -60,6 +61,13 @@ def pack(
 def unpack(module: str, stored: Mapping[str, torch.Tensor], recipe: Schemes) -> QuantizedWeight:
     """The inverse of `pack`."""
     return of(recipe).unpack(module, stored, recipe.part(module))
+
+
+def input_scale(
+    module: str, stored: Mapping[str, torch.Tensor], recipe: Schemes
+) -> torch.Tensor | None:
+    """The fixed scale of a layer's inputs; None where there is none."""
+    return of(recipe).input_scale(module, stored)
 
 
 def config(recipe: Schemes, ignore: list[str]) -> dict[str, Any]:

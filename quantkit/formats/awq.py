@@ -98,6 +98,11 @@ def unpack(module: str, stored: Mapping[str, "torch.Tensor"], recipe: Schemes) -
     return QuantizedWeight(values, scales.t().contiguous(), zero_point)
 
 
+def input_scale(module: str, stored: Mapping[str, "torch.Tensor"]) -> "torch.Tensor | None":
+    """Activations stay in 16 bits."""
+    return None
+
+
 def config(recipe: Schemes, ignore: list[str]) -> dict[str, Any]:
     """What `config.json` says. `ignore` lists every Linear left alone."""
     return {

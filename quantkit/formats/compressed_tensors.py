@@ -159,6 +159,11 @@ def unpack_nibbles(packed: "torch.Tensor") -> "torch.Tensor":
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
 
 
+def input_scale(module: str, stored: Mapping[str, "torch.Tensor"]) -> "torch.Tensor | None":
+    """The one scale of a layer's inputs, or the global one of NVFP4."""
+    return stored.get(f"{module}.input_scale", stored.get(f"{module}.input_global_scale"))
+
+
 def config(recipe: Schemes, ignore: list[str]) -> dict[str, Any]:
     """What `config.json` tells a serving engine. `ignore` lists every Linear left alone."""
     parts = recipe.parts

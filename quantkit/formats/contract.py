@@ -72,5 +72,10 @@ class Format(Protocol):
     ) -> "QuantizedWeight":
         """The inverse of `pack`."""
 
+    def input_scale(
+        self, module: str, stored: Mapping[str, "torch.Tensor"]
+    ) -> "torch.Tensor | None":
+        """The fixed scale of a layer's inputs [1]; None where there is none."""
+
     def config(self, recipe: Schemes, ignore: list[str]) -> dict[str, Any]:
         """What `config.json` tells an engine. `ignore` lists every Linear left alone."""

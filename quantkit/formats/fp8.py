@@ -86,6 +86,12 @@ def unpack(module: str, stored: Mapping[str, "torch.Tensor"], recipe: Schemes) -
     return QuantizedWeight(values, stored[f"{module}.weight_scale"].reshape(1), None)
 
 
+def input_scale(module: str, stored: Mapping[str, "torch.Tensor"]) -> "torch.Tensor | None":
+    """The one scale of a layer's inputs."""
+    found = stored.get(f"{module}.input_scale")
+    return None if found is None else found.reshape(1)
+
+
 def config(recipe: Schemes, ignore: list[str]) -> dict[str, Any]:
     """What `config.json` says. `ignore` lists every Linear left alone."""
     blocks = recipe.weights.block_structure

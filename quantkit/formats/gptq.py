@@ -99,6 +99,11 @@ def unpack(module: str, stored: Mapping[str, "torch.Tensor"], recipe: Schemes) -
     return QuantizedWeight(words.unpack(packed.t(), bits, columns), scales.t().contiguous(), None)
 
 
+def input_scale(module: str, stored: Mapping[str, "torch.Tensor"]) -> "torch.Tensor | None":
+    """Activations stay in 16 bits."""
+    return None
+
+
 def config(recipe: Schemes, ignore: list[str]) -> dict[str, Any]:
     """What `config.json` says. Layers left alone are told by their tensors, which vLLM looks at."""
     return {

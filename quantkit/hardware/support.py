@@ -10,13 +10,16 @@ tries them (vllm/model_executor/kernels/linear/__init__.py, vllm/v1/attention/ba
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
+from quantkit import numbers
 from quantkit.errors import UnknownName
 from quantkit.hardware.gpus import GPU
-from quantkit.recipe import AnyRecipe, GGUFRecipe
+from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 
 How = Literal["native", "emulated", "no"]
 FORMATS = (
     "bf16", "w4a16", "w8a16", "int8-w8a8", "fp8-w8a8", "fp8-block", "kv-fp8", "gguf",
+    "nvfp4", "nvfp4-a16", "nvfp4-fp8", "mxfp4", "mxfp4-a16", "mxfp8", "w4afp8",
+    "w2a16", "w3a16", "w5a16", "w6a16", "w7a16",
 )  # fmt: skip
 ENGINES = ("vllm", "llama.cpp")
 GENERATIONS = {
@@ -100,6 +103,37 @@ def _fp8_amd(emulated: bool = False) -> tuple[Rule, ...]:
     return fnuz, ocp, rdna, rest
 
 
+FP4_CORES = "FP4 tensor cores, by FlashInfer or CUTLASS, from 10.0 on"
+MARLIN = "Marlin, weights only: FP4 tensor cores start at 10.0"
+CDNA4 = (("gfx95",), "AMD from MI350")
+MX_CORES = "microscaling matrix instructions of CDNA 4"
+NVFP4: dict[str, tuple[Rule, ...]] = {
+    "nvidia": (Rule("native", FP4_CORES, 10.0), Rule("emulated", MARLIN, 7.5, 10.0)),
+    "amd": (Rule("emulated", "vLLM dequantises it for every product on AMD"),),
+}
+HUMMING: dict[str, tuple[Rule, ...]] = {
+    "nvidia": (
+        Rule("native", "Humming kernels, which compute in 16 bits (humming-kernels, 7.5 on)", 7.5),
+    )
+}
+
+
+def _mx(bits: int) -> dict[str, tuple[Rule, ...]]:
+    since = 8.0 if bits == 4 else 7.5
+    weights_only = f"Marlin, weights only: MXFP{bits} tensor cores start at 10.0"
+    return {
+        "nvidia": (
+            Rule("native", f"MXFP{bits} tensor cores, by FlashInfer, from 10.0 on", 10.0),
+            Rule("emulated", weights_only, since, 10.0),
+        ),
+        "amd": (
+            Rule("native", MX_CORES, chips=CDNA4[0], who=CDNA4[1]),
+            Rule("emulated", "vLLM dequantises it for every product", who=OTHER_AMD),
+        ),
+        "intel": (Rule("emulated", UNNAMED),),
+    }
+
+
 GGUF_IN_VLLM = Rule(
     "emulated", "experimental in vLLM, through its GGUF plug-in; llama.cpp is made for it"
 )
@@ -157,6 +191,22 @@ VLLM: dict[str, dict[str, tuple[Rule, ...]]] = {
         ),
         "amd": _fp8_amd(emulated=True),
     },
+    "nvfp4": NVFP4,
+    "nvfp4-fp8": NVFP4,
+    "nvfp4-a16": {
+        "nvidia": (Rule("native", "Marlin kernels, which compute in 16 bits, from 7.5 on", 7.5),)
+    },
+    "mxfp4": _mx(4),
+    "mxfp4-a16": _mx(4),
+    "mxfp8": _mx(8),
+    "w4afp8": {
+        "nvidia": (
+            Rule("no", "vLLM has its kernel for 9.0 (Hopper) alone; use nvfp4 there", 10.0),
+            Rule("native", "CUTLASS kernels of Hopper, 4-bit weights by FP8", 9.0, 10.0),
+            Rule("no", "vLLM has its kernel for 9.0 (Hopper) alone; use w4a16 there", 7.0, 9.0),
+        ),
+    },
+    **dict.fromkeys(("w2a16", "w3a16", "w5a16", "w6a16", "w7a16"), HUMMING),
     "gguf": {"nvidia": (GGUF_IN_VLLM._replace(since=7.0),), "amd": (GGUF_IN_VLLM,)},
 }
 PLATFORMS = {
@@ -170,23 +220,24 @@ def format_of(recipe: AnyRecipe | None) -> str:
         return "bf16"
     if isinstance(recipe, GGUFRecipe):
         return "gguf"
+    found = [_key(part) for part in recipe.parts]
+    if found[0].startswith("nvfp4") and len(set(found)) > 1:
+        return "nvfp4-fp8"
+    return found[0]
+
+
+def _key(recipe: Recipe) -> str:
     weights, inputs = recipe.weights, recipe.input_activations
-    bits = None if inputs is None else inputs.num_bits
-    return format_with(weights.type, weights.num_bits, bits, weights.strategy)
-
-
-def format_with(
-    weight_type: str | None,
-    weight_bits: int | None,
-    activation_bits: int | None,
-    strategy: str | None = None,
-) -> str:
-    """The format that layers of this kind have."""
-    if activation_bits is None:
-        return "w4a16" if weight_bits == 4 else "w8a16"
-    if weight_type == "int":
-        return "int8-w8a8"
-    return "fp8-block" if strategy == "block" else "fp8-w8a8"
+    tag = numbers.of(weights).tag
+    if tag in ("nvfp4", "mxfp4"):
+        return tag if inputs else f"{tag}-a16"
+    if tag == "mxfp8":
+        return tag
+    if inputs is None:
+        return f"w{weights.num_bits}a16"
+    if weights.type == "int":
+        return "w4afp8" if inputs.type == "float" else "int8-w8a8"
+    return "fp8-block" if weights.strategy == "block" else "fp8-w8a8"
 
 
 def runs(gpu: GPU, format: str, engine: str = "vllm") -> Support:

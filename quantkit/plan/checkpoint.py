@@ -173,7 +173,7 @@ def sharing(module: str, among: Collection[str]) -> list[str]:
     if found is None:
         return fused_with(module, among)
     before, after = module[: found.start()], module[found.end() :]
-    ends = next((parts for parts in FUSED if after in parts), (after,))
+    ends = next((parts for parts in families.fused() if after in parts), (after,))
     return [
         name
         for name in among

@@ -1,7 +1,7 @@
 """Which GPUs run a scored model, as the one table of support has it."""
 
 from quantkit.hardware import support
-from quantkit.scoring.scorecard import Scorecard
+from quantkit.scoring.scorecard import Made, Scorecard
 
 
 def runs_on(card: Scorecard) -> str | None:
@@ -12,8 +12,13 @@ def runs_on(card: Scorecard) -> str | None:
         return support.where("gguf")
     if (made := card.made) is None:
         return None
-    return support.where(
-        support.format_with(
-            made.weight_type, made.weight_bits, made.activation_bits, made.weight_strategy
-        )
-    )
+    return support.where(made.runs_as or _of_old(made))
+
+
+def _of_old(made: Made) -> str:
+    """The format by what score files of old say of it."""
+    if made.activation_bits is None:
+        return "w4a16" if made.weight_bits == 4 else "w8a16"
+    if made.weight_type == "int":
+        return "int8-w8a8"
+    return "fp8-block" if made.weight_strategy == "block" else "fp8-w8a8"

@@ -17,6 +17,7 @@ from quantkit import metrics
 from quantkit.errors import CheckpointError, ScoreError, UnknownName
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import Manifest, now, versions
+from quantkit.hardware import support
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress, Silent
@@ -213,6 +214,7 @@ def made(manifest: Manifest) -> Made:
         weight_type=recipe.weights.type if isinstance(recipe, Recipe) else None,
         weight_strategy=recipe.weights.strategy if isinstance(recipe, Recipe) else None,
         activation_bits=activations.num_bits if activations is not None else None,
+        runs_as=support.format_of(recipe),
         recipe_digest=manifest.recipe_digest,
         engine=manifest.engine,
         calibration=Path(manifest.calibration.name).name if manifest.calibration else None,

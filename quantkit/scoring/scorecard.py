@@ -96,6 +96,8 @@ class Made(Record):
     weight_type: str | None = None
     """`int` or `float`."""
     weight_strategy: str | None = None
+    runs_as: str | None = None
+    """One of `hardware.support.FORMATS`; None in files of old."""
     """What shares a scale: `channel`, `group`, `block` or `tensor`; None in files of old."""
     activation_bits: int | None = None
     """None where activations stay in 16 bits."""
