@@ -9,6 +9,7 @@ one scale, the largest, and rounds the others a second time: ours share theirs f
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from quantkit import numbers
 from quantkit.formats.contract import Schemes
 from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
 from quantkit.tensorspec import TensorSpec
@@ -30,6 +31,9 @@ def objection(
     """None where vLLM reads it."""
     if weights.type != "float":
         return "fp8 holds FP8 weights; integers go into gptq, awq or compressed-tensors"
+    if numbers.of(weights).tag != "fp8":
+        name = numbers.of(weights).words.partition(" ")[0]
+        return f"fp8 holds FP8 (E4M3) alone; {name} goes into compressed-tensors"
     if weights.strategy == "channel":
         return (
             "FP8 with one scale a row exists only in compressed-tensors; for fp8 use the recipe "

@@ -35,6 +35,8 @@ def objection(
     """None where vLLM reads it."""
     if reason := words.objection(NAME, weights, activations, kv_cache):
         return reason
+    if weights.num_bits not in (4, 8):
+        return f"vLLM reads gptq with 4 or 8 bits; {weights.num_bits} go into compressed-tensors"
     if not weights.symmetric:
         return "vLLM reads gptq only without zero points; use awq or compressed-tensors"
     return None

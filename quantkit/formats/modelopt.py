@@ -2,7 +2,7 @@
 
     weight          uint8 [rows, columns / 2]   two codes per byte, the first in the low half
     weight_scale    E4M3  [rows, columns / 16]
-    weight_scale_2  float32                     multiplies: one over compressed-tensors' global scale
+    weight_scale_2  float32                     one over compressed-tensors' global scale
     input_scale     float32                     likewise; only where activations are NVFP4 too
 
 vLLM turns compressed-tensors' global scales into these very numbers when it loads a checkpoint.

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from quantkit import numbers
 from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ def objection(
 ) -> str | None:
     """What AutoGPTQ's and AutoAWQ's formats have no place for."""
     if weights.type == "float":
-        return f"{name} holds integers; FP8 weights go into fp8 or compressed-tensors"
+        kind = numbers.of(weights).words.partition(" ")[0]
+        home = "fp8 or compressed-tensors" if kind == "FP8" else "compressed-tensors"
+        return f"{name} holds integers; {kind} weights go into {home}"
     if activations is not None:
         return f"{name} leaves activations in 16 bits; 8-bit ones need compressed-tensors"
     if kv_cache is not None:

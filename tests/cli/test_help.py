@@ -166,7 +166,7 @@ def test_validate(run_cli):
 def test_validate_lists_every_bad_file(run_cli, tmp_path):
     good = resources.find("recipes", RECIPES[0])
     one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
-    one.write_text("metod: rtn\nweights: {num_bits: 3}\n")
+    one.write_text("metod: rtn\nweights: {num_bits: 9}\n")
     two.write_text("[")
     result = run_cli(["recipes", "validate", one, good, two, tmp_path / "none.yaml"])
     assert result.code == 3
@@ -174,7 +174,7 @@ def test_validate_lists_every_bad_file(run_cli, tmp_path):
     for words in (
         f"{one} is not a valid recipe:",
         "metod: unknown key; did you mean method?",
-        "weights.num_bits: 3 bits",
+        "weights.num_bits: 9 bits",
         f"{two} is not valid YAML",
         f"cannot read {tmp_path / 'none.yaml'}",
     ):
@@ -218,8 +218,18 @@ def test_dry_run_shows_the_plan_and_writes_nothing(run_cli, tmp_path):
     assert not out.exists()
 
 
+REFUSED = [
+    ("bnb-nf4", "NF4 is a run-time format of bitsandbytes"),
+    ("NF4", "use nvfp4-a16 or awq-gptq-w4a16"),
+    ("BitsAndBytes", "bitsandbytes quantises while loading"),
+    ("INT4", "use awq-gptq-w4a16, or rtn-w4a16"),
+    ("exl3", "ExLlamaV3"),
+    ("Hqq", "HQQ quantises while loading"),
+]
+
+
 def test_recipes_that_nobody_should_want_are_refused_with_the_reason(run_cli):
-    for name, words in (("gptq-w3a16", "no fast kernel"), ("bnb-nf4", "run-time format")):
+    for name, words in REFUSED:
         result = run_cli(["recipes", "show", name])
         assert result.code == 3
         assert words in result.stderr

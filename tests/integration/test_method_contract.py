@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import quantkit as qk
-from quantkit import grid, methods
+from quantkit import grid, methods, numbers
 from quantkit.errors import MethodError, RecipeError
 from quantkit.methods.contract import Cost, Linears, Method
 from quantkit.methods.statistics import Statistics
@@ -19,6 +19,7 @@ WIDTH = 128
 SCHEMES = {
     "int": WeightScheme(num_bits=4, strategy="group", group_size=32),
     "float": WeightScheme(num_bits=8, type="float", strategy="channel"),
+    "fp4": WeightScheme(num_bits=4, type="float", strategy="tensor_group", group_size=16),
 }
 CASES = [(name, kind) for name in methods.METHODS for kind in methods.find(name).types]
 TOY = '''
@@ -97,7 +98,7 @@ def test_every_row_of_the_table_is_a_method():
         assert cost.fast >= 0
         assert cost.slow >= 0
         assert method.calibrated == (cost != Cost())
-        assert set(method.types) <= {"int", "float"}
+        assert set(method.types) <= set(SCHEMES)
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
@@ -116,11 +117,12 @@ def test_a_method_keeps_to_the_contract(linears, name, kind):
     rounded = method.rounding.round(linears)
     assert torch.equal(linears.weight, before), "a method must leave its weights alone"
     quantized = rounded.quantized
-    bottom, top = grid.limits(scheme)
+    number = numbers.of(scheme)
+    bottom, top = number.limits
     assert quantized.values.shape == linears.weight.shape
-    assert quantized.scale.dtype == linears.dtype
-    assert quantized.values.float().min() >= bottom
-    assert quantized.values.float().max() <= top
+    assert quantized.scale.dtype == (torch.float8_e4m3fn if kind == "fp4" else linears.dtype)
+    assert number.widen(quantized.values).min() >= bottom
+    assert number.widen(quantized.values).max() <= top
     off = grid.dequantize(quantized, scheme) - linears.weight
     assert off.norm() < 0.3 * linears.weight.norm()
     again = method.rounding.round(linears).quantized

@@ -24,6 +24,7 @@ SHIPPED = sorted((Path(__file__).parents[2] / "recipes").rglob("*.y*ml"))
 W4 = {"num_bits": 4, "strategy": "group", "group_size": 128}
 W8 = {"num_bits": 8, "strategy": "channel"}
 FP8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
+NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 PER_TOKEN = {"type": "float", "strategy": "token", "dynamic": True}
 in_one_folder = settings(
     max_examples=200,
@@ -106,7 +107,7 @@ def test_unknown_method_offers_a_near_one(tmp_path):
 
 def test_all_problems_of_the_fields_at_once(tmp_path):
     message = problems(
-        tmp_path, {"method": 3, "weights": {"num_bits": 5, "strategy": "row"}, "target": []}
+        tmp_path, {"method": 3, "weights": {"num_bits": 9, "strategy": "row"}, "target": []}
     )
     for start in ("summary: ", "method: ", "weights.num_bits: ", "weights.strategy: ", "target: "):
         assert f"\n  {start}" in message
@@ -146,9 +147,10 @@ def test_wrong_type_or_value_names_the_key(tmp_path, key, value):
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        ({**W4, "num_bits": 3}, "3 bits: vLLM has no fast kernel for it; use 4"),
+        ({**W4, "num_bits": 9}, "9 bits: choose 2 to 8"),
         ({**W4, "type": "nf4"}, "nf4: a run-time format of bitsandbytes"),
-        ({**W4, "num_bits": 2}, "2 bits: choose 4 or 8"),
+        ({**W4, "num_bits": 1}, "1 bits: choose 2 to 8"),
+        ({**W4, "num_bits": 3, "symmetric": False}, "zero points for 4 and 8 bits only"),
         ({**W4, "num_bits": "many"}, "weights.num_bits"),
         ({**W4, "group_size": 16}, "group_size 16: vLLM takes 32, 64 or 128"),
         ({**W4, "group_size": 0}, "group_size 0"),
@@ -157,9 +159,13 @@ def test_wrong_type_or_value_names_the_key(tmp_path, key, value):
         ({"num_bits": 4, "strategy": "group"}, "group_size goes with strategy group"),
         ({**W8, "group_size": 128}, "group_size goes with strategy group"),
         ({**W8, "strategy": "tensor"}, "use channel or group"),
-        ({**FP8, "num_bits": 4}, "type float means FP8"),
-        ({**FP8, "symmetric": False}, "type float means FP8"),
-        ({**FP8, "strategy": "group", "group_size": 128}, "no FP8 kernel with groups"),
+        ({**FP8, "num_bits": 4}, "4-bit floats are NVFP4"),
+        ({**FP8, "num_bits": 6}, "type float has num_bits 4 or 8"),
+        ({**FP8, "symmetric": False}, "and symmetric true"),
+        ({**FP8, "strategy": "group", "group_size": 128}, "MXFP4 or MXFP8: group_size 32"),
+        ({**NVFP4, "group_size": 32}, "means NVFP4: num_bits 4, group_size 16"),
+        ({**NVFP4, "strategy": "group"}, "MXFP4 or MXFP8: group_size 32"),
+        ({**W4, "strategy": "tensor_group", "group_size": 16}, "is for NVFP4: type float"),
     ],
 )
 def test_weights_that_nothing_serves(tmp_path, weights, words):
@@ -169,11 +175,14 @@ def test_weights_that_nothing_serves(tmp_path, weights, words):
 @pytest.mark.parametrize(
     ("weights", "activations", "words"),
     [
-        (W4, PER_TOKEN, "need 8-bit weights of the same type"),
-        (W8, PER_TOKEN, "need 8-bit weights of the same type"),
+        (W4, PER_TOKEN, "or with symmetric 4-bit integers of group_size 128 (W4AFP8)"),
+        (W8, PER_TOKEN, "FP8 activations go with FP8 weights"),
+        (W4, {**PER_TOKEN, "type": "int"}, "need 8-bit weights of the same type"),
+        (NVFP4, PER_TOKEN, "NVFP4 weights go with NVFP4 activations, or with none"),
         (FP8, {**PER_TOKEN, "dynamic": False}, "strategy tensor goes with dynamic false"),
         (FP8, {**PER_TOKEN, "strategy": "tensor"}, "strategy tensor goes with dynamic false"),
-        (FP8, {**PER_TOKEN, "num_bits": 4}, "input_activations.num_bits"),
+        (FP8, {**PER_TOKEN, "num_bits": 4}, "4-bit activations are NVFP4 or MXFP4"),
+        (FP8, {**PER_TOKEN, "num_bits": 5}, "input_activations.num_bits"),
         (FP8, {"type": "float"}, "input_activations.strategy"),
     ],
 )

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from quantkit import resources
+from quantkit.advise.formats import RATES
 from quantkit.errors import UnknownName
 from quantkit.export import card_text
 from quantkit.export.manifest import Manifest, Source, StoredFile
@@ -43,7 +44,35 @@ every_gpu = pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
     ],
 )
 def test_what_vllm_runs(name, expected):
-    assert [runs(find(name), format).how for format in FORMATS] == expected.split()
+    assert [runs(find(name), format).how for format in FORMATS[:8]] == expected.split()
+
+
+WEIGHTS_ONLY = "emulated native emulated emulated emulated emulated"
+NONE = "no no no no no no"
+
+
+@pytest.mark.parametrize(
+    ("name", "floats", "integers"),
+    [
+        ("V100", NONE, "no no no no no no"),
+        ("T4", "emulated native emulated no no emulated", "no native native native native native"),
+        ("A100", WEIGHTS_ONLY, "no native native native native native"),
+        ("L40S", WEIGHTS_ONLY, "no native native native native native"),
+        ("H100 SXM", WEIGHTS_ONLY, "native native native native native native"),
+        ("B200", "native " * 6, "no native native native native native"),
+        ("RTX 5090", "native " * 6, "no native native native native native"),
+        ("MI300X", "emulated no emulated emulated emulated emulated", NONE),
+        ("MI355X", "emulated no emulated native native native", NONE),
+        ("Arc B580", "no no no emulated emulated emulated", NONE),
+        ("Gaudi 3", NONE, NONE),
+        ("server CPU", NONE, NONE),
+    ],
+)
+def test_what_vllm_runs_of_the_newer_formats(name, floats, integers):
+    """NVFP4 (also weights only, also with FP8), MXFP4 (also weights only), MXFP8; then W4AFP8 and
+    integers of 2, 3, 5, 6 and 7 bits."""
+    said = [runs(find(name), format).how for format in FORMATS[8:]]
+    assert said == [*floats.split(), *integers.split()]
 
 
 @every_gpu
@@ -66,7 +95,7 @@ def test_formats_and_engines_are_checked():
 
 
 def test_native_formats_have_a_rate():
-    rates = {"bf16": "fp16_tflops", "int8-w8a8": "int8_tops", "fp8-w8a8": "fp8_tflops"}
+    rates = {"bf16": "fp16_tflops", **RATES}
     for gpu in GPUS:
         for format, rate in rates.items():
             if runs(gpu, format).how == "native" and gpu.vendor != "cpu":
