@@ -6,14 +6,12 @@ the products have 8, so that bfloat16 holds them exactly, and the largest scale 
 the factor, gives the factor back.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from quantkit.numbers import fp8
 
 if TYPE_CHECKING:
     import torch
-
-    from quantkit.schemes import ActivationScheme, WeightScheme
 
 SIZE = 128
 SHIFT = 8.0
@@ -24,7 +22,14 @@ NEAR = range(-2, 3)
 """Scales that a search tries, as steps of E4M3."""
 
 
-def apply_to(weights: "WeightScheme", activations: "ActivationScheme | None") -> bool:
+class Typed(Protocol):
+    """A scheme of weights or activations."""
+
+    @property
+    def type(self) -> str: ...
+
+
+def apply_to(weights: Typed, activations: Typed | None) -> bool:
     """Whether a recipe's scales go through that kernel."""
     return weights.type == "int" and activations is not None and activations.type == "float"
 

@@ -175,7 +175,11 @@ def test_weights_that_nothing_serves(tmp_path, weights, words):
 @pytest.mark.parametrize(
     ("weights", "activations", "words"),
     [
-        (W4, PER_TOKEN, "or with symmetric 4-bit integers of group_size 128 (W4AFP8)"),
+        (
+            {**W4, "group_size": 64},
+            PER_TOKEN,
+            "or with symmetric 4-bit integers of group_size 128 (W4AFP8)",
+        ),
         (W8, PER_TOKEN, "FP8 activations go with FP8 weights"),
         (W4, {**PER_TOKEN, "type": "int"}, "need 8-bit weights of the same type"),
         (NVFP4, PER_TOKEN, "NVFP4 weights go with NVFP4 activations, or with none"),
