@@ -119,7 +119,7 @@ def verify(
     if wrong or misfits:
         result.left_out.append("weights: not read back, since the tensors are not the right ones")
         return result
-    if any(spec.name.endswith((".input_scale", "k_scale", "v_scale")) for spec in plan.specs):
+    if any(spec.name.endswith((*scales.INPUTS, "k_scale", "v_scale")) for spec in plan.specs):
         result.record("activation scales", list(scales.faults(checkpoint, plan, original)))
     errors: dict[str, float] = {}
     faults = list(_value_faults(checkpoint, plan, original, errors, progress))
