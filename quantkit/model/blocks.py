@@ -107,21 +107,34 @@ class Call:
     """What the block before returned beside the hidden states, by its place there."""
     shared: tuple[str, ...] = ()
     """Mappings that blocks write into and later ones read from."""
+    repeated: dict[str, Any] = field(default_factory=dict)
+    """Which common ones the model repeats for each sample: some blocks join them with others."""
 
     @property
     def is_plain(self) -> bool:
         """Whether arguments are the same for all samples, whatever came before."""
         return not (self.varying or self.carried or self.shared)
 
-    def of_batch(self, place: int, device: torch.device) -> dict[str, Any]:
+    def of_batch(self, place: int, n_samples: int, device: torch.device) -> dict[str, Any]:
         """Of one batch, without what comes from other blocks."""
         varying = {name: _moved(found[place], device) for name, found in self.varying.items()}
-        return self.common | varying
+        return self._common(n_samples) | varying
 
     def of_first(self, n_samples: int, device: torch.device) -> dict[str, Any]:
         """Of the first samples."""
         varying = {n: _moved(found[:n_samples], device) for n, found in self.first.items()}
-        return self.common | varying
+        return self._common(n_samples) | varying
+
+    def _common(self, n_samples: int) -> dict[str, Any]:
+        repeated = {n: _repeated(self.common[n], f, n_samples) for n, f in self.repeated.items()}
+        return self.common | repeated
+
+
+def _repeated(value: Any, flags: Any, n_samples: int) -> Any:
+    """A value, or its parts, for so many samples, where the flags say so; no memory is copied."""
+    if isinstance(flags, list):
+        return type(value)(_repeated(v, f, n_samples) for v, f in zip(value, flags, strict=True))
+    return value.expand(n_samples, *value.shape[1:]) if flags else value
 
 
 def _moved(value: Any, device: torch.device) -> Any:
@@ -241,7 +254,9 @@ class Decoder:
         try:
             yield block
         finally:
-            block.to("meta")
+            # Buffers that no file holds, such as rotary frequencies, stay.
+            empty = {name: tensor.to("meta") for name, tensor in block.state_dict().items()}
+            block.load_state_dict(empty, strict=True, assign=True)
 
     def _cast(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """In the type that is computed in, but for whole numbers and what the family says."""
@@ -390,6 +405,7 @@ class _Recording:
         self._same: dict[tuple[int, int], bool] = {}
         self._kept: dict[int, Any] = {}
         self._alive: list[Any] = []
+        self._repeated: list[dict[str, Any]] | None = None
 
     def add(self, arguments: list[dict[str, Any]]) -> None:
         """The arguments of a batch: what differs from those of one sample is kept."""
@@ -397,6 +413,11 @@ class _Recording:
         self._same.clear()
         self._kept.clear()
         self._batches.append(self._differing(arguments))
+        if self._repeated is None:
+            self._repeated = [
+                {n: f for n, v in here.items() if n in one and (f := _flags(one[n], v))}
+                for one, here in zip(self._one, arguments, strict=True)
+            ]
 
     def begin(self, arguments: list[dict[str, Any]]) -> None:
         """The same for the first samples of all ranks."""
@@ -421,6 +442,7 @@ class _Recording:
                     {n: v for n, v in first.items() if n not in apart},
                     carried,
                     shared,
+                    self._repeated[place] if self._repeated else {},
                 )
             )
         return calls
@@ -443,6 +465,16 @@ class _Recording:
         if key not in self._same:
             self._same[key] = _broadcasts(one, here)
         return self._same[key]
+
+
+def _flags(one: Any, here: Any) -> Any:
+    """Whether a batch has more of a value than one sample; for parts of a tuple, a list of it."""
+    if isinstance(one, torch.Tensor) and isinstance(here, torch.Tensor):
+        return one.dim() == here.dim() > 0 and one.shape[0] == 1 < here.shape[0]
+    if type(one) in (tuple, list) and type(here) is type(one) and len(one) == len(here):
+        flags = [_flags(*pair) for pair in zip(one, here, strict=True)]
+        return flags if any(flags) else False
+    return False
 
 
 def _broadcasts(one: Any, here: Any) -> bool:

@@ -42,9 +42,11 @@ class Stream:
         with self.importance.watching(block, name_of, keep) if self.importance else nullcontext():
             yield
 
-    def arguments(self, call: Call, place: int, device: torch.device) -> dict[str, Any]:
+    def arguments(
+        self, call: Call, place: int, n_samples: int, device: torch.device
+    ) -> dict[str, Any]:
         """What a block is called with for one batch."""
-        arguments = call.of_batch(place, device)
+        arguments = call.of_batch(place, n_samples, device)
         for name, output in call.carried.items():
             arguments[name] = self.beside[place][output - 1]
         for name in call.shared:

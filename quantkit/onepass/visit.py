@@ -84,7 +84,7 @@ class Visit:
         self, block: torch.nn.Module, place: int, batch: torch.Tensor, goes_on: bool = True
     ) -> torch.Tensor:
         """A batch through the block; what it returns beside states is kept for the next one."""
-        arguments = self.stream.arguments(self.call, place, self.decoder.device)
+        arguments = self.stream.arguments(self.call, place, len(batch), self.decoder.device)
         output, beside = self.decoder.run_all(block, batch, arguments)
         if goes_on and beside:
             self.stream.beside[place] = beside
