@@ -38,6 +38,7 @@ fix: $(VENV)/.developed
 docs: $(VENV)/.developed
 	$(BIN)/python scripts/write_help_page.py
 	$(BIN)/python scripts/write_choosing_page.py
+	$(BIN)/python scripts/write_models_page.py
 	$(BIN)/python scripts/write_figures.py
 
 bench: $(VENV)/.developed

@@ -121,6 +121,15 @@ def test_help_page_is_what_the_program_prints():
     assert (ROOT / "docs/help.md").read_text() == module.page(), "run: make docs"
 
 
+def test_the_page_of_models_is_what_their_runs_found():
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("page", ROOT / "scripts/write_models_page.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs/models.md").read_text() == module.page(), "run: make docs"
+
+
 def test_command_table_of_the_readme_is_complete():
     from quantkit.cli.main import app
 

@@ -1,0 +1,116 @@
+"""One model of each kind that people quantise: taken, written by its own names, read back."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from quantkit.model import fused
+from quantkit.model.headers import read_header
+from quantkit.model.source import ModelSource
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import families
+
+KINDS = {
+    "gpt_oss": "experts in one tensor, transposed, alternating, with biases",
+    "gemma3": "a language model behind a vision tower",
+    "granitemoehybrid": "state-space blocks, and experts under other names",
+    "gpt_neox": "tensors that transformers renames",
+}
+RECIPES = ["fp8-dynamic", "awq-gptq-w4a16"]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def made(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    families.build(request.param, folder / "model")
+    return folder / "model", families.make(folder / "model", RECIPES, folder / "out")
+
+
+def test_what_is_written_is_what_transformers_computes(made):
+    source, checkpoints = made
+    for checkpoint in checkpoints:
+        found = families.check(checkpoint, source, checkpoint.folder.parent)
+        assert found["ok"], found
+
+
+def test_names_are_those_that_were_read(made):
+    source, (checkpoint, _) = made
+    opened = ModelSource.open(str(source))
+    layers = set(checkpoint.manifest.layers)
+    kept = {name for name in opened.tensors if name.removesuffix(".weight") not in layers}
+    assert kept <= set(checkpoint.tensors)
+    assert {f"{name}.weight" for name in layers} <= set(opened.tensors)
+
+
+def test_all_that_is_not_language_is_copied_and_ignored(tmp_path):
+    families.build("gemma3", tmp_path / "model")
+    (checkpoint,) = families.make(tmp_path / "model", ["fp8-dynamic"], tmp_path / "out")
+    stored = read_header(tmp_path / "model" / "model.safetensors")
+    towers = [n for n in stored if "vision_tower" in n or "multi_modal_projector" in n]
+    assert len(towers) > 10
+    for name in towers:
+        assert torch.equal(checkpoint.tensors[name].read(), stored[name].read())
+    config = json.loads((checkpoint.folder / "config.json").read_bytes())["quantization_config"]
+    linears = {n.removesuffix(".weight") for n in towers if n.endswith("q_proj.weight")}
+    assert linears <= set(config["ignore"])
+    assert "re:.*vision_tower.*" in config["ignore"]
+
+
+def test_scales_before_a_router_are_exact(tmp_path):
+    model = families.build("qwen3_moe", tmp_path / "model")
+    with torch.no_grad():  # channels that matter more than others
+        model.model.layers[1].post_attention_layernorm.weight[::16] *= 32
+    model.save_pretrained(tmp_path / "model")
+    source = ModelSource.open(str(tmp_path / "model"))
+    (checkpoint,) = families.make(tmp_path / "model", ["awq-gptq-w4a16"], tmp_path / "out")
+    router = "model.layers.1.mlp.gate.weight"
+    norm = "model.layers.1.post_attention_layernorm.weight"
+    scale = 1 / checkpoint.scales[f"{router}.folded"]
+    assert (scale != 1).any()
+    assert torch.equal(scale.log2(), scale.log2().round())
+    before, after = source.tensors[router].read(), checkpoint.tensors[router].read()
+    assert torch.equal(after.float(), before.float() * scale)
+    before, after = source.tensors[norm].read(), checkpoint.tensors[norm].read()
+    assert torch.equal(after.float(), before.float() / scale)
+    for index in range(4):
+        experts = f"model.layers.1.mlp.experts.{index}"
+        assert torch.equal(checkpoint.scales[f"{experts}.up_proj.in_scale"], scale)
+        folded = checkpoint.scales[f"{experts}.down_proj.in_scale"]
+        assert torch.equal(checkpoint.scales[f"{experts}.up_proj.out_scale"], folded)
+
+
+def test_static_input_scales_are_one_for_all_experts(tmp_path):
+    families.build("qwen3_moe", tmp_path / "model")
+    (checkpoint,) = families.make(tmp_path / "model", ["fp8-static"], tmp_path / "out")
+    for layers in (("gate_proj", "up_proj"), ("down_proj",)):
+        names = [
+            f"model.layers.0.mlp.experts.{index}.{layer}.input_scale"
+            for index in range(4)
+            for layer in layers
+        ]
+        assert len({checkpoint.tensors[name].read().item() for name in names}) == 1
+
+
+def test_experts_of_either_orientation_are_taken_apart(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    both = torch.randn(2, 12, 4, generator=generator)  # 2 experts, inner 6, width 4
+    down = torch.randn(2, 4, 6, generator=generator)
+    for turned in (False, True):
+        for kind in ("llama4", "gpt_oss"):
+            folder = tmp_path / f"{kind}-{turned}"
+            folder.mkdir()
+            tensors = {"m.experts.gate_up_proj": both, "m.experts.down_proj": down}
+            if turned:
+                tensors = {n: t.transpose(1, 2).contiguous() for n, t in tensors.items()}
+            families.write_whole(folder / "model.safetensors", tensors)
+            stored = read_header(folder / "model.safetensors")
+            found = fused.separated(stored, {"model_type": kind})
+            alternating = kind == "gpt_oss"
+            gate, up = (both[1, 0::2], both[1, 1::2]) if alternating else both[1].chunk(2)
+            assert torch.equal(found["m.experts.1.gate_proj.weight"].read(), gate)
+            assert torch.equal(found["m.experts.1.up_proj.weight"].read(), up)
+            assert torch.equal(found["m.experts.1.down_proj.weight"].read(), down[1])
