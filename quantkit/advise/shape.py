@@ -140,6 +140,10 @@ def of(model: str) -> ModelShape:
         return replace(found, folder=path)
     if path.is_file():
         return from_config(_read_json(path), _label(model, path.resolve().parent))
+    if (mixture := sizes.mixture_of(model)) is not None:
+        name, config = mixture
+        note = f"taken to have the layers of {name} in Qwen 3's form"
+        return from_config(config, model.strip(), assumed=True, note=note)
     if (n_weights := sizes.parse(model)) is not None:
         return _of_size(n_weights, model.strip())
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:

@@ -32,6 +32,19 @@ PUBLISHED = {
     "Llama-3.1-70B": (8192, 28672, 80, 64, 8, 128256),
     "Llama-3.1-405B": (16384, 53248, 126, 128, 8, 128256),
 }
+MIXTURE_KEYS = (
+    "hidden_size", "moe_intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "vocab_size", "head_dim", "num_experts", "num_experts_per_tok",
+)  # fmt: skip
+# From the config.json of each on the hub.
+MIXTURES = {
+    "Mixtral-8x7B": (4096, 14336, 32, 32, 8, 32000, 128, 8, 2),
+    "Mixtral-8x22B": (6144, 16384, 56, 48, 8, 32768, 128, 8, 2),
+    "Qwen3-30B-A3B": (2048, 768, 48, 32, 4, 151936, 128, 128, 8),
+    "Qwen3-235B-A22B": (4096, 1536, 94, 64, 4, 151936, 128, 128, 8),
+    "gpt-oss-20b": (2880, 2880, 24, 64, 8, 201088, 64, 32, 4),
+    "gpt-oss-120b": (2880, 2880, 36, 64, 8, 201088, 64, 128, 4),
+}
 TIED = ("SmolLM2-135M", "Qwen2.5-0.5B", "Llama-3.2-1B", "Qwen2.5-1.5B", "Llama-3.2-3B")
 HEADS = {"Mistral-Small-24B": 128}
 """Head widths that are not the hidden size over the heads."""
@@ -57,6 +70,27 @@ def parse(text: str) -> int | None:
     match = SIZE.fullmatch(text.strip())
     number = round(float(match[1]) * SCALE[match[2].lower()]) if match else 0
     return number if 10**6 <= number <= 10**14 else None
+
+
+def mixture_of(text: str) -> tuple[str, dict[str, Any]] | None:
+    """A published mixture of experts by its name, or by the sizes in it: `8x7B`, `30B-A3B`."""
+    asked = text.strip().lower()
+    for name, numbers in MIXTURES.items():
+        sizes = name.lower().partition("-")[2]
+        if asked == name.lower() or (asked == sizes and sizes[0].isdigit()):
+            return name, completed(
+                {
+                    "architectures": ["Qwen3MoeForCausalLM"],
+                    "model_type": "qwen3_moe",
+                    "dtype": "bfloat16",
+                    "max_position_embeddings": 131072,
+                    "tie_word_embeddings": False,
+                    "decoder_sparse_step": 1,
+                    "intermediate_size": numbers[1],
+                    **dict(zip(MIXTURE_KEYS, numbers, strict=True)),
+                }
+            )
+    return None
 
 
 def config_of(n_weights: int) -> tuple[str, dict[str, Any]]:

@@ -160,7 +160,7 @@ def _largest(
 def _advance(decoder: Decoder, block: torch.nn.Module, stream: Stream, call: Call) -> None:
     """Take all samples through a block."""
     for place, batch in stream.hidden:
-        arguments = stream.arguments(call, place, decoder.device)
+        arguments = stream.arguments(call, place, len(batch), decoder.device)
         output, beside = decoder.run_all(block, batch, arguments)
         if beside:
             stream.beside[place] = beside

@@ -1,6 +1,7 @@
 """One computation of memory and room: what `recommend` prints is what the plan below it prints."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -142,3 +143,15 @@ def test_what_does_not_fit_names_its_parts():
         shape.of("8B"), None, gpus.find("RTX 3060"), serving=memory.Serving(beside=beside)
     )
     assert "the draft model 3.0 GiB, the LoRA adapters 1.0 GiB and the engine" in fit.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("8x7B", 46.7), ("30B-A3B", 30.5), ("gpt-oss-120b", 116.8), ("Qwen3-235B-A22B", 235.1)],
+)
+def test_mixtures_have_the_names_that_people_use(name, billions):
+    found = shape.of(name)
+    n_weights = sum(math.prod(tensor.shape) for tensor in found.tensors)
+    assert n_weights / 1e9 == pytest.approx(billions, abs=0.05)
+    assert found.routers
+    assert found.note
