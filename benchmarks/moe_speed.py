@@ -33,7 +33,7 @@ from quantkit.model.architecture import Architecture
 from quantkit.model.shards import ShardWriter, TensorSpec, assign_to_shards, index_of
 from quantkit.model.source import INDEX, ModelSource
 from quantkit.onepass.journal import Journal
-from quantkit.onepass.onepass import quantize_blocks
+from quantkit.onepass.onepass import Pass, quantize_blocks
 from quantkit.plan import checkpoint as planning
 from quantkit.progress import Silent
 from quantkit.recipe import Recipe
@@ -121,7 +121,7 @@ def quantize(model: Path, out: Path, recipe: str, n_samples: int, length: int) -
     started = time.monotonic()
     with open_folder(out, plan.specs, journal.tensors) as writer:
         samples = CalibrationTokens("random", tokens)
-        quantize_blocks(source, [plan], [writer], samples, device, watch, [journal], "auto")
+        quantize_blocks(Pass(source, [plan], samples, device, [writer], [journal], progress=watch))
     blocks = [b - a for a, b in itertools.pairwise(watch.times)]
     result = {
         "n_blocks": len(blocks),

@@ -14,6 +14,7 @@ from quantkit import grid, numbers
 from quantkit.calibration.reading import python_text
 from quantkit.errors import QuantkitError
 from quantkit.export.checkpoint import Checkpoint
+from quantkit.model.architecture import EXPERT
 from quantkit.model.blocks import Call, Decoder
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
@@ -45,6 +46,8 @@ def shape_faults(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
         spec = plan.quantized.get(owner)
         if kind == "folded":
             wanted = norms.get(owner)
+            if wanted is not None:  # of a norm, or of the columns of a router
+                wanted = wanted[-1:]
         elif spec is not None and kind in ("in_scale", "out_scale"):
             wanted = spec.shape[1:] if kind == "in_scale" else spec.shape[:1]
         else:
@@ -154,7 +157,16 @@ def _largest(
             values = observer.values[attention]
             found[f"{name}.k_scale"] = float(observer.keys[attention].max())
             found[f"{name}.v_scale"] = float((values if scale is None else values / scale).max())
-    return found
+    return _over_experts(found)
+
+
+def _over_experts(found: dict[str, float]) -> dict[str, float]:
+    """One value for all experts of a block: their scales are merged, and few samples meet few."""
+    largest: dict[str, float] = {}
+    kinds = {name: EXPERT.sub(".experts.", name).replace("up_proj", "gate_proj") for name in found}
+    for name, kind in kinds.items():
+        largest[kind] = max(largest.get(kind, 0.0), found[name])
+    return {name: largest[kinds[name]] if EXPERT.search(name) else found[name] for name in found}
 
 
 def _advance(decoder: Decoder, block: torch.nn.Module, stream: Stream, call: Call) -> None:
