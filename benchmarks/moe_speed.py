@@ -178,7 +178,7 @@ def main() -> None:
         "device": devices.describe(devices.choose()),
         "machine": platform.machine(),
         "versions": versions(),
-        "runs": [],
+        "by_size": [],
     }
     shape = SHAPE | (SMALL if args.small else {})
     with tempfile.TemporaryDirectory(prefix="quantkit-moe-") as scratch:
@@ -188,8 +188,8 @@ def main() -> None:
             sizes = [str(args.samples), str(args.length)]
             found = run([str(model), str(out), args.recipe, *sizes])
             assert found is not None
-            result["runs"].append({"model_bytes": size, **found})
-            print(json.dumps(result["runs"][-1]), flush=True)
+            result["by_size"].append({"model_bytes": size, **found})
+            print(json.dumps(result["by_size"][-1]), flush=True)
         again = Path(scratch) / "again"
         run([str(model), str(again), args.recipe, *sizes], kill_after=max(1, n_blocks // 2))
         run([str(model), str(again), args.recipe, *sizes])
