@@ -29,7 +29,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         assert self.path == "/v1/completions"
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert (body["echo"], body["logprobs"], body["max_tokens"]) == (True, 1, 0)
+        if body.get("echo"):
+            assert (body["logprobs"], body["max_tokens"]) == (1, 0)
         with self.server.lock:
             self.server.bodies.append(body)
             fault = self.server.faults.pop(0) if self.server.faults else None
@@ -95,6 +96,8 @@ class Fake(ThreadingHTTPServer):
 
     def answer(self, body):
         prompts = body["prompt"]
+        if not body.get("echo"):
+            return self.written(body)
         if isinstance(prompts, str):
             prompts = [self.tokenizer.encode(prompts)]
         assert all(len(prompt) < self.cards[0]["max_model_len"] for prompt in prompts)
@@ -103,6 +106,23 @@ class Fake(ThreadingHTTPServer):
             for i, prompt in enumerate(prompts)
         ]
         return {"model": body["model"], "choices": choices[::-1]}
+
+    @torch.no_grad()
+    def written(self, body):
+        """A greedy answer that ends before the first stop text."""
+        ids, new = list(body["prompt"]), []
+        text, why = "", "length"
+        while len(new) < body["max_tokens"]:
+            with self.lock:
+                new.append(int(self.model(torch.tensor([ids + new])).logits[0, -1].argmax()))
+            text = self.tokenizer.decode(new, skip_special_tokens=True)
+            stops = [text.index(stop) for stop in body["stop"] if stop in text]
+            if stops or new[-1] == self.tokenizer.eos_token_id:
+                text, why = text[: min(stops, default=None)], "stop"
+                break
+        choice = {"index": 0, "text": text, "finish_reason": why}
+        usage = {"completion_tokens": len(new)}
+        return {"model": body["model"], "choices": [choice], "usage": usage}
 
     @torch.no_grad()
     def logprobs(self, ids):

@@ -48,6 +48,7 @@ class ConnectedModel(ServedModel):
             max_length,
             answers=None if self._kept is None else cache.ByName(self._kept),
             advance=progress.advance,
+            written=None if self._kept is None else cache.TextCache(self._kept),
         )
         self.served: Served | None = None
         self.where = "llama.cpp, on this host"
@@ -61,6 +62,10 @@ class ConnectedModel(ServedModel):
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = True) -> list[float]:
         self._begin([r.args[0] for r in requests])
         return super().loglikelihood_rolling(requests)
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
+        self._progress.start(f"score {self._label}", len(requests), "answers")
+        return super().generate_until(requests)
 
     def _begin(self, texts: list[str]) -> None:
         total = sum(len(self.tok_encode(text)) for text in texts)

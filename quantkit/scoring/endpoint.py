@@ -21,12 +21,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from quantkit.engine.http import MOST_BYTES, Connection, TooLong, Unreachable, without_password
 from quantkit.errors import ScoreError
 from quantkit.parsing import parse_json
+from quantkit.scoring.rules import Rules
 
 REQUEST_TOKENS = 4096  # short prompts share a request up to here
 ATTEMPTS = 5
@@ -34,6 +36,8 @@ BACKOFF_S = 0.5  # then 1, 2 and 4, each give or take a half
 TOKEN_BYTES = 1024
 """Of an answer, for each token of a request: far more than names and two numbers take."""
 NAN = "not JSON compliant"  # what vLLM says of log-probabilities that are none
+WRITTEN_AT_ONCE = 128  # answers; engines batch what they are asked at a time
+T = TypeVar("T")
 ABOVE_ZERO = 1e-3  # more than rounding can do to the logarithm of a probability
 
 
@@ -183,22 +187,38 @@ class Endpoint:
         It is called in this thread, as answers come in. After an error nothing new is asked, and
         what was under way is still kept; after an interrupt all connections are cut.
         """
+        work = [
+            partial(self._echo_some, {i: prompts[i] for i in numbers})
+            for numbers in _shared(prompts)
+        ]
+        self._all(work, keep, self._concurrent)
+
+    def write_all(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        rules: Rules,
+        keep: Callable[[int, str], None],
+    ) -> None:
+        """The same for texts that the server writes, one prompt a request: it batches them."""
+        work = [partial(self._write, i, prompts[i], rules) for i in range(len(prompts))]
+        self._all(work, keep, WRITTEN_AT_ONCE)
+
+    def _all(
+        self, work: "Sequence[Callable[[], dict[int, T]]]", keep: "Callable[[int, T], None]", n: int
+    ) -> None:
         failure: ScoreError | None = None
         self._stopped.clear()
-        pool = ThreadPoolExecutor(self._concurrent)
+        pool = ThreadPoolExecutor(n)
         try:
-            futures = [
-                pool.submit(self._echo_some, {i: prompts[i] for i in numbers})
-                for numbers in _shared(prompts)
-            ]
+            futures = [pool.submit(part) for part in work]
             for future in as_completed(futures):
                 try:
-                    echoes = future.result()
+                    answers = future.result()
                 except ScoreError as error:
                     failure = failure or error
                 else:
-                    for i, echo in echoes.items():
-                        keep(i, echo)
+                    for i, answer in answers.items():
+                        keep(i, answer)
         except BaseException:
             self._cut()
             raise
@@ -207,6 +227,45 @@ class Endpoint:
             self._hang_up()
         if failure:
             raise failure
+
+    def _write(self, number: int, prompt: tuple[int, ...], rules: Rules) -> dict[int, str]:
+        if self._stopped.is_set():
+            return {}
+        try:
+            return {number: self._written(number, prompt, rules)}
+        except BaseException:
+            self._stopped.set()
+            raise
+
+    def _written(self, number: int, prompt: tuple[int, ...], rules: Rules) -> str:
+        body: dict[str, Any] = {
+            "model": self.model,
+            "prompt": list(prompt),
+            "max_tokens": rules.max_new,
+            "temperature": rules.temperature,
+            "stop": list(rules.stops),
+        }
+        if rules.temperature:
+            body |= {"seed": rules.seed + number, "top_p": rules.top_p or 1.0}
+            body |= {"top_k": rules.top_k} if rules.top_k else {}
+        if rules.repetition_penalty != 1:
+            body["repetition_penalty"] = rules.repetition_penalty
+        most_bytes = MOST_BYTES + rules.max_new * TOKEN_BYTES
+        answer = self._send("POST", "/completions", body, most_bytes)
+        try:
+            (choice,) = answer["choices"]
+            text, why = _text(choice["text"]), _text(choice["finish_reason"])
+            n_tokens = answer["usage"]["completion_tokens"] if why == "length" else rules.max_new
+        except (KeyError, TypeError, ValueError) as error:
+            raise ScoreError(f"{self.url}/completions answered in a form of its own") from error
+        if why not in ("stop", "length"):
+            raise ScoreError(f"{self.url} broke off an answer ({why[:40]}); run again")
+        if n_tokens != rules.max_new:
+            raise ScoreError(
+                f"{self.url} ended an answer for its length after {str(n_tokens)[:20]} tokens of "
+                f"{rules.max_new}; serve with a longer --max-model-len"
+            )
+        return text
 
     def _echo_some(self, prompts: dict[int, list[int]]) -> dict[int, Echo]:
         if self._stopped.is_set():

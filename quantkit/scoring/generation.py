@@ -9,8 +9,6 @@ Ends of answers are looked for every few tokens only. What was written beyond an
 the device never waits for the host in between.
 """
 
-import hashlib
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +18,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from quantkit.errors import HardwareError, ScoreError
+from quantkit.scoring.rules import Rules, keys_of
 
 CHECK_EVERY = 8
 """Tokens between two looks for ends of answers."""
@@ -33,37 +32,6 @@ CACHED_BYTES = {"cpu": 512 << 20}
 MOST_ROWS = {"cuda": 2048, "cpu": 32}
 REFILL = 0.75
 """Waiting prompts join when no more than this share of the rows is still being written."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How answers are written, and where they end."""
-
-    max_new: int
-    stops: tuple[str, ...] = ()
-    """An answer ends before the first of these texts."""
-    ends: tuple[int, ...] = ()
-    """Tokens that end an answer."""
-    temperature: float = 0.0
-    """0 takes the likeliest token."""
-    top_k: int | None = None
-    top_p: float | None = None
-    repetition_penalty: float = 1.0
-    seed: int = 0
-
-
-def keys_of(prompts: Sequence[Sequence[int]], rules: Rules) -> list[bytes]:
-    """What was asked, in 16 bytes each; a prompt that comes again is another question."""
-    times: dict[bytes, int] = {}
-    keys = []
-    for prompt in prompts:
-        digest = hashlib.sha256(array("q", prompt).tobytes())
-        digest.update(repr(rules).encode())
-        number = times[digest.digest()] = times.get(digest.digest(), -1) + 1
-        # Greedy answers to one prompt are one answer.
-        digest.update(str(number if rules.temperature else 0).encode())
-        keys.append(digest.digest()[:16])
-    return keys
 
 
 class _RoomyLayer(DynamicLayer):  # type: ignore[misc]

@@ -14,6 +14,7 @@ from quantkit.engine import http
 from quantkit.errors import MissingDependency, ScoreError
 from quantkit.parsing import parse_json
 from quantkit.scoring.endpoint import Echo
+from quantkit.scoring.rules import Rules
 
 CERTAIN = 1000
 """A bias that makes any token the choice."""
@@ -72,6 +73,35 @@ class LlamaCpp:
             ]
             keep(i, Echo([], [own for own, _ in found], [best for _, best in found]))
 
+    def write_all(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        rules: Rules,
+        keep: Callable[[int, str], None],
+    ) -> None:
+        """Answers one after another, those with a common beginning in a row."""
+        for i in sorted(range(len(prompts)), key=lambda i: prompts[i]):
+            asked: dict[str, Any] = {
+                "prompt": list(prompts[i]),
+                "n_predict": rules.max_new,
+                "temperature": rules.temperature,
+                "stop": list(rules.stops),
+                "repeat_penalty": rules.repetition_penalty,
+                "cache_prompt": True,
+            }
+            if rules.temperature:
+                asked |= {"seed": rules.seed + i, "top_k": rules.top_k or 0, "min_p": 0.0}
+                asked["top_p"] = rules.top_p or 1.0
+            keep(i, str(self._answer(asked)["text"]))
+
+    def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        answer = self._server.handle_completions(asked)
+        if "choices" not in answer:
+            n_tokens = len(asked["prompt"])
+            raise ScoreError(f"llama.cpp refuses {n_tokens} tokens of {self.model}: {answer}")
+        first: dict[str, Any] = answer["choices"][0]
+        return first
+
     def _ask(self, before: list[int], token: int) -> tuple[float, float]:
         """Log-probabilities of a token and of the likeliest one."""
         told = self._complete(before, [token, CERTAIN], 1)
@@ -85,7 +115,7 @@ class LlamaCpp:
         return every[token], max(every.values())
 
     def _complete(self, before: list[int], bias: list[Any], n_told: int) -> dict[str, Any] | None:
-        answer = self._server.handle_completions(
+        answer = self._answer(
             {
                 "prompt": before,
                 "n_predict": 1,
@@ -95,8 +125,6 @@ class LlamaCpp:
                 "logit_bias": [bias],
             }
         )
-        if "choices" not in answer:
-            raise ScoreError(f"llama.cpp refuses {len(before)} tokens of {self.model}: {answer}")
-        told = answer["choices"][0]["logprobs"]
+        told = answer["logprobs"]
         first: dict[str, Any] | None = told["content"][0] if told else None
         return first

@@ -23,11 +23,11 @@ from quantkit.model.shards import read_header, write_whole
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress
-from quantkit.scoring import cache, divergence, generation, loading
+from quantkit.scoring import cache, divergence, loading
 from quantkit.scoring.answering import Answer, Answerer, Request, Seen, truncated
 from quantkit.scoring.answers import Text
 from quantkit.scoring.following import Followed, Prompts
-from quantkit.scoring.generation import Rules
+from quantkit.scoring.rules import Rules, keys_of
 from quantkit.scoring.tokens import Encoder, batches, n_before_text
 from quantkit.scoring.writing import Writer
 from quantkit.storage import write_json
@@ -127,7 +127,7 @@ class _Kept:
 
     def answers_of(self, name: str, prompts: Sequence[tuple[int, ...]], rules: Rules) -> Path:
         """The source's own answers."""
-        digest = hashlib.sha256(b"".join(generation.keys_of(prompts, rules))).hexdigest()[:32]
+        digest = hashlib.sha256(b"".join(keys_of(prompts, rules))).hexdigest()[:32]
         return self.folder / f"{self.source_name}-{digest}.answers"
 
     @property

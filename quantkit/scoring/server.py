@@ -13,9 +13,11 @@ from lm_eval.models.utils import has_bos_prefix
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from quantkit.errors import ScoreError
+from quantkit.scoring import rules
 from quantkit.scoring.answers import Text
-from quantkit.scoring.cache import Cached
+from quantkit.scoring.cache import Cached, TextCache
 from quantkit.scoring.endpoint import Echo, Endpoint
+from quantkit.scoring.rules import Rules
 from quantkit.scoring.tokens import n_before_text
 
 # Tokenizers disagree on at least one of these.
@@ -45,6 +47,14 @@ class Engine(Protocol):
     ) -> None:
         """Log-probabilities of prompts, of their last tokens at least."""
 
+    def write_all(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        rules: Rules,
+        keep: Callable[[int, str], None],
+    ) -> None:
+        """Answers to prompts, as text."""
+
 
 class ServedModel(TemplateLM):  # type: ignore[misc]
     """Log-likelihoods from a server.
@@ -60,8 +70,11 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         max_length: int | None = None,
         answers: Answers | None = None,
         advance: Callable[[int], None] = lambda n_tokens: None,
+        written: TextCache | None = None,
     ) -> None:
         super().__init__()
+        self._written: Any = _Unkept() if written is None else written
+        self._usual = Rules(0)
         endpoint = Endpoint(served) if isinstance(served, str) else served
         self.endpoint = endpoint
         self.tokenizer = tokenizer
@@ -211,12 +224,54 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         digest.update(array("q", [n_continuation, *tokens]).tobytes())
         return digest.hexdigest()
 
+    @property
+    def max_gen_toks(self) -> int:
+        """Tokens of an answer where a task does not say, as lm-eval's own models have it."""
+        return 256
+
+    def tok_decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """A text of tokens."""
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens))
+
     def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
-        """Not here."""
-        raise ScoreError(
-            "a task asks for generated text; through a server only tasks of log-likelihoods are "
-            "scored, such as perplexity and multiple choice"
-        )
+        """Answers that the engine writes, cut where lm-eval cuts them."""
+        from lm_eval.models.utils import postprocess_generated_text
+
+        found = [""] * len(requests)
+        by_rules: dict[tuple[str, Rules], list[int]] = {}
+        for place, request in enumerate(requests):
+            how = rules.of_task(request.task_name, request.args[1], self, self._usual)
+            by_rules.setdefault((request.task_name, how), []).append(place)
+        for (task, how), places in by_rules.items():
+            encoded = [self.tok_encode(requests[place].args[0]) for place in places]
+            prompts = [rules.fitting(task, ids, how, self.max_length) for ids in encoded]
+            keys = rules.keys_of(prompts, how)
+            kept = [self._written.get(key) for key in keys]
+            waiting = [number for number, text in enumerate(kept) if text is None]
+            self.cached.count(task, len(places), len(places) - len(waiting))
+            self._advance(len(places) - len(waiting))
+
+            def keep(i: int, text: str) -> None:
+                number = waiting[i]  # noqa: B023 (called before the next round)
+                cut = postprocess_generated_text(text, list(how.stops), None)  # noqa: B023
+                kept[number] = cut  # noqa: B023
+                self._written.put(keys[number], cut)  # noqa: B023
+                self._advance(1)
+
+            self.endpoint.write_all([prompts[number] for number in waiting], how, keep)
+            for place, text in zip(places, kept, strict=True):
+                found[place] = text or ""
+        return found
+
+
+class _Unkept:
+    """Where texts of an engine go that is another one tomorrow."""
+
+    def get(self, key: bytes) -> str | None:
+        return None
+
+    def put(self, key: bytes, text: str) -> None:
+        """Not kept."""
 
 
 def _windows(endpoint: "Engine", asked: int | None) -> int:

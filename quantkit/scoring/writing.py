@@ -9,16 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from quantkit.errors import ScoreError
-from quantkit.scoring import generation
+from quantkit.scoring import rules
 from quantkit.scoring.cache import TextCache
-from quantkit.scoring.generation import Generator, Rules
-
-SUPPORTED = frozenset(
-    {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p", "repetition_penalty"}
-)
-HARMLESS = frozenset({"num_beams", "use_cache", "pad_token_id"})
-"""Accepted with the values that change nothing."""
+from quantkit.scoring.generation import Generator
+from quantkit.scoring.rules import Rules
 
 
 def defaults(folder: Path, model: Any) -> tuple[tuple[int, ...], float]:
@@ -46,47 +40,21 @@ class Writer:
 
     def rules(self, task: str, asked: dict[str, Any], seed: int) -> Rules:
         """What a task's own settings mean."""
-        from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
-
-        given: dict[str, Any] = dict(normalize_gen_kwargs(asked, self._lm.max_gen_toks))
-        unknown = set(given) - SUPPORTED - HARMLESS
-        if unknown or given.get("num_beams", 1) != 1:
-            name = sorted(unknown)[0] if unknown else "num_beams"
-            raise ScoreError(
-                f"task {task} wants answers written with {name}: {given[name]!r}, which is not "
-                f"supported; supported are {', '.join(sorted(SUPPORTED))}"
-            )
-        end = self._lm.tok_decode(self._lm.eot_token_id, skip_special_tokens=False)
-        stops = handle_stop_sequences(given["until"], eos=end)
-        return Rules(
-            max_new=int(given["max_gen_toks"]),
-            stops=tuple(stop for stop in stops if stop),
-            ends=self._ends,
-            temperature=float(given.get("temperature", 0.0)) if given["do_sample"] else 0.0,
-            top_k=given.get("top_k"),
-            top_p=given.get("top_p"),
-            repetition_penalty=float(given.get("repetition_penalty", self._penalty)),
-            seed=seed,
-        )
+        usual = Rules(0, ends=self._ends, repetition_penalty=self._penalty, seed=seed)
+        return rules.of_task(task, asked, self._lm, usual)
 
     def greedy(self, max_new: int) -> Rules:
         """The likeliest tokens until the model ends its answer."""
         return Rules(max_new, ends=self._ends, repetition_penalty=self._penalty)
 
-    def fitting(self, task: str, prompt: Sequence[int], rules: Rules) -> tuple[int, ...]:
-        """The end of a prompt that leaves room for an answer, as lm-eval cuts it."""
-        room = self._lm.max_length - rules.max_new
-        if room <= 0:
-            raise ScoreError(
-                f"task {task} wants answers of {rules.max_new} tokens, and windows have "
-                f"{self._lm.max_length}; use a longer --max-length, or another task"
-            )
-        return tuple(prompt[-room:])
+    def fitting(self, task: str, prompt: Sequence[int], how: Rules) -> tuple[int, ...]:
+        """The end of a prompt that leaves room for an answer."""
+        return rules.fitting(task, prompt, how, self._lm.max_length)
 
     def texts(
         self,
         prompts: Sequence[tuple[int, ...]],
-        rules: Rules,
+        how: Rules,
         advance: Callable[[int], None],
     ) -> tuple[list[str], int]:
         """Answers as text, and how many of them were kept from before."""
@@ -95,15 +63,15 @@ class Writer:
         def text_of(tokens: Sequence[int]) -> str:
             return str(self._lm.tok_decode(tokens))
 
-        keys = generation.keys_of(prompts, rules)
+        keys = rules.keys_of(prompts, how)
         found = [self._texts.get(key) for key in keys]
         open_places = [place for place, text in enumerate(found) if text is None]
         advance(len(prompts) - len(open_places))
         wanted = [prompts[place] for place in open_places]
-        for batch in self._generator.answers(wanted, rules, text_of) if wanted else ():
+        for batch in self._generator.answers(wanted, how, text_of) if wanted else ():
             for number, tokens in batch:
                 place = open_places[number]
-                text = postprocess_generated_text(text_of(tokens), list(rules.stops), None)
+                text = postprocess_generated_text(text_of(tokens), list(how.stops), None)
                 found[place] = text
                 self._texts.put(keys[place], text)
             advance(len(batch))
@@ -112,17 +80,17 @@ class Writer:
     def tokens(
         self,
         prompts: Sequence[tuple[int, ...]],
-        rules: Rules,
+        how: Rules,
         advance: Callable[[int], None],
     ) -> list[tuple[int, ...]]:
         """Answers as tokens, kept under the same keys."""
-        keys = [b"tokens" + key for key in generation.keys_of(prompts, rules)]
+        keys = [b"tokens" + key for key in rules.keys_of(prompts, how)]
         kept = [self._texts.get(key) for key in keys]
         found = [None if text is None else tuple(json.loads(text)) for text in kept]
         open_places = [place for place, tokens in enumerate(found) if tokens is None]
         advance(len(prompts) - len(open_places))
         wanted = [prompts[place] for place in open_places]
-        for batch in self._generator.answers(wanted, rules, str) if wanted else ():
+        for batch in self._generator.answers(wanted, how, str) if wanted else ():
             for number, tokens in batch:
                 place = open_places[number]
                 found[place] = tokens

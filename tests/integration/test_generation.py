@@ -12,8 +12,9 @@ from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.onepass.run import quantize
 from quantkit.recipe import load
 from quantkit.scoring import following, generation, lmeval, loading
-from quantkit.scoring.generation import Generator, Rules
+from quantkit.scoring.generation import Generator
 from quantkit.scoring.harness import Asked, evaluate
+from quantkit.scoring.rules import Rules
 
 TEXT = "Return a new list containing all items from the iterable in ascending order. A custom key "
 
@@ -175,6 +176,26 @@ def test_answers_are_those_of_lm_eval(tasks, tmp_path):
         expected = seen(theirs, loaded, None, None)["samples"]["my_sums"]
     assert answers["EvaluatedModel"] == [sample["resps"] for sample in expected]
     assert any(text for ((text,),) in answers["EvaluatedModel"])
+
+
+def test_answers_of_llama_cpp_are_ours(tasks, tmp_path):
+    """The same file in llama.cpp and here; 32 bits leave rounding no say."""
+    pytest.importorskip("xllamacpp")
+    (made,) = quantize(ModelSource.open("demo"), [load("gguf-f32")], tmp_path / "out", "cpu")
+    found = {}
+    for backend in ("transformers", "llama.cpp"):
+        seen = lmeval.run
+        with pytest.MonkeyPatch.context() as patch:
+
+            def watched(lm, loaded, *more, seen=seen, backend=backend):
+                results = seen(lm, loaded, *more)
+                found[backend] = [s["resps"] for s in results["samples"]["my_sums"]]
+                return results
+
+            patch.setattr(lmeval, "run", watched)
+            asked = Asked((str(tasks),), limit=4, cache=tmp_path / "cache", backend=backend)
+            evaluate(made, asked, "cpu")
+    assert found["llama.cpp"] == found["transformers"]
 
 
 def test_a_stopped_run_goes_on_at_the_first_open_answer(tasks, tmp_path):

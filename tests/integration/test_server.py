@@ -28,7 +28,7 @@ from quantkit.numbers.activations import round_inputs
 from quantkit.onepass.prepare import CalibrationChoice
 from quantkit.onepass.run import quantize
 from quantkit.recipe import ActivationScheme, Recipe
-from quantkit.scoring import endpoint, lmeval, loading
+from quantkit.scoring import cache, endpoint, lmeval, loading
 from quantkit.scoring.server import ServedModel
 
 
@@ -66,6 +66,57 @@ def pairs(*texts):
 QUESTIONS = pairs(
     ("Return a new list", " of strings"), ("Return a new list", " of cheese"), ("", "import sys")
 )
+
+
+# Answers that the server writes.
+
+
+WRITTEN = [
+    Instance("generate_until", {}, (text, {"until": ["\n"], "max_gen_toks": 12}), i)
+    for i, text in enumerate(["Return a new list", "import sys", "The keys of " * 40])
+]
+
+
+def test_answers_are_written_as_lm_eval_writes_them(fake):
+    lm = connect(fake)
+    found = lm.generate_until(WRITTEN)
+    theirs = HFLM(
+        pretrained=fake.model, tokenizer=fake.tokenizer, max_length=lm.max_length, batch_size=2
+    )
+    with lmeval.quiet():
+        assert found == theirs.generate_until(WRITTEN)
+    assert any(found)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("garbage", "no JSON"),
+        (lambda answer: answer | {"choices": []}, "form of its own"),
+        (lambda answer: answer | {"choices": [{"text": 5, "finish_reason": "stop"}]}, "form of"),
+        (
+            lambda answer: {
+                "choices": [{"text": "a", "finish_reason": "length"}],
+                "usage": {"completion_tokens": 3},
+            },
+            "after 3 tokens of 12",
+        ),
+        (
+            lambda answer: {"choices": [{"text": "a", "finish_reason": "abort"}]},
+            "broke off an answer",
+        ),
+    ],
+)
+def test_faults_of_written_answers_lose_nothing(fake, tmp_path, monkeypatch, fault, words):
+    monkeypatch.setattr(endpoint, "WRITTEN_AT_ONCE", 1)
+    kept = cache.TextCache(cache.AnswerCache(tmp_path, "texts"))
+    lm = ServedModel(endpoint.Endpoint(fake.url), fake.tokenizer, written=kept)
+    fake.faults = [None, fault]
+    with pytest.raises(ScoreError, match=words):
+        lm.generate_until(WRITTEN)
+    n_before = len(fake.bodies)
+    assert len(lm.generate_until(WRITTEN)) == len(WRITTEN)
+    assert len(fake.bodies) - n_before == len(WRITTEN) - 1  # the first is not asked again
 
 
 # The same answers.
