@@ -12,6 +12,7 @@ PROGRAMS = {
     "data_free": "data_free.py",
     "demo": "demo_output.py",
     "families": "families.py",
+    "faults": "tests/faults/campaign.py",
     "gguf_blocks": "gguf_blocks.py",
     "gguf_llamacpp": "gguf_llamacpp.py",
     "gguf_quality": "gguf_quality.py",
@@ -47,7 +48,10 @@ def program(name: str) -> str:
     if not fitting:
         raise FigureError(f"scripts/figures/sources.py does not say what writes {name}.json")
     found = PROGRAMS[max(fitting, key=len)]
-    return f"[{found}](../benchmarks/{found})" if found.endswith(".py") else found
+    if not found.endswith(".py"):
+        return found
+    place = found if "/" in found else f"benchmarks/{found}"
+    return f"[{found.rpartition('/')[2]}](../{place})"
 
 
 def machine(name: str, run: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ where it was. `collect` adds up all of them. `make faults` does all of it.
 import argparse
 import json
 import os
+import platform
 import shutil
 import sys
 import tempfile
@@ -170,7 +171,11 @@ def collect() -> None:
     """Add up all ranges."""
     import recording
 
-    result: dict[str, Any] = {"seed": "random.Random(f'{kind} {n}') with n from the ranges"}
+    result: dict[str, Any] = {
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "seed": "random.Random(f'{kind} {n}') with n from the ranges",
+    }
     for kind in ("mutations", "kills", "limits"):
         parts = [json.loads(p.read_text()) for p in sorted(PARTS.glob(f"{kind}-*.json"))]
         parts = sorted((p for p in parts if p["next"] > p["first"]), key=lambda p: p["first"])
