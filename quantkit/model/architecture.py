@@ -82,6 +82,8 @@ class Architecture:
     """Rows of the embedding."""
     head: str = HEAD
     """What files call the output head, which recipes know as lm_head."""
+    renamed: str = ""
+    """A tensor whose name in files is not that of its module; empty where there is none."""
 
     @classmethod
     def of(
@@ -329,7 +331,10 @@ def _look(
         share = min(1.0, chosen / most)
     caches = [links.module(name) for name in caches if name.startswith(f"{blocks}.")]
     own_head = next((links.module(name) for name, m in modules.items() if m is head), HEAD)
-    return Architecture(shapes, linears, tied, caches, routers, share, kept, n_vocabulary, own_head)
+    renamed = next((n for p, n in links.stored.items() if p != n), "")
+    return Architecture(
+        shapes, linears, tied, caches, routers, share, kept, n_vocabulary, own_head, renamed
+    )
 
 
 def _towers(kept: Mapping[str, str]) -> dict[str, str]:

@@ -190,6 +190,8 @@ def prepare(
     architecture = _architecture(source, progress)
     if engine == NATIVE and architecture.routers:
         _check_experts(source, recipes)
+    if engine != NATIVE:
+        _check_names(source, architecture, engine)
     stored = architecture.stored(source)
     plans = [planning.make(architecture, stored, recipe) for recipe in weights]
     if source.quantized_by is not None:
@@ -237,6 +239,18 @@ def refuse_twice(recipes: Sequence[AnyRecipe]) -> None:
     names = [recipe.name for recipe in recipes]
     if twice := {name for name in names if names.count(name) > 1}:
         raise RecipeError(f"recipe {min(twice)} was asked for twice")
+
+
+def _check_names(source: ModelSource, architecture: Architecture, engine: str) -> None:
+    """Stop where another engine would not find the tensors that are planned."""
+    what = "one tensor for all experts" if set(source.stored) != set(source.tensors) else ""
+    if architecture.renamed:
+        what = f"other names than transformers' modules ({architecture.renamed})"
+    if what:
+        raise SourceError(
+            f"{source.folder} has {what}, which engine {engine} does not follow; "
+            "use --engine native"
+        )
 
 
 def _check_experts(source: ModelSource, recipes: Sequence[AnyRecipe]) -> None:

@@ -129,7 +129,7 @@ class Visit:
                     block,
                     collector.groups,
                     lambda: decoder.run(block, one, alone),
-                    geometry.head_dim(geometry.of_object(decoder.model.config.get_text_config())),
+                    _head_width(block, decoder.model.config.get_text_config()),
                     self.padding.first(1),
                 )
                 found = self.ranks.share(found)
@@ -235,3 +235,10 @@ def _require_finite(name: str, collector: Collector) -> None:
                 f"the inputs of {name}.{linear} are not finite on this calibration data; "
                 "the source model is damaged, or overflows in this type"
             )
+
+
+def _head_width(block: torch.nn.Module, config: Any) -> int:
+    """Columns of one attention head, which blocks of one model may have different."""
+    own = (getattr(module, "head_dim", None) for module in block.modules())
+    found = next((width for width in own if isinstance(width, int)), None)
+    return found or geometry.head_dim(geometry.of_object(config))

@@ -255,8 +255,8 @@ def test_the_command_line_gives_its_results_a_name_of_their_own(run_cli, use, tm
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (transformers.Llama4TextConfig(**SMALL, num_local_experts=4), "an unknown layout"),
-        (transformers.MixtralConfig(**SMALL, num_local_experts=4), "in another form"),
+        (transformers.Llama4TextConfig(**SMALL, num_local_experts=4), "one tensor for all experts"),
+        (transformers.MixtralConfig(**SMALL, num_local_experts=4), "other names"),
         (transformers.LlamaConfig(**SMALL, num_experts=4), "finds no experts"),
     ],
     ids=["llama4", "mixtral", "none"],
