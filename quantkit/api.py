@@ -6,6 +6,7 @@ progress goes to a callback. The command line is another face of the same stages
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,7 @@ def score(
     *,
     tasks: str | Sequence[str] | None = None,
     prompts: str | Path | None = None,
+    source: "Model | None" = None,
     limit: int | None = None,
     num_fewshot: int | None = None,
     max_length: int | None = None,
@@ -117,8 +119,11 @@ def score(
     out: str | Path | None = None,
     progress: Listener | None = None,
 ) -> "list[Evaluation]":
-    """Run lm-eval tasks on source models and checkpoints; with `out`, write a file for each."""
-    from quantkit.opening import scorable
+    """Run lm-eval tasks on source models and checkpoints; with `out`, write a file for each.
+
+    Checkpoints of other tools are compared with `source`, or with the source among `models`.
+    """
+    from quantkit.opening import opened, paired, scorable
     from quantkit.scoring.harness import Asked, evaluate
 
     listed = _listed(models)
@@ -140,12 +145,20 @@ def score(
         prompts=None if prompts is None else Path(prompts),
     )
     found = []
-    for model in listed:
-        with scorable(model, tokenizer, revision, trust_remote_code) as target:
+    with ExitStack() as stack:
+        targets = [
+            stack.enter_context(scorable(model, tokenizer, revision, trust_remote_code))
+            for model in listed
+        ]
+        original = None
+        if source is not None:
+            opening = opened(source, tokenizer, None, trust_remote_code)
+            original = stack.enter_context(opening)
+        for target in paired(targets, original):
             made = evaluate(target, asked, device, listening(progress), trust_remote_code)
-        if out is not None:
-            made.write(Path(out))
-        found.append(made)
+            if out is not None:
+                made.write(Path(out))
+            found.append(made)
     return found
 
 

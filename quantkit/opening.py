@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from quantkit.errors import SourceError
 from quantkit.export.checkpoint import Checkpoint
+from quantkit.export.foreign import ForeignCheckpoint, is_source
 from quantkit.export.manifest import is_checkpoint
-from quantkit.model.source import ModelSource
+from quantkit.formats import declared
+from quantkit.model.dequantized import method_of
+from quantkit.model.source import ModelSource, locate, read_config
 from quantkit.model.tokenizer import load as load_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from transformers import PreTrainedModel
 
@@ -21,10 +24,29 @@ Model: TypeAlias = "str | Path | ModelSource | PreTrainedModel"
 
 
 def find(name: str, revision: str | None, trust_remote_code: bool) -> ModelSource | Checkpoint:
-    """A quantised checkpoint where there is one, else a source, by folder, hub id or `demo`."""
+    """A checkpoint of ours or of others, else a source, by folder, hub id or `demo`."""
     if is_checkpoint(Path(name)):
         return Checkpoint.open(Path(name))
-    return ModelSource.open(name, revision, trust_remote_code)
+    folder = locate(name, revision)
+    config = read_config(folder)
+    if method_of(config):
+        declared.of(config, str(folder))  # refuses what nobody reads before tensors are looked at
+    model = ModelSource.open(name, revision, trust_remote_code, requantize=True)
+    return model if model.quantized_by is None else ForeignCheckpoint.of(model)
+
+
+def paired(
+    targets: "Sequence[ModelSource | Checkpoint]", source: ModelSource | None = None
+) -> "list[ModelSource | Checkpoint]":
+    """The same, with checkpoints of others held against `source`, or the one source among them."""
+    plain = [t for t in targets if is_source(t)]
+    original = source or (plain[0] if len(plain) == 1 else None)
+    if not isinstance(original, ModelSource):
+        return list(targets)
+    return [
+        t.compared_with(original) if isinstance(t, ForeignCheckpoint) and t.original is None else t
+        for t in targets
+    ]
 
 
 @contextmanager

@@ -62,6 +62,10 @@ def command(
         Path | None,
         typer.Option(metavar="FILE", help="Scores of the source, from before, to compare with."),
     ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="What checkpoints of other tools were made from."),
+    ] = None,
     until: Annotated[
         str | None,
         typer.Option(metavar="POINTS", help="Random questions until +-POINTS, such as 1.0pp."),
@@ -103,8 +107,10 @@ def command(
     if tasks is None and prompts is None:
         names = list(by_default(models))
     at_home = data is not None or all(start.is_own(t) for t in names)
-    start.stay_offline_if(at_home and all(map(start.is_local, models)))
+    named = [*models, *([source] if source is not None else [])]
+    start.stay_offline_if(at_home and all(map(start.is_local, named)))
     from quantkit import opening
+    from quantkit.model.source import ModelSource
     from quantkit.scoring.evaluation import Evaluation
     from quantkit.scoring.harness import Asked, evaluate
     from quantkit.scoring.lmeval import Chat
@@ -126,7 +132,10 @@ def command(
     )
     if server is not None and len(models) != 1:
         raise typer.BadParameter("a server serves one model: give its folder alone")
-    targets = [opening.find(name, revision, trust_remote_code) for name in models]
+    targets = opening.paired(
+        [opening.find(name, revision, trust_remote_code) for name in models],
+        None if source is None else ModelSource.open(source, None, trust_remote_code),
+    )
     start.refuse_same_names(targets)
     before = None if baseline is None else Evaluation.read(baseline)
     holding = output_folder(out) if out is not None else nullcontext()

@@ -113,9 +113,9 @@ def calibration_choice(
 
 def refuse_same_names(targets: "Sequence[ModelSource | Checkpoint]") -> None:
     """Two results of one name would overwrite each other, and no report could tell them apart."""
-    from quantkit.export.checkpoint import Checkpoint
+    from quantkit.export.foreign import is_source
 
-    names = [t.label if isinstance(t, Checkpoint) else SOURCE_NAME for t in targets]
+    names = [SOURCE_NAME if is_source(t) else t.label for t in targets]
     if twice := [name for name in names if names.count(name) > 1]:
         what = "two source models" if twice[0] == SOURCE_NAME else f"two checkpoints {twice[0]}"
         raise ScoreError(f"{what} in one call: score one model and its checkpoints at a time")

@@ -4,7 +4,8 @@ Nothing is dequantised before it is read, a layer (or an expert) at a time, so a
 never held whole. What a tensor is follows from its type and from what stands beside it, not from
 the method that a config names: the same few forms come under many names.
 
-    weight (FP8 or int8) and weight_scale or weight_scale_inv     one scale a tensor, row or block
+    weight (FP8 or int8) and weight_scale or weight_scale_inv     one scale a tensor, row or block,
+                                                                  or (MXFP8) an exponent for 32
     weight_packed or weight (two FP4 a byte) and weight_scale     a scale for 16, and one for all
     weight_packed (int32 words) and weight_scale, weight_shape    compressed-tensors
     qweight, qzeros and scales, with g_idx or without             AutoGPTQ, AutoAWQ
@@ -66,6 +67,8 @@ def dequantized(
 ) -> dict[str, StoredTensor]:
     """Parameters in 16 bits by their usual names; what is not quantised is what it was."""
     method = method_of(config) or ""
+    known = config.get("quantization_config") or {}
+    packing = str(known.get("packing_format") or method)  # AutoRound writes both forms
     named = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     dtype = TYPES.get(named.removeprefix("torch."), "BF16")
     result: dict[str, StoredTensor] = {}
@@ -81,7 +84,7 @@ def dequantized(
         elif last == "weight_packed":
             result[f"{module}.weight"] = _words(module, tensor, beside, dtype)
         elif last == "qweight":
-            of_format = _awq if "awq" in method else partial(_gptq, _zero_offset(config))
+            of_format = _awq if "awq" in packing else partial(_gptq, _zero_offset(config))
             result[f"{module}.weight"] = of_format(module, tensor, beside, dtype)
         elif name.endswith("_blocks") and f"{name[:-7]}_scales" in tensors:
             whole = name.removesuffix("_blocks")
@@ -95,6 +98,19 @@ def dequantized(
                 )
             result[name] = tensor
     return result
+
+
+def modules(tensors: Mapping[str, StoredTensor]) -> list[str]:
+    """The layers that files hold quantised, by the names of their 16-bit weights' modules."""
+    found = []
+    for name, tensor in tensors.items():
+        module, _, last = name.rpartition(".")
+        narrow = last == "weight" and tensor.dtype in (*NARROW, "U8")
+        if narrow or last in ("weight_packed", "qweight"):
+            found.append(module)
+        elif name.endswith("_blocks") and f"{name[:-7]}_scales" in tensors:
+            found.append(name.removesuffix("_blocks"))
+    return found
 
 
 def _stands_beside(name: str, tensors: Mapping[str, StoredTensor]) -> bool:
@@ -127,7 +143,7 @@ def _scaled(
 
 
 def _multiply(parents: "Sequence[torch.Tensor]") -> "torch.Tensor":
-    values, scale = (parent.float() for parent in parents)
+    values, scale = parents[0].float(), _steps(parents[1])
     if scale.ndim == 1 and scale.numel() > 1:
         scale = scale[:, None]
     while 1 < scale.ndim < values.ndim:
@@ -138,6 +154,13 @@ def _multiply(parents: "Sequence[torch.Tensor]") -> "torch.Tensor":
                 size = _block(values.shape[dim], scale.shape[dim])
                 scale = scale.repeat_interleave(size, dim).narrow(dim, 0, values.shape[dim])
     return values * scale
+
+
+def _steps(scale: "torch.Tensor") -> "torch.Tensor":
+    """Scales as numbers: bytes are exponents, E8M0."""
+    if scale.element_size() == 1 and not scale.is_floating_point():
+        return (scale.float() - 127).exp2()
+    return scale.float()
 
 
 def _block(size: int, n_blocks: int) -> int:
@@ -167,10 +190,7 @@ def _fp4(
 def _from_fp4(inverse: bool, parents: "Sequence[torch.Tensor]") -> "torch.Tensor":
     packed, scale, *whole = parents
     values = _e2m1(packed)
-    if scale.element_size() == 1 and not scale.is_floating_point():
-        steps = (scale.float() - 127).exp2()  # E8M0
-    else:
-        steps = scale.float()
+    steps = _steps(scale)
     if whole:
         steps = steps / whole[0].float() if inverse else steps * whole[0].float()
     return values * steps.repeat_interleave(values.shape[-1] // steps.shape[-1], -1)

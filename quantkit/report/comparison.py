@@ -36,7 +36,8 @@ class Report:
     def of(cls, evaluations: Sequence[Evaluation], notes: tuple[str, ...] = ()) -> "Report":
         """The same from scores with their answers, which are then paired."""
         evaluations = _once(evaluations)
-        report = replace(cls.compare([e.card for e in evaluations]), notes=notes)
+        report = cls.compare([e.card for e in evaluations])
+        report = replace(report, notes=(*notes, *_taken_for(report.baseline, report.candidates)))
         outcomes = {e.card.name: e.outcomes for e in evaluations if e.outcomes}
         source = outcomes.pop(report.baseline.name, None)
         if not source or not outcomes:
@@ -59,8 +60,7 @@ class Report:
         for card in candidates:
             if names.count(card.name) > 1:
                 raise ScoreError(f"two of the scored models are called {card.name}")
-            if card.source_fingerprint != baseline.digest:
-                raise ScoreError(f"{card.name} was not made from {baseline.name}")
+            _refuse_another(card, baseline)
             if differences := card.settings.differences(baseline.settings):
                 raise ScoreError(
                     f"{card.name} and {baseline.name} were scored with different settings "
@@ -167,6 +167,31 @@ class Report:
             pareto=pareto,
             gpus=hardware.runs_on(card),
         )
+
+
+def _refuse_another(card: Scorecard, baseline: Scorecard) -> None:
+    """Stop at a checkpoint of another model; of others' only what both cards tell is known."""
+    if card.source_fingerprint == baseline.digest:
+        return
+    if card.source_fingerprint or card.made is None or card.made.by_others is None:
+        raise ScoreError(f"{card.name} was not made from {baseline.name}")
+    if card.likeness is None or card.likeness != baseline.likeness:
+        raise ScoreError(
+            f"{card.name} was not made from {baseline.name}: it is {card.likeness}, and "
+            f"{baseline.name} is {baseline.likeness or 'scored by an older quantkit'}; score both "
+            "in one command"
+        )
+
+
+def _taken_for(baseline: Scorecard, candidates: Sequence[Scorecard]) -> list[str]:
+    """What readers should know of checkpoints that others made."""
+    return [
+        f"{card.name} was not made by quantkit ({card.made.by_others}). No file of it says which "
+        f"model it was made from: it is taken for one of {baseline.name} by architecture and "
+        "vocabulary."
+        for card in candidates
+        if card.made is not None and card.made.by_others
+    ]
 
 
 def _once(evaluations: Sequence[Evaluation]) -> list[Evaluation]:

@@ -174,11 +174,13 @@ def _more(report: Document) -> Markup:
             [
                 entry.name,
                 entry.format,
-                made.method if made else "",
+                (made.by_others or made.method) if made else "",
                 Cell(gib(made.disk_bytes), made.disk_bytes) if made else cells.unknown(),
-                Cell(duration(made.seconds), made.seconds) if made else cells.unknown(),
+                Cell(duration(made.seconds), made.seconds)
+                if made and made.seconds is not None
+                else cells.unknown(),
                 Cell(gib(peak), peak) if peak else cells.unknown(),
-                (made.calibration or "no data") if made else "",
+                (made.calibration or ("" if made.by_others else "no data")) if made else "",
                 entry.gpus or "",
                 *([entry.verified.short if entry.verified else ""] if proven else []),
             ]

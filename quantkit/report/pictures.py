@@ -163,22 +163,24 @@ def layer_maps(report: Document) -> list[str | Markup]:
 
 
 def cost(report: Document) -> list[str | Markup]:
-    made = [(entry.name, entry.made) for entry in report.candidates if entry.made]
-    if not made:
+    made = [
+        (entry.name, entry.made.seconds, entry.made.peak_device_bytes or entry.made.peak_host_bytes)
+        for entry in report.candidates
+        if entry.made
+    ]
+    told = [(name, seconds, peak) for name, seconds, peak in made if seconds and peak]
+    if not told:
         return []
     return [
         bars(
             "Time of the run that made it",
-            [Bar(name, m.seconds) for name, m in made[: 3 * SHOWN]],
+            [Bar(name, seconds) for name, seconds, _ in told[: 3 * SHOWN]],
             Axis("seconds", digits=1),
             note="Recipes that were made in one run share its time.",
         ),
         bars(
             "Most memory that was in use",
-            [
-                Bar(name, (m.peak_device_bytes or m.peak_host_bytes) / (1 << 30))
-                for name, m in made[: 3 * SHOWN]
-            ],
+            [Bar(name, peak / (1 << 30)) for name, _, peak in told[: 3 * SHOWN]],
             Axis("GiB", digits=2),
             note="Of the GPU, or of the host where none was used.",
         ),

@@ -16,6 +16,7 @@ from quantkit import device as devices
 from quantkit import metrics
 from quantkit.errors import CheckpointError, ScoreError, UnknownName
 from quantkit.export.checkpoint import Checkpoint
+from quantkit.export.foreign import ForeignCheckpoint, likeness
 from quantkit.export.manifest import Manifest, now, versions
 from quantkit.hardware import support
 from quantkit.model.architecture import Architecture
@@ -193,6 +194,9 @@ def _identity(target: ModelSource | Checkpoint) -> dict[str, Any]:
             "source_fingerprint": manifest.source.fingerprint,
             "made": made(manifest),
         }
+    alike = {"likeness": likeness(target)}
+    if isinstance(target, ForeignCheckpoint):
+        return shared | alike | _of_others(target)
     stored = Architecture.of(target.folder, target.trust_remote_code).stored(target)
     size = sum(spec.size_bytes for spec in stored)
     return shared | {
@@ -201,6 +205,35 @@ def _identity(target: ModelSource | Checkpoint) -> dict[str, Any]:
         "size_bytes": size,
         "bits_per_weight": 8 * size / sum(spec.n_elements for spec in stored),
         "source_fingerprint": target.fingerprint,
+        **alike,
+    }
+
+
+def _of_others(target: ForeignCheckpoint) -> dict[str, Any]:
+    """What is known of a checkpoint without a manifest."""
+    declared = target.declared
+    first = declared.parts[0]
+    sizes = {part.weights.num_bits for part in declared.parts}
+    files = {tensor.file for tensor in target.stored.values()}
+    n_weights = sum(tensor.n_elements for tensor in target.tensors.values())
+    return {
+        "recipe": declared.words,
+        "format": declared.method,
+        "size_bytes": target.size_bytes,
+        "bits_per_weight": 8 * target.size_bytes / n_weights,
+        "source_fingerprint": target.original.fingerprint if target.original else "",
+        "made": Made(
+            method=declared.method,
+            weight_bits=sizes.pop() if len(sizes) == 1 else None,
+            weight_type=first.weights.type,
+            weight_strategy=first.weights.strategy,
+            activation_bits=first.inputs.num_bits if first.inputs is not None else None,
+            runs_as=first.runs_as,
+            recipe_digest=target.config_digest,
+            engine=declared.maker or "unknown",
+            disk_bytes=sum(file.stat().st_size for file in files),
+            by_others=f"{declared.words}; made by {declared.maker or 'somebody who does not say'}",
+        ),
     }
 
 

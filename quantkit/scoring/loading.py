@@ -1,4 +1,4 @@
-"""Loads a source or one of our checkpoints as a transformers model that can be scored.
+"""Loads a source or a checkpoint, ours or not, as a transformers model that can be scored.
 
 Weights are dequantised by our own reader, so that every format goes through one code; inputs of
 layers, and keys and values, are rounded where the format does that at run time.
@@ -11,6 +11,7 @@ import torch
 from quantkit import formats
 from quantkit.errors import CheckpointError
 from quantkit.export.checkpoint import Checkpoint
+from quantkit.export.foreign import ForeignCheckpoint
 from quantkit.model import experts
 from quantkit.model.architecture import (
     Architecture,
@@ -46,7 +47,9 @@ def load(
     experts.stack(model, dict(found.stacked))
     if not n_mixtures:
         refuse_experts(read_config(target.folder), target.folder, "but quantkit finds no experts")
-    if isinstance(target, ModelSource):
+    if isinstance(target, ForeignCheckpoint):
+        stored = {name: _cast(target.read(name), dtype) for name in target.tensors}
+    elif isinstance(target, ModelSource):
         stored = {name: _cast(t.read(), dtype) for name, t in target.tensors.items()}
     else:
         stored = dict(target.state(dtype))
@@ -61,6 +64,8 @@ def load(
     if isinstance(target, Checkpoint) and not target.is_gguf:
         _round_inputs(model, target, found)
         _round_cache(model, target, found)
+    elif isinstance(target, ForeignCheckpoint):
+        _round_declared(model, target, found)
     return model.to(device).eval()
 
 
@@ -89,6 +94,28 @@ def _round_inputs(model: Any, checkpoint: Checkpoint, links: Links) -> None:
         if (scheme := recipe.part(module).input_activations) is not None:
             stored = checkpoint.input_scale(module)
             activations.attach(model.get_submodule(names[module]), scheme, stored)
+
+
+def _round_declared(model: Any, foreign: ForeignCheckpoint, links: Links) -> None:
+    """The same of what a checkpoint of others declares."""
+    names = {links.module(name): name for name, _ in model.named_modules() if name}
+    for module in foreign.layers:
+        if (scheme := foreign.part(module).inputs) is not None:
+            if module not in names:
+                raise CheckpointError(
+                    f"{foreign.folder}: the inputs of {module} are rounded when it is served, and "
+                    "quantkit finds no such layer to round them at"
+                )
+            stored = foreign.input_scale(module, scheme)
+            activations.attach(model.get_submodule(names[module]), scheme, stored)
+    if foreign.declared.kv_cache:
+        own: dict[str, torch.Tensor] = {}
+        for attention in attentions(model):
+            for kind in ("k", "v"):
+                scale = foreign.cache_scale(links.module(attention), kind)
+                if scale is not None:
+                    own[f"{attention}.{kind}_scale"] = scale
+        activations.attach_to_cache(model, own)
 
 
 def _round_cache(model: Any, checkpoint: Checkpoint, links: Links) -> None:

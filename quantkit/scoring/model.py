@@ -19,6 +19,7 @@ from lm_eval.models.huggingface import HFLM
 from quantkit import __version__
 from quantkit.errors import ScoreError
 from quantkit.export.checkpoint import Checkpoint
+from quantkit.export.foreign import ForeignCheckpoint, is_source
 from quantkit.model.shards import read_header, write_whole
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
@@ -112,11 +113,13 @@ class _Kept:
         source = target.digest
         if isinstance(target, Checkpoint):
             source = target.manifest.source.fingerprint
+        elif isinstance(target, ForeignCheckpoint) and target.original is not None:
+            source = target.original.fingerprint
         return cls(
             folder,
             cache.identity(facts | {"model": target.digest}),
             cache.identity(facts | {"model": source}),
-            isinstance(target, ModelSource),
+            is_source(target),
         )
 
     def whole(self, digest: str) -> Path:

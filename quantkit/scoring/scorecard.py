@@ -87,7 +87,7 @@ class LayerError(Record):
 
 
 class Made(Record):
-    """How a checkpoint came to be, as its manifest tells."""
+    """How a checkpoint came to be, as its manifest tells, or the config that others wrote."""
 
     method: str
     """`gptq`, `awq` and so on, or the mixture of a GGUF file."""
@@ -96,9 +96,9 @@ class Made(Record):
     weight_type: str | None = None
     """`int` or `float`."""
     weight_strategy: str | None = None
+    """What shares a scale: `channel`, `group`, `block` or `tensor`; None in files of old."""
     runs_as: str | None = None
     """One of `hardware.support.FORMATS`; None in files of old."""
-    """What shares a scale: `channel`, `group`, `block` or `tensor`; None in files of old."""
     activation_bits: int | None = None
     """None where activations stay in 16 bits."""
     recipe_digest: str
@@ -109,10 +109,13 @@ class Made(Record):
     """Of the calibration tokens, to the model itself."""
     disk_bytes: int
     """Of all its files."""
-    seconds: float
-    peak_host_bytes: int
-    peak_device_bytes: int | None
-    device: str
+    seconds: float | None = None
+    """This and what follows: None where others made it."""
+    peak_host_bytes: int | None = None
+    peak_device_bytes: int | None = None
+    device: str | None = None
+    by_others: str | None = None
+    """Who made it and how, from its own config, where that was not quantkit."""
     layers: dict[str, LayerError] = {}
 
 
@@ -147,7 +150,9 @@ class Scorecard(Record):
     digest: str
     """What was scored: a source's fingerprint or a checkpoint's digest."""
     source_fingerprint: str
-    """The source model that it is, or was made from."""
+    """The source model that it is, or was made from; empty where others made it and nobody said."""
+    likeness: str | None = None
+    """Architecture and vocabulary, by which checkpoints of others are held against a source."""
     scores: dict[str, Score]
     """By `<task>/<metric>`."""
     settings: Settings

@@ -103,7 +103,9 @@ def _everything(found: Overview) -> list[str | Markup]:
                     cells.change(report, entry, report.accuracy) if report.accuracy else "",
                     (made.calibration or "no data") if made else "",
                     *([_answer(answer)] if judged else []),
-                    Cell(duration(made.seconds), made.seconds) if made else cells.unknown(),
+                    Cell(duration(made.seconds), made.seconds)
+                    if made and made.seconds is not None
+                    else cells.unknown(),
                 ]
             )
     if not rows:

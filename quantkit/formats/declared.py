@@ -1,0 +1,347 @@
+"""What the config of a checkpoint that others made declares: the numbers of each layer, and who.
+
+Every quantiser writes `quantization_config` in words of its own; here they become one form. What
+is not known is refused, since a guess would be scored and served as if it were the model.
+"""
+
+import fnmatch
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from quantkit.errors import CheckpointError
+from quantkit.schemes import ActivationScheme
+
+EVERY = ("Linear",)
+FP8_TOKEN = {"type": "float", "strategy": "token", "dynamic": True}
+FP8_TENSOR = {"type": "float", "strategy": "tensor", "dynamic": False}
+FP8_GROUPS = {"type": "float", "strategy": "group", "group_size": 128, "dynamic": True}
+NVFP4_INPUTS = {
+    "num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16,
+    "dynamic": "local",
+}  # fmt: skip
+MODELOPT: dict[str, tuple[tuple[int, str, str, int | None], dict[str, Any] | None]] = {
+    "FP8": ((8, "float", "tensor", None), FP8_TENSOR),
+    "FP8_PER_CHANNEL_PER_TOKEN": ((8, "float", "channel", None), FP8_TOKEN),
+    "FP8_PB_WO": ((8, "float", "block", None), FP8_GROUPS),
+    "NVFP4": ((4, "float", "tensor_group", 16), NVFP4_INPUTS),
+    "NVFP4_AWQ": ((4, "float", "tensor_group", 16), NVFP4_INPUTS),
+    "W4A16_NVFP4": ((4, "float", "tensor_group", 16), None),
+}
+"""Its algorithms: bits, type, strategy and group size of weights, and the numbers of inputs."""
+METHODS = (
+    "compressed-tensors", "gptq", "awq", "auto-round", "fp8", "fbgemm_fp8", "modelopt", "mxfp4",
+)  # fmt: skip
+MAKERS = {
+    "llm-compressor": ("llm-compressor", "llmcompressor"),
+    "AutoRound": ("auto-round", "autoround"),
+    "GPTQModel": ("gptqmodel",),
+    "AutoGPTQ": ("auto_gptq", "autogptq", "auto-gptq"),
+    "AutoAWQ": ("autoawq",),
+    "ModelOpt": ("modelopt", "model optimizer"),
+    "AutoFP8": ("autofp8",),
+    "Unsloth": ("unsloth",),
+}
+"""Quantisers, and how their configs and model cards call them."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The numbers of a layer's weight; wider than what recipes may ask for."""
+
+    num_bits: int
+    type: str
+    strategy: str
+    group_size: int | None = None
+    symmetric: bool = True
+
+    @property
+    def tag(self) -> str:
+        """Such as `int4 g128` or `fp8 channel`."""
+        if self.strategy == "tensor_group":
+            return "nvfp4"
+        if self.type == "float" and self.group_size == 32:
+            return f"mxfp{self.num_bits}"
+        share = f"g{self.group_size}" if self.group_size else self.strategy
+        zero = "" if self.symmetric else " asymmetric"
+        return f"{'fp' if self.type == 'float' else 'int'}{self.num_bits} {share}{zero}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Layers that are declared alike."""
+
+    targets: tuple[str, ...]
+    weights: Weights
+    inputs: ActivationScheme | None = None
+    """None where inputs stay in 16 bits."""
+
+    @property
+    def tag(self) -> str:
+        if self.inputs is None:
+            return f"{self.weights.tag}, 16-bit inputs"
+        kind = "fp" if self.inputs.type == "float" else "int"
+        when = "static" if self.inputs.dynamic is False else "dynamic"
+        return f"{self.weights.tag}, {kind}{self.inputs.num_bits} {when} inputs"
+
+    @property
+    def runs_as(self) -> str:
+        """One of `hardware.support.FORMATS`."""
+        weights, inputs = self.weights, self.inputs
+        tag = weights.tag
+        if tag.startswith(("nvfp4", "mxfp4")):
+            return tag if inputs else f"{tag}-a16"
+        if tag == "mxfp8":
+            return tag
+        if inputs is None:
+            return f"w{weights.num_bits}a16"
+        if weights.type == "int":
+            return "w4afp8" if inputs.type == "float" else "int8-w8a8"
+        return "fp8-block" if weights.strategy == "block" else "fp8-w8a8"
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A `quantization_config`, understood."""
+
+    method: str
+    parts: tuple[Part, ...]
+    ignore: tuple[str, ...] = ()
+    maker: str | None = None
+    """Who made it, where the config says so."""
+    kv_cache: bool = False
+    """Whether keys and values are kept in FP8, with scales in the files."""
+
+    def part(self, module: str) -> Part | None:
+        """What is declared of a layer, names before patterns before classes; None: nothing."""
+        ways = (
+            lambda target: target == module,
+            lambda target: target.startswith("re:") and re.match(target[3:], module) is not None,
+            lambda target: target in ("Linear", "FusedMoE"),
+        )
+        for way in ways:
+            for part in self.parts:
+                if any(map(way, part.targets)):
+                    return part
+        return None
+
+    def ignores(self, module: str) -> str | None:
+        """The entry that leaves a layer in 16 bits; None where there is none."""
+        return next((entry for entry in self.ignore if self.means(entry, module)), None)
+
+    def means(self, entry: str, module: str) -> bool:
+        """Whether an entry of `ignore` names a module, by the rules of the method's readers."""
+        if entry.startswith("re:"):
+            return re.match(entry[3:], module) is not None
+        if self.method == "compressed-tensors":
+            return entry == module
+        if self.method == "modelopt":
+            return fnmatch.fnmatchcase(module, entry) or module.startswith(f"{entry}.")
+        return entry in module
+
+    @property
+    def words(self) -> str:
+        """The whole in a few words, such as `gptq: int4 g128, 16-bit inputs`."""
+        parts = list(dict.fromkeys(part.tag for part in self.parts))
+        cache = "; FP8 KV cache" if self.kv_cache else ""
+        return f"{self.method}: {'; '.join(parts)}{cache}"
+
+
+def of(config: Mapping[str, Any], where: str, card: str = "") -> Declared:
+    """What a config declares; `where` goes into messages, `card` is the text of the model's."""
+    found = section(config)
+    method = str(found.get("quant_method") or ("modelopt" if found.get("quant_algo") else ""))
+    read = {
+        "compressed-tensors": _compressed_tensors,
+        "gptq": _gptq,
+        "awq": _awq,
+        "auto-round": _auto_round,
+        "fp8": _fp8,
+        "fbgemm_fp8": _fbgemm,
+        "modelopt": _modelopt,
+        "mxfp4": _mxfp4,
+    }.get(method)
+    if read is None:
+        raise CheckpointError(
+            f"{where} is quantised by {method or 'a method without a name'}, which quantkit does "
+            f"not read; it reads {', '.join(METHODS)}"
+        )
+    try:
+        parts, ignore = read(found)
+    except (KeyError, TypeError, ValueError, AttributeError, re.error) as error:
+        raise CheckpointError(
+            f"{where} has a quantization_config that quantkit cannot read "
+            f"({method}: {_reason(error)})"
+        ) from error
+    maker = _maker(found) or _maker_of_card(card)
+    return Declared(method, parts, ignore, maker, bool(found.get("kv_cache_scheme")))
+
+
+def section(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`quantization_config` itself, which may stand in the part of the language model."""
+    for part in (config, *(v for v in config.values() if isinstance(v, dict))):
+        if isinstance(found := part.get("quantization_config"), dict):
+            return found
+    return {}
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
+
+
+Read = tuple[tuple[Part, ...], tuple[str, ...]]
+
+
+def _compressed_tensors(found: Mapping[str, Any]) -> Read:
+    parts = []
+    for name, group in found["config_groups"].items():
+        if not isinstance(group, dict):
+            raise ValueError(f"group {name} is not spelt out")
+        if (weights := group.get("weights")) is None:
+            continue
+        made = Weights(
+            int(weights["num_bits"]),
+            str(weights.get("type", "int")),
+            str(weights.get("strategy") or ("group" if weights.get("group_size") else "tensor")),
+            _size(weights.get("group_size")),
+            bool(weights.get("symmetric", True)),
+        )
+        inputs = group.get("input_activations")
+        scheme = None if inputs is None else _inputs(inputs)
+        parts.append(Part(tuple(group["targets"]), made, scheme))
+    return tuple(parts), tuple(found.get("ignore") or ())
+
+
+def _inputs(given: Mapping[str, Any]) -> ActivationScheme:
+    """Scales over a whole batch, measured at run time, count as those of each token."""
+    if given.get("symmetric") is False:
+        raise ValueError("input_activations with zero points are not supported")
+    dynamic, strategy = given.get("dynamic", False), given.get("strategy") or "tensor"
+    if strategy == "tensor" and dynamic is True:
+        strategy = "token"
+    size = _size(given.get("group_size")) if strategy in ("group", "tensor_group") else None
+    return ActivationScheme.model_validate(
+        {
+            "num_bits": given.get("num_bits", 8),
+            "type": given.get("type", "int"),
+            "strategy": strategy,
+            "group_size": size,
+            "dynamic": dynamic,
+        }
+    )
+
+
+def _size(given: Any) -> int | None:
+    return None if given in (None, -1, 0) else int(given)
+
+
+def _integers(bits: Any, size: Any, symmetric: bool) -> Weights:
+    size = _size(size)
+    return Weights(int(bits), "int", "group" if size else "channel", size, symmetric)
+
+
+def _gptq(found: Mapping[str, Any]) -> Read:
+    own = Part(EVERY, _integers(found["bits"], found.get("group_size"), found.get("sym", True)))
+    parts, ignore = [], [*(found.get("modules_to_not_convert") or ())]
+    for pattern, change in (found.get("dynamic") or {}).items():
+        if pattern.startswith("-:"):
+            ignore.append(f"re:.*{pattern[2:]}")
+        else:
+            merged = {**found, **change}
+            weights = _integers(merged["bits"], merged.get("group_size"), merged.get("sym", True))
+            parts.append(Part((f"re:.*{pattern.removeprefix('+:')}",), weights))
+    return (*parts, own), tuple(ignore)
+
+
+def _awq(found: Mapping[str, Any]) -> Read:
+    version = str(found.get("version", "gemm")).lower()
+    if version != "gemm":
+        raise ValueError(f"version {version}: only gemm is supported")
+    bits = found["bits"] if "bits" in found else found["w_bit"]
+    size = found["group_size"] if "group_size" in found else found.get("q_group_size")
+    weights = _integers(bits, size, not found.get("zero_point", True))
+    return (Part(EVERY, weights),), tuple(found.get("modules_to_not_convert") or ())
+
+
+def _auto_round(found: Mapping[str, Any]) -> Read:
+    if str(found.get("data_type", "int")) != "int":
+        raise ValueError(f"data_type {found['data_type']}: only int is supported")
+    if _size(found.get("act_bits", 16)) not in (None, 16):
+        raise ValueError(f"act_bits {found['act_bits']}: only 16 is supported")
+    own = _integers(found["bits"], found.get("group_size"), found.get("sym", True))
+    parts, ignore = [], []
+    for name, change in (found.get("extra_config") or {}).items():
+        if int(change.get("bits", own.num_bits)) >= 16:
+            ignore.append(name)
+        else:
+            merged = {**found, **change}
+            weights = _integers(merged["bits"], merged.get("group_size"), merged.get("sym", True))
+            parts.append(Part((name,), weights))
+    return (*parts, Part(EVERY, own)), tuple(ignore)
+
+
+def _fp8(found: Mapping[str, Any]) -> Read:
+    blocks = found.get("weight_block_size")
+    scheme = FP8_GROUPS if blocks else FP8_TOKEN
+    if found.get("activation_scheme", "dynamic") == "static":
+        scheme = FP8_TENSOR
+    weights = Weights(8, "float", "block" if blocks else "tensor")
+    names = found.get("ignored_layers") or found.get("modules_to_not_convert") or ()
+    return (Part(EVERY, weights, ActivationScheme.model_validate(scheme)),), tuple(names)
+
+
+def _fbgemm(found: Mapping[str, Any]) -> Read:
+    weights = Weights(8, "float", "channel")
+    names = tuple(found.get("modules_to_not_convert") or ())
+    return (Part(EVERY, weights, ActivationScheme.model_validate(FP8_TOKEN)),), names
+
+
+def _modelopt(found: Mapping[str, Any]) -> Read:
+    inner = found.get("quantization")
+    found = inner if isinstance(inner, dict) else found
+    algorithm = str(found["quant_algo"]).upper()
+    if algorithm not in MODELOPT:
+        raise ValueError(f"quant_algo {algorithm}: supported are {', '.join(MODELOPT)}")
+    weights, inputs = MODELOPT[algorithm]
+    scheme = None if inputs is None else ActivationScheme.model_validate(inputs)
+    names = found.get("ignore") or found.get("exclude_modules") or ()
+    return (Part(EVERY, Weights(*weights), scheme),), tuple(names)
+
+
+def _mxfp4(found: Mapping[str, Any]) -> Read:
+    names = tuple(found.get("modules_to_not_convert") or ())
+    return (Part(("re:.*experts.*",), Weights(4, "float", "group", 32)),), names
+
+
+def _maker(found: Mapping[str, Any]) -> str | None:
+    """The quantiser and its version, where the config has them."""
+    meta = found.get("meta")
+    told = meta.get("quantizer") if isinstance(meta, dict) else None
+    if told:
+        name = str(told[0] if isinstance(told, list) else told)
+        return _known(name.partition(":")[0], name.partition(":")[2])
+    producer = found.get("producer")
+    if isinstance(producer, dict) and producer.get("name"):
+        return _known(str(producer["name"]), str(producer.get("version") or ""))
+    if version := found.get("autoround_version"):
+        return f"AutoRound {version}"
+    if found.get("quant_method") == "compressed-tensors" and (version := found.get("version")):
+        return f"compressed-tensors {version}"
+    return None
+
+
+def _known(name: str, version: str) -> str:
+    names = (maker for maker, words in MAKERS.items() if name.lower() in words)
+    return f"{next(names, name)} {version}".strip()
+
+
+def _maker_of_card(card: str) -> str | None:
+    low = card.lower()
+    found = [maker for maker, words in MAKERS.items() if any(word in low for word in words)]
+    return f"{found[0]}, by its model card" if len(found) == 1 else None

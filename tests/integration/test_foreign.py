@@ -1,0 +1,135 @@
+"""Checkpoints that others made: scored with the numbers that their own libraries compute with."""
+
+import json
+
+import pytest
+import torch
+from foreign import by_library, configured, disowned
+from tiny import READABLE, save_llama
+
+import quantkit
+from quantkit import opening
+from quantkit.errors import CheckpointError, ScoreError
+from quantkit.export.foreign import ForeignCheckpoint
+from quantkit.report.comparison import Report
+from quantkit.scoring import loading
+
+PRESETS = [
+    "W4A16", "W4A16_ASYM", "W8A16", "FP8", "FP8_DYNAMIC", "FP8_BLOCK", "NVFP4", "NVFP4A16",
+    "MXFP4", "MXFP4A16", "MXFP8",
+]  # fmt: skip
+OURS = [
+    ("rtn-w4a16", "gptq", "gptq: int4 g128, 16-bit inputs"),
+    ("rtn-w4a16", "awq", "awq: int4 g128 asymmetric, 16-bit inputs"),
+    ("int8-w8a8", None, "compressed-tensors: int8 channel, int8 dynamic inputs"),
+    ("fp8-block", "fp8", "fp8: fp8 block, fp8 dynamic inputs"),
+    ("fp8-tensor", "fp8", "fp8: fp8 tensor, fp8 dynamic inputs"),
+    ("fp8-static", "fp8", "fp8: fp8 tensor, fp8 static inputs"),
+    ("nvfp4", "modelopt", "modelopt: nvfp4, fp4 dynamic inputs"),
+]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_llama(
+        tmp_path_factory.mktemp("source") / "model", **READABLE | {"num_key_value_heads": 4}
+    )
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_files_of_compressed_tensors_give_the_librarys_logits(model, tmp_path, preset):
+    folder, expected = by_library(model, tmp_path / preset, preset)
+    found = opening.find(str(folder), None, False)
+    assert isinstance(found, ForeignCheckpoint)
+    assert found.declared.maker.startswith("compressed-tensors ")
+    loaded = loading.load(found, CPU)
+    with torch.no_grad():
+        logits = loaded(torch.arange(1, 33)[None]).logits
+    assert torch.allclose(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def made(model, tmp_path_factory):
+    """Ours, by recipe and format."""
+    out = tmp_path_factory.mktemp("made")
+    read = quantkit.calibrate("python-docs", model=model, samples=4, length=64)
+    found = {}
+    for form in dict.fromkeys(form for _, form, _ in OURS):
+        recipes = [recipe for recipe, own, _ in OURS if own == form]
+        done = quantkit.quantize(
+            model, recipes, out=out / str(form), format=form, device="cpu", calibration=read
+        )
+        found |= {(recipe, form): one for recipe, one in zip(recipes, done, strict=True)}
+    return found
+
+
+@pytest.mark.parametrize(("recipe", "form", "words"), OURS, ids=[f"{r}-{f}" for r, f, _ in OURS])
+def test_files_of_known_layouts_are_computed_as_ours_are(made, tmp_path, recipe, form, words):
+    ours = made[recipe, form]
+    theirs = opening.find(str(disowned(ours.folder, tmp_path / "theirs")), None, False)
+    assert theirs.declared.words == words
+    ids = torch.arange(1, 33)[None]
+    with torch.no_grad():
+        expected, found = (
+            loading.load(target, CPU, dtype=torch.float32)(ids).logits for target in (ours, theirs)
+        )
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_report_holds_them_against_the_source_and_says_whose_they_are(
+    model, made, tmp_path, run_cli
+):
+    ours = made["rtn-w4a16", "gptq"]
+    theirs = configured(
+        disowned(ours.folder, tmp_path / "theirs"), meta={"quantizer": ["gptqmodel:4.0.0"]}
+    )
+    scores = tmp_path / "scores"
+    asked = ["--tasks", "python_docs", "--limit", "2", "--device", "cpu"]
+    ran = run_cli(["score", model, ours.folder, theirs, *asked, "-o", scores])
+    assert ran.code == 0, ran.stderr
+    card = json.loads((scores / "theirs.json").read_bytes())
+    assert card["recipe"] == "gptq: int4 g128, 16-bit inputs"
+    assert card["made"]["engine"] == "GPTQModel 4.0.0"
+    mine = json.loads((scores / f"{ours.label}.json").read_bytes())
+    for name, score in mine["scores"].items():
+        assert card["scores"][name]["value"] == pytest.approx(score["value"], rel=0.02), name
+    assert card["scores"]["python_docs/kl_mean"]["value"] > 0
+    assert card["bits_per_weight"] == pytest.approx(mine["bits_per_weight"], rel=1e-3)
+    report = tmp_path / "report"
+    ran = run_cli(["report", scores, "-o", report])
+    assert ran.code == 0, ran.stderr
+    (note,) = json.loads((report / "report.json").read_bytes())["notes"]
+    assert "theirs was not made by quantkit (gptq: int4 g128, 16-bit inputs; made by GPTQ" in note
+    assert "by architecture and vocabulary" in note
+    assert "GPTQModel 4.0.0" in (report / "report.html").read_text()
+    assert run_cli(["gate", report]).code in (0, 1)
+
+
+def test_scored_alone_it_is_compared_by_architecture_and_vocabulary(model, made, tmp_path):
+    theirs = disowned(made["rtn-w4a16", "awq"].folder, tmp_path / "theirs")
+    how = {"tasks": ["python_docs"], "limit": 1, "device": "cpu"}
+    (source,) = quantkit.score(model, **how)
+    (alone,) = quantkit.score(theirs, **how)
+    assert alone.card.source_fingerprint == ""
+    assert "python_docs/kl_mean" not in alone.card.scores
+    assert Report.of([source, alone]).candidates[0].name == "theirs"
+    (told,) = quantkit.score(theirs, source=model, **how)
+    assert told.card.source_fingerprint == source.card.digest
+    assert "python_docs/kl_mean" in told.card.scores
+    other = save_llama(tmp_path / "other", **READABLE | {"num_hidden_layers": 1})
+    (unlike,) = quantkit.score(other, **how)
+    with pytest.raises(ScoreError, match=r"theirs was not made from other: it is .*layers 2.*is "):
+        Report.of([unlike, alone])
+    with pytest.raises(CheckpointError, match="theirs was not made from other"):
+        quantkit.score(theirs, source=other, **how)
+
+
+def test_what_nobody_reads_is_refused(model, made, tmp_path):
+    theirs = disowned(made["rtn-w4a16", "awq"].folder, tmp_path / "theirs")
+    for changes, words in (
+        ({"version": "gemv"}, "version gemv: only gemm"),
+        ({"quant_method": "aqlm"}, "quantised by aqlm, which quantkit does not read"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            opening.find(str(configured(theirs, **changes)), None, False)
