@@ -87,6 +87,13 @@ STEPS = {
     "awq-w4a16": ["AWQModifier", "QuantizationModifier"],
     "awq-gptq-w4a16": ["AWQModifier", "GPTQModifier"],
     "int8-w8a8": ["SmoothQuantModifier", "GPTQModifier"],
+    "mxfp8": ["QuantizationModifier"],
+    **dict.fromkeys(
+        ("rtn-w5a16", "rtn-w6a16", "rtn-nvfp4-a16", "rtn-mxfp4-a16"), ["QuantizationModifier"]
+    ),
+    **dict.fromkeys(("gptq-w2a16", "gptq-w3a16", "gptq-w5a16", "gptq-w6a16"), ["GPTQModifier"]),
+    **dict.fromkeys(("nvfp4", "nvfp4-a16", "nvfp4-fp8", "w4afp8"), ["GPTQModifier"]),
+    **dict.fromkeys(("mxfp4", "mxfp4-a16"), ["GPTQModifier"]),
 }
 
 
@@ -228,7 +235,7 @@ def test_experts_are_linear_layers_and_routers_are_left_alone(use, tiny_experts,
     assert "tensors" in verify(checkpoint.folder).passed  # from the config alone
 
 
-def test_the_gate_of_a_shared_expert_is_a_router_too(tmp_path):
+def test_the_gate_of_a_shared_expert_is_left_alone_like_a_router(tmp_path):
     config = transformers.Qwen2MoeConfig(
         **SMALL, num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=32
     )
@@ -236,8 +243,10 @@ def test_the_gate_of_a_shared_expert_is_a_router_too(tmp_path):
     config.save_pretrained(tmp_path)
     architecture = Architecture.of(tmp_path)
     block = "model.layers.0.mlp"
-    assert set(architecture.routers) == {f"{block}.gate", f"{block}.shared_expert_gate"}
-    assert not set(architecture.routers) & set(architecture.linears)
+    assert set(architecture.routers) == {f"{block}.gate"}
+    assert f"{block}.shared_expert_gate" in architecture.kept
+    alone = {*architecture.routers, *architecture.kept}
+    assert not alone & set(architecture.linears)
     assert architecture.linears[f"{block}.experts.3.down_proj"] == (64, 32)
     assert architecture.linears[f"{block}.shared_expert.gate_proj"] == (32, 64)
 

@@ -92,7 +92,8 @@ def watched(decoder, block, linears, hidden, arguments):
 def smoothed(decoder, state, collector, found, recipe):
     """The work on the first block, when scales are folded and nothing is rounded yet."""
     dtypes = {n: torch.float32 for n in decoder.tensors(0)}
-    work = Work(state, dtypes, collector.groups, collector.statistics, found, recipe)
+    recipes = {name: recipe for names in collector.groups.values() for name in names}
+    work = Work(state, dtypes, collector.groups, collector.statistics, found, recipes)
     for behind_norms in (False, True):
         Ranks().spread(work.smoothing(behind_norms))
     return work

@@ -354,11 +354,6 @@ def test_windows_must_fit_the_server(fake):
         connect(fake)
 
 
-def test_text_is_not_generated(fake):
-    with pytest.raises(ScoreError, match="only tasks of log-likelihoods"):
-        connect(fake).generate_until([])
-
-
 # The real one.
 
 needs_vllm = pytest.mark.skipif(
