@@ -87,13 +87,13 @@ STEPS = {
     "awq-w4a16": ["AWQModifier", "QuantizationModifier"],
     "awq-gptq-w4a16": ["AWQModifier", "GPTQModifier"],
     "int8-w8a8": ["SmoothQuantModifier", "GPTQModifier"],
-    "mxfp8": ["QuantizationModifier"],
-    **dict.fromkeys(
-        ("rtn-w5a16", "rtn-w6a16", "rtn-nvfp4-a16", "rtn-mxfp4-a16"), ["QuantizationModifier"]
-    ),
-    **dict.fromkeys(("gptq-w2a16", "gptq-w3a16", "gptq-w5a16", "gptq-w6a16"), ["GPTQModifier"]),
-    **dict.fromkeys(("nvfp4", "nvfp4-a16", "nvfp4-fp8", "w4afp8"), ["GPTQModifier"]),
-    **dict.fromkeys(("mxfp4", "mxfp4-a16"), ["GPTQModifier"]),
+    **{
+        name: ["QuantizationModifier"]
+        for name in ("mxfp8", "rtn-w5a16", "rtn-w6a16", "rtn-nvfp4-a16", "rtn-mxfp4-a16")
+    },
+    **{name: ["GPTQModifier"] for name in ("nvfp4", "nvfp4-a16", "nvfp4-fp8", "w4afp8")},
+    **{name: ["GPTQModifier"] for name in ("mxfp4", "mxfp4-a16")},
+    **{f"gptq-w{bits}a16": ["GPTQModifier"] for bits in (2, 3, 5, 6)},
 }
 
 
