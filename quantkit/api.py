@@ -86,9 +86,10 @@ def verify(
     trust_remote_code: bool = False,
     progress: Listener | None = None,
 ) -> "Verification":
-    """Check files, tensors, config and weights of a checkpoint: `.ok`, and all `.faults`."""
+    """Check files, tensors, config and weights of a checkpoint, of ours or of other tools: `.ok`,
+    and all `.faults`."""
     from quantkit.opening import opened
-    from quantkit.verification.checkpoint import verify as run
+    from quantkit.verification.folder import verify as run
 
     path = _folder(folder)
     if source is None:

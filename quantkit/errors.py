@@ -7,6 +7,7 @@
       SourceError         the source model is missing, damaged or of an unsupported kind
       ShardError          a safetensors file is truncated or corrupt
       CheckpointError     a quantised folder is not what its manifest and recipe say
+      Faulty              the same, as the answer of `verify`; exit code 1
       StorageError        the disk is full, not writable, or the output exists already
       MissingDependency   an optional package; names the extra that brings it
       HardwareError       no such device, or too little memory, with the numbers
@@ -97,6 +98,12 @@ class ShardError(QuantkitError):
 
 class CheckpointError(QuantkitError):
     """A quantised folder is not what it should be."""
+
+
+class Faulty(CheckpointError):
+    """`verify` found something wrong, which is an answer, not a failure to answer."""
+
+    exit_code = EXIT_GATE
 
 
 class StorageError(QuantkitError):

@@ -40,7 +40,8 @@ def by_library(source: Path, folder: Path, scheme: str) -> tuple[Path, Any]:
         weight, args = module.weight.data.float(), found.weights
         whole = None
         if hasattr(module, "weight_global_scale"):
-            whole = generate_gparam(weight.min().reshape(1), weight.max().reshape(1))
+            # One for all layers, since engines take one for those that they fuse.
+            whole = generate_gparam(-torch.ones(1), torch.ones(1))
             module.weight_global_scale.data = whole
         if hasattr(module, "input_global_scale"):
             module.input_global_scale.data = torch.tensor([448.0 * 6 / 8])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quantkit.cli.options import AsJson, Device, Quiet, Revision, TrustRemoteCode, Verbose, one_of
-from quantkit.errors import CheckpointError
+from quantkit.errors import CheckpointError, Faulty
 
 if TYPE_CHECKING:
     from quantkit.export.verified import Verified
@@ -30,7 +30,7 @@ def command(
     ],
     source: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="The source, where the manifest's name is not enough."),
+        typer.Option(metavar="MODEL", help="The source, where no manifest here names it."),
     ] = None,
     backend: Annotated[
         str,
@@ -77,9 +77,10 @@ def command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Check that checkpoints are whole and right.
+    """Check that checkpoints are whole and right, also those of other tools.
 
-    Files against their hashes, tensors against the recipe, weights against the source. With
+    Files against their hashes, tensors against the recipe or the config that declares them, weights
+    against the source. Exit code 1: something is wrong; 3: it could not be checked. With
     --backend vllm the engine then loads each, generates, and its log-probabilities are compared
     with ours; verified.json beside the checkpoint keeps what was found.
     """
@@ -116,7 +117,8 @@ def command(
     if json:
         told: list[Any] = [proof.to_json() for proof in proofs]
         console.print_json(told[0] if len(told) == 1 else told)
-    _fail([line for proof in proofs for line in _problems(proof)])
+    problems = [found for proof in proofs for found in _problems(proof)]
+    _end([line for line, _ in problems], any(is_fault for _, is_fault in problems), json)
 
 
 def _files(
@@ -127,7 +129,7 @@ def _files(
     progress: "Progress",
 ) -> None:
     from quantkit.cli import console
-    from quantkit.verification.checkpoint import verify
+    from quantkit.verification.folder import verify
 
     results = []
     for folder in folders:
@@ -138,7 +140,8 @@ def _files(
     if as_json:
         told = [result.to_json() for result in results]
         console.print_json(told[0] if len(told) == 1 else told)
-    _fail([_faulty(result) for result in results if not result.ok])
+    faulty = [result for result in results if not result.ok]
+    _end([_faulty(result) for result in faulty], bool(faulty), as_json)
 
 
 def _heading(folder: Path, many: bool) -> None:
@@ -208,13 +211,16 @@ def _line(text: str) -> str:
     return repr(short if len(short) <= 48 else f"{short[:47]}…")
 
 
-def _problems(proof: "Proof") -> list[str]:
+def _problems(proof: "Proof") -> list[tuple[str, bool]]:
+    """What keeps a checkpoint from being called sound, and whether it is a fault of it."""
     if not proof.checks.ok:
-        return [_faulty(proof.checks)]
+        return [(_faulty(proof.checks), True)]
     if proof.problem is not None:
-        return [f"{proof.folder} was not checked in vLLM: {proof.problem}"]
+        return [(f"{proof.folder} was not checked in vLLM: {proof.problem}", False)]
     found = proof.verified
-    return [] if found is None or found.ok else [f"{proof.folder} {found.sentence}"]
+    if found is None or found.ok:
+        return []
+    return [(f"{proof.folder} {found.sentence}", not found.undecided)]
 
 
 def _faulty(result: "Verification") -> str:
@@ -223,6 +229,10 @@ def _faulty(result: "Verification") -> str:
     return f"{result.path} has {n} fault{'s' * (n > 1)}:\n{faults}"
 
 
-def _fail(problems: list[str]) -> None:
+def _end(problems: list[str], is_faulty: bool, as_json: bool) -> None:
+    """A last line with the verdict; 1 is the exit code of a fault, 3 of what was not checked."""
+    if not as_json:
+        verdict = "wrong" if is_faulty else "not checked" if problems else "sound"
+        typer.echo(f"verdict: {verdict}")
     if problems:
-        raise CheckpointError("\n".join(problems))
+        raise (Faulty if is_faulty else CheckpointError)("\n".join(problems))

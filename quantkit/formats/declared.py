@@ -140,7 +140,8 @@ class Declared:
             return entry == module
         if self.method == "modelopt":
             return fnmatch.fnmatchcase(module, entry) or module.startswith(f"{entry}.")
-        return entry in module
+        inside = f".{module}."
+        return f".{entry}." in inside
 
     @property
     def words(self) -> str:

@@ -104,7 +104,7 @@ def test_a_scale_that_is_wrong_in_one_layer_of_the_engine_is_found(
     monkeypatch.setenv("FAKE_VLLM", "louder")
     command = ["verify", folder, "--backend", "vllm", "--python", python, "--prompts", 8, "-q"]
     result = run_cli(command)
-    assert result.code == 3
+    assert result.code == 1
     assert "log-probabilities of prompts differ from the reference" in result.stderr
     record = verified.current(folder, Manifest.read(folder))
     assert record is not None
@@ -129,7 +129,7 @@ def test_an_engine_that_serves_the_unquantised_source_is_caught(
     assert "not the unquantised source's (power of that test: 1.00)" in record.sentence
     monkeypatch.setenv("FAKE_VLLM", "source")
     caught = run_cli(command)
-    assert caught.code == 3
+    assert caught.code == 1
     assert "its answers are those of the unquantised source" in caught.stderr
     record = verified.current(folder, Manifest.read(folder))
     assert record is not None
@@ -191,7 +191,7 @@ def test_what_an_engine_would_load_in_silence_never_reaches_it(
     rewrite(folder, change)
     monkeypatch.setattr(Vllm, "ask", lambda self, job: pytest.fail("an engine was started"))
     result = run_cli(["verify", folder, "--backend", "vllm", "--python", python, "-q"])
-    assert result.code == 3
+    assert result.code == 1
     assert "model.layers.0" in result.stderr
     assert not (folder / verified.FILE).exists()
 
@@ -209,7 +209,7 @@ def test_swapped_shards_never_reach_the_engine(tiny_model, tmp_path, python, run
     swapped.rename(other)
     monkeypatch.setattr(Vllm, "ask", lambda self, job: pytest.fail("an engine was started"))
     result = run_cli(["verify", made.folder, "--backend", "vllm", "--python", python, "-q"])
-    assert result.code == 3
+    assert result.code == 1
     assert one.name in result.stderr
 
 
@@ -289,7 +289,7 @@ def test_several_checkpoints_in_one_call(made, tmp_path, python, run_cli):
     (folders[0] / "config.json").write_text("{}")
     command = ["verify", *folders, "--backend", "vllm", "--python", python, "--level", "config"]
     result = run_cli([*command, "--jobs", 2, "--json", "-q"])
-    assert result.code == 3
+    assert result.code == 1
     assert "fp8-dynamic has" in result.stderr
     told = json.loads(result.stdout)
     assert [one["ok"] for one in told] == [False, True]
@@ -381,7 +381,7 @@ def test_a_running_server_is_asked_the_same(folder, run_cli):
     assert "serves served, not checkpoint" in another.stderr
     assert result.code == 0, result.stderr
     assert "vLLM 7.7" in result.stdout
-    assert wrong.code == 3
+    assert wrong.code == 1
     assert "log-probabilities of prompts differ" in wrong.stderr
 
 
