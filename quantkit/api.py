@@ -164,14 +164,23 @@ def score(
 
 
 def compare(
-    scores: "Evaluation | str | Path | Sequence[Evaluation | str | Path]",
+    scores: "Evaluation | Model | Checkpoint | Sequence[Evaluation | Model | Checkpoint]",
     *,
     notes: Sequence[str] = (),
+    tasks: str | Sequence[str] | None = None,
+    **how: Any,
 ) -> "Report":
     """Hold scored candidates against their source, answer by answer.
 
-    Scores are what `score` returned, files that it wrote, or folders of these.
+    Scores are what `score` returned, files that it wrote, or folders of these. With `tasks`, a
+    source and checkpoints of any tool are given instead, and scored first; `how` goes to `score`.
     """
+    if tasks is not None:
+        from quantkit.report.comparison import Report
+
+        return Report.of(score(scores, tasks=tasks, **how), tuple(notes))
+    if how:
+        raise UsageError(f"{next(iter(how))} goes with tasks: name what models are scored on")
     from quantkit.report import inputs, speed
     from quantkit.report.comparison import Report
     from quantkit.scoring.evaluation import Evaluation

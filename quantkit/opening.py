@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from quantkit.errors import SourceError
+from quantkit.errors import ScoreError, SourceError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.foreign import ForeignCheckpoint, is_source
 from quantkit.export.manifest import is_checkpoint
@@ -47,6 +47,23 @@ def paired(
         t.compared_with(original) if isinstance(t, ForeignCheckpoint) and t.original is None else t
         for t in targets
     ]
+
+
+def comparable(
+    targets: "Sequence[ModelSource | Checkpoint]",
+    source: "ModelSource | Checkpoint | None" = None,
+) -> "list[ModelSource | Checkpoint]":
+    """What is scored for a report: one source first, then its checkpoints. Refused before work."""
+    every = [*([source] if source is not None else []), *targets]
+    sources = {t.digest: t for t in every if is_source(t)}
+    if len(sources) != 1:
+        found = ", ".join(t.label for t in sources.values()) or "none"
+        raise ScoreError(
+            f"a comparison needs one source model, found: {found}; name the 16-bit model that the "
+            "checkpoints were made from, and no other"
+        )
+    (original,) = sources.values()
+    return paired([original, *(t for t in targets if not is_source(t))])
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from quantkit.cli import (
     bench,
     calibrate,
     card,
+    compare,
     convert,
     demo,
     doctor,
@@ -90,6 +91,7 @@ app.command("convert")(convert.command)
 app.command("verify")(verify.command)
 app.command("score")(score.command)
 app.command("report")(report.command)
+app.command("compare")(compare.command)
 app.add_typer(sweep.app, name="sweep")
 app.command("gate")(gate.command)
 app.command("bench")(bench.command)

@@ -4,13 +4,14 @@ import json
 
 import pytest
 import torch
-from foreign import by_library, configured, disowned
+from foreign import by_library, changed, configured, disowned
 from tiny import READABLE, save_llama
 
 import quantkit
 from quantkit import opening
 from quantkit.errors import CheckpointError, ScoreError
 from quantkit.export.foreign import ForeignCheckpoint
+from quantkit.model.source import read_tensors
 from quantkit.report.comparison import Report
 from quantkit.scoring import loading
 
@@ -133,3 +134,48 @@ def test_what_nobody_reads_is_refused(model, made, tmp_path):
     ):
         with pytest.raises(CheckpointError, match=words):
             opening.find(str(configured(theirs, **changes)), None, False)
+
+
+def test_compare_scores_and_reports_any_mix(model, made, tmp_path, run_cli):
+    ours = made["fp8-block", "fp8"]
+    theirs = disowned(made["rtn-w4a16", "gptq"].folder, tmp_path / "theirs")
+    out, asked = tmp_path / "out", ["--tasks", "python_docs", "--limit", "1", "--device", "cpu"]
+    ran = run_cli(["compare", theirs, model, ours.folder, *asked, "-o", out])
+    assert ran.code == 0, ran.stderr
+    report = json.loads((out / "report.json").read_bytes())
+    assert {entry["name"] for entry in report["candidates"]} == {"theirs", ours.label}
+    assert sorted(path.stem for path in (out / "scores").glob("*.json")) == sorted(
+        ["source", "theirs", ours.label]
+    )
+    same = quantkit.compare(
+        [model, ours, theirs], tasks=["python_docs"], limit=1, device="cpu"
+    ).document
+    for one, other in zip(report["candidates"], same.candidates, strict=True):
+        assert one["scores"] == {k: s.model_dump() for k, s in other.scores.items()}
+    refused = run_cli(["compare", theirs, *asked, "-o", tmp_path / "none"])
+    assert refused.code == 3
+    assert "a comparison needs one source model, found: none" in refused.stderr
+
+
+def test_gptq_with_act_order_and_the_second_version_of_its_zeros(model, made, tmp_path):
+    """Columns in any order of groups, and zero points stored as they are."""
+    name = "model.layers.0.mlp.down_proj"
+    plain = disowned(made["rtn-w4a16", "gptq"].folder, tmp_path / "plain")
+    stored = {n: t.read() for n, t in read_tensors(plain).items() if n.startswith(f"{name}.")}
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(0))
+    groups = stored[f"{name}.g_idx"][order].contiguous()
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32)
+    values = (stored[f"{name}.qweight"][:, None] >> shifts[None, :, None]) & 15
+    values = values.reshape(256, 128).float()  # [columns, rows]
+    zeros = ((stored[f"{name}.qzeros"][:, :, None] >> shifts) & 15).reshape(-1, 128).float() + 1
+    scales = stored[f"{name}.scales"].float()
+    expected = ((values - zeros[groups.long()]) * scales[groups.long()]).t()
+    ordered = changed(plain, tmp_path / "ordered", **{f"{name}.g_idx": groups})
+    found = opening.find(str(configured(ordered, desc_act=True)), None, False)
+    assert torch.equal(found.read(f"{name}.weight"), expected)
+    every = {n: t.read() for n, t in read_tensors(plain).items() if n.endswith(".qzeros")}
+    raised = {n: zeros + 0x11111111 for n, zeros in every.items()}
+    second = changed(ordered, tmp_path / "second", **raised)
+    found = opening.find(str(configured(second, checkpoint_format="gptq_v2")), None, False)
+    assert torch.equal(found.read(f"{name}.weight"), expected)
+    assert quantkit.verify(second).faults == []
