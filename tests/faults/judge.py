@@ -99,8 +99,8 @@ def _verdict(rc: int, is_same: Callable[[], str], log: Path) -> tuple[str, str]:
     said = log.read_text(errors="replace")
     if rc == 70 or "Traceback (most recent call last)" in said:
         return DEFECT, f"exit code {rc}: {said.strip().splitlines()[-2:]}"
-    if rc in (2, 3):
-        line = next((x for x in said.splitlines() if x.startswith(SIGNATURE)), None)
+    line = next((x for x in said.splitlines() if x.startswith(SIGNATURE)), None)
+    if rc in (2, 3) or (rc == 1 and line is not None):  # 1: `verify` names a fault
         if line is None:
             return DEFECT, f"exit code {rc} without a message"
         return REFUSED, line.removeprefix(SIGNATURE)
