@@ -102,43 +102,43 @@ def peers_quality_small() -> str:
     return quality_of(SMALLER)
 
 
+Cost = tuple[float, float]
+"""Seconds and bytes."""
+
+
+def beside_peers(costs: dict[str, Cost], what: str, link: str) -> list[list[str]]:
+    """For the README: what each of our methods costs, and its counterparts."""
+
+    def told(cost: Cost) -> str:
+        return f"{seconds(cost[0])}, {gib(cost[1])}"
+
+    return [
+        [
+            f"{name}{what}",
+            told(costs[ours]),
+            "; ".join(
+                f"{TOOLS[peer]} {told(costs[peer])} ({times(costs[peer][0] / costs[ours][0])})"
+                for peer in theirs
+            ),
+            link,
+        ]
+        for name, ours, theirs in COUNTERPARTS
+    ]
+
+
 def short_rows(link: str) -> list[list[str]]:
-    """For the README: whole commands against the usual tool."""
-    found = whole()
-    told = []
-    for what, ours, theirs in COUNTERPARTS:
-        mine = found[ours]
-        beside = "; ".join(
-            f"{TOOLS[peer]} {seconds(found[peer]['seconds'])}, "
-            f"{gib(found[peer]['peak_device_bytes'])} "
-            f"({times(found[peer]['seconds'] / mine['seconds'])})"
-            for peer in theirs
-        )
-        time = f"{seconds(mine['seconds'])}, {gib(mine['peak_device_bytes'])}"
-        told.append([f"{what} of a 1.5B, the whole command", time, beside, link])
-    return told
+    """Whole commands against the usual tool."""
+    costs = {run: (row["seconds"], row["peak_device_bytes"]) for run, row in whole().items()}
+    return beside_peers(costs, " of a 1.5B, the whole command", link)
 
 
 def short_blocks(link: str) -> list[list[str]]:
-    """For the README: what one more block of an 8B adds, the peers at their best batch."""
-    part = result("peers_speed-h200")["blocks"]
-    best: dict[str, dict[str, Any]] = {}
-    for row in part["rows"]:
-        known = best.get(row["run"])
-        if known is None or row["seconds_per_block"] < known["seconds_per_block"]:
-            best[row["run"]] = row
-    told = []
-    for what, ours, theirs in COUNTERPARTS:
-        mine = best[ours]
-        beside = "; ".join(
-            f"{TOOLS[peer]} {seconds(best[peer]['seconds_per_block'])}, "
-            f"{gib(max(best[peer]['peak_device_bytes']))} "
-            f"({times(best[peer]['seconds_per_block'] / mine['seconds_per_block'])})"
-            for peer in theirs
-        )
-        time = f"{seconds(mine['seconds_per_block'])}, {gib(max(mine['peak_device_bytes']))}"
-        told.append([f"{what}, one more block of an 8B", time, beside, link])
-    return told
+    """What one more block of an 8B adds, the peers at their best batch."""
+    best: dict[str, Cost] = {}
+    for row in result("peers_speed-h200")["blocks"]["rows"]:
+        cost = (row["seconds_per_block"], max(row["peak_device_bytes"]))
+        best[row["run"]] = min(cost, best.get(row["run"], cost))
+    return beside_peers(best, ", one more block of an 8B", link)
 
 
 def short_quality(name: str) -> tuple[str, str]:
