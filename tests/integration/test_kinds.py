@@ -1,5 +1,6 @@
 """One model of each kind that people quantise: taken, written by its own names, read back."""
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -11,8 +12,13 @@ from quantkit.model import fused
 from quantkit.model.headers import read_header
 from quantkit.model.source import ModelSource
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import families
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.append(str(BENCHMARKS))  # for what the program itself imports
+# Under a name of its own: the tests have a module `families` too.
+spec = importlib.util.spec_from_file_location("families_program", BENCHMARKS / "families.py")
+families = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = families
+spec.loader.exec_module(families)
 
 KINDS = {
     "gpt_oss": "experts in one tensor, transposed, alternating, with biases",
