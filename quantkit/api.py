@@ -86,7 +86,7 @@ def verify(
     trust_remote_code: bool = False,
     progress: Listener | None = None,
 ) -> "Verification":
-    """Check files, tensors, config and weights of a checkpoint, of ours or of other tools: `.ok`,
+    """Check files, tensors, config and weights of any checkpoint, whoever made it: `.ok`,
     and all `.faults`."""
     from quantkit.opening import opened
     from quantkit.verification.folder import verify as run

@@ -45,7 +45,7 @@ class Address:
             parts, port = urlsplit(""), None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise EngineError(
-                f"'{without_password(url)}' is no address of a server; give http://HOST:PORT"
+                f"'{without_password(url)}' is not a server address; give http://HOST:PORT"
             )
         secure = parts.scheme == "https"
         path = parts.path.rstrip("/").removesuffix("/v1")

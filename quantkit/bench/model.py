@@ -20,7 +20,7 @@ class Model:
 
     @classmethod
     def of(cls, path: Path) -> "Model":
-        """A folder, a GGUF file or `demo`; those of ours are known by their digest."""
+        """A folder, a GGUF file or `demo`; quantkit checkpoints are identified by their digest."""
         if str(path) == "demo" and not path.exists():
             return replace(cls.of(resources.DEMO_MODEL), name="demo")
         if not path.exists():

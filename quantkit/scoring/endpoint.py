@@ -80,7 +80,7 @@ class Endpoint:
             parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ScoreError(
-                f"'{without_password(url)}' is no address of a server; give http://HOST:PORT"
+                f"'{without_password(url)}' is not a server address; give http://HOST:PORT"
             )
         self._context = ssl.create_default_context() if parts.scheme == "https" else None
         self._auth = None

@@ -315,7 +315,7 @@ def test_a_server_that_is_down(fake):
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", "nonsense"])
 def test_an_address_that_is_none(url):
-    with pytest.raises(ScoreError, match="no address of a server; give http"):
+    with pytest.raises(ScoreError, match="not a server address; give http"):
         endpoint.Endpoint(url)
 
 

@@ -109,7 +109,7 @@ def test_nobody_there():
     "url", ["localhost:8000", "ftp://a", "http://", "http://a:port", "http://[::1"]
 )
 def test_what_is_no_address(url):
-    with pytest.raises(EngineError, match="no address of a server"):
+    with pytest.raises(EngineError, match="not a server address"):
         Address.of(url)
 
 

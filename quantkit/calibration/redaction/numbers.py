@@ -4,7 +4,7 @@ A text is searched once for runs of digits and the marks between them. Dates are
 and what is left is compared with the ways in which cards and phones are written.
 
 Phones are found by patterns of our own, not by the library `phonenumbers`: that must be told the
-country of a text, which nobody knows of a log. On the corpus of `tests/redaction_corpus.py` it
+country of a text, and logs do not name one. On the corpus of `tests/redaction_corpus.py` it
 finds half of the numbers without a country. Asked for the countries of the corpus one by one it
 finds fewer than these patterns do, takes look-alikes along that they leave, and is slower by far.
 """
