@@ -14,7 +14,14 @@ from quantkit import resources
 from quantkit.advise import families, sizes
 from quantkit.errors import SourceError
 from quantkit.home import expanded
-from quantkit.model.architecture import EXPERT, IGNORABLE, Architecture, find_routers, matches_any
+from quantkit.model.architecture import (
+    EXPERT,
+    IGNORABLE,
+    KEPT,
+    Architecture,
+    find_routers,
+    matches_any,
+)
 from quantkit.model.headers import ITEM_BYTES, TensorSpec
 from quantkit.model.source import INDEX, check_kind, read_config, read_tensors
 from quantkit.parsing import parse_json
@@ -105,16 +112,15 @@ class ModelShape:
     @cached_property
     def architecture(self) -> Architecture:
         """What a recipe's targets are matched with."""
+        found = {t.name.removesuffix(".weight"): t.shape for t in self.tensors if t.is_linear}
+        kept = {m: KEPT[last] for m in found if (last := m.rpartition(".")[2]) in KEPT}
         return Architecture(
             shapes={t.name: t.shape for t in self.tensors},
-            linears={
-                t.name.removesuffix(".weight"): (t.shape[0], t.shape[1])
-                for t in self.tensors
-                if t.is_linear
-            },
+            linears={m: (shape[0], shape[1]) for m, shape in found.items() if m not in kept},
             tied={},
             attentions=self._attentions,
             routers=self.routers,
+            kept=kept,
         )
 
     @cached_property

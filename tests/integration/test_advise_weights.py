@@ -1,5 +1,6 @@
 """Bytes of a checkpoint foretold from a shape are those that plans and runs come to."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -13,8 +14,8 @@ from quantkit import resources
 from quantkit.advise import parallel
 from quantkit.advise import shape as shapes
 from quantkit.advise.weights import weight_bytes
-from quantkit.errors import QuantkitError, SourceError
-from quantkit.formats import FORMATS, find
+from quantkit.errors import QuantkitError, RecipeError, SourceError
+from quantkit.formats import FORMATS
 from quantkit.gguf import plan as gguf_plan
 from quantkit.gguf.layout import Layout
 from quantkit.model.architecture import Architecture
@@ -24,13 +25,10 @@ from quantkit.recipe import GGUFRecipe, load
 
 RECIPES = [load(name) for name in resources.names("recipes")]
 RECIPES += [load(f"{r.name}+kv-fp8") for r in RECIPES if not isinstance(r, GGUFRecipe)]
-RECIPES += [
-    recipe.in_format(format)
-    for recipe in RECIPES
-    if not isinstance(recipe, GGUFRecipe)
-    for format in FORMATS[1:]
-    if find(format).objection(recipe.weights, recipe.input_activations, recipe.kv_cache) is None
-]
+for recipe in [r for r in RECIPES if not isinstance(r, GGUFRecipe)]:
+    for format in FORMATS[1:]:
+        with contextlib.suppress(RecipeError):
+            RECIPES.append(recipe.in_format(format))
 UNTIED = {**SMALL, "tie_word_embeddings": False}
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,

@@ -118,7 +118,8 @@ def test_one_reader_for_all_checkpoints_reads_ours_as_we_do(programs, tiny_model
     made = quantize(ModelSource.open(str(model)), recipes, tmp_path / "out", calibration=choice)
     for checkpoint in made:
         ours = dict(checkpoint.state(torch.bfloat16))
-        read = {n: t.to(torch.bfloat16) for n, t in quality.dequantized(checkpoint.folder)}
+        stored = quality.dequantized(checkpoint.folder, torch.device("cpu"))
+        read = {name: tensor.to(torch.bfloat16) for name, tensor in stored}
         assert read.keys() == ours.keys()
         for name, value in ours.items():
             assert torch.equal(read[name], value), name
