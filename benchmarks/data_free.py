@@ -128,6 +128,7 @@ def main() -> None:
     add_shape(parser)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--also", nargs="*", default=[], help="further recipes, each alone")
     parser.add_argument("--work", type=Path, help="a folder on the disk to measure")
     parser.add_argument("--out", type=Path, help="where the result file goes")
     args = parser.parse_args()
@@ -142,6 +143,15 @@ def main() -> None:
             single.append(time_quantize(work / "model", ["fp8-dynamic"], work / "out", args.device))
         everything = ["fp8-dynamic", "rtn-w8a16", "rtn-w4a16"]
         triple.append(time_quantize(work / "model", everything, work / "out", args.device))
+        also = {
+            name: fastest(
+                [
+                    time_quantize(work / "model", [name], work / "out", args.device)
+                    for _ in range(args.repeat)
+                ]
+            )
+            for name in args.also
+        }
     copy = min(copies)
     result = {
         "what": "data-free quantisation against a plain copy of the source's weights",
@@ -155,6 +165,10 @@ def main() -> None:
         "fp8_dynamic_over_copy": fastest(single)["command_seconds"] / copy,
         "three_recipes": triple[0],
         "three_recipes_over_copy": triple[0]["command_seconds"] / copy,
+        "also": {
+            name: {**found, "over_copy": found["command_seconds"] / copy}
+            for name, found in also.items()
+        },
     }
     print(json.dumps(result, indent=2))
     if args.out:

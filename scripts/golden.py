@@ -42,10 +42,10 @@ MEASURED = re.compile(
 """In texts: durations, memory, dates, pictures of these, and hashes of files that hold such."""
 
 
-def make(out: Path, device: str) -> None:
+def make(out: Path, device: str, names: list[str]) -> None:
     from quantkit import resources
 
-    names = resources.names("recipes")
+    names = names or resources.names("recipes")
     recipes = [*names, "fp8-dynamic+kv-fp8", "awq-gptq-w4a16+kv-fp8"]
     chosen = [part for name in recipes for part in ("-r", name)]
     data = ["--calibration", CALIBRATION, "--samples", str(SAMPLES), "--length", str(LENGTH)]
@@ -124,12 +124,13 @@ def main() -> None:
     making = commands.add_parser("make")
     making.add_argument("out", type=Path)
     making.add_argument("--device", default="auto")
+    making.add_argument("--recipes", nargs="*", default=[], help="these; without it, all there are")
     comparing = commands.add_parser("compare")
     comparing.add_argument("one", type=Path)
     comparing.add_argument("other", type=Path)
     args = parser.parse_args()
     if args.command == "make":
-        make(args.out, args.device)
+        make(args.out, args.device, args.recipes)
         return
     told = compare(args.one, args.other)
     print("\n".join(told) or f"{len(files_of(args.one))} files agree")
