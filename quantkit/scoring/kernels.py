@@ -1,4 +1,4 @@
-"""The Triton kernel of scoring; its torch twin is in `score.distribution`."""
+"""The Triton kernels of scoring; their torch twins are in `distribution` and `decoding`."""
 
 import torch
 import triton
@@ -35,3 +35,60 @@ def block_sums(logits: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Ten
         logits, peaks, sums, logits.stride(0), vocabulary, n_blocks, size, AT_ONCE
     )
     return peaks, sums
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _row_attention(  # type: ignore[no-untyped-def]
+    query_ptr, key_ptr, value_ptr, lengths_ptr, out_ptr, scale,
+    key_row, key_head, key_token, value_row, value_head, value_token, n_heads,
+    GROUP: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    length = tl.load(lengths_ptr + row).to(tl.int32)
+    members, dims = tl.arange(0, PADDED), tl.arange(0, WIDTH)
+    at_query = ((row * n_heads + head) * GROUP + members)[:, None] * WIDTH + dims[None, :]
+    is_member = (members < GROUP)[:, None]
+    query = tl.load(query_ptr + at_query, is_member, 0.0)
+    keys = key_ptr + row * key_row + head * key_head
+    values = value_ptr + row * value_row + head * value_head
+    peaks = tl.full([PADDED], -1e30, tl.float32)
+    sums = tl.zeros([PADDED], tl.float32)
+    found = tl.zeros([PADDED, WIDTH], tl.float32)
+    for start in range(0, length, BLOCK):
+        tokens = start + tl.arange(0, BLOCK)
+        inside = tokens < length
+        key = tl.load(keys + tokens[:, None] * key_token + dims[None, :], inside[:, None], 0.0)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        scores = tl.where(inside[None, :], scores, -1e30)
+        higher = tl.maximum(peaks, tl.max(scores, 1))
+        weights = tl.exp(scores - higher[:, None])
+        before = tl.exp(peaks - higher)
+        sums = sums * before + tl.sum(weights, 1)
+        value = tl.load(
+            values + tokens[:, None] * value_token + dims[None, :], inside[:, None], 0.0
+        )
+        more = tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+        found = found * before[:, None] + more
+        peaks = higher
+    found = found / sums[:, None]
+    tl.store(out_ptr + at_query, found.to(out_ptr.dtype.element_ty), is_member)
+
+
+def row_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Queries [rows, heads of keys, group, width] to the first `lengths` tokens of each row."""
+    query = query.contiguous()
+    n_rows, n_heads, group, width = query.shape
+    out = torch.empty_like(query)
+    _row_attention[(n_rows, n_heads)](
+        query, key, value, lengths, out, scale,
+        *key.stride()[:3], *value.stride()[:3], n_heads,
+        group, max(16, triton.next_power_of_2(group)), width, 64 if width <= 128 else 32,
+    )  # fmt: skip
+    return out

@@ -11,7 +11,7 @@ from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.onepass.run import quantize
 from quantkit.recipe import load
-from quantkit.scoring import following, generation, lmeval, loading
+from quantkit.scoring import decoding, following, generation, lmeval, loading
 from quantkit.scoring.generation import Generator
 from quantkit.scoring.harness import Asked, evaluate
 from quantkit.scoring.rules import Rules
@@ -50,9 +50,13 @@ def reference(model, prompt, rules):
 
 
 @pytest.mark.parametrize("beginning", ["", TEXT * 3], ids=["apart", "shared"])
-def test_greedy_answers_are_those_of_transformers(demo, beginning):
+@pytest.mark.parametrize("decodes", [True, False], ids=["static", "padded"])
+def test_greedy_answers_are_those_of_transformers(demo, beginning, decodes, monkeypatch):
     """Of unlike lengths, in a batch that some leave and others join."""
     model, tokenizer = demo
+    if not decodes:
+        monkeypatch.setattr(decoding, "works_for", lambda model: False)
+    assert (Generator(model).decoder is not None) == decodes
     texts = ["The", "def sort(values):", TEXT, TEXT * 2, "class Error(", "import os\n", "If ", "x"]
     prompts = [tuple(tokenizer(beginning + text)["input_ids"]) for text in texts]
     newline = tokenizer("\n")["input_ids"][-1]
@@ -117,7 +121,7 @@ def test_other_caches(family, more, pads):
     """Sliding windows take padding and no newcomers; linear attention takes neither."""
     model = tiny(family, **more)
     generator = Generator(model)
-    assert (generator._joins, generator._pads) == (False, pads)
+    assert (generator.decoder, generator._pads) == (None, pads)
     rng = torch.Generator().manual_seed(1)
     prompts = [
         tuple(torch.randint(1, 64, (n,), generator=rng).tolist()) for n in (5, 12, 12, 20, 3)
@@ -201,17 +205,17 @@ def test_answers_of_llama_cpp_are_ours(tasks, tmp_path):
 def test_a_stopped_run_goes_on_at_the_first_open_answer(tasks, tmp_path):
     source = ModelSource.open("demo")
     asked = Asked((str(tasks),), cache=tmp_path)
-    step, prompts = Generator._step, []
+    forward, steps = decoding._Batch.forward, []
 
-    def dies(self, batch, tokens):
-        if len(prompts) >= 20:
+    def dies(self, n):
+        if len(steps) >= 20:
             raise KeyboardInterrupt
-        prompts.append(len(batch))
-        return step(self, batch, tokens)
+        steps.append(n)
+        return forward(self, n)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(generation, "MOST_ROWS", {"cpu": 2})
-        patch.setattr(Generator, "_step", dies)
+        patch.setattr(decoding._Batch, "forward", dies)
         with pytest.raises(KeyboardInterrupt):
             evaluate(source, asked, "cpu")
     card = evaluate(source, asked, "cpu").card

@@ -1,0 +1,513 @@
+"""Writes many answers at once in a static cache: every row has its own length, nothing is padded.
+
+Keys and values of all rows lie in one array per layer. A prompt that joins is written into a free
+row; of an answer that has ended the last row takes the place. So a step is always the same few
+hundred kernels over the first rows, and on a GPU they run as one CUDA graph for each number of
+rows: without it, starting them takes longer than running them. The likeliest token is chosen inside
+the graph, and the host looks for ends of answers while the device already writes the next tokens.
+
+For models of transformers whose layers all attend to everything before them; `works_for` tries it.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer
+
+from quantkit.errors import HardwareError
+from quantkit.scoring import choosing
+from quantkit.scoring.choosing import Choice
+from quantkit.scoring.rules import Rules
+
+CHECK_EVERY = 8
+"""Tokens between two looks for ends of answers."""
+PREFILL_TOKENS = {"cuda": 65536, "cpu": 1024}
+CACHED_BYTES = {"cpu": 512 << 20}
+"""Most that keys and values of all rows take ..."""
+CACHED_SHARE = 0.7
+"""... on a GPU, of what is free."""
+MOST_ROWS = {"cuda": 2048, "cpu": 32}
+REFILL = 0.75
+"""Waiting prompts join when no more than this share of the rows is still being written."""
+ALIKE = 2
+"""Prompts and answers of unlike length share rows that long as the longest, up to this factor."""
+ROWS = "quantkit_rows"
+"""Our attention by the name that transformers knows it by; it is given no mask."""
+OTHER_ATTENTION = ("sliding_window", "softcap", "s_aux", "position_bias")
+"""What some families ask of attention, and this one does not do."""
+TOLERANCE = {torch.float32: 1e-3}
+"""How far logits may be from the model's own, of the largest; in 16 bits a twentieth."""
+N_TRIED = 32
+"""Tokens of the text on which they are compared."""
+
+
+class _Unsupported(Exception):
+    """This model's attention is another one."""
+
+
+class _Rows(Cache):  # type: ignore[misc]
+    """Keys and values of many rows, each with a length of its own."""
+
+    def __init__(self, layers: "list[_RowLayer]") -> None:
+        super().__init__(layers=layers)
+        self.n = 0
+        """How many of the first rows a step is about."""
+        self.longest = 0
+        """No row is longer after the step, as far as the host knows."""
+        n_rows, device = layers[0].keys.shape[0], layers[0].keys.device
+        self.positions = torch.zeros(n_rows, dtype=torch.long, device=device)
+        """Of the token that is fed next."""
+        self.numbers = torch.arange(n_rows, device=device)
+        for layer in layers:
+            layer.rows = self
+
+
+class _RowLayer(DynamicLayer):  # type: ignore[misc]
+    rows: _Rows
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        n = self.rows.n
+        where = self.rows.numbers[:n], slice(None), self.rows.positions[:n]
+        self.keys[where] = key_states[:, :, 0]
+        self.values[where] = value_states[:, :, 0]
+        return self.keys[:n], self.values[:n]
+
+
+_current: list[_Rows] = []
+"""The rows that a step is about, for the attention inside the model."""
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of one new token per row to all tokens of the row."""
+    if any(more.get(name) is not None for name in OTHER_ATTENTION) or query.shape[2] != 1:
+        raise _Unsupported
+    rows = _current[-1]
+    lengths = rows.positions[: rows.n] + 1
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    n, n_heads, _, width = query.shape
+    grouped = query.reshape(n, key.shape[1], n_heads // key.shape[1], width)
+    if query.is_cuda and width == value.shape[-1] and width in (32, 64, 128, 256):
+        from quantkit.scoring import kernels
+
+        found = kernels.row_attention(grouped, key, value, lengths, scale)
+    else:
+        # Columns beyond the longest row are never looked at.
+        key, value = key[:, :, : rows.longest], value[:, :, : rows.longest]
+        found = row_attention(grouped, key, value, lengths, scale)
+    return found.reshape(n, 1, n_heads, value.shape[-1]), None
+
+
+def row_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Queries [rows, heads of keys, group, width] to the first `lengths` tokens of each row.
+
+    All queries that share a head of keys are one matrix, so that keys are read once.
+    """
+    inside = torch.arange(key.shape[2], device=key.device) < lengths[:, None]
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=inside[:, None, None, :], scale=scale
+    )
+
+
+AttentionInterface.register(ROWS, _attention)
+
+
+@dataclass
+class _Snapshot:
+    """What was written at some time, on its way to the host."""
+
+    places: list[int]
+    counts: list[int]
+    written: torch.Tensor
+    arrived: Any
+
+    def rows(self) -> list[list[int]]:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return [row[:n] for row, n in zip(self.written.tolist(), self.counts, strict=True)]
+
+
+class Decoder:
+    """A causal language model of transformers that writes answers in a static cache."""
+
+    def __init__(self, model: Any, max_rows: int | None = None, graphs: bool = True) -> None:
+        self._model, self._decoder = model, model.get_decoder()
+        self._device = next(model.parameters()).device
+        kind = self._device.type
+        self._max_rows = max_rows or MOST_ROWS[kind]
+        self._prefill_tokens = PREFILL_TOKENS[kind]
+        configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+        self._configs = list(configs.values())
+        self._graphs = graphs and kind == "cuda"
+        self._shapes: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    @torch.no_grad()
+    def works(self) -> bool:
+        """Whether it predicts what the model predicts without it."""
+        tried = tuple(number % 29 + 1 for number in range(N_TRIED))
+        ids = torch.tensor([tried], device=self._device)
+        expected = self._model(input_ids=ids).logits[0, -1].float()
+        batch = self._batch(1, N_TRIED + 1, Rules(1))
+        try:
+            batch.join([0], [tried], 0, None)
+            found = batch.forward(1)[0].float()
+        except (_Unsupported, RuntimeError, TypeError, ValueError):
+            return False
+        apart = float((found - expected).abs().max())
+        most = TOLERANCE.get(self._model.dtype, 0.05) * float(expected.abs().max())
+        return math.isfinite(apart) and apart <= most
+
+    @torch.no_grad()
+    def answers(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        rules: Rules,
+        text_of: Callable[[Sequence[int]], str],
+    ) -> Iterator[list[tuple[int, tuple[int, ...]]]]:
+        """Places of prompts and the tokens of their answers, as they end."""
+        choose = Choice(prompts, rules, self._device)
+        # The longest come first: what does not fit is known at once, and time left is not too low.
+        waiting = sorted(range(len(prompts)), key=lambda place: (len(prompts[place]), place))
+        while waiting:
+            longest = len(prompts[waiting[-1]]) + rules.max_new
+            first = next(
+                i
+                for i, p in enumerate(waiting)
+                if ALIKE * (len(prompts[p]) + rules.max_new) >= longest
+            )
+            group, waiting = waiting[first:], waiting[:first]
+            yield from self._written(group, prompts, rules, text_of, choose)
+
+    def _written(
+        self,
+        waiting: list[int],
+        prompts: Sequence[tuple[int, ...]],
+        rules: Rules,
+        text_of: Callable[[Sequence[int]], str],
+        choose: Choice,
+    ) -> Iterator[list[tuple[int, tuple[int, ...]]]]:
+        """All of a group of prompts of similar length, the last of them first."""
+        # The last token of a prompt is fed as the first step, and is nobody else's.
+        shared = choosing.shared([prompts[place] for place in waiting], own=2)
+        prefix = self._prefix(prompts[waiting[0]][:shared]) if shared else None
+        longest = len(prompts[waiting[-1]])
+        batch = self._batch(len(waiting), longest + rules.max_new, rules)
+        pending: _Snapshot | None = None
+        open_places = set(waiting)
+        while open_places:
+            self._fill(batch, waiting, prompts, shared, prefix)
+            batch.write(CHECK_EVERY, choose)
+            fresh = batch.snapshot()
+            # While the device writes on, the host looks at what was there before.
+            looked = [pending, fresh] if self._device.type == "cpu" or batch.is_full else [pending]
+            pending = fresh
+            for snapshot in looked:
+                if snapshot is None:
+                    continue
+                done = [
+                    (place, answer)
+                    for place, tokens in zip(snapshot.places, snapshot.rows(), strict=True)
+                    if place in open_places
+                    and (answer := choosing.ended(tokens, rules, text_of)) is not None
+                ]
+                if done:
+                    open_places -= {place for place, _ in done}
+                    batch.remove({place for place, _ in done})
+                    yield done
+
+    def _prefix(self, tokens: tuple[int, ...]) -> Any:
+        cache = DynamicCache(config=self._model.config)
+        ids = torch.tensor([tokens], device=self._device)
+        self._decoder(input_ids=ids, past_key_values=cache, use_cache=True)
+        return cache
+
+    def _fill(
+        self,
+        batch: "_Batch",
+        waiting: list[int],
+        prompts: Sequence[tuple[int, ...]],
+        shared: int,
+        prefix: Any,
+    ) -> None:
+        """Let waiting prompts join, as many as there are rows for."""
+        if batch.places and len(batch.places) > REFILL * batch.n_rows:
+            return
+        while waiting and len(batch.places) < batch.n_rows:
+            longest = len(prompts[waiting[-1]])
+            n = min(len(waiting), batch.n_rows - len(batch.places))
+            n = max(1, min(n, self._prefill_tokens // max(1, longest - shared)))
+            chosen = [waiting[-1 - i] for i in range(n)]
+            try:
+                batch.join(chosen, [prompts[place] for place in chosen], shared, prefix)
+            except torch.OutOfMemoryError as error:
+                torch.cuda.empty_cache()
+                if n == 1:
+                    raise HardwareError(
+                        f"a prompt of {longest} tokens does not fit into the memory of the GPU; "
+                        "use a shorter --max-length"
+                    ) from error
+                self._prefill_tokens = max(1, self._prefill_tokens // 2)
+                continue
+            del waiting[len(waiting) - n :]
+
+    def _batch(self, n_wanted: int, length: int, rules: Rules) -> "_Batch":
+        """Rows for so many prompts and answers together of so many tokens, as many as fit."""
+        if not self._shapes:
+            cache = self._prefix((1,))
+            self._shapes = [(layer.keys, layer.values) for layer in cache.layers]
+        per_token = sum(keys.nbytes + values.nbytes for keys, values in self._shapes)
+        if self._device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self._device)
+            room = free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+            budget = int(CACHED_SHARE * room)
+        else:
+            budget = CACHED_BYTES[self._device.type]
+        n_rows = max(1, min(self._max_rows, n_wanted, budget // (per_token * length)))
+        while True:
+            try:
+                layers = [
+                    _RowLayer(
+                        *(one.new_zeros(n_rows, one.shape[1], length, one.shape[3]) for one in pair)
+                    )
+                    for pair in self._shapes
+                ]
+                break
+            except torch.OutOfMemoryError as error:
+                torch.cuda.empty_cache()
+                if n_rows == 1:
+                    raise HardwareError(
+                        f"keys and values of {length} tokens do not fit into the memory of the "
+                        "GPU; use a shorter --max-length"
+                    ) from error
+                n_rows = (n_rows + 1) // 2
+        return _Batch(self, _Rows(layers), rules)
+
+    @contextmanager
+    def _ours(self, rows: _Rows) -> Iterator[None]:
+        """With our attention in the model."""
+        usual = [config._attn_implementation_internal for config in self._configs]
+        _current.append(rows)
+        for config in self._configs:
+            config._attn_implementation_internal = ROWS
+        try:
+            yield
+        finally:
+            _current.pop()
+            for config, name in zip(self._configs, usual, strict=True):
+                config._attn_implementation_internal = name
+
+
+class _Batch:
+    """Answers that are being written: the first rows of a cache."""
+
+    def __init__(self, decoder: Decoder, rows: _Rows, rules: Rules) -> None:
+        self._of, self._rows, self._rules = decoder, rows, rules
+        device = rows.positions.device
+        self.n_rows = len(rows.positions)
+        self.places: list[int] = []
+        """The prompts that the first rows answer."""
+        self._counts: list[int] = []
+        self._lengths: list[int] = []
+        self._tokens = torch.zeros(self.n_rows, dtype=torch.long, device=device)
+        self._n_written = torch.zeros(self.n_rows, dtype=torch.long, device=device)
+        # One column more, for rows that are full and wait for the others.
+        self._written = torch.zeros(self.n_rows, rules.max_new + 1, dtype=torch.long, device=device)
+        # A row without an answer counts as one that is full.
+        self._n_written.fill_(rules.max_new)
+        self._graphs: dict[int, Any] = {}
+        self._pool: Any = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more can be written."""
+        return all(count >= self._rules.max_new for count in self._counts)
+
+    def join(
+        self, places: list[int], prompts: Sequence[tuple[int, ...]], shared: int, prefix: Any
+    ) -> None:
+        """Compute prompts into free rows, all but their last tokens."""
+        first, n = len(self.places), len(places)
+        device = self._tokens.device
+        own = [prompt[shared:-1] for prompt in prompts]
+        width = max(map(len, own))
+        if width:
+            cache = DynamicCache(config=self._of._model.config)
+            if prefix is not None:
+                for new, old in zip(cache.layers, prefix.layers, strict=True):
+                    new.update(old.keys.repeat(n, 1, 1, 1), old.values.repeat(n, 1, 1, 1))
+            # Padding comes last, where causal attention of what counts does not see it.
+            ids = _on(device, [[*tokens, *[0] * (width - len(tokens))] for tokens in own])
+            self._of._decoder(input_ids=ids, past_key_values=cache, use_cache=True)
+            for mine, new in zip(self._rows.layers, cache.layers, strict=True):
+                mine.keys[first : first + n, :, : shared + width] = new.keys
+                mine.values[first : first + n, :, : shared + width] = new.values
+        rows = slice(first, first + n)
+        lengths = [len(prompt) for prompt in prompts]
+        self._rows.positions[rows] = _on(device, lengths) - 1
+        self._tokens[rows] = _on(device, [prompt[-1] for prompt in prompts])
+        self._n_written[rows] = 0
+        self.places += places
+        self._counts += [0] * n
+        self._lengths += lengths
+
+    def remove(self, places: set[int]) -> None:
+        """Free the rows of these; the last rows move into the gaps."""
+        gone = [row for row, place in enumerate(self.places) if place in places]
+        left = len(self.places) - len(gone)
+        movers = [row for row in range(left, len(self.places)) if self.places[row] not in places]
+        gaps = [row for row in gone if row < left]
+        device = self._tokens.device
+        if gaps:
+            to, at = _on(device, gaps), _on(device, movers)
+            # No further than anything was written.
+            end = max(self._lengths[row] + self._counts[row] for row in movers)
+            for layer in self._rows.layers:
+                layer.keys[to, :, :end] = layer.keys[at, :, :end]
+                layer.values[to, :, :end] = layer.values[at, :, :end]
+            for tensor in (self._rows.positions, self._tokens, self._n_written, self._written):
+                tensor[to] = tensor[at]
+            for gap, mover in zip(gaps, movers, strict=True):
+                for listed in (self.places, self._counts, self._lengths):
+                    listed[gap] = listed[mover]  # type: ignore[index]
+        self._n_written[left:] = self._rules.max_new
+        self._rows.positions[left:] = 0
+        for kept in (self.places, self._counts, self._lengths):
+            del kept[left:]
+
+    def write(self, n_steps: int, choose: Choice) -> None:
+        """Some tokens more in every row that is not full."""
+        for _ in range(n_steps):
+            if choose.is_plain:
+                self._step()
+            else:
+                n = len(self.places)
+                logits = self.forward(n)
+                self._put(choose(logits, self.places, self._written, self._counts))
+            most = self._rules.max_new
+            self._counts = [min(count + 1, most) for count in self._counts]
+
+    def snapshot(self) -> _Snapshot:
+        """What is written by now; on a GPU it is under way to the host."""
+        written = self._written[: len(self.places)]
+        arrived = None
+        if written.is_cuda:
+            pinned = torch.empty(written.shape, dtype=written.dtype, pin_memory=True)
+            written = pinned.copy_(written, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record()
+        return _Snapshot(list(self.places), list(self._counts), written, arrived)
+
+    def forward(self, n: int) -> torch.Tensor:
+        """Logits of the next tokens of the first rows."""
+        rows = self._rows
+        rows.n = n
+        rows.longest = rows.layers[0].keys.shape[2]
+        if not rows.positions.is_cuda:
+            pairs = zip(self._lengths, self._counts, strict=True)
+            rows.longest = max(length + count for length, count in pairs)
+        with self._of._ours(rows):
+            output = self._of._model(
+                input_ids=self._tokens[:n, None],
+                position_ids=rows.positions[:n, None],
+                past_key_values=rows,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        logits: torch.Tensor = output.logits[:, -1]
+        return logits
+
+    def _put(self, chosen: torch.Tensor) -> None:
+        """Write tokens into rows; those that are full stay as they are."""
+        n = len(chosen)
+        counts, positions = self._n_written[:n], self._rows.positions[:n]
+        goes_on = (counts < self._rules.max_new).long()
+        self._written[:n].scatter_(1, counts[:, None], chosen[:, None])
+        self._tokens[:n] = chosen
+        counts += goes_on
+        positions += goes_on
+
+    def _step(self) -> None:
+        """The likeliest tokens."""
+        n = len(self.places)
+        if not self._of._graphs:
+            self._put(self.forward(n).argmax(-1))
+            return
+        n = next((size for size in _sizes(self.n_rows) if size >= n), self.n_rows)
+        if n not in self._graphs:
+            # The first time as it is: what is loaded or compiled on first use cannot be recorded.
+            self._graphs[n] = None
+            self._put(self.forward(n).argmax(-1))
+            return
+        graph = self._graphs[n]
+        if graph is None:
+            try:
+                graph = self._graphs[n] = self._recorded(n)
+            except RuntimeError:  # a model that waits for the device in between
+                self._of._graphs = False
+                torch.cuda.synchronize()
+                self._step()
+                return
+        graph.replay()
+
+    def _recorded(self, n: int) -> Any:
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._put(self.forward(n).argmax(-1))
+        self._pool = self._pool or graph.pool()
+        return graph
+
+
+def _sizes(most: int) -> list[int]:
+    """Numbers of rows that get a graph of their own; few, since recording takes a few steps' time.
+
+    Below 64 rows all take about as long: that of reading the weights.
+    """
+    sizes, size = [16, 64], 128
+    while size < most:
+        sizes += [size, size * 3 // 2]
+        size *= 2
+    return [*(size for size in sizes if size < most), most]
+
+
+def _on(device: torch.device, values: Sequence[Any]) -> torch.Tensor:
+    """Numbers on a device, which is not waited for."""
+    made = torch.tensor(values)
+    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
+
+
+def works_for(model: Any) -> bool:
+    """Whether a model's layers all attend to everything before, by an attention that can be set."""
+    layers = DynamicCache(config=model.config).layers
+    return (
+        bool(layers)
+        and all(type(layer) is DynamicLayer for layer in layers)
+        and bool(getattr(model, "_supports_attention_backend", False))
+        and model.config._attn_implementation == "sdpa"
+        and Decoder(model, 1, graphs=False).works()
+    )
