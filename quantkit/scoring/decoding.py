@@ -393,7 +393,7 @@ class _Batch:
                 tensor[to] = tensor[at]
             for gap, mover in zip(gaps, movers, strict=True):
                 for listed in (self.places, self._counts, self._lengths):
-                    listed[gap] = listed[mover]  # type: ignore[index]
+                    listed[gap] = listed[mover]
         self._n_written[left:] = self._rules.max_new
         self._rows.positions[left:] = 0
         for kept in (self.places, self._counts, self._lengths):
@@ -418,7 +418,7 @@ class _Batch:
         if written.is_cuda:
             pinned = torch.empty(written.shape, dtype=written.dtype, pin_memory=True)
             written = pinned.copy_(written, non_blocking=True)
-            arrived = torch.cuda.Event()
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
         return _Snapshot(list(self.places), list(self._counts), written, arrived)
 

@@ -37,6 +37,7 @@ TOKEN_BYTES = 1024
 """Of an answer, for each token of a request: far more than names and two numbers take."""
 NAN = "not JSON compliant"  # what vLLM says of log-probabilities that are none
 WRITTEN_AT_ONCE = 128  # answers; engines batch what they are asked at a time
+WRITTEN_BY_VLLM = 512  # it takes 1024; connections are files, of which a process often has no more
 T = TypeVar("T")
 ABOVE_ZERO = 1e-3  # more than rounding can do to the logarithm of a probability
 
@@ -201,7 +202,7 @@ class Endpoint:
     ) -> None:
         """The same for texts that the server writes, one prompt a request: it batches them."""
         work = [partial(self._write, i, prompts[i], rules) for i in range(len(prompts))]
-        self._all(work, keep, WRITTEN_AT_ONCE)
+        self._all(work, keep, WRITTEN_BY_VLLM if self.version() else WRITTEN_AT_ONCE)
 
     def _all(
         self, work: "Sequence[Callable[[], dict[int, T]]]", keep: "Callable[[int, T], None]", n: int

@@ -60,3 +60,35 @@ def test_a_calibrated_run_on_a_gpu_repeats_itself(tmp_path):
         quantize(source, [recipe], tmp_path / str(i), "cuda", calibration=text)[0] for i in (0, 1)
     )
     assert first.digest == second.digest
+
+
+@torch.no_grad()
+def test_recorded_steps_write_what_transformers_writes():
+    """In float32, with rows that leave and join, by graphs and without."""
+    from quantkit.model.tokenizer import load as load_tokenizer
+    from quantkit.scoring import loading
+    from quantkit.scoring.decoding import Decoder
+    from quantkit.scoring.rules import Rules
+
+    source = ModelSource.open("demo")
+    model = loading.load(source, torch.device("cuda"), dtype=torch.float32)
+    tokenizer = load_tokenizer(source.folder)
+    texts = [f"def sort_{i}(values" + ", more" * (i % 5) for i in range(40)]
+    prompts = [tuple(tokenizer(text)["input_ids"]) for text in texts]
+    newline = tokenizer("\n")["input_ids"][-1]
+    rules = Rules(40, ends=(0, newline))
+    for graphs in (True, False):
+        decoder = Decoder(model, 24, graphs)
+        found = dict(a for part in decoder.answers(prompts, rules, tokenizer.decode) for a in part)
+        assert decoder._graphs == graphs  # none was given up
+        for place, prompt in enumerate(prompts):
+            ids = torch.tensor([prompt], device="cuda")
+            made = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=rules.max_new,
+                do_sample=False,
+                eos_token_id=list(rules.ends),
+                pad_token_id=0,
+            )
+            assert found[place] == tuple(made[0, len(prompt) :].tolist())

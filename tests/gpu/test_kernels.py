@@ -7,6 +7,7 @@ from quantkit import grid
 from quantkit.methods import gptq, products, rounding
 from quantkit.methods.statistics import Statistics
 from quantkit.recipe import WeightScheme
+from quantkit.scoring.decoding import row_attention
 from quantkit.scoring.distribution import Distribution, block_sums
 
 pytestmark = [
@@ -115,3 +116,18 @@ def test_block_sums_equal_their_twin(dtype, vocabulary):
     torch.testing.assert_close(
         clean.log_probabilities(clean.top(48)), expected, rtol=1e-4, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "group", "width"), [(2, 6, 128), (3, 1, 64), (1, 20, 256)])
+def test_attention_of_rows_equals_its_twin(dtype, heads, group, width):
+    from quantkit.scoring import kernels
+
+    torch.manual_seed(0)
+    query = torch.randn(5, heads, group, width, device="cuda", dtype=dtype)
+    keys, values = torch.randn(2, 7, heads, 300, width, device="cuda", dtype=dtype)
+    lengths = torch.tensor([1, 64, 65, 300, 37], device="cuda")
+    found = kernels.row_attention(query, keys[:5], values[:5], lengths, 0.1)
+    expected = row_attention(query.float(), keys[:5].float(), values[:5].float(), lengths, 0.1)
+    within = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found.float(), expected, atol=within, rtol=within)
