@@ -1,6 +1,7 @@
 """Which model families quantkit takes: small random models of each, through every kind of recipe.
 
     python benchmarks/families.py [FAMILY ...] [--recipes fp8-dynamic gptq-w4a16] [--again]
+    python benchmarks/families.py --vllm PYTHON_OF_VLLM --work FOLDER [--jobs 8] [FAMILY ...]
 
 Every family is built by transformers' own classes from its own config, made small; nothing comes
 from a hub. Each recipe is quantised, verified against its source, and loaded back. The reference is
@@ -9,6 +10,8 @@ must give the logits of quantkit's reader. Where its compressed-tensors integrat
 written as it is, these logits are compared as well. Results go to one file as they come, so that a
 stopped run goes on (`--again` starts anew). A family that fails has its sentence there.
 `scripts/write_models_page.py` makes docs/models.md of it.
+
+The second form asks real vLLM on a GPU (see families_vllm.py).
 """
 
 import argparse
@@ -265,21 +268,33 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def small_config(model_type: str) -> Any:
+def kinds() -> dict[str, str]:
+    """Every family and its kind, in order."""
+    return {
+        name: kind
+        for table in (KINDS, BEYOND)
+        for kind, names in table.items()
+        for name in names.split()
+    }
+
+
+def small_config(
+    model_type: str, sizes: dict[str, Any] | None = None, own: Family | None = None
+) -> Any:
     """The family's config with small numbers; every rule that it works out, works out anew."""
     from transformers import AutoConfig
 
-    own = FAMILIES.get(model_type, Family())
+    own = own or FAMILIES.get(model_type, Family())
+    values = (sizes or SMALL) | {"vocab_size": len(_tokenizer())}
     kind = type(AutoConfig.for_model(model_type))
-    vocabulary = len(_tokenizer())
     default = kind().to_dict()
-    top = _small(default, SMALL | {"vocab_size": vocabulary}, own.drop) | own.text
+    top = _small(default, values, own.drop) | own.text
     for name, value in default.items():
         if isinstance(value, dict) and name.endswith("_config") and "model_type" in value:
             if name in ("text_config", "llm_config", "thinker_config"):
-                top[name] = _small(value, SMALL | {"vocab_size": vocabulary}, own.drop) | own.text
+                top[name] = _small(value, values, own.drop) | own.text
             else:
-                top[name] = _small(value, SMALL_VISION, ()) | own.vision
+                top[name] = _small(value, SMALL_VISION | own.vision, ())
     return kind(**(top | own.top))
 
 
@@ -320,13 +335,18 @@ def _tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(resources.DEMO_MODEL)
 
 
-def build(model_type: str, folder: Path) -> Any:
+def build(
+    model_type: str,
+    folder: Path,
+    sizes: dict[str, Any] | None = None,
+    own: Family | None = None,
+) -> Any:
     """A random model of the family in `folder`, with the demo's tokenizer."""
     import transformers
     from transformers import AutoModelForCausalLM
     from transformers.models.auto import modeling_auto
 
-    config = small_config(model_type)
+    config = small_config(model_type, sizes, own)
     name = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type)
     torch.manual_seed(0)
     if name is not None:
@@ -486,7 +506,7 @@ def try_family(name: str, recipes: list[str], known: dict[str, Any]) -> dict[str
             off = gap(logits(transformers_model(source, kind)), ours)
             result["source"] = "the same logits" if off <= SAME else f"off by {off:.2g}"
         except Exception as error:
-            result["source"] = _words(error)
+            result["source"] = words(error)
         tried = dict(known.get("recipes", {}))
         left = [recipe for recipe in recipes if recipe not in tried]
         try:
@@ -501,23 +521,39 @@ def try_family(name: str, recipes: list[str], known: dict[str, Any]) -> dict[str
                     (by_name[recipe],) = make(source, [recipe], out)
                 tried[recipe] = check(by_name[recipe], source, Path(scratch))
             except Exception as error:
-                tried[recipe] = {"ok": False, "reason": _words(error)}
-            words = tried[recipe].get("reason") or tried[recipe].get("transformers", "")
-            print(f"{name} {recipe}: {'ok' if tried[recipe]['ok'] else 'MISS'} {words}", flush=True)
+                tried[recipe] = {"ok": False, "reason": words(error)}
+            said = tried[recipe].get("reason") or tried[recipe].get("transformers", "")
+            print(f"{name} {recipe}: {'ok' if tried[recipe]['ok'] else 'MISS'} {said}", flush=True)
         return result | {"recipes": tried}
 
 
-def _words(error: Exception) -> str:
+def words(error: Exception) -> str:
     """What a user would read; anything but an error of ours is a bug, and is shown as one."""
-    words = " ".join(str(error).split())
+    said = " ".join(str(error).split())
     if isinstance(error, QuantkitError):
-        return words
+        return said
     if VERBOSE:
         traceback.print_exception(error)
-    return f"bug: {type(error).__name__}: {words[:300]}"
+    return f"bug: {type(error).__name__}: {said[:300]}"
 
 
 VERBOSE = False
+
+
+def _in_vllm(arguments: argparse.Namespace) -> None:
+    import families_vllm
+
+    scratch = arguments.work or Path(tempfile.mkdtemp(prefix="quantkit-families-"))
+    options = families_vllm.Options(
+        arguments.vllm,
+        scratch,
+        arguments.out or families_vllm.RESULT,
+        arguments.jobs,
+        arguments.timeout,
+        arguments.recipes,
+        arguments.retry,
+    )
+    families_vllm.run(arguments.families or list(kinds()), options, arguments.again)
 
 
 def main() -> None:
@@ -528,20 +564,25 @@ def main() -> None:
     parser.add_argument("--gguf", action="store_true", help="gguf-q8_0 as well")
     parser.add_argument("--again", action="store_true", help="forget what was found before")
     parser.add_argument("--verbose", action="store_true")
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--out", type=Path)
+    group = parser.add_argument_group("in vLLM, on a GPU")
+    group.add_argument("--vllm", type=Path, metavar="PYTHON", help="Python of vLLM's environment")
+    group.add_argument("--work", type=Path, help="folder for models and checkpoints")
+    group.add_argument("--jobs", type=int, default=8, help="engines at a time")
+    group.add_argument("--timeout", type=float, default=120.0, help="seconds for one engine")
+    group.add_argument("--retry", action="store_true", help="try again what did not agree")
     arguments = parser.parse_args()
     VERBOSE = arguments.verbose
     warnings.simplefilter("ignore")
+    if arguments.vllm is not None:
+        _in_vllm(arguments)
+        return
+    arguments.out = arguments.out or RESULT
     torch.set_num_threads(1)
     # The machine is as fast for every family.
     estimate.measured_speeds = functools.cache(estimate.measured_speeds)
     recipes = [*arguments.recipes, *([GGUF] if arguments.gguf else [])]
-    all_kinds = {
-        name: kind
-        for table in (KINDS, BEYOND)
-        for kind, names in table.items()
-        for name in names.split()
-    }
+    all_kinds = kinds()
     known: dict[str, Any] = {}
     if arguments.out.is_file() and not arguments.again:
         known = json.loads(arguments.out.read_text(encoding="utf-8"))["families"]

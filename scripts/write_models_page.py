@@ -1,11 +1,14 @@
 """Write docs/models.md, the model families that quantkit takes, from the result of their runs."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "families.json"
+IN_VLLM = ROOT / "benchmarks" / "results" / "families-vllm-h200.json"
+"""What real vLLM made of them, once that was measured."""
 PAGE = ROOT / "docs" / "models.md"
 KINDS = {
     "dense": "Dense decoders",
@@ -21,7 +24,9 @@ Every family below was built small and with random weights by transformers' own 
 through every recipe of its row: quantised, verified against its source, and loaded back. The logits
 of quantkit's reader must be those of transformers, which is given the dequantised weights in the
 source's own layout. That shows layers, names and arithmetic; it says nothing about the quality of a
-recipe on a real model of the family, and nothing about a serving engine's kernels.
+recipe on a real model of the family. Where there is a column for vLLM, models of the same families
+with sizes that its kernels take were loaded in it: it *agrees* when its prompt log-probabilities
+are those of quantkit's reference up to the rounding of its type.
 
 A family that is not listed is taken by looking at it: transformers builds the model from its config
 (`--trust-remote-code` for code that a model brings), its decoder blocks are the one list of modules
@@ -58,11 +63,82 @@ def page() -> str:
         f"## Families\n\n{_count(families)} {used}; {result['machine']}, {recorded['date']}, "
         f"commit {recorded['commit']}.\n",
     ]
+    engine = Engine.read()
+    if engine is not None:
+        parts.append(f"{engine.summary()}\n")
     for kind, title in KINDS.items():
         rows = {name: found for name, found in families.items() if found["kind"] == kind}
         if rows:
-            parts.append(f"### {title}\n\n{_table(rows)}\n")
+            parts.append(f"### {title}\n\n{_table(rows, engine)}\n")
+    if engine is not None and (misses := engine.misses()):
+        lines = "\n".join(f"- {line}" for line in misses)
+        parts.append(f"### What vLLM does not run\n\n{lines}\n")
     return "\n".join(parts)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What real vLLM said of small models of the families."""
+
+    result: dict[str, Any]
+
+    @classmethod
+    def read(cls) -> "Engine | None":
+        if not IN_VLLM.is_file():
+            return None
+        return cls(json.loads(IN_VLLM.read_text(encoding="utf-8")))
+
+    @property
+    def families(self) -> dict[str, Any]:
+        return dict(self.result["families"])
+
+    @property
+    def title(self) -> str:
+        return f"vLLM {self.result['vllm']}"
+
+    def summary(self) -> str:
+        tried = [one for found in self.families.values() for one in found["recipes"].values()]
+        agree = sum(bool(one.get("agrees")) for one in tried)
+        own = [found for found in self.families.values() if _agrees(found)]
+        n_tried = sum(bool(found["recipes"]) for found in self.families.values())
+        recorded = self.result["recorded"]
+        return (
+            f"In {self.title} on {self.result['device']}, {agree} of {len(tried)} checkpoints of "
+            f"{n_tried} families agree; every checkpoint of {len(own)} families does. "
+            f"{recorded['date']}, commit {recorded['commit']}."
+        )
+
+    def cell(self, name: str) -> str:
+        """Of one family: how many of its checkpoints agree, or why none was tried."""
+        tried = self.families.get(name, {}).get("recipes", {})
+        if not tried:
+            return ""
+        agree = [recipe for recipe, one in tried.items() if one.get("agrees")]
+        if len(agree) == len(tried):
+            return "agrees" if len(tried) == 1 else f"agrees ({len(tried)} recipes)"
+        if agree:
+            return f"agrees in {len(agree)} of {len(tried)} recipes"
+        if any(one.get("loads") for one in tried.values()):
+            return "loads, differs"
+        return "refuses"
+
+    def misses(self) -> list[str]:
+        """Each checkpoint that does not agree, with the engine's words."""
+        found = []
+        for name, family in self.families.items():
+            for recipe, one in family["recipes"].items():
+                if one.get("agrees"):
+                    continue
+                source = one.get("source", {})
+                also = "" if not source or source.get("agrees") else "; so does the 16-bit source"
+                reason = str(one.get("reason", "")).replace("|", "/")
+                found.append(f"{name}, {recipe}: {reason}{also}")
+        return found
+
+
+def _agrees(found: dict[str, Any]) -> bool:
+    tried = found["recipes"].values()
+    return bool(tried) and all(one.get("agrees") for one in tried)
 
 
 def _count(families: dict[str, Any]) -> str:
@@ -71,16 +147,15 @@ def _count(families: dict[str, Any]) -> str:
     return f"{len(whole)} of {len(built)} families that transformers builds pass every recipe."
 
 
-def _table(rows: dict[str, Any]) -> str:
+def _table(rows: dict[str, Any], engine: Engine | None) -> str:
     recipes = list(dict.fromkeys(r for found in rows.values() for r in found.get("recipes", {})))
-    lines = [
-        f"| model_type | {' | '.join(recipes)} | note |",
-        f"|---|{'---|' * len(recipes)}---|",
-    ]
+    columns = [*recipes, *([engine.title] if engine else []), "note"]
+    lines = [f"| model_type | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
     for name, found in rows.items():
         tried = found.get("recipes", {})
         cells = [("yes" if tried[r]["ok"] else "no") if r in tried else "" for r in recipes]
-        lines.append(f"| {name} | {' | '.join(cells)} | {_note(found)} |")
+        cells += [engine.cell(name)] if engine else []
+        lines.append(f"| {name} | {' | '.join([*cells, _note(found)])} |")
     return "\n".join(lines)
 
 
