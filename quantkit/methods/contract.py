@@ -8,10 +8,10 @@ the top of every method's file are light, so that recipes are checked without to
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
@@ -120,6 +120,14 @@ class Rounding(Protocol):
 
     def round(self, linears: Linears) -> Rounded:
         """The numbers that stand for the weights."""
+
+
+@runtime_checkable
+class BatchRounding(Rounding, Protocol):
+    """A rounding that takes many inputs side by side, as the experts of a layer have."""
+
+    def round_batch(self, batch: Sequence[Linears]) -> list[Rounded]:
+        """What `round` makes of each; all have one shape and one scheme."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from quantkit.methods.contract import PROPAGATE, Cost, Linears, Method, Option, 
 from quantkit.numbers.mx import MXFP4
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -50,48 +50,67 @@ class ColumnByColumn:
         return Cost(4.0 * columns**3, columns**3 / 3 + rows * columns**2)
 
     def round(self, linears: Linears) -> Rounded:
-        from quantkit import grid, numbers
-        from quantkit.methods import rounding, scales
+        from quantkit import grid
+        from quantkit.methods import scales
 
-        weight, scheme, whole = linears.weight, linears.scheme, scales.global_scale(linears)
-        held = linears.inputs.held
-        gram = linears.inputs.gram if held is None else linears.inputs.gram - held
-        matrix = factor(gram)
-        zero: torch.Tensor | None = None
-        if linears.options.get("scales") == "gram" or numbers.of(scheme).has_own_scales:
-            scale = scales.searched(linears)
-        else:
-            importance = linears.inputs.gram.diagonal().contiguous()
-            scale, zero = rounding.clipped(
-                linears,
-                lambda scale, zero: rounding.weighted_error(
-                    weight, scale, zero, importance, scheme
-                ),
-            )
-        if matrix is None or held is not None:
-            nearest = grid.quantize(weight, scale, zero, scheme, whole)
-            if matrix is None:
-                return Rounded(nearest, fallback=True)
-        solved = solve(weight, matrix, scale, zero, scheme, whole)
-        if held is None:
-            return Rounded(solved, matrix.damping)
-        return _judged(linears, held, solved, nearest, matrix.damping)
+        whole, matrix = scales.global_scale(linears), factor(_learnt(linears))
+        scale, zero = _scales(linears)
+        if matrix is None:
+            nearest = grid.quantize(linears.weight, scale, zero, linears.scheme, whole)
+            return Rounded(nearest, fallback=True)
+        solved = solve(linears.weight, matrix, scale, zero, linears.scheme, whole)
+        return _judged(linears, solved, matrix.damping)
+
+    def round_batch(self, batch: Sequence[Linears]) -> list[Rounded]:
+        """Linears of one shape and scheme, such as experts, solved side by side.
+
+        Those whose matrix does not factor at the first damping go one by one.
+        """
+        from quantkit.methods import gptq_batch, scales
+
+        matrices, factored = gptq_batch.factor([_learnt(linears) for linears in batch])
+        found = [_scales(linears) for linears in batch]
+        wholes = [scales.global_scale(linears) for linears in batch]
+        weights = [linears.weight for linears in batch]
+        solved = gptq_batch.solve(weights, matrices, found, wholes, batch[0].scheme)
+        return [
+            _judged(linears, one, DAMPING[0]) if ok else self.round(linears)
+            for linears, one, ok in zip(batch, solved, factored, strict=True)
+        ]
 
 
-def _judged(
-    linears: Linears,
-    held: torch.Tensor,
-    solved: grid.QuantizedWeight,
-    nearest: grid.QuantizedWeight,
-    damping: float,
-) -> Rounded:
-    """Of every linear what loses less of its output on held-out tokens."""
+def _learnt(linears: Linears) -> torch.Tensor:
+    """The Gram matrix of the tokens that are not held out."""
+    held = linears.inputs.held
+    return linears.inputs.gram if held is None else linears.inputs.gram - held
+
+
+def _scales(linears: Linears) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Scales and zero points by the search that the scheme and the options ask for."""
+    from quantkit import numbers
+    from quantkit.methods import rounding, scales
+
+    weight, scheme = linears.weight, linears.scheme
+    if linears.options.get("scales") == "gram" or numbers.of(scheme).has_own_scales:
+        return scales.searched(linears), None
+    importance = linears.inputs.gram.diagonal().contiguous()
+    return rounding.clipped(
+        linears,
+        lambda scale, zero: rounding.weighted_error(weight, scale, zero, importance, scheme),
+    )
+
+
+def _judged(linears: Linears, solved: grid.QuantizedWeight, damping: float) -> Rounded:
+    """Of every linear what loses less of its output on held-out tokens, where some are."""
     import torch
 
     from quantkit import grid
     from quantkit.methods import products
 
-    weight, scheme = linears.weight, linears.scheme
+    weight, scheme, held = linears.weight, linears.scheme, linears.inputs.held
+    if held is None:
+        return Rounded(solved, damping)
+    nearest = grid.quantize(weight, solved.scale, solved.zero_point, scheme, solved.global_scale)
     matrix = products.Halves.of(held)
     heights = list(linears.heights) or [weight.shape[0]]
     size = _by_linear(products.row_energies(weight, matrix, exactly=False), heights)
@@ -187,7 +206,7 @@ def solve(
     zeros = zero_point.float().contiguous() if zero_point is not None else None
     chosen = torch.empty_like(remaining, dtype=torch.int8)
     bottom, top = number.limits
-    update = _kernel() if weight.device.type == "cuda" else update_block
+    update = kernel() if weight.device.type == "cuda" else update_block
     for start in range(0, columns, BLOCK):
         stop = min(start + BLOCK, columns)
         errors = update(
@@ -209,7 +228,8 @@ def solve(
     return grid.QuantizedWeight(values, scale, zero_point, global_scale)
 
 
-def _kernel() -> Callable[..., torch.Tensor]:
+def kernel() -> Callable[..., torch.Tensor]:
+    """What rounds a block of columns on a GPU, of one weight or of several."""
     from quantkit.methods.kernels import gptq_block
 
     return gptq_block.update_block

@@ -5,15 +5,15 @@ leaves the block's function as it was. Then rounding. Everything is arithmetic o
 tensors; statistics of scaled inputs follow from those of the source.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from quantkit import formats, grid, methods, numbers
 from quantkit.methods import products
-from quantkit.methods.contract import Cost, Linears, Smoothing
+from quantkit.methods.contract import BatchRounding, Cost, Linears, Rounded, Smoothing
 from quantkit.methods.products import Halves
 from quantkit.methods.statistics import Statistics
 from quantkit.model.architecture import EXPERT
@@ -25,6 +25,11 @@ from quantkit.recipe import Recipe
 
 MIXTURE_ROWS = 8192
 """Rows of all experts together that judge their common scales."""
+
+BATCHED = ("cuda",)
+"""Where experts are rounded side by side; a CPU has nothing to gain, and needs the memory."""
+BATCH_BYTES = 4 << 30
+"""For what a batch needs beside its statistics."""
 
 Replay = Callable[[dict[str, torch.Tensor]], torch.Tensor]
 """The squared error of the block's output on some samples, with these weights in place."""
@@ -43,6 +48,26 @@ def solve(works: Sequence["Work"], ranks: Ranks) -> None:
 def measuring_cost(rows: int, columns: int) -> Cost:
     """Of the errors of what a method made."""
     return Cost(8.0 * rows * columns**2)
+
+
+def batch_size(rows: int, columns: int) -> int:
+    """Inputs whose linears, stacked [rows, columns], are rounded side by side."""
+    return max(1, BATCH_BYTES // batch_bytes(rows, columns))
+
+
+def batch_bytes(rows: int, columns: int) -> int:
+    """What one of them takes: copies of a Gram matrix and of the weights, in float32."""
+    return 4 * (4 * columns * columns + 6 * rows * columns)
+
+
+@dataclass(frozen=True)
+class _Stacked:
+    """Linears that read one input: rows are independent of each other, so they are one weight."""
+
+    names: list[str]
+    linears: Linears
+    largest: torch.Tensor
+    """Input magnitude, for static scales."""
 
 
 class Work:
@@ -69,6 +94,7 @@ class Work:
         self.in_scale: dict[str, torch.Tensor] = {}
         self.out_scale: dict[str, torch.Tensor] = {}
         self.result = BlockResult()
+        self._shared: dict[str, torch.Tensor] | None = None
 
     def weight(self, name: str) -> torch.Tensor:
         """A linear's weight with the scales that were folded so far, in float32."""
@@ -184,27 +210,65 @@ class Work:
             self.result.folded[name] = scale
 
     def rounding(self) -> list[Job]:
-        """Choose the numbers of every linear."""
+        """Choose the numbers of every linear; experts of one shape side by side."""
+        self._shared = {}
         jobs = []
-        for leader, members in self.groups.items():
+        for leaders in self._batches():
+            members = self.groups[leaders[0]]
             shape = self._shape(members)
             method = methods.find(self.recipes[members[0]].method)
             cost = method.rounding.cost(*shape) + measuring_cost(*shape)
-            do = partial(self._rounded, leader, members)
-            jobs.append(Job(cost.fast + cost.slow, do, self.result.linears.update))
+            do = partial(self._rounded, leaders)
+            take = self.result.linears.update
+            jobs.append(Job(len(leaders) * (cost.fast + cost.slow), do, take))
         return jobs
 
-    def _rounded(self, leader: str, members: list[str]) -> dict[str, LinearResult]:
-        statistics = self.statistics[leader]
-        if members[0] in self.in_scale:
-            statistics = statistics.scaled(self.in_scale[members[0]])
-        largest = self._largest_input(leader, statistics)
-        by_dtype: dict[torch.dtype, list[str]] = {}
-        for name in members:
-            by_dtype.setdefault(self.dtypes[f"{name}.weight"], []).append(name)
+    def _batches(self) -> list[list[str]]:
+        """Groups that are rounded together, by their leaders; most are alone."""
+        alike: dict[Hashable, list[list[str]]] = {}
+        for leader, members in self.groups.items():
+            recipe = self.recipes[members[0]]
+            weights = [self.state[f"{name}.weight"] for name in members]
+            rounding = methods.find(recipe.method).rounding
+            if (
+                weights[0].device.type not in BATCHED
+                or not EXPERT.search(leader)
+                or not isinstance(rounding, BatchRounding)
+            ):
+                alike[leader] = [[leader]]
+                continue
+            dtypes = tuple(self.dtypes[f"{name}.weight"] for name in members)
+            shapes = tuple(tuple(weight.shape) for weight in weights)
+            kind = recipe.method, recipe.weights, repr(recipe.options)
+            made = alike.setdefault((shapes, dtypes, *kind), [[]])
+            if len(made[-1]) == batch_size(*self._shape(members)):
+                made.append([])
+            made[-1].append(leader)
+        return [leaders for made in alike.values() for leaders in made]
+
+    def _rounded(self, leaders: list[str]) -> dict[str, LinearResult]:
+        """The linears of some groups; of more than one only where their method takes several."""
+        parts: dict[torch.dtype, list[_Stacked]] = {}
+        for leader in leaders:
+            members, statistics = self.groups[leader], self.statistics[leader]
+            if members[0] in self.in_scale:
+                statistics = statistics.scaled(self.in_scale[members[0]])
+            largest = self._largest_input(leader, statistics)
+            by_dtype: dict[torch.dtype, list[str]] = {}
+            for name in members:
+                by_dtype.setdefault(self.dtypes[f"{name}.weight"], []).append(name)
+            for dtype, names in by_dtype.items():
+                linears = self._linears(names, dtype, statistics)
+                parts.setdefault(dtype, []).append(_Stacked(names, linears, largest))
         results: dict[str, LinearResult] = {}
-        for dtype, names in by_dtype.items():
-            results |= self._round_stacked(names, dtype, statistics, largest)
+        for stacked in parts.values():
+            rounding = methods.find(self.recipes[stacked[0].names[0]].method).rounding
+            if len(leaders) > 1 and isinstance(rounding, BatchRounding):
+                made = rounding.round_batch([one.linears for one in stacked])
+            else:
+                made = [rounding.round(one.linears) for one in stacked]
+            for one, rounded in zip(stacked, made, strict=True):
+                results |= self._measured(one, rounded)
         return results
 
     def _largest_input(self, leader: str, statistics: Statistics) -> torch.Tensor:
@@ -224,24 +288,16 @@ class Work:
             largest.append((seen if scale is None else seen / scale).max())
         return torch.stack(largest).max()
 
-    def _round_stacked(
-        self,
-        names: list[str],
-        dtype: torch.dtype,
-        statistics: Statistics,
-        largest: torch.Tensor,
-    ) -> dict[str, LinearResult]:
-        """Rows are independent of each other, so linears that share an input are solved as one.
+    def _measured(self, one: "_Stacked", rounded: Rounded) -> dict[str, LinearResult]:
+        """What rounding made of linears that share an input, with its errors, each on its own.
 
         With one scale a tensor they also share that scale: vLLM fuses them, and would otherwise
         round all but one of them a second time.
         """
-        recipe, linears = self.recipes[names[0]], self._linears(names, dtype, statistics)
-        scheme, stacked = recipe.weights, linears.weight
-        rounded = methods.find(recipe.method).rounding.round(linears)
-        solved = rounded.quantized
+        names, linears = one.names, one.linears
+        scheme, stacked, solved = linears.scheme, linears.weight, rounded.quantized
         change = grid.dequantize(solved, scheme).sub_(stacked)
-        gram = Halves.of(statistics.gram)
+        gram = Halves.of(linears.inputs.gram)
         errors = products.row_energies(change, gram)
         whole = products.row_energies(stacked, gram, exactly=False)
         start = 0
@@ -262,7 +318,7 @@ class Work:
                 ),
                 in_scale,
                 out_scale,
-                self._input_scale(name, largest, dtype),
+                self._input_scale(name, one.largest, linears.dtype),
                 torch.linalg.vector_norm(undone) / original.clamp(min=1e-30),
                 errors[rows].sum() / whole[rows].sum().clamp(min=1e-30),
                 rounded.damping,
@@ -276,8 +332,7 @@ class Work:
         recipe = self.recipes[names[0]]
         largest = None
         if numbers.of(recipe.weights).has_global_scale:
-            sharing = planning.sharing(names[0], self.recipes)
-            largest = torch.stack([self.weight(n).abs().amax() for n in sharing]).amax().to(dtype)
+            largest = self._largest_weight(names[0]).to(dtype)
         return Linears(
             self._stacked(names),
             dtype,
@@ -289,6 +344,16 @@ class Work:
             activations=recipe.input_activations,
             heights=tuple(self.state[f"{name}.weight"].shape[0] for name in names),
         )
+
+    def _largest_weight(self, name: str) -> torch.Tensor:
+        """Of the layers that share one global scale, found once when no scale changes any more."""
+        sharing = planning.sharing(name, self.recipes)
+        if self._shared is not None and sharing[0] in self._shared:
+            return self._shared[sharing[0]]
+        largest = torch.stack([self.weight(other).abs().amax() for other in sharing]).amax()
+        if self._shared is not None:
+            self._shared[sharing[0]] = largest
+        return largest
 
     def _input_scale(
         self, name: str, largest: torch.Tensor, dtype: torch.dtype

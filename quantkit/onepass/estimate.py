@@ -6,6 +6,7 @@ device to turn them into seconds. Meant to be right within a third; the manifest
 
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import HardwareError
 from quantkit.methods.contract import Cost
 from quantkit.model.architecture import EXPERT, Architecture
-from quantkit.onepass.calibrated import measuring_cost
+from quantkit.onepass.calibrated import BATCHED, batch_bytes, batch_size, measuring_cost
 from quantkit.onepass.ranks import assign
 from quantkit.plan.checkpoint import Plan
 from quantkit.storage import gib
@@ -92,6 +93,10 @@ def estimate(
     n_blocks = _n_blocks(architecture)
     tallest = max(rows * columns for rows, columns in groups)
     solving = 4 * (4 * wide * wide + 4 * tallest)
+    if device.type in BATCHED:
+        experts = Counter(shape for name, shape in stacked.items() if EXPERT.search(name))
+        batches = (min(n, batch_size(*shape)) * batch_bytes(*shape) for shape, n in experts.items())
+        solving = max(solving, *batches, 0)
     running = bytes_each * batch * ((6 + padded) * wide + 12 * narrow)
     working = (
         2 * parameters * bytes_each

@@ -5,6 +5,7 @@ import torch
 
 from quantkit import grid
 from quantkit.methods import gptq, products, rounding
+from quantkit.methods.contract import Linears
 from quantkit.methods.statistics import Statistics
 from quantkit.recipe import WeightScheme
 from quantkit.scoring.decoding import row_attention
@@ -28,7 +29,7 @@ def test_gptq_kernel_equals_its_twin(columns, symmetric, monkeypatch):
     gram = inputs.t() @ inputs
     factor = gptq.factor(gram)
     fused = gptq.solve(weight, factor, scale, zero, scheme)
-    monkeypatch.setattr(gptq, "_kernel", lambda: gptq.update_block)
+    monkeypatch.setattr(gptq, "kernel", lambda: gptq.update_block)
     plain = gptq.solve(weight, factor, scale, zero, scheme)
     assert (fused.values == plain.values).float().mean() > 0.999
 
@@ -37,6 +38,27 @@ def test_gptq_kernel_equals_its_twin(columns, symmetric, monkeypatch):
         return ((change @ gram) * change).sum().item()
 
     assert error(fused) == pytest.approx(error(plain), rel=1e-3)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("shape", [(96, 768), (200, 320)])
+def test_weights_side_by_side_are_those_one_by_one(shape, symmetric):
+    torch.manual_seed(0)
+    rows, columns = shape
+    scheme = WeightScheme(num_bits=4, strategy="group", group_size=64, symmetric=symmetric)
+    batch = []
+    for _ in range(5):
+        statistics = Statistics.zeros(columns, torch.device("cuda"))
+        inputs = torch.randn(2 * columns, columns, device="cuda")
+        statistics.add(inputs * torch.rand(columns, device="cuda"))
+        statistics.complete()
+        weight = torch.randn(rows, columns, device="cuda")
+        batch.append(Linears(weight, torch.bfloat16, scheme, statistics=statistics))
+    method = gptq.ColumnByColumn()
+    for linears, found in zip(batch, method.round_batch(batch), strict=True):
+        alone = method.round(linears)
+        assert (found.quantized.values == alone.quantized.values).float().mean() > 0.999
+        assert torch.equal(found.quantized.scale, alone.quantized.scale)
 
 
 SCHEMES = [

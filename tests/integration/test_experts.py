@@ -11,9 +11,11 @@ from conftest import SIZES, with_tokenizer
 
 from quantkit.engine.vllm_job import Vllm
 from quantkit.export.checkpoint import Checkpoint
+from quantkit.methods.gptq import ColumnByColumn
 from quantkit.model import experts
 from quantkit.model.blocks import Decoder
 from quantkit.model.source import ModelSource
+from quantkit.onepass import calibrated
 from quantkit.onepass.collector import Collector
 from quantkit.onepass.finished import Finished
 from quantkit.onepass.prepare import CalibrationChoice
@@ -157,6 +159,32 @@ def test_gptq_of_a_mixture_beats_rounding(mixture, tmp_path):
     assert not any(layer.fallback for layer in made[0].manifest.layers.values())
     assert errors["gptq-w4a16"] < 0.98 * errors["rtn-w4a16"]
     assert errors["fp8-dynamic+kv-fp8"] < errors["gptq-w4a16"]
+
+
+def test_experts_side_by_side_are_experts_one_by_one(tiny_experts, tmp_path, monkeypatch):
+    source, choice = ModelSource.open(tiny_experts), CalibrationChoice("python-docs", 8, 64)
+    names = ["gptq-w4a16", "awq-gptq-w4a16"]
+
+    def make(out):
+        made = quantize(source, [recipe(n) for n in names], out, "cpu", calibration=choice)
+        return [dict(checkpoint.state(torch.float32)) for checkpoint in made]
+
+    alone = make(tmp_path / "alone")
+    sizes = []
+    one_by_one = ColumnByColumn.round_batch
+    monkeypatch.setattr(
+        ColumnByColumn,
+        "round_batch",
+        lambda self, batch: sizes.append(len(batch)) or one_by_one(self, batch),
+    )
+    monkeypatch.setattr(calibrated, "BATCHED", ("cpu",))
+    monkeypatch.setattr(calibrated, "batch_size", lambda rows, columns: 3)
+    for found, expected in zip(make(tmp_path / "batched"), alone, strict=True):
+        assert found.keys() == expected.keys()
+        for name, weight in found.items():
+            # Sums in another order tip a few weights over to a neighbour.
+            assert (weight - expected[name]).norm() <= 0.02 * expected[name].norm(), name
+    assert set(sizes) == {3}, "four experts go as three and one, which goes alone"
 
 
 def test_a_mixture_s_gptq_goes_on_to_the_same_bytes(tiny_experts, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import torch
 import quantkit as qk
 from quantkit import grid, methods, numbers
 from quantkit.errors import MethodError, RecipeError
-from quantkit.methods.contract import Cost, Linears, Method
+from quantkit.methods.contract import BatchRounding, Cost, Linears, Method
 from quantkit.methods.statistics import Statistics
 from quantkit.recipe import Recipe
 from quantkit.schemes import WeightScheme
@@ -132,6 +132,50 @@ def test_a_method_keeps_to_the_contract(linears, name, kind):
         of_mean = {"total", "n_tokens"} if "mean_abs" in read else set()
         assert read - of_mean - set(method.statistics) == set(), "it reads what it does not name"
         assert set(method.statistics) <= read, "it names what it does not read"
+
+
+def experts(scheme, n_experts=3, width=320):
+    """Linears of one shape, each with inputs of its own."""
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(n_experts):
+        statistics = Statistics.zeros(width, torch.device("cpu"))
+        statistics.add(
+            torch.randn(640, width, generator=generator) * torch.rand(width, generator=generator)
+        )
+        statistics.complete()
+        weight = torch.randn(48, width, generator=generator)
+        yield Linears(weight, torch.bfloat16, scheme, statistics=statistics)
+
+
+BATCHED = [
+    (name, kind) for name, kind in CASES if isinstance(methods.find(name).rounding, BatchRounding)
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), [*BATCHED, ("gptq", "asymmetric")])
+def test_a_batch_is_rounded_as_its_members_are(name, kind):
+    scheme = SCHEMES.get(kind) or WeightScheme(
+        num_bits=4, strategy="group", group_size=32, symmetric=False
+    )
+    batch, rounding = list(experts(scheme)), methods.find(name).rounding
+    for linears, found in zip(batch, rounding.round_batch(batch), strict=True):
+        alone = rounding.round(linears)
+        codes, expected = (made.quantized.values.view(torch.int8) for made in (found, alone))
+        assert (codes == expected).float().mean() > 0.999
+        assert torch.equal(
+            found.quantized.scale.view(torch.uint8), alone.quantized.scale.view(torch.uint8)
+        )
+        assert found.damping == alone.damping
+
+
+def test_a_member_of_a_batch_that_does_not_factor_is_rounded_alone():
+    batch = list(experts(SCHEMES["int"]))
+    never = Statistics.zeros(batch[1].weight.shape[1], torch.device("cpu"))
+    batch[1] = replace(batch[1], statistics=never)
+    rounding = methods.find("gptq").rounding
+    found = rounding.round_batch(batch)
+    assert [one.fallback for one in found] == [False, True, False]
+    assert torch.equal(found[1].quantized.values, rounding.round(batch[1]).quantized.values)
 
 
 @pytest.fixture

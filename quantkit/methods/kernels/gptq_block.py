@@ -1,7 +1,8 @@
 """One block of GPTQ columns in one kernel; its torch twin is `methods.gptq.update_block`.
 
 A program keeps a tile of rows with all columns of the block in registers and walks over the
-columns, so that the block is read and written once instead of once a column.
+columns, so that the block is read and written once instead of once a column. Several weights of one
+shape, each with a factor of its own, are the second dimension of the grid.
 """
 
 import torch
@@ -16,9 +17,18 @@ ROWS = 16
 def _update(  # type: ignore[no-untyped-def]
     weight_ptr, chosen_ptr, error_ptr, upper_ptr, scale_ptr, zero_ptr, tile_ptr,
     n_rows, n_columns, weight_stride, chosen_stride, upper_stride, scale_stride,
+    weight_batch, chosen_batch, upper_batch, scale_batch, tile_batch,
     bottom, top,
     HAS_ZERO: tl.constexpr, IS_FP4: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    which = tl.program_id(1).to(tl.int64)
+    weight_ptr += which * weight_batch
+    chosen_ptr += which * chosen_batch
+    error_ptr += which * n_rows * n_columns
+    upper_ptr += which * upper_batch
+    scale_ptr += which * scale_batch
+    zero_ptr += which * scale_batch
+    tile_ptr += which * tile_batch
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
     present = rows < n_rows
@@ -70,12 +80,20 @@ def update_block(
     top: float,
     is_fp4: bool = False,
 ) -> torch.Tensor:
-    """Round the columns of one block in turn; fills `chosen` and returns the scaled errors."""
-    n_rows, n_columns = weight.shape
-    errors = torch.empty(n_rows, n_columns, device=weight.device)
-    _update[(triton.cdiv(n_rows, ROWS),)](
+    """Round the columns of one block in turn; fills `chosen` and returns the scaled errors.
+
+    One weight [rows, columns], or several [weights, rows, columns] with a first dimension in all.
+    """
+    if weight.ndim == 2:
+        only = None if zero is None else zero[None]
+        parts = (weight[None], chosen[None], upper[None], scale[None], only, tile[None])
+        return update_block(*parts, bottom, top, is_fp4)[0]
+    n_weights, n_rows, n_columns = weight.shape
+    errors = torch.empty(n_weights, n_rows, n_columns, device=weight.device)
+    _update[(triton.cdiv(n_rows, ROWS), n_weights)](
         weight, chosen, errors, upper, scale, zero if zero is not None else scale, tile,
-        n_rows, n_columns, weight.stride(0), chosen.stride(0), upper.stride(0), scale.stride(0),
+        n_rows, n_columns, weight.stride(1), chosen.stride(1), upper.stride(1), scale.stride(1),
+        weight.stride(0), chosen.stride(0), upper.stride(0), scale.stride(0), tile.stride(0),
         bottom, top,
         HAS_ZERO=zero is not None, IS_FP4=is_fp4,
         ROWS=ROWS, COLUMNS=triton.next_power_of_2(n_columns), num_warps=4,
