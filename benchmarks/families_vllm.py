@@ -28,6 +28,7 @@ from typing import Any
 import families
 import torch
 from recording import write
+from safetensors.torch import load_file, save_file
 
 from quantkit import device as devices
 from quantkit.engine.vllm_job import Answer, Job, Vllm
@@ -100,6 +101,11 @@ TEXT: dict[str, dict[str, Any]] = {
     "zamba2": {"attention_hidden_size": 512, "attention_head_dim": 128, "mamba_headdim": 64},
 }
 """What families set themselves, in these sizes."""
+PUBLISHED = {
+    "kimi_k25": (r"^language_model\.model\.blocks\.", "language_model.model.layers."),
+    "kimi_linear": (r"\.block_sparse_moe\.(gate|up|down)_proj\.", r".mlp.\1_proj."),
+}
+"""Names that transformers saves otherwise than published checkpoints have them."""
 VISION = {"out_hidden_size": 256, "text_hidden_size": 256}
 TOP = {"out_hidden_size": 256, "projector_hidden_size": 256}
 TOWERS_LEFT_OUT = {"language_model_only": True}
@@ -158,6 +164,8 @@ def prepare(name: str, recipes: list[str], work: Path) -> dict[str, Any]:
         except Exception as error:  # transformers does not have it, or not with these numbers
             return {"built": False, "reason": " ".join(str(error).split())[:160]}
         del model
+        if name in PUBLISHED:
+            _rename(source / "model.safetensors", *PUBLISHED[name])
     for recipe in recipes:
         folder = work / name / recipe
         if (folder / "quantkit.json").is_file() or any(folder.glob("*.safetensors")):
@@ -167,6 +175,11 @@ def prepare(name: str, recipes: list[str], work: Path) -> dict[str, Any]:
         except Exception as error:
             found["recipes"][recipe] = {"made": False, "reason": families.words(error)}
     return found
+
+
+def _rename(path: Path, pattern: str, instead: str) -> None:
+    tensors = {re.sub(pattern, instead, name): t for name, t in load_file(path).items()}
+    save_file(tensors, path, {"format": "pt"})
 
 
 @dataclass

@@ -17,9 +17,9 @@ from quantkit.home import expanded
 from quantkit.model.architecture import (
     EXPERT,
     IGNORABLE,
-    KEPT,
     Architecture,
     find_routers,
+    kept_reason,
     matches_any,
 )
 from quantkit.model.headers import ITEM_BYTES, TensorSpec
@@ -113,7 +113,7 @@ class ModelShape:
     def architecture(self) -> Architecture:
         """What a recipe's targets are matched with."""
         found = {t.name.removesuffix(".weight"): t.shape for t in self.tensors if t.is_linear}
-        kept = {m: KEPT[last] for m in found if (last := m.rpartition(".")[2]) in KEPT}
+        kept = {m: reason for m in found if (reason := kept_reason(m))}
         return Architecture(
             shapes={t.name: t.shape for t in self.tensors},
             linears={m: (shape[0], shape[1]) for m, shape in found.items() if m not in kept},

@@ -4,10 +4,11 @@ import fnmatch
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quantkit import families
 from quantkit.errors import SourceError
 from quantkit.model.headers import WEIGHT_TYPES, StoredTensor, TensorSpec
 from quantkit.model.source import ModelSource, read_config, read_tensors
@@ -32,6 +33,8 @@ KEPT = {
     "dt_proj": SMALL,
     "x_proj": SMALL,
     "weights_proj": "it weighs an indexer's heads, and serving engines keep it in 16 bits",
+    "indexer.wk": "vLLM fuses it with weights_proj, which stays in 16 bits",
+    "g_proj": "it gates attention heads: a small projection",
     "f_a_proj": SMALL,
     "f_b_proj": SMALL,
     "g_a_proj": SMALL,
@@ -40,7 +43,7 @@ KEPT = {
     "per_layer_input_gate": SMALL,
     "per_layer_projection": SMALL,
 }
-"""Linear layers within blocks that no recipe means, and why."""
+"""Linear layers within blocks that no recipe means, by the end of their names, and why."""
 OUTSIDE = "outside the decoder blocks"
 NOT_BUILT = "not part of the model as transformers builds it, such as a head that predicts ahead"
 SHARED = "shared between blocks"
@@ -82,6 +85,8 @@ class Architecture:
     """Rows of the embedding."""
     head: str = HEAD
     """What files call the output head, which recipes know as lm_head."""
+    experts_note: str | None = None
+    """What to know before quantised experts are served; None: nothing."""
     renamed: str = ""
     """A tensor whose name in files is not that of its module; empty where there is none."""
 
@@ -104,7 +109,8 @@ class Architecture:
         names = links.parameter_names(tensors, "quantization_config" in config)
         model = skeleton(folder, trust_remote_code)
         found = links.Links.of(model, names or usual_names(model))
-        return _look(model, found, names, folder)
+        looked = _look(model, found, names, folder)
+        return replace(looked, experts_note=families.serving_note(config))
 
     @property
     def never(self) -> list[str]:
@@ -298,15 +304,14 @@ def _look(
         own = links.module(name)
         if own in routers:
             continue
-        last = name.rpartition(".")[2]
         if module is not head and name not in inside:
             kept[own] = OUTSIDE
         elif f"{name}.weight" in links.made or type(module).forward is not torch.nn.Linear.forward:
             kept[own] = OTHER_KIND
         elif name in inside and f"{own}.weight" in tied:
             kept[own] = SHARED
-        elif name in inside and last in KEPT:
-            kept[own] = KEPT[last]
+        elif name in inside and (reason := kept_reason(name)):
+            kept[own] = reason
         else:
             linears[own] = (module.weight.shape[0], module.weight.shape[1])
     shared = {tied[name].removesuffix(".weight") for name in tied} & set(inside.values())
@@ -387,10 +392,15 @@ def find_routers(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[s
     return tuple(routers)
 
 
+def kept_reason(name: str) -> str | None:
+    """Why a layer within a block stays in 16 bits, going by its name; None where it does not."""
+    parts = name.split(".")
+    return KEPT.get(parts[-1]) or KEPT.get(".".join(parts[-2:]))
+
+
 def is_kept(name: str) -> bool:
     """Whether a layer within a block is never quantised, going by its name."""
-    parts = name.split(".")
-    return parts[-1] in KEPT or bool(set(ROUTERS) & set(parts))
+    return kept_reason(name) is not None or bool(set(ROUTERS) & set(name.split(".")))
 
 
 def _weights(shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, ...]]]:

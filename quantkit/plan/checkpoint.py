@@ -97,8 +97,13 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
         specs=specs + kv_scales,
         kv_scales=kv_scales,
         n_parameters=sum(spec.n_elements for spec in stored),
-        notes=[word] if word else [],
+        notes=[note for note in (word, _experts_note(architecture, modules)) if note],
     )
+
+
+def _experts_note(architecture: Architecture, modules: list[str]) -> str | None:
+    has_experts = any(EXPERT.search(name) for name in modules)
+    return architecture.experts_note if has_experts else None
 
 
 def _kv_scales(

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from quantkit.model import fused
+from quantkit.model.architecture import Architecture
 from quantkit.model.headers import read_header
 from quantkit.model.source import ModelSource
+from quantkit.plan import checkpoint as planning
+from quantkit.recipe import Recipe
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))  # for what the program itself imports
@@ -64,6 +67,31 @@ def test_all_that_is_not_language_is_copied_and_ignored(tmp_path):
     linears = {n.removesuffix(".weight") for n in towers if n.endswith("q_proj.weight")}
     assert linears <= set(config["ignore"])
     assert "re:.*vision_tower.*" in config["ignore"]
+
+
+@pytest.mark.parametrize(
+    ("family", "last"), [("deepseek_v32", "indexer.wk"), ("laguna", "self_attn.g_proj")]
+)
+def test_what_vllm_keeps_in_16_bits_is_left_alone(tmp_path, family, last):
+    families.build(family, tmp_path / "model")
+    found = plan(tmp_path / "model")
+    assert any(name.endswith(f".{last}") for name in found.ignored)
+    assert not any(name.endswith(f".{last}") for name in found.quantized)
+
+
+def test_experts_that_vllm_does_not_read_are_said(tmp_path):
+    families.build("gpt_oss", tmp_path / "model")
+    words = "vLLM reads the experts of gpt-oss in MXFP4 only"
+    assert words in " ".join(plan(tmp_path / "model").notes)
+    without = Recipe.load("rtn-w4a16").model_copy(update={"ignore": ["lm_head", "re:.*experts.*"]})
+    assert words not in " ".join(plan(tmp_path / "model", without).notes)
+
+
+def plan(folder, recipe=None):
+    source = ModelSource.open(str(folder))
+    architecture = Architecture.of(source.folder, tensors=source.tensors)
+    stored = architecture.stored(source)
+    return planning.make(architecture, stored, recipe or Recipe.load("rtn-w4a16"))
 
 
 def test_scales_before_a_router_are_exact(tmp_path):
