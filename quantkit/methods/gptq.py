@@ -13,14 +13,13 @@ matrix does not factor, and said.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quantkit.methods.columns import BLOCK, DAMPING, Factor, kernel, update_block
 from quantkit.methods.contract import PROPAGATE, Cost, Linears, Method, Option, Rounded
-from quantkit.numbers.mx import MXFP4
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import torch
 
@@ -31,9 +30,6 @@ HELD_OUT = Option("true or false", lambda value: isinstance(value, bool))
 """Whether some tokens decide between GPTQ and rounding to nearest, instead of teaching GPTQ."""
 SCALES = Option("gram or diagonal", lambda value: value in ("gram", "diagonal"))
 """What judges the scales of integers: the Gram matrix of each group, or its diagonal."""
-BLOCK = 128
-FP4_CODES = MXFP4()
-DAMPING = (0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 class ColumnByColumn:
@@ -144,15 +140,6 @@ GPTQ = Method(
 )
 
 
-@dataclass(frozen=True)
-class Factor:
-    """The inverse's Cholesky factor in the order of importance, shared by all rows."""
-
-    upper: torch.Tensor
-    order: torch.Tensor
-    damping: float
-
-
 def factor(gram: torch.Tensor) -> Factor | None:
     """Order, damp and factor; None when no damping helps.
 
@@ -226,43 +213,3 @@ def solve(
     if scheme.kind == "fp4":
         values = values.view(torch.uint8)
     return grid.QuantizedWeight(values, scale, zero_point, global_scale)
-
-
-def kernel() -> Callable[..., torch.Tensor]:
-    """What rounds a block of columns on a GPU, of one weight or of several."""
-    from quantkit.methods.kernels import gptq_block
-
-    return gptq_block.update_block
-
-
-def update_block(
-    weight: torch.Tensor,
-    chosen: torch.Tensor,
-    upper: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None,
-    tile: torch.Tensor,
-    bottom: float,
-    top: float,
-    is_fp4: bool = False,
-) -> torch.Tensor:
-    """Round the columns of one block in turn; fills `chosen` and returns the scaled errors.
-
-    `tile` says which column of `scale` belongs to each column of the block.
-    """
-    errors = weight.new_empty(weight.shape)
-    for j, place in enumerate(tile.tolist()):
-        column, step = weight[:, j], scale[:, place]
-        scaled = column / step
-        if zero is not None:
-            scaled += zero[:, place]
-        if is_fp4:
-            chosen[:, j] = codes = FP4_CODES.round(scaled)
-            value = FP4_CODES.widen(codes)
-        else:
-            chosen[:, j] = value = scaled.round_().clamp_(bottom, top)
-        back = value - zero[:, place] if zero is not None else value
-        error = (column - back * step) / upper[j, j]
-        weight[:, j:].addr_(error, upper[j, j:], alpha=-1)
-        errors[:, j] = error
-    return errors

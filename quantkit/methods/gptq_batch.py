@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from quantkit import grid, numbers
-from quantkit.methods import gptq
-from quantkit.methods.gptq import BLOCK, DAMPING, Factor
+from quantkit.methods.columns import BLOCK, DAMPING, Factor, kernel, update_block
 from quantkit.schemes import WeightScheme
 
 PANEL = 256
@@ -102,7 +101,7 @@ def solve(
     )
     chosen = torch.empty_like(remaining, dtype=torch.int8)
     bottom, top = number.limits
-    update = gptq.kernel() if remaining.device.type == "cuda" else update_blocks
+    update = kernel() if remaining.device.type == "cuda" else update_block
     for start in range(0, columns, BLOCK):
         stop = min(start + BLOCK, columns)
         errors = update(
@@ -125,33 +124,3 @@ def solve(
         grid.QuantizedWeight(found, scale, zero, whole)
         for found, (scale, zero), whole in zip(values, scales, global_scales, strict=True)
     ]
-
-
-def update_blocks(
-    weight: torch.Tensor,
-    chosen: torch.Tensor,
-    upper: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None,
-    tile: torch.Tensor,
-    bottom: float,
-    top: float,
-    is_fp4: bool = False,
-) -> torch.Tensor:
-    """The torch twin of the kernel: one weight after the other."""
-    return torch.stack(
-        [
-            gptq.update_block(
-                weight[i],
-                chosen[i],
-                upper[i],
-                scale[i],
-                None if zero is None else zero[i],
-                tile[i],
-                bottom,
-                top,
-                is_fp4,
-            )
-            for i in range(len(weight))
-        ]
-    )
