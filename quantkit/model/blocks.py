@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -341,7 +341,19 @@ class Decoder:
 
     @torch.no_grad()
     def losses(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Negative log-likelihood of every token but each sample's first, from the last states.
+        """Negative log-likelihood of every token but each sample's first, from the last states."""
+        found = []
+        with self.head() as logits_of:
+            for sample in range(len(tokens)):
+                states, ids = hidden[sample : sample + 1], tokens[sample : sample + 1]
+                logits = logits_of(states, ids)[:-1]
+                targets = ids[0, 1:].to(self.device)
+                found.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none"))
+        return torch.cat(found)
+
+    @contextmanager
+    def head(self) -> Iterator[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+        """What turns the last states and tokens of one sample into logits [tokens, vocabulary].
 
         The model itself does it, with blocks that give what is known, so that final norms, caps
         and scales of logits are the family's own.
@@ -356,26 +368,23 @@ class Decoder:
             for name, stored in self.parameters.items()
             if name.startswith(starts) and not name.startswith(f"{self.prefix}.")
         }
-        found = []
+
+        def logits(states: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+            for index, block in enumerate(blocks):
+                self.blocks[index] = _Given(block, states, self._n_outputs)
+            made = self.model(input_ids=ids.to(self.device), use_cache=False).logits
+            return cast("torch.Tensor", made[0].float())
+
         try:
             self.model.load_state_dict(outside, strict=False, assign=True)
             self.model.tie_weights()
             self.model.get_output_embeddings().to(self.device)
-            tokens = tokens.to(self.device)
-            for sample in range(len(tokens)):
-                states, ids = hidden[sample : sample + 1], tokens[sample : sample + 1]
-                for index, block in enumerate(blocks):
-                    self.blocks[index] = _Given(block, states, self._n_outputs)
-                logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
-                found.append(
-                    torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none")
-                )
+            yield logits
         finally:
             for index, block in enumerate(blocks):
                 self.blocks[index] = block
             empty = {name: tensor.to("meta") for name, tensor in outside.items()}
             self.model.load_state_dict(empty, strict=False, assign=True)
-        return torch.cat(found)
 
     def run(
         self, block: torch.nn.Module, hidden: torch.Tensor, arguments: Mapping[str, Any]

@@ -28,6 +28,9 @@ class Collector:
     """Experts whose common input is watched too: one scale serves the layers of all of them."""
     hold_out: bool = False
     """Keep statistics of some tokens apart as well."""
+    n_kept: int = 0
+    """Inputs of each that are kept as they are."""
+    kept: dict[str, torch.Tensor] = field(default_factory=dict)
     groups: dict[str, list[str]] = field(default_factory=dict)
     """Linears that share an input, under the name of the first."""
     statistics: dict[str, Statistics] = field(default_factory=dict)
@@ -37,10 +40,10 @@ class Collector:
     """The linear that was reached last."""
 
     @contextmanager
-    def watching(self, keep: Keep = None, inputs_only: bool = False) -> Iterator[None]:
+    def watching(self, keep: Keep = None, statesonly: bool = False) -> Iterator[None]:
         """Collect the positions to keep from the one forward pass within.
 
-        With `inputs_only` the pass's result is wrong from the second time on: what the last linear
+        With `statesonly` the pass's result is wrong from the second time on: what the last linear
         computes would be thrown away, so it computes nothing.
         """
         handles = [
@@ -51,7 +54,7 @@ class Collector:
             module.register_forward_pre_hook(partial(self._see_all, name, keep), with_kwargs=True)
             for name, module in self.mixtures.items()
         ]
-        last = self.linears.get(self._last) if inputs_only else None
+        last = self.linears.get(self._last) if statesonly else None
         if last is not None:
             last.forward = partial(_nothing, last.out_features)  # type: ignore[method-assign]
         try:
@@ -101,8 +104,20 @@ class Collector:
                     tensor.shape[-1], tensor.device, self.hold_out
                 )
             # Experts get real tokens only, and not all of them.
-            self.statistics[name].add(tensor if EXPERT.search(name) else real(tensor, keep))
+            states = tensor if EXPERT.search(name) else real(tensor, keep)
+            self.statistics[name].add(states)
+            if self.n_kept:
+                self._keep(name, states)
         self._last = name
+
+    def _keep(self, name: str, states: torch.Tensor) -> None:
+        """Some inputs of every batch, evenly spread, until there are enough."""
+        flat = states.reshape(-1, states.shape[-1])
+        before = self.kept.get(name, flat[:0])
+        missing = min(self.n_kept - len(before), -(-self.n_kept // 4))
+        if missing > 0 and len(flat):
+            some = flat[:: -(-len(flat) // missing)]
+            self.kept[name] = torch.cat((before, some))
 
     def _see_all(
         self, name: str, keep: Keep, module: Experts, inputs: Any, named: dict[str, Any]

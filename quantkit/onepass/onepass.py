@@ -34,7 +34,8 @@ from quantkit.onepass.padding import Padding
 from quantkit.onepass.ranks import Ranks
 from quantkit.onepass.result import BlockResult
 from quantkit.onepass.streams import streams_of
-from quantkit.onepass.visit import Visit
+from quantkit.onepass.visit import Observation, Visit
+from quantkit.onepass.watcher import Watcher
 from quantkit.plan.checkpoint import Plan
 from quantkit.progress import Progress, Silent
 
@@ -68,6 +69,8 @@ class Pass:
     """Is filled on the way, from the source's own stream."""
     progress: Progress = field(default_factory=Silent)
     ranks: Ranks = field(default_factory=Ranks)
+    watcher: Watcher | None = None
+    """Watches the source's own stream as well; in one process only."""
 
 
 def quantize_blocks(wanted: Pass, offload: str = "auto") -> list[CalibratedOutcome]:
@@ -133,7 +136,8 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
     hidden, calls, padding = _begin(decoder, calibration, ranks)
     if on_host and device.type == "cuda":
         hidden.to_host()
-    streams = streams_of(plans, hidden, importance)
+    watcher = wanted.watcher
+    streams = streams_of(plans, hidden, importance, watcher is not None)
     del hidden
     followed = probe.Probe()
     done = ranks.share([journal.n_done for journal in journals])
@@ -148,7 +152,7 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
             followed.advance(visits)
             # Several ranks find more to share in the solves of all streams than in those of one.
             for some in [visits] if ranks.size > 1 else [[visit] for visit in visits]:
-                for i, result in _quantize(some, plans, writers, done, ranks):
+                for i, result in _quantize(some, wanted, done):
                     if ranks.is_first:
                         finished = Finished(index, decoder, state, plans[i], result)
                         delivery.submit(partial(finished.deliver, writers[i], journals[i], status))
@@ -159,6 +163,8 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
     states = followed.states
     if not ranks.is_first:
         return decoder.written, None
+    if watcher is not None:
+        watcher.finish(decoder, calibration)
     return decoder.written, probe.perplexity(decoder, states, calibration, progress)
 
 
@@ -184,20 +190,25 @@ def _begin(
 
 
 def _quantize(
-    visits: Sequence[Visit],
-    plans: Sequence[Plan],
-    writers: Sequence[FolderWriter],
-    done: Sequence[int],
-    ranks: Ranks,
+    visits: Sequence[Visit], wanted: Pass, done: Sequence[int]
 ) -> Iterator[tuple[int, BlockResult]]:
     """Let every pending recipe of these streams quantise the block, and the streams go on."""
-    seen = {}
+    plans, ranks = wanted.plans, wanted.ranks
+    seen: dict[int, tuple[Observation, list[int]]] = {}
     for place, visit in enumerate(visits):
         pending = [i for i in visit.stream.indices if done[i] <= visit.index]
-        if pending:
-            seen[place] = visit.observe(plans, pending), pending
+        watcher = None if visit.stream.propagates else wanted.watcher
+        if watcher is not None:
+            watcher.arrive(visit)
+            watcher = watcher if watcher.n_done <= visit.index else None
+        if pending or watcher is not None:
+            modules = watcher.modules if watcher is not None else ()
+            n_samples = watcher.n_samples if watcher is not None else 0
+            seen[place] = visit.observe(plans, pending, modules, n_samples), pending
+            if watcher is not None:
+                watcher.see(visit, seen[place][0])
         else:
-            visit.replay(plans, writers)
+            visit.replay(plans, wanted.writers)
     works = {i: found.work(plans[i]) for found, pending in seen.values() for i in pending}
     solve(list(works.values()), ranks)
     results = {

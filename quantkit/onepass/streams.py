@@ -74,12 +74,15 @@ def _first(value: Any, n_samples: int) -> Any:
 
 
 def streams_of(
-    plans: Sequence[Plan], states: HiddenStates, importance: Importance | None
+    plans: Sequence[Plan],
+    states: HiddenStates,
+    importance: Importance | None,
+    is_watched: bool = False,
 ) -> list[Stream]:
     """The shared stream first, if anybody needs it."""
     shared = [i for i, plan in enumerate(plans) if not plan.recipe.propagates]
     own = [i for i, plan in enumerate(plans) if plan.recipe.propagates]
     streams = []
-    if shared or importance is not None:
+    if shared or importance is not None or is_watched:
         streams.append(Stream(states.branch(), shared, propagates=False, importance=importance))
     return streams + [Stream(states.branch(), [i], propagates=True) for i in own]

@@ -3,7 +3,7 @@
 Where ranks share the samples, each runs its own; what they have seen is the same on all of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -90,8 +90,17 @@ class Visit:
             self.stream.beside[place] = beside
         return output
 
-    def observe(self, plans: Sequence[Plan], pending: Sequence[int]) -> "Observation":
-        """Gather statistics for the pending recipes; a stream that does not propagate moves on."""
+    def observe(
+        self,
+        plans: Sequence[Plan],
+        pending: Sequence[int],
+        also: Container[str] = (),
+        n_kept: int = 0,
+    ) -> "Observation":
+        """Gather statistics for the pending recipes; a stream that does not propagate moves on.
+
+        Those of modules in `also` are gathered too; `n_kept` inputs of each are kept as they are.
+        """
         decoder, hidden = self.decoder, self.stream.hidden
         smooths = any(plans[i].recipe.smooths for i in pending)
         samples, arguments, alone = None, {}, {}
@@ -103,11 +112,12 @@ class Visit:
             linears = {
                 name: module
                 for name, module in block.named_modules()
-                if isinstance(module, torch.nn.Linear) and self.module(name) in quantised
+                if isinstance(module, torch.nn.Linear)
+                and ((full := self.module(name)) in quantised or full in also)
             }
             mixtures = {n: m for n, m in block.named_modules() if isinstance(m, experts.Experts)}
             holds_out = any(plans[i].recipe.holds_out for i in pending)
-            collector = Collector(linears, mixtures if smooths else {}, holds_out)
+            collector = Collector(linears, mixtures if smooths else {}, holds_out, n_kept)
             cached = kvcache.Observer.of(block, [plans[i] for i in pending])
             inputs_only = self.stream.propagates and not cached.attentions
             for place, batch in hidden:

@@ -1,0 +1,163 @@
+"""The best choice of one format for each unit within a budget of bytes.
+
+A multiple-choice knapsack. Relaxed to a linear programme it is solved by taking steps along each
+unit's lower convex hull in the order of what a byte buys; that is the bound. Dynamic programming
+over bytes then fills what the relaxation leaves: exactly where the sizes' common divisor allows so
+many steps, otherwise on a grid of bytes that is rounded up, so that a choice always fits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quantkit.errors import QuantkitError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    Costs = Sequence[Sequence[float | None]]
+    Sizes = Sequence[Sequence[int | None]]
+
+MOST_PLACES = 1 << 17
+MOST_WORK = 1 << 26
+"""Places of the dynamic programme times formats of all units, at most: about half a second."""
+
+
+class Infeasible(QuantkitError):
+    """Nothing fits; `smallest` is the size that would."""
+
+    def __init__(self, smallest: int) -> None:
+        super().__init__(f"the smallest choice takes {smallest} bytes")
+        self.smallest = smallest
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A choice for every unit."""
+
+    choice: tuple[int, ...]
+    """Places in each unit's list of formats."""
+    cost: float
+    size_bytes: int
+    bound: float
+    """No choice within the budget costs less."""
+
+    @property
+    def gap(self) -> float:
+        """How much better another choice could be at most, relative to this one."""
+        return 0.0 if self.cost <= self.bound else 1 - self.bound / self.cost
+
+
+def solve(costs: Costs, sizes: Sizes, budget: int) -> Allocation:
+    """The choice with the least cost that fits; None marks what a unit cannot have."""
+    options = [_options(c, s) for c, s in zip(costs, sizes, strict=True)]
+    smallest = sum(unit[0][1] for unit in options)
+    if smallest > budget:
+        raise Infeasible(smallest)
+    relaxed, bound = _relaxed(options, budget)
+    best = min(_stepped(options, budget), relaxed, key=lambda picks: _total(options, picks))
+    choice = tuple(unit[pick][0] for unit, pick in zip(options, best, strict=True))
+    cost = _total(options, best)
+    size = sum(unit[pick][1] for unit, pick in zip(options, best, strict=True))
+    return Allocation(choice, cost, size, min(bound, cost))
+
+
+_Option = tuple[int, int, float]
+"""Place in the unit's list, bytes, cost."""
+
+
+def _options(costs: Sequence[float | None], sizes: Sequence[int | None]) -> list[_Option]:
+    """What a unit can have, in the order of size, without what is larger and no better."""
+    pairs = enumerate(zip(costs, sizes, strict=True))
+    known = [(place, s, c) for place, (c, s) in pairs if s is not None and c is not None]
+    assert known, "a unit without any format"
+    kept: list[_Option] = []
+    for option in sorted(known, key=lambda o: (o[1], o[2])):
+        if not kept or option[2] < kept[-1][2]:
+            kept.append(option)
+    return kept
+
+
+def _relaxed(options: list[list[_Option]], budget: int) -> tuple[list[int], float]:
+    """The linear programme's choice rounded down to whole units, and its value."""
+    steps = []
+    for place, unit in enumerate(options):
+        hull = _hull(unit)
+        for here, there in zip(hull, hull[1:], strict=False):
+            size, gain = unit[there][1] - unit[here][1], unit[here][2] - unit[there][2]
+            steps.append((gain / size, place, there, size, gain))
+    steps.sort(key=lambda step: -step[0])
+    picks = [0] * len(options)
+    room = budget - sum(unit[0][1] for unit in options)
+    cost = bound = _total(options, picks)
+    stopped: set[int] = set()
+    is_whole = True
+    for rate, place, there, size, gain in steps:
+        if size <= room and place not in stopped:
+            picks[place], room, cost = there, room - size, cost - gain
+            if is_whole:
+                bound = cost
+        else:
+            if is_whole:
+                bound, is_whole = cost - rate * room, False
+            stopped.add(place)
+    return picks, bound
+
+
+def _hull(unit: list[_Option]) -> list[int]:
+    """Places of the options on the lower convex hull of cost over size."""
+    hull: list[int] = []
+    for place in range(len(unit)):
+        while len(hull) > 1 and _slope(unit, hull[-2], hull[-1]) >= _slope(unit, hull[-1], place):
+            hull.pop()
+        hull.append(place)
+    return hull
+
+
+def _slope(unit: list[_Option], here: int, there: int) -> float:
+    return (unit[there][2] - unit[here][2]) / (unit[there][1] - unit[here][1])
+
+
+def _stepped(options: list[list[_Option]], budget: int) -> list[int]:
+    """Dynamic programming over what each unit takes above its smallest."""
+    import numpy as np
+
+    extra = [[option[1] - unit[0][1] for option in unit] for unit in options]
+    most = sum(max(sizes) for sizes in extra)
+    room = min(budget - sum(unit[0][1] for unit in options), most)
+    step = math.gcd(*(size for sizes in extra for size in sizes)) or 1
+    most_places = min(MOST_PLACES, max(2, MOST_WORK // sum(map(len, options))))
+    if room // step >= most_places:
+        step = -(-room // (most_places - 1))
+    n_places = room // step + 1
+    best = np.zeros(n_places)
+    picks: list[np.ndarray] = []
+    for unit, sizes in zip(options, extra, strict=True):
+        taken = np.zeros(n_places, dtype=np.uint8)
+        found = best + unit[0][2]
+        for pick in range(1, len(unit)):
+            need = -(-sizes[pick] // step)
+            if need >= n_places:
+                break
+            other = best[: n_places - need] + unit[pick][2]
+            here = found[need:]
+            better = other < here
+            here[better] = other[better]
+            taken[need:][better] = pick
+        best = found
+        picks.append(taken)
+    place = int(best.argmin())
+    chosen = []
+    for taken, sizes in zip(reversed(picks), reversed(extra), strict=True):
+        pick = int(taken[place])
+        chosen.append(pick)
+        place -= -(-sizes[pick] // step)
+    return chosen[::-1]
+
+
+def _total(options: list[list[_Option]], picks: Sequence[int]) -> float:
+    return math.fsum(unit[pick][2] for unit, pick in zip(options, picks, strict=True))

@@ -1,0 +1,123 @@
+"""Formats that a unit may get, in sets that an engine can mix in one checkpoint."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quantkit import formats
+from quantkit.errors import UnknownName
+from quantkit.recipe import Recipe
+from quantkit.schemes import ActivationScheme, WeightScheme
+from quantkit.tensorspec import TensorSpec
+
+SIXTEEN = "bf16"
+"""Unquantised, whichever 16-bit type the source has."""
+ENGINES = ("vllm", "llama.cpp")
+GROUP_SIZES = (128, 64, 32)
+MIXES = {
+    "int": (
+        *("w3a16-g128", "w3a16-g64", "w3a16-g32"),
+        *("w4a16-g128", "w4a16-g64", "w4a16-g32"),
+        *("w8a16-g128", "w8a16-g32", SIXTEEN),
+    ),
+    "nvfp4": ("nvfp4", "fp8", SIXTEEN),
+    "mxfp4": ("mxfp4", "mxfp8", SIXTEEN),
+    "fp8": ("fp8", SIXTEEN),
+}
+"""What vLLM mixes; the first is the default."""
+EXTRA_KERNELS = (2, 3, 5, 6, 7)
+"""Bits of integers that vLLM runs by another package's kernels (humming-kernels)."""
+_INTEGER = re.compile(r"w([2-8])a16-g(32|64|128)")
+_FLOATS = {
+    "fp8": (
+        "rtn",
+        {"num_bits": 8, "type": "float", "strategy": "channel"},
+        {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True},
+    ),
+    "nvfp4": (
+        "gptq",
+        {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+        {
+            "num_bits": 4,
+            "type": "float",
+            "strategy": "tensor_group",
+            "group_size": 16,
+            "dynamic": "local",
+        },
+    ),
+    "mxfp4": (
+        "gptq",
+        {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32},
+        {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "dynamic": True},
+    ),
+    "mxfp8": (
+        "rtn",
+        {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32},
+        {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32, "dynamic": True},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One format: numbers of weights and activations, and how weights are rounded to them."""
+
+    name: str
+    method: str = ""
+    weights: WeightScheme | None = None
+    """None: 16 bits."""
+    activations: ActivationScheme | None = None
+
+    @property
+    def needs_extra_kernels(self) -> bool:
+        """Whether vLLM runs it only with another package installed."""
+        scheme = self.weights
+        return scheme is not None and scheme.type == "int" and scheme.num_bits in EXTRA_KERNELS
+
+    @property
+    def recipe(self) -> Recipe:
+        """A recipe with these numbers alone."""
+        assert self.weights is not None
+        return Recipe(
+            name=self.name,
+            summary=self.name,
+            method=self.method,
+            weights=self.weights,
+            input_activations=self.activations,
+        )
+
+    def size_bytes(self, module: str, weight: TensorSpec) -> int | None:
+        """Of the tensors that stand for a weight in files; None where it does not fit."""
+        if self.weights is None:
+            return weight.size_bytes
+        rows, columns = weight.shape
+        size = self.weights.group_size
+        if isinstance(size, int) and columns % size:
+            return None
+        recipe = self.recipe
+        if formats.of(recipe).misfit(rows, columns, recipe):
+            return None
+        return sum(part.size_bytes for part in formats.specs(module, weight, recipe))
+
+
+def find(name: str) -> Candidate:
+    """A candidate by its name."""
+    if name == SIXTEEN:
+        return Candidate(SIXTEEN)
+    if match := _INTEGER.fullmatch(name):
+        weights = WeightScheme(num_bits=int(match[1]), group_size=int(match[2]))
+        return Candidate(name, "gptq", weights)
+    if name not in _FLOATS:
+        known = (*MIXES, *dict.fromkeys(n for names in MIXES.values() for n in names))
+        raise UnknownName("format", name, known)
+    method, numbers, inputs = _FLOATS[name]
+    return Candidate(
+        name, method, WeightScheme.model_validate(numbers), ActivationScheme.model_validate(inputs)
+    )
+
+
+def named(names: Sequence[str] = ()) -> list[Candidate]:
+    """Candidates by name or by the name of a mix; the default mix where none is named."""
+    wanted = names or ("int",)
+    every = [n for name in wanted for n in MIXES.get(name, (name,))]
+    return [find(name) for name in dict.fromkeys((*every, SIXTEEN))]

@@ -1,0 +1,237 @@
+"""The pass that fills the table of candidates: every unit in every format, from one read.
+
+Statistics are those of the calibrated pass, of the source's own stream. What is known of a block
+lies in the journal once the block is done, so that a stopped run goes on from there.
+"""
+
+import time
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantkit.calibration.tokens import CalibrationTokens
+from quantkit.errors import HardwareError
+from quantkit.methods.products import Halves, row_energies
+from quantkit.mixed import rounding, units
+from quantkit.mixed.candidates import Candidate
+from quantkit.mixed.probe import Probe
+from quantkit.mixed.rounding import Rows
+from quantkit.mixed.table import Table, UnitRow
+from quantkit.mixed.units import Unit
+from quantkit.model.blocks import Decoder
+from quantkit.model.shards import DTYPES
+from quantkit.onepass import journal
+from quantkit.onepass.onepass import Pass, quantize_blocks
+from quantkit.onepass.prepare import Job, Run
+from quantkit.onepass.visit import Observation, Visit
+from quantkit.parsing import parse_json
+from quantkit.plan.checkpoint import Plan, sharing
+from quantkit.recipe import Recipe
+from quantkit.schemes import WeightScheme
+from quantkit.storage import write_json
+
+KEPT_INPUTS = 256
+"""Of each layer, for formats that round activations."""
+NAME = "sensitivity"
+
+
+def statistics_recipe() -> Recipe:
+    """What the pass has to gather, in the form of a recipe: what it costs follows from that."""
+    return Recipe(
+        name=NAME,
+        summary="statistics of every layer's inputs",
+        method="gptq",
+        weights=WeightScheme(num_bits=8, strategy="channel"),
+        options={"propagate": False},
+    )
+
+
+@dataclass
+class Watch:
+    """Watches the source's stream, and fills rows of the table block by block."""
+
+    units: Sequence[Unit]
+    candidates: Sequence[Candidate]
+    n_tokens: int
+    folder: Path | None = None
+    """Where finished blocks are kept; None: nowhere."""
+    n_samples: int = 0
+    n_done: int = 0
+    found: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By unit: errors, energy and the probe's error."""
+    divergences: dict[str, float] = field(default_factory=dict)
+    probe: Probe = field(default_factory=Probe)
+
+    def __post_init__(self) -> None:
+        self._owner = {module: unit for unit in self.units for module in unit.modules}
+        while self.folder is not None and self._path(self.n_done).is_file():
+            self.found |= parse_json(self._path(self.n_done).read_bytes())
+            self.n_done += 1
+
+    def _path(self, index: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{index:05d}.json"
+
+    @property
+    def modules(self) -> Container[str]:
+        return self._owner
+
+    def arrive(self, visit: Visit) -> None:
+        """Take the probe's samples through the block, with each of its units changed alone."""
+        stored = visit.decoder.tensors(visit.index)
+        changed: dict[str, dict[str, torch.Tensor]] = {}
+        for name, unit in self._here(visit).items():
+            weight = visit.state[f"{name}.weight"].float()
+            dtype = DTYPES[stored[f"{name}.weight"].dtype]
+            moved = rounding.probe_change(weight, dtype).add_(weight)
+            changed.setdefault(unit.name, {})[f"{name}.weight"] = moved
+        self.probe.advance(visit, changed)
+
+    def _here(self, visit: Visit) -> dict[str, Unit]:
+        """Linears of a block, by their names in it, and the units that these belong to."""
+        named = visit.decoder.blocks[visit.index].named_modules()
+        linears = [name for name, module in named if isinstance(module, torch.nn.Linear)]
+        return {n: self._owner[full] for n in linears if (full := visit.module(n)) in self._owner}
+
+    def see(self, visit: Visit, found: Observation) -> None:
+        """Round every unit of the block to every format."""
+        here = self._here(visit)
+        stored = visit.decoder.tensors(visit.index)
+        sums: dict[str, list[torch.Tensor]] = {}
+        for leader, members in found.collector.groups.items():
+            statistics = found.collector.statistics[leader]
+            gram = Halves.of(statistics.gram)
+            parts: dict[tuple[str, torch.dtype], list[str]] = {}
+            for name in members:
+                if name in here:
+                    dtype = DTYPES[stored[f"{name}.weight"].dtype]
+                    parts.setdefault((here[name].name, dtype), []).append(name)
+            for (unit, dtype), names in parts.items():
+                weight = torch.cat([visit.state[f"{n}.weight"].float() for n in names])
+                rows = Rows(
+                    weight,
+                    dtype,
+                    statistics,
+                    found.collector.kept.get(leader),
+                    _largest(visit, names, here, dtype),
+                )
+                errors = [rounding.error(rows, one, gram) for one in self.candidates]
+                probed = rounding.probe_change(weight, dtype)
+                errors.append(row_energies(probed, gram, exactly=False).sum())
+                errors.append(row_energies(weight, gram, exactly=False).sum())
+                before = sums.get(unit)
+                sums[unit] = (
+                    errors if before is None else [a + b for a, b in zip(before, errors, strict=True)]
+                )
+        block: dict[str, dict[str, Any]] = {}
+        for unit, errors in sums.items():
+            values = (torch.stack(errors).double() / self.n_tokens).tolist()
+            block[unit] = {"errors": values[:-2], "probe_error": values[-2], "energy": values[-1]}
+        self.found |= block
+        if self.folder is not None:
+            write_json(self._path(visit.index), block)
+        self.n_done = visit.index + 1
+
+    def finish(self, decoder: Decoder, calibration: CalibrationTokens) -> None:
+        """What each unit's change did to predictions."""
+        self.divergences = self.probe.divergences(decoder, calibration)
+
+
+def _largest(
+    visit: Visit, names: list[str], here: Mapping[str, Unit], dtype: torch.dtype
+) -> torch.Tensor:
+    """The magnitude of all weights that share a global scale with these."""
+    together = sharing(names[0], here)
+    return torch.stack([visit.state[f"{n}.weight"].abs().amax() for n in together]).amax().to(dtype)
+
+
+def measure(job: Job, candidates: Sequence[Candidate], run: Run, folder: Path | None) -> Table:
+    """The table of a model, from a job with the recipe of statistics."""
+    started = time.monotonic()
+    if run.ranks.size > 1:
+        raise HardwareError(
+            "a table of candidates is made in one process; make it by `quantkit sensitivity` "
+            "without torchrun, and name it with --sensitivity"
+        )
+    assert job.calibration is not None
+    (plan,) = job.plans
+    kept = None
+    if folder is not None:
+        (folder / journal.FOLDER).mkdir(parents=True, exist_ok=True)
+        kept = folder / journal.FOLDER
+        journal.Journal.open(folder, _key(job, candidates))
+    watch = Watch(
+        units.fused(list(plan.quantized)),
+        candidates,
+        job.calibration.n_tokens,
+        kept,
+        KEPT_INPUTS if any(one.activations for one in candidates) else 0,
+    )
+    wanted = Pass(
+        job.source, [], job.calibration, job.device, progress=run.progress, watcher=watch
+    )
+    quantize_blocks(wanted, "always" if job.on_host else run.offload)
+    if watch.probe.is_lost:
+        run.progress.note(
+            "warning: this family's blocks hand on more than hidden states, so that units could "
+            "not be changed one at a time; errors are relative to each unit's own output"
+        )
+    return _table(job, plan, watch, time.monotonic() - started)
+
+
+def _table(job: Job, plan: Plan, watch: Watch, seconds: float) -> Table:
+    assert job.calibration is not None
+    rows = []
+    for unit in watch.units:
+        found = watch.found[unit.name]
+        weights = {module: plan.quantized[module] for module in unit.modules}
+        sizes: list[int | None] = []
+        for candidate in watch.candidates:
+            parts = [candidate.size_bytes(module, weight) for module, weight in weights.items()]
+            sizes.append(None if None in parts else sum(part or 0 for part in parts))
+        errors = [None if s is None else e for s, e in zip(sizes, found["errors"], strict=True)]
+        rows.append(
+            UnitRow(
+                name=unit.name,
+                modules=list(unit.modules),
+                n_weights=sum(weight.n_elements for weight in weights.values()),
+                sizes=sizes,
+                errors=errors,
+                energy=found["energy"],
+                probe_error=found["probe_error"],
+                probe_kl=watch.divergences.get(unit.name),
+            )
+        )
+    quantized = {weight.name for weight in plan.quantized.values()}
+    stored = job.source.tensors
+    kept = [spec for spec in plan.specs if spec.name in stored and spec.name not in quantized]
+    return Table(
+        model=job.source.label,
+        source=job.source_record.fingerprint,
+        engine="vllm",
+        calibration=job.calibration.name,
+        calibration_digest=job.calibration.digest,
+        n_tokens=job.calibration.n_tokens,
+        formats=[one.name for one in watch.candidates],
+        probe=f"{rounding.PROBE_BITS}-bit integers, rounded to nearest",
+        n_probe_tokens=watch.probe.n_tokens,
+        other_bytes=sum(spec.size_bytes for spec in kept),
+        units=rows,
+        seconds=seconds,
+    )
+
+
+def _key(job: Job, candidates: Sequence[Candidate]) -> dict[str, str]:
+    from quantkit import __version__
+
+    assert job.calibration is not None
+    return {
+        "source": job.source_record.fingerprint,
+        "calibration": job.calibration.digest,
+        "formats": " ".join(one.name for one in candidates),
+        "device": job.device.type,
+        "version of quantkit or torch": f"{__version__} {torch.__version__}",
+    }
