@@ -28,6 +28,7 @@ from quantkit.cli import (
     report,
     run,
     score,
+    sensitivity,
     serve,
     sweep,
     verify,
@@ -87,6 +88,7 @@ def _root(
 app.command("demo")(demo.command)
 app.command("run")(run.command)
 app.command("quantize")(quantize.command)
+app.command("sensitivity")(sensitivity.command)
 app.command("convert")(convert.command)
 app.command("verify")(verify.command)
 app.command("score")(score.command)

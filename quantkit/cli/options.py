@@ -64,6 +64,43 @@ FitContext = Annotated[
 FitUsers = Annotated[
     int, typer.Option("--users", min=1, metavar="N", help="With --fit: users at a time.")
 ]
+Bits = Annotated[
+    float | None,
+    typer.Option(
+        "--bits",
+        metavar="N",
+        help="Choose formats layer by layer for N stored bits per quantised weight.",
+    ),
+]
+Size = Annotated[
+    str | None,
+    typer.Option(
+        "--size", metavar="SIZE", help="Choose formats layer by layer for files such as 9GiB."
+    ),
+]
+Mixed = Annotated[bool, typer.Option("--mixed", help="With --fit: choose formats layer by layer.")]
+For = Annotated[
+    str,
+    typer.Option(
+        "--for",
+        metavar="ENGINE",
+        help="With --bits, --size or --mixed: vllm or llama.cpp.",
+        callback=one_of("vllm", "llama.cpp"),
+    ),
+]
+Formats = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B",
+        help="Formats to choose from: int, nvfp4, mxfp4, fp8, or names such as w4a16-g32.",
+    ),
+]
+Sensitivity = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="With --bits, --size or --mixed: a table of `quantkit sensitivity`."
+    ),
+]
 Out = Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where results go.")]
 Calibration = Annotated[
     str | None,

@@ -7,6 +7,7 @@ import typer
 
 from quantkit.cli.options import (
     AsJson,
+    Bits,
     Calibration,
     Device,
     DryRun,
@@ -15,11 +16,14 @@ from quantkit.cli.options import (
     FitContext,
     FitCount,
     FitUsers,
+    For,
     Force,
     Format,
+    Formats,
     Imatrix,
     Length,
     MaybeRecipes,
+    Mixed,
     Model,
     Offload,
     Out,
@@ -27,8 +31,11 @@ from quantkit.cli.options import (
     Requantize,
     Revision,
     Samples,
+    Sensitivity,
+    Size,
     TrustRemoteCode,
     Verbose,
+    split,
 )
 from quantkit.errors import UsageError
 from quantkit.registry import NATIVE
@@ -45,6 +52,12 @@ def command(
     count: FitCount = 1,
     context: FitContext = None,
     users: FitUsers = 1,
+    bits: Bits = None,
+    size: Size = None,
+    mixed: Mixed = False,
+    target: For = "vllm",
+    formats: Formats = None,
+    sensitivity: Sensitivity = None,
     out: Out = Path("out"),
     format: Format = None,
     calibration: Calibration = None,
@@ -66,11 +79,41 @@ def command(
     """Make quantised checkpoints of a model.
 
     Writes DIR/RECIPE/ for every recipe, all from one read of the model. Started by torchrun,
-    as `torchrun --nproc-per-node 8 -m quantkit quantize ...`, all GPUs share the work.
+    as `torchrun --nproc-per-node 8 -m quantkit quantize ...`, all GPUs share the work. With
+    --bits, --size or --fit GPU --mixed, formats are chosen layer by layer, and DIR/NAME/ is
+    written with the choice as recipe.yaml.
     """
     from quantkit import launch
     from quantkit.cli import console, start
 
+    if bits is not None or size is not None or mixed:
+        from quantkit.cli import mixed as budgets
+
+        asked = budgets.Asked(
+            model,
+            budgets.checked(recipe or [], bits, size, fit if mixed else None, engine, format),
+            budgets.Place(fit, count, context, users),
+            target,
+            tuple(split(formats)) if formats else (),
+            sensitivity,
+        )
+        with start.sharing(device) as (ranks, where):
+            source = start.source(model, revision, trust_remote_code, calibration, requantize)
+            from quantkit.onepass.prepare import Run
+            from quantkit.onepass.ranks import Ranks
+
+            with console.progress(quiet or not launch.is_first(), verbose) as progress:
+                how = Run(progress, force, offload, imatrix=imatrix, ranks=ranks or Ranks())
+                named = budgets.calibration(model, calibration, quiet)
+                chosen = start.calibration_choice(named, samples, length)
+                bought = budgets.make(asked, source, out, where, chosen, how, dry_run)
+        if launch.is_first():
+            budgets.show(bought, json)
+            if bought.checkpoints and not json:
+                _show_made(bought.checkpoints, json)
+        return
+    if target != "vllm" or formats or sensitivity:
+        raise typer.BadParameter("--for, --formats and --sensitivity go with --bits or --size")
     recipes = _recipes(model, recipe or [], fit, count, context, users, quiet)
     if fit is not None:
         from quantkit.cli.fit import calibration as default_set

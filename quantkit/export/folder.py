@@ -12,7 +12,14 @@ from quantkit.errors import SourceError
 from quantkit.export import manifest
 from quantkit.export.manifest import Manifest, StoredFile
 from quantkit.model.description import README
-from quantkit.model.shards import ShardWriter, StoredTensor, TensorSpec, assign_to_shards, index_of
+from quantkit.model.shards import (
+    ShardWriter,
+    StoredTensor,
+    TensorSpec,
+    assign_to_shards,
+    file_bytes,
+    index_of,
+)
 from quantkit.model.source import INDEX, ModelSource, side_files
 from quantkit.recipe import Recipe
 from quantkit.storage import sha256_of, write_json
@@ -20,7 +27,14 @@ from quantkit.storage import sha256_of, write_json
 MAX_SHARD_BYTES = 2 * 10**9
 """Of one file. Each is hashed by one thread while it grows, so a fast run fills several at once."""
 SCALES_FILE = "folded.scales"
+MIXED_FILES = ("recipe.yaml", "sensitivity.json")
+"""Beside a checkpoint whose formats were chosen for a budget: the choice, and what it is from."""
 OWN_FILES = ("config.json", INDEX, manifest.FILE)
+
+
+def weight_bytes(specs: Iterable[TensorSpec]) -> int:
+    """Of all files that hold these tensors, headers included."""
+    return sum(map(file_bytes, assign_to_shards(specs, MAX_SHARD_BYTES).values()))
 
 
 class FolderWriter:

@@ -214,6 +214,9 @@ PLATFORMS = {
 }  # fmt: skip
 
 
+RAREST = ("w2a16", "w3a16", "w5a16", "w6a16", "w7a16", "w8a16", "w4a16")
+
+
 def format_of(recipe: AnyRecipe | None) -> str:
     """The format that a recipe makes, one of FORMATS; without one, the model as it is."""
     if recipe is None:
@@ -223,7 +226,8 @@ def format_of(recipe: AnyRecipe | None) -> str:
     found = [_key(part) for part in recipe.parts]
     if found[0].startswith("nvfp4") and len(set(found)) > 1:
         return "nvfp4-fp8"
-    return found[0]
+    # Of several widths the one that the fewest devices have kernels for.
+    return min(found, key=lambda key: RAREST.index(key) if key in RAREST else -1)
 
 
 def _key(recipe: Recipe) -> str:

@@ -1,1 +1,1 @@
-"""Bits where they matter: which format each unit of a model gets, so that the whole fits a budget."""
+"""Bits where they matter: a format for each unit, so that a model fits a budget at its best."""

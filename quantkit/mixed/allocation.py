@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from quantkit.errors import QuantkitError
@@ -87,7 +88,7 @@ def _relaxed(options: list[list[_Option]], budget: int) -> tuple[list[int], floa
     steps = []
     for place, unit in enumerate(options):
         hull = _hull(unit)
-        for here, there in zip(hull, hull[1:], strict=False):
+        for here, there in pairwise(hull):
             size, gain = unit[there][1] - unit[here][1], unit[here][2] - unit[there][2]
             steps.append((gain / size, place, there, size, gain))
     steps.sort(key=lambda step: -step[0])

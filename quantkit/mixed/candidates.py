@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from quantkit import formats
 from quantkit.errors import UnknownName
@@ -78,13 +79,9 @@ class Candidate:
     def recipe(self) -> Recipe:
         """A recipe with these numbers alone."""
         assert self.weights is not None
-        return Recipe(
-            name=self.name,
-            summary=self.name,
-            method=self.method,
-            weights=self.weights,
-            input_activations=self.activations,
-        )
+        found: dict[str, Any] = {"name": self.name, "summary": self.name, "method": self.method}
+        found |= {"weights": self.weights, "input_activations": self.activations}
+        return Recipe.model_validate(found)
 
     def size_bytes(self, module: str, weight: TensorSpec) -> int | None:
         """Of the tensors that stand for a weight in files; None where it does not fit."""

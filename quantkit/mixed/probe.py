@@ -52,7 +52,9 @@ class Probe:
         """Real ones."""
         if self._clean is None or self.is_lost:
             return 0
-        return self._clean.shape[0] * self._clean.shape[1] if self._keep is None else len(self._keep)
+        return (
+            self._clean.shape[0] * self._clean.shape[1] if self._keep is None else len(self._keep)
+        )
 
     def divergences(self, decoder: Decoder, calibration: CalibrationTokens) -> dict[str, float]:
         """Mean KL in nats per token, by unit; empty where the samples were lost."""

@@ -4,22 +4,17 @@ Cheap enough to try every format on every unit: a few roundings and one matrix p
 GPTQ makes of the same weights has a smaller error, in nearly the same order.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from quantkit import grid, methods, numbers
 from quantkit.methods import products, rounding, scales
 from quantkit.methods.contract import Linears
+from quantkit.methods.statistics import Statistics
+from quantkit.mixed.candidates import Candidate
 from quantkit.numbers.activations import round_inputs
 from quantkit.schemes import WeightScheme
-
-if TYPE_CHECKING:
-    from quantkit.methods.statistics import Statistics
-    from quantkit.mixed.candidates import Candidate
 
 RATIOS = (0.9, 0.8, 0.7)
 """Parts of a group's range that its scale is tried with; 8 bits have no need of it."""
@@ -88,7 +83,8 @@ def change(rows: Rows, candidate: Candidate) -> torch.Tensor:
 def _input_error(rows: Rows, candidate: Candidate) -> torch.Tensor:
     """What rounding the inputs adds, from those that were kept to all."""
     scheme, kept = candidate.activations, rows.kept
-    assert scheme is not None and kept is not None
+    assert scheme is not None
+    assert kept is not None
     stored = None
     if scheme.is_static:
         stored = numbers.of(scheme).global_scale(rows.statistics.max_abs.max().to(rows.dtype))

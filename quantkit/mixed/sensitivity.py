@@ -40,12 +40,14 @@ NAME = "sensitivity"
 
 def statistics_recipe() -> Recipe:
     """What the pass has to gather, in the form of a recipe: what it costs follows from that."""
-    return Recipe(
-        name=NAME,
-        summary="statistics of every layer's inputs",
-        method="gptq",
-        weights=WeightScheme(num_bits=8, strategy="channel"),
-        options={"propagate": False},
+    return Recipe.model_validate(
+        {
+            "name": NAME,
+            "summary": "statistics of every layer's inputs",
+            "method": "gptq",
+            "weights": WeightScheme(num_bits=8, strategy="channel"),
+            "options": {"propagate": False},
+        }
     )
 
 
@@ -124,7 +126,9 @@ class Watch:
                 errors.append(row_energies(weight, gram, exactly=False).sum())
                 before = sums.get(unit)
                 sums[unit] = (
-                    errors if before is None else [a + b for a, b in zip(before, errors, strict=True)]
+                    errors
+                    if before is None
+                    else [a + b for a, b in zip(before, errors, strict=True)]
                 )
         block: dict[str, dict[str, Any]] = {}
         for unit, errors in sums.items():
@@ -170,9 +174,7 @@ def measure(job: Job, candidates: Sequence[Candidate], run: Run, folder: Path | 
         kept,
         KEPT_INPUTS if any(one.activations for one in candidates) else 0,
     )
-    wanted = Pass(
-        job.source, [], job.calibration, job.device, progress=run.progress, watcher=watch
-    )
+    wanted = Pass(job.source, [], job.calibration, job.device, progress=run.progress, watcher=watch)
     quantize_blocks(wanted, "always" if job.on_host else run.offload)
     if watch.probe.is_lost:
         run.progress.note(

@@ -3,6 +3,7 @@
 One pass over calibration data makes it; budgets are asked of it afterwards, in seconds.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from quantkit.errors import DataError
 from quantkit.parsing import parse_json
 from quantkit.schemes import Strict
 from quantkit.specs import problems
-from quantkit.storage import write_json
+from quantkit.storage import write_text
 
 FILE = "sensitivity.json"
 VERSION = 1
@@ -126,7 +127,14 @@ class Table(Strict):
 
     def write(self, folder: Path) -> None:
         """Into a folder, under its usual name."""
-        write_json(folder / FILE, self.to_json())
+        write_text(folder / FILE, self.text())
+
+    def text(self) -> str:
+        """The file: a line for each unit."""
+        data = self.to_json()
+        rows = ",\n".join(f"    {json.dumps(row)}" for row in data.pop("units"))
+        head = json.dumps(data, indent=2).removesuffix("\n}")
+        return f'{head},\n  "units": [\n{rows}\n  ]\n}}\n'
 
     @classmethod
     def read(cls, path: Path) -> "Table":

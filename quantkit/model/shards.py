@@ -42,20 +42,8 @@ class ShardWriter:
         """`present` names tensors that an earlier writer of the same file put there already."""
         self.path = path
         self._specs = {spec.name: spec for spec in specs}
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        places, offset = {}, 0
-        for spec in self._specs.values():
-            places[spec.name] = (offset, offset + spec.size_bytes)
-            header[spec.name] = {
-                "dtype": spec.dtype,
-                "shape": list(spec.shape),
-                "data_offsets": places[spec.name],
-            }
-            offset += spec.size_bytes
-        raw = json.dumps(header, separators=(",", ":")).encode()
-        raw += b" " * (-len(raw) % 8)
-        head = len(raw).to_bytes(8, "little") + raw
-        self._file = PlacedFile(path, head, places, offset, present)
+        head, places, size = _layout(self._specs.values())
+        self._file = PlacedFile(path, head, places, size, present)
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Put a whole tensor into its place."""
@@ -84,6 +72,29 @@ class ShardWriter:
     def abandon(self) -> None:
         """Close without checking, when the work failed."""
         self._file.abandon()
+
+
+def _layout(specs: Iterable[TensorSpec]) -> tuple[bytes, dict[str, tuple[int, int]], int]:
+    """A file's beginning, where each tensor lies behind it, and the bytes of all tensors."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    places, offset = {}, 0
+    for spec in specs:
+        places[spec.name] = (offset, offset + spec.size_bytes)
+        header[spec.name] = {
+            "dtype": spec.dtype,
+            "shape": list(spec.shape),
+            "data_offsets": places[spec.name],
+        }
+        offset += spec.size_bytes
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    return len(raw).to_bytes(8, "little") + raw, places, offset
+
+
+def file_bytes(specs: Iterable[TensorSpec]) -> int:
+    """Of the file that holds these tensors, its header included."""
+    head, _, size = _layout(specs)
+    return len(head) + size
 
 
 def write_whole(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

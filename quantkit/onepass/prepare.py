@@ -1,7 +1,7 @@
 """Everything that is decided, and everything that can fail cheaply, before a weight is read."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ class CalibrationChoice:
     """Finds what models will be scored on, for sets that avoid it."""
     given: CalibrationSet | None = None
     """A set in memory, which needs no name to be found by."""
+    tokens: CalibrationTokens | None = None
+    """What an earlier pass of the same run loaded."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Run:
     """An importance matrix for GGUF files that was made before."""
     ranks: Ranks = field(default_factory=Ranks)
     """The processes that share it."""
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """Texts to lay beside the weights, by file name."""
 
 
 @dataclass(frozen=True)
@@ -317,6 +321,8 @@ def load_tokens(
     progress: Progress | None = None,
 ) -> CalibrationTokens:
     """The calibration tokens that were asked for, in the source's own vocabulary."""
+    if choice.tokens is not None:
+        return choice.tokens
     model = Vocabulary(
         source.label,
         load_tokenizer(source.folder, source.trust_remote_code),

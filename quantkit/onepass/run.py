@@ -30,7 +30,7 @@ from quantkit.plan.checkpoint import Plan
 from quantkit.progress import Progress
 from quantkit.recipe import AnyRecipe
 from quantkit.registry import NATIVE
-from quantkit.storage import scratch_folder
+from quantkit.storage import scratch_folder, write_text
 
 
 class Clock:
@@ -101,6 +101,8 @@ def quantize(
             if outcome.scales:
                 folder.write_scales(scratch, outcome.scales)
             folder.write_side_files(scratch, source, plan.recipe, plan.ignored)
+            for name, text in run.beside.items():
+                write_text(scratch / name, text)
             files = folder.hash_files(scratch, writer.hashes)
             record = manifest_of(
                 job, plan, outcome.layers, files, clock, outcome.perplexity, ranks.size
@@ -110,6 +112,8 @@ def quantize(
             journal.mark(scratch, resume.key_of(job, plan))
             made[plan.recipe.name] = Checkpoint(target, record)
         for scratch, target, file in zip(file_scratches, job.file_targets, job.files, strict=True):
+            for name, text in run.beside.items():
+                write_text(scratch / name, text)
             record = _write_file(job, file, scratch, importance, progress, clock, ranks.size)
             card.write(scratch, record, old=cards[target])
             folder.write_manifest(scratch, record)

@@ -32,6 +32,8 @@ class Plan:
     """Those of them that are scales of keys and values; none without `kv_cache`."""
     n_parameters: int
     """Weights of the model, tied ones counted once."""
+    unquantised: dict[str, TensorSpec] = field(default_factory=dict)
+    """Modules that the recipe keeps in 16 bits by choice."""
     notes: list[str] = field(default_factory=list)
 
     @cached_property
@@ -51,29 +53,34 @@ class Plan:
 
     @property
     def quantized_bits_per_weight(self) -> float:
-        """The same for the quantised layers alone: what the recipe promises."""
+        """The same for the layers that the recipe is for: what it promises."""
         stored = {spec.name: spec for spec in self.specs}
         size = sum(
             stored[part.name].size_bytes
             for module, weight in self.quantized.items()
             for part in formats.specs(module, weight, self.recipe)
         )
-        return 8 * size / sum(weight.n_elements for weight in self.quantized.values())
+        size += sum(weight.size_bytes for weight in self.unquantised.values())
+        weights = [*self.quantized.values(), *self.unquantised.values()]
+        return 8 * size / sum(weight.n_elements for weight in weights)
 
 
 def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -> Plan:
     """Match a recipe with a model's tensors."""
     by_name = {spec.name: spec for spec in stored}
-    modules = [
+    every = [
         name
         for name in architecture.matching(recipe.targets, recipe.ignore)
         if f"{name}.weight" in by_name
     ]
+    kept = set(architecture.matching(recipe.unquantised, recipe.ignore))
+    modules = [name for name in every if name not in kept]
     if not modules:
         raise RecipeError(
             f"recipe {recipe.name}: targets {recipe.targets} match no layer of this model"
         )
     _check_fused(recipe, architecture, set(modules))
+    _check_experts(recipe, modules)
     _check_shapes(recipe, architecture, modules)
     resolved, word = recipe.resolved({name: architecture.linears[name][1] for name in modules})
     _check_blocks(recipe, architecture, modules)
@@ -97,6 +104,7 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
         specs=specs + kv_scales,
         kv_scales=kv_scales,
         n_parameters=sum(spec.n_elements for spec in stored),
+        unquantised={name: by_name[f"{name}.weight"] for name in every if name in kept},
         notes=[note for note in (word, _experts_note(architecture, modules)) if note],
     )
 
@@ -139,6 +147,21 @@ def _check_fused(recipe: Recipe, architecture: Architecture, chosen: set[str]) -
                     f"recipe {recipe.name}: {present[0]} and its siblings have different numbers; "
                     f"vLLM fuses {', '.join(parts)} into one layer, so give all of them the same"
                 )
+
+
+def _check_experts(recipe: Recipe, modules: list[str]) -> None:
+    if not recipe.groups:
+        return
+    found: dict[str, str] = {}
+    for name in modules:
+        if (match := EXPERT.search(name)) is None:
+            continue
+        first = found.setdefault(name[: match.start()], name)
+        if recipe.part(first).weights != recipe.part(name).weights:
+            raise RecipeError(
+                f"recipe {recipe.name}: {first} and {name} have different numbers; vLLM loads all "
+                "experts of a block as one layer, so give all of them the same"
+            )
 
 
 def _check_blocks(recipe: Recipe, architecture: Architecture, modules: list[str]) -> None:

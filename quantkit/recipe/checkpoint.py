@@ -40,6 +40,8 @@ class Recipe(Named):
     """None leaves the cache to the serving engine."""
     groups: list[Group] = Field([])
     """Layers with other numbers; of several groups that name a layer the first counts."""
+    unquantised: list[str] = Field([])
+    """Layers that stay in 16 bits by choice and count in the bits per weight, unlike `ignore`."""
     format: str = COMPRESSED_TENSORS
     """The form of the files: compressed-tensors, gptq, awq or fp8."""
     targets: list[str] = Field(["Linear"])
@@ -104,7 +106,7 @@ class Recipe(Named):
             raise ValueError(reason)
         return format
 
-    @field_validator("targets", "ignore")
+    @field_validator("targets", "ignore", "unquantised")
     @classmethod
     def _compiles(cls, patterns: list[str]) -> list[str]:
         for pattern in patterns:
@@ -253,7 +255,8 @@ class Recipe(Named):
         if self.kv_cache is not None:
             cache = self.kv_cache.words()
         form = "" if self.format == COMPRESSED_TENSORS else f" Files in {self.format} form."
-        others = "".join(
+        kept = f"\n{', '.join(self.unquantised)}: 16 bits." if self.unquantised else ""
+        others = kept + "".join(
             f"\n{', '.join(group.targets)}: {group.weights.words()}"
             + (
                 f", activations {group.input_activations.words()}"
@@ -273,7 +276,12 @@ class Recipe(Named):
 
     def _decisive(self, content: dict[str, Any]) -> dict[str, Any]:
         # So that recipes without these keep the digest they always had.
-        usual: dict[str, Any] = {"kv_cache": None, "groups": [], "format": COMPRESSED_TENSORS}
+        usual: dict[str, Any] = {
+            "kv_cache": None,
+            "groups": [],
+            "unquantised": [],
+            "format": COMPRESSED_TENSORS,
+        }
         return {k: value for k, value in content.items() if k not in usual or value != usual[k]}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from quantkit.errors import QuantkitError
 from quantkit.export import verified
 from quantkit.export.checkpoint import Checkpoint
-from quantkit.export.folder import OWN_FILES, SCALES_FILE
+from quantkit.export.folder import MIXED_FILES, OWN_FILES, SCALES_FILE
 from quantkit.export.manifest import FILE
 from quantkit.gguf import imatrix
 from quantkit.model.description import README
@@ -34,7 +34,7 @@ def faults(checkpoint: Checkpoint, source: ModelSource | None) -> Iterator[str]:
     """Files that are not the source's, or do not belong into the folder."""
     folder = checkpoint.folder
     weights = {tensor.file.name for tensor in _tensors(checkpoint)}
-    own = {FILE, README, SCALES_FILE, verified.FILE, imatrix.FILE, *weights}
+    own = {FILE, README, SCALES_FILE, verified.FILE, imatrix.FILE, *MIXED_FILES, *weights}
     if not checkpoint.is_gguf:
         own |= {"config.json", INDEX}
     for path in sorted(folder.iterdir()):

@@ -1,0 +1,75 @@
+"""`quantkit sensitivity`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quantkit.cli.options import (
+    AsJson,
+    Calibration,
+    Device,
+    For,
+    Force,
+    Formats,
+    Length,
+    Model,
+    Offload,
+    Out,
+    Quiet,
+    Requantize,
+    Revision,
+    Samples,
+    TrustRemoteCode,
+    Verbose,
+    split,
+)
+
+if TYPE_CHECKING:
+    from quantkit.mixed.table import Table
+
+
+def command(
+    model: Model,
+    calibration: Calibration = None,
+    out: Out = Path("sensitivity"),
+    target: For = "vllm",
+    formats: Formats = None,
+    samples: Samples = None,
+    length: Length = None,
+    requantize: Requantize = False,
+    device: Device = "auto",
+    offload: Offload = "auto",
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    force: Force = False,
+    json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Measure what each layer costs in each format.
+
+    Writes DIR/sensitivity.json and a page beside it. `quantize --bits N --sensitivity DIR` then
+    chooses formats without another pass.
+    """
+    from quantkit.cli import console, mixed_view, start
+
+    source = start.source(model, revision, trust_remote_code, calibration, requantize)
+    from quantkit.mixed.run import write_table
+    from quantkit.onepass.prepare import Run
+
+    chosen = start.calibration_choice(calibration, samples, length)
+    with console.progress(quiet, verbose) as progress:
+        how = Run(progress, force, offload)
+        names = tuple(split(formats)) if formats else ()
+        table = write_table(source, out, device, chosen, how, names, target)
+    _show(table, out, json)
+    if not json:
+        mixed_view.show_curve(table)
+
+
+def _show(table: "Table", out: Path, as_json: bool) -> None:
+    from quantkit.cli import console
+
+    if as_json:
+        console.print_json(table.to_json())
+        return
+    console.say(f"{len(table.units)} units in {len(table.formats)} formats: {out}/sensitivity.html")

@@ -1,0 +1,201 @@
+"""From a budget to a choice of formats: bits per weight, bytes of files, or a GPU's room."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from quantkit.errors import HardwareError, UsageError
+from quantkit.mixed import candidates, written
+from quantkit.mixed.allocation import Allocation, Infeasible, solve
+from quantkit.mixed.candidates import SIXTEEN
+from quantkit.mixed.table import Table
+from quantkit.recipe import Recipe
+from quantkit.storage import gib
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B)", re.IGNORECASE)
+_UNITS = {"b": 1, **{f"{p}b": 1000 ** (n + 1) for n, p in enumerate("kmgt")}}
+_UNITS |= {f"{p}ib": 1024 ** (n + 1) for n, p in enumerate("kmgt")}
+
+
+def size_bytes(text: str) -> int:
+    """`9GiB`, `700MB` or `12345B` as bytes."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"'{text}' is not a size such as 9GiB or 700MB")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What was asked for: one of bits and bytes."""
+
+    bits: float | None = None
+    """Stored bits per weight of the layers that can be quantised, scales included."""
+    size_bytes: int | None = None
+    """Of all weight files."""
+    words: str = ""
+    """What the size is for, where a GPU decides it."""
+    name: str = ""
+    """Of the recipe that is made of it."""
+
+    def __post_init__(self) -> None:
+        if (self.bits is None) == (self.size_bytes is None):
+            raise UsageError("give one of --bits and --size")
+        if self.bits is not None and not 0 < self.bits < 1000:
+            raise UsageError(f"--bits {self.bits:g}: give bits per weight, such as 4.5")
+
+    @property
+    def label(self) -> str:
+        """The recipe's name."""
+        if self.name:
+            return self.name
+        if self.bits is not None:
+            return f"mixed-{self.bits:g}bits"
+        assert self.size_bytes is not None
+        return f"mixed-{gib(self.size_bytes).replace(' ', '')}"
+
+    @property
+    def told(self) -> str:
+        """The budget for people."""
+        if self.words:
+            return self.words
+        if self.bits is not None:
+            return f"{self.bits:g} bits per weight"
+        assert self.size_bytes is not None
+        return gib(self.size_bytes)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a budget buys."""
+
+    table: Table
+    """With the formats that were considered."""
+    budget: Budget
+    allocation: Allocation
+    recipe: Recipe | None
+    """None: everything stays in 16 bits."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def bits(self) -> float:
+        """Stored bits per weight of the units."""
+        return self.table.bits_of(self.allocation.choice)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Weights of each format that is used, in the table's order."""
+        found = dict.fromkeys(self.table.formats, 0)
+        for unit, place in zip(self.table.units, self.allocation.choice, strict=True):
+            found[self.table.formats[place]] += unit.n_weights
+        return {name: n for name, n in found.items() if n}
+
+    def of_unit(self) -> dict[str, str]:
+        """The format of each unit."""
+        pairs = zip(self.table.units, self.allocation.choice, strict=True)
+        return {unit.name: self.table.formats[place] for unit, place in pairs}
+
+
+FileSize = Callable[[Recipe | None], int]
+"""Bytes of all weight files of a recipe; of the source for None."""
+
+
+def choose(
+    table: Table, budget: Budget, file_size: FileSize, formats: Sequence[str] = ()
+) -> Choice:
+    """The formats with the least predicted cost that a budget allows.
+
+    3 bits, which vLLM runs by another package's kernels, come in where 4 do not fit or where they
+    are named.
+    """
+    names = _names(table, formats)
+    usual = [n for n in names if not candidates.find(n).needs_extra_kernels]
+    if formats or usual == names or not usual:
+        return _chosen(table.only(names), budget, file_size)
+    try:
+        return _chosen(table.only(usual), budget, file_size)
+    except HardwareError:
+        found = _chosen(table.only(names), budget, file_size)
+    extra = [n for n in found.counts if candidates.find(n).needs_extra_kernels]
+    found.notes.append(
+        f"{', '.join(extra)}: vLLM runs fewer than 4 bits by the package humming-kernels"
+    )
+    return found
+
+
+def _names(table: Table, formats: Sequence[str]) -> list[str]:
+    if not formats:
+        return table.formats
+    wanted = [one.name for one in candidates.named(formats)]
+    if missing := [name for name in wanted if name not in table.formats]:
+        raise UsageError(
+            f"the table has no {missing[0]}; it has {', '.join(table.formats)}. Make one with "
+            "`quantkit sensitivity --formats`"
+        )
+    return wanted
+
+
+def _chosen(table: Table, budget: Budget, file_size: FileSize) -> Choice:
+    """Solve, and where files turn out larger than their tensors, once more with less."""
+    costs, sizes = table.costs(), table.sizes()
+    limit = budget.size_bytes
+    room = int(budget.bits * table.n_weights / 8) if budget.bits is not None else 0
+    if limit is not None:
+        room = limit - table.other_bytes
+    for _ in range(8):
+        try:
+            found = solve(costs, sizes, room)
+        except Infeasible as error:
+            raise _too_small(table, budget, file_size, error.smallest) from error
+        made = _recipe(table, budget, found)
+        over = file_size(made) - limit if limit is not None else 0
+        if over <= 0:
+            break
+        room = min(room, found.size_bytes) - over
+    choice = Choice(table, budget, found, made)
+    if made is None:
+        choice.notes.append(
+            f"{budget.told} leave room for all of {table.model} in 16 bits: nothing to quantise"
+        )
+    return choice
+
+
+def _recipe(table: Table, budget: Budget, found: Allocation) -> Recipe | None:
+    bits = table.bits_of(found.choice)
+    used = {table.formats[place] for place in found.choice}
+    named = ", ".join(name for name in table.formats if name in used)
+    summary = f"{bits:.2f} bits per weight, chosen layer by layer from {named}"
+    return written.recipe(table, found.choice, budget.label, summary)
+
+
+def _too_small(table: Table, budget: Budget, file_size: FileSize, smallest: int) -> HardwareError:
+    least = [min(s for s in unit.sizes if s is not None) for unit in table.units]
+    choice = [unit.sizes.index(size) for unit, size in zip(table.units, least, strict=True)]
+    bits = 8 * smallest / table.n_weights
+    made = written.recipe(table, choice, budget.label, "smallest")
+    size = file_size(made)
+    names = ", ".join(name for name in table.formats if name != SIXTEEN)
+    return HardwareError(
+        f"{budget.told} are too few for {table.model} in {names}: the smallest that works is "
+        f"{bits:.3f} bits per weight, {gib(size)} ({size} bytes) of files"
+    )
+
+
+def comments(choice: Choice) -> list[str]:
+    """What stands above the recipe: why it is what it is."""
+    table, found = choice.table, choice.allocation
+    weighted = table.is_weighted
+    cost = "predicted KL" if weighted else "sum of relative output errors"
+    total = sum(choice.counts.values())
+    lines = [
+        f"Chosen for {choice.budget.told} from the table of {table.model}, calibrated on "
+        f"{table.calibration}:",
+        f"{choice.bits:.3f} bits per weight, {cost} {found.cost:.3g}"
+        + (" nats per token" if weighted else "")
+        + f", at most {found.gap:.1%} from the best there is.",
+        "Weights by format: "
+        + ", ".join(f"{name} {n / total:.1%}" for name, n in choice.counts.items())
+        + ".",
+    ]
+    lines += choice.notes
+    return lines

@@ -1,0 +1,147 @@
+"""The table of candidates as one page: a heat map, and what a bit more or less buys."""
+
+from markupsafe import Markup
+
+from quantkit import __version__
+from quantkit.mixed.allocation import Allocation, Infeasible, solve
+from quantkit.mixed.table import Table
+from quantkit.page.document import Section, document
+from quantkit.page.heatmap import heatmap
+from quantkit.page.parts import Fact, facts, notices
+from quantkit.page.scale import Axis
+from quantkit.page.scatter import Point, scatter
+from quantkit.page.table import Cell, Column, table
+from quantkit.storage import duration, gib
+
+N_POINTS = 24
+"""Of the curve."""
+
+
+def curve(found: Table, n_points: int = N_POINTS) -> list[Allocation]:
+    """The best choices for budgets from the smallest to 16 bits, evenly spread in bits."""
+    costs, sizes = found.costs(), found.sizes()
+    known = [[size for size in row if size is not None] for row in sizes]
+    least, most = sum(map(min, known)), sum(map(max, known))
+    made: list[Allocation] = []
+    for place in range(n_points):
+        # More points where formats differ most: half of them below a quarter of the way.
+        share = (place / (n_points - 1)) ** 2
+        try:
+            one = solve(costs, sizes, int(least + share * (most - least)))
+        except Infeasible:
+            continue
+        if not made or one.choice != made[-1].choice:
+            made.append(one)
+    return made
+
+
+def render(found: Table, chosen: Allocation | None = None) -> str:
+    """The whole page; the chosen point is marked."""
+    cost = "Predicted KL" if found.is_weighted else "Relative error"
+    sections = [
+        Section("What a bit buys", [_curve(found, chosen, cost)]),
+        Section("Units by formats", [_map(found, cost)]),
+        Section("Numbers", [_numbers(found, chosen)]),
+    ]
+    return document(
+        f"Sensitivity of {found.model}",
+        sections,
+        kind="Sensitivity",
+        lead=(
+            f"What each of {len(found.units)} units costs in each of {len(found.formats)} formats, "
+            f"from {found.n_tokens:,} tokens of {found.calibration}."
+        ),
+        top=[notices("To know before reading on", _warnings(found)), facts(_facts(found))],
+        footer=f"Written by quantkit {__version__}. Nothing on this page is loaded from elsewhere.",
+    )
+
+
+def _warnings(found: Table) -> list[str]:
+    if found.is_weighted:
+        return []
+    return ["Units could not be changed one at a time: costs are errors relative to their outputs."]
+
+
+def _facts(found: Table) -> list[Fact]:
+    return [
+        Fact(str(len(found.units)), "units"),
+        Fact(str(len(found.formats)), "formats"),
+        Fact(f"{found.n_weights:,}", "weights in units"),
+        Fact(gib(found.other_bytes), "in 16 bits whatever is chosen"),
+        Fact(duration(found.seconds), "to measure"),
+    ]
+
+
+def _curve(found: Table, chosen: Allocation | None, cost: str) -> Markup:
+    points = [Point("", found.bits_of(one.choice), one.cost, front=True) for one in curve(found)]
+    points = [
+        Point(f"{p.x:.2f} bits", p.x, p.y, group="best choice", front=True)
+        for p in points
+        if p.y > 0
+    ]
+    points += _uniform(found)
+    if chosen is not None and chosen.cost > 0:
+        bits = found.bits_of(chosen.choice)
+        points.append(Point("chosen", bits, chosen.cost, group="chosen"))
+    return scatter(
+        f"{cost} against bits per weight",
+        points,
+        Axis("Bits per weight", digits=2),
+        Axis(cost, log=True),
+        front="best choice of formats",
+        note="Bits as files have them, scales included. 16 bits cost nothing, and are not shown.",
+    )
+
+
+def _uniform(found: Table) -> list[Point]:
+    """One format for all units."""
+    made = []
+    for place, name in enumerate(found.formats):
+        choice = [place] * len(found.units)
+        if any(unit.sizes[place] is None for unit in found.units):
+            continue
+        if (cost := found.cost_of(choice)) > 0:
+            made.append(Point(name, found.bits_of(choice), cost, group="one format for all"))
+    return made
+
+
+def _map(found: Table, cost: str) -> Markup:
+    names = [name for place, name in enumerate(found.formats) if _any_cost(found, place)]
+    places = [found.formats.index(name) for name in names]
+    costs = found.costs()
+    return heatmap(
+        f"{cost} of each unit alone",
+        [unit.name for unit in found.units],
+        names,
+        [[row[place] for place in places] for row in costs],
+        Axis(cost, log=True),
+    )
+
+
+def _any_cost(found: Table, place: int) -> bool:
+    return any((unit.errors[place] or 0) > 0 for unit in found.units)
+
+
+def _numbers(found: Table, chosen: Allocation | None) -> Markup:
+    columns = [
+        Column("Unit"),
+        *([Column("Chosen")] if chosen is not None else []),
+        Column("Weights", numeric=True),
+        Column("KL of the probe", numeric=True, note="nats per token"),
+        *(Column(name, numeric=True, note="relative error") for name in found.formats),
+    ]
+    rows: list[list[Cell | str | Markup]] = []
+    for number, unit in enumerate(found.units):
+        kl = unit.probe_kl
+        row: list[Cell | str | Markup] = [unit.name]
+        if chosen is not None:
+            row.append(found.formats[chosen.choice[number]])
+        row.append(Cell(f"{unit.n_weights:,}", unit.n_weights))
+        row.append(Cell("" if kl is None else f"{kl:.2e}", kl))
+        for error in unit.errors:
+            share = None if error is None else error / max(unit.energy, 1e-30)
+            row.append(Cell("" if share is None else f"{share:.2e}", share))
+        rows.append(row)
+    return table(
+        "Every unit in every format", columns, rows, searchable=True, dense=True, wide=True
+    )

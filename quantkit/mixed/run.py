@@ -1,0 +1,175 @@
+"""From a model and a budget to a checkpoint: the table, the choice, and then the usual pass."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from quantkit.errors import DataError, UsageError
+from quantkit.export import folder as folders
+from quantkit.export.checkpoint import Checkpoint
+from quantkit.mixed import budget as budgets
+from quantkit.mixed import candidates, page, sensitivity, written
+from quantkit.mixed.budget import Budget, Choice
+from quantkit.mixed.table import FILE, Table
+from quantkit.model.architecture import Architecture
+from quantkit.model.source import ModelSource
+from quantkit.onepass import journal
+from quantkit.onepass.prepare import CalibrationChoice, Job, Run, prepare
+from quantkit.onepass.run import quantize as run_recipes
+from quantkit.plan import checkpoint as planning
+from quantkit.recipe import Recipe
+from quantkit.storage import scratch_folder, write_text
+
+PAGE = "sensitivity.html"
+NO_DATA = (
+    "formats are chosen by what they cost on data: give --calibration, a set's name or a text file"
+)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A budget, and what it may be spent on."""
+
+    budget: Budget
+    formats: tuple[str, ...] = ()
+    """Names of formats or of mixes; none: the default mix."""
+    table: Path | None = None
+    """A table that was made before, or the folder that holds it."""
+    engine: str = "vllm"
+    """One of `candidates.ENGINES`."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What came of a budget."""
+
+    choice: Choice
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    """One, or none where everything stays in 16 bits."""
+
+
+def write_table(
+    source: ModelSource,
+    out: Path,
+    device: str,
+    calibration: CalibrationChoice | None,
+    run: Run,
+    formats: Sequence[str] = (),
+    engine: str = "vllm",
+) -> Table:
+    """Make the table of a model, and write it as JSON and as a page into the folder `out`."""
+    with _measured(source, out, device, calibration, run, formats) as (table, _, scratch):
+        write_text(scratch / PAGE, page.render(table))
+    return table
+
+
+@contextmanager
+def _measured(
+    source: ModelSource,
+    target: Path,
+    device: str,
+    calibration: CalibrationChoice | None,
+    run: Run,
+    formats: Sequence[str],
+) -> Iterator[tuple[Table, Job, Path]]:
+    """The table, written into a folder that takes its name afterwards."""
+    if calibration is None:
+        raise DataError(NO_DATA)
+    among = candidates.named(formats)
+    job = _job(source, target, device, calibration, run)
+    with scratch_folder(target, run.force, resumable=True, marker=FILE) as scratch:
+        table = sensitivity.measure(job, among, run, scratch)
+        table.write(scratch)
+        yield table, job, scratch
+        journal.discard(scratch)
+
+
+def _job(
+    source: ModelSource, target: Path, device: str, calibration: CalibrationChoice, run: Run
+) -> Job:
+    """A job that gathers statistics and writes nothing."""
+    quiet = replace(run, force=True, imatrix=None, beside={})
+    recipe = sensitivity.statistics_recipe()
+    return prepare(source, [recipe], target.parent, device, calibration, quiet)
+
+
+def choose(source: ModelSource, wanted: Wanted, table: Table) -> Choice:
+    """The formats that a budget buys, from a table of the same model."""
+    if table.source != source.fingerprint:
+        raise DataError(
+            f"the table is of {table.model}, another model than {source.label}; make one of this "
+            "model with `quantkit sensitivity`"
+        )
+    architecture = Architecture.of(source.folder, source.trust_remote_code, source.tensors)
+    stored = architecture.stored(source)
+
+    def file_size(recipe: Recipe | None) -> int:
+        specs = stored
+        if recipe is not None:
+            specs = planning.make(architecture, stored, recipe).specs
+        return folders.weight_bytes(specs)
+
+    return budgets.choose(table, wanted.budget, file_size, wanted.formats)
+
+
+def quantize(
+    source: ModelSource,
+    wanted: Wanted,
+    out: Path,
+    device: str,
+    calibration: CalibrationChoice | None,
+    run: Run,
+) -> Made:
+    """Write `out/NAME` with the formats that a budget buys; nothing where 16 bits fit."""
+    if calibration is None:
+        raise DataError(NO_DATA)
+    name = wanted.budget.label
+    aside = out / f".{name}.table"
+    if wanted.table is not None:
+        table = Table.read(wanted.table)
+    elif not run.force and (aside / FILE).is_file():  # of a run that was stopped behind it
+        table = Table.read(aside)
+    else:
+        measuring = _measured(
+            source, aside, device, calibration, replace(run, force=True), wanted.formats
+        )
+        with measuring as (table, job, _):
+            calibration = replace(calibration, tokens=job.calibration)
+    choice = choose(source, wanted, table)
+    for note in choice.notes:
+        run.progress.note(note)
+    if choice.recipe is None:
+        shutil.rmtree(aside, ignore_errors=True)
+        return Made(choice)
+    run.progress.note(told(choice))
+    beside = {
+        written.FILE: written.text(choice.recipe, budgets.comments(choice)),
+        FILE: table.text(),
+    }
+    how = replace(run, beside=beside)
+    made = run_recipes(source, [choice.recipe], out, device, calibration, how)
+    shutil.rmtree(aside, ignore_errors=True)
+    return Made(choice, made)
+
+
+def told(choice: Choice) -> str:
+    """One line on what was chosen."""
+    shares = ", ".join(f"{name} {n}" for name, n in unit_counts(choice).items())
+    return (
+        f"{choice.budget.label}: {choice.bits:.2f} bits per weight, predicted KL "
+        f"{choice.allocation.cost:.3g}; units: {shares}"
+    )
+
+
+def unit_counts(choice: Choice) -> dict[str, int]:
+    """Units of each format that is used."""
+    names = [choice.table.formats[place] for place in choice.allocation.choice]
+    return {name: names.count(name) for name in choice.table.formats if name in names}
+
+
+def require_no_recipes(named: Sequence[str]) -> None:
+    """A budget chooses the formats itself."""
+    if named:
+        raise UsageError("--bits, --size and --mixed choose the formats; leave out --recipe")
