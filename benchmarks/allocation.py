@@ -24,6 +24,7 @@ FILE is written after every measurement; what it has of the same set and text is
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -363,7 +364,9 @@ def against_peer(
             write_texts(args, chosen, texts)
         command = [sys.executable, __file__, "peer", "--model", str(model_folder(args.model))]
         command += ["--texts", str(texts), "--avg-bits", str(bits), "--out", str(path)]
-        command += ["--samples", str(args.samples), "--length", str(args.length)]
+        # It drops texts that come out shorter than this when they are tokenised again.
+        shorter = args.length - args.length // 16
+        command += ["--samples", str(args.samples), "--length", str(shorter)]
         command += ["--formats", *(name for name in usual if name != "bf16")]
         env = os.environ | {"HF_HUB_OFFLINE": "1"}
         if "autoround" in args.path:
@@ -457,19 +460,16 @@ def peer(args: argparse.Namespace) -> None:
         nsamples=args.samples,
         seqlen=args.length,
     )
-    rounder = AutoRound(
-        str(args.model),
-        tokenizer=AutoTokenizer.from_pretrained(args.model),
-        scheme=scheme,
-        iters=0,
-        nsamples=args.samples,
-        seqlen=args.length,
-        dataset=str(args.texts),
-    )
-    try:
-        rounder.quantize()
-    except Chosen:
-        pass
+    with contextlib.suppress(Chosen):
+        AutoRound(
+            str(args.model),
+            tokenizer=AutoTokenizer.from_pretrained(args.model),
+            scheme=scheme,
+            iters=0,
+            nsamples=args.samples,
+            seqlen=args.length,
+            dataset=str(args.texts),
+        ).quantize()
     found = {
         name: f"w{config['bits']}a16-g{config['group_size']}" if config["bits"] < 16 else "bf16"
         for name, config in kept["layers"].items()

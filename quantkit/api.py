@@ -30,9 +30,14 @@ if TYPE_CHECKING:
 
 def quantize(
     model: "Model",
-    recipes: "str | Path | AnyRecipe | Sequence[str | Path | AnyRecipe]",
+    recipes: "str | Path | AnyRecipe | Sequence[str | Path | AnyRecipe] | None" = None,
     *,
     out: str | Path,
+    bits: float | None = None,
+    size: str | int | None = None,
+    formats: str | Sequence[str] = (),
+    target: str = "vllm",
+    sensitivity: str | Path | None = None,
     calibration: "str | Path | CalibrationSet | None" = None,
     samples: int | None = None,
     length: int | None = None,
@@ -52,21 +57,44 @@ def quantize(
 
     A `calibration` is a set's name, a folder, a file of data (plain text too) or a
     `CalibrationSet`; recipes that need none ignore it. A GGUF file is requantised to GGUF.
+
+    With `bits` per weight or a `size` of files instead of recipes, formats are chosen layer by
+    layer for `target` (vllm or llama.cpp) and one checkpoint is made; none where everything stays
+    in 16 bits. `sensitivity` is a table that was made before.
     """
     from quantkit.onepass.prepare import Run
     from quantkit.registry import check_engine
 
     check_engine(engine)
-    wanted = [_recipe(one, format) for one in _listed(recipes)]
-    target = Path(out)
     matrix = None if imatrix is None else Path(imatrix)
     how = Run(listening(progress), force, offload, engine, matrix)
+    if (recipes is None) == (bits is None and size is None):
+        raise UsageError("give recipes, or one of bits and size")
+    if recipes is None:
+        from quantkit.mixed import budget as budgets
+        from quantkit.mixed import run as mixed
+        from quantkit.opening import opened
+
+        if engine != NATIVE or format is not None:
+            raise UsageError("engine and format do not go with bits or size")
+        room = budgets.size_bytes(size) if isinstance(size, str) else size
+        asked = mixed.Wanted(
+            budgets.Budget(bits, room),
+            tuple(_listed(formats)),
+            None if sensitivity is None else Path(sensitivity),
+            target,
+        )
+        data = _choice(calibration, samples, length)
+        with opened(model, tokenizer, revision, trust_remote_code, requantize) as source:
+            return mixed.quantize(source, asked, Path(out), device, data, how).checkpoints
+    wanted = [_recipe(one, format) for one in _listed(recipes)]
+    folder = Path(out)
     if isinstance(model, str | Path) and str(model).lower().endswith(".gguf"):
         from quantkit.onepass.from_gguf import quantize_file
 
         if calibration is not None:
             raise UsageError("a GGUF file cannot be calibrated; give imatrix, a matrix made before")
-        return quantize_file(Path(model), wanted, target, device, how, requantize)
+        return quantize_file(Path(model), wanted, folder, device, how, requantize)
     if engine != NATIVE:
         renamed = [{"name": f"{one.name}-{engine}"} for one in wanted]
         wanted = [one.model_copy(update=new) for one, new in zip(wanted, renamed, strict=True)]
@@ -75,7 +103,7 @@ def quantize(
 
     choice = _choice(calibration, samples, length)
     with opened(model, tokenizer, revision, trust_remote_code, requantize) as source:
-        return run(source, wanted, target, device, choice, how)
+        return run(source, wanted, folder, device, choice, how)
 
 
 def verify(

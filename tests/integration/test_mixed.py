@@ -1,0 +1,245 @@
+"""From a table of candidates to a checkpoint of mixed formats, on a small random model."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from tiny import READABLE, save_llama
+
+import quantkit
+from quantkit import grid
+from quantkit.errors import HardwareError
+from quantkit.mixed import budget as budgets
+from quantkit.mixed import candidates, rounding
+from quantkit.mixed.budget import Budget
+from quantkit.mixed.run import Wanted, choose, write_table
+from quantkit.mixed.table import Table
+from quantkit.model.source import ModelSource
+from quantkit.onepass.prepare import CalibrationChoice, Run
+from quantkit.recipe import Recipe, load
+
+SET = CalibrationChoice("python-docs", 4, 64)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A model, and the folder of its table."""
+    folder = tmp_path_factory.mktemp("mixed")
+    save_llama(folder / "model", **READABLE)
+    source = ModelSource.open(str(folder / "model"))
+    table = write_table(source, folder / "table", "cpu", SET, Run())
+    return source, folder / "table", table
+
+
+def test_errors_are_those_of_the_rounded_weights(made):
+    """tr(D G D^T) / n by obvious arithmetic: the outputs' squared error on the very inputs."""
+    source, _, table = made
+    from transformers import AutoModelForCausalLM
+
+    from quantkit.model.architecture import Architecture
+    from quantkit.onepass.prepare import load_tokens
+
+    architecture = Architecture.of(source.folder, tensors=source.tensors)
+    tokens = load_tokens(source, architecture, SET)
+    model = AutoModelForCausalLM.from_pretrained(source.folder, dtype=torch.float32)
+    seen = []
+    layer = model.get_submodule("model.layers.1.mlp.down_proj")
+    layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(0, 1)))
+    with torch.no_grad():
+        model(tokens.ids)
+    inputs = torch.cat(seen)
+    unit = next(u for u in table.units if u.name == "model.layers.1.mlp.down_proj")
+    weight = layer.weight.detach()
+    energy = (inputs @ weight.t()).square().sum() / len(inputs)
+    assert unit.energy == pytest.approx(float(energy), rel=1e-3)
+    place = table.formats.index("w8a16-g128")
+    scheme = candidates.find("w8a16-g128").weights
+    view = grid.tiles(weight, scheme)
+    low, high = view.amin(-1).bfloat16(), view.amax(-1).bfloat16()
+    scale, _ = grid.parameters(low, high, scheme)
+    change = grid.dequantize(grid.quantize(weight, scale, None, scheme), scheme) - weight
+    error = (inputs @ change.t()).square().sum() / len(inputs)
+    assert unit.errors[place] == pytest.approx(float(error), rel=1e-3)
+
+
+def test_a_unit_changed_alone_costs_what_the_probe_says(made):
+    """The KL of the whole model with one layer rounded, computed without the pass."""
+    source, _, table = made
+    from transformers import AutoModelForCausalLM
+
+    from quantkit.model.architecture import Architecture
+    from quantkit.onepass.prepare import load_tokens
+
+    architecture = Architecture.of(source.folder, tensors=source.tensors)
+    tokens = load_tokens(source, architecture, SET)
+    model = AutoModelForCausalLM.from_pretrained(source.folder, dtype=torch.float32)
+    unit = next(u for u in table.units if u.name == "model.layers.0.self_attn.o_proj")
+    with torch.no_grad():
+        wanted = model(tokens.ids).logits.log_softmax(-1)
+        layer = model.get_submodule(unit.name)
+        layer.weight += rounding.probe_change(layer.weight, torch.bfloat16)
+        found = model(tokens.ids).logits.log_softmax(-1)
+    kl = (wanted.exp() * (wanted - found)).sum(-1).mean()
+    assert table.n_probe_tokens == tokens.ids.numel()
+    assert unit.probe_kl == pytest.approx(float(kl), rel=0.02)
+
+
+def test_formats_that_round_activations_cost_more_than_their_weights(made, tmp_path):
+    source, _, _ = made
+    table = write_table(source, tmp_path / "fp", "cpu", SET, Run(), ("nvfp4", "mxfp4"))
+    assert table.formats == ["nvfp4", "fp8", "bf16", "mxfp4", "mxfp8"]
+    for unit in table.units:
+        nvfp4, fp8, sixteen, mxfp4, mxfp8 = unit.errors
+        assert 0 == sixteen < fp8 < nvfp4
+        assert mxfp8 < mxfp4
+        # 4-bit inputs move outputs about as much as 4-bit weights do.
+        assert nvfp4 / unit.energy > 0.005
+
+
+def test_a_budget_becomes_a_checkpoint_that_verifies_and_a_recipe_that_runs_again(made, tmp_path):
+    source, table, _ = made
+    (checkpoint,) = quantkit.quantize(
+        source,
+        out=tmp_path,
+        bits=5.0,
+        sensitivity=table,
+        calibration="python-docs",
+        samples=4,
+        length=64,
+        device="cpu",
+    )
+    manifest = checkpoint.manifest
+    assert 4.5 < manifest.quantized_bits_per_weight <= 5.0
+    assert [path.name for path in tmp_path.iterdir()] == ["mixed-5bits"]
+    assert quantkit.verify(checkpoint, source=source).ok
+    recipe = load(str(checkpoint.folder / "recipe.yaml"))
+    assert isinstance(recipe, Recipe)
+    assert recipe.digest == manifest.recipe_digest
+    assert len(recipe.parts) > 1
+    (again,) = quantkit.quantize(
+        source, recipe, out=tmp_path / "again", calibration="python-docs", samples=4, length=64
+    )
+    assert again.manifest.files["model.safetensors"] == manifest.files["model.safetensors"]
+
+
+def test_sizes_count_whole_files(made, tmp_path):
+    source, table, known = made
+    wanted = Wanted(Budget(size_bytes=1_500_000), table=table)
+    choice = choose(source, wanted, known)
+    (checkpoint,) = quantkit.quantize(
+        source, choice.recipe, out=tmp_path, calibration="python-docs", samples=4, length=64
+    )
+    size = checkpoint.manifest.files["model.safetensors"].size_bytes
+    assert size <= 1_500_000
+    assert size > 1_470_000
+
+
+def test_budgets_that_cannot_be_kept_are_refused_with_one_that_can(made):
+    source, table, known = made
+    with pytest.raises(HardwareError, match=r"smallest that works is (\d\.\d+) bits") as error:
+        choose(source, Wanted(Budget(bits=2.0), table=table), known)
+    smallest = float(str(error.value).split("works is ")[1].split()[0])
+    found = choose(source, Wanted(Budget(bits=smallest + 0.001), table=table), known)
+    assert found.bits == pytest.approx(smallest, abs=0.001)
+    assert any("humming" in note for note in found.notes)
+
+
+def test_a_budget_that_everything_fits_keeps_16_bits(made, tmp_path):
+    source, table, _ = made
+    made_ = quantkit.quantize(
+        source, out=tmp_path, bits=16, sensitivity=table, calibration="python-docs"
+    )
+    assert made_ == []
+    assert not any(tmp_path.iterdir())
+
+
+def test_more_bits_never_cost_more(made):
+    source, _, known = made
+    costs = [
+        choose(source, Wanted(Budget(bits=bits)), known).allocation.cost
+        for bits in (4.2, 4.5, 5, 6, 8, 12)
+    ]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_a_stopped_table_goes_on_from_its_journal(made, tmp_path, monkeypatch):
+    from quantkit.mixed import sensitivity
+
+    source, _, known = made
+    see = sensitivity.Watch.see
+
+    def stop(self, visit, found):
+        if visit.index == 1:
+            raise KeyboardInterrupt
+        see(self, visit, found)
+
+    monkeypatch.setattr(sensitivity.Watch, "see", stop)
+    with pytest.raises(KeyboardInterrupt):
+        write_table(source, tmp_path / "t", "cpu", SET, Run())
+    monkeypatch.setattr(sensitivity.Watch, "see", see)
+    counted = []
+    monkeypatch.setattr(
+        sensitivity.Watch, "see", lambda self, v, f: (counted.append(v.index), see(self, v, f))
+    )
+    table = write_table(source, tmp_path / "t", "cpu", SET, Run())
+    assert counted == [1]
+    assert [u.errors for u in table.units] == [u.errors for u in known.units]
+    assert [u.probe_kl for u in table.units] == [u.probe_kl for u in known.units]
+    assert sorted(p.name for p in (tmp_path / "t").iterdir()) == [
+        "sensitivity.html",
+        "sensitivity.json",
+    ]
+
+
+def test_the_command_line_shows_and_refuses(made, tmp_path, run_cli):
+    source, table, _ = made
+    arguments = ["quantize", source.folder, "--sensitivity", table, "--dry-run", "-q"]
+    shown = run_cli([*arguments, "--bits", "5", "--json"])
+    assert shown.code == 0, shown.stderr
+    assert json.loads(shown.stdout)["bits_per_weight"] <= 5
+    refused = run_cli([*arguments, "--bits", "2"])
+    assert refused.code == 3
+    assert "smallest that works" in refused.stderr
+    both = run_cli([*arguments, "--bits", "5", "--size", "1GiB"])
+    assert both.code == 2
+    assert run_cli([*arguments, "--bits", "5", "-r", "rtn-w4a16"]).code == 2
+    fit = run_cli([*arguments, "--fit", "RTX4090", "--context", "128", "--users", "4", "--mixed"])
+    assert fit.code == 0, fit.stderr
+    assert "16 bits" in fit.stdout
+    other = tmp_path / "other"
+    shutil.copytree(table, other)
+    data = json.loads((other / "sensitivity.json").read_text()) | {"source": "0" * 64}
+    (other / "sensitivity.json").write_text(json.dumps(data))
+    wrong = run_cli(["quantize", source.folder, "--sensitivity", other, "--dry-run", "--bits", "5"])
+    assert wrong.code == 3
+    assert "another model" in wrong.stderr
+
+
+def test_a_table_is_read_as_it_was_written(made):
+    _, folder, table = made
+    assert Table.read(folder) == table
+    page = (folder / "sensitivity.html").read_text()
+    assert "model.layers.0.mlp.gate_up_proj" in page
+    assert budgets.choose(table, Budget(bits=5), lambda _: 0).recipe is not None
+
+
+def test_experts_of_a_block_have_one_format(made):
+    from quantkit.errors import RecipeError
+    from quantkit.plan.checkpoint import _check_experts
+
+    names = [f"model.layers.0.mlp.experts.{e}.up_proj" for e in (0, 1)]
+    recipe = Recipe.validated(
+        {
+            "name": "x",
+            "summary": "x",
+            "method": "gptq",
+            "weights": {"num_bits": 4, "group_size": 32},
+            "groups": [
+                {"targets": [names[1]], "weights": {"num_bits": 8, "group_size": 32}},
+            ],
+        },
+        "x",
+    )
+    with pytest.raises(RecipeError, match="different numbers"):
+        _check_experts(recipe, names)
