@@ -162,11 +162,7 @@ def measure(job: Job, candidates: Sequence[Candidate], run: Run, folder: Path | 
         )
     assert job.calibration is not None
     (plan,) = job.plans
-    kept = None
-    if folder is not None:
-        (folder / journal.FOLDER).mkdir(parents=True, exist_ok=True)
-        kept = folder / journal.FOLDER
-        journal.Journal.open(folder, _key(job, candidates))
+    kept = None if folder is None else journal.claim(folder, _key(job, candidates))
     watch = Watch(
         units.fused(list(plan.quantized)),
         candidates,

@@ -43,16 +43,7 @@ class Journal:
     @classmethod
     def open(cls, scratch: Path, key: Mapping[str, str]) -> "Journal":
         """The journal in a scratch folder; one that belongs to another run is refused."""
-        found = key_in(scratch)
-        if found is None:
-            mark(scratch, key)
-            found = key
-        if changed := [what for what in key if found.get(what) != key[what]]:
-            raise StorageError(
-                f"{scratch} holds an unfinished run with another {' and '.join(changed)}; "
-                "run that again to finish it, or use --force to start over"
-            )
-        return cls(scratch / FOLDER)
+        return cls(claim(scratch, key))
 
     def record(
         self,
@@ -79,6 +70,20 @@ class Journal:
 
     def _path(self, index: int) -> Path:
         return self._folder / f"{index:05d}.json"
+
+
+def claim(scratch: Path, key: Mapping[str, str]) -> Path:
+    """The folder of a run's journal; one that belongs to another run is refused."""
+    found = key_in(scratch)
+    if found is None:
+        mark(scratch, key)
+        found = key
+    if changed := [what for what in key if found.get(what) != key[what]]:
+        raise StorageError(
+            f"{scratch} holds an unfinished run with another {' and '.join(changed)}; "
+            "run that again to finish it, or use --force to start over"
+        )
+    return scratch / FOLDER
 
 
 def mark(scratch: Path, key: Mapping[str, str]) -> None:
