@@ -26,6 +26,7 @@ LAYERS = [
     {"export"},
     {"plan"},
     {"onepass"},
+    {"mixed"},
     {"verification"},
     {"scoring"},
     {"bench", "proof"},
