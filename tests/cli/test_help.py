@@ -11,7 +11,8 @@ import quantkit
 from quantkit import resources
 
 COMMANDS = [
-    "demo", "run", "quantize", "convert", "verify", "score", "report", "compare", "sweep", "gate",
+    "demo", "run", "quantize", "convert", "verify", "score",
+    "sensitivity", "report", "compare", "sweep", "gate",
     "bench", "card", "serve", "draft", "calibrate", "recipes", "recommend", "gpus", "doctor",
 ]  # fmt: skip
 HEAVY = ["torch", "transformers", "pydantic", "yaml", "rich", "numpy"]
