@@ -1,20 +1,27 @@
-"""How long `quantkit --help` and an answer of `recommend` take, against starting Python with Typer.
+"""How soon commands answer: help, `recommend`, `gate`, and whatever is wrong with a command line.
 
-python benchmarks/startup.py [--repeat 15] [--out FILE]
+    python benchmarks/startup.py [--repeat 5] [--only WORDS] [--out FILE]
 
-Seconds are medians; those that end in `_cpu` are the processor's, which others on the machine
-change less than those by the clock.
+Seconds are medians. Those by the clock are held against starting Python with Typer; those that end
+in `_cpu`, and all of refusals, are the processor's, which others on the machine change less. A
+refusal is what a user meets most: a name that is misspelt, a file that is not there, a folder that
+is. Each must come before anything heavy is imported, so each is run here as it would be typed.
 """
 
 import argparse
 import json
+import math
+import os
 import platform
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from recording import write
 
@@ -30,8 +37,153 @@ RECOMMEND = (
     "--users",
     "40",
 )
-
 ALL = ("recommend", "8B", "--gpu", "all")
+
+REFUSED: dict[str, dict[str, str]] = {
+    "demo": {
+        "an output that cannot be": "-o plain/x",
+        "a device": "--device cudo",
+    },
+    "run": {
+        "a model": "nowhere/model -r fp8-dynamic",
+        "a recipe": "demo -r fp8-dynamix",
+        "a recipe's file": "demo -r ./none.yaml",
+        "a task": "demo -r fp8-dynamic --tasks wikitexd",
+        "a folder of tasks": "demo -r fp8-dynamic --tasks ./none",
+        "a calibration set": "demo -r gptq-w4a16 --calibration genral",
+        "a calibration file": "demo -r gptq-w4a16 --calibration ./none.txt",
+        "no calibration": "demo -r gptq-w4a16",
+        "a recipe twice": "demo -r fp8-dynamic -r fp8-dynamic",
+        "an engine": "demo -r fp8-dynamic --engine nativ",
+        "a device": "demo -r fp8-dynamic --device cudo",
+        "an output that cannot be": "demo -r fp8-dynamic -o plain/x",
+        "an output of somebody else": "demo -r fp8-dynamic -o others",
+    },
+    "quantize": {
+        "a model": "nowhere/model -r fp8-dynamic",
+        "a GGUF file": "./none.gguf -r gguf-q8_0",
+        "a recipe": "demo -r fp8-dynamix",
+        "a recipe's file": "demo -r ./none.yaml",
+        "an addition to a recipe": "demo -r fp8-dynamic+kv-fp9",
+        "a format": "demo -r gptq-w4a16 --format gptk",
+        "a format that does not fit": "demo -r fp8-dynamic --format awq",
+        "a GPU": "demo --fit H2000",
+        "a GPU and a recipe": "demo --fit H200 -r fp8-dynamic",
+        "a calibration set": "demo -r gptq-w4a16 --calibration genral",
+        "a calibration file": "demo -r gptq-w4a16 --calibration ./none.txt",
+        "no calibration": "demo -r gptq-w4a16",
+        "an importance matrix": "demo -r gguf-q4_k_m --imatrix none.gguf",
+        "an importance matrix for nothing": "demo -r fp8-dynamic --imatrix some.gguf",
+        "a recipe twice": "demo -r fp8-dynamic -r fp8-dynamic",
+        "a device": "demo -r fp8-dynamic --device cudo",
+        "an output that exists": "demo -r fp8-dynamic -o made",
+        "an output that cannot be": "demo -r fp8-dynamic -o plain/x",
+        "an output of somebody else": "demo -r fp8-dynamic -o others --force",
+        "a full disk": "huge -r fp8-dynamic -o out",
+        "a shard that is missing": "broken -r fp8-dynamic",
+    },
+    "convert": {
+        "a folder": "nowhere/x --to gptq",
+        "a folder that is no checkpoint": "others --to gptq",
+        "a format": "made/fp8-dynamic --to fpp8",
+        "an output that exists": "made/fp8-dynamic --to fp8 -o others",
+        "an output that cannot be": "made/fp8-dynamic --to fp8 -o plain/x",
+    },
+    "verify": {
+        "a folder": "nowhere/x",
+        "a source": "made/fp8-dynamic --source nowhere/x",
+        "a backend": "made/fp8-dynamic --backend vlm",
+        "a Python": "made/fp8-dynamic --backend vllm --python none/python",
+        "options that do not go together": "made/fp8-dynamic --model x",
+    },
+    "score": {
+        "a model": "nowhere/x",
+        "one of two models": "demo nowhere/x",
+        "a task": "demo --tasks wikitexd",
+        "a folder of tasks": "demo --tasks ./none",
+        "prompts": "demo --prompts none.jsonl",
+        "a baseline": "demo --baseline none.json",
+        "a folder of data": "demo --tasks wikitext --data none",
+        "a width": "demo --until wide",
+        "a device": "demo --device cudo",
+        "a backend": "demo --backend llama",
+        "an output that cannot be": "demo -o plain/x",
+    },
+    "report": {"a file": "none.json", "an output that cannot be": "scores -o plain/x"},
+    "compare": {
+        "a model": "demo nowhere/x -o out",
+        "a source": "made/fp8-dynamic --source nowhere/x -o out",
+        "a task": "demo made/fp8-dynamic --tasks wikitexd -o out",
+        "an output that cannot be": "demo made/fp8-dynamic -o plain/x",
+        "no source": "made/fp8-dynamic -o out",
+    },
+    "gate": {
+        "a report": "none.json",
+        "a policy": "report.json --policy none.yaml",
+        "a report to compare with": "report.json --against none.json",
+        "a checkpoint": "report.json --checkpoint nowhere/x",
+    },
+    "bench": {
+        "a folder": "nowhere/x",
+        "a backend": "made/fp8-dynamic --backend vlm",
+        "a trace": "made/fp8-dynamic --trace none.jsonl",
+        "a calibration set": "made/fp8-dynamic --calibration genral",
+        "a flag to sweep": "made/fp8-dynamic --sweep max_num_sekks=1,2",
+        "a Python": "made/fp8-dynamic --python none/python",
+        "an output that exists": "made/fp8-dynamic -o others",
+    },
+    "card": {
+        "a folder": "nowhere/x",
+        "scores": "made/fp8-dynamic --scores none.json",
+        "a report": "made/fp8-dynamic --report none.json",
+    },
+    "serve": {
+        "a folder": "nowhere/x",
+        "a GPU": "made/fp8-dynamic --gpu H2000 --dry-run",
+        "a profile": "made/fp8-dynamic --profile chad",
+        "an adapter": "made/fp8-dynamic --lora a=none",
+        "a draft": "made/fp8-dynamic --draft none/x --gpu H200 --dry-run",
+        "a kind of files": "made/fp8-dynamic --emit k9s",
+        "an output that exists": "made/fp8-dynamic --gpu H200 --emit compose -o others",
+    },
+    "draft": {
+        "a target": "nowhere/x demo --calibration python-docs",
+        "a draft": "demo nowhere/x --calibration python-docs",
+        "a calibration set": "demo made/fp8-dynamic --calibration genral",
+        "a GPU": "demo made/fp8-dynamic --calibration python-docs --gpu H2000",
+        "options that do not go together": "demo demo --calibration python-docs --users 2",
+    },
+    "recommend": {
+        "a model": "nowhere/x --gpu H200",
+        "a GPU": "8B --gpu H2000",
+        "an objective": "8B --gpu H200 --objective speeed",
+        "a report": "8B --gpu H200 --report none.json",
+        "a context": "8B --gpu H200 --context much",
+        "options that do not go together": "8B --gpu H200 --memory 24GB",
+    },
+    "gpus": {"a GPU": "H2000"},
+    "sweep run": {
+        "a file": "none.yaml",
+        "a model in it": "model.yaml",
+        "a recipe in it": "recipe.yaml",
+        "a task in it": "task.yaml",
+        "an output that cannot be": "sweep.yaml -o plain/x",
+    },
+    "sweep status": {"a folder": "nowhere"},
+    "sweep report": {"a folder": "nowhere"},
+    "calibrate build": {
+        "a set": "genral --model demo -o out",
+        "a model": "python-docs --model nowhere/x -o out",
+        "data": "--from none.jsonl --model demo -o out",
+        "a task to avoid": "python-docs --model demo --avoid wikitexd -o out",
+        "an output that exists": "python-docs --model demo -o others",
+        "an output that cannot be": "python-docs --model demo -o plain/x",
+    },
+    "calibrate inspect": {"a folder": "nowhere"},
+    "recipes show": {"a recipe": "fp8-dynamix"},
+    "recipes validate": {"a file": "none.yaml"},
+}
+"""What is wrong, by command, and how it is typed; `prepare` makes what these name."""
 
 
 def median_seconds(command: list[str], repeat: int) -> float:
@@ -44,29 +196,108 @@ def median_seconds(command: list[str], repeat: int) -> float:
     return statistics.median(times[1:])
 
 
-def median_cpu_seconds(command: list[str], repeat: int) -> float:
-    """The same in seconds of the processor, the system's own counted."""
-    times = []
-    for _ in range(repeat + 1):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, capture_output=True, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return statistics.median(times[1:])
+def cpu_seconds(command: list[str], folder: Path | None = None) -> tuple[float, int, str]:
+    """Of the processor, the system's own counted; the exit code; the last line on stderr."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    offline = os.environ | {"HF_HUB_OFFLINE": "1"}  # a hub's answer is not what is timed
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env=offline, check=False
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    said = [line for line in done.stderr.splitlines() if line.startswith("quantkit: ")]
+    return used, done.returncode, said[-1] if said else ""
+
+
+def median_cpu_seconds(command: list[str], repeat: int, folder: Path | None = None) -> float:
+    """The median of several runs, after one to warm up."""
+    return statistics.median([cpu_seconds(command, folder)[0] for _ in range(repeat + 1)][1:])
+
+
+def prepare(folder: Path, run: list[str]) -> None:
+    """Everything that wrong command lines name: a checkpoint, files, folders, a model too large."""
+    from quantkit import resources
+
+    made = [*run, "quantize", "demo", "-r", "fp8-dynamic", "-o", "made", "--quiet"]
+    subprocess.run(made, cwd=folder, check=True, capture_output=True)
+    (folder / "plain").write_text("a file where a folder would have to be\n")
+    for name in ("others", "others/fp8-dynamic"):
+        (folder / name).mkdir()
+        (folder / name / "somebody's.txt").write_text("not ours\n")
+    (folder / "some.gguf").write_bytes(b"GGUF")
+    document = Path(__file__).parent.parent / "tests" / "data" / "report.json"
+    (folder / "report.json").write_text(document.read_text() if document.is_file() else "{}")
+    spec = "models: [{model}]\nrecipes: [{recipe}]\ntasks: [{task}]\n"
+    for name, changed in {
+        "sweep": {},
+        "model": {"model": "nowhere/x"},
+        "recipe": {"recipe": "fp8-dynamix"},
+        "task": {"task": "wikitexd"},
+    }.items():
+        words = {"model": "demo", "recipe": "fp8-dynamic", "task": "python_docs"} | changed
+        (folder / f"{name}.yaml").write_text(spec.format(**words))
+    copied = shutil.ignore_patterns("*.safetensors")
+    shutil.copytree(resources.DEMO_MODEL, folder / "broken", ignore=copied)
+    weights = {"weight_map": {"model.embed_tokens.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "broken" / "model.safetensors.index.json").write_text(json.dumps(weights))
+    enlarge(shutil.copytree(resources.DEMO_MODEL, folder / "huge", ignore=copied), resources)
+
+
+def enlarge(folder: Path, resources: Any) -> None:
+    """The demo with layers so wide that no disk holds the result, in a file without contents."""
+    from quantkit.model.source import read_tensors
+
+    config = json.loads((folder / "config.json").read_text())
+    usual, wide = config["intermediate_size"], 1 << 30
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": wide}))
+    header, offset = {}, 0
+    for name, tensor in read_tensors(resources.DEMO_MODEL).items():
+        shape = [wide if ".mlp." in name and n == usual else n for n in tensor.shape]
+        end = offset + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    raw = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as stream:
+        stream.write(len(raw).to_bytes(8, "little") + raw)
+        stream.truncate(8 + len(raw) + offset)
+
+
+def refusals(run: list[str], repeat: int, only: str | None) -> dict[str, dict[str, Any]]:
+    """The table: seconds of the processor and the exit code, for what is wrong in every command."""
+    found: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        prepare(folder, run)
+        for command, wrong in REFUSED.items():
+            for what, arguments in wrong.items():
+                if only and only not in f"{command} {what}":
+                    continue
+                typed = [*run, *command.split(), *arguments.split()]
+                runs = [cpu_seconds(typed, folder) for _ in range(repeat)]
+                _, code, said = runs[0]
+                seconds = statistics.median([used for used, _, _ in runs])
+                found.setdefault(command, {})[what] = {"cpu_seconds": seconds, "exit_code": code}
+                print(f"{seconds:6.2f}  {code}  {command}: {what}: {said[:110]}", flush=True)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeat", type=int, default=15)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--only", help="refusals alone, of which the name has these words")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     run = [sys.executable, "-m", "quantkit"]
+    refused = refusals(run, args.repeat, args.only)
+    if args.only is not None:
+        return
     result = {
         "machine": platform.machine(),
         "python": platform.python_version(),
         "python_alone": median_seconds([sys.executable, "-c", "pass"], args.repeat),
         "import_typer": median_seconds([sys.executable, "-c", "import typer"], args.repeat),
         "quantkit_help": median_seconds([*run, "--help"], args.repeat),
+        "quantkit_help_cpu": median_cpu_seconds([*run, "--help"], args.repeat),
         "quantkit_quantize_help": median_seconds([*run, "quantize", "--help"], args.repeat),
         "quantkit_gpus": median_seconds([*run, "gpus"], args.repeat),
         "quantkit_recommend": median_seconds([*run, *RECOMMEND], args.repeat),
@@ -74,7 +305,8 @@ def main() -> None:
         "quantkit_recommend_all_cpu": median_cpu_seconds([*run, *ALL], args.repeat),
     }
     result["help_over_typer"] = result["quantkit_help"] / result["import_typer"]
-    print(json.dumps(result, indent=2))
+    result["refusals"] = refused
+    print(json.dumps({k: v for k, v in result.items() if k != "refusals"}, indent=2))
     if args.out:
         write(args.out, result)
 

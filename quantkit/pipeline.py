@@ -13,7 +13,7 @@ from quantkit.export import card, manifest
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
-from quantkit.onepass import journal
+from quantkit.onepass import mark
 from quantkit.onepass.prepare import CalibrationChoice, Run, load_tokens
 from quantkit.onepass.run import quantize
 from quantkit.plan import checkpoint as planning
@@ -58,7 +58,7 @@ def run(
         finished = [] if force else finished_before(source, recipes, out, calibration, run.engine)
         for checkpoint in finished:
             progress.note(f"{checkpoint.manifest.name}: taken up as it was finished before")
-            journal.discard(checkpoint.folder)  # left where a run was stopped at the very end
+            mark.discard(checkpoint.folder)  # left where a run was stopped at the very end
             card.existing(checkpoint.folder)  # one that cannot be updated is refused now
         have = {checkpoint.manifest.name for checkpoint in finished}
         missing = [recipe for recipe in recipes if recipe.name not in have]

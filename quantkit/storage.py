@@ -19,6 +19,8 @@ HALF = re.compile(r"\..+\.(json|md|html|csv|parquet|svg|yaml)\.(\d+|partial)")
 """Files on their way to their names, as `write_text` and others call them."""
 MANIFEST = "quantkit.json"
 """The file that marks a finished checkpoint."""
+IMATRIX = "imatrix.gguf"
+"""The importance matrix beside a GGUF file that was made with it."""
 
 
 @contextmanager
@@ -41,17 +43,31 @@ def guarded(path: Path) -> Iterator[None]:
         raise StorageError(reason) from error
 
 
-def require_space(folder: Path, needed_bytes: int) -> None:
-    """Refuse before the work when the disk cannot hold its result."""
+def require_space(folder: Path, needed_bytes: int, words: str = "") -> None:
+    """Refuse before the work when the disk cannot hold its result; `words` precede its size."""
     existing = folder
     while not existing.exists():
         existing = existing.parent
     free = shutil.disk_usage(existing).free
     if free < needed_bytes:
         raise StorageError(
-            f"{folder} needs {gib(needed_bytes)} but its disk has {gib(free)} free; "
+            f"{folder} needs {words}{gib(needed_bytes)} but its disk has {gib(free)} free; "
             "free some space or choose another --out"
         )
+
+
+def require_writable(folder: Path) -> None:
+    """Refuse before the work where a folder cannot be made or written to; nothing is made."""
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    number = errno.EACCES
+    if not existing.is_dir():
+        number = errno.EEXIST if existing == folder.absolute() else errno.ENOTDIR
+    elif os.access(existing, os.W_OK | os.X_OK):
+        return
+    with guarded(folder):
+        raise OSError(number, os.strerror(number))
 
 
 def sha256_of(path: Path) -> str:

@@ -19,6 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from quantkit.calibration.choosing.figures import Figures
+from quantkit.calibration.named import FILE as FILE
+from quantkit.calibration.named import is_set as is_set
+from quantkit.calibration.named import require_set
 from quantkit.calibration.spec import SetSpec
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError
@@ -27,7 +30,6 @@ from quantkit.parsing import parse_json
 from quantkit.specs import problems
 from quantkit.storage import scratch_folder, sha256_of, write_json
 
-FILE = "calibration.json"
 TOKENS = "tokens.safetensors"
 SAMPLES = "samples.parquet"
 
@@ -134,11 +136,6 @@ class CalibrationSet:
             write_json(scratch / FILE, record.model_dump(mode="json"))
 
 
-def is_set(path: Path) -> bool:
-    """Whether a folder holds a set."""
-    return (path / FILE).is_file()
-
-
 def read_manifest(folder: Path) -> Manifest:
     """What a set says of itself."""
     try:
@@ -156,8 +153,7 @@ def read(folder: Path) -> CalibrationSet:
     import pyarrow
     import pyarrow.parquet as pq
 
-    if not is_set(folder):
-        raise DataError(f"{folder} is no calibration set: it has no {FILE}")
+    require_set(folder)
     manifest = read_manifest(folder)
     for name in (TOKENS, SAMPLES):
         path = folder / name

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from quantkit import resources
 from quantkit.calibration import calibration_set, spec
 from quantkit.calibration.build import Vocabulary, build
 from quantkit.calibration.calibration_set import CalibrationSet
+from quantkit.calibration.named import find as find
 from quantkit.calibration.overlap.contamination import EvaluationText
 from quantkit.calibration.pool import Reading
-from quantkit.calibration.reading.files import is_data
 from quantkit.calibration.spec import SetSpec
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError
@@ -61,15 +60,6 @@ def make(
             )
         text, digests = evaluation(wanted.avoid, reading.base)
     return build(name, wanted, reading, model, progress, text, digests)
-
-
-def find(name: str) -> tuple[SetSpec, Path]:
-    """A set's file by its name or path, or a set of one file of data; and where its paths start."""
-    shipped = name in resources.names("calibration")
-    if name == "-" or (is_data(name) and not shipped):
-        return spec.of_files([name]), Path()
-    path = resources.find("calibration", name)
-    return spec.read(path), path.parent
 
 
 def part_of(

@@ -95,7 +95,9 @@ def build(
     verbose: Verbose = False,
 ) -> None:
     """Make a calibration set for a model."""
-    from quantkit.cli import console, start
+    from quantkit.calibration import named
+    from quantkit.calibration.reading.files import is_data
+    from quantkit.cli import console, early, start
 
     typed = {
         "n_samples": samples,
@@ -108,13 +110,18 @@ def build(
     }
     wanted, base = _wanted(name, data or [], {k: v for k, v in typed.items() if v is not None})
     start.stay_offline_if(start.is_local(model) and not _needs_hub(wanted, tree))
-    from quantkit.calibration import calibration_set, loading
+    early.new_folder(out, force, named.FILE)
+    early.models([model], revision)
+    for path in data or []:
+        early.calibration(path)
+    early.tasks([task for task in wanted.avoid if not is_data(task)], tree)
+    from quantkit.calibration import loading
     from quantkit.calibration.build import Vocabulary
     from quantkit.calibration.pool import Reading
     from quantkit.scoring import evaluation_text
     from quantkit.storage import claimed
 
-    with claimed(out, force, calibration_set.FILE), console.progress(quiet, verbose) as progress:
+    with claimed(out, force, named.FILE), console.progress(quiet, verbose) as progress:
         made = loading.make(
             name or ", ".join(data or []),
             wanted,
@@ -147,8 +154,11 @@ def inspect(
 
 def show(folder: Path, as_json: bool, n_samples: int) -> None:
     """A set's figures, pictures, some samples and what is thin about it."""
-    from quantkit.calibration import calibration_set, inspection
+    from quantkit.calibration.named import require_set
     from quantkit.cli import console
+
+    require_set(folder)
+    from quantkit.calibration import calibration_set, inspection
 
     found = calibration_set.read(folder)
     if as_json:
@@ -162,7 +172,7 @@ def show(folder: Path, as_json: bool, n_samples: int) -> None:
 
 def _wanted(name: str | None, data: list[str], typed: dict[str, Any]) -> "tuple[SetSpec, Path]":
     """The set that was asked for, with what was typed in the place of what its file says."""
-    from quantkit.calibration import loading, spec
+    from quantkit.calibration import named, spec
     from quantkit.calibration.reading.files import is_data
 
     if "" in data:
@@ -171,7 +181,7 @@ def _wanted(name: str | None, data: list[str], typed: dict[str, Any]) -> "tuple[
         raise UsageError("give a set's name, its YAML file, or --from with data of your own")
     if name is not None and data:
         raise UsageError(f"give the set {name} or --from with data of your own, not both")
-    wanted, base = loading.find(name) if name else (spec.of_files(data), Path())
+    wanted, base = named.find(name) if name else (spec.of_files(data), Path())
     if base != Path() and "avoid" in typed:
         # What is typed starts here; what a set's file says starts there.
         typed["avoid"] = [str(Path(a).absolute()) if is_data(a) else a for a in typed["avoid"]]

@@ -46,13 +46,16 @@ def command(
     verbose: Verbose = False,
 ) -> None:
     """Score a source and checkpoints of any tool, and report how they compare."""
-    from quantkit.cli import console, start
+    from quantkit.cli import console, early, start
     from quantkit.scoring.suites import by_default
 
     named = [*([source] if source is not None else []), *models]
     names = split(tasks) if tasks is not None else list(by_default(named))
     at_home = data is not None or all(map(start.is_own, names))
     start.stay_offline_if(at_home and all(map(start.is_local, named)))
+    early.models(named, revision if source is None else None)
+    early.tasks(names if tasks is not None else [], data)
+    early.output(out)
     from quantkit import opening
     from quantkit.report import files
     from quantkit.report.comparison import Report

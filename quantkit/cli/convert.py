@@ -35,9 +35,13 @@ def command(
 
     The numbers stay what they are; where the other format cannot hold them, it says why.
     """
-    from quantkit.cli import console, start
+    from quantkit.cli import console, early, start
+    from quantkit.export.manifest import Manifest
 
     start.stay_offline_if(True)
+    Manifest.read(checkpoint)
+    if out is not None:
+        early.new_folder(out, force)
     from quantkit.conversion import convert
     from quantkit.storage import gib
 

@@ -28,9 +28,10 @@ def command(
 
     It needs no network and no GPU.
     """
-    from quantkit.cli import console, start
+    from quantkit.cli import console, early, start
 
     start.stay_offline_if(True)
+    early.output(out)
     from quantkit import pipeline, resources
     from quantkit.model.source import ModelSource
     from quantkit.onepass.prepare import CalibrationChoice, Run

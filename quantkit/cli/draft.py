@@ -63,12 +63,19 @@ def command(
     The target continues real prompts; how much of that the draft would have proposed gives the
     acceptance rate, tokens a step for 1 to 8 drafted tokens, and the speed-up at small batches.
     """
-    from quantkit.cli import console, start
+    from quantkit.cli import console, early, start
 
     if users is not None and gpu is None:
         raise typer.BadParameter("goes with --gpu", param_hint="--users")
     offline = start.is_local(target) and start.is_local(draft)
     start.stay_offline_if(offline and not start.set_needs_hub(calibration))
+    early.models([target], revision)
+    early.models([draft])
+    early.calibration(calibration)
+    if gpu is not None:
+        from quantkit.hardware import gpus
+
+        gpus.find(gpu)
     from quantkit import opening
     from quantkit.draft.measure import Asked, measure
 

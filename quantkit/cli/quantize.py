@@ -84,7 +84,8 @@ def command(
     written with the choice as recipe.yaml.
     """
     from quantkit import launch
-    from quantkit.cli import console, start
+    from quantkit.cli import console, early, start
+    from quantkit.onepass import asked
 
     if bits is not None or size is not None or mixed:
         from quantkit.cli import mixed as budgets
@@ -119,8 +120,9 @@ def command(
         from quantkit.cli.fit import calibration as default_set
 
         calibration = default_set(model, recipes, calibration, quiet)
+    from_file = model.lower().endswith(".gguf") and Path(model).is_file()
     with start.sharing(device) as (ranks, where):
-        if model.lower().endswith(".gguf") and Path(model).is_file():
+        if from_file:
             if calibration:
                 raise UsageError(
                     "a GGUF file cannot be calibrated here; give --imatrix, a matrix made before"
@@ -142,7 +144,10 @@ def command(
             _show_made(checkpoints, json)
             return
         loaded = start.recipes(recipes, engine, format)
+        asked.check(loaded, out, calibration is not None, imatrix, engine, force)
+        early.calibration(calibration)
         source = start.source(model, revision, trust_remote_code, calibration, requantize)
+        asked.require_least_space(source, loaded, out)
         from quantkit.onepass.prepare import Run, prepare
         from quantkit.onepass.ranks import Ranks
         from quantkit.onepass.run import quantize

@@ -50,14 +50,22 @@ def command(
 
     What an earlier run in the same folder finished is taken up, not made again.
     """
-    from quantkit.cli import console, start
+    from quantkit.cli import console, early, start
+    from quantkit.onepass import asked as asking
     from quantkit.scoring.suites import by_default
 
     names = split(tasks) if tasks is not None else list(by_default([model]))
     at_home = all(start.is_own(t) for t in names) and not start.set_needs_hub(calibration)
     start.stay_offline_if(start.is_local(model) and at_home)
     loaded = start.recipes(recipe, engine)
+    asking.refuse_twice(loaded)
+    asking.check_learning(loaded, calibration is not None, None, engine)
+    early.calibration(calibration)
+    early.output(out)
+    start.refuse_strangers([out / one.name for one in loaded], force)
     source = start.source(model, revision, trust_remote_code, calibration)
+    early.tasks(names if tasks is not None else [])
+    asking.require_least_space(source, loaded, out)
 
     from quantkit import pipeline
     from quantkit.onepass.prepare import Run

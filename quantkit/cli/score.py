@@ -100,7 +100,7 @@ def command(
     verbose: Verbose = False,
 ) -> None:
     """Run lm-eval tasks on a model or on checkpoints."""
-    from quantkit.cli import console, start
+    from quantkit.cli import console, early, start
     from quantkit.scoring.suites import by_default
 
     names = split(tasks) if tasks is not None else []
@@ -109,6 +109,15 @@ def command(
     at_home = data is not None or all(start.is_own(t) for t in names)
     named = [*models, *([source] if source is not None else [])]
     start.stay_offline_if(at_home and all(map(start.is_local, named)))
+    if server is not None and len(models) != 1:
+        raise typer.BadParameter("a server serves one model: give its folder alone")
+    wanted = None if until is None else _points(until)
+    early.models(named, revision if source is None else None)
+    early.tasks(names if tasks is not None else [], data, prompts)
+    early.output(out)
+    from quantkit.scoring.evaluation import Evaluation
+
+    before = None if baseline is None else Evaluation.read(baseline)
     from quantkit import opening
     from quantkit.model.source import ModelSource
     from quantkit.scoring.evaluation import Evaluation
@@ -130,14 +139,11 @@ def command(
         prompts=prompts,
         chat=Chat(apply_chat_template, fewshot_as_multiturn, system_instruction),
     )
-    if server is not None and len(models) != 1:
-        raise typer.BadParameter("a server serves one model: give its folder alone")
     targets = opening.paired(
         [opening.find(name, revision, trust_remote_code) for name in models],
         None if source is None else ModelSource.open(source, None, trust_remote_code),
     )
     start.refuse_same_names(targets)
-    before = None if baseline is None else Evaluation.read(baseline)
     holding = output_folder(out) if out is not None else nullcontext()
     with holding, console.progress(quiet, verbose) as progress:
 
@@ -147,7 +153,6 @@ def command(
                 for target in targets
             ]
 
-        wanted = None if until is None else _points(until)
         evaluations = run(asked) if wanted is None else _until(run, asked, wanted, progress)
     cards = [evaluation.card for evaluation in evaluations]
     if json:

@@ -60,6 +60,13 @@ def recipes(
     return loaded
 
 
+def refuse_strangers(targets: Sequence[Path], force: bool) -> None:
+    """Stop where a folder that a run would write is neither a checkpoint nor a part of one."""
+    from quantkit.onepass.mark import refuse_others
+
+    refuse_others([target for target in targets if not (target / MANIFEST).is_file()], force)
+
+
 def source(
     model: str,
     revision: str | None,

@@ -84,7 +84,7 @@ def command(
     --backend vllm the engine then loads each, generates, and its log-probabilities are compared
     with ours; verified.json beside the checkpoint keeps what was found.
     """
-    from quantkit.cli import console, start
+    from quantkit.cli import console, early, start
 
     if server is not None and (python is not None or len(checkpoints) != 1):
         raise typer.BadParameter("a server serves one checkpoint: give its folder, and no --python")
@@ -93,6 +93,8 @@ def command(
     if model is not None and server is None:
         raise typer.BadParameter("goes with --server", param_hint="--model")
     start.stay_offline_if(source is None or Path(source).exists())
+    early.folders(checkpoints)
+    early.program(python)
     from quantkit.model.source import ModelSource
 
     original = None

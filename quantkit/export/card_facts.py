@@ -8,10 +8,10 @@ from typing import Any
 
 from quantkit import metrics, numbers
 from quantkit.export.manifest import Described, Manifest
-from quantkit.gguf import imatrix
 from quantkit.gguf.plan import NAME as GGUF
 from quantkit.model.description import HUB_ID
 from quantkit.recipe import GGUFRecipe
+from quantkit.storage import IMATRIX
 
 HUB = "https://huggingface.co"
 
@@ -105,7 +105,7 @@ def is_gguf(manifest: Manifest) -> bool:
 
 def gguf_file(manifest: Manifest) -> str:
     """The file that llama.cpp loads."""
-    names = (n for n in manifest.files if n.endswith(".gguf") and n != imatrix.FILE)
+    names = (n for n in manifest.files if n.endswith(".gguf") and n != IMATRIX)
     return next(names, f"{slug(manifest)}.gguf")
 
 
@@ -114,7 +114,7 @@ def tags(manifest: Manifest) -> list[str]:
     recipe = manifest.recipe
     if isinstance(recipe, GGUFRecipe):
         found = ["quantized", "gguf", recipe.gguf.lower()]
-        return [*found, *(["imatrix"] if imatrix.FILE in manifest.files else []), "llama.cpp"]
+        return [*found, *(["imatrix"] if IMATRIX in manifest.files else []), "llama.cpp"]
     weights, inputs = recipe.weights, recipe.input_activations
     scheme = f"w{weights.num_bits}a{inputs.num_bits if inputs else 16}"
     kind = numbers.of(weights).tag

@@ -14,11 +14,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from quantkit.errors import CheckpointError
 from quantkit.model import description
 from quantkit.model.description import text, texts
-from quantkit.model.shards import TensorSpec
 from quantkit.parsing import parse_json
 from quantkit.recipe import AnyRecipe, Recipe
 from quantkit.specs import PlainName, problems
 from quantkit.storage import MANIFEST
+from quantkit.tensorspec import TensorSpec
 
 FILE = MANIFEST
 

@@ -18,7 +18,7 @@ import torch
 
 from quantkit.errors import DataError
 from quantkit.gguf.reader import GGUF, MAGIC, read_file
-from quantkit.storage import clear_halves_of, guarded
+from quantkit.storage import IMATRIX, clear_halves_of, guarded
 
 TYPE = "imatrix"
 SUMS, COUNTS = ".in_sum2", ".counts"
@@ -28,8 +28,7 @@ CHUNK_SIZE = "imatrix.chunk_size"
 DEFAULT_CHUNK = 512  # tokens; the old form counts chunks and does not say how long they are
 FEW = 1000
 """Fewer observations than this leave a column's mean square to chance."""
-FILE = "imatrix.gguf"
-"""Its name beside a file that was made with it."""
+FILE = IMATRIX
 MOST = 2**53  # observations; no text is that long
 UNOBSERVED = ("token_embd.weight", "output.weight")
 """Tensors that llama.cpp's tool leaves out unless asked."""

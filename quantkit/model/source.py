@@ -182,6 +182,8 @@ def _download(
     for word in (name, revision or "main"):
         if not HUB_NAME.fullmatch(word) or ".." in word:
             raise SourceError(f"{word!r} is no model or revision in the hub; check the name")
+    if _is_offline() and not _cache_of(name).is_dir():  # importing the library takes a second
+        raise _not_here(name)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -198,12 +200,7 @@ def _download(
             )
         )
     except LocalEntryNotFoundError as error:
-        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
-        why = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
-        raise SourceError(
-            f"{name} is no folder here and not in the hub cache, and {why}; "
-            "give a folder, or connect and try again"
-        ) from error
+        raise _not_here(name) from error
     except (HfHubHTTPError, HFValidationError) as error:
         first = str(error).strip().splitlines()[0]
         raise SourceError(
@@ -212,6 +209,26 @@ def _download(
         ) from error
     # Snapshots lie in the cache under the commit they belong to.
     return folder, folder.name
+
+
+def _is_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
+
+
+def _cache_of(name: str) -> Path:
+    """Where huggingface_hub keeps a model; by the same variables as there."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    hub = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    hub = hub or str(Path(os.environ.get("HF_HOME") or home) / "hub")
+    return Path(os.path.expandvars(hub)).expanduser() / f"models--{name.replace('/', '--')}"
+
+
+def _not_here(name: str) -> SourceError:
+    why = "HF_HUB_OFFLINE is set" if _is_offline() else "the hub cannot be reached"
+    return SourceError(
+        f"{name} is no folder here and not in the hub cache, and {why}; "
+        "give a folder, or connect and try again"
+    )
 
 
 def read_config(folder: Path) -> dict[str, Any]:

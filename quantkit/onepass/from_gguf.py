@@ -16,8 +16,9 @@ from quantkit.gguf import plan as planning
 from quantkit.gguf.imatrix import ImportanceMatrix
 from quantkit.gguf.reader import read_file
 from quantkit.gguf.requantize import FileLayout
-from quantkit.onepass import journal, resume
-from quantkit.onepass.prepare import Run, announce, read_matrix, refuse_twice
+from quantkit.onepass import mark, resume
+from quantkit.onepass.asked import refuse_twice
+from quantkit.onepass.prepare import Run, announce, read_matrix
 from quantkit.onepass.run import Clock
 from quantkit.progress import Progress
 from quantkit.recipe import AnyRecipe, GGUFRecipe
@@ -42,7 +43,7 @@ def quantize_file(
                 f"recipe {recipe.name} needs a model in Hugging Face form; from {path.name} only "
                 "GGUF files can be made"
             )
-    resume.refuse_others([out / recipe.name for recipe in recipes], force)
+    mark.refuse_others([out / recipe.name for recipe in recipes], force)
     layout = FileLayout.of(read_file(path), requantize)
     matrix = read_matrix(run.imatrix, layout, progress) if run.imatrix else None
     plans = [
@@ -73,10 +74,10 @@ def quantize_file(
             record = _write(layout, plan, scratch, matrix, where, progress, clock)
             card.write(scratch, record, old=cards[target])
             folder.write_manifest(scratch, record)
-            journal.mark(scratch, keys[target])
+            mark.mark(scratch, keys[target])
             made[target] = Checkpoint(target, record)
     for target in keys:
-        journal.discard(target)
+        mark.discard(target)
     return [made[target] for target in keys]
 
 

@@ -4,7 +4,6 @@ One small file a block, written after the block's tensors are on disk: its prese
 block is finished. Hidden states are not kept; finished blocks are replayed from their own tensors.
 """
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,11 +12,9 @@ import torch
 from quantkit.errors import StorageError
 from quantkit.export.manifest import Layer
 from quantkit.model.shards import ShardWriter, TensorSpec, read_header
+from quantkit.onepass.mark import FOLDER, key_in, mark
 from quantkit.parsing import parse_json
 from quantkit.storage import write_json
-
-FOLDER = "journal"
-KEY = "key.json"
 
 
 class Journal:
@@ -84,28 +81,3 @@ def claim(scratch: Path, key: Mapping[str, str]) -> Path:
             "run that again to finish it, or use --force to start over"
         )
     return scratch / FOLDER
-
-
-def mark(scratch: Path, key: Mapping[str, str]) -> None:
-    """Say what run a folder belongs to, until that run is over."""
-    (scratch / FOLDER).mkdir(exist_ok=True)
-    write_json(scratch / FOLDER / KEY, dict(key))
-
-
-def key_in(folder: Path) -> Mapping[str, str] | None:
-    """The key of the run that a folder belongs to; None where it is over, or never was."""
-    path = folder / FOLDER / KEY
-    if not path.is_file():
-        return None
-    try:
-        found = parse_json(path.read_bytes())
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise StorageError(f"{path} is damaged; use --force to start over")
-    return found
-
-
-def discard(checkpoint: Path) -> None:
-    """Remove the journal of a checkpoint whose run is over."""
-    shutil.rmtree(checkpoint / FOLDER, ignore_errors=True)

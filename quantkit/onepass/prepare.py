@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from quantkit import device as devices
-from quantkit import resources
 from quantkit.calibration import loading
 from quantkit.calibration.build import Vocabulary
 from quantkit.calibration.calibration_set import CalibrationSet
 from quantkit.calibration.tokens import CalibrationTokens
-from quantkit.errors import DataError, HardwareError, RecipeError, SourceError, UnknownName
+from quantkit.errors import HardwareError, SourceError, UnknownName
 from quantkit.export import manifest
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.gguf import plan as gguf_plan
@@ -24,14 +23,14 @@ from quantkit.gguf.plan import AnyLayout, GGUFPlan
 from quantkit.model.architecture import EXPERT, Architecture
 from quantkit.model.source import ModelSource, refuse_experts
 from quantkit.model.tokenizer import load as load_tokenizer
-from quantkit.onepass import llmcompressor, resume
+from quantkit.onepass import asked, llmcompressor, resume
 from quantkit.onepass.estimate import OFFLOAD, PROCESS_BYTES, Estimate, estimate, require_room
 from quantkit.onepass.ranks import Ranks
 from quantkit.plan import checkpoint as planning
 from quantkit.plan.checkpoint import Plan
 from quantkit.progress import Progress, Silent
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
-from quantkit.registry import NATIVE, check_engine
+from quantkit.registry import NATIVE
 from quantkit.storage import duration, gib, require_space
 
 
@@ -167,29 +166,19 @@ def prepare(
     """Everything that can fail cheaply fails here."""
     engine, imatrix, ranks = run.engine, run.imatrix, run.ranks
     force, progress = run.force, run.progress
-    check_engine(engine)
     if engine != NATIVE and ranks.size > 1:
         raise HardwareError(
             f"engine {engine} works in one process, not in {ranks.size}; call it without torchrun"
         )
-    refuse_twice(recipes)
-    resume.refuse_others([out / recipe.name for recipe in recipes], force)
     if run.offload not in OFFLOAD:
         raise UnknownName("offload mode", run.offload, OFFLOAD)
+    given = calibration is not None
+    asked.check(recipes, out, given, imatrix, engine, force)
     where = devices.choose(device)
     weights = [recipe for recipe in recipes if isinstance(recipe, Recipe)]
     files = [recipe for recipe in recipes if isinstance(recipe, GGUFRecipe)]
     learning = [recipe for recipe in weights if recipe.needs_calibration]
-    if learning and calibration is None:
-        raise DataError(
-            f"recipe {learning[0].name} learns from data: give --calibration, a set's name "
-            f"({', '.join(resources.names('calibration'))}) or a text file"
-        )
-    if imatrix is not None and not files:
-        raise RecipeError("--imatrix is for GGUF recipes, and none was asked for")
     if engine != NATIVE:
-        if files:
-            raise RecipeError(f"engine {engine} makes no GGUF files; use --engine native")
         llmcompressor.check(weights, where, progress)
     architecture = _architecture(source, progress)
     if engine == NATIVE and architecture.routers:
@@ -236,13 +225,6 @@ def prepare(
         return resume.without_finished(job, force, progress)
     job = _calibrated(job, architecture, calibration, size, run)
     return resume.without_finished(job, force, progress)
-
-
-def refuse_twice(recipes: Sequence[AnyRecipe]) -> None:
-    """Two recipes of one name would share a folder."""
-    names = [recipe.name for recipe in recipes]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise RecipeError(f"recipe {min(twice)} was asked for twice")
 
 
 def _check_names(source: ModelSource, architecture: Architecture, engine: str) -> None:

@@ -4,7 +4,7 @@ They take them one after another. Until all have theirs, each holds the key of i
 the same command knows what is its own and takes that up. Whatever else exists is refused.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from quantkit import __version__
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.gguf.imatrix import ImportanceMatrix
 from quantkit.gguf.plan import GGUFPlan
-from quantkit.onepass import journal
+from quantkit.onepass import mark
 from quantkit.progress import Progress
 from quantkit.registry import NATIVE
 from quantkit.storage import refuse_existing
@@ -53,18 +53,11 @@ def basic_key(
     }
 
 
-def refuse_others(targets: Iterable[Path], force: bool) -> None:
-    """Stop where something exists that no stopped run can have left; needs no plans."""
-    for target in targets:
-        if force or journal.key_in(target) is None:
-            refuse_existing(target, force)
-
-
 def finished(keys: Mapping[Path, Key], force: bool, progress: Progress) -> dict[Path, Checkpoint]:
     """What stopped runs with these keys left finished, by folder; other keys are refused."""
     found: dict[Path, Checkpoint] = {}
     for target, key in keys.items():
-        if force or (left := journal.key_in(target)) is None:
+        if force or (left := mark.key_in(target)) is None:
             continue
         if left != key:
             refuse_existing(target, force)

@@ -18,7 +18,7 @@ from quantkit.gguf.plan import NAME as GGUF
 from quantkit.gguf.plan import GGUFPlan
 from quantkit.model.shards import DTYPES
 from quantkit.model.source import ModelSource
-from quantkit.onepass import journal, llmcompressor, resume
+from quantkit.onepass import llmcompressor, mark, resume
 from quantkit.onepass.datafree import quantize_tensors
 from quantkit.onepass.importance import Importance
 from quantkit.onepass.journal import Journal
@@ -109,7 +109,7 @@ def quantize(
             )
             card.write(scratch, record, old=cards[target])
             folder.write_manifest(scratch, record)
-            journal.mark(scratch, resume.key_of(job, plan))
+            mark.mark(scratch, resume.key_of(job, plan))
             made[plan.recipe.name] = Checkpoint(target, record)
         for scratch, target, file in zip(file_scratches, job.file_targets, job.files, strict=True):
             for name, text in run.beside.items():
@@ -117,10 +117,10 @@ def quantize(
             record = _write_file(job, file, scratch, importance, progress, clock, ranks.size)
             card.write(scratch, record, old=cards[target])
             folder.write_manifest(scratch, record)
-            journal.mark(scratch, resume.key_of(job, file))
+            mark.mark(scratch, resume.key_of(job, file))
             made[file.recipe.name] = Checkpoint(target, record)
     for checkpoint in made.values():  # only now: a kill amid the renaming loses nothing
-        journal.discard(checkpoint.folder)
+        mark.discard(checkpoint.folder)
     return [made[recipe.name] for recipe in recipes]
 
 

@@ -17,17 +17,16 @@ from quantkit import metrics
 from quantkit.errors import CheckpointError, ScoreError, UnknownName
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.foreign import ForeignCheckpoint, likeness
-from quantkit.export.manifest import Manifest, now, versions
-from quantkit.hardware import support
+from quantkit.export.manifest import now, versions
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress, Silent
-from quantkit.recipe import Recipe
 from quantkit.scoring import answers, following, lmeval, suites
 from quantkit.scoring.answers import Outcome, Text
 from quantkit.scoring.evaluation import Evaluation
 from quantkit.scoring.following import Followed, Prompts
-from quantkit.scoring.scorecard import LayerError, Made, Score, Scorecard, Settings
+from quantkit.scoring.made import made
+from quantkit.scoring.scorecard import Made, Score, Scorecard, Settings
 
 BACKENDS = ("transformers", "llama.cpp")
 
@@ -235,34 +234,6 @@ def _of_others(target: ForeignCheckpoint) -> dict[str, Any]:
             by_others=f"{declared.words}; made by {declared.maker or 'somebody who does not say'}",
         ),
     }
-
-
-def made(manifest: Manifest) -> Made:
-    """What a score file keeps of a manifest, so that a report needs no checkpoint."""
-    recipe = manifest.recipe
-    activations = recipe.input_activations if isinstance(recipe, Recipe) else None
-    return Made(
-        method=recipe.method if isinstance(recipe, Recipe) else recipe.gguf,
-        weight_bits=recipe.weights.num_bits if isinstance(recipe, Recipe) else None,
-        weight_type=recipe.weights.type if isinstance(recipe, Recipe) else None,
-        weight_strategy=recipe.weights.strategy if isinstance(recipe, Recipe) else None,
-        activation_bits=activations.num_bits if activations is not None else None,
-        runs_as=support.format_of(recipe),
-        recipe_digest=manifest.recipe_digest,
-        engine=manifest.engine,
-        calibration=Path(manifest.calibration.name).name if manifest.calibration else None,
-        calibration_digest=manifest.calibration.digest if manifest.calibration else None,
-        calibration_perplexity=manifest.calibration.perplexity if manifest.calibration else None,
-        disk_bytes=sum(file.size_bytes for file in manifest.files.values()),
-        seconds=manifest.seconds,
-        peak_host_bytes=manifest.peak_host_bytes,
-        peak_device_bytes=manifest.peak_device_bytes,
-        device=manifest.device,
-        layers={
-            name: LayerError(weight=layer.relative_error, output=layer.output_error)
-            for name, layer in manifest.layers.items()
-        },
-    )
 
 
 def sizes_of(asked: Asked) -> dict[str, int]:

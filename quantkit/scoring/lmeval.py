@@ -15,8 +15,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from quantkit.errors import MissingDependency, ScoreError, UnknownName
+from quantkit.errors import MissingDependency, ScoreError
 from quantkit.quiet import hushed
+from quantkit.scoring import task_names
 from quantkit.scoring.suites import FOLLOWED, OWN_TASKS, expanded, is_path
 
 BOOTSTRAP_ITERATIONS = 100  # with none, lm-eval leaves out all standard errors
@@ -229,21 +230,8 @@ def _manager(tasks: Sequence[str]) -> Any:
         manager = _all_tasks(False, folders)
     for task in tasks:
         if task not in manager.all_tasks:
-            raise UnknownName(
-                "task",
-                task,
-                _few(task, manager.all_tasks),
-                "All of lm-eval's other tasks work, too.",
-            )
+            raise task_names.unknown(task, manager.all_tasks)
     return manager
-
-
-def _few(task: str, known: Sequence[str]) -> list[str]:
-    """Near matches and our own tasks: lm-eval has thousands."""
-    import difflib
-
-    near = difflib.get_close_matches(task, known, n=3, cutoff=0.6)
-    return near or ["python_docs", "python_quiz", "wikitext", "mmlu"]
 
 
 @contextmanager

@@ -5,15 +5,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import StorageError, SweepError
 from quantkit.parsing import parse_json
 from quantkit.progress import Progress
 from quantkit.specs import plain_name
-from quantkit.sweep import cost, pages, result, worker
+from quantkit.sweep import pages, result, worker
 from quantkit.sweep import spec as sweep_spec
-from quantkit.sweep.cost import Costs
 from quantkit.sweep.expand import Devices, expand
 from quantkit.sweep.graph import Graph, Step
 from quantkit.sweep.lease import Lease
@@ -21,6 +20,9 @@ from quantkit.sweep.overview import Overview
 from quantkit.sweep.place import Place
 from quantkit.sweep.resolve import Resolved, resolve
 from quantkit.sweep.schedule import Executor, Run, look, read_state
+
+if TYPE_CHECKING:
+    from quantkit.sweep.cost import Costs
 
 SWEEP = "sweep.json"
 
@@ -47,7 +49,9 @@ def run(prepared: Prepared, executor: Executor, progress: Progress) -> Overview:
     place, graph = prepared.place, prepared.graph
     there = set(place.names(result.FOLDER))
     missing = [step for step in graph.of_kind("quantize") if step.name not in there]
-    place.require(cost.disk_bytes(prepared.sweep, missing))
+    from quantkit.sweep.cost import disk_bytes
+
+    place.require(disk_bytes(prepared.sweep, missing))
     with Lease(place) as lease:
         _write_plan(place, prepared)
         going = Run(graph, place, executor, prepared.sweep.spec.attempts, progress, lease)
@@ -67,7 +71,7 @@ class Estimated:
 
     graph: Graph
     done: frozenset[str]
-    costs: Costs
+    costs: "Costs"
     tasks: tuple[str, ...] = ()
     """What models are scored on."""
     has_named_tasks: bool = True
@@ -96,12 +100,14 @@ class Estimated:
 
 def estimated(prepared: Prepared) -> Estimated:
     """What a run would do, and what that will cost."""
+    from quantkit.sweep.cost import costs
+
     done = look(prepared.graph, prepared.place).finished(prepared.graph)
     spec = prepared.sweep.spec
     return Estimated(
         prepared.graph,
         frozenset(done),
-        cost.costs(prepared.sweep, prepared.graph),
+        costs(prepared.sweep, prepared.graph),
         tuple(spec.tasks),
         "tasks" in spec.model_fields_set,
     )

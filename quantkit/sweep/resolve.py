@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit import resources
-from quantkit.calibration import calibration_set, loading
+from quantkit.calibration import named
 from quantkit.calibration import spec as set_spec
 from quantkit.calibration.reading import files
 from quantkit.calibration.reading.files import is_data
@@ -22,7 +22,7 @@ from quantkit.gating import policy as policies
 from quantkit.home import expanded
 from quantkit.model.source import ModelSource, is_local, locate
 from quantkit.recipe import AnyRecipe, GGUFRecipe, load
-from quantkit.scoring import lmeval, suites
+from quantkit.scoring import lmeval, suites, task_names
 from quantkit.storage import sha256_of
 from quantkit.sweep.spec import ModelSpec, SetChoice, SweepSpec
 
@@ -121,10 +121,10 @@ def needs_hub(spec: SweepSpec, base: Path) -> bool:
         return True
     for choice in spec.calibration:
         name = _beside(choice.set, base, "calibration")
-        if calibration_set.is_set(Path(name)) or (is_data(name) and not _is_shipped(name)):
+        if named.is_set(Path(name)) or (is_data(name) and not _is_shipped(name)):
             continue
         try:
-            wanted, _ = loading.find(name)
+            wanted, _ = named.find(name)
         except QuantkitError:
             continue  # told when names are looked up
         if wanted.avoid or any(source.kind == "hub" for source in wanted.sources):
@@ -167,11 +167,13 @@ def _set(choice: SetChoice, base: Path) -> Calibration:
     part = {"samples": choice.samples, "length": choice.length}
     if name == "-":
         raise DataError("a sweep reads no calibration set from standard input: give a file")
-    if calibration_set.is_set(Path(name)):
-        manifest = calibration_set.read_manifest(Path(name))
+    if named.is_set(Path(name)):
+        from quantkit.calibration.calibration_set import read_manifest
+
+        manifest = read_manifest(Path(name))
         decisive = {"built": manifest.digest, "files": manifest.files, **part}
         return Calibration(choice.label, decisive, {"folder": str(Path(name).absolute()), **part})
-    wanted, start = loading.find(name)
+    wanted, start = named.find(name)
     if any(source.kind == "stdin" for source in wanted.sources):
         raise DataError(f"{name} reads standard input, which a sweep cannot; give a file")
     if wanted.avoid and (missing := [a for a in wanted.avoid if is_data(a)]):
@@ -202,6 +204,7 @@ def _data(wanted: set_spec.SetSpec, base: Path) -> dict[str, str]:
 def _units(tasks: Sequence[str]) -> tuple[tuple[Unit, ...], dict[str, dict[str, Any]]]:
     groups: dict[str, dict[str, Any]] = {}
     if not all(suites.is_own(task) for task in tasks):  # ours are no groups
+        task_names.check(tasks)
         with lmeval.quiet():
             groups = lmeval.groups(tasks)
     units: dict[str, Unit] = {}

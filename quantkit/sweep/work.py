@@ -18,7 +18,7 @@ from quantkit.export.checkpoint import Checkpoint
 from quantkit.gating import policy as policies
 from quantkit.gating.judge import judge
 from quantkit.model.source import ModelSource
-from quantkit.onepass import journal
+from quantkit.onepass import mark
 from quantkit.onepass.prepare import CalibrationChoice, Run
 from quantkit.onepass.run import quantize as quantize_model
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
@@ -70,7 +70,7 @@ def quantize(steps: Sequence[Step], bench: Bench) -> list[Product]:
     finished = pipeline.finished_before(source, recipes, bench.room, choice)
     have = {checkpoint.manifest.name: checkpoint for checkpoint in finished}
     for checkpoint in finished:
-        journal.discard(checkpoint.folder)  # left where a run was stopped at the very end
+        mark.discard(checkpoint.folder)  # left where a run was stopped at the very end
     missing = [recipe for recipe in recipes if recipe.name not in have]
     for recipe in missing:  # whatever else goes by that name is no result of this step
         shutil.rmtree(bench.room / recipe.name, ignore_errors=True)

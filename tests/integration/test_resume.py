@@ -18,7 +18,7 @@ from quantkit import storage
 from quantkit.errors import HardwareError, StorageError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.source import ModelSource
-from quantkit.onepass import journal, onepass
+from quantkit.onepass import mark, onepass
 from quantkit.onepass.from_gguf import quantize_file
 from quantkit.onepass.prepare import CalibrationChoice, Run
 from quantkit.onepass.run import quantize
@@ -71,7 +71,7 @@ def kill_again_and_again(folder: Path) -> None:
         finished = [name for name in NAMES if (out / name).exists()]
         for name in finished:
             assert Checkpoint.open(out / name).digest == expected[name]
-        if any(journal.key_in(out / name) is None for name in finished):  # all had their names
+        if any(mark.key_in(out / name) is None for name in finished):  # all had their names
             assert len(finished) == len(NAMES)
             shutil.rmtree(out)
     assert run(source, out) == expected

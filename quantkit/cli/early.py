@@ -1,0 +1,76 @@
+"""What is wrong with a command line and shows without torch, told before heavy imports.
+
+Stages refuse the same in the same words, for callers from Python. Here it is asked at once: a
+misspelt name is what users meet most, and imports take seconds, on a busy machine far more.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from quantkit.errors import DataError, EngineError, ScoreError
+from quantkit.storage import MANIFEST, refuse_existing, require_writable
+
+
+def models(names: Iterable[str], revision: str | None = None) -> None:
+    """Every model or checkpoint is there and can be read; from a hub, its config comes first."""
+    from quantkit.export.manifest import Manifest, is_checkpoint
+    from quantkit.model.source import locate, read_config
+
+    for name in names:
+        if is_checkpoint(Path(name)):
+            Manifest.read(Path(name))
+        else:
+            read_config(locate(name, revision, weights=False))
+
+
+def folders(checkpoints: Iterable[Path]) -> None:
+    """Every folder is there; what it holds is for `verify` to say."""
+    from quantkit.export.manifest import Manifest
+
+    for folder in checkpoints:
+        if not folder.is_dir():
+            Manifest.read(folder)  # says what is there instead
+
+
+def calibration(name: str | None) -> None:
+    """A set of that name ships with quantkit, or there is data."""
+    from quantkit.calibration.named import find
+    from quantkit.calibration.reading import files
+    from quantkit.home import expanded
+
+    if name is None or name == "-" or expanded(name).is_dir():
+        return
+    _, base = find(name)
+    if base == Path():  # data, and no set's file
+        files.find(name)
+
+
+def tasks(names: Sequence[str], data: Path | None = None, prompts: Path | None = None) -> None:
+    """lm-eval may have these tasks, and what else is asked is there."""
+    from quantkit.scoring import task_names
+
+    task_names.check(names)
+    if data is not None and not data.is_dir():
+        raise ScoreError(f"--data {data} is no folder")
+    if prompts is not None and not prompts.is_file():
+        raise DataError(f"--prompts {prompts}: there is no such file")
+
+
+def program(python: Path | None) -> None:
+    """A Python that is named is there."""
+    from quantkit.home import expanded
+
+    if python is not None and not expanded(python).is_file():
+        raise EngineError(f"--python {python} is no file; name the Python of vLLM's environment")
+
+
+def output(folder: Path | None) -> None:
+    """A folder can be made, or written to."""
+    if folder is not None:
+        require_writable(folder)
+
+
+def new_folder(folder: Path, force: bool, marker: str = MANIFEST) -> None:
+    """The same of one that must not be there yet, or be ours."""
+    require_writable(folder.parent)
+    refuse_existing(folder, force, marker)

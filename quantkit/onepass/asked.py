@@ -1,0 +1,62 @@
+"""What a run is asked for, refused where it cannot be done, before torch is needed for anything."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from quantkit import resources
+from quantkit.errors import DataError, RecipeError
+from quantkit.model.source import ModelSource
+from quantkit.onepass.mark import refuse_others
+from quantkit.recipe import AnyRecipe, GGUFRecipe
+from quantkit.registry import NATIVE, check_engine
+from quantkit.storage import require_space, require_writable
+
+
+def check(
+    recipes: Sequence[AnyRecipe],
+    out: Path,
+    calibrated: bool,
+    imatrix: Path | None = None,
+    engine: str = NATIVE,
+    force: bool = False,
+) -> None:
+    """Names, folders and what goes together; whether a model fits is looked at later."""
+    check_engine(engine)
+    refuse_twice(recipes)
+    require_writable(out)
+    refuse_others([out / recipe.name for recipe in recipes], force)
+    check_learning(recipes, calibrated, imatrix, engine)
+
+
+def check_learning(
+    recipes: Sequence[AnyRecipe], calibrated: bool, imatrix: Path | None, engine: str
+) -> None:
+    """Whether recipes get what they learn from, and nothing is given that none takes."""
+    files = [recipe for recipe in recipes if isinstance(recipe, GGUFRecipe)]
+    learning = [r for r in recipes if r not in files and r.needs_calibration]
+    if learning and not calibrated:
+        raise DataError(
+            f"recipe {learning[0].name} learns from data: give --calibration, a set's name "
+            f"({', '.join(resources.names('calibration'))}) or a text file"
+        )
+    if imatrix is not None and not files:
+        raise RecipeError("--imatrix is for GGUF recipes, and none was asked for")
+    if imatrix is not None and not imatrix.is_file():
+        what = "it is no file" if imatrix.exists() else "No such file or directory"
+        raise DataError(f"cannot read {imatrix}: {what}")
+    if engine != NATIVE and files:
+        raise RecipeError(f"engine {engine} makes no GGUF files; use --engine native")
+
+
+def refuse_twice(recipes: Sequence[AnyRecipe]) -> None:
+    """Two recipes of one name would share a folder."""
+    names = [recipe.name for recipe in recipes]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise RecipeError(f"recipe {min(twice)} was asked for twice")
+
+
+def require_least_space(source: ModelSource, recipes: Sequence[AnyRecipe], out: Path) -> None:
+    """Refuse where not even the fewest bits find room; exact sizes need the model's structure."""
+    elements = sum(tensor.n_elements for tensor in source.tensors.values())
+    bits = [1 if isinstance(r, GGUFRecipe) else r.weights.num_bits for r in recipes]
+    require_space(out, elements * sum(bits) // 8, "more than ")
