@@ -6,9 +6,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from quantkit.errors import ScoreError, SourceError
+from quantkit.errors import SourceError
 from quantkit.export.checkpoint import Checkpoint
-from quantkit.export.foreign import ForeignCheckpoint, is_source
+from quantkit.export.foreign import ForeignCheckpoint, is_source, no_source
 from quantkit.export.manifest import is_checkpoint
 from quantkit.formats import declared
 from quantkit.model.dequantized import method_of
@@ -58,10 +58,7 @@ def comparable(
     sources = {t.digest: t for t in every if is_source(t)}
     if len(sources) != 1:
         found = ", ".join(t.label for t in sources.values()) or "none"
-        raise ScoreError(
-            f"a comparison needs one source model, found: {found}; name the 16-bit model that the "
-            "checkpoints were made from, and no other"
-        )
+        raise no_source(found)
     (original,) = sources.values()
     return paired([original, *(t for t in targets if not is_source(t))])
 

@@ -130,7 +130,7 @@ def command(
     suffix:K, mtp:K, DIR:K, eagle:DIR:K, eagle3:DIR:K, medusa:DIR:K). Several checkpoints get the
     same requests at the same times, and are compared request by request.
     """
-    from quantkit.cli import console, start
+    from quantkit.cli import console, early, start
 
     _check(backend, server, checkpoints or [], sweep or [], offline)
     if offline and (shared_prefix or requests):
@@ -142,7 +142,16 @@ def command(
     if model is not None and backend != "server":
         raise typer.BadParameter("goes with --backend server", param_hint="--model")
     start.stay_offline_if(not start.set_needs_hub(calibration))
-    from quantkit.bench import asking, files, run, settings
+    from quantkit.bench import settings
+    from quantkit.bench.model import Model
+
+    grid = settings.grid(sweep or [])
+    for path in checkpoints or []:
+        Model.of(path)
+    early.file(trace)
+    early.calibration(calibration)
+    early.output(out)
+    from quantkit.bench import asking, files, run
     from quantkit.bench.engines import Program, n_gpus
     from quantkit.bench.measure import Plan
     from quantkit.bench.workloads import Recorded
@@ -151,7 +160,6 @@ def command(
     further = _words(engine_args)
     if out is not None:
         files.refuse_existing(out, force)
-    grid = settings.grid(sweep or [])
     wanted = asking.target(ttft, tpot, attain)
     served = run.models(checkpoints or [])
     holding = output_folder(out) if out is not None else nullcontext()

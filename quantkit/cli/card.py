@@ -32,15 +32,18 @@ def command(
 
     start.stay_offline_if(True)
     from quantkit.errors import ScoreError
-    from quantkit.export import card
     from quantkit.export.manifest import Manifest
-    from quantkit.model.description import README
-    from quantkit.report import card as report_card
     from quantkit.report import document
     from quantkit.scoring.evaluation import read_all
 
+    for folder in checkpoints:
+        Manifest.read(folder)
     evaluations = read_all(scores or [])
     told = document.read(report) if report else None
+    from quantkit.export import card
+    from quantkit.model.description import README
+    from quantkit.report import card as report_card
+
     # All is read and checked before the first card is written.
     work = []
     for folder in checkpoints:

@@ -54,6 +54,7 @@ def command(
     at_home = data is not None or all(map(start.is_own, names))
     start.stay_offline_if(at_home and all(map(start.is_local, named)))
     early.models(named, revision if source is None else None)
+    early.source_among(named)
     early.tasks(names if tasks is not None else [], data)
     early.output(out)
     from quantkit import opening

@@ -23,6 +23,15 @@ def models(names: Iterable[str], revision: str | None = None) -> None:
             read_config(locate(name, revision, weights=False))
 
 
+def source_among(names: Iterable[str]) -> None:
+    """Not all are checkpoints of ours: a comparison needs what they were made from."""
+    from quantkit.export.foreign import no_source
+    from quantkit.export.manifest import is_checkpoint
+
+    if all(is_checkpoint(Path(name)) for name in names):
+        raise no_source("none")
+
+
 def folders(checkpoints: Iterable[Path]) -> None:
     """Every folder is there; what it holds is for `verify` to say."""
     from quantkit.export.manifest import Manifest
@@ -62,6 +71,12 @@ def program(python: Path | None) -> None:
 
     if python is not None and not expanded(python).is_file():
         raise EngineError(f"--python {python} is no file; name the Python of vLLM's environment")
+
+
+def file(path: Path | None) -> None:
+    """A file that is named is there."""
+    if path is not None and not path.exists():
+        raise DataError(f"cannot read {path}: No such file or directory")
 
 
 def output(folder: Path | None) -> None:

@@ -146,6 +146,7 @@ def command(
         hint = "--replicas" if image is None else "--image"
         raise typer.BadParameter("goes with --emit", param_hint=hint)
     model = target.open_target(checkpoint)
+    loras = adapters.parse(lora or [], model.is_gguf, max_loras, max_cpu_loras)
     demand = plan.Demand(
         gpu=device.find(gpu),
         count=count,
@@ -155,7 +156,7 @@ def command(
         kv_bits=plan.kv_bits(kv_cache),
         utilisation=gpu_utilization,
         draft=drafts.parse(draft, model, draft_tokens, sampling=draft_sampling),
-        adapters=adapters.parse(lora or [], model.is_gguf, max_loras, max_cpu_loras),
+        adapters=loras,
         host=host,
         port=port,
     )

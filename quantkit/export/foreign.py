@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quantkit.errors import CheckpointError
+from quantkit.errors import CheckpointError, ScoreError
 from quantkit.formats import declared
 from quantkit.formats.declared import Declared, Part
 from quantkit.model import dequantized
@@ -118,6 +118,14 @@ class ForeignCheckpoint(ModelSource):
                 f"{original.label} is {theirs}; give the model that it was made from"
             )
         return replace(self, original=original)
+
+
+def no_source(found: str) -> ScoreError:
+    """The error where a comparison has none, or more than one."""
+    return ScoreError(
+        f"a comparison needs one source model, found: {found}; name the 16-bit model that the "
+        "checkpoints were made from, and no other"
+    )
 
 
 def is_source(target: object) -> bool:
