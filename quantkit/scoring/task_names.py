@@ -60,7 +60,8 @@ def _look(folder: Path, tasks: tuple[str, ...]) -> tuple[frozenset[str], frozens
     """
     either = b"|".join(re.escape(task.encode()) for task in sorted(tasks, key=len, reverse=True))
     mention = re.compile(rb"(?<![\w.+-])(?:" + either + rb")(?![\w.+-])")
-    defined, mentioned = {path.name for path in OWN_TASKS.iterdir()}, set()
+    defined = {path.name for path in OWN_TASKS.iterdir()}
+    mentioned: set[str] = set()
     for text in _texts(folder):
         defined.update(name.decode() for name in DEFINED.findall(text))
         mentioned.update(name.decode() for name in mention.findall(text))
