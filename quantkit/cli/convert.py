@@ -42,6 +42,7 @@ def command(
     Manifest.read(checkpoint)
     if out is not None:
         early.new_folder(out, force)
+    start.load_lean()
     from quantkit.conversion import convert
     from quantkit.storage import gib
 

@@ -148,6 +148,8 @@ def command(
         early.calibration(calibration)
         source = start.source(model, revision, trust_remote_code, calibration, requantize)
         asked.require_least_space(source, loaded, out)
+        if engine == NATIVE:
+            start.load_lean()
         from quantkit.onepass.prepare import Run, prepare
         from quantkit.onepass.ranks import Ranks
         from quantkit.onepass.run import quantize

@@ -66,6 +66,8 @@ def command(
     source = start.source(model, revision, trust_remote_code, calibration)
     early.tasks(names if tasks is not None else [])
     asking.require_least_space(source, loaded, out)
+    if engine == NATIVE:
+        start.load_lean()
 
     from quantkit import pipeline
     from quantkit.onepass.prepare import Run

@@ -81,6 +81,13 @@ def source(
     return ModelSource.open(model, revision, trust_remote_code, requantize=requantize)
 
 
+def load_lean() -> None:
+    """Have transformers loaded without what no command of this process uses."""
+    from quantkit.model import lean
+
+    lean.load()
+
+
 def _in_format(recipe: "AnyRecipe", format: str) -> "AnyRecipe":
     from quantkit.recipe import Recipe
 

@@ -168,7 +168,7 @@ def test_file_in_the_way(run_cli, tiny_model, tmp_path, below):
     file.write_text("mine")
     result = run_cli(["quantize", tiny_model(), "-r", "rtn-w4a16", "-o", file / below, "-q"])
     assert result.code == 3
-    assert f"{file / below / 'rtn-w4a16'} cannot be a folder" in result.stderr
+    assert f"{file / below} cannot be a folder" in result.stderr
     assert file.read_text() == "mine"
 
 
@@ -185,7 +185,7 @@ def test_disk_that_is_too_small(refused, tiny_model, out, monkeypatch):
     usage = shutil._ntuple_diskusage(1 << 30, 1 << 30, 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     message = refused(tiny_model())
-    assert message.startswith(f"{out} needs 0.")
+    assert message.startswith(f"{out} needs more than 0.")
     assert "its disk has 0.0 MiB free; free some space or choose another --out" in message
 
 
