@@ -1,9 +1,9 @@
 """Loads transformers without what quantising never uses: a third of what its import costs.
 
-transformers asks once whether a package is there and imports it if so: scikit-learn, with scipy and
-pandas behind it, for a threshold of assisted generation; torch's distributed tensors for models that
-are cut over several processes. A command works in one process and has neither. The question is
-answered with no while the classes load, and only in processes of the command line: programs that
+transformers asks once whether a package is there and imports it if so: scikit-learn, with scipy
+and pandas behind it, for a threshold of assisted generation; torch's distributed tensors for models
+that are cut over several processes. A command works in one process and uses neither. The question
+is answered with no while the classes load, and only in processes of the command line: programs that
 import quantkit keep their transformers as it is.
 """
 
