@@ -85,7 +85,7 @@ def command(
     """
     from quantkit import launch
     from quantkit.cli import console, early, start
-    from quantkit.onepass import asked
+    from quantkit.onepass import asked as asking
 
     if bits is not None or size is not None or mixed:
         from quantkit.cli import mixed as budgets
@@ -144,10 +144,10 @@ def command(
             _show_made(checkpoints, json)
             return
         loaded = start.recipes(recipes, engine, format)
-        asked.check(loaded, out, calibration is not None, imatrix, engine, force)
+        asking.check(loaded, out, calibration is not None, imatrix, engine, force)
         early.calibration(calibration)
         source = start.source(model, revision, trust_remote_code, calibration, requantize)
-        asked.require_least_space(source, loaded, out)
+        asking.require_least_space(source, loaded, out)
         if engine == NATIVE:
             start.load_lean()
         from quantkit.onepass.prepare import Run, prepare

@@ -15,7 +15,7 @@ from quantkit.mixed.budget import Budget, Choice
 from quantkit.mixed.table import FILE, Table
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
-from quantkit.onepass import journal
+from quantkit.onepass import mark
 from quantkit.onepass.prepare import CalibrationChoice, Job, Run, prepare
 from quantkit.onepass.run import quantize as run_recipes
 from quantkit.plan import checkpoint as planning
@@ -83,7 +83,7 @@ def _measured(
         table = sensitivity.measure(job, among, run, scratch)
         table.write(scratch)
         yield table, job, scratch
-        journal.discard(scratch)
+        mark.discard(scratch)
 
 
 def _job(

@@ -58,5 +58,11 @@ def refuse_twice(recipes: Sequence[AnyRecipe]) -> None:
 def require_least_space(source: ModelSource, recipes: Sequence[AnyRecipe], out: Path) -> None:
     """Refuse where not even the fewest bits find room; exact sizes need the model's structure."""
     elements = sum(tensor.n_elements for tensor in source.tensors.values())
-    bits = [1 if isinstance(r, GGUFRecipe) else r.weights.num_bits for r in recipes]
-    require_space(out, elements * sum(bits) // 8, "more than ")
+    bits = sum(_fewest_bits(recipe) for recipe in recipes)
+    require_space(out, elements * bits // 8, "more than ")
+
+
+def _fewest_bits(recipe: AnyRecipe) -> int:
+    if isinstance(recipe, GGUFRecipe):
+        return 1
+    return min([recipe.weights.num_bits, *(group.weights.num_bits for group in recipe.groups)])
