@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from quantkit.api import compare as compare
     from quantkit.api import convert as convert
     from quantkit.api import gate as gate
+    from quantkit.api import predict as predict
     from quantkit.api import quantize as quantize
     from quantkit.api import recommend as recommend
     from quantkit.api import score as score
@@ -31,6 +32,7 @@ _HOMES = {
     "convert": "quantkit.api",
     "errors": "quantkit",
     "gate": "quantkit.api",
+    "predict": "quantkit.api",
     "quantize": "quantkit.api",
     "recommend": "quantkit.api",
     "score": "quantkit.api",
@@ -46,6 +48,7 @@ __all__ = [
     "convert",
     "errors",
     "gate",
+    "predict",
     "quantize",
     "recommend",
     "score",

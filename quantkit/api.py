@@ -17,6 +17,7 @@ from quantkit.registry import NATIVE
 if TYPE_CHECKING:
     from quantkit.advise.recommendation import Recommendation
     from quantkit.calibration.calibration_set import CalibrationSet
+    from quantkit.dispatch.prediction import Prediction
     from quantkit.export.checkpoint import Checkpoint
     from quantkit.gating.verdict import Verdict
     from quantkit.onepass.prepare import CalibrationChoice
@@ -124,6 +125,21 @@ def verify(
         return run(path, None, listening(progress), trust_remote_code, read_weights)
     with opened(source, None, None, trust_remote_code, requantize=True) as original:
         return run(path, original, listening(progress), trust_remote_code, read_weights)
+
+
+def predict(
+    folder: "str | Path | Checkpoint",
+    *,
+    engine: str = "vllm",
+    version: str | None = None,
+    gpu: str | None = None,
+) -> "Prediction":
+    """What an engine will do with a checkpoint, by its own rules, without it and without reading
+    weights: `.ok`, `.verdict`, and all `.findings`."""
+    from quantkit.dispatch.prediction import predict as run
+    from quantkit.hardware.gpus import find
+
+    return run(_folder(folder), engine, version, find(gpu) if gpu else None)
 
 
 def score(

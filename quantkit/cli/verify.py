@@ -70,6 +70,23 @@ def command(
     timeout: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="For one engine, from start to end.")
     ] = 600.0,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="ENGINE",
+            help="Predict what vllm or llama.cpp will do, from config and headers alone.",
+            callback=one_of("vllm", "llama.cpp"),
+        ),
+    ] = None,
+    for_version: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", help="With --for: the engine's version, such as 0.26."),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --for: the GPU, for the kernel of each layer."),
+    ] = None,
     device: Device = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
@@ -82,9 +99,20 @@ def command(
     Files against their hashes, tensors against the recipe or the config that declares them, weights
     against the source. Exit code 1: something is wrong; 3: it could not be checked. With
     --backend vllm the engine then loads each, generates, and its log-probabilities are compared
-    with ours; verified.json beside the checkpoint keeps what was found.
+    with ours; verified.json beside the checkpoint keeps what was found. --for asks no engine and
+    reads no weights: it applies the engine's own rules, in seconds.
     """
     from quantkit.cli import console, early, start
+
+    if engine is not None:
+        from quantkit.cli.predicting import predict
+
+        if backend != "files" or server is not None or source is not None:
+            raise typer.BadParameter("predicts alone: not with --backend, --server or --source")
+        predict(checkpoints, engine, for_version, gpu, json)
+        return
+    if for_version is not None or gpu is not None:
+        raise typer.BadParameter("--for-version and --gpu go with --for")
 
     if server is not None and (python is not None or len(checkpoints) != 1):
         raise typer.BadParameter("a server serves one checkpoint: give its folder, and no --python")

@@ -26,6 +26,7 @@ def test_exported_members():
         "convert",
         "errors",
         "gate",
+        "predict",
         "quantize",
         "recommend",
         "score",

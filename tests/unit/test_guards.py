@@ -23,6 +23,7 @@ LAYERS = [
     {"model", "hardware"},
     {"calibration"},
     {"gguf"},
+    {"dispatch"},
     {"export"},
     {"plan"},
     {"onepass"},

@@ -1,0 +1,73 @@
+"""`quantkit verify --for ENGINE`: what an engine will do with checkpoints, without running it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from quantkit.errors import Faulty
+
+if TYPE_CHECKING:
+    from quantkit.dispatch.prediction import Prediction
+
+MOST = 12
+"""Findings of one rule that are shown; --json has all."""
+
+
+def predict(
+    folders: list[Path], engine: str, version: str | None, gpu: str | None, as_json: bool
+) -> None:
+    """Print what was found, and a verdict as the last line; exit code 1 where something is wrong."""
+    from quantkit.cli import console
+    from quantkit.dispatch.prediction import predict as judge
+    from quantkit.hardware.gpus import find
+
+    device = find(gpu) if gpu else None
+    found = [judge(folder, engine, version, device) for folder in folders]
+    if as_json:
+        told = [one.to_json() for one in found]
+        console.print_json(told[0] if len(told) == 1 else told)
+    else:
+        for one in found:
+            _show(one, len(found) > 1)
+    wrong = [one for one in found if not one.ok]
+    if not as_json:
+        typer.echo(f"verdict: {'; '.join(dict.fromkeys(one.verdict for one in found))}")
+    if wrong:
+        n = sum(len(one.faults) for one in wrong)
+        names = ", ".join(str(one.path) for one in wrong)
+        raise Faulty(f"{names}: {n} fault{'s' * (n > 1)} for {_engine(wrong[0])}")
+
+
+def _engine(found: "Prediction") -> str:
+    where = f" on {found.gpu}" if found.gpu else ""
+    return f"{'vLLM' if found.engine == 'vllm' else found.engine} {found.version}".strip() + where
+
+
+def _show(found: "Prediction", many: bool) -> None:
+    from quantkit.cli import console
+
+    typer.echo(f"{found.path}: {_engine(found)}" if many else _engine(found))
+    kernels: dict[tuple[str, str], list[str]] = {}
+    for choice in found.kernels:
+        key = (choice.kernel or "no kernel", choice.scheme.tag)
+        kernels.setdefault(key, []).append(choice.layer)
+    for (kernel, tag), layers in kernels.items():
+        console.say(f"kernel    {kernel}: {len(layers)} layers of {tag}", hang=10)
+    if not found.kernels:
+        for tag, n in found.schemes.items():
+            console.say(f"scheme    {tag}: {n} layers", hang=10)
+    for words in found.left_out:
+        console.say(f"left out  {words}", hang=10)
+    shown: dict[str, int] = {}
+    for one in found.findings:
+        shown[one.rule.id] = shown.get(one.rule.id, 0) + 1
+        if shown[one.rule.id] > MOST:
+            continue
+        mark = f"{one.consequence:<10}"
+        console.say(f"{mark}{one.layer}: {one.words}", hang=10)
+        if shown[one.rule.id] == 1:
+            console.say(f"          rule {one.rule.id}: {one.rule.remedy}", hang=10)
+    for name, n in shown.items():
+        if n > MOST:
+            console.say(f"          {n - MOST} more by rule {name}: --json lists them", hang=10)
