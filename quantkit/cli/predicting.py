@@ -17,7 +17,7 @@ MOST = 12
 def predict(
     folders: list[Path], engine: str, version: str | None, gpu: str | None, as_json: bool
 ) -> None:
-    """Print what was found, and a verdict as the last line; exit code 1 where something is wrong."""
+    """Print what was found and, as the last line, a verdict; exit code 1 where it is a fault."""
     from quantkit.cli import console
     from quantkit.dispatch.prediction import predict as judge
     from quantkit.hardware.gpus import find

@@ -70,7 +70,7 @@ def command(
     timeout: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="For one engine, from start to end.")
     ] = 600.0,
-    engine: Annotated[
+    predicted_for: Annotated[
         str | None,
         typer.Option(
             "--for",
@@ -104,12 +104,12 @@ def command(
     """
     from quantkit.cli import console, early, start
 
-    if engine is not None:
+    if predicted_for is not None:
         from quantkit.cli.predicting import predict
 
         if backend != "files" or server is not None or source is not None:
             raise typer.BadParameter("predicts alone: not with --backend, --server or --source")
-        predict(checkpoints, engine, for_version, gpu, json)
+        predict(checkpoints, predicted_for, for_version, gpu, json)
         return
     if for_version is not None or gpu is not None:
         raise typer.BadParameter("--for-version and --gpu go with --for")

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from quantkit import device as devices
+from quantkit import formats
 from quantkit.calibration import loading
 from quantkit.calibration.build import Vocabulary
 from quantkit.calibration.calibration_set import CalibrationSet
 from quantkit.calibration.tokens import CalibrationTokens
-from quantkit.errors import HardwareError, SourceError, UnknownName
+from quantkit.dispatch import prediction
+from quantkit.errors import HardwareError, RecipeError, SourceError, UnknownName
 from quantkit.export import manifest
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.gguf import plan as gguf_plan
@@ -187,6 +189,8 @@ def prepare(
         _check_names(source, architecture, engine)
     stored = architecture.stored(source)
     plans = [planning.make(architecture, stored, recipe) for recipe in weights]
+    for made in plans:
+        _check_engine(source, made)
     if source.quantized_by is not None:
         for made in plans:
             made.notes.append(f"from weights that {source.quantized_by} had quantised")
@@ -225,6 +229,24 @@ def prepare(
         return resume.without_finished(job, force, progress)
     job = _calibrated(job, architecture, calibration, size, run)
     return resume.without_finished(job, force, progress)
+
+
+OWN = ("config-shape", "missing-layer")
+"""Rules about a model as it is, whatever is made of it."""
+
+
+def _check_engine(source: ModelSource, plan: Plan) -> None:
+    """Stop before a byte is written where vLLM would not load the result, or serve garbage."""
+    config = {**source.config, "quantization_config": formats.config(plan.recipe, plan.ignored)}
+    linears = {*plan.quantized, *plan.ignored}
+    specs = [spec for spec in plan.specs if spec.name.rpartition(".")[0] in linears]
+    # What the source is by itself was decided before there was a plan.
+    faults = [one for one in prediction.foretell(config, specs).faults if one.rule.id not in OWN]
+    if faults:
+        raise RecipeError(
+            f"recipe {plan.recipe.name}: vLLM would not serve the result: {faults[0]}; "
+            f"{faults[0].rule.remedy}"
+        )
 
 
 def _check_names(source: ModelSource, architecture: Architecture, engine: str) -> None:

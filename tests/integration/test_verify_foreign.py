@@ -48,6 +48,7 @@ def test_what_the_library_wrote_is_sound(model, library, preset):
     found = quantkit.verify(library[preset], source=model)
     assert found.faults == []
     assert len(found.worst) == 5
+    assert quantkit.predict(library[preset], version="0.26", gpu="H200").faults == []
 
 
 @pytest.mark.parametrize("form", ["gptq", "awq", "fp8"])

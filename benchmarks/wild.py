@@ -1,0 +1,176 @@
+# ruff: noqa: E402
+"""What `quantkit verify --for vllm` foretells of a corpus of checkpoints, beside what vLLM does.
+
+    python benchmarks/wild.py --python PYTHON_OF_VLLM --work DIR [--gpu H200] [--only NAME ...]
+
+The corpus (tests/wild.py) is made on the demo model: sound checkpoints of every scheme, and broken
+ones, one per known fault. Each is judged from config and headers, then loaded by a real vLLM in a
+process of its own (eager, a small cache), which gives the log-probabilities of a few texts. They
+are held against our reader's of the sound checkpoint that each was made from: `refuses` where vLLM
+raises, `garbage` where it answers otherwise than the sound one by far, else `loads`. Results go to
+one file as they come, so that a stopped run goes on (`--again` starts anew).
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recording import write
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+import torch
+import wild
+
+import quantkit
+from quantkit import opening
+from quantkit.engine.vllm_job import Job, Vllm
+from quantkit.errors import QuantkitError
+from quantkit.model.source import ModelSource
+from quantkit.scoring import loading
+from quantkit.scoring.expected import log_probabilities
+
+RESULT = Path(__file__).parent / "results" / "wild-h200.json"
+TEXTS = 8
+LENGTH = 96
+GARBAGE = 0.25
+"""Nats per token from the sound checkpoint's reference beyond which an answer is not the model's;
+sound ones are off by a few hundredths."""
+
+
+def prompts() -> list[list[int]]:
+    """Token ids of Python's own documentation, which is what the demo model was trained on."""
+    from pydoc_data.topics import topics
+
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(wild.DEMO / "tokenizer.json"))
+    text = "\n".join(topics[name] for name in sorted(topics)[:TEXTS])
+    ids = tokenizer.encode(text).ids
+    return [ids[n * LENGTH : (n + 1) * LENGTH] for n in range(TEXTS)]
+
+
+def reference(folder: Path, score: list[list[int]], device: str) -> list[list[float]]:
+    """Log-probabilities of each prompt's tokens after the first, by our reader."""
+    found = opening.find(str(folder), None, False)
+    assert isinstance(found, ModelSource)
+    model = loading.load(found, torch.device(device), dtype=torch.float32)
+    rows: list[list[float]] = log_probabilities(model, torch.tensor(score)).tolist()
+    return rows
+
+
+def apart(one: list[list[float]], other: list[list[float]]) -> float:
+    """Mean difference in nats per token; infinite where one of them is no number."""
+    pairs = [abs(a - b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)]
+    mean = statistics.fmean(pairs)
+    return mean if math.isfinite(mean) else math.inf
+
+
+def outcome(
+    case: wild.Case, engine: Vllm, score: list[list[int]], expected: list[list[float]]
+) -> dict[str, Any]:
+    """What vLLM does with one folder."""
+    settings = {"dtype": "auto", "enforce_eager": True, "max_model_len": 128}
+    settings["enable_prefix_caching"] = False
+    job = Job(str(case.folder.resolve()), "logprobs", score[:1], 1, score, True, settings)
+    started = time.monotonic()
+    try:
+        answer = engine.ask(job)
+    except QuantkitError as error:
+        return {"outcome": "refuses", "reason": str(error)[:600], "seconds": _since(started)}
+    off = apart(answer.prompt_logprobs, expected)
+    return {
+        "outcome": "garbage" if off > GARBAGE else "loads",
+        "nats_apart": None if math.isinf(off) else round(off, 4),
+        "version": answer.version,
+        "device": answer.device,
+        "quantization": answer.quantization,
+        "seconds": _since(started),
+    }
+
+
+def _since(started: float) -> float:
+    return round(time.monotonic() - started, 1)
+
+
+def foretold(case: wild.Case, version: str, gpu: str) -> dict[str, Any]:
+    """Our own word, and how long it took."""
+    started = time.monotonic()
+    found = quantkit.predict(case.folder, version=version, gpu=gpu)
+    verdict = {"loads": "loads", "will not load": "refuses"}.get(found.verdict, "garbage")
+    told = {
+        "verdict": verdict,
+        "rules": sorted({one.rule.id for one in found.faults}),
+        "kernels": sorted({one.kernel for one in found.kernels if one.kernel}),
+        "seconds": round(time.monotonic() - started, 3),
+    }
+    if case.verify is not None:  # in the numbers, not in the headers
+        faults = quantkit.verify(case.folder).faults
+        told |= {"verdict": "garbage" if faults else verdict, "verify": faults[:2]}
+    return told
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--python", type=Path, required=True, help="of vLLM's environment")
+    parser.add_argument("--work", type=Path, required=True, help="the corpus goes here")
+    parser.add_argument("--gpu", default="H200")
+    parser.add_argument("--version", default="0.26")
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--timeout", type=float, default=240)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    args = parser.parse_args(arguments)
+    os.environ.setdefault("VLLM_USE_DEEP_GEMM", "0")  # compiled while loading, which takes minutes
+    done: dict[str, Any] = {}
+    if args.out.is_file() and not args.again:
+        done = json.loads(args.out.read_text())["checkpoints"]
+    cases = wild.make(args.work, wanted=lambda name: not args.only or name in args.only)
+    engine = Vllm(args.python, args.timeout)
+    score = prompts()
+    expected: dict[Path, list[list[float]]] = {}
+    for case in cases:
+        if case.name in done:
+            continue
+        base = case.folder if case.is_sound else args.work / "sound" / wild.BROKEN[case.name][0]
+        if base not in expected:
+            expected[base] = reference(base, score, args.device)
+        told = {
+            "sound": case.is_sound,
+            "foretold": foretold(case, args.version, args.gpu),
+            "found": outcome(case, engine, score, expected[base]),
+        }
+        told["agrees"] = told["foretold"]["verdict"] == told["found"]["outcome"]
+        done[case.name] = told
+        print(
+            f"{'agrees ' if told['agrees'] else 'DIFFERS'} {case.name}: foretold "
+            f"{told['foretold']['verdict']}, found {told['found']['outcome']}",
+            flush=True,
+        )
+        write(args.out, _result(done, args))
+    write(args.out, _result(done, args))
+
+
+def _result(done: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "what": "verify --for vllm, foretold from config and headers, beside what vLLM did",
+        "gpu": args.gpu,
+        "version": args.version,
+        "agree": sum(told["agrees"] for told in done.values()),
+        "of": len(done),
+        "garbage_beyond_nats": GARBAGE,
+        "checkpoints": done,
+    }
+
+
+if __name__ == "__main__":
+    main()
