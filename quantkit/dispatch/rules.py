@@ -66,15 +66,15 @@ class Rule:
     """One thing that an engine does with a checkpoint."""
 
     id: str
-    engine: str
-    what: str
-    """What is wrong with the checkpoint and what the engine does then."""
     consequences: tuple[Consequence, ...]
     """The first is the usual one."""
+    what: str
+    """What is wrong with the checkpoint and what the engine does then."""
     remedy: str
     source: str
     since: tuple[int, int] | None = None
     before: tuple[int, int] | None = None
+    engine: str = "vllm"
 
     def holds(self, version: tuple[int, int]) -> bool:
         """Whether a version of the engine has this rule."""
@@ -99,148 +99,140 @@ QUANTIZE = "quantise the model again with a recipe of quantkit"
 REPAIR = "`quantkit convert DIR --to FORMAT --repair` rewrites the config"
 
 
-def _rule(
-    id: str, consequences: tuple[Consequence, ...], what: str, remedy: str, source: str,
-    since: tuple[int, int] | None = None, before: tuple[int, int] | None = None,
-    engine: str = "vllm",
-) -> Rule:  # fmt: skip
-    return Rule(id, engine, what, consequences, remedy, source, since, before)
-
-
 RULES = (
-    _rule("headers", ("refuses",), "A shard is truncated, missing or corrupt",
+    Rule("headers", ("refuses",), "A shard is truncated, missing or corrupt",
           "download the file again", "safetensors: deserialize"),
-    _rule("method", ("refuses",), "`quant_method` is none of this version's methods",
+    Rule("method", ("refuses",), "`quant_method` is none of this version's methods",
           "take a version that has it, or quantise the source model",
           "layers/quantization/__init__.py: get_quantization_config"),
-    _rule("unknown-key", ("refuses",),
+    Rule("unknown-key", ("refuses",),
           "The config has a key or value that the pinned compressed-tensors forbids",
           REPAIR, "compressed-tensors: quantization/quant_args.py: QuantizationArgs"),
-    _rule("sparsity", ("refuses",), "`sparsity_config` names targets; 2:4 kernels are gone",
+    Rule("sparsity", ("refuses",), "`sparsity_config` names targets; 2:4 kernels are gone",
           "serve the unsparsified checkpoint", f"{CT}: _parse_sparsity_config", (0, 22)),
-    _rule("no-scheme", ("refuses",), "No scheme of vLLM has these numbers in this `format`",
+    Rule("no-scheme", ("refuses",), "No scheme of vLLM has these numbers in this `format`",
           QUANTIZE, f"{CT}: _get_scheme_from_parts"),
-    _rule("width", ("refuses",), "Integer weights of a width that this version does not read",
+    Rule("width", ("refuses",), "Integer weights of a width that this version does not read",
           "serve with vLLM 0.25 or later, or quantise in 4 or 8 bits",
           f"{WNA16}: WNA16_SUPPORTED_TYPES_MAP"),
-    _rule("packing", ("refuses", "garbage"),
+    Rule("packing", ("refuses", "garbage"),
           "Integers of 3, 5, 6 or 7 bits padded to 32-bit words, as compressed-tensors before 0.18 "
           "packs them; vLLM reads them dense",
           "`quantkit convert DIR --to compressed-tensors --repair` packs them densely",
           f"{WNA16}: create_weights", (0, 25)),
-    _rule("fused-ignore", ("refuses",),
+    Rule("fused-ignore", ("refuses",),
           "`ignore` leaves some layers out that vLLM fuses (q/k/v, gate/up), but not all",
           "quantise all of them or none", f"{UTILS}: should_ignore_layer; {SKIPPED}"),
-    _rule("fused-scheme", ("refuses", "garbage"),
+    Rule("fused-scheme", ("refuses", "garbage"),
           "Layers that vLLM fuses have unlike schemes; it takes one for all, and a group that "
           "targets Linear wins over one that names the shards",
           "give all of them the same scheme", f"{UTILS}: find_matched_target"),
-    _rule("experts-scheme", ("refuses", "garbage"),
+    Rule("experts-scheme", ("refuses", "garbage"),
           "Experts have unlike schemes; vLLM looks at expert 0 and builds all alike",
           "give all experts of a layer the same scheme", f"{MOE}: get_moe_method"),
-    _rule("stored-plain", ("refuses", "garbage"),
+    Rule("stored-plain", ("refuses", "garbage"),
           "A layer is stored in 16 bits and built quantised: packed formats stop at the unknown "
           "tensor, FP8 and INT8 cast the weights without a scale",
           f"add the layer to `ignore`; {REPAIR}", f"{UNNAMED}; {LOADER}"),
-    _rule("stored-quantized", ("refuses",),
+    Rule("stored-quantized", ("refuses",),
           "A layer is stored quantised and built in 16 bits, since `ignore` or no group means it",
           f"take it out of `ignore` or add a target; {REPAIR}", UNNAMED),
-    _rule("ignore-name", ("refuses", "garbage"),
+    Rule("ignore-name", ("refuses", "garbage"),
           "An entry of `ignore` misses vLLM's module names: names must be whole, patterns (re:) "
           "must fit the names inside vLLM",
           REPAIR, f"{UTILS}: check_equal_or_regex_match; {SKIPPED}; {CT}: apply_vllm_mapper"),
-    _rule("missing-tensor", ("garbage",),
+    Rule("missing-tensor", ("garbage",),
           "A scale, zero point or group index is missing; vLLM checks completeness of unquantised "
           "models only and computes with uninitialised memory",
           "download again, or quantise again", f"{LOADER} (enable_weights_track)"),
-    _rule("missing-layer", ("garbage",),
+    Rule("missing-layer", ("garbage",),
           "A block of the model has no tensors in the files", "download again",
           f"{LOADER} (enable_weights_track)"),
-    _rule("shape", ("refuses",), "A tensor has not the shape of vLLM's parameter",
+    Rule("shape", ("refuses",), "A tensor has not the shape of vLLM's parameter",
           "check that config.json belongs to these files",
           "parameter.py: load_column_parallel_weight, load_row_parallel_weight"),
-    _rule("config-shape", ("refuses",),
+    Rule("config-shape", ("refuses",),
           "config.json describes another model than the files hold",
           "restore the config.json that belongs to these weights",
           "layers/vocab_parallel_embedding.py: weight_loader; parameter.py"),
-    _rule("global-scales", ("garbage",),
+    Rule("global-scales", ("garbage",),
           "NVFP4 shards of a fused layer have unlike global scales; vLLM takes the largest for all",
           "`quantkit convert DIR --to compressed-tensors --repair` makes them equal",
           f"{NVFP4}: process_weights_after_loading; {MODELOPT}: ModelOptNvFp4LinearMethod"),
-    _rule("fp8-merge", ("accuracy",),
+    Rule("fp8-merge", ("accuracy",),
           "FP8 scales per tensor differ within a fused layer; vLLM rounds the shards again to the "
           "largest", "quantise with scales per channel (fp8-dynamic)",
           "layers/quantization/utils/w8a8_utils.py: requantize_with_max_scale"),
-    _rule("input-scales", ("accuracy",),
+    Rule("input-scales", ("accuracy",),
           "Input scales differ within a fused layer; vLLM takes the largest for all",
           "calibrate the fused layers together",
           f"{NVFP4}: process_weights_after_loading; {FP8}: process_weights_after_loading"),
-    _rule("capability", ("refuses",), "The GPU's compute capability is below the method's or "
+    Rule("capability", ("refuses",), "The GPU's compute capability is below the method's or "
           "scheme's minimum", "take another GPU or recipe (`quantkit recommend`)",
           f"{CT}: _check_scheme_supported; config/vllm.py: _get_quantization_config"),
-    _rule("kernel", ("refuses",), "No kernel of this version runs the layer on this GPU",
+    Rule("kernel", ("refuses",), "No kernel of this version runs the layer on this GPU",
           "take another GPU or recipe (`quantkit recommend`)",
           f"{KERNELS}: choose_mp_linear_kernel, choose_scaled_mm_linear_kernel"),
-    _rule("slow-kernel", ("slow path",), "The layer runs by a fallback kernel on this GPU",
+    Rule("slow-kernel", ("slow path",), "The layer runs by a fallback kernel on this GPU",
           "take a recipe that the GPU runs natively (`quantkit recommend`)", KERNELS),
-    _rule("fp8-blocks", ("refuses",),
+    Rule("fp8-blocks", ("refuses",),
           "Blocks do not divide the rows of a fused layer's shards",
           "use fp8-dynamic for this model",
           "layers/quantization/utils/fp8_utils.py: validate_fp8_block_shape"),
-    _rule("gptq-numbers", ("refuses",), "GPTQ other than symmetric 4 and 8 bits",
+    Rule("gptq-numbers", ("refuses",), "GPTQ other than symmetric 4 and 8 bits",
           "serve with vLLM 0.21 or earlier in float16, or quantise again",
           f"{GPTQ}: AutoGPTQConfig.TYPE_MAP", (0, 22)),
-    _rule("gptq-numbers-old", ("refuses",), "GPTQ other than 2, 3, 4 and 8 bits", QUANTIZE,
+    Rule("gptq-numbers-old", ("refuses",), "GPTQ other than 2, 3, 4 and 8 bits", QUANTIZE,
           "layers/quantization/gptq.py (v0.20.0): GPTQConfig", None, (0, 22)),
-    _rule("gptq-group", ("refuses",), "GPTQ with a group size other than -1, 32, 64 or 128",
+    Rule("gptq-group", ("refuses",), "GPTQ with a group size other than -1, 32, 64 or 128",
           QUANTIZE, f"{GPTQ}: verify_marlin_supported", (0, 22)),
-    _rule("act-order", ("garbage",),
+    Rule("act-order", ("garbage",),
           "The order of columns (`g_idx`) is not what the config declares: without `desc_act` or "
           "`actorder` vLLM ignores it",
           "set `desc_act` as the files need it",
           f"{GPTQ}: create_weights; {WNA16}: create_weights"),
-    _rule("act-order-experts", ("refuses",),
+    Rule("act-order-experts", ("refuses",),
           "Act-order in experts whose sizes Marlin does not take", "quantise without act-order",
           f"{MOE}: get_moe_method"),
-    _rule("required-key", ("refuses",), "A key that vLLM reads is missing from the config",
+    Rule("required-key", ("refuses",), "A key that vLLM reads is missing from the config",
           REPAIR, "layers/quantization/base_config.py: get_from_keys"),
-    _rule("awq-numbers", ("refuses",), "AWQ other than 4 bits", QUANTIZE,
+    Rule("awq-numbers", ("refuses",), "AWQ other than 4 bits", QUANTIZE,
           f"{AWQ}: AutoAWQConfig.TYPE_MAP"),
-    _rule("fp8-scheme", ("refuses",), "`activation_scheme` is neither static nor dynamic, or is "
+    Rule("fp8-scheme", ("refuses",), "`activation_scheme` is neither static nor dynamic, or is "
           "static beside blocks", QUANTIZE, f"{FP8}: Fp8Config"),
-    _rule("modelopt-algo", ("refuses",), "`quant_algo` is none of vLLM's", QUANTIZE,
+    Rule("modelopt-algo", ("refuses",), "`quant_algo` is none of vLLM's", QUANTIZE,
           f"{MODELOPT}: QUANT_ALGOS"),
-    _rule("mxfp4-family", ("refuses",), "`mxfp4` outside gpt-oss: linear layers have no method",
+    Rule("mxfp4-family", ("refuses",), "`mxfp4` outside gpt-oss: linear layers have no method",
           "store it as compressed-tensors", "layers/quantization/mxfp4.py: GptOssMxfp4Config"),
-    _rule("dtype", ("refuses",), "The method does not compute in the model's type",
+    Rule("dtype", ("refuses",), "The method does not compute in the model's type",
           "serve with --dtype bfloat16", "config/vllm.py: _get_quantization_config"),
-    _rule("kv-scheme", ("refuses",), "A KV cache other than symmetric FP8 per tensor or head",
+    Rule("kv-scheme", ("refuses",), "A KV cache other than symmetric FP8 per tensor or head",
           "quantise with +kv-fp8", f"{CT}: validate_kv_cache_scheme"),
-    _rule("kv-scales", ("accuracy",), "An FP8 KV cache is declared and has no scales; vLLM takes 1",
+    Rule("kv-scales", ("accuracy",), "An FP8 KV cache is declared and has no scales; vLLM takes 1",
           "quantise with +kv-fp8, which calibrates them",
           "layers/quantization/kv_cache.py: process_weights_after_loading"),
-    _rule("mtp", ("slow path",), "The config declares heads for multi-token prediction and the "
+    Rule("mtp", ("slow path",), "The config declares heads for multi-token prediction and the "
           "files have none: it serves, and speculative decoding with them stops at loading",
           "take a checkpoint that keeps them, or another draft",
           "models/deepseek_mtp.py: load_weights"),
-    _rule("not-gguf", ("refuses",), "The folder holds no GGUF file",
+    Rule("not-gguf", ("refuses",), "The folder holds no GGUF file",
           "quantise the source model with a GGUF recipe, such as gguf-q4_k_m",
           "src/llama-model-loader.cpp", engine="llama.cpp"),
-    _rule("gguf-header", ("refuses",), "The file's header or length is damaged",
+    Rule("gguf-header", ("refuses",), "The file's header or length is damaged",
           "download the file again", "ggml/src/gguf.cpp: gguf_init_from_file", engine="llama.cpp"),
-    _rule("gguf-architecture", ("refuses",), "`general.architecture` is none of llama.cpp's",
+    Rule("gguf-architecture", ("refuses",), "`general.architecture` is none of llama.cpp's",
           "take a later llama.cpp", "src/llama-arch.cpp: LLM_ARCH_NAMES", engine="llama.cpp"),
-    _rule("gguf-type", ("refuses",), "A tensor's type was removed from ggml (4, 5, 31 to 33, 36 to "
+    Rule("gguf-type", ("refuses",), "A tensor's type was removed from ggml (4, 5, 31 to 33, 36 to "
           "38)", "take the file in another type; ggml repacks Q4_0 itself",
           "ggml/include/ggml.h: ggml_type", engine="llama.cpp"),
-    _rule("gguf-tokenizer", ("refuses",), "The file has no tokenizer",
+    Rule("gguf-tokenizer", ("refuses",), "The file has no tokenizer",
           "convert the model again with its tokenizer", "src/llama-vocab.cpp: load",
           engine="llama.cpp"),
-    _rule("gguf-pre-tokenizer", ("garbage",),
+    Rule("gguf-pre-tokenizer", ("garbage",),
           "A BPE tokenizer without `tokenizer.ggml.pre` is read by the default "
           "pattern, which cuts text otherwise than the model learnt",
           "convert the model again", "src/llama-vocab.cpp: load", engine="llama.cpp"),
-    _rule("gguf-tensors", ("refuses",), "A tensor that the architecture needs is missing",
+    Rule("gguf-tensors", ("refuses",), "A tensor that the architecture needs is missing",
           "download again, with all parts of a split file",
           "src/llama-model-loader.cpp: create_tensor", engine="llama.cpp"),
 )  # fmt: skip

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from quantkit.dispatch.layers import BLOCK, VISION
 from quantkit.dispatch.rules import Finding, found
 from quantkit.dispatch.schemes import Judged, scheme_of
+from quantkit.families import geometry
 
 
 def cache(judged: Judged) -> Iterator[Finding]:
@@ -45,14 +46,13 @@ def model(judged: Judged) -> Iterator[Finding]:
             elif vocabulary and spec.shape[0] != vocabulary:
                 words = f"{list(spec.shape)}, config.json has vocab_size {vocabulary}"
                 yield found("config-shape", name, words)
-    heads, width = text.get("num_attention_heads"), text.get("head_dim")
-    if heads and hidden and not width:
-        width = hidden // heads
-    wanted = {
-        "q_proj": heads and width and heads * width,
-        "k_proj": width and (text.get("num_key_value_heads") or heads or 0) * width,
-        "gate_proj": text.get("intermediate_size"),
-    }
+    wanted: dict[str, int] = {}
+    if text.get("num_attention_heads") and (hidden or text.get("head_dim")):
+        width = geometry.head_dim(text)
+        wanted["q_proj"] = int(text["num_attention_heads"]) * width
+        wanted["k_proj"] = geometry.n_kv_heads(text) * width
+    if isinstance(text.get("intermediate_size"), int):
+        wanted["gate_proj"] = text["intermediate_size"]
     blocks: set[int] = set()
     told: set[str] = set()
     for name, layer in judged.checkpoint.linears.items():
@@ -70,7 +70,7 @@ def model(judged: Judged) -> Iterator[Finding]:
         if rows and rows != size * (2 if gated else 1) and last != "gate_proj":
             told.add(last)
             yield found("config-shape", name, f"{rows} rows, config.json makes it {size}")
-        elif rows and last == "gate_proj" and isinstance(size, int) and rows != size:
+        elif rows and last == "gate_proj" and rows != size:
             told.add(last)
             yield found("config-shape", name, f"{rows} rows, intermediate_size is {size}")
     n_blocks = int(text.get("num_hidden_layers") or 0)
