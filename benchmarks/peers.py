@@ -3,7 +3,7 @@
     python benchmarks/peers.py RUN[@BATCH] ... --model DIR [DIR ...] --set DIR --group-size 128
         --out DIR --result FILE [--warm-samples 8]
 
-RUN is one of RUNS below. All runs read the same token ids, those of a set that `quantkit calibrate
+RUN is one of KNOWN below. All runs read the same token ids, those of a set that `quantkit calibrate
 build` wrote, load the model from its folder, and write a checkpoint in compressed-tensors form.
 Several runs or models share the process; with --warm-samples each run first makes one untimed call
 on the first model. `--result` is written after every call.
@@ -53,7 +53,7 @@ class Call:
         return ids[: self.n_samples]
 
 
-def quantkit(*recipes: str) -> Callable[[Call], None]:
+def quantkit(*recipes: str, tune: bool = False) -> Callable[[Call], None]:
     """Our own recipes, one or several from one pass."""
 
     def run(call: Call) -> None:
@@ -64,7 +64,7 @@ def quantkit(*recipes: str) -> Callable[[Call], None]:
 
         loaded = []
         for name in recipes:
-            recipe = Recipe.load(name)
+            recipe = Recipe.load(name).tuned() if tune else Recipe.load(name)
             weights = recipe.weights.model_copy(update={"group_size": call.group_size})
             loaded.append(recipe.model_copy(update={"weights": weights}))
         source = ModelSource.open(str(call.model))
@@ -74,8 +74,8 @@ def quantkit(*recipes: str) -> Callable[[Call], None]:
     return run
 
 
-def llmcompressor(method: str) -> Callable[[Call], None]:
-    """GPTQ as its W4A16, AWQ as its W4A16_ASYM, with the group size asked for."""
+def llmcompressor(method: str, bits: int = 4) -> Callable[[Call], None]:
+    """GPTQ as its W4A16, AWQ as its W4A16_ASYM, with the width and group size asked for."""
 
     def run(call: Call) -> None:
         from llmcompressor import oneshot
@@ -84,11 +84,11 @@ def llmcompressor(method: str) -> Callable[[Call], None]:
         from torch.utils.data import DataLoader
 
         weights = {
-            "num_bits": 4,
+            "num_bits": bits,
             "type": "int",
             "strategy": "group",
             "group_size": call.group_size,
-            "symmetric": method == "gptq",
+            "symmetric": method == "gptq" or bits < 4,
         }
         groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
         if method == "gptq":
@@ -110,25 +110,33 @@ def llmcompressor(method: str) -> Callable[[Call], None]:
     return run
 
 
-def autoround(iterations: int, learning_rate: float | None) -> Callable[[Call], None]:
-    """Sign-gradient rounding; settings are those of its own presets."""
+def autoround(
+    iterations: int, learning_rate: float | None, bits: int = 4, extension: bool = False
+) -> Callable[[Call], None]:
+    """Sign-gradient rounding; settings are those of its own presets.
+
+    Below 4 bits it saves the rounded weights in 16 bits, which needs no kernel to read.
+    """
 
     def run(call: Call) -> None:
         from auto_round import AutoRound
         from transformers import AutoTokenizer
 
         ids = call.ids()
+        scheme = f"W{bits}A16"
+        more = {"enable_alg_ext": True} if extension else {}
         AutoRound(
             str(call.model),
             tokenizer=AutoTokenizer.from_pretrained(call.model),
-            scheme="W4A16" if call.group_size == 128 else f"W4A16G{call.group_size}",
+            scheme=scheme if call.group_size == 128 else f"{scheme}G{call.group_size}",
             dataset=list(ids.split(call.batch)),
             iters=iterations,
             lr=learning_rate,
             seqlen=ids.shape[1],
             nsamples=len(ids),
             batch_size=call.batch,
-        ).quantize_and_save(str(call.out), format="llm_compressor")
+            **more,
+        ).quantize_and_save(str(call.out), format="llm_compressor" if bits == 4 else "fake")
 
     return run
 
@@ -143,6 +151,41 @@ RUNS: dict[str, Callable[[Call], None]] = {
     "autoround-200": autoround(200, None),
     "autoround-light": autoround(50, 5e-3),
 }
+OWN = {
+    "quantkit-best": "best-w4a16",
+    "quantkit-gptq-w3": "gptq-w3a16",
+    "quantkit-best-w3": "best-w3a16",
+    "quantkit-gptq-w2": "gptq-w2a16",
+    "quantkit-best-w2": "best-w2a16",
+}
+"""Our recipes of the frontier; with `-tune` behind a name, with the gradient stage."""
+RUNS_BY_WIDTH: dict[int, dict[str, Callable[[Call], None]]] = {
+    4: {
+        "quantkit-gptq": RUNS["quantkit-gptq"],
+        "quantkit-awq-gptq": RUNS["quantkit-awq-gptq"],
+        "quantkit-best": quantkit("best-w4a16"),
+        "quantkit-best-tune": quantkit("best-w4a16", tune=True),
+        "llmcompressor-gptq": RUNS["llmcompressor-gptq"],
+        "llmcompressor-awq": RUNS["llmcompressor-awq"],
+        "autoround-200": RUNS["autoround-200"],
+    },
+    3: {
+        "quantkit-gptq-w3": quantkit("gptq-w3a16"),
+        "quantkit-best-w3": quantkit("best-w3a16"),
+        "quantkit-best-w3-tune": quantkit("best-w3a16", tune=True),
+        "llmcompressor-gptq-w3": llmcompressor("gptq", 3),
+        "autoround-200-w3": autoround(200, None, 3),
+    },
+    2: {
+        "quantkit-gptq-w2": quantkit("gptq-w2a16"),
+        "quantkit-best-w2": quantkit("best-w2a16"),
+        "quantkit-best-w2-tune": quantkit("best-w2a16", tune=True),
+        "llmcompressor-gptq-w2": llmcompressor("gptq", 2),
+        "autoround-200-w2": autoround(200, None, 2, extension=True),
+    },
+}
+"""What `frontier.py` compares, by bits."""
+KNOWN = RUNS | {name: run for runs in RUNS_BY_WIDTH.values() for name, run in runs.items()}
 PACKAGES = {
     "quantkit": ("torch", "transformers", "compressed-tensors"),
     "llmcompressor": ("llmcompressor", "torch", "transformers", "compressed-tensors"),
@@ -153,8 +196,8 @@ PACKAGES = {
 def split(name: str) -> tuple[str, int]:
     """A run and its batch size."""
     run, _, batch = name.partition("@")
-    if run not in RUNS:
-        raise SystemExit(f"unknown run {run}: choose from {', '.join(RUNS)}")
+    if run not in KNOWN:
+        raise SystemExit(f"unknown run {run}: choose from {', '.join(KNOWN)}")
     return run, int(batch or DEFAULT_BATCH)
 
 
@@ -167,7 +210,8 @@ def checkpoints(run: str, out: Path) -> dict[str, Path]:
     if run == "quantkit-one-pass":
         return {f"quantkit-{name.removesuffix('-w4a16')}": out / name for name in RECIPES}
     if package_of(run) == "quantkit":
-        return {run: out / f"{run.removeprefix('quantkit-')}-w4a16"}
+        plain = run.removesuffix("-tune")
+        return {run: out / OWN.get(plain, f"{plain.removeprefix('quantkit-')}-w4a16")}
     # AutoRound makes a folder of its own within the one that it is given.
     return {run: next((path.parent for path in out.glob("**/config.json")), out)}
 
@@ -183,7 +227,7 @@ def timed(run: str, call: Call) -> dict[str, Any]:
     error = None
     started = time.monotonic()
     try:
-        RUNS[run](call)
+        KNOWN[run](call)
     except Exception:  # whatever goes wrong in a peer is recorded, never dropped
         error = traceback.format_exc()[-3000:]
     if cuda:

@@ -144,7 +144,7 @@ def whole(
         recipes = [path.name for path in peers.checkpoints(run, out).values()]
         command = [sys.executable, "-m", "quantkit", "quantize", str(model), "-o", str(out), "-q"]
         command += [part for recipe in recipes for part in ("-r", recipe)]
-        command += ["--calibration", str(tokens)]
+        command += ["--calibration", str(tokens), *(["--tune"] if run.endswith("-tune") else [])]
     else:
         command = [sys.executable, str(Path(peers.__file__)), name, "--model", str(model)]
         command += ["--set", str(tokens), "--group-size", str(group_size), "--keep"]

@@ -66,18 +66,18 @@ def dequantized(folder: Path, device: torch.device) -> Iterator[tuple[str, torch
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationScheme
 
-    config = json.loads((folder / "config.json").read_text()).get("quantization_config")
+    config = json.loads((folder / "config.json").read_text()).get("quantization_config") or {}
     scheme = compressor = None
-    if config is not None:
+    if "config_groups" in config:
         (group,) = config["config_groups"].values()
         scheme = QuantizationScheme.model_validate(group)
         compressor = BaseCompressor.get_value_from_registry(config["format"])
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt", device=str(device)) as stored:
             names = set(stored.keys())
-            packed = {n.removesuffix("_packed") for n in names if n.endswith(".weight_packed")}
-            for weight in sorted(packed):
-                parts = {n for n in names if n.startswith(f"{weight}_")}
+            scaled = {n.removesuffix("_scale") for n in names if n.endswith(".weight_scale")}
+            for weight in sorted(scaled):
+                parts = {n for n in names if n == weight or n.startswith(f"{weight}_")}
                 module = weight.removesuffix("weight")
                 state = {n.removeprefix(module): stored.get_tensor(n) for n in parts}
                 yield weight, compressor.decompress(state, scheme)["weight"]

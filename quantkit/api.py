@@ -47,6 +47,7 @@ def quantize(
     engine: str = NATIVE,
     offload: str = "auto",
     imatrix: str | Path | None = None,
+    tune: bool = False,
     requantize: bool = False,
     tokenizer: Any = None,
     revision: str | None = None,
@@ -57,7 +58,8 @@ def quantize(
     """Make a checkpoint `out/RECIPE` for every recipe, all from one pass over the model.
 
     A `calibration` is a set's name, a folder, a file of data (plain text too) or a
-    `CalibrationSet`; recipes that need none ignore it. A GGUF file is requantised to GGUF.
+    `CalibrationSet`; recipes that need none ignore it. A GGUF file is requantised to GGUF. With
+    `tune` codes and scales of every block are tuned by gradients, for recipes of GPTQ.
 
     With `bits` per weight or a `size` of files instead of recipes, formats are chosen layer by
     layer for `target` (vllm or llama.cpp) and one checkpoint is made; none where everything stays
@@ -89,6 +91,8 @@ def quantize(
         with opened(model, tokenizer, revision, trust_remote_code, requantize) as source:
             return mixed.quantize(source, asked, Path(out), device, data, how).checkpoints
     wanted = [_recipe(one, format) for one in _listed(recipes)]
+    if tune:
+        wanted = [one.tuned() for one in wanted]
     folder = Path(out)
     if isinstance(model, str | Path) and str(model).lower().endswith(".gguf"):
         from quantkit.onepass.from_gguf import quantize_file

@@ -116,6 +116,8 @@ def search_parameters(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Scales and zero points that clip each tile's range to the ratio with the least error.
 
+    A negative ratio makes a negative scale: integers reach further below zero than above it.
+
     Scales are rounded to `dtype` (and `stored`) before they are judged: `error_of` takes scales
     and zero points and gives the error of every tile.
     """
@@ -124,7 +126,8 @@ def search_parameters(
     best_scale, best_zero = parameters(low, high, scheme, stored)
     best_error = error_of(best_scale, best_zero)
     for ratio in ratios:
-        scale, zero = parameters(low * ratio, high * ratio, scheme, stored)
+        scale, zero = parameters(low * abs(ratio), high * abs(ratio), scheme, stored)
+        scale = -scale if ratio < 0 else scale
         error = error_of(scale, zero)
         better = error < best_error
         best_error = torch.where(better, error, best_error)

@@ -139,6 +139,10 @@ Offload = Annotated[
         callback=one_of("auto", "always", "never"),
     ),
 ]
+Tune = Annotated[
+    bool,
+    typer.Option("--tune", help="Tune codes and scales of each block by gradients (GPTQ recipes)."),
+]
 Imatrix = Annotated[
     Path | None,
     typer.Option(

@@ -34,6 +34,7 @@ from quantkit.cli.options import (
     Sensitivity,
     Size,
     TrustRemoteCode,
+    Tune,
     Verbose,
     split,
 )
@@ -65,6 +66,7 @@ def command(
     length: Length = None,
     imatrix: Imatrix = None,
     requantize: Requantize = False,
+    tune: Tune = False,
     engine: Engine = NATIVE,
     device: Device = "auto",
     offload: Offload = "auto",
@@ -143,7 +145,7 @@ def command(
                 checkpoints = quantize_file(Path(model), made, out, where, how, requantize)
             _show_made(checkpoints, json)
             return
-        loaded = start.recipes(recipes, engine, format)
+        loaded = start.recipes(recipes, engine, format, tune)
         asking.check(loaded, out, calibration is not None, imatrix, engine, force)
         early.calibration(calibration)
         source = start.source(model, revision, trust_remote_code, calibration, requantize)

@@ -45,13 +45,17 @@ def sharing(device: str) -> "Iterator[tuple[Ranks | None, str]]":
 
 
 def recipes(
-    names: Sequence[str], engine: str = NATIVE, format: str | None = None
+    names: Sequence[str], engine: str = NATIVE, format: str | None = None, tune: bool = False
 ) -> "list[AnyRecipe]":
     """Before the model is opened: recipes are quick to read and often wrong."""
     from quantkit.recipe import load
 
     check_engine(engine)
     loaded = [load(name) for name in names]
+    if tune:
+        if engine != NATIVE:
+            raise UsageError(f"--tune is quantkit's own; leave it out, or --engine {engine}")
+        loaded = [recipe.tuned() for recipe in loaded]
     if format is not None:
         loaded = [_in_format(recipe, format) for recipe in loaded]
     if engine != NATIVE:

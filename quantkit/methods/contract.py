@@ -67,6 +67,8 @@ class Linears:
     """What the inputs are rounded to at run time; None: nothing."""
     heights: tuple[int, ...] = ()
     """Rows of each of the linears; none: they are one."""
+    is_expert: bool = False
+    """One of many small ones, each with few tokens."""
     foldable: Callable[[torch.Tensor], torch.Tensor] = lambda values: values
     """Evens out values per input channel where what feeds the linears has fewer channels."""
     replay: Callable[[torch.Tensor], torch.Tensor] | None = None

@@ -13,6 +13,7 @@ matrix does not factor, and said.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quantkit.methods.columns import BLOCK, DAMPING, Factor, kernel, update_block
@@ -30,6 +31,17 @@ HELD_OUT = Option("true or false", lambda value: isinstance(value, bool))
 """Whether some tokens decide between GPTQ and rounding to nearest, instead of teaching GPTQ."""
 SCALES = Option("gram or diagonal", lambda value: value in ("gram", "diagonal"))
 """What judges the scales of integers: the Gram matrix of each group, or its diagonal."""
+DRIFT = Option("true or false", lambda value: isinstance(value, bool))
+"""Whether weights make up for what rounding has done to their inputs: an option of the pass, which
+then follows the source's own stream, too."""
+SWEEPS = Option("a whole number from 0 to 20", lambda v: type(v) is int and 0 <= v <= 20)
+"""Rounds of coordinate descent over codes and scales after GPTQ's own."""
+SIGNED = Option("true or false", lambda value: isinstance(value, bool))
+"""Whether scales of symmetric integers may be negative: few bits reach further below zero."""
+TUNE = Option("a whole number from 0 to 1000", lambda v: type(v) is int and 0 <= v <= 1000)
+"""Steps of the gradient stage that the pass makes after each block."""
+ENOUGH = 2
+"""Tokens for each column of a matrix that is trusted without damping."""
 
 
 class ColumnByColumn:
@@ -43,25 +55,32 @@ class ColumnByColumn:
     statistics = ("gram",)
 
     def cost(self, rows: int, columns: int) -> Cost:
-        return Cost(4.0 * columns**3, columns**3 / 3 + rows * columns**2)
+        # Three products of halves for each of two sweeps of coordinate descent.
+        return Cost(4.0 * columns**3 + 12 * rows * columns**2, columns**3 / 3 + rows * columns**2)
 
     def round(self, linears: Linears) -> Rounded:
         from quantkit import grid
-        from quantkit.methods import scales
+        from quantkit.methods import drift, scales
 
         whole, matrix = scales.global_scale(linears), factor(_learnt(linears))
+        if matrix is not None and linears.inputs.drift is not None:
+            heights = linears.heights or (linears.weight.shape[0],)
+            weight, _ = drift.corrected(linears.weight, linears.inputs, matrix, heights)
+            linears = replace(linears, weight=weight)
         scale, zero = _scales(linears)
         if matrix is None:
             nearest = grid.quantize(linears.weight, scale, zero, linears.scheme, whole)
             return Rounded(nearest, fallback=True)
         solved = solve(linears.weight, matrix, scale, zero, linears.scheme, whole)
-        return _judged(linears, solved, matrix.damping)
+        return _judged(linears, _refined(linears, solved), matrix.damping)
 
     def round_batch(self, batch: Sequence[Linears]) -> list[Rounded]:
         """Linears of one shape and scheme, such as experts, solved side by side.
 
         Those whose matrix does not factor at the first damping go one by one.
         """
+        if any(linears.inputs.drift is not None for linears in batch):
+            return [self.round(linears) for linears in batch]
         from quantkit.methods import gptq_batch, scales
 
         matrices, factored = gptq_batch.factor([_learnt(linears) for linears in batch])
@@ -70,7 +89,7 @@ class ColumnByColumn:
         weights = [linears.weight for linears in batch]
         solved = gptq_batch.solve(weights, matrices, found, wholes, batch[0].scheme)
         return [
-            _judged(linears, one, DAMPING[0]) if ok else self.round(linears)
+            _judged(linears, _refined(linears, one), DAMPING[0]) if ok else self.round(linears)
             for linears, one, ok in zip(batch, solved, factored, strict=True)
         ]
 
@@ -79,6 +98,29 @@ def _learnt(linears: Linears) -> torch.Tensor:
     """The Gram matrix of the tokens that are not held out."""
     held = linears.inputs.held
     return linears.inputs.gram if held is None else linears.inputs.gram - held
+
+
+def _judges(linears: Linears) -> bool:
+    """Whether held-out tokens choose the rounding, or only how much of a step is taken."""
+    return bool(linears.options.get("held_out", linears.inputs.drift is None))
+
+
+def _refined(linears: Linears, solved: grid.QuantizedWeight) -> grid.QuantizedWeight:
+    """The same after coordinate descent, where there are tokens enough to trust undamped.
+
+    Not of experts: hundreds of small descents would take longer than all else.
+    """
+    from quantkit.methods import refine
+
+    sweeps = linears.options.get("sweeps", 0)
+    if (
+        not sweeps
+        or linears.is_expert
+        or linears.inputs.n_tokens < ENOUGH * linears.weight.shape[1]
+    ):
+        return solved
+    gram = _learnt(linears) if _judges(linears) else linears.inputs.gram
+    return refine.refine(linears.weight, gram, solved, linears.scheme, sweeps, linears.activations)
 
 
 def _scales(linears: Linears) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -104,7 +146,7 @@ def _judged(linears: Linears, solved: grid.QuantizedWeight, damping: float) -> R
     from quantkit.methods import products
 
     weight, scheme, held = linears.weight, linears.scheme, linears.inputs.held
-    if held is None:
+    if held is None or not _judges(linears):
         return Rounded(solved, damping)
     nearest = grid.quantize(weight, solved.scale, solved.zero_point, scheme, solved.global_scale)
     matrix = products.Halves.of(held)
@@ -134,7 +176,15 @@ GPTQ = Method(
     "error, judged by the inputs that the layer sees.",
     ColumnByColumn(),
     propagates=True,
-    options={"propagate": PROPAGATE, "held_out": HELD_OUT, "scales": SCALES},
+    options={
+        "propagate": PROPAGATE,
+        "held_out": HELD_OUT,
+        "scales": SCALES,
+        "sweeps": SWEEPS,
+        "drift": DRIFT,
+        "tune": TUNE,
+        "signed": SIGNED,
+    },
     types=("int", "fp4"),
     modifiers=("GPTQModifier",),
 )

@@ -18,8 +18,11 @@ def clipped(
     linears: Linears, error: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Scales and zero points that clip each tile where its error is least."""
+    ratios = CLIP_RATIOS
+    if linears.options.get("signed"):
+        ratios += tuple(-ratio for ratio in (1.0, *CLIP_RATIOS))
     return grid.search_parameters(
-        linears.weight, linears.scheme, linears.dtype, error, CLIP_RATIOS, linears.scale_dtype
+        linears.weight, linears.scheme, linears.dtype, error, ratios, linears.scale_dtype
     )
 
 

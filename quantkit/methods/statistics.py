@@ -26,22 +26,49 @@ class Statistics:
     n_tokens: int = 0
     held: torch.Tensor | None = None
     """G of held-out tokens alone, the last eighth of every batch; None where nobody asks."""
+    drift: torch.Tensor | None = None
+    """Sum of (wanted - seen)^T seen: how far inputs have moved from those of the source, by what
+    was quantised before or by their own rounding; G is of seen ones. None where nobody asks."""
+    held_drift: torch.Tensor | None = None
+    """The same of held-out tokens alone."""
 
     @classmethod
-    def zeros(cls, width: int, device: torch.device, held_out: bool = False) -> "Statistics":
+    def zeros(
+        cls, width: int, device: torch.device, held_out: bool = False, drifts: bool = False
+    ) -> "Statistics":
+        def square(wanted: bool) -> torch.Tensor | None:
+            return torch.zeros(width, width, device=device) if wanted else None
+
         return cls(
             torch.zeros(width, width, device=device),
             torch.zeros(width, device=device),
             torch.zeros(width, device=device),
-            held=torch.zeros(width, width, device=device) if held_out else None,
+            held=square(held_out),
+            drift=square(drifts),
+            held_drift=square(drifts),
         )
 
-    def add(self, inputs: torch.Tensor) -> None:
-        """Count the tokens of one batch; `complete` is due after the last."""
+    def add(
+        self,
+        inputs: torch.Tensor,
+        seen: torch.Tensor | None = None,
+        wanted: torch.Tensor | None = None,
+    ) -> None:
+        """Count the tokens of one batch; `complete` is due after the last.
+
+        `seen` is what the linears are given, where inputs are rounded first; `wanted` what the
+        source's own would be given.
+        """
         flat = inputs.reshape(-1, inputs.shape[-1])
-        _add_products(self.gram, flat)
+        given = flat if seen is None else seen.reshape(flat.shape)
+        last = slice(flat.shape[0] - flat.shape[0] // HELD, None)
+        _add_products(self.gram, given)
         if self.held is not None:
-            _add_products(self.held, flat[flat.shape[0] - flat.shape[0] // HELD :])
+            _add_products(self.held, given[last])
+        if self.drift is not None and self.held_drift is not None:
+            moved = (flat if wanted is None else wanted.reshape(flat.shape)) - given
+            _add_cross(self.drift, moved, given)
+            _add_cross(self.held_drift, moved[last], given[last])
         self.total += torch.linalg.vector_norm(flat, 1, 0, dtype=torch.float32)
         largest = torch.linalg.vector_norm(flat, float("inf"), 0)
         torch.maximum(self.max_abs, largest.float(), out=self.max_abs)
@@ -62,12 +89,16 @@ class Statistics:
 
     def scaled(self, scale: torch.Tensor) -> "Statistics":
         """The statistics of the same inputs divided by `scale`, channel by channel."""
+
+        def divided(matrix: torch.Tensor | None) -> torch.Tensor | None:
+            return None if matrix is None else (matrix / scale).div_(scale[:, None])
+
         return Statistics(
             (self.gram / scale).div_(scale[:, None]),
             self.total / scale,
             self.max_abs / scale,
             self.n_tokens,
-            None if self.held is None else (self.held / scale).div_(scale[:, None]),
+            *(divided(matrix) for matrix in (self.held, self.drift, self.held_drift)),
         )
 
 
@@ -81,3 +112,11 @@ def _add_products(matrix: torch.Tensor, flat: torch.Tensor) -> None:
         else:
             # bf16 operands on the tensor cores, float32 sums.
             slab += torch.mm(rows, flat[:, start:], out_dtype=torch.float32)
+
+
+def _add_cross(matrix: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add x^T y to a matrix."""
+    if right.dtype == torch.float32:
+        matrix.addmm_(left.t(), right)
+    else:
+        matrix += torch.mm(left.t(), right, out_dtype=torch.float32)

@@ -51,6 +51,17 @@ class MX(Number):
         bits.masked_fill_(scale == 0, SMALLEST).masked_fill_(scale == NAN, NAN_BITS)
         return bits.view(torch.float32)
 
+    def nearest_scale(
+        self, step: "torch.Tensor", like: "torch.Tensor", global_scale: "torch.Tensor | None"
+    ) -> "torch.Tensor":
+        """Halfway between powers of two is 1.5 times the lower one."""
+        import torch
+
+        mantissa, exponent = torch.frexp(step)  # from 0.5 to 1
+        power = exponent + 126 + (mantissa > 0.75).to(exponent.dtype)
+        stored = power.clamp(0, NAN - 1).to(torch.uint8)
+        return torch.where(step > 0, stored, like)
+
     def near(self, scale: "torch.Tensor") -> "list[torch.Tensor]":
         import torch
 

@@ -75,6 +75,18 @@ class Number(ABC):
         """What a number is multiplied by to give a weight, in float32."""
         return scale.float()
 
+    def nearest_scale(
+        self, step: "torch.Tensor", like: "torch.Tensor", global_scale: "torch.Tensor | None"
+    ) -> "torch.Tensor":
+        """The stored scale nearest to what numbers should be multiplied by; `like` has its type.
+
+        A step of zero, of another sign, or that the type cannot hold gives `like` itself.
+        """
+        import torch
+
+        stored = step.to(like.dtype)
+        return torch.where((stored * like > 0) & stored.isfinite(), stored, like)
+
     @abstractmethod
     def round(self, scaled: "torch.Tensor") -> "torch.Tensor":
         """The nearest number of each, in the type that holds them; may overwrite its argument."""

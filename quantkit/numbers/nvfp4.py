@@ -72,6 +72,17 @@ class NVFP4(FP4):
             (code + step).clamp_(1, 126).to(torch.uint8).view(torch.float8_e4m3fn) for step in NEAR
         ]
 
+    def nearest_scale(
+        self, step: "torch.Tensor", like: "torch.Tensor", global_scale: "torch.Tensor | None"
+    ) -> "torch.Tensor":
+        import torch
+
+        assert global_scale is not None
+        stored = (step * global_scale).clamp_(max=fp8.TOP).to(torch.float8_e4m3fn)
+        codes = stored.view(torch.uint8)
+        usable = (step > 0) & (codes > 0)
+        return torch.where(usable, codes, like.view(torch.uint8)).view(torch.float8_e4m3fn)
+
     def room(self, scale: "torch.Tensor") -> "torch.Tensor":
         return fp8.TOP * TOP / scale
 

@@ -327,6 +327,23 @@ class Work:
             )
         return results
 
+    def remeasured(self, name: str, linear: LinearResult) -> LinearResult:
+        """A linear whose numbers changed, with the errors that it has now."""
+        leader = next(first for first, members in self.groups.items() if name in members)
+        statistics = self.statistics[leader]
+        if name in self.in_scale:
+            statistics = statistics.scaled(self.in_scale[name])
+        weight, gram = self.weight(name), Halves.of(statistics.gram)
+        change = grid.dequantize(linear.quantized, self.recipes[name].weights).sub_(weight)
+        whole = products.row_energies(weight, gram, exactly=False).sum()
+        original = torch.linalg.vector_norm(self.state[f"{name}.weight"], dtype=torch.float32)
+        undone = grid.unfold(change, linear.in_scale, linear.out_scale)
+        return replace(
+            linear,
+            relative_error=torch.linalg.vector_norm(undone) / original.clamp(min=1e-30),
+            output_error=products.row_energies(change, gram).sum() / whole.clamp(min=1e-30),
+        )
+
     def _linears(self, names: list[str], dtype: torch.dtype, statistics: Statistics) -> Linears:
         """Linears that read one input, as their method sees them."""
         recipe = self.recipes[names[0]]
@@ -343,6 +360,7 @@ class Work:
             largest=largest,
             activations=recipe.input_activations,
             heights=tuple(self.state[f"{name}.weight"].shape[0] for name in names),
+            is_expert=EXPERT.search(names[0]) is not None,
         )
 
     def _largest_weight(self, name: str) -> torch.Tensor:

@@ -89,6 +89,9 @@ def estimate(
     own = [plan for plan in plans if plan.recipe.propagates]
     shared = len(own) < len(plans) or not plans  # without a recipe, what matters is looked for
     n_streams = len(own) + shared
+    following = sum(plan.recipe.follows_source for plan in own)  # the source's states go along
+    matrices = max([4 if plan.recipe.drifts else 1 for plan in plans] or [1])
+    squares = matrices * (n_streams if n_ranks > 1 else 1)
     batch = max(length, TOKENS_PER_BATCH[device.type] // length * length)
     n_blocks = _n_blocks(architecture)
     tallest = max(rows * columns for rows, columns in groups)
@@ -101,7 +104,7 @@ def estimate(
     working = (
         2 * parameters * bytes_each
         # Several ranks solve all streams of a block at once.
-        + 4 * sum(columns * columns for _, columns in groups) * (n_streams if n_ranks > 1 else 1)
+        + 4 * sum(columns * columns for _, columns in groups) * squares
         + max(solving, running)
     )
     costs = [
@@ -111,7 +114,8 @@ def estimate(
     ]
     most = _longest_share(costs, n_ranks)
     products, solves = most.fast, most.slow
-    forwards = n_streams + len(own)
+    forwards: float = n_streams + len(own) + following
+    forwards += sum(3 * plan.recipe.tuning_steps * batch / n_positions for plan in own)
     products += 2.0 * passed * n_positions * forwards
     seen = n_tokens if n_ranks == 1 else n_positions
     counted = sum(met[name] * columns**2 for name, (_, columns) in stacked.items())
@@ -122,7 +126,7 @@ def estimate(
         n_blocks,
         n_tokens,
         n_streams,
-        n_streams * n_positions * narrow * bytes_each,
+        (n_streams + following) * n_positions * narrow * bytes_each,
         working,
         2 * parameters,
         seconds,

@@ -61,6 +61,12 @@ class HiddenStates:
             torch.cuda.current_stream(self._device).wait_stream(self._copies())
         return self._batches[0][:n_samples].to(self._device)
 
+    def batch(self, place: int) -> torch.Tensor:
+        """One batch, on the device."""
+        if self.on_host:
+            torch.cuda.current_stream(self._device).wait_stream(self._copies())
+        return self._batches[place].to(self._device)
+
     def replace(self, place: int, batch: torch.Tensor) -> None:
         """Put a block's output into the place of its input."""
         if not self.on_host:

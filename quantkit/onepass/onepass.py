@@ -21,7 +21,7 @@ from quantkit.export.folder import FolderWriter
 from quantkit.export.manifest import Layer
 from quantkit.model.blocks import Call, Decoder
 from quantkit.model.source import ModelSource
-from quantkit.onepass import probe
+from quantkit.onepass import probe, tuning
 from quantkit.onepass.calibrated import solve
 from quantkit.onepass.datafree import copy_tensor, require_finite
 from quantkit.onepass.delivery import Delivery
@@ -132,12 +132,17 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
     importance, ranks = wanted.importance, wanted.ranks
     decoder = Decoder.open(source, device)
     _require_blocks_only(decoder, plans)
+    if ranks.size > 1 and (tuned := [p.recipe.name for p in plans if p.recipe.tuning_steps]):
+        raise RecipeError(
+            f"recipe {tuned[0]} tunes blocks by gradients, which one process does; start it "
+            "without torchrun, or leave out --tune"
+        )
     calibration = calibration.longest_first()
     hidden, calls, padding = _begin(decoder, calibration, ranks)
     if on_host and device.type == "cuda":
         hidden.to_host()
     watcher = wanted.watcher
-    streams = streams_of(plans, hidden, importance, watcher is not None)
+    streams = streams_of(plans, hidden, importance, watcher is not None, calls)
     del hidden
     followed = probe.Probe()
     done = ranks.share([journal.n_done for journal in journals])
@@ -214,6 +219,10 @@ def _quantize(
     results = {
         i: found.result(works[i], plans[i]) for found, pending in seen.values() for i in pending
     }
+    for place, (_, pending) in seen.items():
+        for i in pending:
+            recipe = plans[i].recipe
+            tuning.tune(visits[place], works[i], results[i], recipe, recipe.tuning_steps)
     del works
     seen.clear()  # of the statistics, before the streams need the room
     for visit in visits:

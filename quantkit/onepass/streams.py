@@ -27,6 +27,8 @@ class Stream:
     indices: list[int]
     """Places of the recipes in the run."""
     propagates: bool
+    source: HiddenStates | None = None
+    """The source's own states beside it, where its recipe compares inputs with them."""
     importance: Importance | None = None
     """Watches the source's own stream, if anybody wants to know."""
     beside: dict[int, tuple[Any, ...]] = field(default_factory=dict)
@@ -78,11 +80,24 @@ def streams_of(
     states: HiddenStates,
     importance: Importance | None,
     is_watched: bool = False,
+    calls: Sequence[Call] = (),
 ) -> list[Stream]:
-    """The shared stream first, if anybody needs it."""
+    """The shared stream first, if anybody needs it.
+
+    Where blocks leave something for later ones, the source's states are not followed beside others.
+    """
+    is_simple = not any(call.carried or call.shared for call in calls)
     shared = [i for i, plan in enumerate(plans) if not plan.recipe.propagates]
     own = [i for i, plan in enumerate(plans) if plan.recipe.propagates]
     streams = []
     if shared or importance is not None or is_watched:
         streams.append(Stream(states.branch(), shared, propagates=False, importance=importance))
-    return streams + [Stream(states.branch(), [i], propagates=True) for i in own]
+    return streams + [
+        Stream(
+            states.branch(),
+            [i],
+            propagates=True,
+            source=states.branch() if is_simple and plans[i].recipe.follows_source else None,
+        )
+        for i in own
+    ]

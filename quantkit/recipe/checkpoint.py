@@ -14,6 +14,8 @@ from quantkit.recipe.named import Named
 from quantkit.schemes import ActivationScheme, KVCacheScheme, Strict, WeightScheme
 from quantkit.specs import meant
 
+TUNING_STEPS = 64
+"""What `--tune` asks for."""
 AUTO_GROUP_SIZES = (128, 64, 32)
 
 
@@ -218,7 +220,36 @@ class Recipe(Named):
     @property
     def holds_out(self) -> bool:
         """Whether some tokens judge instead of teaching."""
-        return bool(self.options.get("held_out", False))
+        return bool(self.options.get("held_out", False)) or self.drifts
+
+    @property
+    def drifts(self) -> bool:
+        """Whether weights make up for how far their inputs are from the source's."""
+        return self.propagates and bool(self.options.get("drift", False))
+
+    @property
+    def has_signed_scales(self) -> bool:
+        """Whether scales of integers may be negative."""
+        return bool(self.options.get("signed", False))
+
+    @property
+    def tuning_steps(self) -> int:
+        """Steps of the gradient stage after each block; 0: there is none."""
+        return int(self.options.get("tune", 0)) if self.propagates else 0
+
+    @property
+    def follows_source(self) -> bool:
+        """Whether the source's own states go along, to be compared with."""
+        return self.drifts or self.tuning_steps > 0
+
+    def tuned(self, steps: int = TUNING_STEPS) -> "Recipe":
+        """The same with a gradient stage after each block."""
+        if "tune" not in methods.find(self.method).options:
+            raise RecipeError(
+                f"recipe {self.name} cannot be tuned: method {self.method} has no gradient stage; "
+                "GPTQ's recipes have one"
+            )
+        return self.model_copy(update={"options": {**self.options, "tune": steps}})
 
     @property
     def propagates(self) -> bool:

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
+from quantkit.errors import RecipeError
 from quantkit.recipe.named import Named
 from quantkit.specs import meant
 
@@ -30,6 +31,13 @@ class GGUFRecipe(Named):
 
     needs_calibration: ClassVar[bool] = False
     """It learns from data where there is some, and does without where there is none."""
+
+    def tuned(self) -> "GGUFRecipe":
+        """No gradient moves blocks of llama.cpp's types."""
+        raise RecipeError(
+            f"recipe {self.name} cannot be tuned: GGUF files have no gradient stage; leave out "
+            "--tune, or take a recipe of GPTQ"
+        )
 
     @field_validator("gguf", mode="before")
     @classmethod

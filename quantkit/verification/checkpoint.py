@@ -328,7 +328,8 @@ def _value_faults(
         except CheckpointError as fault:
             yield str(fault)
             continue
-        if not scales.are_scales(grid.steps(quantized, scheme)):
+        steps = grid.steps(quantized, scheme)
+        if not scales.are_scales(steps.abs() if plan.recipe.has_signed_scales else steps):
             yield f"{module} has scales that are not finite and positive"
             continue
         weight = grid.dequantize(quantized, scheme)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quantkit import grid
-from quantkit.methods import gptq, products, rounding
+from quantkit.methods import gptq, products, refine, rounding
 from quantkit.methods.contract import Linears
 from quantkit.methods.statistics import Statistics
 from quantkit.recipe import WeightScheme
@@ -153,3 +153,35 @@ def test_attention_of_rows_equals_its_twin(dtype, heads, group, width):
     expected = row_attention(query.float(), keys[:5].float(), values[:5].float(), lengths, 0.1)
     within = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found.float(), expected, atol=within, rtol=within)
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        WeightScheme(num_bits=4, strategy="group", group_size=64),
+        WeightScheme(num_bits=2, strategy="group", group_size=64),
+        WeightScheme(num_bits=4, type="float", strategy="group", group_size=32),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("columns", [576, 1024])
+def test_descent_kernel_equals_its_twin(columns, scheme, monkeypatch):
+    torch.manual_seed(0)
+    weight = torch.randn(300, columns, device="cuda")
+    inputs = torch.randn(4 * columns, columns, device="cuda") * torch.rand(columns, device="cuda")
+    inputs[:, 5] = 0  # a channel that is never active
+    gram = inputs.t() @ inputs
+    view = grid.tiles(weight, scheme)
+    scale, _ = grid.parameters(view.amin(-1).bfloat16(), view.amax(-1).bfloat16(), scheme)
+    start = grid.quantize(weight, scale, None, scheme)
+    fused = refine.refine(weight, gram, start, scheme, 2)
+    monkeypatch.setattr(refine, "_kernel", lambda: refine.descend_block)
+    plain = refine.refine(weight, gram, start, scheme, 2)
+
+    def error(result):
+        change = grid.dequantize(result, scheme) - weight
+        return ((change @ gram) * change).sum().item()
+
+    assert (fused.values == plain.values).float().mean() > 0.99
+    assert error(fused) == pytest.approx(error(plain), rel=5e-3)
+    assert error(fused) < 0.9 * error(start)

@@ -227,7 +227,7 @@ def test_digest_changes_with_the_content(tmp_path, change):
 @pytest.mark.parametrize(
     ("name", "digest"),
     [
-        ("awq-gptq-w4a16", "ebfa5d24e8b9399243e98c3bbd5bbdd01902c624e817644319d1257936fac3bd"),
+        ("awq-w4a16", "066a9d8593808c16a5ab09d8b6d62865a4ed043867147562eb5f226ce76c5c4c"),
         ("fp8-dynamic", "af3d3a676cb40f62ebc8a50fa193af74cc13a768655e108749970209285897f2"),
         ("rtn-w4a16", "823970df515293e5b7365a9ef5011d4d4b136fe7158cc381cde4b9cb039c5c67"),
     ],

@@ -1,0 +1,114 @@
+"""What each idea for few bits is worth, alone and together, on one model and one set of tokens.
+
+    python benchmarks/best_bits.py --out FILE [--model demo --calibration python-docs --samples 48]
+        [--windows 40 --length 512] [--work DIR] [--variants NAME ...]
+
+Every variant is a recipe with other options. All are calibrated on the same tokens and compared
+with the source on whole windows of held-out text, as `fp4.py` does it: perplexity, exact KL
+divergence over the whole vocabulary and top-1 agreement. FILE is written after every variant, and
+those that it holds are not made again.
+"""
+
+import argparse
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from fp4 import windows_of
+from quality import compare
+from recording import recorded
+
+from quantkit import device as devices
+from quantkit.export.manifest import versions
+from quantkit.model.source import ModelSource
+from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.run import quantize
+from quantkit.recipe import Recipe
+from quantkit.scoring import loading
+
+OFF: dict[str, Any] = {"sweeps": 0, "drift": False, "signed": False}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "w4 GPTQ with AWQ's scales": ("best-w4a16", OFF),
+    "w4 and two sweeps": ("best-w4a16", OFF | {"sweeps": 2}),
+    "w4 and drift": ("best-w4a16", OFF | {"drift": True}),
+    "w4 and signed scales": ("best-w4a16", OFF | {"signed": True}),
+    "w4 and all three": ("best-w4a16", {}),
+    "w4 and tuning": ("best-w4a16", {"tune": 64}),
+    "w3 GPTQ with AWQ's scales": ("best-w3a16", OFF),
+    "w3 and two sweeps": ("best-w3a16", OFF | {"sweeps": 2}),
+    "w3 and all three": ("best-w3a16", {}),
+    "w3 and tuning": ("best-w3a16", {"tune": 64}),
+    "w2 GPTQ with AWQ's scales": ("best-w2a16", OFF),
+    "w2 and all but signed scales": ("best-w2a16", {"signed": False}),
+    "w2 and all three": ("best-w2a16", {}),
+    "w2 and tuning": ("best-w2a16", {"tune": 64}),
+    "nvfp4 with held-out choice": ("nvfp4", {"drift": False}),
+    "nvfp4 and drift": ("nvfp4", {}),
+    "nvfp4, drift and two sweeps": ("nvfp4", {"sweeps": 2}),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--calibration", default="python-docs")
+    parser.add_argument("--samples", type=int)
+    parser.add_argument("--windows", type=int, default=40)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--text", type=Path)
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS))
+    parser.add_argument("--work", type=Path, default=Path("best-bits"))
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    args.source = ModelSource.open(args.model)
+    device = devices.choose(args.device)
+    windows = windows_of(args)
+    about = {
+        "what": "perplexity and KL divergence of ideas for few bits, alone and together",
+        "model": args.source.name,
+        "calibration": args.calibration,
+        "samples": args.samples,
+        "windows": len(windows),
+        "length": args.length,
+        "device": devices.describe(device),
+    }
+    known = json.loads(args.out.read_text()) if args.out.is_file() else {}
+    if any(known.get(key) != value for key, value in about.items()):
+        known = {}
+    source = loading.load(args.source, device)
+    result: dict[str, Any] = {
+        **about,
+        "versions": versions(),
+        "source": known.get("source") or compare(source, source, windows),
+        "rows": known.get("rows", {}),
+        "recorded": recorded(),
+    }
+    for name in args.variants:
+        if name in result["rows"]:
+            continue
+        base, options = VARIANTS[name]
+        recipe = Recipe.load(base)
+        recipe = recipe.model_copy(update={"options": recipe.options | options})
+        shutil.rmtree(args.work, ignore_errors=True)
+        started = time.monotonic()
+        choice = CalibrationChoice(args.calibration, args.samples)
+        (made,) = quantize(args.source, [recipe], args.work, args.device, calibration=choice)
+        seconds = time.monotonic() - started
+        found = compare(source, loading.load(made, device), windows)
+        result["rows"][name] = {
+            "recipe": base,
+            "options": recipe.options,
+            "change_percent": 100 * (found["perplexity"] / result["source"]["perplexity"] - 1),
+            "seconds": seconds,
+            **found,
+        }
+        args.out.write_text(json.dumps(result, indent=2) + "\n")
+        print(name, json.dumps(result["rows"][name]), flush=True)
+    shutil.rmtree(args.work, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""KL divergence against seconds at 4, 3 and 2 bits: quantkit, llm-compressor and AutoRound.
+
+    python benchmarks/frontier.py --model DIR --name NAME --origin TEXT --group-size 128
+        --calibration FILE [FILE ...] --text FILE --work DIR --out FILE [--widths 4 3 2]
+        [--runs NAME ...] [--max-windows N] [--path PACKAGE=DIRS ...] [--draw SVG]
+
+One call per model; all write to the same FILE, after every checkpoint. Runs that --work has a
+result of are not made again, rows that FILE holds are not scored again: a stopped call resumes.
+Every run gets the same token ids and is a process of its own, from its start to files on disk
+(`peers_speed.py`); every checkpoint is scored as `quality.py` does it. At 2 bits groups are 64
+wide. Sources that come from a 4-bit file are moved off its grid first (`off_grid.py`), and the
+record of that is copied.
+
+Each row beside AutoRound's of that width says what share of its KL and of its seconds it has.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import off_grid
+import peers
+import torch
+from peers_speed import NOTES, add_common, build_set, provenance, set_record, whole
+from quality import compare, load, windows_of
+
+from quantkit.model.tokenizer import load as load_tokenizer
+from quantkit.offline import without_hub
+
+MARK = {4: "autoround-200", 3: "autoround-200-w3", 2: "autoround-200-w2"}
+"""What each width is compared with."""
+GROUPS_OF_TWO_BITS = 64
+
+
+def score(row: dict[str, Any], folder: Path, source: Any, model: Path, windows: Any) -> None:
+    """Add to a row what its checkpoint loses; one that cannot be read keeps its error."""
+    try:
+        loaded = load(model, folder, windows.device)
+        row["weight_bytes"] = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        row |= compare(source, loaded, windows)
+    except Exception as error:  # a checkpoint that cannot be read is a result too
+        row["error"] = f"{type(error).__name__}: {error}"
+
+
+def relate(rows: list[dict[str, Any]], bits: int) -> None:
+    """Shares of AutoRound's KL and seconds, for rows of one width."""
+    mark = next((r for r in rows if r["run"] == MARK[bits] and "kl_mean" in r), None)
+    for row in rows:
+        if mark is not None and row["bits"] == bits and "kl_mean" in row:
+            row["share_of_kl"] = row["kl_mean"] / mark["kl_mean"]
+            row["share_of_seconds"] = row["seconds"] / mark["seconds"]
+
+
+def draw(models: dict[str, Any], target: Path) -> None:
+    """KL against seconds, a panel per model and width."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    widths = sorted({row["bits"] for entry in models.values() for row in entry["rows"]})[::-1]
+    figure, axes = pyplot.subplots(
+        len(models), len(widths), figsize=(4 * len(widths), 3.2 * len(models)), squeeze=False
+    )
+    colours = {"quantkit": "tab:green", "llmcompressor": "tab:orange", "autoround": "tab:blue"}
+    for line, (name, entry) in zip(axes, models.items(), strict=True):
+        for axis, bits in zip(line, widths, strict=True):
+            for row in entry["rows"]:
+                if row["bits"] != bits or "kl_mean" not in row:
+                    continue
+                axis.loglog(
+                    row["seconds"], row["kl_mean"], "o", color=colours[row["run"].split("-")[0]]
+                )
+                axis.annotate(row["run"], (row["seconds"], row["kl_mean"]), fontsize=6)
+            axis.set_title(f"{name}, {bits} bits", fontsize=9)
+            axis.set_xlabel("seconds")
+            axis.set_ylabel("KL divergence")
+    figure.tight_layout()
+    figure.savefig(target)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--origin", required=True, help="where the source's weights come from")
+    parser.add_argument("--calibration", type=Path, nargs="+", required=True)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--max-windows", type=int, help="score no more than these")
+    parser.add_argument("--group-size", type=int, default=128)
+    parser.add_argument("--widths", type=int, nargs="+", default=[4, 3, 2])
+    parser.add_argument("--runs", nargs="+", help="only these; by default all of every width")
+    parser.add_argument("--draw", type=Path, help="also draw what FILE holds")
+    add_common(parser)
+    args = parser.parse_args()
+    args.path = dict(args.path)
+    without_hub()
+    args.work.mkdir(parents=True, exist_ok=True)
+    tokens = args.work / "set"
+    build_set(args.model, args.calibration, args.samples, args.length, tokens, args.path)
+    known = json.loads(args.out.read_text()) if args.out.is_file() else {}
+    result = {
+        "what": "KL divergence against seconds of 4-, 3- and 2-bit checkpoints",
+        **provenance(args.commit),
+        **NOTES,
+        "models": known.get("models", {}),
+    }
+    result["versions"] |= known.get("versions", {})
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    windows = windows_of(load_tokenizer(args.model), args.text, args.length)[: args.max_windows]
+    windows = windows.to(device)
+    about: dict[str, Any] = {
+        "origin": args.origin,
+        "tokens": set_record(tokens),
+        "text": args.text.name,
+        "windows": len(windows),
+        "length": args.length,
+        "group_size": args.group_size,
+    }
+    if (args.model / off_grid.RECORD).is_file():
+        about["off_grid"] = json.loads((args.model / off_grid.RECORD).read_text())
+    before = result["models"].get(args.name, {})
+    if any(before.get(key) != value for key, value in about.items()):
+        before = {}  # scored on something else
+    source = load(args.model, args.model, device)
+    entry = result["models"][args.name] = {
+        "recorded": result["recorded"],
+        **about,
+        "source": before.get("source") or compare(source, source, windows),
+        "rows": before.get("rows", []),
+    }
+    scored = {row["run"] for row in entry["rows"] if "kl_mean" in row}
+    for bits in args.widths:
+        size = min(args.group_size, GROUPS_OF_TWO_BITS) if bits == 2 else args.group_size
+        for name in peers.RUNS_BY_WIDTH[bits]:
+            if name in scored or (args.runs and name not in args.runs):
+                continue
+            row = whole(name, args.model, tokens, size, args.work, args.path, args.limit)
+            result["versions"] |= row.pop("versions", {})
+            row.pop("stage_seconds", None)
+            row |= {"bits": bits, "group_size": size}
+            if row["error"] is None:
+                (folder,) = peers.checkpoints(name, args.work / name / "out").values()
+                score(row, folder, source, args.model, windows)
+            entry["rows"] = [r for r in entry["rows"] if r["run"] != name] + [row]
+            relate(entry["rows"], bits)
+            args.out.write_text(json.dumps(result, indent=2) + "\n")
+            print(json.dumps(row), flush=True)
+    if args.draw:
+        draw(result["models"], args.draw)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Scales after codes: coordinate descent on what GPTQ leaves.
+
+With D the change of a weight and G the Gram matrix of its inputs, tr(D G D^T) is the squared error
+of the output. GPTQ walks over the columns once and never looks back; its scales were chosen before
+any code. Here every code in turn moves to the best number of its grid given all others, and every
+scale to the best number of its own type given all codes: both are one-dimensional parabolas, whose
+best point of a grid is the one nearest to the vertex. So the error never rises. G is not damped.
+
+Columns go in blocks: within one a kernel walks, and what has moved reaches the other columns as
+products. D G, the slope of the error, is all that is kept.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from quantkit import grid, numbers
+from quantkit.methods import products
+from quantkit.methods.columns import BLOCK, FP4_CODES
+from quantkit.numbers import channel_scales
+from quantkit.schemes import ActivationScheme, WeightScheme
+
+PANEL = 1024
+"""Columns that hear of each other's moves at once; all others hear of them together."""
+ELEMENTS = 1 << 27
+"""Weights that are worked on at a time, which bounds the memory of what lies between."""
+
+
+def refine(
+    weight: torch.Tensor,
+    gram: torch.Tensor,
+    made: grid.QuantizedWeight,
+    scheme: WeightScheme,
+    sweeps: int,
+    activations: ActivationScheme | None = None,
+) -> grid.QuantizedWeight:
+    """The same weights with codes and scales of less error; rows that gain nothing stay."""
+    columns = weight.shape[1]
+    size = columns // made.scale.shape[-1]
+    if sweeps < 1 or scheme.strategy not in ("group", "tensor_group", "channel"):
+        return made
+    moves_scales = BLOCK % size == 0 and not channel_scales.apply_to(scheme, activations)
+    halves = products.Halves.of(gram)
+    values, scale = made.values.clone(), made.scale.clone()
+    n_rows = max(1, ELEMENTS // columns)
+    for start in range(0, weight.shape[0], n_rows):
+        rows = slice(start, start + n_rows)
+        zero = None if made.zero_point is None else made.zero_point[rows]
+        part = grid.QuantizedWeight(values[rows], scale[rows], zero, made.global_scale)
+        _descend(weight[rows], gram, halves, part, scheme, sweeps, moves_scales)
+    found = grid.QuantizedWeight(values, scale, made.zero_point, made.global_scale)
+    return better_rows(weight, halves, made, found, scheme)
+
+
+def better_rows(
+    weight: torch.Tensor,
+    gram: products.Halves,
+    before: grid.QuantizedWeight,
+    after: grid.QuantizedWeight,
+    scheme: WeightScheme,
+) -> grid.QuantizedWeight:
+    """Of every row the version with the lesser error."""
+    errors = [
+        products.row_energies(grid.dequantize(made, scheme).sub_(weight), gram)
+        for made in (before, after)
+    ]
+    gains = (errors[1] < errors[0])[:, None]
+    kind = torch.uint8 if before.scale.element_size() == 1 else before.scale.dtype
+    scale = torch.where(gains, after.scale.view(kind), before.scale.view(kind))
+    return grid.QuantizedWeight(
+        torch.where(gains, after.values, before.values),
+        scale.view(before.scale.dtype),
+        before.zero_point,
+        before.global_scale,
+    )
+
+
+def _descend(
+    weight: torch.Tensor,
+    gram: torch.Tensor,
+    halves: products.Halves,
+    made: grid.QuantizedWeight,
+    scheme: WeightScheme,
+    sweeps: int,
+    moves_scales: bool,
+) -> None:
+    """Sweep over all blocks of columns; codes and scales of `made` change in place."""
+    number = numbers.of(scheme)
+    columns = weight.shape[1]
+    size = columns // made.scale.shape[1]
+    steps = number.steps(made.scale, made.global_scale).contiguous()
+    tile = torch.arange(columns, device=weight.device) // size
+    bottom, top = number.limits
+    descend = _kernel() if weight.device.type == "cuda" else descend_block
+    slope = products.precise(grid.dequantize(made, scheme).sub_(weight), halves)
+    codes = made.values.view(torch.int8)
+    for _ in range(sweeps):
+        for start in range(0, columns, PANEL):
+            panel = slice(start, min(start + PANEL, columns))
+            near = slope[:, panel].clone()
+            moved = torch.empty_like(near)
+            for first in range(start, panel.stop, BLOCK):
+                here = slice(first, min(first + BLOCK, columns))
+                inside = slice(first - start, here.stop - start)
+                square = gram[here, here].contiguous()
+                change = descend(
+                    near[:, inside], codes[:, here], square, steps, tile[here], bottom, top,
+                    scheme.kind == "fp4",
+                )  # fmt: skip
+                if moves_scales:
+                    own = near[:, inside] + change @ square
+                    _fit_scales(change, own, square, made, here, steps, scheme)
+                moved[:, inside] = change
+                near += products.precise(change, _part(halves, here, panel))
+            slope += products.precise(moved, _part(halves, panel, slice(None)))
+
+
+def _fit_scales(
+    moved: torch.Tensor,
+    slope: torch.Tensor,
+    gram: torch.Tensor,
+    made: grid.QuantizedWeight,
+    here: slice,
+    steps: torch.Tensor,
+    scheme: WeightScheme,
+) -> None:
+    """The best stored scale of every tile of a block; adds what that moves to `moved`."""
+    number = numbers.of(scheme)
+    size = made.values.shape[1] // made.scale.shape[1]
+    for first in range(here.start, here.stop, size):
+        inside = slice(first - here.start, first - here.start + size)
+        place = first // size
+        plain = number.widen(made.values[:, first : first + size])
+        if made.zero_point is not None:
+            plain = plain - made.zero_point[:, place, None].float()
+        curve = ((plain @ gram[inside, inside]) * plain).sum(1)
+        vertex = steps[:, place] - (plain * slope[:, inside]).sum(1) / curve.clamp(min=1e-30)
+        stored = number.nearest_scale(
+            torch.where(curve > 0, vertex, steps[:, place]),
+            made.scale[:, place],
+            made.global_scale,
+        )
+        step = number.steps(stored, made.global_scale)
+        change = plain.mul_((step - steps[:, place])[:, None])
+        moved[:, inside] += change
+        slope += change @ gram[inside]
+        steps[:, place] = step
+        made.scale[:, place] = stored
+
+
+def _part(halves: products.Halves, rows: slice, columns: slice) -> products.Halves:
+    low = None if halves.low is None else halves.low[rows, columns]
+    return products.Halves(halves.high[rows, columns], low)
+
+
+def _kernel() -> Callable[..., torch.Tensor]:
+    from quantkit.methods.kernels import descend_block as kernel
+
+    return kernel.descend_block
+
+
+def descend_block(
+    slope: torch.Tensor,
+    chosen: torch.Tensor,
+    gram: torch.Tensor,
+    scale: torch.Tensor,
+    tile: torch.Tensor,
+    bottom: float,
+    top: float,
+    is_fp4: bool = False,
+) -> torch.Tensor:
+    """Move the codes of one block in turn, each to its best; returns how far weights moved.
+
+    `slope` is D G of the block's columns, before; `tile` says which column of `scale` belongs to
+    each column. Zero points do not matter here: all that counts is how far a code moves.
+    """
+    slope = slope.clone()
+    moved = torch.zeros_like(slope)
+    for j, place in enumerate(tile.tolist()):
+        pivot = gram[j, j]
+        if not pivot > 0:
+            continue
+        step = scale[:, place]
+        code = chosen[:, j]
+        before = FP4_CODES.widen(code.view(torch.uint8)) if is_fp4 else code.float()
+        vertex = before - slope[:, j] / (pivot * step)
+        if is_fp4:
+            codes = FP4_CODES.round(vertex)
+            after = FP4_CODES.widen(codes)
+            chosen[:, j] = codes.view(torch.int8)
+        else:
+            chosen[:, j] = after = vertex.round_().clamp_(bottom, top)
+        moved[:, j] = change = (after - before) * step
+        slope.addr_(change, gram[j])
+    return moved

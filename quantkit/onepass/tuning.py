@@ -1,0 +1,219 @@
+"""A short gradient stage: codes and scales of one block learn from the block's own output.
+
+Cheng et al., "Optimize Weight Rounding via Signed Gradient Descent for the Quantization of LLMs",
+https://arxiv.org/abs/2309.05516
+
+Methods see one layer at a time. Here all layers of a block move together, such that the block,
+given what the quantised blocks before it hand on, comes nearer to what the source's own gives. A
+code has a position within its cell, and every step moves all positions by the same amount, down or
+up as the sign of its gradient says; those that leave their cell change the code. Scales move
+likewise.
+
+Difference to the paper: positions start in the cells of the codes that the method chose, not at the
+rounded weights, so that tens of steps do; and tokens that no step learns from decide between what
+was there before and after. The order of batches is fixed, so that a run gives the same twice.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from quantkit import grid, numbers
+from quantkit.onepass.calibrated import Work
+from quantkit.onepass.hidden import HiddenStates
+from quantkit.onepass.padding import real
+from quantkit.onepass.result import BlockResult
+from quantkit.onepass.visit import Visit, rounded
+from quantkit.recipe import Recipe
+from quantkit.schemes import WeightScheme
+
+REACH = 0.1
+"""How far all steps together move a position, in cells: half of it while the rate falls."""
+SCALE_REACH = 0.01
+"""The same of scales, as a share of the scale."""
+INSIDE = 0.45
+"""How far from the middle of its cell a position may start."""
+HELD = 8
+"""One of so many batches judges."""
+
+
+@dataclass
+class Position:
+    """What one linear learns: where its codes lie, and its scales."""
+
+    codes: torch.Tensor
+    """In float32, as tiles; a code is the number nearest to it."""
+    factors: torch.Tensor
+    """By what scales are multiplied."""
+    before: grid.QuantizedWeight
+    scheme: WeightScheme
+
+    @classmethod
+    def of(
+        cls, weight: torch.Tensor, made: grid.QuantizedWeight, scheme: WeightScheme
+    ) -> "Position":
+        number = numbers.of(scheme)
+        steps = number.steps(made.scale, made.global_scale).unsqueeze(-1)
+        middle = number.widen(grid.tiles(made.values, scheme))
+        wanted = grid.tiles(weight, scheme) / steps
+        if made.zero_point is not None:
+            wanted += made.zero_point.float().unsqueeze(-1)
+        reach = INSIDE * _cells(0.99 * middle, scheme)  # towards zero cells are narrower
+        codes = torch.clamp(wanted, middle - reach, middle + reach).clamp_(*number.limits)
+        return cls(
+            codes.requires_grad_(),
+            torch.ones_like(steps).requires_grad_(),
+            made,
+            scheme,
+        )
+
+    def weight(self) -> torch.Tensor:
+        """The weights that this stands for; rounding passes gradients on as they are."""
+        number = numbers.of(self.scheme)
+        near = number.widen(number.round(self.codes.detach().clone()))
+        plain = self.codes + (near - self.codes).detach()
+        if self.before.zero_point is not None:
+            plain = plain - self.before.zero_point.float().unsqueeze(-1)
+        steps = self._steps()
+        stored = self._stored(steps)
+        exact = number.steps(stored, self.before.global_scale).unsqueeze(-1)
+        weight = plain * (steps + (exact - steps).detach())
+        return grid.untile(weight, self.before.values.shape, self.scheme)
+
+    def _steps(self) -> torch.Tensor:
+        steps = numbers.of(self.scheme).steps(self.before.scale, self.before.global_scale)
+        return steps.unsqueeze(-1) * self.factors
+
+    def _stored(self, steps: torch.Tensor) -> torch.Tensor:
+        return numbers.of(self.scheme).nearest_scale(
+            steps.detach().squeeze(-1), self.before.scale, self.before.global_scale
+        )
+
+    def move(self, share: float) -> None:
+        """One step against the sign of the gradients; `share` is of all that is still allowed."""
+        assert self.codes.grad is not None
+        assert self.factors.grad is not None
+        with torch.no_grad():
+            cells = _cells(self.codes, self.scheme)
+            self.codes.sub_(self.codes.grad.sign_() * cells, alpha=share * REACH)
+            self.codes.clamp_(*numbers.of(self.scheme).limits)
+            self.factors.sub_(self.factors.grad.sign_(), alpha=share * SCALE_REACH)
+        self.codes.grad = self.factors.grad = None
+
+    def quantized(self) -> grid.QuantizedWeight:
+        """The codes and scales that were reached."""
+        with torch.no_grad():
+            values = numbers.of(self.scheme).round(self.codes.clone())
+            stored = self._stored(self._steps())
+        values = grid.untile(values, self.before.values.shape, self.scheme)
+        return grid.QuantizedWeight(
+            values, stored, self.before.zero_point, self.before.global_scale
+        )
+
+
+def _cells(values: torch.Tensor, scheme: WeightScheme) -> torch.Tensor | float:
+    """How far apart numbers lie around these."""
+    if scheme.kind != "fp4":
+        return 1.0
+    size = values.detach().abs()
+    return torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+
+
+def can_tune(scheme: WeightScheme) -> bool:
+    """Whether the numbers have codes and scales that gradients can move."""
+    return scheme.kind in ("int", "fp4") and scheme.strategy in ("group", "tensor_group", "channel")
+
+
+def tune(visit: Visit, work: Work, result: BlockResult, recipe: Recipe, steps: int) -> None:
+    """Replace the linears of a result by better ones, where held-out batches say so.
+
+    The stream has not gone on; the source's own, beside it, has.
+    """
+    wanted = visit.stream.source
+    if wanted is None or steps < 1:
+        return
+    schemes = {name: recipe.part(visit.module(name)).weights for name in result.linears}
+    positions = {
+        name: Position.of(work.weight(name), linear.quantized, schemes[name])
+        for name, linear in result.linears.items()
+        if can_tune(schemes[name])
+    }
+    if not positions:
+        return
+    roundings = visit.roundings_of(result, recipe)
+    state = visit.after(result, recipe)
+    with visit.decoder.loaded(visit.index, state) as block, rounded(block, roundings):
+        block.requires_grad_(False)
+        lesson = _Lesson(visit, block, wanted)
+        before = lesson.held_out_error({})
+        with torch.enable_grad(), _reproducible():
+            for step, place in enumerate(lesson.order(steps)):
+                lesson.learn(place, positions)
+                share = 2 * (steps - step) / (steps * (steps + 1))  # falls evenly, adds up to one
+                for position in positions.values():
+                    position.move(share)
+        found = {name: position.quantized() for name, position in positions.items()}
+        weights = {name: grid.dequantize(made, schemes[name]) for name, made in found.items()}
+        after = lesson.held_out_error(weights)
+    if not after < before:
+        return
+    for name, made in found.items():
+        result.linears[name] = work.remeasured(name, replace(result.linears[name], quantized=made))
+
+
+class _Lesson:
+    """A block with other weights, on batches of its stream, against what the source's gives."""
+
+    def __init__(self, visit: Visit, block: torch.nn.Module, wanted: HiddenStates) -> None:
+        self._visit, self._block, self._wanted = visit, block, wanted
+        n_batches = len(visit.padding.keep)
+        self._held = list(range(n_batches - max(1, n_batches // HELD), n_batches))
+        self._taught = list(range(n_batches - len(self._held))) or self._held
+
+    def order(self, steps: int) -> list[int]:
+        """The batch of every step: all in turn, in another order each time."""
+        generator = torch.Generator().manual_seed(self._visit.index)
+        places: list[int] = []
+        while len(places) < steps:
+            order = torch.randperm(len(self._taught), generator=generator).tolist()
+            places += [self._taught[i] for i in order]
+        return places[:steps]
+
+    def learn(self, place: int, positions: Mapping[str, Position]) -> None:
+        """Add the gradients of one batch."""
+        weights = {name: position.weight() for name, position in positions.items()}
+        loss = self._error(place, weights)
+        torch.autograd.backward(loss)
+
+    @torch.no_grad()
+    def held_out_error(self, weights: Mapping[str, torch.Tensor]) -> float:
+        """Of the batches that teach nothing."""
+        return sum(self._error(place, weights).item() for place in self._held)
+
+    def _error(self, place: int, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        visit = self._visit
+        batch, wanted = visit.stream.hidden.batch(place), self._wanted.batch(place)
+        arguments = visit.stream.arguments(visit.call, place, len(batch), visit.decoder.device)
+        dtype = visit.decoder.dtype
+        given = {f"{name}.weight": weight.to(dtype) for name, weight in weights.items()}
+        output = torch.func.functional_call(self._block, given, (batch,), arguments)
+        output = output[0] if isinstance(output, tuple) else output
+        return real(output - wanted, visit.padding.keep[place]).float().square().mean()
+
+
+@contextmanager
+def _reproducible() -> Iterator[None]:
+    """Gradients that come out the same twice, where torch has such a way."""
+    import warnings
+
+    before: Any = torch.are_deterministic_algorithms_enabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before)

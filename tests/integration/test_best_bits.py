@@ -1,0 +1,227 @@
+"""The exact parts of what makes few bits better: each against brute force or a closed form."""
+
+import pytest
+import torch
+from tiny import READABLE
+
+from quantkit import grid, numbers
+from quantkit.methods import drift, gptq, products, refine
+from quantkit.methods.products import Halves
+from quantkit.methods.statistics import Statistics
+from quantkit.model.source import ModelSource
+from quantkit.onepass import onepass, tuning
+from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.run import quantize
+from quantkit.recipe import Recipe, WeightScheme
+from quantkit.verification.checkpoint import verify
+
+INT4 = WeightScheme(num_bits=4, strategy="group", group_size=32)
+SCHEMES = [
+    INT4,
+    WeightScheme(num_bits=4, strategy="group", group_size=32, symmetric=False),
+    WeightScheme(num_bits=2, strategy="group", group_size=64),
+    WeightScheme(num_bits=4, type="float", strategy="tensor_group", group_size=16),
+    WeightScheme(num_bits=4, type="float", strategy="group", group_size=32),
+    WeightScheme(num_bits=8, strategy="channel"),
+]
+
+
+@pytest.fixture(scope="module")
+def layer():
+    """A weight, correlated inputs, and their Gram matrix."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(24, 192, generator=generator)
+    mixing = torch.randn(192, 192, generator=generator) / 8 + torch.eye(192)
+    inputs = torch.randn(900, 192, generator=generator) @ mixing
+    return weight, inputs, inputs.t() @ inputs
+
+
+def rounded(weight, gram, scheme):
+    """What GPTQ makes of a weight."""
+    number = numbers.of(scheme)
+    whole = number.global_scale(weight.abs().amax()) if number.has_global_scale else None
+    view = grid.tiles(weight, scheme)
+    low, high = view.amin(-1).bfloat16(), view.amax(-1).bfloat16()
+    scale, zero = grid.parameters(low, high, scheme, None, whole)
+    return gptq.solve(weight, gptq.factor(gram), scale, zero, scheme, whole)
+
+
+def errors_of(made, weight, gram, scheme):
+    return products.row_energies(grid.dequantize(made, scheme) - weight, Halves.of(gram))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s.words())
+def test_descent_lowers_the_error_of_every_row_and_keeps_the_types(layer, scheme):
+    weight, _, gram = layer
+    before = rounded(weight, gram, scheme)
+    last = errors_of(before, weight, gram, scheme)
+    first = last.sum()
+    for sweeps in (1, 2, 4):
+        made = refine.refine(weight, gram, before, scheme, sweeps)
+        errors = errors_of(made, weight, gram, scheme)
+        assert (errors <= last * (1 + 1e-5)).all()
+        last = errors
+        assert made.scale.dtype == before.scale.dtype
+        assert made.values.dtype == before.values.dtype
+        again = grid.quantize(
+            grid.dequantize(made, scheme), made.scale, made.zero_point, scheme, made.global_scale
+        )
+        assert torch.equal(grid.dequantize(again, scheme), grid.dequantize(made, scheme))
+    assert last.sum() < 0.97 * first
+
+
+def test_after_the_descent_no_single_code_or_scale_can_do_better(layer):
+    weight, _, gram = layer
+    weight = weight[:3]
+    made = refine.refine(weight, gram, rounded(weight, gram, INT4), INT4, 20)
+    best = errors_of(made, weight, gram, INT4)
+    for column in range(weight.shape[1]):
+        for move in (-1, 1):
+            values = made.values.clone()
+            values[:, column] = (values[:, column] + move).clamp(-8, 7)
+            other = grid.QuantizedWeight(values, made.scale, None)
+            assert (errors_of(other, weight, gram, INT4) >= best * (1 - 1e-5)).all()
+    bits = made.scale.view(torch.int16)
+    for tile in range(bits.shape[1]):
+        for move in (-2, -1, 1, 2):  # neighbours among bfloat16 numbers
+            near = bits.clone()
+            near[:, tile] += move
+            other = grid.QuantizedWeight(made.values, near.view(torch.bfloat16), None)
+            assert (errors_of(other, weight, gram, INT4) >= best * (1 - 1e-5)).all()
+
+
+def test_negative_scales_turn_a_lopsided_range_around():
+    scheme = WeightScheme(num_bits=2, strategy="group", group_size=32)
+    weight = torch.tensor([[2.0, 1.0, 0.0, -1.0] * 8])
+    scale, _ = grid.search_parameters(
+        weight,
+        scheme,
+        torch.float32,
+        lambda scale, zero: (
+            grid.tiles(
+                grid.dequantize(grid.quantize(weight, scale, zero, scheme), scheme) - weight, scheme
+            )
+            .square()
+            .sum(-1)
+        ),
+        [-0.75],
+    )
+    assert scale.item() == -1.0
+    made = grid.quantize(weight, scale, None, scheme)
+    assert torch.equal(grid.dequantize(made, scheme), weight)
+
+
+@pytest.mark.parametrize("number", ["int4", "nvfp4", "mxfp4"])
+def test_the_nearest_stored_scale_is_the_nearest(number):
+    steps = torch.rand(200) * 3 + 0.01
+    if number == "int4":
+        stored = numbers.of(INT4).nearest_scale(steps, torch.ones(200).bfloat16(), None)
+        every = torch.arange(1, 0x7F80, dtype=torch.int16).view(torch.bfloat16).float()
+        found = stored.float()
+    elif number == "nvfp4":
+        whole = torch.tensor([7.0])
+        like = torch.full((200,), 0x38, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        stored = numbers.NVFP4().nearest_scale(steps, like, whole)
+        found = stored.float() / whole
+        codes = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        every = codes.float() / whole
+    else:
+        like = torch.full((200,), 127, dtype=torch.uint8)
+        found = numbers.MXFP4().steps(numbers.MXFP4().nearest_scale(steps, like, None), None)
+        every = torch.exp2(torch.arange(-20.0, 20.0))
+    nearest = (every - steps[:, None]).abs().amin(1)
+    assert torch.allclose((found - steps).abs(), nearest, rtol=1e-4, atol=1e-7)
+
+
+def test_corrected_weights_are_the_least_squares_answer_to_drifted_inputs(layer):
+    weight, inputs, _ = layer
+    noise = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(1))
+    moved = 0.9 * inputs + noise
+    statistics = Statistics.zeros(192, weight.device, held_out=True, drifts=True)
+    statistics.add(moved, wanted=inputs)
+    statistics.complete()
+    taught = moved[: len(moved) - len(moved) // 8], inputs[: len(moved) - len(moved) // 8]
+    factor = gptq.factor(statistics.gram - statistics.held)
+    found, strengths = drift.corrected(weight, statistics, factor, (10, 14))
+    target = taught[1] @ weight.t()
+    damped = taught[0].t() @ taught[0]
+    damped.diagonal().add_(factor.damping * damped.diagonal().mean())
+    missing = taught[0].t() @ (target - taught[0] @ weight.t())
+    step = torch.linalg.solve(damped.double(), missing.double())
+    rows = torch.repeat_interleave(strengths, torch.tensor([10, 14]))
+    assert torch.allclose(found, weight + rows[:, None] * step.t().float(), atol=2e-3)
+    held = moved[len(taught[0]) :], inputs[len(taught[0]) :]
+
+    def error(share, rows):
+        tried = weight[rows] + share * step.t().float()[rows]
+        return (held[0] @ tried.t() - held[1] @ weight[rows].t()).square().sum().item()
+
+    for place, rows in enumerate((slice(0, 10), slice(10, 24))):
+        best = min(torch.linspace(0, 1, 101).tolist(), key=lambda share: error(share, rows))
+        assert strengths[place].item() == pytest.approx(best, abs=0.011)
+
+
+def test_inputs_that_did_not_drift_change_nothing(layer):
+    weight, inputs, _ = layer
+    statistics = Statistics.zeros(192, weight.device, held_out=True, drifts=True)
+    statistics.add(inputs)
+    statistics.complete()
+    factor = gptq.factor(statistics.gram - statistics.held)
+    found, _ = drift.corrected(weight, statistics, factor, (24,))
+    assert torch.equal(found, weight)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s.words())
+def test_tuning_starts_from_the_codes_that_are_there(layer, scheme):
+    weight, _, gram = layer
+    made = rounded(weight, gram, scheme)
+    position = tuning.Position.of(weight, made, scheme)
+    same = position.quantized()
+    assert torch.equal(grid.dequantize(same, scheme), grid.dequantize(made, scheme))
+    assert torch.equal(same.scale.view(torch.uint8), made.scale.view(torch.uint8))
+    assert torch.allclose(position.weight(), grid.dequantize(made, scheme), atol=1e-6)
+    position.weight().square().sum().backward()
+    position.move(1.0)
+    low, high = numbers.of(scheme).limits
+    assert position.codes.min() >= low
+    assert position.codes.max() <= high
+
+
+def test_tune_is_an_option_of_recipes_that_have_a_gradient_stage():
+    assert Recipe.load("gptq-w4a16").tuned().tuning_steps > 0
+    with pytest.raises(Exception, match="rtn-w4a16 cannot be tuned"):
+        Recipe.load("rtn-w4a16").tuned()
+
+
+def test_a_tuned_block_is_no_worse_on_held_out_batches_and_comes_out_the_same_twice(
+    tiny_model, tmp_path, monkeypatch
+):
+    folder = tiny_model(**READABLE)
+    text = tmp_path / "text.txt"
+    lines = (f"block {i} rounds its {i % 7} weights to a number" for i in range(400))
+    text.write_text("\n".join(lines))
+    errors = []
+    plain = tuning._Lesson.held_out_error
+
+    def watched(self, weights):
+        errors.append(plain(self, weights))
+        return errors[-1]
+
+    monkeypatch.setattr(tuning._Lesson, "held_out_error", watched)
+    monkeypatch.setitem(
+        onepass.TOKENS_PER_BATCH, "cpu", 128
+    )  # so that there are batches to hold out
+    recipe = Recipe.load("best-w3a16").tuned(12)
+    made = [
+        quantize(
+            ModelSource.open(str(folder)),
+            [recipe],
+            tmp_path / name,
+            calibration=CalibrationChoice(str(text), 16, 64),
+        )[0]
+        for name in ("one", "two")
+    ]
+    assert any(after < before for before, after in zip(errors[::2], errors[1::2], strict=True))
+    one, two = (dict(checkpoint.state(torch.float32)) for checkpoint in made)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert verify(made[0].folder).ok
