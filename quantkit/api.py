@@ -328,7 +328,7 @@ def convert(
     trust_remote_code: bool = False,
     progress: Listener | None = None,
 ) -> "Checkpoint":
-    """Write a checkpoint in another format (`gptq`, `awq`, `fp8`, `compressed-tensors`)."""
+    """Write a checkpoint in another format (one of `quantkit.formats.FORMATS`, or `gguf`)."""
     from quantkit.conversion import convert as run
 
     target = None if out is None else Path(out)

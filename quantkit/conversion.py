@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from quantkit import device as devices
-from quantkit import formats
+from quantkit import formats, to_gguf
 from quantkit.errors import CheckpointError
 from quantkit.export import card, folder, manifest
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import Converted, Manifest
+from quantkit.gguf.plan import NAME as GGUF
+from quantkit.gguf.plan import GGUFPlan
 from quantkit.grid import QuantizedWeight
 from quantkit.model.shards import DTYPES, TensorSpec
 from quantkit.model.source import INDEX, read_config
@@ -40,36 +42,51 @@ def convert(
     progress: Progress | None = None,
     trust_remote_code: bool = False,
 ) -> Checkpoint:
-    """Write the checkpoint of a folder in another format as the folder `out`.
+    """Write the checkpoint of a folder in another format as the folder `out`; `gguf` for NVFP4.
 
     Without one it goes beside the first, under the name that `quantize --format` would give it.
     """
     progress = progress or Silent()
     started = time.monotonic()
     checkpoint = Checkpoint.open(path)
-    after = _renamed(checkpoint, to)
-    out = out or path.resolve().with_name(after.name)
+    if checkpoint.is_gguf:
+        raise CheckpointError(
+            f"{checkpoint.folder} holds a GGUF file, whose blocks no other format has; "
+            "quantise the source model instead"
+        )
+    after = None if to == GGUF else _renamed(checkpoint, to)
+    name = after.name if after else to_gguf.name_of(checkpoint)
+    out = out or path.resolve().with_name(name)
     if out.resolve() == path.resolve():
         raise CheckpointError(f"{out} is the checkpoint itself; name another folder with -o")
     refuse_existing(out, force)
     old = card.existing(out)
     before = _checked_plan(checkpoint, trust_remote_code)
-    plan = expected_plan(path, after, None, trust_remote_code)
-    require_space(out, plan.size_bytes)
+    require_space(out, checkpoint.manifest.size_bytes)
     with scratch_folder(out, force) as scratch:
-        with folder.open_folder(scratch, _in_order(checkpoint, plan)) as writer:
-            _write(checkpoint, before, plan, writer, progress)
-        _write_side_files(checkpoint, plan, scratch)
-        files = folder.hash_files(scratch, writer.hashes)
-        record = after.model_copy(
+        plan: Plan | GGUFPlan
+        if after is None:
+            _write_side_files(checkpoint, None, scratch)
+            plan = to_gguf.plan_of(checkpoint, scratch, trust_remote_code)
+            file, digest = to_gguf.write(checkpoint, plan, scratch, progress, trust_remote_code)
+            hashes = {file: digest}
+        else:
+            plan = expected_plan(path, after, None, trust_remote_code)
+            with folder.open_folder(scratch, _in_order(checkpoint, plan)) as writer:
+                _write(checkpoint, before, plan, writer, progress)
+            hashes = writer.hashes
+            _write_side_files(checkpoint, plan, scratch)
+        record = checkpoint.manifest.model_copy(
             update={
+                "name": plan.recipe.name,
+                "format": to,
                 "recipe": plan.recipe,
                 "recipe_digest": plan.recipe.digest,
                 "asked_digest": plan.asked_digest,
                 "size_bytes": plan.size_bytes,
                 "bits_per_weight": plan.bits_per_weight,
                 "quantized_bits_per_weight": plan.quantized_bits_per_weight,
-                "files": files,
+                "files": folder.hash_files(scratch, hashes),
                 "converted_from": _origin(checkpoint),
                 **_circumstances(time.monotonic() - started),
             }
@@ -81,11 +98,6 @@ def convert(
 
 def _renamed(checkpoint: Checkpoint, to: str) -> Manifest:
     """The manifest with the recipe in the other format; refused where it cannot hold it."""
-    if checkpoint.is_gguf:
-        raise CheckpointError(
-            f"{checkpoint.folder} holds a GGUF file, whose blocks no other format has; "
-            "quantise the source model instead"
-        )
     before = checkpoint.manifest.weights_recipe
     after = before.in_format(to)
     if after is before:
@@ -166,13 +178,15 @@ def _global(weight: QuantizedWeight) -> Any:
     return weight.global_scale
 
 
-def _write_side_files(checkpoint: Checkpoint, plan: Plan, scratch: Path) -> None:
-    """Config for the new format, and every other file as it is."""
+def _write_side_files(checkpoint: Checkpoint, plan: Plan | None, scratch: Path) -> None:
+    """Config for the new format, without a plan as llama.cpp has it; every other file as it is."""
     for name in checkpoint.manifest.files:
         if not name.endswith(".safetensors") and name not in ("config.json", INDEX):
             shutil.copyfile(checkpoint.folder / name, scratch / name)
     config = read_config(checkpoint.folder)
-    config["quantization_config"] = formats.config(plan.recipe, plan.ignored)
+    config.pop("quantization_config", None)
+    if plan is not None:
+        config["quantization_config"] = formats.config(plan.recipe, plan.ignored)
     write_json(scratch / "config.json", config, allow_nan=True)
 
 

@@ -15,8 +15,8 @@ def command(
         str,
         typer.Option(
             metavar="FORMAT",
-            help="compressed-tensors, gptq, awq or fp8.",
-            callback=one_of(*FORMATS),
+            help="compressed-tensors, gptq, awq or fp8; modelopt or gguf for NVFP4.",
+            callback=one_of(*FORMATS, "gguf"),
         ),
     ],
     out: Annotated[

@@ -102,7 +102,10 @@ class Layout:
             return _rope_factors(name, self.config).to(device)
         pinned = device is not None and device.type == "cuda"
         stored = self.source.tensors[tensor.parts[0]].read(pinned)
-        weight = stored.to(device, non_blocking=True)
+        return self.arranged(tensor, stored.to(device, non_blocking=True))
+
+    def arranged(self, tensor: GGUFTensor, weight: torch.Tensor) -> torch.Tensor:
+        """Numbers of the source's tensor in the order that the file has."""
         if tensor.change is Change.PERMUTE:
             return _pairs(weight, tensor.n_heads)
         if tensor.change is Change.ADD_ONE:

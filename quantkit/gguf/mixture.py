@@ -35,6 +35,7 @@ BASE = {
     "Q6_K": Kind.Q6_K,
     "IQ4_NL": Kind.IQ4_NL,
     "IQ4_XS": Kind.IQ4_XS,
+    "NVFP4": Kind.NVFP4,
 }
 """The type of most weights, by file type."""
 
@@ -66,6 +67,7 @@ KEPT = re.compile(
 )
 VALUES = ("attn_qkv.weight", "attn_kv_b.weight", "attn_v.weight")
 EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
+OUTER = ("output.weight", *EMBEDDINGS)
 LAYER = re.compile(r"blk\.(\d+)\.")
 
 
@@ -191,6 +193,8 @@ class _Rules:
     def kind(self, name: str) -> Kind:
         if self._base in UNQUANTISED:
             return self._base
+        if self._base == Kind.NVFP4:  # converted: what is no layer there is as the model has it
+            return Kind.BF16 if name in OUTER else self._base
         if name == "output.weight" or (self._tied and name in EMBEDDINGS):
             return Kind.Q8_0 if self._base == Kind.Q8_0 else Kind.Q6_K
         if any(part in name for part in VALUES):

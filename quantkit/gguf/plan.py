@@ -41,6 +41,8 @@ class GGUFPlan:
     kinds: dict[str, GGMLQuantizationType]
     """By the tensor's name in the file, in order."""
     notes: list[str] = field(default_factory=list)
+    scale_bytes: int = 0
+    """Of scales that are tensors of their own, as NVFP4 has them."""
 
     @property
     def asked_digest(self) -> str:
@@ -62,7 +64,7 @@ class GGUFPlan:
     @property
     def size_bytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(map(self._bytes, self.layout.tensors))
+        return sum(map(self._bytes, self.layout.tensors)) + self.scale_bytes
 
     @property
     def bits_per_weight(self) -> float:
@@ -72,7 +74,8 @@ class GGUFPlan:
     def quantized_bits_per_weight(self) -> float:
         """The same for what is stored in blocks alone."""
         tensors = list(self.quantized.values()) or self.layout.tensors
-        return 8 * sum(map(self._bytes, tensors)) / sum(prod(t.shape) for t in tensors)
+        stored = sum(map(self._bytes, tensors)) + self.scale_bytes
+        return 8 * stored / sum(prod(t.shape) for t in tensors)
 
     def _bytes(self, tensor: GGUFTensor) -> int:
         return size_bytes(tensor.shape, self.kinds[tensor.name])

@@ -108,7 +108,16 @@ class GGUF:
             raise CheckpointError(
                 f"{self.path}: tensor {name} is of type {entry.kind.name}, which holds no floats"
             ) from error
-        return values.reshape(entry.shape)
+        return (values * self._outer_scale(name)).reshape(entry.shape)
+
+    def _outer_scale(self, name: str) -> float:
+        """What llama.cpp multiplies the layer's output by; NVFP4 alone has it."""
+        beside = f"{name.removesuffix('weight')}scale"
+        if self.tensors[name].kind != GGMLQuantizationType.NVFP4 or beside not in self.tensors:
+            return 1.0
+        if self.tensors[beside].shape != (1,):
+            raise CheckpointError(f"{self.path}: {beside} has several scales; one is known here")
+        return self.dequantized(beside).item()
 
     def _entry(self, name: str) -> Entry:
         if name not in self.tensors:

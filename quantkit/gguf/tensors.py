@@ -27,6 +27,7 @@ from quantkit.model.headers import WEIGHT_TYPES, TensorSpec
 
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
+NVFP4_BLOCK = GGML_QUANT_SIZES[GGMLQuantizationType.NVFP4][0]
 ROPE_TENSORS = {
     MODEL_TENSOR.ROPE_FREQS: "llama3",
     MODEL_TENSOR.ROPE_FACTORS_LONG: "long_factor",

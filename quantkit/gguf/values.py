@@ -11,6 +11,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """What the sixteen values of IQ4 types stand for."""
+FP4 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
+"""What the sixteen codes of NVFP4 stand for."""
 FLOATS = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,
@@ -149,6 +151,14 @@ def iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
     return _grouped(values, scale, torch.zeros_like(scale))
 
 
+def nvfp4(blocks: torch.Tensor) -> torch.Tensor:
+    """Without the global scale, which is a tensor of its own."""
+    scale = blocks[:, :4].contiguous().view(torch.float8_e4m3fn).float()
+    table = torch.tensor(FP4, dtype=torch.float32, device=blocks.device)
+    values = table[_nibbles(blocks[:, 4:].reshape(-1, 8)).long()]
+    return (values.view(len(blocks), 4, 16) * scale[:, :, None]).flatten(1)
+
+
 KINDS: dict[GGMLQuantizationType, Callable[[torch.Tensor], torch.Tensor]] = {
     GGMLQuantizationType.Q8_0: q8_0,
     GGMLQuantizationType.Q4_0: q4_0,
@@ -162,4 +172,5 @@ KINDS: dict[GGMLQuantizationType, Callable[[torch.Tensor], torch.Tensor]] = {
     GGMLQuantizationType.Q6_K: q6_k,
     GGMLQuantizationType.IQ4_NL: iq4_nl,
     GGMLQuantizationType.IQ4_XS: iq4_xs,
+    GGMLQuantizationType.NVFP4: nvfp4,
 }

@@ -19,6 +19,8 @@ GGUF_TYPES = (
     "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS",
 )  # fmt: skip
 """llama.cpp's mixtures of them that we write."""
+CONVERTED = "NVFP4"
+"""A file type that is only made from a checkpoint of the same numbers, by `convert --to gguf`."""
 
 
 class GGUFRecipe(Named):
@@ -43,7 +45,7 @@ class GGUFRecipe(Named):
     @classmethod
     def _known(cls, kind: Any) -> str:
         name = str(kind).upper()
-        if name not in GGUF_TYPES:
+        if name not in (*GGUF_TYPES, CONVERTED):
             raise ValueError(
                 f"'{kind}' is no file type of llama.cpp's that we write; {meant(name, GGUF_TYPES)}"
             )

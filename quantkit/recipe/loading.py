@@ -8,7 +8,7 @@ from quantkit.recipe.checkpoint import Recipe
 from quantkit.recipe.files import ADDITIONS as ADDITIONS
 from quantkit.recipe.files import content, require_addition
 from quantkit.recipe.files import split_addition as split_addition
-from quantkit.recipe.gguf import GGUFRecipe
+from quantkit.recipe.gguf import CONVERTED, GGUFRecipe
 
 AnyRecipe = Recipe | GGUFRecipe
 
@@ -28,5 +28,10 @@ def load(name: str) -> AnyRecipe:
 def read(path: Path) -> AnyRecipe:
     """A recipe of either kind from a file."""
     data = content(path)
+    if str(data.get("gguf")).upper() == CONVERTED:
+        raise RecipeError(
+            f"{path}: {CONVERTED} files for llama.cpp are made from a checkpoint: quantise with "
+            "nvfp4-a16, then call quantkit convert DIR --to gguf"
+        )
     kind: type[AnyRecipe] = GGUFRecipe if "gguf" in data else Recipe
     return kind.validated({"name": path.stem, **data}, path)

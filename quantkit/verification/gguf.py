@@ -12,7 +12,7 @@ from gguf import Keys
 from quantkit import grid
 from quantkit.errors import QuantkitError
 from quantkit.export.checkpoint import Checkpoint
-from quantkit.gguf import imatrix
+from quantkit.gguf import imatrix, nvfp4
 from quantkit.gguf import plan as planning
 from quantkit.gguf.layout import Layout
 from quantkit.gguf.plan import GGUFPlan, layer_of
@@ -70,8 +70,21 @@ def tensor_faults(checkpoint: Checkpoint, plan: GGUFPlan) -> Iterator[str]:
                 f"{tensor.name} is {entry.kind.name} {list(entry.shape)}, "
                 f"not {kind.name} {list(tensor.shape)}"
             )
+    scales = {nvfp4.beside(name, what) for name in _nvfp4(plan) for what in nvfp4.SCALES}
     for name in sorted(found.keys() - plan.kinds.keys()):
-        yield f"{name} does not belong here"
+        if name not in scales:
+            yield f"{name} does not belong here"
+        elif (found[name].shape, found[name].kind) != ((1,), Kind.F32):
+            yield f"{name} is {found[name].kind.name} {list(found[name].shape)}, not one F32"
+        elif not 0 < checkpoint.gguf.dequantized(name).item() < float("inf"):
+            yield f"{name} is {checkpoint.gguf.dequantized(name).item()}, no scale"
+    for name in _nvfp4(plan):
+        if (scale := nvfp4.beside(name, nvfp4.SCALE)) not in found:
+            yield f"{scale} is missing"
+
+
+def _nvfp4(plan: GGUFPlan) -> list[str]:
+    return [name for name, kind in plan.kinds.items() if kind == Kind.NVFP4]
 
 
 def metadata_faults(checkpoint: Checkpoint, plan: GGUFPlan) -> Iterator[str]:
