@@ -39,6 +39,7 @@ docs: $(VENV)/.developed
 	$(BIN)/python scripts/write_help_page.py
 	$(BIN)/python scripts/write_choosing_page.py
 	$(BIN)/python scripts/write_models_page.py
+	$(BIN)/python scripts/write_formats_page.py
 	$(BIN)/python scripts/write_figures.py
 
 bench: $(VENV)/.developed

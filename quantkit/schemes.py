@@ -173,8 +173,9 @@ class KVCacheScheme(Strict):
     num_bits: Literal[8] = 8
     type: Literal["float"] = "float"
     symmetric: Literal[True] = True
-    strategy: Literal["tensor"] = "tensor"
-    """One scale for the keys of a layer and one for its values ..."""
+    strategy: Literal["tensor", "attn_head"] = "tensor"
+    """One scale for the keys of a layer and one for its values, or one for each of their heads,
+    which vLLM computes with FlashAttention alone ..."""
     dynamic: Literal[False] = False
     """... which come from calibration."""
 
@@ -182,4 +183,6 @@ class KVCacheScheme(Strict):
         """The scheme for people."""
         grid = FP8().words
         share = "one scale for the keys and one for the values of each layer"
+        if self.strategy == "attn_head":
+            share = "one scale for the keys and one for the values of each head"
         return f"{grid}, {share}, from calibration"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from quantkit import resources
 from quantkit.advise import families, sizes
 from quantkit.errors import SourceError
+from quantkit.families import geometry
 from quantkit.home import expanded
 from quantkit.model.architecture import (
     EXPERT,
@@ -121,6 +122,7 @@ class ModelShape:
             attentions=self._attentions,
             routers=self.routers,
             kept=kept,
+            n_kv_heads=geometry.n_kv_heads(self.config),
         )
 
     @cached_property

@@ -83,6 +83,7 @@ def scale_dtype(recipe: Schemes) -> torch.dtype | None:
     return None if name is None else getattr(torch, name)
 
 
-def kv_specs(attention: str, dtype: str) -> list[TensorSpec]:
-    """The scales of one attention module's keys and values, the same in every format."""
-    return [TensorSpec(f"{attention}.{kind}_scale", dtype, (1,)) for kind in ("k", "v")]
+def kv_specs(attention: str, dtype: str, n_heads: int | None = None) -> list[TensorSpec]:
+    """The scales of one attention module's keys and values, or of those of each head."""
+    shape = (1,) if n_heads is None else (n_heads, 1, 1)
+    return [TensorSpec(f"{attention}.{kind}_scale", dtype, shape) for kind in ("k", "v")]

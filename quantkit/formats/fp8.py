@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quantkit import numbers
+from quantkit.formats import words
 from quantkit.formats.contract import Schemes
 from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
 from quantkit.tensorspec import TensorSpec
@@ -41,7 +42,7 @@ def objection(
         )
     if activations is None:
         return "fp8 always rounds activations too; weights alone need compressed-tensors"
-    return None
+    return words.per_head(NAME, kv_cache)
 
 
 def misfit(rows: int, columns: int, recipe: Schemes) -> str | None:

@@ -75,6 +75,13 @@ def _unpack_densely(packed: "torch.Tensor", num_bits: int, columns: int) -> "tor
     return (fields.reshape(rows, -1)[:, :columns] - (1 << (num_bits - 1))).to(torch.int8)
 
 
+def per_head(name: str, kv_cache: KVCacheScheme | None) -> str | None:
+    """What only compressed-tensors has of caches."""
+    if kv_cache is not None and kv_cache.strategy == "attn_head":
+        return f"{name} has one scale for all keys of a layer; +kv-fp8 makes that"
+    return None
+
+
 def objection(
     name: str,
     weights: WeightScheme,

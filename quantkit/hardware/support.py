@@ -224,7 +224,7 @@ def format_of(recipe: AnyRecipe | None) -> str:
     if isinstance(recipe, GGUFRecipe):
         return "gguf"
     found = [_key(part) for part in recipe.parts]
-    if found[0].startswith("nvfp4") and len(set(found)) > 1:
+    if found[0].startswith("nvfp4") and any(key.startswith("fp8") for key in found):
         return "nvfp4-fp8"
     # Of several widths the one that the fewest devices have kernels for.
     return min(found, key=lambda key: RAREST.index(key) if key in RAREST else -1)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from quantkit import families
 from quantkit.errors import SourceError
+from quantkit.families import geometry
 from quantkit.model.headers import WEIGHT_TYPES, StoredTensor, TensorSpec
 from quantkit.model.source import ModelSource, read_config, read_tensors
 from quantkit.quiet import hushed
@@ -87,6 +88,8 @@ class Architecture:
     """What files call the output head, which recipes know as lm_head."""
     experts_note: str | None = None
     """What to know before quantised experts are served; None: nothing."""
+    n_kv_heads: int = 0
+    """Heads of keys and values; 0 where the config does not say."""
     renamed: str = ""
     """A tensor whose name in files is not that of its module; empty where there is none."""
 
@@ -334,11 +337,22 @@ def _look(
         text = model.config.get_text_config()
         chosen = next((int(n) for key in CHOSEN if (n := getattr(text, key, None))), most)
         share = min(1.0, chosen / most)
+    heads = geometry.n_kv_heads(geometry.of_object(model.config.get_text_config()))
     caches = [links.module(name) for name in caches if name.startswith(f"{blocks}.")]
     own_head = next((links.module(name) for name, m in modules.items() if m is head), HEAD)
     renamed = next((n for p, n in links.stored.items() if p != n), "")
     return Architecture(
-        shapes, linears, tied, caches, routers, share, kept, n_vocabulary, own_head, renamed
+        shapes,
+        linears,
+        tied,
+        caches,
+        routers,
+        chosen_share=share,
+        kept=kept,
+        n_vocabulary=n_vocabulary,
+        head=own_head,
+        n_kv_heads=heads,
+        renamed=renamed,
     )
 
 

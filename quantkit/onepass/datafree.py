@@ -5,7 +5,7 @@ Memory is bounded by the largest tensors in flight, whatever the model's size.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
@@ -55,6 +55,21 @@ def quantize_tensors(
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     progress.finish()
+    return worker.layers
+
+
+def quantize_some(
+    source: ModelSource,
+    plans: Sequence[Plan],
+    writers: Sequence[FolderWriter],
+    device: torch.device,
+    progress: Progress,
+    names: Collection[str],
+) -> list[dict[str, Layer]]:
+    """The same for a few tensors, which a pass over the blocks does not reach."""
+    worker = _Worker(source, plans, writers, device, progress)
+    for name in sorted(names):
+        worker.process(source.tensors[name])
     return worker.layers
 
 

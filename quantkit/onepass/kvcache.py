@@ -67,6 +67,7 @@ class Observer:
 
     attentions: dict[str, torch.nn.Module]
     keys: dict[str, torch.Tensor] = field(default_factory=dict)
+    """By head."""
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     """By channel [heads of values * width], since folded scales change them channel by channel."""
 
@@ -101,7 +102,7 @@ class Observer:
     def _see(
         self, name: str, keep: Keep, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        _raise(self.keys, name, _real(keys, keep).abs().amax())
+        _raise(self.keys, name, _real(keys, keep).abs().amax((0, 2, 3)))
         _raise(self.values, name, _real(values, keep).abs().amax((0, 2)).flatten())
         return keys, values
 
@@ -123,7 +124,7 @@ def scales(
     """The scales that a checkpoint holds for one block, by the names that files have."""
     if not plan.kv_scales:
         return {}
-    dtype = DTYPES[plan.kv_scales[0].dtype]
+    dtype, shape = DTYPES[plan.kv_scales[0].dtype], plan.kv_scales[0].shape
     found = {}
     for attention in observer.attentions:
         if attention not in observer.keys:
@@ -133,8 +134,12 @@ def scales(
         if projection is not None and projection.out_scale is not None:
             values = values / projection.out_scale  # what smoothing folded into the projection
         for kind, largest in (("k", keys), ("v", values)):
-            top = largest.max().to(dtype).reshape(1)
-            if not top.isfinite():
+            if largest.numel() % shape[0]:
+                raise MethodError(
+                    f"{name_of(attention)} has heads that the config does not tell of; use +kv-fp8"
+                )
+            top = largest.view(shape[0], -1).amax(1).to(dtype).view(shape)
+            if not top.isfinite().all():
                 raise MethodError(
                     f"keys or values of {name_of(attention)} are not finite on this calibration "
                     "data; the source model is damaged, or overflows in this type"

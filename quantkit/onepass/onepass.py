@@ -21,7 +21,7 @@ from quantkit.export.folder import FolderWriter
 from quantkit.export.manifest import Layer
 from quantkit.model.blocks import Call, Decoder
 from quantkit.model.source import ModelSource
-from quantkit.onepass import probe, tuning
+from quantkit.onepass import datafree, probe, tuning
 from quantkit.onepass.calibrated import solve
 from quantkit.onepass.datafree import copy_tensor, require_finite
 from quantkit.onepass.delivery import Delivery
@@ -103,7 +103,13 @@ def quantize_blocks(wanted: Pass, offload: str = "auto") -> list[CalibratedOutco
     outcomes = [CalibratedOutcome(j.layers, j.scales, perplexity) for j in journals]
     if importance is not None:
         importance.perplexity = perplexity
+    outside = {w.name for p in plans for w in p.quantized.values() if w.name not in written}
+    found = datafree.quantize_some(source, plans, writers, device, progress, outside)
+    for outcome, layers in zip(outcomes, found, strict=True):
+        outcome.layers.update(layers)
     for tensor in source.tensors.values():
+        if tensor.name in outside:
+            continue
         takers = [
             writer
             for plan, writer in zip(plans, writers, strict=True)
@@ -256,7 +262,11 @@ def _require_another_way(
 
 def _require_blocks_only(decoder: Decoder, plans: Sequence[Plan]) -> None:
     for plan in plans:
-        outside = [n for n in plan.quantized if f"{n}.weight" not in decoder.written]
+        outside = [
+            name
+            for name in plan.quantized
+            if f"{name}.weight" not in decoder.written and plan.recipe.part(name).learns
+        ]
         if outside:
             raise RecipeError(
                 f"recipe {plan.recipe.name}: {outside[0]} lies outside the decoder blocks, where "

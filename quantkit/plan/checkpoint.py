@@ -11,6 +11,7 @@ from quantkit.model.architecture import EXPERT, Architecture
 from quantkit.model.headers import TensorSpec
 from quantkit.model.source import ModelSource
 from quantkit.recipe import Recipe
+from quantkit.recipe.checkpoint import HEAD, HEAD_GROUP
 
 # vLLM loads each of these as one layer, so its parts must be quantised alike.
 
@@ -40,6 +41,11 @@ class Plan:
     def names(self) -> frozenset[str]:
         """Names of all tensors of the result."""
         return frozenset(spec.name for spec in self.specs)
+
+    @property
+    def kv_shape(self) -> tuple[int, ...] | None:
+        """Of one of `kv_scales`: one number, or one for each head."""
+        return self.kv_scales[0].shape if self.kv_scales else None
 
     @property
     def size_bytes(self) -> int:
@@ -79,6 +85,7 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
         raise RecipeError(
             f"recipe {recipe.name}: targets {recipe.targets} match no layer of this model"
         )
+    _check_head(recipe, architecture, modules)
     _check_fused(recipe, architecture, set(modules))
     _check_experts(recipe, modules)
     _check_shapes(recipe, architecture, modules)
@@ -124,10 +131,27 @@ def _kv_scales(
             f"recipe {recipe.name}: no module of this model takes a cache of keys and values"
         )
     dtype = usual_dtype(stored)
-    specs = [s for name in architecture.attentions for s in formats.kv_specs(name, dtype)]
+    n_heads = architecture.n_kv_heads if recipe.kv_cache.strategy == "attn_head" else None
+    specs = [s for name in architecture.attentions for s in formats.kv_specs(name, dtype, n_heads)]
     if taken := {spec.name for spec in specs} & {spec.name for spec in stored}:
         raise RecipeError(f"recipe {recipe.name}: the source has a {min(taken)} of its own")
     return specs
+
+
+def _check_head(recipe: Recipe, architecture: Architecture, modules: list[str]) -> None:
+    if HEAD_GROUP["targets"] not in recipe.group_targets:
+        return
+    heads = [name for name in modules if name == architecture.head]
+    if not heads:
+        raise RecipeError(
+            f"recipe {recipe.name}: this model's {HEAD} has no weight of its own but shares the "
+            "embedding's, which stays in 16 bits; leave out +head-int8"
+        )
+    if recipe.part(heads[0]).weights == recipe.weights:
+        raise RecipeError(
+            f"recipe {recipe.name}: the head of this model is called {heads[0]}; copy the recipe "
+            "and give it a group with this name"
+        )
 
 
 def _check_fused(recipe: Recipe, architecture: Architecture, chosen: set[str]) -> None:

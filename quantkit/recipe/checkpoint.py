@@ -17,6 +17,12 @@ from quantkit.specs import meant
 TUNING_STEPS = 64
 """What `--tune` asks for."""
 AUTO_GROUP_SIZES = (128, 64, 32)
+HEAD = "lm_head"
+HEAD_GROUP = {
+    "targets": [rf"re:(.*\.)?{HEAD}$"],
+    "method": "rtn",
+    "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+}
 
 
 class Group(Strict):
@@ -128,27 +134,37 @@ class Recipe(Named):
 
     @classmethod
     def load(cls, name: str) -> "Recipe":
-        """A recipe by name, or from the user's own file; `+kv-fp8` behind either adds to it."""
+        """A recipe by name, or from the user's own file; `+kv-fp8` and the like add to either."""
         base, addition = files.split_addition(name)
         if addition is not None:
             files.require_addition(addition)
-            return cls.load(base).with_kv_cache(addition)
+            return cls.load(base).plus(addition)
         path = resources.find("recipes", name)
         data = files.content(path)
         if "gguf" in data:
             raise RecipeError(f"recipe {name} makes a GGUF file, which does not belong here")
         return cls.validated({"name": path.stem, **data}, path)
 
-    def with_kv_cache(self, addition: str) -> "Recipe":
-        """The same with an FP8 KV cache."""
-        if self.kv_cache is not None:
-            raise RecipeError(f"recipe {self.name} has an FP8 KV cache already")
-        added = {
-            "name": f"{self.name}+{addition}",
-            "summary": f"{self.name} with an FP8 KV cache, whose scales come from calibration",
-            "kv_cache": {},
-        }
-        return Recipe.validated(self.model_dump() | added, f"{self.name}+{addition}")
+    def plus(self, addition: str) -> "Recipe":
+        """The same with one of `files.ADDITIONS`."""
+        name = f"{self.name}+{addition}"
+        added: dict[str, Any]
+        if addition == files.HEAD:
+            if HEAD not in self.ignore:
+                raise RecipeError(f"recipe {self.name} rounds {HEAD} already")
+            added = {
+                "summary": f"{self.name} with {HEAD} in 8-bit integers",
+                "ignore": [target for target in self.ignore if target != HEAD],
+                "groups": [*self.model_dump()["groups"], HEAD_GROUP],
+            }
+        else:
+            if self.kv_cache is not None:
+                raise RecipeError(f"recipe {self.name} has an FP8 KV cache already")
+            added = {
+                "summary": f"{self.name} with an FP8 KV cache, whose scales come from calibration",
+                "kv_cache": files.KV_CACHES[addition],
+            }
+        return Recipe.validated(self.model_dump() | added | {"name": name}, name)
 
     def in_format(self, format: str) -> "Recipe":
         """The same numbers in files of another form, under a name that tells it."""
@@ -174,9 +190,12 @@ class Recipe(Named):
         """Whether the recipe learns from data."""
         if self.kv_cache is not None:
             return True
-        return any(
-            methods.find(part.method).calibrated or part.has_static_inputs for part in self.parts
-        )
+        return any(part.learns for part in self.parts)
+
+    @property
+    def learns(self) -> bool:
+        """Whether these numbers come from data; of a recipe without groups."""
+        return methods.find(self.method).calibrated or self.has_static_inputs
 
     @property
     def parts(self) -> list["Recipe"]:

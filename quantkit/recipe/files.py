@@ -6,7 +6,13 @@ from typing import Any
 from quantkit.errors import RecipeError, UnknownName
 from quantkit.specs import read_yaml
 
-ADDITIONS = {"kv-fp8": "keeps keys and values of attention in FP8, with scales from calibration"}
+KV_CACHES: dict[str, dict[str, Any]] = {"kv-fp8": {}, "kv-fp8-head": {"strategy": "attn_head"}}
+HEAD = "head-int8"
+ADDITIONS = {
+    "kv-fp8": "keeps keys and values of attention in FP8, with scales from calibration",
+    "kv-fp8-head": "the same with a scale per head, which vLLM runs with FlashAttention",
+    HEAD: "rounds lm_head to 8-bit integers, which no recipe does by itself",
+}
 """What can stand behind a recipe's name, after a plus."""
 
 

@@ -21,8 +21,8 @@ def load(name: str) -> AnyRecipe:
     require_addition(addition)
     recipe = load(base)
     if isinstance(recipe, GGUFRecipe):
-        raise RecipeError(f"{addition} does not go with {recipe.name}: llama.cpp has no such cache")
-    return recipe.with_kv_cache(addition)
+        raise RecipeError(f"{addition} does not go with {recipe.name}, a file for llama.cpp")
+    return recipe.plus(addition)
 
 
 def read(path: Path) -> AnyRecipe:

@@ -66,10 +66,11 @@ def faults(checkpoint: Checkpoint, plan: Plan, source: ModelSource | None) -> It
     stored = {n: checkpoint.tensors[n].read() for n in (*names, *(s.name for s in plan.kv_scales))}
     sound: dict[str, float] = {}
     for name, scale in stored.items():
-        if scale.numel() != 1 or not are_scales(scale):
+        if (scale.numel() != 1 and scale.shape != plan.kv_shape) or not are_scales(scale):
             yield f"{name} is not finite and positive"
             continue
-        room = _room(checkpoint, plan, name, scale)
+        # Of several heads the one with the least room; the others are no worse off.
+        room = _room(checkpoint, plan, name, scale.amin())
         if not SMALLEST <= room <= LARGEST:
             yield f"{name} leaves room for {room:.3g}, which no activation needs"
             continue

@@ -123,13 +123,15 @@ def test_help_page_is_what_the_program_prints():
     assert (ROOT / "docs/help.md").read_text() == module.page(), "run: make docs"
 
 
-def test_the_page_of_models_is_what_their_runs_found():
+@pytest.mark.parametrize("name", ["models", "formats"])
+def test_generated_pages_are_up_to_date(name):
     import importlib.util
 
-    spec = importlib.util.spec_from_file_location("page", ROOT / "scripts/write_models_page.py")
+    path = ROOT / f"scripts/write_{name}_page.py"
+    spec = importlib.util.spec_from_file_location("page", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (ROOT / "docs/models.md").read_text() == module.page(), "run: make docs"
+    assert (ROOT / f"docs/{name}.md").read_text() == module.page(), "run: make docs"
 
 
 def test_command_table_of_the_readme_is_complete():
