@@ -13,8 +13,8 @@ import write_figures
 from figures import by_hand, regions, sources
 
 ROOT = Path(__file__).parents[2]
-# docs/help.md is what the program prints.
-PAGES = sorted(set(write_figures.DOCUMENTS) - {"docs/help.md"})
+# These are what the program prints, and what its recipes store.
+PAGES = sorted(set(write_figures.DOCUMENTS) - {"docs/help.md", "docs/formats.md"})
 
 
 def call(*arguments: str, root: Path = ROOT) -> subprocess.CompletedProcess[str]:

@@ -84,6 +84,8 @@ OF_32_LAYERS = {
     "Q5_K_M": HEAD | layers("attn_v", "Q6_K", MORE) | layers("ffn_down", "Q6_K", MORE),
     "IQ4_NL": HEAD | layers("ffn_down", "Q5_K", range(4)),
     "IQ4_XS": HEAD | layers("ffn_down", "Q5_K", range(4)),
+    # Converted from a checkpoint, which has both in 16 bits.
+    "NVFP4": {"output.weight": "BF16", "token_embd.weight": "BF16"},
 }
 
 
@@ -331,4 +333,4 @@ def test_numbers_of_file_types_are_those_in_the_files():
     assert FILE_TYPES["IQ4_XS"] == 30
     numbers = {int(t) for t in gguf.LlamaFileType}
     assert set(FILE_TYPES.values()) <= numbers
-    assert len(set(FILE_TYPES.values())) == len(FILE_TYPES) == 19
+    assert len(set(FILE_TYPES.values())) == len(FILE_TYPES) == 20

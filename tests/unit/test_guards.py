@@ -33,7 +33,7 @@ LAYERS = [
     {"bench", "proof"},
     {"report"},
     {"gating", "advise", "draft"},
-    {"serving"},
+    {"serving", "to_gguf"},
     {"pipeline", "conversion", "opening"},
     {"api"},
     {"sweep"},
