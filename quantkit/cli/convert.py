@@ -25,6 +25,14 @@ def command(
             "-o", "--out", metavar="DIR", help="The new folder; default: beside the old one."
         ),
     ] = None,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Mend a checkpoint of another tool; its format stays."),
+    ] = False,
+    allow_rounding: Annotated[
+        bool,
+        typer.Option("--allow-rounding", help="With --repair: round scales that do not fit."),
+    ] = False,
     trust_remote_code: TrustRemoteCode = False,
     force: Force = False,
     json: AsJson = False,
@@ -33,16 +41,35 @@ def command(
 ) -> None:
     """Write a checkpoint in another format, if that loses nothing.
 
-    The numbers stay what they are; where the other format cannot hold them, it says why.
+    The numbers stay what they are; where the other format cannot hold them, it says why. With
+    --repair, what is mechanical is mended in a copy: names in `ignore`, unknown and missing keys,
+    padded integers, missing weight_shape, stray tensors, unlike global scales of fused layers.
+    repaired.json lists every change.
     """
     from quantkit.cli import console, early, start
     from quantkit.export.manifest import Manifest
 
+    if allow_rounding and not repair:
+        raise typer.BadParameter("goes with --repair", param_hint="--allow-rounding")
     start.stay_offline_if(True)
-    Manifest.read(checkpoint)
+    if not repair:
+        Manifest.read(checkpoint)
     if out is not None:
         early.new_folder(out, force)
     start.load_lean()
+    if repair:
+        from quantkit.repair import repair as mend
+
+        with console.progress(quiet, verbose) as progress:
+            mended = mend(checkpoint, to, out, force, allow_rounding, progress)
+        if json:
+            console.print_json({"path": str(mended.folder), **mended.to_json()})
+            return
+        for change in mended.changes:
+            error = "" if change.error is None else f" (error {change.error:.2e})"
+            console.say(f"{change.where}: {change.what}{error}", hang=2)
+        typer.echo(f"written to {mended.folder}")
+        return
     from quantkit.conversion import convert
     from quantkit.storage import gib
 

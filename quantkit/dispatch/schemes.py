@@ -96,9 +96,23 @@ class Judged:
 
     def ignoring(self, inside: str) -> str | None:
         """The entry that leaves a layer in 16 bits, by the rules of its method's config class."""
-        return next((e for e, mapped in self.ignore if self._ignores(mapped, inside)), None)
+        if inside in self._exact:
+            return self._exact[inside]
+        return next((e for e, mapped in self._patterns if self.ignores(mapped, inside)), None)
 
-    def _ignores(self, entry: str, inside: str) -> bool:
+    @cached_property
+    def _exact(self) -> dict[str, str]:
+        """Entries by the one module that each names; models of many experts list thousands."""
+        return {mapped: entry for entry, mapped in self.ignore if not mapped.startswith("re:")}
+
+    @cached_property
+    def _patterns(self) -> list[tuple[str, str]]:
+        """Entries that may name other modules than their own."""
+        if self.method != "compressed-tensors":
+            return self.ignore
+        return [(entry, mapped) for entry, mapped in self.ignore if mapped.startswith("re:")]
+
+    def ignores(self, entry: str, inside: str) -> bool:
         if self.method == "compressed-tensors":
             if entry.startswith("re:"):
                 return re.match(entry[3:], inside) is not None
@@ -135,7 +149,18 @@ class Judged:
         group = self._group(inside, fused, [self.checkpoint.inside(s) for s in shards], is_head)
         if group is None or group.get("weights") is None:
             return None
-        return compressed(group, str(self.section.get("format")), self.version, self.capability)
+        return self.of_group(group)
+
+    def of_group(self, group: Mapping[str, Any]) -> Scheme:
+        """The scheme of a group of compressed-tensors; raises where vLLM does."""
+        if id(group) not in self._known:
+            form = str(self.section.get("format"))
+            self._known[id(group)] = compressed(group, form, self.version, self.capability)
+        return self._known[id(group)]
+
+    @cached_property
+    def _known(self) -> dict[int, Scheme]:
+        return {}
 
     def _group(
         self, inside: str, fused: str | None, shards: list[str], is_head: bool

@@ -188,8 +188,7 @@ def _own_scheme(judged: Judged, shard: str) -> Scheme | None:
         inside = judged.checkpoint.inside(shard)
         group = next((g for t, g in judged.groups if is_match(inside, t)), None)
         if group is not None and group.get("weights") is not None:
-            form = str(judged.section.get("format"))
-            return compressed(group, form, judged.version, judged.capability)
+            return judged.of_group(group)
     return judged.schemes[shard]
 
 
@@ -275,7 +274,7 @@ def _storage(judged: Judged) -> Iterator[Finding]:
     if odd:
         inside = [judged.checkpoint.inside(name) for name in judged.checkpoint.layers]
         for entry, mapped in judged.ignore:
-            if not any(judged._ignores(mapped, name) for name in inside):
+            if not any(judged.ignores(mapped, name) for name in inside):
                 words = f"it names none of vLLM's modules, such as {inside[-1]}"
                 yield found("ignore-name", f"ignore: {entry}", words, odd[0][1])
 

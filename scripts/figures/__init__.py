@@ -19,6 +19,7 @@ from figures import (
     scaling,
     scoring,
     sources,
+    wild,
 )
 from figures.regions import REGIONS
 
@@ -38,4 +39,5 @@ __all__ = [
     "scaling",
     "scoring",
     "sources",
+    "wild",
 ]

@@ -34,7 +34,7 @@ LAYERS = [
     {"report"},
     {"gating", "advise", "draft"},
     {"serving", "to_gguf"},
-    {"pipeline", "conversion", "opening"},
+    {"pipeline", "conversion", "opening", "repair"},
     {"api"},
     {"sweep"},
     {"cli"},

@@ -1,0 +1,383 @@
+"""Mends what is mechanical in a checkpoint that others made; never touches a number silently.
+
+The result is a new folder of the same format. `repaired.json` in it lists every change: keys of the
+config, tensors that were added, left out or packed otherwise, and scales, with the error of each
+layer where numbers were rounded again, which needs `allow_rounding`.
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quantkit.dispatch import prediction
+from quantkit.dispatch.layers import Checkpoint as Seen
+from quantkit.dispatch.layers import of as seen_of
+from quantkit.dispatch.rules import ARGUMENT_KEYS, ARGUMENT_VALUES
+from quantkit.dispatch.schemes import Judged, Unsupported
+from quantkit.errors import CheckpointError
+from quantkit.export import folder as folders
+from quantkit.export.manifest import is_checkpoint, now, versions
+from quantkit.formats import declared, words
+from quantkit.model.headers import StoredTensor, TensorSpec
+from quantkit.model.source import INDEX, read_config, read_tensors
+from quantkit.progress import Progress, Silent
+from quantkit.storage import refuse_existing, require_space, scratch_folder, sha256_of, write_json
+
+if TYPE_CHECKING:
+    import torch
+
+FILE = "repaired.json"
+METHODS = {"compressed-tensors": "compressed-tensors", "gptq": "gptq", "awq": "awq", "fp8": "fp8",
+           "modelopt": "modelopt"}  # fmt: skip
+"""Formats of `convert --to`, and the methods that are written as such."""
+DEFAULTS: dict[str, dict[str, Any]] = {"gptq": {"desc_act": False}, "awq": {"zero_point": True}}
+"""What a missing key means to the tools that wrote such files."""
+BESIDE = ("input_scale", "input_global_scale", "qzeros", "g_idx", "scales")
+NAMED = {"awq": "modules_to_not_convert", "fp8": "ignored_layers"}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that was mended."""
+
+    where: str
+    """A key of the config, or a tensor."""
+    what: str
+    error: float | None = None
+    """The relative error of a layer whose numbers were rounded again; None: exact."""
+
+
+@dataclass
+class Repaired:
+    """A mended folder."""
+
+    folder: Path
+    source: Path
+    changes: list[Change] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "source": str(self.source),
+            "created": now(),
+            "versions": versions(),
+            "exact": all(one.error is None for one in self.changes),
+            "changes": [
+                {"where": one.where, "what": one.what, "error": one.error} for one in self.changes
+            ],
+        }
+
+
+@dataclass
+class _Work:
+    """What is to be written: tensors taken over, and those that replace others."""
+
+    config: dict[str, Any]
+    stored: dict[str, StoredTensor]
+    replaced: dict[str, "torch.Tensor"] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
+
+    @property
+    def section(self) -> dict[str, Any]:
+        found = declared.section(self.config)
+        assert isinstance(found, dict)
+        return found
+
+    def seen(self) -> Seen:
+        return seen_of(self.config, self.stored, "")
+
+
+def repair(
+    path: Path,
+    to: str,
+    out: Path | None = None,
+    force: bool = False,
+    allow_rounding: bool = False,
+    progress: Progress | None = None,
+) -> Repaired:
+    """Write a mended copy of a folder as `out`; beside the first, by default."""
+    progress = progress or Silent()
+    if is_checkpoint(path):
+        raise CheckpointError(
+            f"{path} is quantkit's own: a damaged one is made again, not mended; --repair is for "
+            "checkpoints of other tools"
+        )
+    config = read_config(path)
+    work = _Work(config, read_tensors(path))
+    method = work.seen().method
+    if not method:
+        raise CheckpointError(f"{path} is not quantised: there is nothing to repair")
+    if METHODS[to] != method:
+        raise CheckpointError(
+            f"{path} is in {method or 'no quantised'} form, and --repair keeps the format: use "
+            f"--to {method}"
+        )
+    out = out or path.resolve().with_name(f"{path.resolve().name}-repaired")
+    if out.resolve() == path.resolve():
+        raise CheckpointError(f"{out} is the checkpoint itself; name another folder with -o")
+    refuse_existing(out, force)
+    _keys(work)
+    _packing(work)
+    _shapes(work)
+    _strays(work)
+    _scales(work, allow_rounding)
+    _ignore(work)
+    if not work.changes:
+        found = prediction.predict(path)
+        more = f"; {found.faults[0]} is not mechanical" if found.faults else ""
+        raise CheckpointError(f"{path} has nothing to repair{more}")
+    result = Repaired(out, path, work.changes)
+    _write(path, work, result, force, progress)
+    return result
+
+
+def _keys(work: _Work) -> None:
+    """Keys that the readers' library forbids, and those that readers need."""
+    section = work.section
+    for name, group in (section.get("config_groups") or {}).items():
+        for part in ("weights", "input_activations", "output_activations"):
+            given = group.get(part)
+            if not isinstance(given, dict):
+                continue
+            for key in sorted(given.keys() - ARGUMENT_KEYS):
+                value = given.pop(key)
+                where = f"config_groups.{name}.{part}.{key}"
+                work.changes.append(Change(where, f"dropped {value!r}, an unknown key"))
+            for key, values in ARGUMENT_VALUES.items():
+                if key in given and given[key] not in values and key == "actorder":
+                    value = given.pop(key)
+                    where = f"config_groups.{name}.{part}.{key}"
+                    work.changes.append(Change(where, f"dropped {value!r}, an unknown value"))
+    if (section.get("sparsity_config") or {}).get("targets") and not any(
+        "bitmask" in name or name.endswith(".compressed") for name in work.stored
+    ):
+        section.pop("sparsity_config")
+        work.changes.append(Change("sparsity_config", "dropped: the weights are stored whole"))
+    for key, value in DEFAULTS.get(work.seen().method, {}).items():
+        if key not in section:
+            if key == "desc_act":
+                value = _is_ordered(work)
+            section[key] = value
+            work.changes.append(Change(key, f"added {value}"))
+    if work.seen().method == "gptq" and section.get("desc_act") is False and _is_ordered(work):
+        section["desc_act"] = True
+        work.changes.append(Change("desc_act", "set to true: g_idx has an order of its own"))
+
+
+def _is_ordered(work: _Work) -> bool:
+    size = work.section.get("group_size") or -1
+    for name, tensor in work.stored.items():
+        if name.endswith(".g_idx") and size > 0:
+            index = tensor.read()
+            return bool((index != _plain_index(len(index), size)).any())
+    return False
+
+
+def _plain_index(n: int, size: int) -> "torch.Tensor":
+    import torch
+
+    return (torch.arange(n) // size).to(torch.int32)
+
+
+def _groups(work: _Work) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Quantised layers, and the arguments of their weights."""
+    seen = work.seen()
+    if seen.method != "compressed-tensors":
+        return
+    declares = declared.of(work.config, "the checkpoint")
+    for name, layer in seen.linears.items():
+        part = declares.part(name) if layer.is_quantized else None
+        if part is not None:
+            yield name, {"bits": part.weights.num_bits, "size": part.weights.group_size,
+                         "type": part.weights.type}  # fmt: skip
+
+
+def _packing(work: _Work) -> None:
+    """Integers padded to words, as compressed-tensors packed them before 0.18, packed densely."""
+    for name, args in _groups(work):
+        bits, packed = int(args["bits"]), work.stored.get(f"{name}.weight_packed")
+        scale = work.stored.get(f"{name}.weight_scale")
+        if packed is None or packed.dtype != "I32" or 32 % bits == 0 or scale is None:
+            continue
+        columns = _columns(work, name, scale, args)
+        per = 32 // bits
+        if columns is None or packed.shape[1] == words.n_words(columns, bits):
+            continue
+        if packed.shape[1] != -(-columns // per):
+            continue  # neither: verify says so
+        fields = _unpadded(packed.read(), bits, per, columns)
+        work.replaced[packed.name] = words.pack(fields, bits)
+        work.changes.append(Change(packed.name, f"{bits}-bit integers packed densely"))
+
+
+def _unpadded(packed: "torch.Tensor", bits: int, per: int, columns: int) -> "torch.Tensor":
+    import torch
+
+    shifts = torch.arange(per, dtype=torch.int64) * bits
+    fields = (packed.to(torch.int64)[..., None] >> shifts) & ((1 << bits) - 1)
+    return (fields.flatten(1)[:, :columns] - (1 << (bits - 1))).to(torch.int8)
+
+
+def _columns(work: _Work, name: str, scale: StoredTensor, args: Mapping[str, Any]) -> int | None:
+    shape = work.stored.get(f"{name}.weight_shape")
+    if shape is not None:
+        return int(shape.read().tolist()[1])
+    size = args["size"]
+    return scale.shape[1] * int(size) if size and len(scale.shape) == 2 else None
+
+
+def _shapes(work: _Work) -> None:
+    """`weight_shape`, which decompressors need beside packed integers."""
+    import torch
+
+    for name, args in _groups(work):
+        packed = work.stored.get(f"{name}.weight_packed")
+        scale = work.stored.get(f"{name}.weight_scale")
+        if packed is None or packed.dtype != "I32" or f"{name}.weight_shape" in work.stored:
+            continue
+        columns = None if scale is None else _columns(work, name, scale, args)
+        if columns is None:
+            if 32 % int(args["bits"]):
+                continue
+            columns = packed.shape[1] * 32 // int(args["bits"])
+        shape = [packed.shape[0], columns]
+        work.replaced[f"{name}.weight_shape"] = torch.tensor(shape, dtype=torch.int64)
+        work.changes.append(Change(f"{name}.weight_shape", f"added {shape}"))
+
+
+def _strays(work: _Work) -> None:
+    """Tensors that stand beside nothing, which engines stop at."""
+    seen = work.seen()
+    modules = {name for name, layer in seen.layers.items() if layer.is_quantized}
+    for name in list(work.stored):
+        module, _, last = name.rpartition(".")
+        beside = last.startswith(("weight_scale", "weight_zero", "weight_shape", "weight_global"))
+        beside = beside or last in (
+            "input_scale",
+            "input_global_scale",
+            "qzeros",
+            "g_idx",
+            "scales",
+        )
+        if beside and module not in modules:
+            del work.stored[name]
+            work.changes.append(Change(name, "left out: its layer is stored in 16 bits"))
+
+
+def _scales(work: _Work, allow_rounding: bool) -> None:
+    """One global scale for NVFP4 layers that engines fuse; exact where the ratio is a power of two
+    and no group scale leaves E4M3's range."""
+    seen = work.seen()
+    for kind in ("weight_global_scale", "weight_scale_2"):
+        for whole, shards in seen.fused:
+            names = [f"{shard}.{kind}" for shard in shards]
+            if any(name not in work.stored for name in names):
+                continue
+            values = [work.stored[name].read().float().reshape(-1)[0].item() for name in names]
+            if len(set(values)) == 1 or min(values) <= 0 or not all(map(math.isfinite, values)):
+                continue
+            # Divisors: the smallest leaves room for all. Multipliers: the largest does.
+            shared = min(values) if kind == "weight_global_scale" else max(values)
+            for shard, value in zip(shards, values, strict=True):
+                if value == shared:
+                    continue
+                ratio = value / shared if kind == "weight_global_scale" else shared / value
+                _rescale(work, shard, kind, shared, ratio, whole, allow_rounding)
+
+
+def _rescale(
+    work: _Work, shard: str, kind: str, shared: float, ratio: float, whole: str, rounding: bool
+) -> None:
+    """Divide a shard's group scales by what its global scale is off."""
+    import torch
+
+    name = f"{shard}.weight_scale"
+    before = work.stored[name].read()
+    wide = before.float()
+    # What a group scale stands for is itself over the divisor, so both fall by the same factor.
+    after = (wide / ratio).to(before.dtype)
+    exact = bool((after.float() * ratio == wide).all())
+    if not exact and not rounding:
+        raise CheckpointError(
+            f"{shard}: its global scale is {ratio:.6g} times off that of {whole}, and its group "
+            "scales do not take that up exactly; --allow-rounding rounds them and lists the error"
+        )
+    error = None
+    if not exact:
+        error = float(((after.float() * ratio - wide).norm() / wide.norm()).item())
+    stored = work.stored[f"{shard}.{kind}"].read()
+    work.replaced[f"{shard}.{kind}"] = torch.full_like(stored, shared)
+    work.replaced[name] = after
+    told = f"made that of {whole}, its group scales over {ratio:.6g}"
+    work.changes.append(Change(f"{shard}.{kind}", told, error))
+
+
+def _ignore(work: _Work) -> None:
+    """Entries that fit vLLM's names, and every layer that is stored in 16 bits."""
+    seen, section = work.seen(), work.section
+    if seen.method not in ("compressed-tensors", *NAMED):
+        return
+    key = "ignore" if seen.method == "compressed-tensors" else NAMED[seen.method]
+    if seen.method == "fp8" and not section.get(key) and section.get("modules_to_not_convert"):
+        key = "modules_to_not_convert"
+    judged = Judged(seen, (0, 28))
+    names = list(section.get(key) or [])
+    entries = {mapped: entry for entry, mapped in judged.ignore}
+    inside = {seen.inside(name) for name in seen.layers}
+    for mapped, entry in entries.items():
+        if any(judged.ignores(mapped, name) for name in inside):
+            continue
+        names.remove(entry)
+        work.changes.append(Change(f"{key}: {entry}", "dropped: it names no module"))
+    added = []
+    try:
+        schemes = judged.schemes
+    except Unsupported:
+        return
+    tied = bool(work.config.get("tie_word_embeddings"))
+    for name, layer in seen.linears.items():
+        is_head = name.rpartition(".")[2] == "lm_head"
+        if layer.is_quantized or schemes[name] is None or (tied and is_head):
+            continue
+        added.append(name)
+    for name in added:
+        work.changes.append(Change(f"{key}: {name}", "added: it is stored in 16 bits"))
+    if added or len(names) != len(section.get(key) or []):
+        section[key] = [*names, *added]
+
+
+def _write(path: Path, work: _Work, result: Repaired, force: bool, progress: Progress) -> None:
+    """The new folder: tensors in their old order, other files as they are, the record last."""
+    specs: list[TensorSpec] = []
+    for name, tensor in work.stored.items():
+        specs.append(_spec(name, work.replaced[name]) if name in work.replaced else tensor)
+    specs += [_spec(n, t) for n, t in work.replaced.items() if n not in work.stored]
+    require_space(result.folder, sum(spec.size_bytes for spec in specs))
+    progress.start(f"repair {path.name}", sum(spec.size_bytes for spec in specs))
+    with scratch_folder(result.folder, force) as scratch:
+        plain = [TensorSpec(spec.name, spec.dtype, spec.shape) for spec in specs]
+        with folders.open_folder(scratch, plain) as writer:
+            for spec in plain:
+                held = work.replaced.get(spec.name)
+                writer.write(spec.name, work.stored[spec.name].read() if held is None else held)
+                progress.advance(spec.size_bytes)
+        for file in sorted(path.iterdir()):
+            own = file.name in ("config.json", INDEX, FILE)
+            if file.is_file() and not own and file.suffix != ".safetensors":
+                shutil.copyfile(file, scratch / file.name)
+        write_json(scratch / "config.json", work.config, allow_nan=True)
+        told = result.to_json()
+        told["files"] = {
+            file.name: sha256_of(file) for file in sorted(scratch.iterdir()) if file.is_file()
+        }
+        (scratch / FILE).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    progress.finish()
+
+
+def _spec(name: str, tensor: "torch.Tensor") -> TensorSpec:
+    from quantkit.model.dtypes import CODES
+
+    return TensorSpec(name, CODES[tensor.dtype], tuple(tensor.shape))

@@ -1,0 +1,118 @@
+"""`convert --repair`: what is mechanical is mended and listed, and numbers stay what they are."""
+
+import json
+
+import pytest
+import torch
+import wild
+from tiny import READABLE, save_llama
+
+import quantkit
+from quantkit.formats import words
+from quantkit.model.source import read_tensors
+
+MENDED = {
+    "wrong-prefix": "compressed-tensors",
+    "ignored-container": "compressed-tensors",
+    "unknown-key": "compressed-tensors",
+    "padded-3-bit": "compressed-tensors",
+    "global-scales": "compressed-tensors",
+    "plain-in-fp8": "compressed-tensors",
+    "gptq-without-desc-act": "gptq",
+    "undeclared-act-order": "gptq",
+}
+"""Broken checkpoints that are whole afterwards."""
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    out = tmp_path_factory.mktemp("repair")
+    sizes = {"hidden_size": 256, "num_key_value_heads": 2, "head_dim": 64}
+    source = save_llama(out / "source", **READABLE | sizes)
+    names = {*MENDED, "W4A16", "NVFP4", "w3a16"}
+    return {c.name: c for c in wild.make(out / "corpus", source, lambda name: name in names)}
+
+
+def stored(folder):
+    return {name: tensor.read() for name, tensor in read_tensors(folder).items()}
+
+
+def same(one, other):
+    return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+@pytest.mark.parametrize(("name", "form"), MENDED.items())
+def test_broken_ones_are_whole_afterwards(corpus, tmp_path, name, form, run_cli):
+    folder = corpus[name].folder
+    assert not quantkit.predict(folder, version="0.26").ok
+    out = tmp_path / "mended"
+    result = run_cli(["convert", folder, "--to", form, "--repair", "-o", out])
+    assert result.code == 0, result.stderr
+    assert quantkit.predict(out, version="0.26").faults == []
+    assert quantkit.verify(out, read_weights=False).faults == []
+    record = json.loads((out / "repaired.json").read_text())
+    assert record["exact"]
+    assert record["changes"]
+    before, after = stored(folder), stored(out)
+    touched = {one["where"] for one in record["changes"]}
+    for tensor, value in after.items():
+        if name != "global-scales" and tensor not in touched:
+            assert same(before[tensor], value), tensor
+
+
+def test_dense_integers_are_those_that_were_padded(corpus, tmp_path, run_cli):
+    out = tmp_path / "mended"
+    folder = corpus["padded-3-bit"].folder
+    run_cli(["convert", folder, "--to", "compressed-tensors", "--repair", "-o", out])
+    sound, after = stored(corpus["w3a16"].folder), stored(out)
+    for name, value in sound.items():
+        assert same(value, after[name]), name
+    packed = after[f"{wild.DOWN}.weight_packed"]
+    columns = int(after[f"{wild.DOWN}.weight_shape"][1])
+    assert words.unpack(packed, 3, columns).abs().max() <= 4
+
+
+def test_global_scales_are_made_equal_without_a_number_changing(corpus, tmp_path, run_cli):
+    out = tmp_path / "mended"
+    folder = corpus["global-scales"].folder
+    run_cli(["convert", folder, "--to", "compressed-tensors", "--repair", "-o", out])
+    before, after = stored(folder), stored(out)
+    for name in [n for n in before if n.endswith(".weight_packed")]:
+        module = name.removesuffix(".weight_packed")
+        assert same(before[name], after[name])
+        values = [
+            (kept[f"{module}.weight_scale"].float() / kept[f"{module}.weight_global_scale"])
+            for kept in (before, after)
+        ]
+        assert torch.equal(*values), module
+
+
+def test_what_would_be_rounded_needs_leave_and_tells_its_error(corpus, tmp_path, run_cli):
+    from foreign import changed
+
+    made = corpus["NVFP4"].folder
+    name = wild.QUERY.replace("q_proj", "k_proj")
+    whole = stored(made)[f"{name}.weight_global_scale"]
+    odd = changed(made, tmp_path / "odd", **{f"{name}.weight_global_scale": whole * 1.3})
+    asked = ["convert", odd, "--to", "compressed-tensors", "--repair", "-o", tmp_path / "out"]
+    refused = run_cli(asked)
+    assert refused.code == 3
+    assert "--allow-rounding" in refused.stderr
+    result = run_cli([*asked, "--allow-rounding", "--json"])
+    assert result.code == 0, result.stderr
+    told = json.loads(result.stdout)
+    assert not told["exact"]
+    (change,) = told["changes"]
+    assert change["where"] == f"{name}.weight_global_scale"
+    assert 0 < change["error"] < 0.05
+
+
+def test_what_is_sound_ours_or_in_another_format_is_refused(corpus, tmp_path, run_cli):
+    sound = corpus["W4A16"].folder
+    result = run_cli(["convert", sound, "--to", "compressed-tensors", "--repair"])
+    assert result.code == 3
+    assert "has nothing to repair" in result.stderr
+    result = run_cli(["convert", sound, "--to", "gptq", "--repair"])
+    assert result.code == 3
+    assert "--repair keeps the format" in result.stderr
+    assert run_cli(["convert", sound, "--to", "gptq", "--allow-rounding"]).code == 2
