@@ -39,6 +39,8 @@ PROGRAMS = {
     "vllm-proof": "vllm_proof.py",
     "vllm-speed": "vllm_speed.py",
     "whole_model": "whole_model.py",
+    "wild-h200": "wild.py",
+    "wild_headers": "wild_headers.py",
 }
 BY_GIT = " ¹"
 
