@@ -101,17 +101,21 @@ def test_every_module_says_what_it_is_for():
         assert ast.get_docstring(ast.parse(path.read_text())), path
 
 
-def test_readme_tree_names_every_package():
-    text = (ROOT / "README.md").read_text()
-    tree = re.search(r"<!-- tree -->\n```\n(.*?)```", text, re.S).group(1)
-    named, folders = set(), []
-    for line in tree.splitlines():
-        depth = (len(line) - len(line.lstrip())) // 2
-        folders = [*folders[:depth], line.split()[0].rstrip("/")]
-        assert (ROOT / "/".join(folders)).exists(), line
-        named.add("/".join(folders))
-    packages = {f"quantkit/{path.parent.name}" for path in PACKAGE.glob("*/__init__.py")}
-    assert packages <= named
+def test_trees_in_the_docs_name_what_there_is():
+    def named(page: str, root: Path) -> set[str]:
+        tree = re.search(r"<!-- tree -->\n```\n(.*?)```", (ROOT / page).read_text(), re.S)
+        names = {line.split()[0].rstrip("/") for line in tree.group(1).splitlines()}
+        assert all((root / name).exists() for name in names), names
+        return names
+
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    folders = {path.split("/")[0] for path in listed if "/" in path and path[0] != "."}
+    assert "tests" in folders
+    assert folders <= named("README.md", ROOT)
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert packages <= named("docs/design.md", PACKAGE)
 
 
 def test_help_page_is_what_the_program_prints():
