@@ -74,6 +74,14 @@ METRICS = {
             rereads=ACCURACY,
         ),
         Metric("exact_match", "exact match", SHARE, True, counts="questions", paired=ANSWERS),
+        *(
+            Metric(name, label, SHARE, True, counts="questions", paired=ANSWERS)
+            for name, label in (
+                ("pass@1", "passed tests"),
+                ("pass_at_1", "passed tests"),
+                ("prompt_level_strict_acc", "instructions followed"),
+            )
+        ),
         Metric("word_perplexity", "perplexity per word"),
         Metric("byte_perplexity", "perplexity per byte", detail=True),
         Metric("bits_per_byte", "bits per byte", "bits", detail=True),

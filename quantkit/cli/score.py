@@ -92,6 +92,10 @@ def command(
     system_instruction: Annotated[
         str | None, typer.Option(metavar="TEXT", help="System prompt of the conversation.")
     ] = None,
+    allow_code: Annotated[
+        bool,
+        typer.Option("--allow-code", help="Let tasks run code that the model wrote, in a box."),
+    ] = False,
     device: Device = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
@@ -138,6 +142,7 @@ def command(
         backend=backend,
         prompts=prompts,
         chat=Chat(apply_chat_template, fewshot_as_multiturn, system_instruction),
+        allow_code=allow_code,
     )
     targets = opening.paired(
         [opening.find(name, revision, trust_remote_code) for name in models],

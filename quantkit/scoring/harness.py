@@ -55,6 +55,8 @@ class Asked:
     prompts: Path | None = None
     """A file of prompts: candidates are held against the source's own answers to them."""
     chat: lmeval.Chat = field(default_factory=lmeval.Chat)
+    allow_code: bool = False
+    """Whether tasks may run code that the model wrote, in a box."""
 
     @property
     def followed(self) -> list[Prompts]:
@@ -100,6 +102,7 @@ def evaluate(
         _require_sound(target)
     with lmeval.quiet():
         loaded = lmeval.load(asked.tasks, asked.data, asked.num_fewshot, asked.seed)
+        lmeval.allow_code(loaded, asked.allow_code)
         folder = asked.cache or cache.default_folder()
         if asked.server is None and asked.backend == BACKENDS[0]:
             from quantkit.scoring.model import EvaluatedModel, How

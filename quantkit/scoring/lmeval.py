@@ -17,7 +17,7 @@ from typing import Any
 
 from quantkit.errors import MissingDependency, ScoreError
 from quantkit.quiet import hushed
-from quantkit.scoring import task_names
+from quantkit.scoring import box, task_names
 from quantkit.scoring.suites import FOLLOWED, OWN_TASKS, expanded, is_path
 
 BOOTSTRAP_ITERATIONS = 100  # with none, lm-eval leaves out all standard errors
@@ -97,7 +97,7 @@ def _loaded(
     tasks: tuple[str, ...], data: Path | None, digest: str | None, num_fewshot: int | None
 ) -> dict[str, Any]:
     manager = _manager(tasks)
-    with _data_from(data, digest):
+    with _data_from(data, digest), _code_in_a_box():
         loaded = dict(manager.load(list(tasks)))
     for task in loaded["tasks"].values():
         default = task.get_config("num_fewshot")
@@ -131,13 +131,6 @@ def run(
     import lm_eval
 
     chat = chat or Chat()
-    for name, task in loaded["tasks"].items():
-        if getattr(task, "UNSAFE_CODE", False) or getattr(task.config, "unsafe_code", False):
-            raise ScoreError(
-                f"task {name} runs code that the model wrote, which quantkit does not do: there "
-                "is no box for it yet; choose another task"
-            )
-
     # Not `simple_evaluate`: it also collects facts about the machine, for longer than small
     # models take to score, and asks git about the working directory.
     with _explained(list(loaded["tasks"])), templates_compiled_once():
@@ -151,9 +144,46 @@ def run(
             apply_chat_template=chat.template,
             fewshot_as_multiturn=chat.multiturn,
             system_instruction=chat.system,
+            confirm_run_unsafe_code=box.CODE_EVAL.is_allowed,
         )
     assert results is not None
     return dict(results)
+
+
+def allow_code(loaded: dict[str, Any], is_allowed: bool) -> None:
+    """Let tasks run what the model writes, in a box; refuse those that do where it is not wanted.
+
+    Refused as well where the machine cannot give such a box, before a model is loaded.
+    """
+    running = [
+        name
+        for name, task in loaded["tasks"].items()
+        if getattr(task, "UNSAFE_CODE", False) or getattr(task.config, "unsafe_code", False)
+    ]
+    if running and not is_allowed:
+        raise ScoreError(box.REFUSAL.format(task=f"task {running[0]}"))
+    if running:
+        box.check()
+    box.CODE_EVAL.is_allowed = is_allowed
+
+
+@contextmanager
+def _code_in_a_box() -> Iterator[None]:
+    """Give tasks our own metric for programs, which they try when they are loaded."""
+    import evaluate
+
+    usual = evaluate.load
+
+    def load(path: str, *more: Any, **options: Any) -> Any:
+        return box.CODE_EVAL if path == "code_eval" else usual(path, *more, **options)
+
+    evaluate.load = load
+    box.CODE_EVAL.is_loading = True
+    try:
+        yield
+    finally:
+        evaluate.load = usual
+        box.CODE_EVAL.is_loading = False
 
 
 @contextmanager
