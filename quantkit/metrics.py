@@ -80,6 +80,9 @@ METRICS = {
                 ("pass@1", "passed tests"),
                 ("pass_at_1", "passed tests"),
                 ("prompt_level_strict_acc", "instructions followed"),
+                ("regex_match", "pattern found"),
+                ("valid_json", "valid JSON"),
+                ("valid_tool_calls", "valid tool calls"),
             )
         ),
         Metric("word_perplexity", "perplexity per word"),

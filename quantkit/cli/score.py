@@ -39,6 +39,14 @@ def command(
         Path | None,
         typer.Option(metavar="FILE", help="Follow the source's own answers to these prompts."),
     ] = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Judge answers to --prompts: exact, json or tool-calls; default: by row.",
+            callback=one_of("exact", "json", "tool-calls"),
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="DIR", help="Write NAME.json files here.")
     ] = None,
@@ -115,6 +123,8 @@ def command(
     start.stay_offline_if(at_home and all(map(start.is_local, named)))
     if server is not None and len(models) != 1:
         raise typer.BadParameter("a server serves one model: give its folder alone")
+    if judge is not None and prompts is None:
+        raise typer.BadParameter("--judge is for answers to --prompts: give a file of them")
     wanted = None if until is None else _points(until)
     early.models(named, revision if source is None else None)
     early.tasks(names if tasks is not None else [], data, prompts)
@@ -141,6 +151,7 @@ def command(
         server=server,
         backend=backend,
         prompts=prompts,
+        judge=judge,
         chat=Chat(apply_chat_template, fewshot_as_multiturn, system_instruction),
         allow_code=allow_code,
     )

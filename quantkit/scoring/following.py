@@ -8,11 +8,13 @@ stands, and how far its predictions are from the source's over the whole vocabul
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import DataError
+from quantkit.scoring import judging
+from quantkit.scoring.judging import Judge
 from quantkit.scoring.suites import FOLLOWED
 
 if TYPE_CHECKING:
@@ -32,18 +34,51 @@ class Prompts:
     rows: tuple[Any, ...]
     """Texts, or conversations that end with what a user says."""
     max_new: int
+    tools: tuple[Any, ...] = ()
+    """By row, what a model may call; empty where no row has any."""
+    judges: tuple[Judge | None, ...] = ()
+    """By row, how its answer is judged; empty where none is."""
 
     @property
     def hashes(self) -> list[str]:
-        """One for each prompt."""
-        return [hashlib.sha256(json.dumps(row).encode()).hexdigest() for row in self.rows]
+        """One for each prompt, of all that decides its figures."""
+        beside = zip(self.rows, self._tools, self._judges, strict=True)
+        asked = [
+            row if not tools and judge is None else [row, tools, judge and judge.to_json()]
+            for row, tools, judge in beside
+        ]
+        return [hashlib.sha256(json.dumps(one).encode()).hexdigest() for one in asked]
+
+    @property
+    def _tools(self) -> tuple[Any, ...]:
+        return self.tools or ((),) * len(self.rows)
+
+    @property
+    def _judges(self) -> tuple[Judge | None, ...]:
+        return self.judges or (None,) * len(self.rows)
 
     def first(self, limit: int | None) -> "Prompts":
-        return Prompts(self.name, self.rows[:limit], self.max_new)
+        return replace(
+            self,
+            rows=self.rows[:limit],
+            tools=self.tools[:limit],
+            judges=self.judges[:limit],
+        )
 
     def encoded(self, tokenizer: Any) -> list[tuple[int, ...]]:
         """Their tokens; conversations go through the model's chat template."""
-        return [tuple(_encoded(row, tokenizer, self.name)) for row in self.rows]
+        return [
+            tuple(_encoded(row, tools, tokenizer, self.name))
+            for row, tools in zip(self.rows, self._tools, strict=True)
+        ]
+
+    def judged(self, answers: Sequence[str]) -> list[tuple[int, str, bool]]:
+        """Places of judged rows, what their judge's figure is called, and whether each is right."""
+        return [
+            (place, judge.metric, judge.is_right(answer))
+            for place, (judge, answer) in enumerate(zip(self._judges, answers, strict=True))
+            if judge is not None
+        ]
 
 
 def own() -> Prompts:
@@ -62,32 +97,45 @@ def own() -> Prompts:
     return Prompts(FOLLOWED, tuple(found), OWN_TOKENS)
 
 
-def of_file(path: Path, max_new: int = DEFAULT_TOKENS) -> Prompts:
+def of_file(path: Path, max_new: int = DEFAULT_TOKENS, judge: str | None = None) -> Prompts:
     """Prompts of a team's own traffic: any file that calibration reads.
 
-    A conversation's last answer is left out: the source gives its own.
+    A conversation's last answer is left out: the source gives its own. `judge` is for all rows;
+    without it rows bring their own, if any.
     """
     from quantkit.calibration.reading import files
     from quantkit.calibration.reading.recognise import Recogniser
+    from quantkit.calibration.reading.row import content
 
     if not path.is_file():
         raise DataError(f"--prompts {path}: there is no such file")
     rows: list[Any] = []
+    tools: list[Any] = []
+    judges: list[Judge | None] = []
     known = Recogniser(path.name)
-    for row in map(known, files.read(path)):
+    for record in files.read(path):
+        row = known(record)
         messages = list(row.messages or ())
+        said: str | None = None
         while messages and messages[-1]["role"] == "assistant":
-            messages.pop()
-        if messages:
-            rows.append(messages)
-        elif row.text and row.text.strip():
-            rows.append(row.text)
+            said = content(messages.pop())
+        if not messages and not row.text.strip():
+            continue
+        rows.append(messages or row.text)
+        tools.append(list(row.tools))
+        judges.append(judging.of_row(record.place, record.value, row.tools, said, judge))
     if not rows:
         raise DataError(f"{path} holds no prompts: give lines of text, or JSON with messages")
-    return Prompts(path.stem, tuple(rows), max_new)
+    return Prompts(
+        path.stem,
+        tuple(rows),
+        max_new,
+        tuple(tools) if any(tools) else (),
+        tuple(judges) if any(judges) else (),
+    )
 
 
-def _encoded(row: Any, tokenizer: Any, name: str) -> Sequence[int]:
+def _encoded(row: Any, tools: Any, tokenizer: Any, name: str) -> Sequence[int]:
     if isinstance(row, str):
         ids: list[int] = tokenizer(row)["input_ids"]
         return ids
@@ -96,7 +144,8 @@ def _encoded(row: Any, tokenizer: Any, name: str) -> Sequence[int]:
             f"the prompts of {name} are conversations, and the model has no chat template; "
             "give texts, or a model that is made for chats"
         )
-    made = tokenizer.apply_chat_template(row, add_generation_prompt=True, return_dict=True)
+    more = {"tools": tools} if tools else {}
+    made = tokenizer.apply_chat_template(row, add_generation_prompt=True, return_dict=True, **more)
     return list(made["input_ids"])
 
 

@@ -54,6 +54,8 @@ class Asked:
     """What computes here: one of `BACKENDS`."""
     prompts: Path | None = None
     """A file of prompts: candidates are held against the source's own answers to them."""
+    judge: str | None = None
+    """How answers to them are judged, where rows do not bring it; one of `judging.METRICS`."""
     chat: lmeval.Chat = field(default_factory=lmeval.Chat)
     allow_code: bool = False
     """Whether tasks may run code that the model wrote, in a box."""
@@ -62,7 +64,9 @@ class Asked:
     def followed(self) -> list[Prompts]:
         """Prompts whose answers by the source are followed."""
         own = [following.own()] if suites.FOLLOWED in suites.expanded(self.tasks) else []
-        more = [] if self.prompts is None else [following.of_file(self.prompts)]
+        more = []
+        if self.prompts is not None:
+            more.append(following.of_file(self.prompts, judge=self.judge))
         return [asked.first(self.limit) for asked in own + more]
 
 
@@ -121,6 +125,7 @@ def evaluate(
         try:
             results = lmeval.run(lm, loaded, asked.limit, asked.samples, asked.chat)
             written = {prompts.name: lm.follow(prompts) for prompts in followed}
+            judged = {p.name: p.judged(lm.answer(p)) for p in followed if p.judges}
             if asked.server is not None:
                 lm.confirm()
         finally:
@@ -134,6 +139,9 @@ def evaluate(
         text, answered = written[prompts.name]
         scores |= _of_text(prompts.name, text) | _of_answers(prompts.name, answered)
         outcomes += _losses(prompts, text)
+        right = judged.get(prompts.name, [])
+        scores |= _of_judges(prompts.name, right)
+        outcomes += _judged(prompts, right)
     groups = _groups(results)
     card = Scorecard(
         **_identity(target),
@@ -338,6 +346,26 @@ def _of_answers(task: str, answered: Followed) -> dict[str, Score]:
             value=mean, stderr=error, n=len(values), higher_is_better=True
         )
     return scores
+
+
+def _of_judges(task: str, right: Sequence[tuple[int, str, bool]]) -> dict[str, Score]:
+    """The share of right answers, by judge."""
+    scores = {}
+    for metric in dict.fromkeys(metric for _, metric, _ in right):
+        values = [float(is_right) for _, name, is_right in right if name == metric]
+        mean, error = ratio(values, [1.0] * len(values))
+        scores[f"{task}/{metric}"] = Score(
+            value=mean, stderr=error, n=len(values), higher_is_better=True
+        )
+    return scores
+
+
+def _judged(prompts: Prompts, right: Sequence[tuple[int, str, bool]]) -> list[Outcome]:
+    hashes = prompts.hashes
+    return [
+        Outcome(prompts.name, place, hashes[place], metric, float(is_right), 1.0)
+        for place, metric, is_right in right
+    ]
 
 
 def _losses(prompts: Prompts, text: Text) -> list[Outcome]:

@@ -353,6 +353,16 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         text = Text(whole.losses.tolist(), counts, kl, agrees)
         return text, Followed(counts, agrees)
 
+    def answer(self, asked: Prompts) -> list[str]:
+        """This model's own greedy answers."""
+        self._task = asked.name
+        rules = self.writer.greedy(asked.max_new)
+        encoded = asked.encoded(self.tokenizer)
+        prompts = [self.writer.fitting(asked.name, ids, rules) for ids in encoded]
+        self._progress.start(f"{self._label} answers {asked.name}", len(prompts), "answers")
+        written = self.writer.tokens(prompts, rules, self._progress.advance)
+        return [str(self.tok_decode(tokens)) for tokens in written]
+
     @cached_property
     def writer(self) -> Writer:
         """Made when the first answer is to be written."""

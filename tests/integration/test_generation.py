@@ -249,7 +249,7 @@ def test_following_is_what_the_models_would_have_written(rounded, tmp_path, demo
     texts = ["The", "def sort(values):", TEXT]
     prompts.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(following.of_file, "__defaults__", (16,))
+        patch.setattr(following.of_file, "__defaults__", (16, None))
         asked = Asked((), prompts=prompts, cache=tmp_path / "cache")
         with pytest.raises(ScoreError, match="score the source first"):
             evaluate(rounded[0], asked, "cpu")
@@ -292,3 +292,32 @@ def test_conversations_go_through_the_chat_template(tmp_path, demo):
     without.chat_template = None
     with pytest.raises(DataError, match="no chat template"):
         asked.encoded(without)
+
+
+def test_answers_to_prompts_are_judged(rounded, tmp_path, demo):
+    """Both models' own answers, paired."""
+    from quantkit.scoring import findings
+
+    model, tokenizer = demo
+    texts = ["The", "def sort(values):", TEXT]
+    encoded = [tuple(tokenizer(text)["input_ids"]) for text in texts]
+    answers = [reference(model, prompt, Rules(16, ends=(0,))) for prompt in encoded]
+    rows = [
+        {"text": text, "reference": tokenizer.decode(tokens, skip_special_tokens=True)}
+        for text, tokens in zip(texts, answers, strict=True)
+    ]
+    rows[0]["reference"] = "something else"
+    rows.append({"text": "The", "regex": "."})
+    prompts = tmp_path / "traffic.jsonl"
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(following.of_file, "__defaults__", (16, None))
+        asked = Asked((), prompts=prompts, cache=tmp_path / "cache")
+        source, *others = [evaluate(m, asked, "cpu") for m in (ModelSource.open("demo"), *rounded)]
+    assert source.card.scores["traffic/exact_match"].value == pytest.approx(2 / 3)
+    assert source.card.scores["traffic/regex_match"].n == 1
+    compared = findings.compare(
+        source.outcomes, {e.card.name: e.outcomes for e in others}, source.card.groups
+    )
+    for found in compared.values():
+        assert {"traffic/exact_match", "traffic/perplexity"} <= {finding.score for finding in found}
