@@ -78,7 +78,7 @@ METRICS = {
             Metric(name, label, SHARE, True, counts="questions", paired=ANSWERS)
             for name, label in (
                 ("pass@1", "passed tests"),
-                ("pass_at_1", "passed tests"),
+                ("pass_at_1", "passed tests of one try"),
                 ("prompt_level_strict_acc", "instructions followed"),
                 ("regex_match", "pattern found"),
                 ("valid_json", "valid JSON"),

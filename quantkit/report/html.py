@@ -8,7 +8,7 @@ from quantkit import metrics
 from quantkit.page.document import Section, document
 from quantkit.page.parts import Fact, details, facts, notices
 from quantkit.page.table import Cell, Column, table
-from quantkit.report import cells, pictures, speed
+from quantkit.report import cells, damage, pictures, speed
 from quantkit.report.document import Comparison, Document, Entry
 from quantkit.report.table import GUESSED
 from quantkit.scoring.paired import ALPHA
@@ -24,6 +24,7 @@ def render(report: Document, quantkit: str) -> str:
         Section("Quality against size", pictures.against_size(report)),
         Section("How fast they serve", speed.parts(report)),
         Section("Is a difference real?", _verdicts(report)),
+        Section(damage.TITLE, damage.parts(report)),
         Section("Accuracy by group of tasks", pictures.groups(report)),
         Section("How far predictions moved", pictures.divergence(report)),
         Section("Which layers hurt", pictures.layer_maps(report)),

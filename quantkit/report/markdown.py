@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quantkit.report import speed, table
+from quantkit.report import damage, speed, table
 
 if TYPE_CHECKING:
     from quantkit.report.comparison import Report
@@ -38,6 +38,7 @@ def _render(whole: Report, report: Report) -> str:
         *[line for text in whole.notes for line in (f"Note: {_safe(text)}", "")],
         *[line for text in table.advice(whole) for line in (_safe(text), "")],
         *[line for text in table.proven(report) for line in (_safe(text), "")],
+        *_damage(report),
         *_verdicts(report),
         *_speed(whole),
         _how(report),
@@ -63,6 +64,23 @@ def _verdicts(report: Report) -> list[str]:
         lines += [_line([_safe(cell) for cell in row]) for row in rows]
         lines += ["", "With 95% intervals; ! marks what is real after correction.", ""]
     return lines
+
+
+def _damage(report: Report) -> list[str]:
+    """What each loses most of, for certain."""
+    rows = damage.rows(report.document)
+    if not rows:
+        return []
+    return [
+        f"## {damage.TITLE}",
+        "",
+        _line(list(damage.HEADINGS)),
+        _line(["---", "---", "---", "---:", "---:"]),
+        *[_line([_safe(cell) for cell in row]) for row in rows],
+        "",
+        damage.CAPTION,
+        "",
+    ]
 
 
 def _speed(report: Report) -> list[str]:

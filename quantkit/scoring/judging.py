@@ -60,7 +60,7 @@ def of_row(
         inferred = ((EXACT, "reference"), (REGEX, "regex"), (JSON, "schema"))
         wanted = named or next((kind for kind, name in inferred if name in fields), None)
     if wanted == EXACT:
-        texts = fields.get("reference", last_answer)
+        texts: Any = fields.get("reference", last_answer)
         texts = [texts] if isinstance(texts, str) else texts
         is_list = isinstance(texts, list) and bool(texts)
         if not is_list or not all(isinstance(text, str) for text in texts):

@@ -18,7 +18,7 @@ from quantkit.gating.text import plain
 from quantkit.gating.verdict import Answer, Verdict
 from quantkit.report.document import Comparison, read
 from quantkit.scoring.paired import difference_interval
-from quantkit.scoring.scorecard import LayerError
+from quantkit.scoring.scorecard import LayerError, Score
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m" / "report.json"
 PASS, FAIL, CANNOT_TELL = Answer
@@ -83,6 +83,34 @@ def test_what_is_at_the_limit_passes_and_the_next_number_does_not(good, limits, 
     document = changed(rescored(document, *value), comparisons=[])
     check = judge(document, rules(**limits)).checks[0]
     assert check.answer is expected
+
+
+@pytest.mark.parametrize(
+    ("limits", "value", "expected"),
+    [
+        ({"first_difference": {"min": 20}}, ("chat/first_difference", 20.0), PASS),
+        ({"first_difference": {"min": 20}}, ("chat/first_difference", 19.9), FAIL),
+        ({"same_answers": {"min": 0.5}}, ("chat/same_answers", 0.49), FAIL),
+        ({"chat/top1_agreement": {"min": 0.9}}, ("chat/top1_agreement", 0.89), FAIL),
+        ({"pass@1": {"max_drop": 5}}, ("code/pass@1", 0.65), PASS),
+        ({"pass@1": {"max_drop": 5}}, ("code/pass@1", 0.64), FAIL),
+        ({"code": {"max_drop": 5}}, ("code/pass@1", 0.64), FAIL),
+        ({"chat": {"max_drop": 5}}, ("chat/valid_json", 0.64), FAIL),
+    ],
+)
+def test_written_answers_have_limits_too(limits, value, expected):
+    """Metrics of generation and of following the source, without paired answers."""
+    name, found = value
+    tasks = {"chat": "1", "code": "1"}
+    before = Score(value=0.7, stderr=0.01, n=100, higher_is_better=True)
+    after = before.model_copy(update={"value": found})
+    settings = ONE_CANDIDATE.baseline.settings.model_copy(update={"tasks": tasks})
+    document = changed(ONE_CANDIDATE, comparisons=[], scores={name: after}, settings=settings)
+    of_source = {"scores": {name: before}, "settings": settings}
+    baseline = document.baseline.model_copy(update=of_source)
+    new = {"baseline": baseline, "headline": name, "accuracy": None}
+    document = document.model_copy(update=new)
+    assert answer_of(document, **limits) is expected
 
 
 def test_counted_questions_are_exact_where_shares_are_rounded():

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from quantkit.export.verified import Verified
-from quantkit.report import html, markdown, table
+from quantkit.report import damage, html, markdown, table
 from quantkit.report.comparison import Report
 from quantkit.scoring.answers import Outcome
 from quantkit.scoring.evaluation import Evaluation, read_all
+from quantkit.scoring.scorecard import Score
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m" / "scores"
 SUBJECTS = {"mmlu_stem": ["mmlu_anatomy", "mmlu_astronomy"], "mmlu_humanities": ["mmlu_law"]}
@@ -102,3 +103,37 @@ def test_a_share_of_right_answers_changes_by_points(cards):
     before = report.baseline.scores["mmlu/acc"].value
     first = report.candidates[0].scores["mmlu/acc"].value
     assert others[0][5] == f"{100 * (first - before):+.1f} points"
+
+
+def test_what_breaks_first_is_what_loses_most_for_certain(cards):
+    """A large loss that may be chance is none, and a gain neither."""
+    source, card = sorted(cards, key=lambda card: card.recipe is not None)[:2]
+    rates = {"sums/exact_match": (0.8, 0.3, 20), "code/pass@1": (0.8, 0.7, 2000)}
+    rates |= {"maths/exact_match": (0.6, 0.4, 10), "chat/valid_json": (0.5, 0.52, 500)}
+    tasks = {name.partition("/")[0]: "1" for name in rates}
+
+    def evaluated(card, which):
+        scores, outcomes = {}, []
+        for name, (*shares, n) in rates.items():
+            task, _, metric = name.partition("/")
+            right = [float(i < shares[which] * n) for i in range(n)]
+            outcomes += [
+                Outcome(task, i, f"{task}{i}", metric, value, 1.0) for i, value in enumerate(right)
+            ]
+            scores[name] = Score(value=sum(right) / n, stderr=0.01, n=n, higher_is_better=True)
+        if which:
+            scores["chat/first_difference"] = Score(value=31.5, stderr=2.0, n=40)
+        settings = card.settings.model_copy(update={"tasks": tasks})
+        new = {"scores": scores, "groups": {}, "settings": settings}
+        return Evaluation(card.model_copy(update=new), outcomes)
+
+    report = Report.of([evaluated(source, 0), evaluated(card, 1)])
+    found = damage.losses(report.document, report.document.candidates[0])
+    assert [loss.score for loss in found] == ["sums/exact_match", "code/pass@1"]
+    assert 0 < found[1].least < 0.1 / 0.8 < found[0].least
+    (row,) = damage.rows(report.document)
+    assert row[1].startswith("sums/exact_match -50.0 points (")
+    assert row[3:] == ["31.5 +- 3.9", ""]
+    assert damage.TITLE in markdown.render(report)
+    assert "31.5 +- 3.9" in html.render(report.document, "1")
+    assert damage.TITLE not in markdown.render(Report.compare(cards))

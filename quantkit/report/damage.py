@@ -1,0 +1,146 @@
+"""Where a candidate breaks first: of all that was compared, what lost most for certain.
+
+Scores have unlike units, so losses are told as shares of what the source has: of right answers, or
+of perplexity. They are ordered by the end of the interval that lies nearest to no loss at all: what
+is lost at least. A score whose interval holds no loss has not been shown to break.
+"""
+
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from quantkit import metrics
+from quantkit.page.table import Cell, Column, table
+from quantkit.report import cells
+from quantkit.report.document import Comparison, Document, Entry
+from quantkit.scoring.scorecard import Score
+
+TITLE = "Where it breaks first"
+FEWEST = 3
+"""Compared scores; of two, the tables above say it."""
+SIGMAS = 1.96
+HEADINGS = ("model", "breaks first", "then", "tokens until they differ", "same answers")
+CAPTION = (
+    "Of all compared scores those that lose most for certain, as a share of what the source has: "
+    "the lower end of the 95% interval decides. How long a candidate keeps to the source's own "
+    "answers, and how many it gives word for word, is with twice the standard error."
+)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One score that is shown to be worse than the source's."""
+
+    score: str
+    least: float
+    """As a share of what the source has, at least."""
+    told: str
+    """The change with its interval."""
+
+    @property
+    def words(self) -> str:
+        return f"{self.score} {self.told}"
+
+
+def losses(report: Document, entry: Entry) -> list[Loss]:
+    """Scores of a candidate that are shown to be worse, the most damaged first."""
+    found = []
+    for one in entry.comparisons:
+        metric = metrics.of(one.score)
+        if metric.rereads or one.source_at_chance or one.low is None or one.high is None:
+            continue
+        loss = _of_ratio(one) if one.ratio is not None else _of_share(report, one)
+        if loss is not None and loss.least > 0:
+            found.append(loss)
+    return sorted(found, key=lambda loss: (-loss.least, loss.score))
+
+
+def _of_ratio(one: Comparison) -> Loss:
+    assert one.ratio is not None
+    assert one.low is not None
+    assert one.high is not None
+    ends = f"{100 * (one.low - 1):+.1f} to {100 * (one.high - 1):+.1f}"
+    return Loss(one.score, one.low - 1, f"{one.ratio - 1:+.1%} ({ends})")
+
+
+def _of_share(report: Document, one: Comparison) -> Loss | None:
+    before = report.baseline.scores.get(one.score)
+    if before is None or not before.value or one.difference is None:
+        return None
+    assert one.low is not None
+    assert one.high is not None
+    ends = f"{100 * one.low:+.1f} to {100 * one.high:+.1f}"
+    return Loss(one.score, -one.high / before.value, f"{100 * one.difference:+.1f} points ({ends})")
+
+
+def is_told(report: Document) -> bool:
+    """Whether there is more to tell than two scores."""
+    compared = {
+        comparison.score
+        for entry in report.candidates
+        for comparison in entry.comparisons
+        if not metrics.of(comparison.score).rereads
+    }
+    return len(compared) >= FEWEST or any(
+        _first(entry, metrics.FIRST_DIFFERENCE) for entry in report.candidates
+    )
+
+
+def rows(report: Document) -> list[list[str]]:
+    """One row a candidate, under `HEADINGS`; nothing where there is little to tell."""
+    if not is_told(report):
+        return []
+    found = []
+    for entry in report.candidates:
+        first = [loss.words for loss in losses(report, entry)[:2]]
+        first += [""] * (2 - len(first))
+        found.append(
+            [
+                entry.name,
+                first[0] or "nothing is shown to break",
+                first[1],
+                _with_error(entry, metrics.FIRST_DIFFERENCE, 1, ""),
+                _with_error(entry, metrics.SAME_ANSWERS, 100, "%"),
+            ]
+        )
+    return found
+
+
+def parts(report: Document) -> list[str | Markup]:
+    """The same for a page."""
+    told = rows(report)
+    if not told:
+        return []
+    columns = [
+        Column("Model"),
+        Column("Breaks first"),
+        Column("Then"),
+        Column("Tokens until they differ", numeric=True),
+        Column("Same answers", numeric=True),
+    ]
+    shown: list[list[Cell | str | Markup]] = []
+    for entry, row in zip(report.candidates, told, strict=True):
+        worst = losses(report, entry)
+        first = Cell(row[1], worst[0].least, "bad") if worst else Cell(row[1], 0.0, "quiet")
+        beside = [
+            Cell(text, score.value) if (score := _first(entry, name)) else cells.unknown()
+            for name, text in (
+                (metrics.FIRST_DIFFERENCE, row[3]),
+                (metrics.SAME_ANSWERS, row[4]),
+            )
+        ]
+        shown.append([row[0], first, row[2], *beside])
+    return [CAPTION, table(TITLE, columns, shown, wide=True)]
+
+
+def _first(entry: Entry, metric: str) -> Score | None:
+    """Of the first task that has such a score."""
+    return next((s for key, s in entry.scores.items() if metrics.of(key).name == metric), None)
+
+
+def _with_error(entry: Entry, metric: str, times: float, unit: str) -> str:
+    score = _first(entry, metric)
+    if score is None:
+        return ""
+    error = f" +- {SIGMAS * times * score.stderr:.1f}" if score.stderr is not None else ""
+    return f"{times * score.value:.1f}{unit}{error}"
