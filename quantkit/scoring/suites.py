@@ -11,9 +11,11 @@ OWN_TASKS = Path(__file__).parent / "tasks"
 FOLLOWED = "python_answers"
 """How far a model follows its source's own answers; not a task of lm-eval."""
 QUICK = "damage-quick"
+DAMAGE = ("gsm8k", "ifeval", "mmlu", "wikitext", "needle_1k", "needle_4k", FOLLOWED)
 SUITES = {
     QUICK: ("python_docs", "python_quiz", FOLLOWED),
-    "damage": ("gsm8k", "ifeval", "mmlu", "wikitext", FOLLOWED),
+    "damage": DAMAGE,
+    "damage-code": (*DAMAGE, "humaneval"),
 }
 DEMO = ("python_docs", "python_quiz")
 DEFAULT = ("wikitext", "mmlu")
@@ -31,8 +33,8 @@ def by_default(models: Sequence[str]) -> tuple[str, ...]:
 
 def is_own(task: str) -> bool:
     """Whether a task takes its data from this machine."""
-    parts = SUITES.get(task, (task,))
-    return all(part == FOLLOWED or (OWN_TASKS / part).is_dir() for part in parts)
+    own = {FOLLOWED, *(path.stem for path in OWN_TASKS.glob("*/*.yaml"))}
+    return own.issuperset(SUITES.get(task, (task,)))
 
 
 def is_path(task: str) -> bool:

@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from quantkit import metrics
 from quantkit.errors import ScoreError
-from quantkit.metrics import ACCURACY
 from quantkit.scoring import findings
 from quantkit.scoring.evaluation import Evaluation
 from quantkit.scoring.harness import Asked
@@ -56,7 +56,11 @@ def score_until(
         evaluations = run(replace(asked, samples=samples))
         changes = _changes(evaluations)
         width = max((change.high - change.low) / 2 for change in changes)
-        needed = max(questions_needed(change.discordant, wanted) for change in changes)
+        # Of several metrics, each has its share of all questions.
+        needed = max(
+            questions_needed(change.discordant, wanted) * n_asked // change.n_questions
+            for change in changes
+        )
         tell(f"{n_asked:,} questions: +-{100 * width:.2f} points")
         if width <= wanted or n_asked >= total:
             return Reached(evaluations, n_asked, width, max(needed, n_asked * (width > wanted)))
@@ -64,6 +68,13 @@ def score_until(
 
 
 def _changes(evaluations: Sequence[Evaluation]) -> list[AccuracyChange]:
+    """Of every candidate and every metric of right and wrong answers, over all tasks that have it.
+
+    Chosen answers and written ones alike; a metric that reads the same answers again is left out.
+    """
+    told = {
+        f"all/{name}" for name in metrics.paired_by(metrics.ANSWERS) if not metrics.of(name).rereads
+    }
     source, *candidates = evaluations
     compared = findings.compare(
         source.outcomes,
@@ -74,7 +85,7 @@ def _changes(evaluations: Sequence[Evaluation]) -> list[AccuracyChange]:
         finding.change
         for one in compared.values()
         for finding in one
-        if finding.score == f"all/{ACCURACY}" and isinstance(finding.change, AccuracyChange)
+        if finding.score in told and isinstance(finding.change, AccuracyChange)
     ]
     if not found:
         raise ScoreError(

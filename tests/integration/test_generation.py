@@ -321,3 +321,55 @@ def test_answers_to_prompts_are_judged(rounded, tmp_path, demo):
     )
     for found in compared.values():
         assert {"traffic/exact_match", "traffic/perplexity"} <= {finding.score for finding in found}
+
+
+def test_written_answers_are_asked_for_until_it_is_certain(tmp_path, rounded, monkeypatch):
+    """Beside chosen ones: both metrics have to be narrow enough."""
+    from quantkit.scoring import until
+    from quantkit.scoring.harness import sizes_of
+
+    rows = [{"q": f"{i} +", "a": "="} for i in range(40)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "sums.yaml").write_text(
+        f"""
+task: short_sums
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {tmp_path / "sums.jsonl"}}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{q}}}}"
+doc_to_target: a
+generation_kwargs: {{until: ["\\n"], max_gen_toks: 1, do_sample: false}}
+metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+metadata: {{version: 1}}
+"""
+    )
+    monkeypatch.setattr(until, "FIRST_ROUND", 8)
+    told = []
+    targets = [ModelSource.open("demo"), rounded[0]]
+    asked = Asked((str(tmp_path / "sums.yaml"),), cache=tmp_path / "cache")
+    found = until.score_until(
+        lambda asked: [evaluate(target, asked, "cpu") for target in targets],
+        asked,
+        sizes_of(asked),
+        0.15,
+        told.append,
+    )
+    assert found.half_width <= 0.15
+    assert 8 < found.n_questions < 40
+    assert len(told) > 1
+
+
+def test_needles_are_where_they_are_said_to_be():
+    from quantkit.scoring.suites import is_own
+    from quantkit.scoring.tasks.python_needle import needles
+
+    assert is_own("needle_4k")
+    rows = needles.questions(3400)
+    assert len(rows) == 50
+    for row in rows:
+        assert row["text"].count(row["answer"]) == 1
+        at = row["text"].index(row["answer"]) / len(row["text"])
+        assert row["depth"] - 0.05 <= at < row["depth"] + 0.25
+        assert row["text"].endswith("as the text above says, is")
+    assert rows == needles.questions(3400)
