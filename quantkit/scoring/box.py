@@ -43,7 +43,7 @@ def refused(call):
 refused(socket.socket)
 refused(os.fork)
 refused(lambda: open("/etc/passwd"))
-refused(lambda: open("/tmp/quantkit-hole", "w"))
+refused(lambda: open("../quantkit-hole", "w"))
 with open("own", "w") as file:
     file.write("x")
 """
