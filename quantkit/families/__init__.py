@@ -65,6 +65,8 @@ class Family:
     """The file must say that there is no window; otherwise it is taken for an older model."""
     long_rope: bool = False
     """Rotation may be scaled by `longrope`."""
+    weights_sum_to_one: bool = True
+    """Whether the weights of a token's experts are made to sum to one, where there are experts."""
 
 
 GEMMA = {
@@ -154,10 +156,32 @@ FAMILIES = {
         experts="block_sparse_moe",
         mlp_parts=("w1", "w3", "w2"),
         n_kv_heads=8,
+        llamacpp="llama",
+        architecture="MixtralForCausalLM",
+        permuted=True,
     ),
-    "olmoe": Family(head_norms="all", experts="mlp"),
-    "qwen2_moe": Family(attention_bias=True, experts="mlp", n_kv_heads=16),
-    "qwen3_moe": Family(head_norms="head", experts="mlp", n_kv_heads=4),
+    "olmoe": Family(
+        head_norms="all",
+        experts="mlp",
+        llamacpp="olmoe",
+        architecture="OlmoeForCausalLM",
+        weights_sum_to_one=False,
+    ),
+    "qwen2_moe": Family(
+        attention_bias=True,
+        experts="mlp",
+        n_kv_heads=16,
+        llamacpp="qwen2moe",
+        architecture="Qwen2MoeForCausalLM",
+        weights_sum_to_one=False,
+    ),
+    "qwen3_moe": Family(
+        head_norms="head",
+        experts="mlp",
+        n_kv_heads=4,
+        llamacpp="qwen3moe",
+        architecture="Qwen3MoeForCausalLM",
+    ),
 }
 UNKNOWN = Family()
 EXPERTS_NOT_SERVED = {

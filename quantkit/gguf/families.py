@@ -77,6 +77,8 @@ def metadata_of(family: Family, config: Mapping[str, Any], folder: Path) -> "dic
         Keys.Rope.DIMENSION_COUNT: rotary_dim(config),
     }
     values |= _rope(family, config, folder)
+    if family.experts:
+        values |= _experts(config)
     if family.window_every:
         values[Keys.Attention.SLIDING_WINDOW] = config["sliding_window"]
     if family.capped:
@@ -91,6 +93,27 @@ def metadata_of(family: Family, config: Mapping[str, Any], folder: Path) -> "dic
         values[Keys.LLM.RESIDUAL_SCALE] = float(config["residual_multiplier"])
         values[Keys.LLM.LOGIT_SCALE] = float(config["logits_scaling"])
     return {key.format(arch=family.llamacpp): v for key, v in values.items()}
+
+
+def n_experts_of(config: Mapping[str, Any]) -> int:
+    """Experts of a block; none for dense models."""
+    return int(config.get("num_experts") or config.get("num_local_experts") or 0)
+
+
+def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
+    values = {
+        Keys.LLM.EXPERT_COUNT: n_experts_of(config),
+        Keys.LLM.EXPERT_USED_COUNT: config["num_experts_per_tok"],
+    }
+    for key, name in (
+        (Keys.LLM.EXPERT_FEED_FORWARD_LENGTH, "moe_intermediate_size"),
+        (Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH, "shared_expert_intermediate_size"),
+    ):
+        if config.get(name):
+            values[key] = config[name]
+    if config.get("clip_qkv") is not None:
+        values[Keys.Attention.CLAMP_KQV] = float(config["clip_qkv"])
+    return values
 
 
 def _context(family: Family, config: Mapping[str, Any]) -> int:
@@ -174,6 +197,14 @@ def _check(family: Family, config: Mapping[str, Any], folder: Path) -> None:
         caps = [config.get(f"{part}_logit_softcapping") for part in ("attn", "final")]
         if any(bool(cap) != family.capped for cap in caps):
             problems.append(f"soft-capping of attention and output at {caps}")
+    if family.head_norms == "all" and n_kv_heads(config) != config["num_attention_heads"]:
+        problems.append("fewer heads of keys than of queries")
+    if family.experts:
+        # A key that a class does not have stands for its only way.
+        if config.get("norm_topk_prob", family.weights_sum_to_one) != family.weights_sum_to_one:
+            problems.append(f"norm_topk_prob {config['norm_topk_prob']}")
+        if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+            problems.append("blocks without experts")
     if problems:
         raise SourceError(
             f"{folder} is unlike the {family.llamacpp} models that llama.cpp knows "

@@ -2,7 +2,8 @@
 
 Most tensors only change their name. Queries and keys of some families are reordered, since
 llama.cpp rotates neighbouring columns where transformers rotates the halves of a head; Gemma's
-norms get the one added that transformers adds when it runs; factors for rotary frequencies are
+norms get the one added that transformers adds when it runs; the experts of a block are one tensor;
+factors for rotary frequencies are
 tensors there and settings here. Tied heads are left out: llama.cpp then uses the embedding.
 """
 
@@ -101,8 +102,12 @@ class Layout:
         if tensor.change is Change.COMPUTE:
             return _rope_factors(name, self.config).to(device)
         pinned = device is not None and device.type == "cuda"
-        stored = self.source.tensors[tensor.parts[0]].read(pinned)
-        return self.arranged(tensor, stored.to(device, non_blocking=True))
+        parts = (self.source.tensors[part].read(pinned) for part in tensor.parts)
+        weights = [part.to(device, non_blocking=True) for part in parts]
+        if tensor.change is Change.STACK:
+            return torch.stack(weights)
+        (weight,) = weights
+        return self.arranged(tensor, weight)
 
     def arranged(self, tensor: GGUFTensor, weight: torch.Tensor) -> torch.Tensor:
         """Numbers of the source's tensor in the order that the file has."""
@@ -120,6 +125,8 @@ class Layout:
         tensor = self.by_name[name]
         if tensor.change is Change.COMPUTE:
             return {}
+        if tensor.change is Change.STACK:
+            return dict(zip(tensor.parts, weight, strict=True))
         if tensor.change is Change.PERMUTE:
             weight = _halves(weight, tensor.n_heads)
         elif tensor.change is Change.ADD_ONE:

@@ -83,6 +83,8 @@ class GGUFPlan:
 
 def layer_of(tensor: GGUFTensor) -> str:
     """The source's name for what a tensor holds, as manifests of other formats have it."""
+    if len(tensor.parts) > 1 and tensor.module is not None:  # experts
+        return tensor.module
     return tensor.parts[0].removesuffix(".weight")
 
 

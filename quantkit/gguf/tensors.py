@@ -5,6 +5,7 @@ What becomes of their numbers is said here and done in `layout.py`.
 
 import fnmatch
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -14,7 +15,7 @@ from typing import Any
 from quantkit.errors import SourceError
 from quantkit.families import Family
 from quantkit.families.geometry import head_dim
-from quantkit.gguf.families import ARCHITECTURES, rope_of, rotary_dim
+from quantkit.gguf.families import ARCHITECTURES, n_experts_of, rope_of, rotary_dim
 from quantkit.gguf.names import (
     GGML_QUANT_SIZES,
     MODEL_TENSOR,
@@ -22,7 +23,7 @@ from quantkit.gguf.names import (
     GGMLQuantizationType,
     get_tensor_name_map,
 )
-from quantkit.model.architecture import IGNORABLE
+from quantkit.model.architecture import EXPERT, IGNORABLE
 from quantkit.model.headers import WEIGHT_TYPES, TensorSpec
 
 HEAD = "lm_head.weight"
@@ -42,6 +43,8 @@ class Change(Enum):
     PERMUTE = "permute"
     """Rows of each head change from two halves to neighbouring pairs."""
     ADD_ONE = "add one"
+    STACK = "stack"
+    """The same layer of every expert, one above the other."""
     COMPUTE = "compute"
     """There is no such tensor in the source: it comes from the config."""
 
@@ -59,7 +62,7 @@ class GGUFTensor:
     n_heads: int = 0
     """For `PERMUTE`: how many heads the rows hold."""
     module: str | None = None
-    """The linear layer whose weight this is."""
+    """The linear layer whose weight this is; of experts, without their number."""
 
 
 def tensors_of(
@@ -67,12 +70,16 @@ def tensors_of(
 ) -> list[GGUFTensor]:
     """The tensors that a model's own become, refusing what llama.cpp does not know."""
     names = get_tensor_name_map(ARCHITECTURES[family.llamacpp], config["num_hidden_layers"])
-    tensors = []
+    tensors: list[GGUFTensor] = []
+    experts: dict[str, list[TensorSpec]] = {}
     tied = config.get("tie_word_embeddings", False)
     for stored in source.values():
         if any(fnmatch.fnmatchcase(stored.name, pattern) for pattern in IGNORABLE):
             continue
         if tied and stored.name == HEAD:
+            continue
+        if family.experts and (stack := expert_stack(stored.name, family)) is not None:
+            experts.setdefault(stack, []).append(stored)
             continue
         name = names.get_name(stored.name, try_suffixes=(".weight", ".bias"))
         if name is None or stored.dtype not in WEIGHT_TYPES:
@@ -84,7 +91,55 @@ def tensors_of(
     missing = [n for n in (EMBEDDING, *(() if tied else (HEAD,))) if n not in source]
     if missing:
         raise SourceError(f"{folder} lacks {missing[0]}; download it again")
-    return tensors + _computed(config)
+    return tensors + _stacks(experts, config, folder) + _computed(config)
+
+
+EXPERT_TENSORS = (MODEL_TENSOR.FFN_GATE_EXP, MODEL_TENSOR.FFN_UP_EXP, MODEL_TENSOR.FFN_DOWN_EXP)
+"""Of gate, up and down."""
+
+
+def expert_stack(stored: str, family: Family) -> str | None:
+    """The tensor of a file that one expert's weight goes into; None for other tensors."""
+    found = EXPERT.search(stored)
+    block = re.search(r"\.layers\.(\d+)\.", stored)
+    layer = stored[found.end() :].removesuffix(".weight") if found else ""
+    if block is None or layer not in family.mlp_parts:
+        return None
+    kind = EXPERT_TENSORS[family.mlp_parts.index(layer)]
+    return f"{TENSOR_NAMES[kind].format(bid=block[1])}.weight"
+
+
+def _stacks(
+    experts: Mapping[str, list[TensorSpec]], config: Mapping[str, Any], folder: Path
+) -> list[GGUFTensor]:
+    """The experts of every block, in their order."""
+    n_experts = n_experts_of(config)
+    stacks = []
+    for name, parts in experts.items():
+        ordered = sorted(parts, key=lambda spec: _expert_number(spec.name))
+        shapes = {spec.shape for spec in ordered}
+        if [_expert_number(spec.name) for spec in ordered] != list(range(n_experts)):
+            raise SourceError(
+                f"{folder} has {len(parts)} experts for {name}, and its config {n_experts}; "
+                "download it again"
+            )
+        if len(shapes) > 1:
+            raise SourceError(f"{folder}: experts of {name} have different shapes")
+        layer = EXPERT.sub(_without_number, ordered[0].name).removesuffix(".weight")
+        sources = tuple(spec.name for spec in ordered)
+        shape = (n_experts, *ordered[0].shape)
+        stacks.append(GGUFTensor(name, shape, sources, Change.STACK, module=layer))
+    return stacks
+
+
+def _without_number(match: re.Match[str]) -> str:
+    return match[0].rstrip("0123456789.") + "."
+
+
+def _expert_number(name: str) -> int:
+    found = EXPERT.search(name)
+    assert found is not None
+    return int(found[0].strip(".").rpartition(".")[2])
 
 
 def _tensor(

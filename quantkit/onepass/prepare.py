@@ -183,8 +183,6 @@ def prepare(
     if engine != NATIVE:
         llmcompressor.check(weights, where, progress)
     architecture = _architecture(source, progress)
-    if engine == NATIVE and architecture.routers:
-        _check_experts(source, recipes)
     if engine != NATIVE:
         _check_names(source, architecture, engine)
     stored = architecture.stored(source)
@@ -259,16 +257,6 @@ def _check_names(source: ModelSource, architecture: Architecture, engine: str) -
             f"{source.folder} has {what}, which engine {engine} does not follow; "
             "use --engine native"
         )
-
-
-def _check_experts(source: ModelSource, recipes: Sequence[AnyRecipe]) -> None:
-    """Stop where a mixture of experts is to be made in a way that only dense models allow."""
-    for recipe in recipes:
-        if isinstance(recipe, GGUFRecipe):
-            raise SourceError(
-                f"{source.folder} is a mixture of experts, of which {recipe.name} is made from a "
-                "GGUF file only; let llama.cpp make one"
-            )
 
 
 def _architecture(source: ModelSource, progress: Progress) -> Architecture:

@@ -156,10 +156,17 @@ def _matrix(job: Job, plan: GGUFPlan, importance: Importance) -> ImportanceMatri
     """What the pass found, by the names that the file has for layers."""
     assert job.calibration is not None
     means = importance.means()
-    names = {t.name: t.module for t in plan.layout.tensors if t.module and t.module in means}
+    values, counts = {}, {}
+    for tensor in plan.layout.tensors:
+        modules = [part.removesuffix(".weight") for part in tensor.parts]
+        if tensor.module is None or not all(module in means for module in modules):
+            continue
+        found = torch.stack([means[module] for module in modules])
+        values[tensor.name] = found if len(found) > 1 else found[0]
+        counts[tensor.name] = torch.tensor([importance.n_tokens[module] for module in modules])
     return ImportanceMatrix(
-        {name: means[module] for name, module in names.items()},
-        {name: torch.tensor([importance.n_tokens[module]]) for name, module in names.items()},
+        values,
+        counts,
         (job.calibration.name,),
         job.calibration.ids.shape[1],
     )

@@ -11,6 +11,7 @@ from conftest import SIZES, with_tokenizer
 
 from quantkit.engine.vllm_job import Vllm
 from quantkit.export.checkpoint import Checkpoint
+from quantkit.gguf.imatrix import ImportanceMatrix
 from quantkit.methods.gptq import ColumnByColumn
 from quantkit.model import experts
 from quantkit.model.blocks import Decoder
@@ -255,12 +256,36 @@ def test_an_expert_that_no_token_goes_to_sees_some_all_the_same(tiny_experts):
     assert all(f.gram.diagonal().sum() > 0 for f in found.values())
 
 
-def test_what_needs_a_dense_model_is_refused(run_cli, tiny_experts, tmp_path):
-    command = ["quantize", tiny_experts, "-r", "gguf-q8_0", "--calibration", "python-docs"]
-    result = run_cli([*command, "-o", tmp_path / "out"])
+def test_a_mixture_that_llama_cpp_computes_otherwise_is_refused(run_cli, tiny_experts, tmp_path):
+    result = run_cli(["quantize", tiny_experts, "-r", "gguf-q8_0", "-o", tmp_path / "out"])
     assert result.code == 3
-    assert "gguf-q8_0 is made from a GGUF file only" in result.stderr
+    assert "unlike the qwen3moe models that llama.cpp knows (norm_topk_prob False)" in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_experts_become_one_tensor_for_llama_cpp_each_by_its_own_inputs(tmp_path):
+    config = transformers.Qwen3MoeConfig(
+        **SIZES | MIXTURE | {"hidden_size": 256, "moe_intermediate_size": 256},
+        head_dim=64,
+        norm_topk_prob=True,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    source = ModelSource.open(with_tokenizer(tmp_path / "model"))
+    choice = CalibrationChoice("python-docs", 8, 64)
+    (made,) = quantize(source, [recipe("gguf-q4_k_m")], tmp_path / "out", "cpu", calibration=choice)
+    result = verify(made.folder, source)
+    assert result.ok, result.faults
+    name = "blk.0.ffn_down_exps.weight"
+    assert made.gguf.tensors[name].shape == (4, 256, 256)
+    assert "model.layers.0.mlp.experts.down_proj" in made.manifest.layers
+    matrix = ImportanceMatrix.read(made.folder / "imatrix.gguf")
+    assert matrix.values[name].shape == (4, 256)
+    assert len(matrix.counts[name]) == 4
+    exact, ours = (logits(loading.load(each, CPU)) for each in (source, made))
+    assert (ours - exact).norm() < 0.3 * exact.norm()
 
 
 def test_the_whole_line(run_cli, tiny_experts, tmp_path):
