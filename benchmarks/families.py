@@ -246,6 +246,7 @@ FAMILIES: dict[str, Family] = {
         top={"projector_hidden_size": 128, "merged_hidden_size": 512},
     ),
     "muse_glimmer": Family(top={"out_hidden_size": 128, "projector_hidden_size": 128}),
+    "olmoe": Family({"num_key_value_heads": 4}),
     "nemotron_h": Family(
         {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]},
         drop=("num_hidden_layers",),
@@ -253,6 +254,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2_5_vl": Family({"rope_parameters": DEFAULT_ROPE | {"mrope_section": [4, 6, 6]}}),
     "qwen3_5": Family(EVERY_FOURTH),
     "qwen3_5_moe": Family(EVERY_FOURTH),
+    "qwen3_moe": Family({"norm_topk_prob": True}),
     "qwen3_next": Family(EVERY_FOURTH),
     "zamba2": Family(
         {
@@ -540,6 +542,13 @@ def words(error: Exception) -> str:
 VERBOSE = False
 
 
+def has_gguf(name: str) -> bool:
+    """Whether llama.cpp has the architecture, and quantkit writes it."""
+    from quantkit.families import FAMILIES as records
+
+    return name in records and bool(records[name].llamacpp)
+
+
 def _in_vllm(arguments: argparse.Namespace) -> None:
     import families_vllm
 
@@ -561,7 +570,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("families", nargs="*")
     parser.add_argument("--recipes", nargs="+", default=[*RECIPES])
-    parser.add_argument("--gguf", action="store_true", help="gguf-q8_0 as well")
+    parser.add_argument("--gguf", action="store_true", help="gguf-q8_0 where it is written")
     parser.add_argument("--again", action="store_true", help="forget what was found before")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--out", type=Path)
@@ -581,13 +590,13 @@ def main() -> None:
     torch.set_num_threads(1)
     # The machine is as fast for every family.
     estimate.measured_speeds = functools.cache(estimate.measured_speeds)
-    recipes = [*arguments.recipes, *([GGUF] if arguments.gguf else [])]
     all_kinds = kinds()
     known: dict[str, Any] = {}
     if arguments.out.is_file() and not arguments.again:
         known = json.loads(arguments.out.read_text(encoding="utf-8"))["families"]
     for name in arguments.families or all_kinds:
         before = known.get(name, {})
+        recipes = [*arguments.recipes, *([GGUF] if arguments.gguf and has_gguf(name) else [])]
         if all(recipe in before.get("recipes", {}) for recipe in recipes):
             continue
         found = try_family(name, recipes, before)

@@ -1,9 +1,12 @@
 """Write docs/models.md, the model families that quantkit takes, from the result of their runs."""
 
 import json
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from quantkit.families import FAMILIES
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "families.json"
@@ -40,6 +43,13 @@ predict ahead (MTP), convolutions, and the small projections beside linear atten
 layers. All of them are named in the checkpoint's `ignore`. Before a router, folded scales are
 powers of two, so that norm, router and shared-expert gate keep every bit.
 
+## GGUF
+
+{gguf}. llama.cpp computes what transformers does for each of them
+(`tests/integration/test_gguf_convert.py`); of mixtures the experts of a block are one tensor, each
+rounded by what its own inputs weigh. A config that llama.cpp's graph would compute otherwise is
+refused with the reason.
+
 ## Sources that are quantised already
 
 With `--requantize`: FP8 with scales per tensor, row or block (DeepSeek), MXFP4 (gpt-oss), NVFP4,
@@ -59,7 +69,7 @@ def page() -> str:
     )
     recorded = result["recorded"]
     parts = [
-        INTRODUCTION,
+        INTRODUCTION.replace("{gguf}", _gguf()),
         f"## Families\n\n{_count(families)} {used}; {result['machine']}, {recorded['date']}, "
         f"commit {recorded['commit']}.\n",
     ]
@@ -139,6 +149,12 @@ class Engine:
 def _agrees(found: dict[str, Any]) -> bool:
     tried = found["recipes"].values()
     return bool(tried) and all(one.get("agrees") for one in tried)
+
+
+def _gguf() -> str:
+    """The families that become GGUF files, a sentence over several lines."""
+    names = sorted(name for name, family in FAMILIES.items() if family.llamacpp)
+    return textwrap.fill(f"GGUF files are written of {', '.join(names)}", 100)
 
 
 def _count(families: dict[str, Any]) -> str:

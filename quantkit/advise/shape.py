@@ -18,13 +18,15 @@ from quantkit.home import expanded
 from quantkit.model.architecture import (
     EXPERT,
     IGNORABLE,
+    OUTSIDE,
+    TOWER,
     Architecture,
     find_routers,
     kept_reason,
     matches_any,
 )
 from quantkit.model.headers import ITEM_BYTES, TensorSpec
-from quantkit.model.source import INDEX, check_kind, read_config, read_tensors
+from quantkit.model.source import INDEX, check_kind, read_config, read_tensors, text_config
 from quantkit.parsing import parse_json
 
 if TYPE_CHECKING:
@@ -114,7 +116,7 @@ class ModelShape:
     def architecture(self) -> Architecture:
         """What a recipe's targets are matched with."""
         found = {t.name.removesuffix(".weight"): t.shape for t in self.tensors if t.is_linear}
-        kept = {m: reason for m in found if (reason := kept_reason(m))}
+        kept = {m: reason for m in found if (reason := kept_reason(m) or _outside(m))}
         return Architecture(
             shapes={t.name: t.shape for t in self.tensors},
             linears={m: (shape[0], shape[1]) for m, shape in found.items() if m not in kept},
@@ -189,7 +191,7 @@ def from_config(
 def from_tensors(config: Mapping[str, Any], stored: Iterable[TensorSpec], label: str) -> ModelShape:
     """The shape that a checkpoint's headers give."""
     check_kind(config, Path(label), trust_remote_code=True)
-    full = families.completed(config, label)
+    full = families.completed(_language(config), label)
     families.require(full, NEEDED, label)
     by_name = {tensor.name: tensor for tensor in stored}
     tied = full["tie_word_embeddings"] and EMBEDDING in by_name
@@ -215,6 +217,24 @@ def _shape(
     parents = (t.name.removesuffix(".weight").rpartition(".") for t in tensors if t.is_linear)
     attentions = dict.fromkeys(parent for parent, _, last in parents if last in CACHED)
     return ModelShape(label, config, tensors, assumed, routers, note, _attentions=tuple(attentions))
+
+
+def _outside(module: str) -> str | None:
+    """Why a layer that is no part of the language model stays in 16 bits."""
+    return OUTSIDE if TOWER.search(module) else None
+
+
+def _language(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with what it says of its language part, under the name of the whole."""
+    text = text_config(config)
+    found = {**config, **text}
+    if config.get("architectures"):
+        found["architectures"] = config["architectures"]
+    if found.get("tie_word_embeddings") is None:
+        found["tie_word_embeddings"] = config.get("tie_word_embeddings")
+    if not found.get("num_hidden_layers") and isinstance(found.get("layers_block_type"), list):
+        found["num_hidden_layers"] = len(found["layers_block_type"])
+    return found
 
 
 def _is_linear(tensor: TensorSpec, routers: tuple[str, ...]) -> bool:

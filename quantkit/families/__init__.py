@@ -65,6 +65,8 @@ class Family:
     """The file must say that there is no window; otherwise it is taken for an older model."""
     long_rope: bool = False
     """Rotation may be scaled by `longrope`."""
+    unrotated_every: int = 0
+    """Each n-th block does not rotate; 0: all do."""
     weights_sum_to_one: bool = True
     """Whether the weights of a token's experts are made to sum to one, where there are experts."""
 
@@ -141,7 +143,17 @@ FAMILIES = {
         windowless=True,
         long_rope=True,
     ),
-    "smollm3": Family(mlp_bias=True, tied=True, n_kv_heads=4, windows="unrotated"),
+    "smollm3": Family(
+        mlp_bias=True,
+        tied=True,
+        n_kv_heads=4,
+        windows="unrotated",
+        llamacpp="smollm3",
+        architecture="SmolLM3ForCausalLM",
+        permuted=True,
+        unrotated_every=4,
+    ),
+    "seed_oss": Family(attention_bias=True, llamacpp="seed_oss", architecture="SeedOssForCausalLM"),
     "granite": Family(
         mlp_bias=True,
         defaults={"hidden_act": "silu", **dict.fromkeys(MULTIPLIERS, 1.0)},

@@ -197,6 +197,10 @@ def _check(family: Family, config: Mapping[str, Any], folder: Path) -> None:
         caps = [config.get(f"{part}_logit_softcapping") for part in ("attn", "final")]
         if any(bool(cap) != family.capped for cap in caps):
             problems.append(f"soft-capping of attention and output at {caps}")
+    if every := family.unrotated_every:
+        rotated = [int((index + 1) % every != 0) for index in range(n_blocks)]
+        if list(config.get("no_rope_layers") or rotated) != rotated:
+            problems.append(f"rotation other than in all but each {every}th block")
     if family.head_norms == "all" and n_kv_heads(config) != config["num_attention_heads"]:
         problems.append("fewer heads of keys than of queries")
     if family.experts:

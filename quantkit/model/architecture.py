@@ -86,12 +86,12 @@ class Architecture:
     """Rows of the embedding."""
     head: str = HEAD
     """What files call the output head, which recipes know as lm_head."""
-    experts_note: str | None = None
-    """What to know before quantised experts are served; None: nothing."""
     n_kv_heads: int = 0
     """Heads of keys and values; 0 where the config does not say."""
     renamed: str = ""
     """A tensor whose name in files is not that of its module; empty where there is none."""
+    experts_note: str | None = None
+    """What to know before quantised experts are served; None: nothing."""
 
     @classmethod
     def of(
@@ -366,12 +366,16 @@ def _towers(kept: Mapping[str, str]) -> dict[str, str]:
     return parts
 
 
+def cache_argument(module: "torch.nn.Module") -> str | None:
+    """What a module calls the cache of keys and values that it is given; None: it takes none."""
+    taken = inspect.signature(module.forward).parameters
+    return next((name for name in ("past_key_values", "layer_past") if name in taken), None)
+
+
 def attentions(module: "torch.nn.Module") -> "dict[str, torch.nn.Module]":
     """The modules within that put keys and values into a cache: the innermost that take one."""
     takers = {
-        name: part
-        for name, part in module.named_modules()
-        if "past_key_values" in inspect.signature(part.forward).parameters
+        name: part for name, part in module.named_modules() if cache_argument(part) is not None
     }
     return {
         name: part

@@ -15,7 +15,7 @@ import torch
 
 from quantkit import grid
 from quantkit.errors import MethodError
-from quantkit.model.architecture import attentions
+from quantkit.model.architecture import attentions, cache_argument
 from quantkit.model.shards import DTYPES
 from quantkit.onepass.padding import Keep, real
 from quantkit.onepass.ranks import Ranks
@@ -55,8 +55,10 @@ class _Cache:
 def intercept(attention: torch.nn.Module, function: Pass) -> "RemovableHandle":
     """Let an attention module's keys and values go through a function."""
 
+    name = cache_argument(attention) or "past_key_values"
+
     def hook(module: torch.nn.Module, arguments: Any, more: dict[str, Any]) -> Any:
-        return arguments, more | {"past_key_values": _Cache(more.get("past_key_values"), function)}
+        return arguments, more | {name: _Cache(more.get(name), function)}
 
     return attention.register_forward_pre_hook(hook, with_kwargs=True)
 

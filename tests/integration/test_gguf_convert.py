@@ -81,6 +81,10 @@ CONFIGS = {
 }
 EXPERTS = SHARP | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 CONFIGS |= {
+    "smollm3": transformers.SmolLM3Config(
+        **SHARP | {"num_hidden_layers": 5, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+    ),
+    "seed_oss": transformers.SeedOssConfig(**SHARP),
     "mixtral": transformers.MixtralConfig(**SHARP, num_local_experts=4, num_experts_per_tok=2),
     "qwen2_moe": transformers.Qwen2MoeConfig(**EXPERTS, shared_expert_intermediate_size=160),
     "qwen3_moe": transformers.Qwen3MoeConfig(**EXPERTS, norm_topk_prob=True),
