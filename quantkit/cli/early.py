@@ -37,7 +37,8 @@ def folders(checkpoints: Iterable[Path]) -> None:
     from quantkit.export.manifest import Manifest
 
     for folder in checkpoints:
-        if not folder.is_dir():
+        is_gguf = folder.suffix == ".gguf" and folder.is_file()
+        if not folder.is_dir() and not is_gguf:
             Manifest.read(folder)  # says what is there instead
 
 

@@ -9,15 +9,27 @@ from quantkit.report.document import Document
 
 
 def check_folder(document: Document, folder: Path, unjudged: Sequence[str] = ()) -> Check:
-    """Its files must be those of its manifest, those that were scored, and judged by some rule."""
-    from quantkit.export.manifest import Manifest
-    from quantkit.verification.checkpoint import file_faults
+    """Its files must be those of its manifest, those that were scored, and judged by some rule.
 
-    manifest = Manifest.read(folder)
-    digest = manifest.digest
+    A checkpoint of another tool has no manifest: it is known by its fingerprint.
+    """
+    from quantkit.verification.folder import is_foreign
+
+    fault: str | None = None
+    if is_foreign(folder):
+        from quantkit.model.source import ModelSource
+
+        opened = ModelSource.open(str(folder), None, False, requantize=True)
+        digest, own, proof = opened.digest, opened.label, "by its fingerprint"
+    else:
+        from quantkit.export.manifest import Manifest
+        from quantkit.verification.checkpoint import file_faults
+
+        manifest = Manifest.read(folder)
+        digest, own, proof = manifest.digest, manifest.name, "byte by byte"
+        fault = next(file_faults(folder, manifest), None)
     scored = next((e for e in document.candidates if e.digest == digest), None)
-    namesake = next((e for e in document.candidates if manifest.name in (e.name, e.recipe)), None)
-    fault = next(file_faults(folder, manifest), None)
+    namesake = next((e for e in document.candidates if own in (e.name, e.recipe)), None)
     where = plain(str(folder))
     if fault is not None:
         answer = Answer.FAIL
@@ -29,7 +41,7 @@ def check_folder(document: Document, folder: Path, unjudged: Sequence[str] = ())
         reason = f"no rule of the policy judges {plain(scored.name)}, which is {where}"
     elif scored is not None:
         answer = Answer.PASS
-        reason = f"{where} is what the report calls {plain(scored.name)}, byte by byte"
+        reason = f"{where} is what the report calls {plain(scored.name)}, {proof}"
     elif namesake is not None:
         answer = Answer.FAIL
         reason = (
@@ -41,7 +53,7 @@ def check_folder(document: Document, folder: Path, unjudged: Sequence[str] = ())
         reason = f"{where} was not scored: no candidate of the report has its digest {digest[:16]}"
     known = scored or namesake
     return Check(
-        candidate=known.name if known else manifest.name,
+        candidate=known.name if known else own,
         asked="checkpoint",
         metric="checkpoint",
         kind="digest",

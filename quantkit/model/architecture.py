@@ -183,6 +183,11 @@ def skeleton(
             model = _build(config, trust_remote_code, {} if dtype is None else {"dtype": dtype})
     except Exception as error:  # a config is somebody else's input; anything may be wrong with it
         reason = " ".join(str(error).split())[:300] or type(error).__name__
+        if "trust_remote_code" in str(error):
+            raise SourceError(
+                f"{folder} brings code of its own, which quantkit does not run; read it, and give "
+                "--trust-remote-code if you trust it"
+            ) from error
         raise SourceError(
             f"transformers cannot build the model that {folder / 'config.json'} describes: {reason}"
         ) from error

@@ -6,7 +6,7 @@ from quantkit.export.manifest import is_checkpoint
 from quantkit.model.dequantized import method_of
 from quantkit.model.source import ModelSource, read_config
 from quantkit.progress import Progress
-from quantkit.verification import checkpoint, foreign
+from quantkit.verification import checkpoint, foreign, foreign_gguf
 from quantkit.verification.checkpoint import Verification
 
 
@@ -18,6 +18,8 @@ def verify(
     read_weights: bool = True,
 ) -> Verification:
     """Check a checkpoint folder, whoever made it."""
+    if not is_checkpoint(path) and foreign_gguf.is_file(path):
+        return foreign_gguf.verify(path, progress, read_weights)
     if is_foreign(path):
         return foreign.verify(path, source, progress, trust_remote_code, read_weights)
     return checkpoint.verify(path, source, progress, trust_remote_code, read_weights)

@@ -1,0 +1,135 @@
+"""Checkpoints of other tools wherever they lie: GGUF files, the hub's cache, behind a gate."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from foreign import changed, disowned
+from tiny import READABLE, save_llama
+
+import quantkit
+from quantkit.model.source import read_tensors
+
+PROBE = "from quantkit import opening; print(opening.find('org/model', None, False).declared.words)"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("source") / "model"
+    return save_llama(folder, **READABLE | {"hidden_size": 256, "head_dim": 64})
+
+
+@pytest.fixture(scope="module")
+def theirs(model, tmp_path_factory):
+    out = tmp_path_factory.mktemp("theirs")
+    (made,) = quantkit.quantize(model, ["rtn-w4a16"], out=out / "ours", device="cpu")
+    return disowned(made.folder, out / "w4a16")
+
+
+@pytest.fixture(scope="module")
+def file(model, tmp_path_factory):
+    out = tmp_path_factory.mktemp("gguf")
+    (made,) = quantkit.quantize(model, ["gguf-q4_0"], out=out, device="cpu")
+    place = out / "somebody" / "model-q4_0.gguf"
+    place.parent.mkdir()
+    shutil.copyfile(made.gguf.path, place)
+    return place
+
+
+def test_a_gguf_file_of_anybody_is_verified(file, run_cli):
+    for path in (file, file.parent):
+        result = run_cli(["verify", path])
+        assert result.code == 0, result.stderr
+        assert "Q4_0" in result.stdout
+        assert result.stdout.splitlines()[-1] == "verdict: sound"
+        predicted = run_cli(["verify", path, "--for", "llama.cpp"])
+        assert predicted.code == 0, predicted.stderr
+        assert predicted.stdout.splitlines()[-1] == "verdict: loads"
+
+
+def test_damaged_gguf_files_are_named(file, tmp_path, run_cli):
+    whole = file.read_bytes()
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(whole[:-4096])
+    other = tmp_path / "other.gguf"
+    other.write_bytes(whole.replace(b"llama", b"lluma"))
+    for path, rule in ((cut, "gguf-header"), (other, "gguf-architecture")):
+        assert run_cli(["verify", path]).code == 1
+        found = run_cli(["verify", path, "--for", "llama.cpp", "--json"])
+        assert found.code == 1
+        assert rule in {one["rule"] for one in json.loads(found.stdout)["findings"]}
+
+
+def from_hub(theirs, tmp_path, **environment):
+    """What a process says of a hub id whose snapshot lies in the hub's own cache layout."""
+    known = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "hub")}
+    known.pop("HF_HUB_OFFLINE", None)
+    return subprocess.run(
+        [sys.executable, "-c", PROBE],
+        env=known | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_hub_id_in_the_cache_and_a_hub_out_of_reach(theirs, tmp_path):
+    nowhere = from_hub(theirs, tmp_path, HF_HUB_OFFLINE="1")
+    assert nowhere.returncode == 1
+    assert "SourceError: org/model" in nowhere.stderr
+    unreachable = from_hub(theirs, tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
+    assert unreachable.returncode == 1
+    assert "SourceError" in unreachable.stderr
+    snapshot = tmp_path / "hub/models--org--model/snapshots" / ("a" * 40)
+    snapshot.parent.mkdir(parents=True)
+    shutil.copytree(theirs, snapshot)
+    reference = snapshot.parents[1] / "refs/main"
+    reference.parent.mkdir()
+    reference.write_text("a" * 40)
+    found = from_hub(theirs, tmp_path, HF_HUB_OFFLINE="1")
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.strip() == "compressed-tensors: int4 g128, 16-bit inputs"
+
+
+def test_pickles_and_code_are_refused(theirs, tmp_path, run_cli):
+    pickled = tmp_path / "pickled"
+    shutil.copytree(theirs, pickled)
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    found = run_cli(["verify", pickled, "--for", "vllm", "--json"])
+    assert found.code == 1
+    assert "pickled weights only" in json.loads(found.stdout)["findings"][0]["what"]
+    refused = run_cli(["verify", pickled])
+    assert refused.code != 0
+    assert "pickled weights only" in refused.stderr
+    code = tmp_path / "code"
+    shutil.copytree(theirs, code)
+    config = json.loads((code / "config.json").read_text())
+    config |= {"model_type": "unheard_of", "auto_map": {"AutoConfig": "mine.Config"}}
+    (code / "config.json").write_text(json.dumps(config))
+    (code / "mine.py").write_text("raise SystemExit('run')")
+    refused = run_cli(["verify", code])
+    assert refused.code == 3
+    assert "--trust-remote-code" in refused.stderr
+    # Headers are judged without running anything of the model's.
+    assert run_cli(["verify", code, "--for", "vllm"]).code == 0
+
+
+def test_a_gate_knows_the_folder_that_was_scored(model, theirs, tmp_path, run_cli):
+    asked = ["--tasks", "python_docs", "--limit", "1", "--device", "cpu"]
+    run_cli(["compare", model, theirs, *asked, "-o", tmp_path / "out"])
+    report = next((tmp_path / "out").glob("*.json"))
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("rules:\n  - perplexity: {max_increase_pct: 500}\n")
+    gate = ["gate", report, "--policy", policy, "--checkpoint"]
+    passed = run_cli([*gate, theirs])
+    assert passed.code == 0, passed.stderr
+    assert "as scored" in passed.stdout
+    name = "model.layers.0.mlp.down_proj.weight_scale"
+    scale = read_tensors(theirs)[name].read()
+    spoilt = changed(theirs, tmp_path / "w4a16", **{name: scale * 2})
+    failed = run_cli([*gate, spoilt])
+    assert failed.code == 1
+    assert "was changed after it was scored" in failed.stdout + failed.stderr
