@@ -7,7 +7,7 @@ candidate, which is harsher.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,12 @@ FAR = 2.0
 """Sizes that differ by more than this factor are said to."""
 
 
+MORE_BITS = (
+    ("w2a16", "w3a16", "w4a16", "w5a16", "w6a16", "w8a16"),
+    ("mxfp4", "mxfp8"),
+    ("gguf-q2_k", "gguf-q3_k_m", "gguf-q4_k_m", "gguf-q5_k_m", "gguf-q6_k", "gguf-q8_0"),
+)
+"""Formats of one kind, by bits."""
 VAGUE = 0.03
 """Accuracies whose 95% interval is wider than this to either side do not tell formats apart."""
 
@@ -113,7 +119,21 @@ def of(format: Format, shape: ModelShape, measured: Mapping[str, Quality]) -> Qu
 
 
 def _prior(name: str, n_parameters: int) -> Quality | None:
-    """The published figure of the nearest size."""
+    """The published figure of the nearest size, or a better one of fewer bits of the same kind.
+
+    Figures come from different models, methods and tasks, so that 8 bits may have the lower one.
+    """
+    found = _nearest(name, n_parameters)
+    for chain in MORE_BITS:
+        fewer = chain[: chain.index(name)] if name in chain else ()
+        for other in fewer:
+            known = _nearest(other, n_parameters)
+            if known is not None and (found is None or known.recovery > found.recovery):
+                found = replace(known, basis=f"no worse than {other}, of which {known.basis}")
+    return found
+
+
+def _nearest(name: str, n_parameters: int) -> Quality | None:
     known = [prior for prior in priors() if name in prior.formats]
     if not known:
         return None

@@ -204,3 +204,12 @@ def test_weights_tell_models_of_one_shape_apart(tmp_path):
     weights.write_bytes(data)
     with pytest.raises(AdviceError, match="is a report of another model: it is of src with digest"):
         quality.from_report(path, shape.of(str(tmp_path / "other")))
+
+
+@pytest.mark.parametrize("chain", quality.MORE_BITS)
+@pytest.mark.parametrize("billions", [0.1, 0.6, 1.5, 8, 14, 32, 70, 405])
+def test_more_bits_of_one_kind_are_never_worse(chain, billions):
+    known = [quality._prior(name, int(billions * 1e9)) for name in chain]
+    kept = [found.recovery for found in known if found is not None]
+    assert len(kept) >= 2
+    assert kept == sorted(kept)
