@@ -25,7 +25,8 @@ A message says what happened, to which thing, and what to do next.
 """
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 EXIT_OK = 0
 EXIT_GATE = 1
@@ -47,6 +48,7 @@ EXIT_CODES = {
 }
 """What every command means by them, in short; `docs/ci.md` has the same as a table."""
 MOST_SHOWN = 32
+MOST_NEAR = 4
 """Names that a message lists at most."""
 
 
@@ -68,20 +70,33 @@ class RecipeError(QuantkitError):
     """A recipe file is wrong."""
 
 
+def near_matches(name: str, known: Sequence[str]) -> list[str]:
+    """What a name may stand for, the likeliest first: spelt nearly so, or with it as a part.
+
+    Case and punctuation do not count.
+    """
+    plain = {one: re.sub(r"[^a-z0-9]", "", one.lower()) for one in known}
+    asked = re.sub(r"[^a-z0-9]", "", name.lower())
+    if not asked:
+        return []
+    begin = [one for one in known if plain[one].startswith(asked)]
+    within = [one for one in known if len(asked) >= 3 and asked in plain[one]]
+    close = difflib.get_close_matches(asked, list(plain.values()), n=3, cutoff=0.6)
+    spelt = [one for found in close for one in known if plain[one] == found]
+    likeliest = begin if len(asked) >= 2 else []
+    return list(dict.fromkeys([*likeliest, *spelt, *within]))[:MOST_NEAR]
+
+
 class UnknownName(QuantkitError):
     """A name that stands for nothing here."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         known = sorted(known)
-        close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        within = [one for one in known if len(name) >= 4 and name in one]
-        near = list(dict.fromkeys([*close, *within]))[:4]
+        near = near_matches(name, known)
         parts = [f"unknown {kind} '{name}'."]
         if near:
             parts.append(f"Did you mean {' or '.join(near)}?")
-        elif len(known) > MOST_SHOWN:
-            parts.append(f"There are {len(known)} others, none like it.")
-        elif known:
+        elif known and len(known) <= MOST_SHOWN:
             parts.append(f"There are: {', '.join(known)}.")
         if hint:
             parts.append(hint)

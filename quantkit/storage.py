@@ -64,8 +64,8 @@ def require_writable(folder: Path) -> None:
     number = errno.EACCES
     if not existing.is_dir():
         number = errno.EEXIST if existing == folder.absolute() else errno.ENOTDIR
-    elif os.access(existing, os.W_OK | os.X_OK):
-        return
+    elif os.access(existing, os.W_OK | os.X_OK) and shutil.disk_usage(existing).total:
+        return  # /proc and the like let root through, and hold nothing
     with guarded(folder):
         raise OSError(number, os.strerror(number))
 

@@ -154,6 +154,10 @@ def normal(name: str) -> str:
     return NOISE.sub("", name.lower()) or name.lower()
 
 
+APPLE = ("mac", "macbook", "apple", "imac", "mac studio")
+"""What people call devices whose names here are those of chips."""
+
+
 @cache
 def _names() -> dict[str, str]:
     """Whole names by all that a device is called."""
@@ -176,12 +180,15 @@ def find(name: str) -> GPU:
         return detect()
     if found := _by_name(name):
         return found
+    known = list(_entries())
+    if name.lower() in APPLE:
+        known = [one for one in known if _named(one).vendor == "apple"]
     raise UnknownName(
         "GPU",
-        name.lower(),  # near matches mind the case; names here do not
-        [known.lower() for known in _entries()],
-        "`quantkit gpus` lists all; `quantkit recommend` takes --memory 24GB --bandwidth 1008GB/s "
-        "of any other.",
+        name,
+        known,
+        "`quantkit gpus` lists all of them. For any other, call `quantkit recommend` with its "
+        "figures: --memory 24GB --bandwidth 1008GB/s.",
     )
 
 

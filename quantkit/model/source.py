@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit import resources
-from quantkit.errors import SourceError
+from quantkit.errors import SourceError, near_matches
 from quantkit.home import expanded
 from quantkit.model import dequantized, fused
 from quantkit.model.description import README
@@ -225,9 +225,10 @@ def _cache_of(name: str) -> Path:
 
 def _not_here(name: str) -> SourceError:
     why = "HF_HUB_OFFLINE is set" if _is_offline() else "the hub cannot be reached"
+    hint = " Did you mean demo?" if near_matches(name, ["demo"]) else ""
     return SourceError(
-        f"{name} is no folder here and not in the hub cache, and {why}; "
-        "give a folder, or connect and try again"
+        f"{name} is neither a folder here nor in the hub cache, and {why}; "
+        f"give a folder, or connect and try again.{hint}"
     )
 
 

@@ -160,7 +160,7 @@ def test_a_report_replaces_published_figures(run_cli, config):
         (["8B", "--memory", "24GB", "--objective", "latency"], 3, "--bandwidth"),
         (["8B", "--gpu", " , "], 2, "names none"),
         (["8B", "--gpu", "all", "--gpu-hour", "2"], 2, "price of one GPU"),
-        (["8B", "--gpu", "RTX409"], 3, "Did you mean rtx 4090"),
+        (["8B", "--gpu", "RTX409"], 3, "Did you mean RTX 4090"),
         (["8B", "--gpu", "RTX409"], 3, "--memory 24GB --bandwidth"),
         (["8B", "--memory", "24", "--bandwidth", "1TB/s"], 2, "no size of memory"),
         (["8B", "--memory", "24GB", "--bandwidth", "1TB"], 2, "no bandwidth"),

@@ -14,6 +14,15 @@ def test_at_most_three_near_matches():
     assert message.count(" or ") == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [("fp8", "fp8-block"), ("Q5_K_S", "gguf-q5_k_s"), ("FP8_Dynamic", "fp8-dynamic")],
+)
+def test_case_punctuation_and_what_is_left_out_do_not_matter(name, first):
+    known = ["awq-w4a16", "fp8-block", "fp8-dynamic", "gguf-q4_k_s", "gguf-q5_k_s", "mxfp8"]
+    assert errors.near_matches(name, known)[0] == first
+
+
 def test_all_names_when_none_is_near():
     message = str(UnknownName("device", "tpu", iter(["cuda", "cpx", "auto"])))
     assert message == "unknown device 'tpu'. There are: auto, cpx, cuda."

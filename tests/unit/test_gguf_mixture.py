@@ -312,7 +312,7 @@ def test_overrides_that_mean_nothing(overrides, error, reason):
 
 
 def test_a_name_that_is_no_file_type():
-    with pytest.raises(UnknownName, match="Did you mean Q4_K_S or Q4_K_M"):
+    with pytest.raises(UnknownName, match="Did you mean Q4_K_M or Q4_K_S"):
         choose("Q4_K", llama(), facts(), False)
 
 

@@ -235,8 +235,15 @@ def test_every_name_leads_home(gpu):
 
 
 def test_unknown_names_get_near_ones():
-    with pytest.raises(UnknownName, match=r"unknown GPU 'rtx4095'\. Did you mean rtx 40"):
+    with pytest.raises(UnknownName, match=r"unknown GPU 'RTX4095'\. Did you mean RTX 40"):
         find("RTX4095")
+
+
+@pytest.mark.parametrize("name", ["Mac", "apple", "M3"])
+def test_chips_of_apple_are_what_people_mean(name):
+    with pytest.raises(UnknownName, match=r"M3 (Max|Ultra)") as caught:
+        find(name)
+    assert "RTX" not in str(caught.value).partition("`")[0]
 
 
 @pytest.mark.parametrize(

@@ -275,7 +275,7 @@ def test_caches_that_nothing_serves(tmp_path, scheme, words):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("fp8-dynamic+kv-fp4", "unknown addition to a recipe 'kv-fp4'. Did you mean kv-fp8 "),
+        ("fp8-dynamic+kv-fp4", "unknown addition to a recipe 'kv-fp4'. Did you mean kv-fp8"),
         ("fp8-dynamic+x", "unknown addition to a recipe 'x'. There are: head-int8, kv-fp8"),
         ("fp8-dynamic+", "There are: head-int8, kv-fp8"),
         ("fp8-dynamics+kv-fp8", "unknown recipe 'fp8-dynamics'. Did you mean fp8-dynamic"),
