@@ -141,7 +141,11 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True, help="for checkpoints and answers")
-    parser.add_argument("--calibration", type=Path, help="default: the set that ships")
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        help="a file, or a set such as python-docs; without it recipes that learn are left out",
+    )
     parser.add_argument("--samples", type=int)
     parser.add_argument("--length", type=int)
     parser.add_argument("--data", type=Path)

@@ -11,17 +11,17 @@ For models of transformers whose layers all attend to everything before them; `w
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, DynamicCache
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from quantkit.errors import HardwareError
 from quantkit.scoring import choosing
 from quantkit.scoring.choosing import Choice
+from quantkit.scoring.rows import RowLayer, Rows, Unsupported, attending
 from quantkit.scoring.rules import Rules
 
 CHECK_EVERY = 8
@@ -36,105 +36,10 @@ REFILL = 0.75
 """Waiting prompts join when no more than this share of the rows is still being written."""
 ALIKE = 2
 """Prompts and answers of unlike length share rows that long as the longest, up to this factor."""
-ROWS = "quantkit_rows"
-"""Our attention by the name that transformers knows it by; it is given no mask."""
-OTHER_ATTENTION = ("sliding_window", "softcap", "s_aux", "position_bias")
-"""What some families ask of attention, and this one does not do."""
 TOLERANCE = {torch.float32: 1e-3}
 """How far logits may be from the model's own, of the largest; in 16 bits a twentieth."""
 N_TRIED = 32
 """Tokens of the text on which they are compared."""
-
-
-class _Unsupported(Exception):
-    """This model's attention is another one."""
-
-
-class _Rows(Cache):  # type: ignore[misc]
-    """Keys and values of many rows, each with a length of its own."""
-
-    def __init__(self, layers: "list[_RowLayer]") -> None:
-        super().__init__(layers=layers)
-        self.n = 0
-        """How many of the first rows a step is about."""
-        self.longest = 0
-        """No row is longer after the step, as far as the host knows."""
-        n_rows, device = layers[0].keys.shape[0], layers[0].keys.device
-        self.positions = torch.zeros(n_rows, dtype=torch.long, device=device)
-        """Of the token that is fed next."""
-        self.numbers = torch.arange(n_rows, device=device)
-        for layer in layers:
-            layer.rows = self
-
-
-class _RowLayer(DynamicLayer):  # type: ignore[misc]
-    rows: _Rows
-
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        super().__init__()
-        self.keys, self.values = keys, values
-        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        n = self.rows.n
-        where = self.rows.numbers[:n], slice(None), self.rows.positions[:n]
-        self.keys[where] = key_states[:, :, 0]
-        self.values[where] = value_states[:, :, 0]
-        return self.keys[:n], self.values[:n]
-
-
-_current: list[_Rows] = []
-"""The rows that a step is about, for the attention inside the model."""
-
-
-def _attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    **more: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention of one new token per row to all tokens of the row."""
-    if any(more.get(name) is not None for name in OTHER_ATTENTION) or query.shape[2] != 1:
-        raise _Unsupported
-    rows = _current[-1]
-    lengths = rows.positions[: rows.n] + 1
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    n, n_heads, _, width = query.shape
-    grouped = query.reshape(n, key.shape[1], n_heads // key.shape[1], width)
-    if query.is_cuda and width == value.shape[-1] and width in (32, 64, 128, 256):
-        from quantkit.scoring import kernels
-
-        found = kernels.row_attention(grouped, key, value, lengths, scale)
-    else:
-        # Columns beyond the longest row are never looked at.
-        key, value = key[:, :, : rows.longest], value[:, :, : rows.longest]
-        found = row_attention(grouped, key, value, lengths, scale)
-    return found.reshape(n, 1, n_heads, value.shape[-1]), None
-
-
-def row_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    lengths: torch.Tensor,
-    scale: float,
-) -> torch.Tensor:
-    """Queries [rows, heads of keys, group, width] to the first `lengths` tokens of each row.
-
-    All queries that share a head of keys are one matrix, so that keys are read once.
-    """
-    inside = torch.arange(key.shape[2], device=key.device) < lengths[:, None]
-    return torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=inside[:, None, None, :], scale=scale
-    )
-
-
-AttentionInterface.register(ROWS, _attention)
 
 
 @dataclass
@@ -150,6 +55,20 @@ class _Snapshot:
         if self.arrived is not None:
             self.arrived.synchronize()
         return [row[:n] for row, n in zip(self.written.tolist(), self.counts, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Prompts of similar length, and what they share."""
+
+    prompts: Sequence[tuple[int, ...]]
+    """All there are; places are places in it."""
+    waiting: list[int]
+    """Of those that are not being answered yet, the longest last."""
+    shared: int
+    """Tokens that all of the group begin with ..."""
+    prefix: Any
+    """... and their keys and values."""
 
 
 class Decoder:
@@ -174,9 +93,9 @@ class Decoder:
         expected = self._model(input_ids=ids).logits[0, -1].float()
         batch = self._batch(1, N_TRIED + 1, Rules(1))
         try:
-            batch.join([0], [tried], 0, None)
+            batch.join([0], _Group([tried], [0], 0, None))
             found = batch.forward(1)[0].float()
-        except (_Unsupported, RuntimeError, TypeError, ValueError):
+        except (Unsupported, RuntimeError, TypeError, ValueError):
             return False
         apart = float((found - expected).abs().max())
         most = TOLERANCE.get(self._model.dtype, 0.05) * float(expected.abs().max())
@@ -215,25 +134,37 @@ class Decoder:
         # The last token of a prompt is fed as the first step, and is nobody else's.
         shared = choosing.shared([prompts[place] for place in waiting], own=2)
         prefix = self._prefix(prompts[waiting[0]][:shared]) if shared else None
+        group = _Group(prompts, waiting, shared, prefix)
         longest = len(prompts[waiting[-1]])
         batch = self._batch(len(waiting), longest + rules.max_new, rules)
-        pending: _Snapshot | None = None
-        open_places = set(waiting)
+        try:
+            yield from self._finished(batch, group, text_of, choose)
+        finally:
+            batch.close()
+
+    def _finished(
+        self,
+        batch: "_Batch",
+        group: _Group,
+        text_of: Callable[[Sequence[int]], str],
+        choose: Choice,
+    ) -> Iterator[list[tuple[int, tuple[int, ...]]]]:
+        on_cpu = self._device.type == "cpu"
+        before: _Snapshot | None = None
+        open_places = set(group.waiting)
         while open_places:
-            self._fill(batch, waiting, prompts, shared, prefix)
+            self._fill(batch, group)
             batch.write(CHECK_EVERY, choose)
             fresh = batch.snapshot()
             # While the device writes on, the host looks at what was there before.
-            looked = [pending, fresh] if self._device.type == "cpu" or batch.is_full else [pending]
-            pending = fresh
-            for snapshot in looked:
-                if snapshot is None:
-                    continue
+            looked = [before, fresh] if on_cpu or batch.is_full else [before]
+            before = None if on_cpu else fresh
+            for snapshot in filter(None, looked):
                 done = [
                     (place, answer)
                     for place, tokens in zip(snapshot.places, snapshot.rows(), strict=True)
                     if place in open_places
-                    and (answer := choosing.ended(tokens, rules, text_of)) is not None
+                    and (answer := choosing.ended(tokens, batch.rules, text_of)) is not None
                 ]
                 if done:
                     open_places -= {place for place, _ in done}
@@ -246,24 +177,17 @@ class Decoder:
         self._decoder(input_ids=ids, past_key_values=cache, use_cache=True)
         return cache
 
-    def _fill(
-        self,
-        batch: "_Batch",
-        waiting: list[int],
-        prompts: Sequence[tuple[int, ...]],
-        shared: int,
-        prefix: Any,
-    ) -> None:
+    def _fill(self, batch: "_Batch", group: _Group) -> None:
         """Let waiting prompts join, as many as there are rows for."""
+        waiting = group.waiting
         if batch.places and len(batch.places) > REFILL * batch.n_rows:
             return
         while waiting and len(batch.places) < batch.n_rows:
-            longest = len(prompts[waiting[-1]])
+            longest = len(group.prompts[waiting[-1]])
             n = min(len(waiting), batch.n_rows - len(batch.places))
-            n = max(1, min(n, self._prefill_tokens // max(1, longest - shared)))
-            chosen = [waiting[-1 - i] for i in range(n)]
+            n = max(1, min(n, self._prefill_tokens // max(1, longest - group.shared)))
             try:
-                batch.join(chosen, [prompts[place] for place in chosen], shared, prefix)
+                batch.join([waiting[-1 - i] for i in range(n)], group)
             except torch.OutOfMemoryError as error:
                 torch.cuda.empty_cache()
                 if n == 1:
@@ -291,7 +215,7 @@ class Decoder:
         while True:
             try:
                 layers = [
-                    _RowLayer(
+                    RowLayer(
                         *(one.new_zeros(n_rows, one.shape[1], length, one.shape[3]) for one in pair)
                     )
                     for pair in self._shapes
@@ -305,28 +229,14 @@ class Decoder:
                         "GPU; use a shorter --max-length"
                     ) from error
                 n_rows = (n_rows + 1) // 2
-        return _Batch(self, _Rows(layers), rules)
-
-    @contextmanager
-    def _ours(self, rows: _Rows) -> Iterator[None]:
-        """With our attention in the model."""
-        usual = [config._attn_implementation_internal for config in self._configs]
-        _current.append(rows)
-        for config in self._configs:
-            config._attn_implementation_internal = ROWS
-        try:
-            yield
-        finally:
-            _current.pop()
-            for config, name in zip(self._configs, usual, strict=True):
-                config._attn_implementation_internal = name
+        return _Batch(self, Rows(layers), rules)
 
 
 class _Batch:
     """Answers that are being written: the first rows of a cache."""
 
-    def __init__(self, decoder: Decoder, rows: _Rows, rules: Rules) -> None:
-        self._of, self._rows, self._rules = decoder, rows, rules
+    def __init__(self, decoder: Decoder, rows: Rows, rules: Rules) -> None:
+        self._of, self._rows, self.rules = decoder, rows, rules
         device = rows.positions.device
         self.n_rows = len(rows.positions)
         self.places: list[int] = []
@@ -345,12 +255,18 @@ class _Batch:
     @property
     def is_full(self) -> bool:
         """Whether nothing more can be written."""
-        return all(count >= self._rules.max_new for count in self._counts)
+        return all(count >= self.rules.max_new for count in self._counts)
 
-    def join(
-        self, places: list[int], prompts: Sequence[tuple[int, ...]], shared: int, prefix: Any
-    ) -> None:
+    def close(self) -> None:
+        """Give the memory back now: cache and layers know each other, and would wait for it."""
+        self._graphs.clear()
+        for layer in self._rows.layers:
+            layer.keys = layer.values = None
+
+    def join(self, places: list[int], group: _Group) -> None:
         """Compute prompts into free rows, all but their last tokens."""
+        prompts = [group.prompts[place] for place in places]
+        shared, prefix = group.shared, group.prefix
         first, n = len(self.places), len(places)
         device = self._tokens.device
         own = [prompt[shared:-1] for prompt in prompts]
@@ -394,7 +310,7 @@ class _Batch:
             for gap, mover in zip(gaps, movers, strict=True):
                 for listed in (self.places, self._counts, self._lengths):
                     listed[gap] = listed[mover]
-        self._n_written[left:] = self._rules.max_new
+        self._n_written[left:] = self.rules.max_new
         self._rows.positions[left:] = 0
         for kept in (self.places, self._counts, self._lengths):
             del kept[left:]
@@ -408,7 +324,7 @@ class _Batch:
                 n = len(self.places)
                 logits = self.forward(n)
                 self._put(choose(logits, self.places, self._written, self._counts))
-            most = self._rules.max_new
+            most = self.rules.max_new
             self._counts = [min(count + 1, most) for count in self._counts]
 
     def snapshot(self) -> _Snapshot:
@@ -430,7 +346,7 @@ class _Batch:
         if not rows.positions.is_cuda:
             pairs = zip(self._lengths, self._counts, strict=True)
             rows.longest = max(length + count for length, count in pairs)
-        with self._of._ours(rows):
+        with attending(self._of._configs, rows):
             output = self._of._model(
                 input_ids=self._tokens[:n, None],
                 position_ids=rows.positions[:n, None],
@@ -445,7 +361,7 @@ class _Batch:
         """Write tokens into rows; those that are full stay as they are."""
         n = len(chosen)
         counts, positions = self._n_written[:n], self._rows.positions[:n]
-        goes_on = (counts < self._rules.max_new).long()
+        goes_on = (counts < self.rules.max_new).long()
         self._written[:n].scatter_(1, counts[:, None], chosen[:, None])
         self._tokens[:n] = chosen
         counts += goes_on

@@ -1,4 +1,4 @@
-"""The Triton kernels of scoring; their torch twins are in `distribution` and `decoding`."""
+"""The Triton kernels of scoring; their torch twins are in `distribution` and `rows`."""
 
 import torch
 import triton

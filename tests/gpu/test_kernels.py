@@ -8,8 +8,8 @@ from quantkit.methods import gptq, products, refine, rounding
 from quantkit.methods.contract import Linears
 from quantkit.methods.statistics import Statistics
 from quantkit.recipe import WeightScheme
-from quantkit.scoring.decoding import row_attention
 from quantkit.scoring.distribution import Distribution, block_sums
+from quantkit.scoring.rows import row_attention
 
 pytestmark = [
     pytest.mark.gpu,
