@@ -36,6 +36,28 @@ config = completed(dict(model_type="cohere2", hidden_size=64, intermediate_size=
 assert "lm_head.weight" not in shapes(config, "it")
 assert [layer.window for layer in kv.layers(config)] == [16, 16, 16, None]
 """,
+    "number": """
+import torch
+from quantkit import formats, grid, methods, numbers
+from quantkit.methods.contract import Linears
+from quantkit.recipe import Recipe
+from quantkit.tensorspec import TensorSpec
+weights = dict(num_bits=6, type="float", strategy="channel")
+recipe = Recipe.validated(dict(name="own", summary="x", method="rtn", weights=weights), "here")
+assert "FP6 (E3M2)" in recipe.explain() and recipe.weights.words().startswith("FP6")
+weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+linears = Linears(weight, torch.float32, recipe.weights)
+rounded = methods.find("rtn").rounding.round(linears).quantized
+assert len(numbers.of(recipe.weights).widen(rounded.values).abs().unique()) <= 32
+stored = formats.pack("layer", rounded, recipe)
+specs = formats.specs("layer", TensorSpec("layer.weight", "F32", (8, 64)), recipe)
+assert {spec.name: spec.shape for spec in specs} == {n: tuple(t.shape) for n, t in stored.items()}
+back = grid.dequantize(formats.unpack("layer", stored, recipe), recipe.weights)
+off = float((back - weight).norm() / weight.norm())
+assert 0.01 < off < numbers.of(recipe.weights).max_relative_error, off
+group = formats.config(recipe, [])["config_groups"]["group_0"]
+assert (group["weights"]["num_bits"], group["format"]) == (6, "float-quantized")
+""",
 }
 
 
@@ -44,10 +66,12 @@ def files_of(diff: str) -> list[str]:
 
 
 def test_each_takes_as_few_files_as_it_says():
-    method, metric, family = (files_of(diff) for diff in DIFFS)
+    method, metric, family, number = (files_of(diff) for diff in DIFFS)
     assert method == ["quantkit/methods/shrink.py", "quantkit/methods/__init__.py"]
     assert (metric, family) == (["quantkit/metrics.py"], ["quantkit/families/__init__.py"])
-    for diff in DIFFS[1:]:
+    assert number[0] == "quantkit/numbers/fp6.py"
+    assert len(number) <= 4
+    for diff in DIFFS[1:3]:
         assert len(re.findall(r"^\+[^+]", diff, re.M)) == 1  # one row
 
 
