@@ -20,6 +20,10 @@ FORMS = [
     ("fp8-dynamic", None),
     ("fp8-block", "fp8"),
     ("fp8-tensor", "fp8"),
+    ("rtn-nvfp4-a16", None),
+    ("rtn-nvfp4-a16", "modelopt"),
+    ("rtn-mxfp4-a16", None),
+    ("mxfp8", None),
 ]
 
 
