@@ -260,12 +260,13 @@ FAMILIES: dict[str, Family] = {
         {
             "num_hidden_layers": 3,
             "layer_types": ["linear_attention", "hybrid", "hybrid"],
+            "hybrid_layer_ids": [1, 2],
             "attention_hidden_size": 256,
             "attention_head_dim": 64,
             "mamba_headdim": 32,
             "num_key_value_heads": 4,
         },
-        drop=("hybrid_layer_ids", "kv_channels", "num_query_groups"),
+        drop=("kv_channels", "num_query_groups"),
     ),
 }
 

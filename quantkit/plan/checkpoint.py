@@ -107,6 +107,7 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
         ignored=[
             *(name for name in architecture.linears if name not in quantized),
             *architecture.never,  # engines take them for linear layers
+            *_module_of_head(architecture, quantized),
         ],
         specs=specs + kv_scales,
         kv_scales=kv_scales,
@@ -114,6 +115,11 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
         unquantised={name: by_name[f"{name}.weight"] for name in every if name in kept},
         notes=[note for note in (word, _experts_note(architecture, modules)) if note],
     )
+
+
+def _module_of_head(architecture: Architecture, quantized: Collection[str]) -> list[str]:
+    """What transformers calls an output head that files know by another name, where it is left."""
+    return [HEAD] if architecture.head not in (HEAD, *quantized) else []
 
 
 def _experts_note(architecture: Architecture, modules: list[str]) -> str | None:

@@ -79,6 +79,11 @@ def test_what_vllm_keeps_in_16_bits_is_left_alone(tmp_path, family, last):
     assert not any(name.endswith(f".{last}") for name in found.quantized)
 
 
+def test_a_head_is_left_alone_by_both_of_its_names(tmp_path):
+    families.build("gpt_neox", tmp_path / "model")
+    assert {"embed_out", "lm_head"} <= set(plan(tmp_path / "model").ignored)
+
+
 def test_experts_that_vllm_does_not_read_are_said(tmp_path):
     families.build("gpt_oss", tmp_path / "model")
     words = "vLLM reads the experts of gpt-oss in MXFP4 only"
