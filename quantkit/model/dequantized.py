@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from quantkit.errors import SourceError
+from quantkit.errors import QuantkitError, SourceError
+from quantkit.formats import declared, words
 from quantkit.model.derived import DerivedTensor, slice_of
 from quantkit.model.headers import StoredTensor
 
@@ -71,6 +72,7 @@ def dequantized(
     packing = str(known.get("packing_format") or method)  # AutoRound writes both forms
     named = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     dtype = TYPES.get(named.removeprefix("torch."), "BF16")
+    widths = _widths(config)
     result: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         module, _, last = name.rpartition(".")
@@ -82,7 +84,7 @@ def dequantized(
         elif last in ("weight_packed", "weight") and tensor.dtype == "U8":
             result[f"{module}.weight"] = _fp4(module, tensor, beside, dtype)
         elif last == "weight_packed":
-            result[f"{module}.weight"] = _words(module, tensor, beside, dtype)
+            result[f"{module}.weight"] = _words(module, tensor, beside, dtype, widths(module))
         elif last == "qweight":
             of_format = _awq if "awq" in packing else partial(_gptq, _zero_offset(config))
             result[f"{module}.weight"] = of_format(module, tensor, beside, dtype)
@@ -209,21 +211,48 @@ def _fields(packed: "torch.Tensor", num_bits: int) -> "torch.Tensor":
     """Unsigned fields of int32 words, the lowest first, along the last dimension."""
     import torch
 
-    shifts = torch.arange(0, 32, num_bits)
+    shifts = torch.arange(32 // num_bits) * num_bits
     found = (packed.long()[..., None] & 0xFFFFFFFF) >> shifts & ((1 << num_bits) - 1)
     return found.flatten(-2)
 
 
+def _widths(config: Mapping[str, Any]) -> "Callable[[str], int | None]":
+    """The bits that compressed-tensors declares of a layer; None where it does not say."""
+    if method_of(config) != "compressed-tensors":
+        return lambda module: None
+    try:
+        known = declared.of(config, "config.json")
+    except QuantkitError:  # whoever needs the config says what is wrong with it
+        return lambda module: None
+
+    def width(module: str) -> int | None:
+        part = known.part(module)
+        return part.weights.num_bits if part is not None else None
+
+    return width
+
+
 def _words(
-    module: str, tensor: StoredTensor, beside: Mapping[str, StoredTensor], dtype: str
+    module: str,
+    tensor: StoredTensor,
+    beside: Mapping[str, StoredTensor],
+    dtype: str,
+    width: int | None,
 ) -> StoredTensor:
+    """Integers in words: dense, or, of widths that do not divide 32, as many as a word holds."""
     shape, scale = _need(module, tensor, beside, "weight_shape", "weight_scale")
     rows, columns = (int(n) for n in shape.read().tolist())
-    num_bits = 4 if tensor.shape[1] == -(-columns // 8) else 8
-    if tensor.shape[1] != -(-columns // (32 // num_bits)):
+    num_bits = width or (4 if tensor.shape[1] == -(-columns // 8) else 8)
+    padded = -(-columns // (32 // num_bits))
+    if tensor.shape[1] not in (padded, words.n_words(columns, num_bits)):
         raise SourceError(
             f"{tensor.file.parent}: {tensor.name} holds {columns} columns in {tensor.shape[1]} "
-            "words; quantkit reads 4 and 8 bits"
+            f"words, which integers of {num_bits} bits do not fill; run quantkit verify"
+        )
+    if 32 % num_bits and "weight_zero_point" in beside:
+        raise SourceError(
+            f"{tensor.file.parent}: {tensor.name} has {num_bits} bits and zero points, which "
+            "quantkit does not read; give the 16-bit model"
         )
     parents = [tensor, scale]
     order = [part for part in ("weight_zero_point", "weight_g_idx") if part in beside]
@@ -237,8 +266,11 @@ def _from_words(
 ) -> "torch.Tensor":
     packed, scale, *more = parents
     beside = dict(zip(order, more, strict=True))
-    values = _fields(packed, num_bits)[:, :columns].float()
     middle = float(1 << (num_bits - 1))
+    if 32 % num_bits and packed.shape[1] == words.n_words(columns, num_bits):
+        values = words.unpack(packed, num_bits, columns).float() + middle
+    else:
+        values = _fields(packed, num_bits)[:, :columns].float()
     zero = None
     if (stored := beside.get("weight_zero_point")) is not None:
         zero = _fields(stored.t().contiguous(), num_bits).t()[: len(values)].float() - middle

@@ -8,6 +8,7 @@ import wild
 from tiny import READABLE, save_llama
 
 import quantkit
+from quantkit import opening
 from quantkit.formats import words
 from quantkit.model.source import read_tensors
 
@@ -70,6 +71,18 @@ def test_dense_integers_are_those_that_were_padded(corpus, tmp_path, run_cli):
     packed = after[f"{wild.DOWN}.weight_packed"]
     columns = int(after[f"{wild.DOWN}.weight_shape"][1])
     assert words.unpack(packed, 3, columns).abs().max() <= 4
+
+
+def test_other_widths_are_read_dense_and_padded(corpus):
+    """The same numbers, however they are packed, and near to the source's."""
+    dense, padded = (
+        opening.find(str(corpus[name].folder), None, False) for name in ("w3a16", "padded-3-bit")
+    )
+    for name in dense.tensors:
+        assert torch.equal(dense.read(name), padded.read(name)), name
+    values = dense.read(f"{wild.DOWN}.weight")
+    assert values.shape == (256, 256)
+    assert quantkit.verify(corpus["w3a16"].folder).faults == []
 
 
 def test_global_scales_are_made_equal_without_a_number_changing(corpus, tmp_path, run_cli):
