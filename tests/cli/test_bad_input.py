@@ -285,3 +285,16 @@ def test_message_stands_alone_in_a_process_of_its_own(tiny_model, edit_config, o
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("quantkit: ")
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (["--judge", "exact"], "--judge is for answers to --prompts"),
+        (["--judge", "taste"], "'taste' is not exact, json or tool-calls"),
+    ],
+)
+def test_a_judge_needs_prompts_and_a_name(run_cli, option, words):
+    result = run_cli(["score", "demo", *option])
+    assert result.code == 2
+    assert words in " ".join(result.stderr.split())
