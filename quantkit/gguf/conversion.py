@@ -30,11 +30,15 @@ from quantkit.recipe import GGUFRecipe
 
 GPU_WORKERS = 4
 MAX_CPU_WORKERS = 8
+MIXED = "mixed-"
+"""How names of recipes begin whose types were chosen for a budget."""
 
 
 def file_name(model: str, plan: GGUFPlan) -> str:
-    """As people know such files: the model's name and the type."""
+    """As people know such files: the model's name and the type, or that of a mixture of its own."""
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.") or "model"
+    if plan.recipe.name.startswith(MIXED):
+        return f"{safe}-{plan.recipe.name}.gguf"
     return f"{safe}-{plan.recipe.gguf}.gguf"
 
 

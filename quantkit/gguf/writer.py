@@ -42,20 +42,8 @@ class GGUFFile:
         metadata: Mapping[str, Value],
         tensors: Iterable[tuple[str, Sequence[int], GGMLQuantizationType]],
     ) -> None:
-        places: dict[str, tuple[int, int]] = {}
-        table, offset = [], 0
-        for name, shape, kind in tensors:
-            assert name not in places, f"{name} stands in the table twice"
-            places[name] = (offset, offset + size_bytes(shape, kind))
-            # The fastest dimension comes first in GGUF, and last in torch.
-            dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
-            table.append(_text(name) + dimensions + struct.pack("<IQ", kind, offset))
-            offset = _aligned(places[name][1])
-        head = struct.pack("<IIQQ", GGUF_MAGIC, GGUF_VERSION, len(table), len(metadata))
-        entries = [_text(key) + _typed(value) for key, value in metadata.items()]
-        head += b"".join(entries) + b"".join(table)
-        head += bytes(_aligned(len(head)) - len(head))
-        self._file = PlacedFile(path, head, places, offset)
+        head, places, size = _layout(metadata, tensors)
+        self._file = PlacedFile(path, head, places, size)
 
     def write(
         self, name: str, data: torch.Tensor | bytes | bytearray | memoryview, offset: int = 0
@@ -71,6 +59,36 @@ class GGUFFile:
     def abandon(self) -> None:
         """Close without checking, when the work failed."""
         self._file.abandon()
+
+
+Tensors = Iterable[tuple[str, Sequence[int], GGMLQuantizationType]]
+"""Names, shapes in torch's order and types."""
+
+
+def _layout(
+    metadata: Mapping[str, Value], tensors: Tensors
+) -> tuple[bytes, dict[str, tuple[int, int]], int]:
+    """A file's beginning, where each tensor lies behind it, and the bytes of all tensors."""
+    places: dict[str, tuple[int, int]] = {}
+    table, offset = [], 0
+    for name, shape, kind in tensors:
+        assert name not in places, f"{name} stands in the table twice"
+        places[name] = (offset, offset + size_bytes(shape, kind))
+        # The fastest dimension comes first in GGUF, and last in torch.
+        dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
+        table.append(_text(name) + dimensions + struct.pack("<IQ", kind, offset))
+        offset = _aligned(places[name][1])
+    head = struct.pack("<IIQQ", GGUF_MAGIC, GGUF_VERSION, len(table), len(metadata))
+    entries = [_text(key) + _typed(value) for key, value in metadata.items()]
+    head += b"".join(entries) + b"".join(table)
+    head += bytes(_aligned(len(head)) - len(head))
+    return head, places, offset
+
+
+def file_bytes(metadata: Mapping[str, Value], tensors: Tensors) -> int:
+    """Of the file that holds these tensors, all else in it included."""
+    head, _, size = _layout(metadata, tensors)
+    return len(head) + size
 
 
 def _aligned(size: int) -> int:

@@ -1,15 +1,14 @@
 """From a budget to a choice of formats: bits per weight, bytes of files, or a GPU's room."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from quantkit.errors import HardwareError, UsageError
-from quantkit.mixed import candidates, written
 from quantkit.mixed.allocation import Allocation, Infeasible, solve
-from quantkit.mixed.candidates import SIXTEEN
 from quantkit.mixed.table import Table
-from quantkit.recipe import Recipe
+from quantkit.recipe import AnyRecipe
 from quantkit.storage import gib
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B)", re.IGNORECASE)
@@ -73,7 +72,7 @@ class Choice:
     """With the formats that were considered."""
     budget: Budget
     allocation: Allocation
-    recipe: Recipe | None
+    recipe: AnyRecipe | None
     """None: everything stays in 16 bits."""
     notes: list[str] = field(default_factory=list)
 
@@ -96,37 +95,49 @@ class Choice:
         return {unit.name: self.table.formats[place] for unit, place in pairs}
 
 
-FileSize = Callable[[Recipe | None], int]
-"""Bytes of all weight files of a recipe; of the source for None."""
+class Target(Protocol):
+    """An engine's side of a choice."""
+
+    def names(self, formats: Sequence[str]) -> list[str]:
+        """Formats by their names or by those of mixes."""
+
+    def is_rare(self, format: str) -> bool:
+        """Whether the engine runs it only with another package installed."""
+
+    def recipe(
+        self, table: Table, choice: Sequence[int], name: str, summary: str
+    ) -> AnyRecipe | None:
+        """The recipe of a choice; None where everything stays in 16 bits."""
+
+    def file_bytes(self, recipe: AnyRecipe | None) -> int:
+        """Of all weight files of a recipe; of the source for None."""
 
 
-def choose(
-    table: Table, budget: Budget, file_size: FileSize, formats: Sequence[str] = ()
-) -> Choice:
+def choose(table: Table, budget: Budget, target: Target, formats: Sequence[str] = ()) -> Choice:
     """The formats with the least predicted cost that a budget allows.
 
     3 bits, which vLLM runs by another package's kernels, come in where 4 do not fit or where they
     are named.
     """
-    names = _names(table, formats)
-    usual = [n for n in names if not candidates.find(n).needs_extra_kernels]
+    names = _names(table, target, formats)
+    usual = [name for name in names if not target.is_rare(name)]
     if formats or usual == names or not usual:
-        return _chosen(table.only(names), budget, file_size)
+        return _chosen(table.only(names), budget, target)
     try:
-        return _chosen(table.only(usual), budget, file_size)
+        return _chosen(table.only(usual), budget, target)
     except HardwareError:
-        found = _chosen(table.only(names), budget, file_size)
-    extra = [n for n in found.counts if candidates.find(n).needs_extra_kernels]
+        found = _chosen(table.only(names), budget, target)
+    rare = [name for name in found.counts if target.is_rare(name)]
     found.notes.append(
-        f"{', '.join(extra)}: vLLM runs fewer than 4 bits by the package humming-kernels"
+        f"{', '.join(rare)}: vLLM runs fewer than 4 bits by the package humming-kernels"
     )
     return found
 
 
-def _names(table: Table, formats: Sequence[str]) -> list[str]:
+def _names(table: Table, target: Target, formats: Sequence[str]) -> list[str]:
     if not formats:
         return table.formats
-    wanted = [one.name for one in candidates.named(formats)]
+    wanted = target.names(formats)
     if missing := [name for name in wanted if name not in table.formats]:
         raise UsageError(
             f"the table has no {missing[0]}; it has {', '.join(table.formats)}. Make one with "
@@ -135,7 +146,7 @@ def _names(table: Table, formats: Sequence[str]) -> list[str]:
     return wanted
 
 
-def _chosen(table: Table, budget: Budget, file_size: FileSize) -> Choice:
+def _chosen(table: Table, budget: Budget, target: Target) -> Choice:
     """Solve, and where files turn out larger than their tensors, once more with less."""
     costs, sizes = table.costs(), table.sizes()
     limit = budget.size_bytes
@@ -146,9 +157,9 @@ def _chosen(table: Table, budget: Budget, file_size: FileSize) -> Choice:
         try:
             found = solve(costs, sizes, room)
         except Infeasible as error:
-            raise _too_small(table, budget, file_size, error.smallest) from error
-        made = _recipe(table, budget, found)
-        over = file_size(made) - limit if limit is not None else 0
+            raise _too_small(table, budget, target, error.smallest) from error
+        made = target.recipe(table, found.choice, budget.label, _summary(table, found))
+        over = target.file_bytes(made) - limit if limit is not None else 0
         if over <= 0:
             break
         room = min(room, found.size_bytes) - over
@@ -160,24 +171,21 @@ def _chosen(table: Table, budget: Budget, file_size: FileSize) -> Choice:
     return choice
 
 
-def _recipe(table: Table, budget: Budget, found: Allocation) -> Recipe | None:
-    bits = table.bits_of(found.choice)
+def _summary(table: Table, found: Allocation) -> str:
     used = {table.formats[place] for place in found.choice}
     named = ", ".join(name for name in table.formats if name in used)
-    summary = f"{bits:.2f} bits per weight, chosen layer by layer from {named}"
-    return written.recipe(table, found.choice, budget.label, summary)
+    return f"{table.bits_of(found.choice):.2f} bits per weight, chosen layer by layer from {named}"
 
 
-def _too_small(table: Table, budget: Budget, file_size: FileSize, smallest: int) -> HardwareError:
+def _too_small(table: Table, budget: Budget, target: Target, smallest: int) -> HardwareError:
     least = [min(s for s in unit.sizes if s is not None) for unit in table.units]
     choice = [unit.sizes.index(size) for unit, size in zip(table.units, least, strict=True)]
     bits = 8 * smallest / table.n_weights
-    made = written.recipe(table, choice, budget.label, "smallest")
-    size = file_size(made)
-    names = ", ".join(name for name in table.formats if name != SIXTEEN)
+    made = target.recipe(table, choice, budget.label, "smallest")
+    size = target.file_bytes(made)
     return HardwareError(
-        f"{budget.told} are too few for {table.model} in {names}: the smallest that works is "
-        f"{bits:.3f} bits per weight, {gib(size)} ({size} bytes) of files"
+        f"{budget.told} are too few for {table.model} in {', '.join(table.formats[:-1])}: the "
+        f"smallest that works is {bits:.3f} bits per weight, {gib(size)} ({size} bytes) of files"
     )
 
 

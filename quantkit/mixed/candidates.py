@@ -70,6 +70,11 @@ class Candidate:
     activations: ActivationScheme | None = None
 
     @property
+    def is_exact(self) -> bool:
+        """16 bits."""
+        return self.weights is None
+
+    @property
     def needs_extra_kernels(self) -> bool:
         """Whether vLLM runs it only with another package installed."""
         scheme = self.weights

@@ -6,21 +6,42 @@ unit lies behind go on, those whose unit is here begin from the source's own sta
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from quantkit.calibration.tokens import CalibrationTokens
+from quantkit.mixed.rounding import probe_change
 from quantkit.model.blocks import Decoder
-from quantkit.onepass.padding import Keep, real
+from quantkit.model.shards import DTYPES
 from quantkit.onepass.visit import Visit
 
+if TYPE_CHECKING:
+    from quantkit.onepass.padding import Keep
+
 TOKENS = {"cuda": 4096, "cpu": 1024}
+
+
+@dataclass
+class Outer:
+    """Embedding and output head, where these are units too; either may be both."""
+
+    ids: torch.Tensor
+    """Of the samples, in the order of the pass."""
+    embedding: str = ""
+    """The unit's name; empty: it is none."""
+    head: str = ""
+    """The same; that of the embedding where they are tied."""
+    inputs: torch.Tensor | None = None
+    """What the head reads, once it is known."""
 
 
 class Probe:
     """States of a few samples, by the unit that was changed on their way."""
 
-    def __init__(self) -> None:
+    def __init__(self, outer: Outer | None = None) -> None:
+        self.outer = outer
         self._clean: torch.Tensor | None = None
         self._states: dict[str, torch.Tensor] = {}
         self._keep: Keep = None
@@ -33,6 +54,8 @@ class Probe:
             n_samples = visit.padding.n_samples(TOKENS[visit.decoder.device.type])
             self._clean, self._states = visit.first(n_samples), {}
             self._keep = visit.padding.first(n_samples)
+            if self.outer is not None and self.outer.embedding:
+                self._states[self.outer.embedding] = self._embedded(visit.decoder, self.outer)
         if visit.call.carried or visit.call.shared:
             self.is_lost = True
         if self.is_lost:
@@ -46,6 +69,16 @@ class Probe:
             self._clean = decoder.run(block, before, arguments)
         for unit, parameters in changed.items():
             self._states[unit] = visit.run({**visit.state, **parameters}, before, arguments)
+
+    def _embedded(self, decoder: Decoder, outer: Outer) -> torch.Tensor:
+        """The first states with the embedding rounded; some families multiply what it gives."""
+        assert self._clean is not None
+        table, dtype = outer_weight(decoder, outer.embedding)
+        moved = probe_change(table, dtype)
+        ids = outer.ids[: len(self._clean)].to(table.device)
+        plain, states = table[ids], self._clean.float()
+        factor = (states * plain).sum() / plain.square().sum()
+        return (states + factor * moved[ids]).to(self._clean.dtype)
 
     @property
     def n_tokens(self) -> int:
@@ -62,18 +95,52 @@ class Probe:
             return {}
         ids = calibration.ids[: len(self._clean)]
         lengths = calibration.lengths
-        totals = dict.fromkeys(self._states, 0.0)
+        head = self.outer.head if self.outer is not None else ""
+        totals = dict.fromkeys((*self._states, *([head] if head else [])), 0.0)
+        read: list[torch.Tensor] = []
+        kept: list[torch.Tensor] = []
+        layer = decoder.model.get_output_embeddings()
         with decoder.head() as logits:
             for sample in range(len(ids)):
                 one = slice(sample, sample + 1)
                 n_real = ids.shape[1] if lengths is None else int(lengths[sample])
+                hook = layer.register_forward_pre_hook(
+                    lambda _, inputs, n=n_real: read.append(inputs[0].flatten(0, -2)[:n])
+                )
                 wanted = logits(self._clean[one], ids[one])[:n_real].log_softmax(-1)
-                p = wanted.exp()
+                hook.remove()
+                if head:
+                    kept.append(wanted.cpu())
                 for unit, states in self._states.items():
-                    found = logits(states[one], ids[one])[:n_real].log_softmax(-1)
-                    totals[unit] += float((p * (wanted - found)).sum(dtype=torch.float64))
+                    if unit != head:
+                        totals[unit] += _kl(wanted, logits(states[one], ids[one])[:n_real])
+        if head and self.outer is not None:
+            self.outer.inputs = torch.cat(read)
+            weight, dtype = outer_weight(decoder, head)
+            changed = {_parameter(decoder, head): weight + probe_change(weight, dtype)}
+            states = self._states.get(head, self._clean)
+            with decoder.head(changed) as logits:
+                for sample, wanted in enumerate(kept):
+                    one = slice(sample, sample + 1)
+                    found = logits(states[one], ids[one])[: len(wanted)]
+                    totals[head] += _kl(wanted.to(found.device), found)
         return {unit: max(0.0, total / self.n_tokens) for unit, total in totals.items()}
 
-    def clean_states(self) -> torch.Tensor | None:
-        """The source's own, at real positions."""
-        return None if self._clean is None else real(self._clean, self._keep)
+
+def _kl(wanted: torch.Tensor, logits: torch.Tensor) -> float:
+    """Summed over positions, from log-probabilities to logits."""
+    found = logits.log_softmax(-1)
+    return float((wanted.exp() * (wanted - found)).sum(dtype=torch.float64))
+
+
+def _parameter(decoder: Decoder, module: str) -> str:
+    """The model's own name of a weight outside the blocks."""
+    stored = f"{module}.weight"
+    names = {s: n for n, s in decoder.links.stored.items()}
+    return names.get(stored, stored)
+
+
+def outer_weight(decoder: Decoder, module: str) -> tuple[torch.Tensor, torch.dtype]:
+    """A weight outside the blocks in float32 on the device, and the type that it is stored in."""
+    stored = decoder.source.tensors[f"{module}.weight"]
+    return stored.read().to(decoder.device).float(), DTYPES[stored.dtype]

@@ -4,20 +4,25 @@ Cheap enough to try every format on every unit: a few roundings and one matrix p
 GPTQ makes of the same weights has a smaller error, in nearly the same order.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from quantkit import grid, methods, numbers
+from quantkit.gguf import blocks, values
 from quantkit.methods import products, rounding, scales
 from quantkit.methods.contract import Linears
 from quantkit.methods.statistics import Statistics
 from quantkit.mixed.candidates import Candidate
+from quantkit.mixed.files import GGUFCandidate
 from quantkit.numbers.activations import round_inputs
 from quantkit.schemes import WeightScheme
+from quantkit.tensorspec import TensorSpec
 
 RATIOS = (0.9, 0.8, 0.7)
 """Parts of a group's range that its scale is tried with; 8 bits have no need of it."""
+SAMPLED_ROWS = {"cuda": 4096, "cpu": 128}
+"""Of a weight, where GGUF blocks are searched."""
 PROBE_BITS = 4
 PROBE_SIZES = (128, 64, 32)
 
@@ -35,21 +40,49 @@ class Rows:
     """Some inputs as they are."""
     largest: torch.Tensor | None = None
     """Of all weights that share a global scale with these."""
+    weighed: bool = True
+    """Whether a file's blocks are searched with the importance of inputs."""
 
 
-def error(rows: Rows, candidate: Candidate, gram: products.Halves) -> torch.Tensor:
+AnyCandidate = Candidate | GGUFCandidate
+
+
+def error(rows: Rows, candidate: AnyCandidate, gram: products.Halves) -> torch.Tensor:
     """The squared error of the outputs, summed over the tokens that statistics are of."""
-    if candidate.weights is None:
+    if candidate.is_exact or not fits(rows, candidate):
         return rows.weight.new_zeros(())
+    if isinstance(candidate, GGUFCandidate):
+        return _sampled_error(rows, candidate, gram)
     moved = change(rows, candidate)
     found = products.row_energies(moved, gram, exactly=False).sum()
-    if candidate.activations is not None and rows.kept is not None:
+    if isinstance(candidate, Candidate) and candidate.activations and rows.kept is not None:
         found = found + _input_error(rows, candidate)
     return found
 
 
-def change(rows: Rows, candidate: Candidate) -> torch.Tensor:
+def _sampled_error(rows: Rows, candidate: GGUFCandidate, gram: products.Halves) -> torch.Tensor:
+    """From some rows, evenly spread, to all: searching blocks takes longer than all else."""
+    step = -(-len(rows.weight) // SAMPLED_ROWS[rows.weight.device.type])
+    some = replace(rows, weight=rows.weight[::step].contiguous())
+    found, part, whole = (
+        products.row_energies(weight, gram, exactly=False).sum()
+        for weight in (change(some, candidate), some.weight, rows.weight)
+    )
+    return found * (whole / part.clamp(min=1e-30))
+
+
+def fits(rows: Rows, candidate: AnyCandidate) -> bool:
+    """Whether the format's groups or blocks divide the rows."""
+    spec = TensorSpec("", "BF16", tuple(rows.weight.shape))
+    return candidate.size_bytes("", spec) is not None
+
+
+def change(rows: Rows, candidate: AnyCandidate) -> torch.Tensor:
     """The rounded weights minus the weights."""
+    if isinstance(candidate, GGUFCandidate):
+        importance = rows.statistics.gram.diagonal() / max(1, rows.statistics.n_tokens)
+        data = blocks.quantize(rows.weight, candidate.kind, importance if rows.weighed else None)
+        return values.dequantize(data, candidate.kind).sub_(rows.weight)
     scheme = candidate.weights
     assert scheme is not None
     linears = Linears(

@@ -5,22 +5,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quantkit.errors import DataError, UsageError
-from quantkit.export import folder as folders
 from quantkit.export.checkpoint import Checkpoint
+from quantkit.gguf.layout import Layout
 from quantkit.mixed import budget as budgets
-from quantkit.mixed import candidates, page, sensitivity, written
+from quantkit.mixed import candidates, files, page, sensitivity, targets, written
 from quantkit.mixed.budget import Budget, Choice
 from quantkit.mixed.table import FILE, Table
-from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.onepass import mark
 from quantkit.onepass.prepare import CalibrationChoice, Job, Run, prepare
 from quantkit.onepass.run import quantize as run_recipes
-from quantkit.plan import checkpoint as planning
-from quantkit.recipe import Recipe
 from quantkit.storage import scratch_folder, write_text
+
+if TYPE_CHECKING:
+    from quantkit.mixed.rounding import AnyCandidate
 
 PAGE = "sensitivity.html"
 NO_DATA = (
@@ -42,6 +43,14 @@ class Wanted:
 
 
 @dataclass(frozen=True)
+class Formats:
+    """What a table is to have."""
+
+    names: tuple[str, ...] = ()
+    engine: str = "vllm"
+
+
+@dataclass(frozen=True)
 class Made:
     """What came of a budget."""
 
@@ -60,7 +69,8 @@ def write_table(
     engine: str = "vllm",
 ) -> Table:
     """Make the table of a model, and write it as JSON and as a page into the folder `out`."""
-    with _measured(source, out, device, calibration, run, formats) as (table, _, scratch):
+    measuring = _measured(source, out, device, calibration, run, Formats(tuple(formats), engine))
+    with measuring as (table, _, scratch):
         write_text(scratch / PAGE, page.render(table))
     return table
 
@@ -72,15 +82,19 @@ def _measured(
     device: str,
     calibration: CalibrationChoice | None,
     run: Run,
-    formats: Sequence[str],
+    formats: Formats,
 ) -> Iterator[tuple[Table, Job, Path]]:
     """The table, written into a folder that takes its name afterwards."""
     if calibration is None:
         raise DataError(NO_DATA)
-    among = candidates.named(formats)
+    among: Sequence[AnyCandidate]
+    if formats.engine == "llama.cpp":
+        layout, among = Layout.of(source), files.named(formats.names)
+    else:
+        layout, among = None, candidates.named(formats.names)
     job = _job(source, target, device, calibration, run)
     with scratch_folder(target, run.force, resumable=True, marker=FILE) as scratch:
-        table = sensitivity.measure(job, among, run, scratch)
+        table = sensitivity.measure(job, among, run, scratch, layout)
         table.write(scratch)
         yield table, job, scratch
         mark.discard(scratch)
@@ -102,16 +116,13 @@ def choose(source: ModelSource, wanted: Wanted, table: Table) -> Choice:
             f"the table is of {table.model}, another model than {source.label}; make one of this "
             "model with `quantkit sensitivity`"
         )
-    architecture = Architecture.of(source.folder, source.trust_remote_code, source.tensors)
-    stored = architecture.stored(source)
-
-    def file_size(recipe: Recipe | None) -> int:
-        specs = stored
-        if recipe is not None:
-            specs = planning.make(architecture, stored, recipe).specs
-        return folders.weight_bytes(specs)
-
-    return budgets.choose(table, wanted.budget, file_size, wanted.formats)
+    if table.engine != wanted.engine:
+        raise DataError(
+            f"the table is for {table.engine}, not for {wanted.engine}; make one with `quantkit "
+            f"sensitivity --for {wanted.engine}`"
+        )
+    target = targets.of(source, wanted.engine)
+    return budgets.choose(table, wanted.budget, target, wanted.formats)
 
 
 def quantize(
@@ -133,7 +144,12 @@ def quantize(
         table = Table.read(aside)
     else:
         measuring = _measured(
-            source, aside, device, calibration, replace(run, force=True), wanted.formats
+            source,
+            aside,
+            device,
+            calibration,
+            replace(run, force=True),
+            Formats(wanted.formats, wanted.engine),
         )
         with measuring as (table, job, _):
             calibration = replace(calibration, tokens=job.calibration)

@@ -14,11 +14,13 @@ import torch
 
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import HardwareError
+from quantkit.gguf.layout import Layout
+from quantkit.gguf.tensors import EMBEDDING, HEAD
 from quantkit.methods.products import Halves, row_energies
-from quantkit.mixed import rounding, units
-from quantkit.mixed.candidates import Candidate
-from quantkit.mixed.probe import Probe
-from quantkit.mixed.rounding import Rows
+from quantkit.methods.statistics import Statistics
+from quantkit.mixed import files, rounding, units
+from quantkit.mixed.probe import Outer, Probe, outer_weight
+from quantkit.mixed.rounding import AnyCandidate, Rows
 from quantkit.mixed.table import Table, UnitRow
 from quantkit.mixed.units import Unit
 from quantkit.model.blocks import Decoder
@@ -28,10 +30,11 @@ from quantkit.onepass.onepass import Pass, quantize_blocks
 from quantkit.onepass.prepare import Job, Run
 from quantkit.onepass.visit import Observation, Visit
 from quantkit.parsing import parse_json
-from quantkit.plan.checkpoint import Plan, sharing
+from quantkit.plan.checkpoint import sharing
 from quantkit.recipe import Recipe
 from quantkit.schemes import WeightScheme
 from quantkit.storage import write_json
+from quantkit.tensorspec import TensorSpec
 
 KEPT_INPUTS = 256
 """Of each layer, for formats that round activations."""
@@ -56,7 +59,7 @@ class Watch:
     """Watches the source's stream, and fills rows of the table block by block."""
 
     units: Sequence[Unit]
-    candidates: Sequence[Candidate]
+    candidates: Sequence[AnyCandidate]
     n_tokens: int
     folder: Path | None = None
     """Where finished blocks are kept; None: nowhere."""
@@ -66,6 +69,7 @@ class Watch:
     """By unit: errors, energy and the probe's error."""
     divergences: dict[str, float] = field(default_factory=dict)
     probe: Probe = field(default_factory=Probe)
+    """Its `outer` has embedding and head, where these are units."""
 
     def __post_init__(self) -> None:
         self._owner = {module: unit for unit in self.units for module in unit.modules}
@@ -140,8 +144,46 @@ class Watch:
         self.n_done = visit.index + 1
 
     def finish(self, decoder: Decoder, calibration: CalibrationTokens) -> None:
-        """What each unit's change did to predictions."""
+        """What each unit's change did to predictions; and what lies outside the blocks."""
         self.divergences = self.probe.divergences(decoder, calibration)
+        outer = self.probe.outer
+        if outer is None:
+            return
+        if outer.head:
+            if outer.inputs is None:  # the samples were lost: all inputs count alike
+                width = decoder.source.tensors[f"{outer.head}.weight"].shape[1]
+                outer.inputs = torch.eye(width, device=decoder.device)
+            inputs = outer.inputs.float()
+            self._outer_errors(decoder, outer.head, inputs.t() @ inputs, len(inputs))
+        if outer.embedding and outer.embedding != outer.head:
+            weight, _ = outer_weight(decoder, outer.embedding)
+            ids = outer.ids.flatten()
+            n_seen = torch.bincount(ids, minlength=len(weight)).to(weight.device).float()
+            unit = torch.eye(weight.shape[1], device=weight.device)
+            self._outer_errors(decoder, outer.embedding, unit, len(ids), n_seen)
+
+    def _outer_errors(
+        self,
+        decoder: Decoder,
+        module: str,
+        gram: torch.Tensor,
+        n_tokens: int,
+        n_seen: torch.Tensor | None = None,
+    ) -> None:
+        """Of the head, or of the embedding, whose rows count as often as they are read."""
+        weight, dtype = outer_weight(decoder, module)
+        if n_seen is not None:
+            weight = weight * n_seen.sqrt()[:, None]  # blocks do not mind the scale of a row
+            weight = weight[n_seen > 0]
+        total = gram.new_zeros(len(gram))
+        rows = Rows(weight, dtype, Statistics(gram, total, total, n_tokens), weighed=False)
+        halves = Halves.of(gram)
+        errors = [float(rounding.error(rows, one, halves)) / n_tokens for one in self.candidates]
+        probed, whole = (
+            float(row_energies(moved, halves, exactly=False).sum()) / n_tokens
+            for moved in (rounding.probe_change(weight, dtype), weight)
+        )
+        self.found[module] = {"errors": errors, "probe_error": probed, "energy": whole}
 
 
 def _largest(
@@ -152,8 +194,17 @@ def _largest(
     return torch.stack([visit.state[f"{n}.weight"].abs().amax() for n in together]).amax().to(dtype)
 
 
-def measure(job: Job, candidates: Sequence[Candidate], run: Run, folder: Path | None) -> Table:
-    """The table of a model, from a job with the recipe of statistics."""
+def measure(
+    job: Job,
+    candidates: Sequence[AnyCandidate],
+    run: Run,
+    folder: Path | None,
+    layout: Layout | None = None,
+) -> Table:
+    """The table of a model, from a job with the recipe of statistics.
+
+    `layout` is that of a GGUF file, where the table is for llama.cpp.
+    """
     started = time.monotonic()
     if run.ranks.size > 1:
         raise HardwareError(
@@ -164,11 +215,12 @@ def measure(job: Job, candidates: Sequence[Candidate], run: Run, folder: Path | 
     (plan,) = job.plans
     kept = None if folder is None else journal.claim(folder, _key(job, candidates))
     watch = Watch(
-        units.fused(list(plan.quantized)),
+        units.fused(list(plan.quantized)) if layout is None else files.units(layout),
         candidates,
         job.calibration.n_tokens,
         kept,
         KEPT_INPUTS if any(one.activations for one in candidates) else 0,
+        probe=Probe(None if layout is None else _outer(job.calibration, layout)),
     )
     wanted = Pass(job.source, [], job.calibration, job.device, progress=run.progress, watcher=watch)
     quantize_blocks(wanted, "always" if job.on_host else run.offload)
@@ -177,15 +229,31 @@ def measure(job: Job, candidates: Sequence[Candidate], run: Run, folder: Path | 
             "warning: this family's blocks hand on more than hidden states, so that units could "
             "not be changed one at a time; errors are relative to each unit's own output"
         )
-    return _table(job, plan, watch, time.monotonic() - started)
+    if layout is not None:
+        weights = {n: TensorSpec(n, "BF16", t.shape) for n, t in files.tensors(layout).items()}
+        return _table(job, watch, weights, files.other_bytes(layout), time.monotonic() - started)
+    quantized = {weight.name for weight in plan.quantized.values()}
+    stored = job.source.tensors
+    kept_specs = [spec for spec in plan.specs if spec.name in stored and spec.name not in quantized]
+    other_bytes = sum(spec.size_bytes for spec in kept_specs)
+    return _table(job, watch, plan.quantized, other_bytes, time.monotonic() - started)
 
 
-def _table(job: Job, plan: Plan, watch: Watch, seconds: float) -> Table:
+def _outer(calibration: CalibrationTokens, layout: Layout) -> Outer:
+    """Embedding and head of a file."""
+    embedding, head = EMBEDDING.removesuffix(".weight"), HEAD.removesuffix(".weight")
+    has_head = head in files.tensors(layout)
+    return Outer(calibration.longest_first().ids, embedding, head if has_head else embedding)
+
+
+def _table(
+    job: Job, watch: Watch, stored: Mapping[str, TensorSpec], other_bytes: int, seconds: float
+) -> Table:
     assert job.calibration is not None
     rows = []
     for unit in watch.units:
         found = watch.found[unit.name]
-        weights = {module: plan.quantized[module] for module in unit.modules}
+        weights = {module: stored[module] for module in unit.modules}
         sizes: list[int | None] = []
         for candidate in watch.candidates:
             parts = [candidate.size_bytes(module, weight) for module, weight in weights.items()]
@@ -203,26 +271,23 @@ def _table(job: Job, plan: Plan, watch: Watch, seconds: float) -> Table:
                 probe_kl=watch.divergences.get(unit.name),
             )
         )
-    quantized = {weight.name for weight in plan.quantized.values()}
-    stored = job.source.tensors
-    kept = [spec for spec in plan.specs if spec.name in stored and spec.name not in quantized]
     return Table(
         model=job.source.label,
         source=job.source_record.fingerprint,
-        engine="vllm",
+        engine="llama.cpp" if watch.probe.outer is not None else "vllm",
         calibration=job.calibration.name,
         calibration_digest=job.calibration.digest,
         n_tokens=job.calibration.n_tokens,
         formats=[one.name for one in watch.candidates],
         probe=f"{rounding.PROBE_BITS}-bit integers, rounded to nearest",
         n_probe_tokens=watch.probe.n_tokens,
-        other_bytes=sum(spec.size_bytes for spec in kept),
+        other_bytes=other_bytes,
         units=rows,
         seconds=seconds,
     )
 
 
-def _key(job: Job, candidates: Sequence[Candidate]) -> dict[str, str]:
+def _key(job: Job, candidates: Sequence[AnyCandidate]) -> dict[str, str]:
     from quantkit import __version__
 
     assert job.calibration is not None

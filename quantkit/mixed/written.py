@@ -8,7 +8,7 @@ from quantkit.mixed import candidates, units
 from quantkit.mixed.candidates import SIXTEEN, Candidate
 from quantkit.mixed.table import Table
 from quantkit.mixed.units import Unit
-from quantkit.recipe import Recipe
+from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 
 FILE = "recipe.yaml"
 
@@ -58,10 +58,14 @@ def _plain(scheme: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in scheme.items() if value is not None}
 
 
-def text(made: Recipe, comments: Sequence[str]) -> str:
+def text(made: AnyRecipe, comments: Sequence[str]) -> str:
     """The file: comments, then the recipe with a line for each kind of numbers."""
     lines = [f"# {line}".rstrip() for line in comments]
     lines += [f"name: {made.name}", f"summary: {json.dumps(made.summary)}"]
+    if isinstance(made, GGUFRecipe):
+        lines += [f"gguf: {made.gguf}", "tensors:"]
+        lines += [f"  {json.dumps(pattern)}: {kind}" for pattern, kind in made.tensors.items()]
+        return "\n".join(lines) + "\n"
     lines += [f"method: {made.method}", f"weights: {_flow(made.weights)}"]
     if made.input_activations is not None:
         lines.append(f"input_activations: {_flow(made.input_activations)}")

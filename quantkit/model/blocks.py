@@ -352,9 +352,12 @@ class Decoder:
         return torch.cat(found)
 
     @contextmanager
-    def head(self) -> Iterator[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+    def head(
+        self, changed: Mapping[str, torch.Tensor] | None = None
+    ) -> Iterator[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
         """What turns the last states and tokens of one sample into logits [tokens, vocabulary].
 
+        `changed` has other values of some parameters outside the blocks.
         The model itself does it, with blocks that give what is known, so that final norms, caps
         and scales of logits are the family's own.
         """
@@ -368,6 +371,8 @@ class Decoder:
             for name, stored in self.parameters.items()
             if name.startswith(starts) and not name.startswith(f"{self.prefix}.")
         }
+        for name, value in (changed or {}).items():
+            outside[name] = self._cast(name, value.to(self.device))
 
         def logits(states: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
             for index, block in enumerate(blocks):

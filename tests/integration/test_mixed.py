@@ -9,8 +9,7 @@ from tiny import READABLE, save_llama
 
 import quantkit
 from quantkit import grid
-from quantkit.errors import HardwareError
-from quantkit.mixed import budget as budgets
+from quantkit.errors import DataError, HardwareError
 from quantkit.mixed import candidates, rounding
 from quantkit.mixed.budget import Budget
 from quantkit.mixed.run import Wanted, choose, write_table
@@ -231,7 +230,6 @@ def test_a_table_is_read_as_it_was_written(made):
     assert Table.read(folder) == table
     page = (folder / "sensitivity.html").read_text()
     assert "model.layers.0.mlp.gate_up_proj" in page
-    assert budgets.choose(table, Budget(bits=5), lambda _: 0).recipe is not None
 
 
 def test_experts_of_a_block_have_one_format(made):
@@ -253,3 +251,36 @@ def test_experts_of_a_block_have_one_format(made):
     )
     with pytest.raises(RecipeError, match="different numbers"):
         _check_experts(recipe, names)
+
+
+def test_gguf_files_of_any_types_have_names_of_their_own(tmp_path, text):
+    """Rows of 128 hold no K-quants, those of 256 do; embedding and head are units too."""
+    save_llama(tmp_path / "model", **READABLE, num_hidden_layers=1, tie_word_embeddings=False)
+    source = ModelSource.open(str(tmp_path / "model"))
+    names = ("Q3_K", "Q4_K", "IQ4_NL", "Q5_0", "Q8_0")
+    table = write_table(source, tmp_path / "table", "cpu", text, Run(), names, "llama.cpp")
+    assert table.engine == "llama.cpp"
+    sizes = {unit.name: unit.sizes for unit in table.units}
+    assert {"lm_head", "model.embed_tokens"} < set(sizes)
+    assert sizes["model.layers.0.self_attn.q_proj"][:2] == [None, None]
+    assert None not in sizes["model.layers.0.mlp.down_proj"][:2]
+    assert all(unit.weight is not None and unit.weight > 0 for unit in table.units)
+    limit = table.other_bytes + int(5.2 * table.n_weights / 8) + 300_000
+    (made,) = quantkit.quantize(
+        source,
+        out=tmp_path / "out",
+        size=limit,
+        target="llama.cpp",
+        sensitivity=tmp_path / "table",
+        calibration=text.name,
+        samples=4,
+        length=64,
+    )
+    (file,) = (p for p in made.folder.glob("*.gguf") if p.name != "imatrix.gguf")
+    assert file.name == f"model-{made.label}.gguf"
+    assert 0.97 * limit < file.stat().st_size <= limit
+    assert quantkit.verify(made, source=source).ok
+    recipe = load(str(made.folder / "recipe.yaml"))
+    assert recipe.digest == made.manifest.recipe_digest
+    with pytest.raises(DataError, match="not for vllm"):
+        choose(source, Wanted(Budget(bits=5)), table)
