@@ -1,11 +1,58 @@
-"""How many bytes of weights a GPU has room for, beside what serving needs."""
+"""How many bytes of weights a GPU has room for, and what mixed formats make of them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from quantkit.advise import memory, shape
 from quantkit.errors import HardwareError
 from quantkit.hardware import gpus
-from quantkit.mixed.budget import Budget
-from quantkit.model.source import context_of
+from quantkit.mixed.budget import Budget, Choice, one_percent_more
+from quantkit.mixed.run import Wanted, choose
+from quantkit.mixed.table import Table
+from quantkit.model.source import ModelSource, context_of
 from quantkit.recipe import load
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What mixed formats make of a GPU's room."""
+
+    choice: Choice
+
+    @property
+    def words(self) -> list[str]:
+        """For people."""
+        choice = self.choice
+        if choice.recipe is None:
+            return choice.notes
+        first = (
+            f"Mixed formats in {choice.budget.told}: {choice.bits:.2f} bits per weight, predicted "
+            f"KL {choice.allocation.cost:.3g} (`quantize --fit ... --mixed` makes it)."
+        )
+        more = one_percent_more(choice)
+        return [first, *([more] if more else []), *choice.notes]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        choice = self.choice
+        return {
+            "size_bytes": choice.budget.size_bytes,
+            "bits_per_weight": choice.bits,
+            "predicted_kl": choice.allocation.cost,
+            "units": choice.of_unit(),
+            "words": self.words,
+        }
+
+
+def advice(
+    model: str, table: Path, gpu: str, count: int, context: int | None, users: int
+) -> Advice:
+    """What the table of a model says of a GPU."""
+    known = Table.read(table)
+    asked = budget(model, gpu, count, context, users, known.engine)
+    wanted = Wanted(asked, engine=known.engine)
+    return Advice(choose(ModelSource.open(model), wanted, known))
 
 
 def budget(

@@ -110,6 +110,7 @@ def _budget(asked: Asked) -> "Budget":
 def show(made: "Made", as_json: bool) -> None:
     """The choice; the checkpoint has a table of its own."""
     from quantkit.cli import console, mixed_view
+    from quantkit.mixed.budget import one_percent_more
 
     choice = made.choice
     if as_json:
@@ -132,3 +133,5 @@ def show(made: "Made", as_json: bool) -> None:
         f"{choice.bits:.3f} bits per weight, predicted KL {choice.allocation.cost:.3g}, at most "
         f"{choice.allocation.gap:.1%} from the best there is."
     )
+    if more := one_percent_more(choice):
+        console.say(more)

@@ -20,6 +20,7 @@ def show_curve(table: "Table") -> None:
 def show_choice(choice: "Choice") -> None:
     """The formats of a choice, kind by kind."""
     from quantkit.cli import console
+    from quantkit.export.format_map import ranges
     from quantkit.mixed.units import Unit
 
     kinds: dict[str, dict[str, list[str]]] = {}
@@ -27,23 +28,11 @@ def show_choice(choice: "Choice") -> None:
         unit = Unit(name, ())
         kinds.setdefault(unit.kind, {}).setdefault(format, []).append(unit.block)
     rows = [
-        [kind, format, _ranges(blocks)]
+        [kind, format, ranges(int(block) for block in blocks if block)]
         for kind, formats in kinds.items()
         for format, blocks in formats.items()
     ]
     console.print_table(["layers", "format", "blocks"], rows, words=(0, 1, 2))
-
-
-def _ranges(blocks: list[str]) -> str:
-    """`0-3, 7` for blocks 0, 1, 2, 3 and 7."""
-    numbers = sorted(int(block) for block in blocks if block)
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and found[-1][1] == number - 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in found)
 
 
 def as_json(choice: "Choice") -> dict[str, Any]:

@@ -29,6 +29,7 @@ from quantkit.cli.options import (
 from quantkit.errors import EXIT_GATE, AdviceError, HardwareError, UsageError
 
 if TYPE_CHECKING:
+    from quantkit.advise.mixed import Advice
     from quantkit.advise.offload import Host
     from quantkit.hardware.gpus import GPU
     from quantkit.hardware.prices import Prices
@@ -189,6 +190,13 @@ def command(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write everything as a page.")
     ] = None,
+    sensitivity: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="A table of `quantkit sensitivity`: what mixed formats make of the room.",
+        ),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Say which format to serve a model in on a GPU, and why; exit 1 where none serves."""
@@ -203,7 +211,7 @@ def command(
     limits = Limits(seconds(ttft, "--ttft"), seconds(tpot, "--tpot"))
     least, most = parsed(replicas)
     fleet = Fleet(least, most, image=image, is_scaled=replicas is not None)
-    output = Output(emit, out or Path(), fleet, force, html, json)
+    output = Output(emit, out or Path(), fleet, force, html, json, sensitivity)
     output.check()
     described = Described(memory, bandwidth, capability, tflops)
     chosen = described.gpus(gpu)
@@ -213,6 +221,8 @@ def command(
         raise typer.BadParameter("--gpu-hour and --prices both name a price; give one")
     if (len(chosen) > 1 or len(models) > 1) and (bench is not None or emit is not None):
         raise typer.BadParameter("--bench and --emit are for one model on one GPU")
+    if (len(chosen) > 1 or len(models) > 1) and sensitivity is not None:
+        raise typer.BadParameter("--sensitivity is for one model on one GPU")
     if draft is None and (acceptance or draft_tokens or draft_sampling):
         raise typer.BadParameter("goes with --draft", param_hint="--acceptance")
     start.stay_offline_if(all(map(start.is_local, models)))
@@ -246,6 +256,14 @@ def command(
         raise typer.Exit(EXIT_GATE)  # so that a script can tell
 
 
+def _mixed(table: Path, asked: "Asked") -> "Advice":
+    """What mixed formats make of the GPU's room."""
+    from quantkit.advise.mixed import advice
+
+    (model,), (gpu,) = asked.models, asked.gpus
+    return advice(model, table, gpu.name, asked.count or 1, asked.context, asked.users or 1)
+
+
 @dataclass(frozen=True)
 class Output:
     """What becomes of the answers."""
@@ -256,6 +274,8 @@ class Output:
     force: bool
     html: Path | None
     as_json: bool
+    table: Path | None = None
+    """Of mixed formats."""
 
     def check(self) -> None:
         """Refuse what cannot be written, before anything is worked out."""
@@ -281,11 +301,16 @@ class Output:
             plan = answers.plan
             told = document.to_json(answers.found, answers.across, answers.notes)
             told = told if plan is None else {**told, "serving": plan.to_json()}
+            if self.table is not None:
+                told = {**told, "mixed": _mixed(self.table, asked).to_json()}
             console.print_json({**told, "make": list(answers.make)} if answers.make else told)
         elif len(asked.models) > 1:
             recommend_view.show_models(answers)
         elif len(answers.found) == 1:
             recommend_view.show(answers)
+            if self.table is not None:
+                for line in _mixed(self.table, asked).words:
+                    console.say(line)
         elif self.html is None:  # which has it all, and more
             recommend_view.show_many(answers.found, answers.notes)
         if self.html is not None:

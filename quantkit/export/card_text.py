@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from quantkit import methods
 from quantkit.export import card_facts as facts
-from quantkit.export import front_matter
+from quantkit.export import format_map, front_matter
 from quantkit.export.card_facts import Scored
 from quantkit.export.card_markup import fenced, plain, table
 from quantkit.export.card_scores import scores
@@ -88,7 +88,11 @@ def _how(manifest: Manifest) -> str:
         # All that differs from one run to the next stands in this line.
         ["made", plain(f"{manifest.created[:10]}, {_took(manifest)}")],
     ]
-    return "\n\n".join([" ".join(words), table(["", ""], rows), fenced("yaml", _yaml(told))])
+    parts = [" ".join(words), table(["", ""], rows)]
+    if formats := format_map.rows(manifest):
+        mixed = [[plain(cell) for cell in row] for row in formats]
+        parts.append(table(["layers", "blocks", "format"], mixed))
+    return "\n\n".join([*parts, fenced("yaml", _yaml(told))])
 
 
 def _conversion(manifest: Manifest) -> str:

@@ -189,6 +189,23 @@ def _too_small(table: Table, budget: Budget, target: Target, smallest: int) -> H
     )
 
 
+def one_percent_more(choice: Choice) -> str:
+    """What a budget larger by one percent would buy, in words; empty where it buys nothing."""
+    table, now = choice.table, choice.allocation
+    budget = choice.budget
+    whole = budget.size_bytes
+    if whole is None:
+        assert budget.bits is not None
+        whole = int(budget.bits * table.n_weights / 8)
+    more = solve(table.costs(), table.sizes(), now.size_bytes + whole // 100)
+    if not more.cost < now.cost:
+        return ""
+    return (
+        f"1% more room ({gib(whole / 100)}) would buy {1 - more.cost / now.cost:.1%} less "
+        f"predicted KL, at {table.bits_of(more.choice):.2f} bits per weight."
+    )
+
+
 def comments(choice: Choice) -> list[str]:
     """What stands above the recipe: why it is what it is."""
     table, found = choice.table, choice.allocation

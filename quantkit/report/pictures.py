@@ -159,6 +159,10 @@ def layer_maps(report: Document) -> list[str | Markup]:
         parts.append(
             heatmap(entry.name, found.kinds, found.blocks, found.values, axis, note=found.outside)
         )
+        if entry.made.formats:
+            columns = [Column("Layers"), Column("Blocks"), Column("Format")]
+            rows: list[list[str]] = entry.made.formats
+            parts.append(table(f"Formats of {entry.name}", columns, rows, dense=True))
     return parts
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from quantkit.export import format_map
 from quantkit.export.manifest import Manifest
 from quantkit.hardware import support
 from quantkit.recipe import Recipe
@@ -33,4 +34,5 @@ def made(manifest: Manifest) -> Made:
             name: LayerError(weight=layer.relative_error, output=layer.output_error)
             for name, layer in manifest.layers.items()
         },
+        formats=format_map.rows(manifest),
     )

@@ -117,6 +117,8 @@ class Made(Record):
     by_others: str | None = None
     """Who made it and how, from its own config, where that was not quantkit."""
     layers: dict[str, LayerError] = {}
+    formats: list[list[str]] = []
+    """Layers, blocks and format, where layers differ in it."""
 
 
 class Served(Record):

@@ -10,13 +10,15 @@ from tiny import READABLE, save_llama
 import quantkit
 from quantkit import grid
 from quantkit.errors import DataError, HardwareError
+from quantkit.export import format_map
 from quantkit.mixed import candidates, rounding
-from quantkit.mixed.budget import Budget
+from quantkit.mixed.budget import Budget, one_percent_more
 from quantkit.mixed.run import Wanted, choose, write_table
 from quantkit.mixed.table import Table
 from quantkit.model.source import ModelSource
 from quantkit.onepass.prepare import CalibrationChoice, Run
 from quantkit.recipe import Recipe, load
+from quantkit.scoring.made import made as made_of
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +128,11 @@ def test_a_budget_becomes_a_checkpoint_that_verifies_and_a_recipe_that_runs_agai
     assert isinstance(recipe, Recipe)
     assert recipe.digest == manifest.recipe_digest
     assert len(recipe.parts) > 1
+    formats = format_map.rows(manifest)
+    assert {row[2] for row in formats} == {format_map.label(part) for part in recipe.parts}
+    card = (checkpoint.folder / "README.md").read_text()
+    assert all(kind in card and format in card for kind, _, format in formats)
+    assert made_of(manifest).formats == formats
     (again,) = quantkit.quantize(
         source, recipe, out=tmp_path / "again", calibration=text.name, samples=4, length=64
     )
@@ -161,6 +168,16 @@ def test_a_budget_that_everything_fits_keeps_16_bits(made, text, tmp_path):
     )
     assert made_ == []
     assert not any(tmp_path.iterdir())
+
+
+def test_one_percent_more_is_worth_what_the_next_choice_says(made):
+    source, _, known = made
+    now = choose(source, Wanted(Budget(bits=5)), known)
+    more = choose(source, Wanted(Budget(bits=5.05)), known)
+    told = one_percent_more(now)
+    assert told.startswith("1% more room")
+    share = float(told.split("buy ")[1].split("%")[0])
+    assert share == pytest.approx(100 * (1 - more.allocation.cost / now.allocation.cost), abs=0.5)
 
 
 def test_more_bits_never_cost_more(made):
@@ -216,6 +233,9 @@ def test_the_command_line_shows_and_refuses(made, tmp_path, run_cli):
     fit = run_cli([*arguments, "--fit", "RTX4090", "--context", "128", "--users", "4", "--mixed"])
     assert fit.code == 0, fit.stderr
     assert "16 bits" in fit.stdout
+    asked = ["recommend", source.folder, "--gpu", "RTX4090", "--sensitivity", table]
+    advised = run_cli([*asked, "--context", "128"])
+    assert "leave room for all" in advised.stdout
     other = tmp_path / "other"
     shutil.copytree(table, other)
     data = json.loads((other / "sensitivity.json").read_text()) | {"source": "0" * 64}
@@ -282,5 +302,8 @@ def test_gguf_files_of_any_types_have_names_of_their_own(tmp_path, text):
     assert quantkit.verify(made, source=source).ok
     recipe = load(str(made.folder / "recipe.yaml"))
     assert recipe.digest == made.manifest.recipe_digest
+    rows = format_map.rows(made.manifest)
+    assert ["ffn_down.weight", "0"] in [row[:2] for row in rows]
+    assert ["output.weight", ""] in [row[:2] for row in rows]
     with pytest.raises(DataError, match="not for vllm"):
         choose(source, Wanted(Budget(bits=5)), table)

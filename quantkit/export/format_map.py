@@ -1,0 +1,57 @@
+"""Which layers of a mixed checkpoint have which format, in a few rows."""
+
+import re
+from collections.abc import Iterable
+
+from quantkit import numbers
+from quantkit.export.manifest import Manifest
+from quantkit.recipe import GGUFRecipe, Recipe
+
+BLOCK = re.compile(r"^(?:.*?\.)?(\d+)\.(.+)$")
+BLOCKS = re.compile(r"\\?\.?\((\d+(?:\|\d+)*)\)\\\.(.+)$")
+"""In a pattern: numbers of blocks, and what follows them."""
+
+
+def rows(manifest: Manifest) -> list[list[str]]:
+    """Layers, blocks and format; none where one format serves all."""
+    recipe = manifest.recipe
+    found: dict[tuple[str, str], list[int]] = {}
+    if isinstance(recipe, GGUFRecipe):
+        for pattern, kind in recipe.tensors.items():
+            _add_pattern(found, pattern, kind)
+    elif recipe.groups or recipe.unquantised:
+        for module in manifest.layers:
+            match = BLOCK.match(module)
+            kind = re.sub(r"\.\d+(?=\.)", "", match[2]) if match else module
+            key = kind, label(recipe.part(module))
+            found.setdefault(key, []).extend([int(match[1])] if match else [])
+        for pattern in recipe.unquantised:
+            _add_pattern(found, pattern, "16 bits")
+    return [[kind, ranges(blocks), format] for (kind, format), blocks in found.items()]
+
+
+def _add_pattern(found: dict[tuple[str, str], list[int]], pattern: str, format: str) -> None:
+    match = BLOCKS.search(pattern)
+    kind = (match[2] if match else pattern).removeprefix("^").removesuffix("$").replace("\\", "")
+    blocks = [int(number) for number in match[1].split("|")] if match else []
+    found.setdefault((kind, format), []).extend(blocks)
+
+
+def label(part: Recipe) -> str:
+    """Numbers in a few letters, such as `W4A16, groups of 64`."""
+    weights, inputs = part.weights, part.input_activations
+    if weights.type == "float":
+        return numbers.of(weights).tag.upper()
+    name = f"W{weights.num_bits}A{inputs.num_bits if inputs else 16}"
+    return f"{name}, groups of {weights.group_size}" if weights.group_size else name
+
+
+def ranges(blocks: Iterable[int]) -> str:
+    """`0-3, 7` for blocks 0, 1, 2, 3 and 7."""
+    found: list[list[int]] = []
+    for number in sorted(set(blocks)):
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in found)
