@@ -11,6 +11,11 @@ from quantkit.mixed.units import Unit
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 
 FILE = "recipe.yaml"
+OPTIONS: dict[str, dict[str, Any]] = {
+    "int": {"sweeps": 2, "signed": True},
+    "float": {"held_out": True, "drift": True},
+}
+"""Of GPTQ, as the recipes that ship have them."""
 
 
 def recipe(table: Table, choice: Sequence[int], name: str, summary: str) -> Recipe | None:
@@ -38,8 +43,8 @@ def recipe(table: Table, choice: Sequence[int], name: str, summary: str) -> Reci
         ],
         "unquantised": units.patterns(kept),
     }
-    if base.weights is not None and base.weights.type == "float" and base.method == "gptq":
-        data["options"] = {"held_out": True}
+    if base.method == "gptq":
+        data["options"] = OPTIONS[base.weights.type if base.weights else "int"]
     return Recipe.validated(data, name)
 
 

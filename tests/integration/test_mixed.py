@@ -11,6 +11,7 @@ import quantkit
 from quantkit import grid
 from quantkit.errors import DataError, HardwareError
 from quantkit.export import format_map
+from quantkit.export.card_markup import plain
 from quantkit.mixed import candidates, rounding
 from quantkit.mixed.budget import Budget, one_percent_more
 from quantkit.mixed.run import Wanted, choose, write_table
@@ -131,7 +132,7 @@ def test_a_budget_becomes_a_checkpoint_that_verifies_and_a_recipe_that_runs_agai
     formats = format_map.rows(manifest)
     assert {row[2] for row in formats} == {format_map.label(part) for part in recipe.parts}
     card = (checkpoint.folder / "README.md").read_text()
-    assert all(kind in card and format in card for kind, _, format in formats)
+    assert all(plain(kind) in card and format in card for kind, _, format in formats)
     assert made_of(manifest).formats == formats
     (again,) = quantkit.quantize(
         source, recipe, out=tmp_path / "again", calibration=text.name, samples=4, length=64
