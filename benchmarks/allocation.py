@@ -238,6 +238,7 @@ def model(args: argparse.Namespace) -> None:
             print(
                 f"{label}: {rows[label]['bits']:.3f} bits, KL {rows[label]['kl']:.5f}", flush=True
             )
+        rows[label] |= predictions(table, choice)  # of this table, whenever KL was measured
         found: dict[str, Any] = rows[label]
         return found
 

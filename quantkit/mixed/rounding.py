@@ -10,7 +10,7 @@ import torch
 
 from quantkit import grid, methods, numbers
 from quantkit.gguf import blocks, values
-from quantkit.methods import products, rounding, scales
+from quantkit.methods import gptq, products, rounding, scales
 from quantkit.methods.contract import Linears
 from quantkit.methods.statistics import Statistics
 from quantkit.mixed.candidates import Candidate
@@ -124,6 +124,21 @@ def _input_error(rows: Rows, candidate: Candidate) -> torch.Tensor:
     off = round_inputs(kept, scheme, stored).float() - kept.float()
     share = rows.statistics.n_tokens / max(1, len(kept))
     return (off @ rows.weight.t()).square().sum() * share
+
+
+def gptq_share(change: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
+    """The part of rounding's error that GPTQ is expected to leave.
+
+    With U the upper factor of G's inverse, GPTQ leaves d_j^2 / U_jj^2 of column j's change, where
+    rounding alone costs d_j^2 G_jj. The more inputs depend on each other, the less is left.
+    """
+    found = gptq.factor(gram)
+    squares = change.square().sum(0)
+    whole = (squares * gram.diagonal()).sum()
+    if found is None or not whole > 0:
+        return change.new_ones(())
+    left = squares[found.order] / found.upper.diagonal().square()
+    return (left.sum() / whole).clamp(max=1.0)
 
 
 def probe_change(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -19,6 +19,7 @@ from quantkit.gguf.tensors import EMBEDDING, HEAD
 from quantkit.methods.products import Halves, row_energies
 from quantkit.methods.statistics import Statistics
 from quantkit.mixed import files, rounding, units
+from quantkit.mixed.candidates import Candidate
 from quantkit.mixed.probe import Outer, Probe, outer_weight
 from quantkit.mixed.rounding import AnyCandidate, Rows
 from quantkit.mixed.table import Table, UnitRow
@@ -73,6 +74,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         self._owner = {module: unit for unit in self.units for module in unit.modules}
+        self._solves = any(solved_by_gptq(one) for one in self.candidates)
         while self.folder is not None and self._path(self.n_done).is_file():
             self.found |= parse_json(self._path(self.n_done).read_bytes())
             self.n_done += 1
@@ -126,8 +128,13 @@ class Watch:
                 )
                 errors = [rounding.error(rows, one, gram) for one in self.candidates]
                 probed = rounding.probe_change(weight, dtype)
-                errors.append(row_energies(probed, gram, exactly=False).sum())
-                errors.append(row_energies(weight, gram, exactly=False).sum())
+                probe_error = row_energies(probed, gram, exactly=False).sum()
+                share = rounding.gptq_share(probed, statistics.gram) if self._solves else 1.0
+                errors += [
+                    probe_error * share,
+                    probe_error,
+                    row_energies(weight, gram, exactly=False).sum(),
+                ]
                 before = sums.get(unit)
                 sums[unit] = (
                     errors
@@ -137,7 +144,13 @@ class Watch:
         block: dict[str, dict[str, Any]] = {}
         for unit, errors in sums.items():
             values = (torch.stack(errors).double() / self.n_tokens).tolist()
-            block[unit] = {"errors": values[:-2], "probe_error": values[-2], "energy": values[-1]}
+            *rounded, left, probed, energy = values
+            block[unit] = {
+                "errors": rounded,
+                "probe_error": probed,
+                "energy": energy,
+                "gptq_share": left / probed if probed > 0 else 1.0,
+            }
         self.found |= block
         if self.folder is not None:
             write_json(self._path(visit.index), block)
@@ -184,6 +197,11 @@ class Watch:
             for moved in (rounding.probe_change(weight, dtype), weight)
         )
         self.found[module] = {"errors": errors, "probe_error": probed, "energy": whole}
+
+
+def solved_by_gptq(candidate: AnyCandidate) -> bool:
+    """Whether weights in this format are rounded by GPTQ in the end."""
+    return isinstance(candidate, Candidate) and candidate.method == "gptq"
 
 
 def _largest(
@@ -269,6 +287,7 @@ def _table(
                 energy=found["energy"],
                 probe_error=found["probe_error"],
                 probe_kl=watch.divergences.get(unit.name),
+                gptq_share=found.get("gptq_share", 1.0),
             )
         )
     return Table(
@@ -279,6 +298,7 @@ def _table(
         calibration_digest=job.calibration.digest,
         n_tokens=job.calibration.n_tokens,
         formats=[one.name for one in watch.candidates],
+        solved=[one.name for one in watch.candidates if solved_by_gptq(one)],
         probe=f"{rounding.PROBE_BITS}-bit integers, rounded to nearest",
         n_probe_tokens=watch.probe.n_tokens,
         other_bytes=other_bytes,

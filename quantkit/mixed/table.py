@@ -39,6 +39,9 @@ class UnitRow(Strict):
     """... and what this did to the model's predictions: mean KL in nats per token, on a few samples
     with this unit changed alone. None: not measured."""
 
+    gptq_share: float = 1.0
+    """The part of rounding's error that GPTQ is expected to leave, from the inputs alone."""
+
     @property
     def weight(self) -> float | None:
         """KL per squared error."""
@@ -60,6 +63,8 @@ class Table(Strict):
     calibration_digest: str
     n_tokens: int
     formats: list[str]
+    solved: list[str] = Field([])
+    """Formats whose weights GPTQ rounds in the end, so that `gptq_share` of an error is left."""
     probe: str
     """The format that the probe rounded each unit to."""
     n_probe_tokens: int
@@ -87,7 +92,9 @@ class Table(Strict):
         for unit in self.units:
             weight = unit.weight if weighted and self.is_weighted else None
             factor = 1 / max(unit.energy, 1e-30) if weight is None else weight
-            found.append([None if e is None else e * factor for e in unit.errors])
+            shares = [unit.gptq_share if name in self.solved else 1.0 for name in self.formats]
+            pairs = zip(unit.errors, shares, strict=True)
+            found.append([None if e is None else e * factor * share for e, share in pairs])
         return found
 
     def sizes(self) -> list[list[int | None]]:

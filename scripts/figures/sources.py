@@ -6,6 +6,7 @@ from figures.regions import RESULTS, FigureError, link, region, result, table
 
 # Result files by the beginning of their names; the longest that fits counts.
 PROGRAMS = {
+    "allocation": "allocation.py",
     "bench-vllm": "`quantkit bench`",
     "calibration_choice": "calibration_choice.py",
     "calibration_domains": "calibration_domains.py",
