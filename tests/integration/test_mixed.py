@@ -308,3 +308,24 @@ def test_gguf_files_of_any_types_have_names_of_their_own(tmp_path, text):
     assert ["output.weight", ""] in [row[:2] for row in rows]
     with pytest.raises(DataError, match="not for vllm"):
         choose(source, Wanted(Budget(bits=5)), table)
+
+
+@pytest.mark.parametrize("common", [0.0, 0.8])
+def test_gptq_leaves_the_share_of_rounding_that_was_predicted(common):
+    """Inputs that depend on each other, or not: GPTQ itself against what its factor says."""
+    from quantkit.methods import gptq
+
+    torch.manual_seed(0)
+    shared = torch.randn(2048, 8) @ torch.randn(8, 128)
+    inputs = common * shared / 8**0.5 + (1 - common) * torch.randn(2048, 128)
+    gram, weight = inputs.t() @ inputs, torch.randn(64, 128)
+    change = rounding.probe_change(weight, torch.float32)
+    scheme = candidates.find("w4a16-g128").weights
+    view = grid.tiles(weight, scheme)
+    scale, _ = grid.parameters(view.amin(-1), view.amax(-1), scheme)
+    solved = gptq.solve(weight, gptq.factor(gram), scale, None, scheme)
+    left = grid.dequantize(solved, scheme) - weight
+    errors = [float(((d @ gram) * d).sum()) for d in (left, change)]
+    share = float(rounding.gptq_share(change, gram))
+    assert share == pytest.approx(errors[0] / errors[1], rel=0.2)
+    assert (share < 0.5) == (common > 0)
