@@ -54,6 +54,30 @@ def run_cli(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[list[str]]
     signal.signal(signal.SIGTERM, handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _python_docs_once() -> Iterator[None]:
+    """Choosing samples of the Python docs takes seconds; tests that only need some get the same.
+
+    What chooses them is tested through `calibration.loading.make` and the command line's `build`.
+    """
+    from quantkit.calibration import loading
+
+    usual, known = loading.load, {}
+
+    def load(name, model, progress, n_samples=None, length=None, evaluation=None):
+        size = model.context, model.n_tokens, model.widest, len(model.tokenizer)
+        key = name, size, n_samples, length
+        if name != "python-docs" or (length is not None and length > model.context):
+            return usual(name, model, progress, n_samples, length, evaluation)
+        if key not in known:
+            known[key] = usual(name, model, progress, n_samples, length, evaluation)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "load", load)
+        yield
+
+
 @pytest.fixture(scope="session")
 def demo_made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of the demo model for both engines, as `quantize` writes them."""

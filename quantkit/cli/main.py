@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from quantkit import __version__, launch
+from quantkit import __version__, launch, threads
 from quantkit.cli import (
     bench,
     calibrate,
@@ -111,6 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command line and return its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
     _open_closed_streams()
+    threads.settle()
     try:
         result = app(arguments, standalone_mode=False, prog_name="quantkit")
         if result == EXIT_INTERRUPTED:  # Typer's own answer to Ctrl-C

@@ -32,10 +32,10 @@ def run(parts, what, last):
 
 
 def test_mutations(parts):
-    found = run(parts, "mutations", 20)
+    found = run(parts, "mutations", 10)
     assert found["defects"] == []
     total = [sum(counts.values()) for counts in found["counts"].values()]
-    assert total == [2] * 10
+    assert total == [1] * 10
 
 
 def test_kills(parts):

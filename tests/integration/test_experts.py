@@ -146,6 +146,11 @@ def test_streamed_blocks_compute_what_transformers_computes(mixture):
     assert torch.allclose(decoder.losses(hidden, IDS), expected, atol=1e-3)
 
 
+QWEN = ["qwen3", *(pytest.param(n, marks=pytest.mark.slow) for n in FAMILIES if n != "qwen3")]
+"""A pass takes seconds: one family here, the others with the slow tests."""
+
+
+@pytest.mark.parametrize("mixture", QWEN, indirect=True)
 def test_gptq_of_a_mixture_beats_rounding(mixture, tmp_path):
     source, choice = ModelSource.open(mixture), CalibrationChoice("python-docs", 32, 64)
     names = ["gptq-w4a16", "rtn-w4a16", "fp8-dynamic+kv-fp8"]

@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 import torch
+from tiny import READABLE, save_llama
 from transformers import AutoTokenizer
 
 from quantkit.calibration.tokens import CalibrationTokens
@@ -36,6 +37,13 @@ BATCH = 2  # so that the longest samples make a full batch, and the last has one
 @pytest.fixture(scope="module")
 def source():
     return ModelSource.open("demo")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Two blocks, where whole passes are compared."""
+    sizes = READABLE | {"hidden_size": 256, "intermediate_size": 512}
+    return ModelSource.open(str(save_llama(tmp_path_factory.mktemp("small") / "model", **sizes)))
 
 
 @pytest.fixture(scope="module")
@@ -231,13 +239,11 @@ def written(source, names, out, calibration, monkeypatch):
 
 
 @pytest.mark.parametrize("names", RUNS, ids=lambda names: names[0])
-def test_what_is_in_the_padding_does_not_change_a_byte(
-    source, padded, names, tmp_path, monkeypatch
-):
+def test_what_is_in_the_padding_does_not_change_a_byte(small, padded, names, tmp_path, monkeypatch):
     made = []
     for calibration in padded:
         out = tmp_path / f"{len(made)}"
-        checkpoints, said = written(source, names, out, calibration, monkeypatch)
+        checkpoints, said = written(small, names, out, calibration, monkeypatch)
         made.append([checkpoint.digest for checkpoint in checkpoints])
         n_tokens = int(LENGTHS.sum())
         for checkpoint in checkpoints:
@@ -252,13 +258,13 @@ def test_what_is_in_the_padding_does_not_change_a_byte(
     assert made[0] == made[1]
 
 
-def test_lengths_that_pad_nothing_write_what_no_lengths_write(source, text, tmp_path, monkeypatch):
+def test_lengths_that_pad_nothing_write_what_no_lengths_write(small, text, tmp_path, monkeypatch):
     full = torch.full((len(text),), LENGTH)
     made = []
     for lengths in (None, full):
         calibration = CalibrationTokens("mine", text, lengths)
         out = tmp_path / f"{len(made)}"
-        (checkpoint,), said = written(source, ["gptq-w4a16"], out, calibration, monkeypatch)
+        (checkpoint,), said = written(small, ["gptq-w4a16"], out, calibration, monkeypatch)
         made.append((checkpoint.digest, checkpoint.manifest.calibration))
         assert "calibration: 5 samples of 48 tokens from mine" in said
     assert made[0] == made[1]

@@ -111,7 +111,9 @@ def test_a_scale_that_is_wrong_in_one_layer_of_the_engine_is_found(
     assert not record.ok
 
 
-@pytest.mark.parametrize("recipe", ["fp8-dynamic", "rtn-w8a16"])
+@pytest.mark.parametrize(
+    "recipe", ["fp8-dynamic", pytest.param("rtn-w8a16", marks=pytest.mark.slow)]
+)
 def test_an_engine_that_serves_the_unquantised_source_is_caught(
     made, recipe, python, tmp_path, run_cli, monkeypatch
 ):
@@ -156,17 +158,17 @@ def test_the_benchmark_counts_checkpoints_and_catches_the_source_as_each(
     script = spec_from_file_location("vllm_proof", ROOT / "benchmarks" / "vllm_proof.py")
     benchmark = module_from_spec(script)
     script.loader.exec_module(benchmark)
-    out, names = tmp_path / "result.json", ("fp8-dynamic", "rtn-w8a16")
+    out, names = tmp_path / "result.json", ("fp8-dynamic",)
     folders = [str(made[name]) for name in names]
     arguments = ["--python", str(python), "--prompts", "8", "--device", "cpu", "--out", str(out)]
     benchmark.main(["demo", *folders, *arguments])
     for folder in folders:
         (Path(folder) / verified.FILE).unlink()
-    assert "2 of 2 checkpoints agree, and the source does" in capsys.readouterr().out
+    assert "1 of 1 checkpoints agree, and the source does" in capsys.readouterr().out
     told = json.loads(out.read_text())
     assert list(told["models"]) == ["source", *names]
-    assert (told["agree"], told["of"], told["source_agrees"]) == (2, 2, True)
-    assert (told["sources_caught"], told["sources_pretended"]) == (2, 2)
+    assert (told["agree"], told["of"], told["source_agrees"]) == (1, 1, True)
+    assert (told["sources_caught"], told["sources_pretended"]) == (1, 1)
     for name in names:
         whose = told["models"][name]["source_instead"]["attribution"]
         assert (whose["nearer"], whose["power"]) == ("source", pytest.approx(1.0, abs=0.01))

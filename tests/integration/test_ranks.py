@@ -79,8 +79,9 @@ def test_one_rank_writes_what_a_plain_run_writes(alone, model, text, tmp_path):
 
 
 def test_the_same_bytes_from_run_to_run(two, model, text, tmp_path):
-    again, _ = helper.run(2, helper.quantize, model, text, tmp_path, NAMES)
-    assert again == two[1]
+    names = NAMES[1:3]
+    again, _ = helper.run(2, helper.quantize, model, text, tmp_path, names)
+    assert again == {name: two[1][name] for name in names}
 
 
 def like(one, other):

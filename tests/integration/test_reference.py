@@ -98,11 +98,19 @@ def test_widening_is_exact_for_every_fp8_number():
     assert not FP8().has_nan(every[real])
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    """Every shipped recipe on the demo model."""
+KINDS = (
+    "rtn-w4a16", "awq-w4a16", "gptq-w3a16", "int8-w8a8", "fp8-dynamic", "fp8-block", "fp8-tensor",
+    "nvfp4-a16", "rtn-mxfp4-a16", "mxfp8", "w4afp8",
+)  # fmt: skip
+"""One recipe of every kind of numbers."""
+
+
+@pytest.fixture(scope="module", params=["kinds", pytest.param("all", marks=pytest.mark.slow)])
+def checkpoints(request, tmp_path_factory):
+    """Shipped recipes on the demo model: one of each kind, or every one."""
     out = tmp_path_factory.mktemp("out")
-    recipes = [r for r in map(load, resources.names("recipes")) if isinstance(r, Recipe)]
+    names = KINDS if request.param == "kinds" else resources.names("recipes")
+    recipes = [r for r in map(load, names) if isinstance(r, Recipe)]
     few = CalibrationChoice("python-docs", 8, 128)
     return run_quantize(ModelSource.open("demo"), recipes, out, calibration=few)
 

@@ -12,7 +12,7 @@ PACKAGE = ROOT / "quantkit"
 # Lower rows never import from higher ones.
 LAYERS = [
     {"errors", "home", "progress", "quiet", "launch", "lock", "offline", "parsing"}
-    | {"registry", "specs"},
+    | {"registry", "specs", "threads"},
     {"families", "metrics", "numbers", "tensorspec"},
     {"engine", "__init__"},
     {"storage", "resources", "device", "doctor", "page"},
