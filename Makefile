@@ -7,11 +7,23 @@ export HF_HUB_OFFLINE := 1
 
 .PHONY: browser demo test test-all lint fix types docs bench faults clean
 
+# uv where there is one, else pip; what uv cannot get (it reads no pip.conf), pip tries again.
+define install
+	@echo "installing into $(VENV): quantkit and what $(1) needs; PyTorch is most of it, so the first"
+	@echo "time takes as long as a download of one to five GB"
+	@start=$$(date +%s); \
+	{ command -v uv >/dev/null && \
+	uv pip install --quiet --python $(BIN)/python $${PIP_INDEX_URL:+--index-url "$$PIP_INDEX_URL"} \
+	--editable '$(2)'; } || $(BIN)/pip install --quiet --editable '$(2)' && \
+	echo "installed in $$(($$(date +%s) - start)) s"
+endef
+
 demo: $(VENV)/.installed
+	@echo "the demo quantises a small model ten ways, scores and compares: minutes on two cores"
 	$(BIN)/quantkit demo
 
 test: lint types browser
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadscope
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadscope --no-loadscope-reorder
 
 # Pages are tested in a real browser where there is one, or where it may be installed.
 browser:
@@ -60,11 +72,11 @@ $(VENV)/.installed: pyproject.toml
 		{ echo "quantkit needs Python 3.11 or newer; call make PYTHON=python3.12 or the like"; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
 		{ echo "cannot make a virtual environment; on Debian: apt install python3-venv"; exit 1; }
-	$(BIN)/pip install --quiet --editable .
+	$(call install,the demo,.)
 	@touch $@
 
 $(VENV)/.developed: pyproject.toml | $(VENV)/.installed
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(call install,the suite,.[dev])
 	@touch $@
 
 clean:

@@ -4,9 +4,9 @@
 
 The other program multiplies matrices in torch on as many threads as it likes, as a second job on a
 laptop or a CI runner does. Two runnable programs on the same cores cost each other a factor of two;
-threads that spin while they wait cost far more. `active` asks for spinning, which is what torch does
-when nobody tells it otherwise, and shows what settling it is worth. Run it on a machine that has
-nothing else to do.
+threads that spin while they wait cost far more. `active` asks for spinning, which is what torch
+does when nobody tells it otherwise, and shows what settling it is worth. Run it on a machine that
+has nothing else to do.
 """
 
 import argparse

@@ -28,6 +28,19 @@ settings.load_profile("ci" if os.environ.get("CI") else "home")
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 
+LONG = (
+    "test_line", "test_reference", "test_proof", "test_sweep_ray", "test_gguf_line",
+    "test_families", "test_ranks", "test_resume", "test_short", "test_kvcache", "test_padding", "test_experts",
+    "test_nothing_left_behind", "test_sweep", "test_interrupt", "test_onepass",
+)  # fmt: skip
+"""Files that take longest: begun first, so that no worker is left alone with one at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
+
 def pytest_unconfigure() -> None:
     shutil.rmtree(CACHE, ignore_errors=True)
 

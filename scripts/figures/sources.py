@@ -8,6 +8,7 @@ from figures.regions import RESULTS, FigureError, link, region, result, table
 PROGRAMS = {
     "allocation": "allocation.py",
     "bench-vllm": "`quantkit bench`",
+    "busy": "busy.py",
     "calibration_choice": "calibration_choice.py",
     "calibration_domains": "calibration_domains.py",
     "data_free": "data_free.py",
@@ -34,6 +35,7 @@ PROGRAMS = {
     "scoring": "scoring.py",
     "speed_points": "speed_points.py",
     "startup": "startup.py",
+    "suite": "suite.py",
     "vllm": "vllm_generate.py",
     "vllm-draft": "draft_acceptance.py",
     "vllm-experts": "vllm_proof.py",

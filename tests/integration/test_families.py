@@ -120,6 +120,15 @@ def test_folding_leaves_the_function_unchanged(family, tokens):
     assert (output - before).norm() / before.norm() < 1e-5
 
 
+# Fused projections, capped logits, norms behind layers: what sets families apart.
+APART = ("llama", "gemma2", "phi3", "olmo2")
+
+
+@pytest.mark.parametrize(
+    "family",
+    [n if n in APART else pytest.param(n, marks=pytest.mark.slow) for n in FAMILIES],
+    indirect=True,
+)
 def test_checkpoints_verify_and_load_in_transformers(family, tmp_path, tokens):
     _, _, source = family
     names = ["awq-w4a16", "awq-gptq-w4a16+kv-fp8", "int8-w8a8", "fp8-static", "rtn-w4a16"]
