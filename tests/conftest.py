@@ -30,8 +30,8 @@ DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 LONG = (
     "test_line", "test_reference", "test_proof", "test_sweep_ray", "test_gguf_line",
-    "test_families", "test_ranks", "test_resume", "test_short", "test_kvcache", "test_padding", "test_experts",
-    "test_nothing_left_behind", "test_sweep", "test_interrupt", "test_onepass",
+    "test_families", "test_ranks", "test_resume", "test_short", "test_kvcache", "test_padding",
+    "test_experts", "test_nothing_left_behind", "test_sweep", "test_interrupt", "test_onepass",
 )  # fmt: skip
 """Files that take longest: begun first, so that no worker is left alone with one at the end."""
 
