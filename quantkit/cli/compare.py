@@ -57,6 +57,7 @@ def command(
     early.source_among(named)
     early.tasks(names if tasks is not None else [], data)
     early.output(out)
+    start.load_lean(quiet)
     from quantkit import opening
     from quantkit.report import files
     from quantkit.report.comparison import Report

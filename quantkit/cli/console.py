@@ -90,6 +90,22 @@ def progress(quiet: bool = False, verbose: bool = False) -> Iterator[Any]:
         listener.finish()
 
 
+@contextmanager
+def loading(quiet: bool = False) -> Iterator[None]:
+    """Say on a terminal that libraries are loaded; the words go when they are there."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    screen = sys.stderr
+    screen.write("loading PyTorch and transformers ...")
+    screen.flush()
+    try:
+        yield
+    finally:
+        screen.write("\r\x1b[2K")
+        screen.flush()
+
+
 def say(text: str, err: bool = False, hang: int = HANG) -> None:
     """Sentences on stdout or stderr, wrapped where that is a terminal."""
     typer.echo(fitted(text, sys.stderr if err else sys.stdout, hang), err=err)

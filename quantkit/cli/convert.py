@@ -56,7 +56,7 @@ def command(
         Manifest.read(checkpoint)
     if out is not None:
         early.new_folder(out, force)
-    start.load_lean()
+    start.load_lean(quiet)
     if repair:
         from quantkit.repair import repair as mend
 

@@ -32,7 +32,7 @@ def command(
 
     start.stay_offline_if(True)
     early.output(out)
-    start.load_lean()
+    start.load_lean(quiet)
     from quantkit import pipeline, resources
     from quantkit.model.source import ModelSource
     from quantkit.onepass.prepare import CalibrationChoice, Run

@@ -76,6 +76,7 @@ def command(
         from quantkit.hardware import gpus
 
         gpus.find(gpu)
+    start.load_lean(quiet)
     from quantkit import opening
     from quantkit.draft.measure import Asked, measure
 

@@ -151,7 +151,7 @@ def command(
         source = start.source(model, revision, trust_remote_code, calibration, requantize)
         asking.require_least_space(source, loaded, out)
         if engine == NATIVE:
-            start.load_lean()
+            start.load_lean(quiet)
         from quantkit.onepass.prepare import Run, prepare
         from quantkit.onepass.ranks import Ranks
         from quantkit.onepass.run import quantize

@@ -67,7 +67,7 @@ def command(
     early.tasks(names if tasks is not None else [])
     asking.require_least_space(source, loaded, out)
     if engine == NATIVE:
-        start.load_lean()
+        start.load_lean(quiet)
 
     from quantkit import pipeline
     from quantkit.onepass.prepare import Run

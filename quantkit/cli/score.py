@@ -132,6 +132,7 @@ def command(
     from quantkit.scoring.evaluation import Evaluation
 
     before = None if baseline is None else Evaluation.read(baseline)
+    start.load_lean(quiet)
     from quantkit import opening
     from quantkit.model.source import ModelSource
     from quantkit.scoring.evaluation import Evaluation

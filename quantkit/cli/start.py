@@ -85,11 +85,13 @@ def source(
     return ModelSource.open(model, revision, trust_remote_code, requantize=requantize)
 
 
-def load_lean() -> None:
+def load_lean(quiet: bool = False) -> None:
     """Have transformers loaded without what no command of this process uses."""
+    from quantkit.cli import console
     from quantkit.model import lean
 
-    lean.load()
+    with console.loading(quiet):
+        lean.load()
 
 
 def _in_format(recipe: "AnyRecipe", format: str) -> "AnyRecipe":

@@ -128,7 +128,7 @@ def command(
     original = None
     if source:
         original = ModelSource.open(source, revision, trust_remote_code, requantize=True)
-    start.load_lean()
+    start.load_lean(quiet)
     with console.progress(quiet, verbose) as progress:
         if backend == "files":
             _files(checkpoints, original, trust_remote_code, json, progress)

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -195,8 +196,12 @@ def _longest_share(costs: Sequence[Cost], n_ranks: int) -> Cost:
     return max(shares, key=lambda share: share.fast + share.slow)
 
 
+@cache
 def measured_speeds(device: torch.device) -> tuple[float, float]:
-    """Operations a second of a product in the type that is computed in, and in float32."""
+    """Operations a second of a product in the type that is computed in, and in float32.
+
+    Measured once: a process that makes many checkpoints would spend more on this than on some.
+    """
     size = 4096 if device.type == "cuda" else 1024
     types = (torch.bfloat16, torch.float32) if device.type == "cuda" else (torch.float32,)
     speeds = []

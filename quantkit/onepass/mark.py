@@ -42,3 +42,9 @@ def refuse_others(targets: Iterable[Path], force: bool) -> None:
     for target in targets:
         if force or key_in(target) is None:
             refuse_existing(target, force)
+
+
+def blocks_done(target: Path) -> int:
+    """Blocks that a stopped run has finished of a checkpoint to be."""
+    journal = target.with_name(f".{target.name}.partial") / FOLDER
+    return len(list(journal.glob("[0-9]*.json")))

@@ -25,7 +25,7 @@ from quantkit.gguf.plan import AnyLayout, GGUFPlan
 from quantkit.model.architecture import EXPERT, Architecture
 from quantkit.model.source import ModelSource, refuse_experts
 from quantkit.model.tokenizer import load as load_tokenizer
-from quantkit.onepass import asked, llmcompressor, resume
+from quantkit.onepass import asked, llmcompressor, mark, resume
 from quantkit.onepass.estimate import OFFLOAD, PROCESS_BYTES, Estimate, estimate, require_room
 from quantkit.onepass.ranks import Ranks
 from quantkit.plan import checkpoint as planning
@@ -34,6 +34,9 @@ from quantkit.progress import Progress, Silent
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 from quantkit.registry import NATIVE
 from quantkit.storage import duration, gib, require_space
+
+REPLAYED = 0.75
+"""Of a block's time, what a run saves that finds it finished; its outputs are computed anew."""
 
 
 @dataclass(frozen=True)
@@ -302,6 +305,11 @@ def _calibrated(
     cost = estimate(architecture, learners, found, job.device, ranks.size)
     cost = replace(cost, n_local_ranks=ranks.local_size)
     on_host = require_room(cost, job.device, run.offload)
+    there = [
+        mark.blocks_done(t) for t, p in zip(job.targets, job.plans, strict=True) if p in learners
+    ]
+    done = 0 if run.force else min(there, default=0)
+    cost = replace(cost, seconds=cost.seconds * (1 - REPLAYED * done / cost.n_blocks))
     progress.note(_announce_cost(cost, on_host, job.device, disk_bytes))
     return replace(job, calibration=found, cost=cost, on_host=on_host)
 

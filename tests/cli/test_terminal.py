@@ -1,11 +1,14 @@
 """On a real terminal, where bars are drawn: results are still there when they are gone."""
 
+import io
 import os
 import pty
 import subprocess
 import sys
 
 import pytest
+
+from quantkit.cli import console
 
 
 def on_terminal(command, columns=80):
@@ -60,3 +63,14 @@ def test_scores_are_few_unless_all_are_asked_for(run_cli):
     assert "python_docs/byte_perplexity" in long
     assert "python_docs/kl_p99" in long
     assert "more with -v" not in long
+
+
+@pytest.mark.parametrize(("is_terminal", "quiet"), [(True, False), (True, True), (False, False)])
+def test_a_terminal_is_told_at_once_that_libraries_are_loaded(monkeypatch, is_terminal, quiet):
+    screen = io.StringIO()
+    screen.isatty = lambda: is_terminal
+    monkeypatch.setattr(sys, "stderr", screen)
+    with console.loading(quiet):
+        shown = screen.getvalue()
+    assert bool(shown) == (is_terminal and not quiet)
+    assert screen.getvalue() in ("", f"{shown}\r\x1b[2K")

@@ -20,7 +20,7 @@ from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.source import ModelSource
 from quantkit.onepass import mark, onepass
 from quantkit.onepass.from_gguf import quantize_file
-from quantkit.onepass.prepare import CalibrationChoice, Run
+from quantkit.onepass.prepare import REPLAYED, CalibrationChoice, Run, prepare
 from quantkit.onepass.run import quantize
 from quantkit.recipe import load
 
@@ -121,9 +121,20 @@ def stopped(tmp_path, monkeypatch):
     return source, tmp_path / "out", expected, calls
 
 
+def planned(source: ModelSource, out: Path, force: bool = False) -> float:
+    """Seconds that a run is said to take."""
+    text = CalibrationChoice(str(source.folder.parent / "text.txt"), 8, 64)
+    job = prepare(source, [load(n) for n in NAMES], out, "cpu", text, Run(force=force))
+    assert job.cost is not None
+    return job.cost.seconds
+
+
 def test_a_full_disk_loses_no_finished_block(stopped):
     source, out, expected, calls = stopped
     assert [p for p in out.iterdir() if not p.name.startswith(".")] == []
+    assert planned(source, out) == pytest.approx(
+        (1 - REPLAYED * 2 / 4) * planned(source, out, True)
+    )
     assert run(source, out) == expected
     assert not any(path.is_dir() for name in NAMES for path in (out / name).iterdir())
     assert min(calls) == 2  # blocks 0 and 1 were not made again
