@@ -82,6 +82,11 @@ REFUSED: dict[str, dict[str, str]] = {
         "a full disk": "huge -r fp8-dynamic -o out",
         "a shard that is missing": "broken -r fp8-dynamic",
     },
+    "sensitivity": {
+        "a model": "nowhere/model -o out",
+        "a calibration set": "demo --calibration genral -o out",
+        "an output that cannot be": "demo --calibration python-docs -o plain/x",
+    },
     "convert": {
         "a folder": "nowhere/x --to gptq",
         "a folder that is no checkpoint": "others --to gptq",
@@ -225,8 +230,9 @@ def prepare(folder: Path, run: list[str]) -> None:
         (folder / name).mkdir()
         (folder / name / "somebody's.txt").write_text("not ours\n")
     (folder / "some.gguf").write_bytes(b"GGUF")
-    document = Path(__file__).parent.parent / "tests" / "data" / "report.json"
-    (folder / "report.json").write_text(document.read_text() if document.is_file() else "{}")
+    (folder / "others" / "compose.yaml").write_text("not ours\n")
+    published = sorted((Path(__file__).parent.parent / "reports").rglob("report.json"))
+    shutil.copyfile(published[0], folder / "report.json")
     spec = "models: [{model}]\nrecipes: [{recipe}]\ntasks: [{task}]\n"
     for name, changed in {
         "sweep": {},

@@ -101,7 +101,10 @@ def command(
             sensitivity,
         )
         with start.sharing(device) as (ranks, where):
+            early.calibration(calibration)
+            early.output(out)
             source = start.source(model, revision, trust_remote_code, calibration, requantize)
+            start.load_lean(quiet)
             from quantkit.onepass.prepare import Run
             from quantkit.onepass.ranks import Ranks
 

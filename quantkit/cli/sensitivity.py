@@ -50,9 +50,12 @@ def command(
     Writes DIR/sensitivity.json and a page beside it. `quantize --bits N --sensitivity DIR` then
     chooses formats without another pass.
     """
-    from quantkit.cli import console, mixed_view, start
+    from quantkit.cli import console, early, mixed_view, start
 
+    early.calibration(calibration)
+    early.output(out)
     source = start.source(model, revision, trust_remote_code, calibration, requantize)
+    start.load_lean(quiet)
     from quantkit.mixed.run import write_table
     from quantkit.onepass.prepare import Run
 

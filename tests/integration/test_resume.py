@@ -97,28 +97,41 @@ def test_kills_end_in_the_same_bytes(tmp_path, n_kills):
     assert f"{n_kills} kills" in done.stdout
 
 
-@pytest.fixture
-def stopped(tmp_path, monkeypatch):
-    """A run that was stopped by a full disk after two blocks."""
-    source = small_model(tmp_path / "model")
-    expected = run(source, tmp_path / "whole")
-    deliver, calls = onepass.Finished.deliver, []
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """A folder with a run that a full disk stopped after two blocks, and what a whole run makes."""
+    folder = tmp_path_factory.mktemp("half")
+    source = small_model(folder / "model")
+    expected = run(source, folder / "whole")
+    deliver = onepass.Finished.deliver
 
     def until_full(finished, *rest):
         if finished.index == 2:
             raise OSError(28, "No space left on device")
         deliver(finished, *rest)
 
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onepass.Finished, "deliver", until_full)
+        with pytest.raises(StorageError, match="is full"):
+            run(source, folder / "out")
+    return folder, expected
+
+
+@pytest.fixture
+def stopped(half, tmp_path, monkeypatch):
+    """A copy of it that a test may go on with; blocks that are made from now on are counted."""
+    folder, expected = half
+    for name in ("model", "out"):
+        shutil.copytree(folder / name, tmp_path / name)
+    shutil.copyfile(folder / "text.txt", tmp_path / "text.txt")
+    deliver, calls = onepass.Finished.deliver, []
+
     def counted(finished, *rest):
         calls.append(finished.index)
         deliver(finished, *rest)
 
-    monkeypatch.setattr(onepass.Finished, "deliver", until_full)
-    with pytest.raises(StorageError, match="is full"):
-        run(source, tmp_path / "out")
     monkeypatch.setattr(onepass.Finished, "deliver", counted)
-    calls.clear()
-    return source, tmp_path / "out", expected, calls
+    return ModelSource.open(str(tmp_path / "model")), tmp_path / "out", expected, calls
 
 
 def planned(source: ModelSource, out: Path, force: bool = False) -> float:
