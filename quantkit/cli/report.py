@@ -30,7 +30,7 @@ def command(
     json: AsJson = False,
 ) -> None:
     """Compare scored models with their source."""
-    from quantkit.cli import console, start
+    from quantkit.cli import console, early, start
 
     if schema:
         from quantkit.report import document
@@ -39,6 +39,9 @@ def command(
         return
     if not scores:
         raise typer.BadParameter("name score files, or folders of them", param_hint="SCORES")
+    for path in scores:
+        early.file(path)
+    early.output(out)
     from quantkit.report import files, inputs, speed
     from quantkit.report.comparison import Report
     from quantkit.storage import output_folder

@@ -11,7 +11,7 @@ from quantkit.errors import StorageError, SweepError
 from quantkit.parsing import parse_json
 from quantkit.progress import Progress
 from quantkit.specs import plain_name
-from quantkit.sweep import pages, result, worker
+from quantkit.sweep import result, worker
 from quantkit.sweep import spec as sweep_spec
 from quantkit.sweep.expand import Devices, expand
 from quantkit.sweep.graph import Graph, Step
@@ -62,7 +62,7 @@ def run(prepared: Prepared, executor: Executor, progress: Progress) -> Overview:
                 result.tidy(place, record)
         if not going.errors:
             place.remove(worker.ROOMS)
-        return pages.write(place, graph, going.records, going.errors)
+        return _write_pages(place, graph, going.records, going.errors)
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,13 @@ def estimated(prepared: Prepared) -> Estimated:
     )
 
 
+def _write_pages(*what: Any) -> Overview:
+    """What draws pages is loaded when there is something to draw."""
+    from quantkit.sweep import pages
+
+    return pages.write(*what)
+
+
 def report(place: Place) -> Overview:
     """The report over everything that is done in a place, whoever drives it."""
     graph, _ = read_plan(place)
@@ -123,7 +130,7 @@ def report(place: Place) -> Overview:
         raise SweepError(
             f"no model of {place.address} is done yet; see `quantkit sweep status {place.address}`"
         )
-    return pages.write(place, graph, done, errors)
+    return _write_pages(place, graph, done, errors)
 
 
 def read_plan(place: Place) -> tuple[Graph, dict[str, Any]]:
