@@ -78,8 +78,8 @@ def quantize(
         from quantkit.mixed import run as mixed
         from quantkit.opening import opened
 
-        if engine != NATIVE or format is not None:
-            raise UsageError("engine and format do not go with bits or size")
+        if engine != NATIVE or format is not None or tune:
+            raise UsageError("engine, format and tune do not go with bits or size")
         room = budgets.size_bytes(size) if isinstance(size, str) else size
         asked = mixed.Wanted(
             budgets.Budget(bits, room),

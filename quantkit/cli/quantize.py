@@ -92,6 +92,8 @@ def command(
     if bits is not None or size is not None or mixed:
         from quantkit.cli import mixed as budgets
 
+        if tune:
+            raise typer.BadParameter("--tune goes with --recipe; leave it out, or name a recipe")
         asked = budgets.Asked(
             model,
             budgets.checked(recipe or [], bits, size, fit if mixed else None, engine, format),
@@ -132,8 +134,9 @@ def command(
                 raise UsageError(
                     "a GGUF file cannot be calibrated here; give --imatrix, a matrix made before"
                 )
-            if dry_run or format or engine != NATIVE:
+            if dry_run or format or tune or engine != NATIVE:
                 option = "--dry-run" if dry_run else "--format" if format else "--engine"
+                option = "--tune" if tune else option
                 raise UsageError(f"{option} does not go with a GGUF file as MODEL; leave it out")
             if not launch.is_first():
                 return

@@ -5,6 +5,7 @@ One module per subject. A function with `@region` returns the Markdown between
 """
 
 from figures import (
+    best_bits,
     calibration,
     data_free,
     demo,
@@ -26,6 +27,7 @@ from figures.regions import REGIONS
 
 __all__ = [
     "REGIONS",
+    "best_bits",
     "calibration",
     "data_free",
     "demo",

@@ -8,6 +8,7 @@ from figures.regions import RESULTS, FigureError, link, region, result, table
 PROGRAMS = {
     "allocation": "allocation.py",
     "bench-vllm": "`quantkit bench`",
+    "best_bits": "best_bits.py",
     "busy": "busy.py",
     "calibration_choice": "calibration_choice.py",
     "calibration_domains": "calibration_domains.py",
@@ -15,6 +16,7 @@ PROGRAMS = {
     "demo": "demo_output.py",
     "families": "families.py",
     "faults": "tests/faults/campaign.py",
+    "frontier": "frontier.py",
     "gguf_blocks": "gguf_blocks.py",
     "gguf_llamacpp": "gguf_llamacpp.py",
     "gguf_quality": "gguf_quality.py",
@@ -22,6 +24,7 @@ PROGRAMS = {
     "kv_capacity": "kv_capacity.py",
     "million_rows": "million_rows.py",
     "moe_speed": "moe_speed.py",
+    "off_grid": "off_grid.py",
     "offload": "offload.py",
     "one_pass": "one_pass.py",
     "peers_speed": "peers_speed.py",
