@@ -285,7 +285,7 @@ def test_folders_that_an_engine_would_load_wrongly_are_refused(run_cli, folder, 
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--gpu", "H2000"], "unknown GPU 'h2000'"),
+        (["--gpu", "H2000"], "unknown GPU 'H2000'"),
         (["--context", "5000"], "allows contexts of 1,024 tokens, not 5,000"),
         (["--draft", "nowhere"], "there is no folder nowhere"),
         (["--draft", "eagle:nowhere"], "nowhere holds no head for drafting"),

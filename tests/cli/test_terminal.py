@@ -43,7 +43,7 @@ def test_scores_are_shown_after_bars_that_began_in_a_silenced_library(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
-@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("columns", [40, 60])
 def test_an_error_fits_the_terminal_and_hangs_in(columns):
     code, shown = on_terminal(["recipes", "show", "nope"], columns)
     first, *more = shown.strip().replace("\r", "").split("\n")

@@ -94,6 +94,7 @@ STEPS = {
     **{name: ["GPTQModifier"] for name in ("nvfp4", "nvfp4-a16", "nvfp4-fp8", "w4afp8")},
     **{name: ["GPTQModifier"] for name in ("mxfp4", "mxfp4-a16")},
     **{f"gptq-w{bits}a16": ["GPTQModifier"] for bits in (2, 3, 5, 6)},
+    **{f"best-w{bits}a16": ["AWQModifier", "GPTQModifier"] for bits in (2, 3, 4)},
 }
 
 
