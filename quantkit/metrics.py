@@ -53,6 +53,7 @@ PERPLEXITY = "perplexity"
 """Per token. Of a whole text it comes from the documents' losses; tasks that ask for one word, such
 as LAMBADA, log it by document as the log-likelihood of that word."""
 ACCURACY = "acc"
+EXACT_MATCH = "exact_match"
 KL_MEAN = "kl_mean"
 TOP1_AGREEMENT = "top1_agreement"
 SAME_ANSWERS = "same_answers"
@@ -73,7 +74,7 @@ METRICS = {
             paired=ANSWERS,
             rereads=ACCURACY,
         ),
-        Metric("exact_match", "exact match", SHARE, True, counts="questions", paired=ANSWERS),
+        Metric(EXACT_MATCH, "exact match", SHARE, True, counts="questions", paired=ANSWERS),
         *(
             Metric(name, label, SHARE, True, counts="questions", paired=ANSWERS)
             for name, label in (

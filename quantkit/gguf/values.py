@@ -153,7 +153,9 @@ def iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
 
 def nvfp4(blocks: torch.Tensor) -> torch.Tensor:
     """Without the global scale, which is a tensor of its own."""
-    scale = blocks[:, :4].contiguous().view(torch.float8_e4m3fn).float()
+    # Scales have no sign: the official reader takes bit 7 for nothing, and 0x7F for zero.
+    codes = blocks[:, :4].contiguous() & 0x7F
+    scale = codes.view(torch.float8_e4m3fn).float().nan_to_num(nan=0.0)
     table = torch.tensor(FP4, dtype=torch.float32, device=blocks.device)
     values = table[_nibbles(blocks[:, 4:].reshape(-1, 8)).long()]
     return (values.view(len(blocks), 4, 16) * scale[:, :, None]).flatten(1)

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quantkit import metrics
 from quantkit.errors import DataError, MissingDependency
 
 EXACT, REGEX, JSON, TOOL_CALLS = "exact", "regex", "json", "tool-calls"
 METRICS = {
-    EXACT: "exact_match",
+    EXACT: metrics.EXACT_MATCH,
     REGEX: "regex_match",
     JSON: "valid_json",
     TOOL_CALLS: "valid_tool_calls",
