@@ -107,10 +107,10 @@ class WeightScheme(Strict):
         grid = numbers.of(self).words
         size = self.group_size
         share = {
-            "tensor": "one scale a tensor",
+            "tensor": "one scale per tensor",
             "tensor_group": f"one scale for {size} weights of a row, and one for the tensor",
-            "channel": "one scale a row",
-            "block": "one scale a block of 128 x 128",
+            "channel": "one scale per row",
+            "block": "one scale per block of 128 x 128",
             "group": f"one scale for {size} weights of a row"
             if size != "auto"
             else "one scale for 128, 64 or 32 weights of a row, the first that divides every layer",

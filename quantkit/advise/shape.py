@@ -220,7 +220,7 @@ def _shape(
 
 
 def _outside(module: str) -> str | None:
-    """Why a layer that is no part of the language model stays in 16 bits."""
+    """Why a layer outside the language model stays in 16 bits."""
     return OUTSIDE if TOWER.search(module) else None
 
 

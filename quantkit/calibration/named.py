@@ -20,7 +20,7 @@ def is_set(path: Path) -> bool:
 def require_set(path: Path) -> None:
     """Refuse a folder that holds none."""
     if not is_set(path):
-        raise DataError(f"{path} is no calibration set: it has no {FILE}")
+        raise DataError(f"{path} is not a calibration set: it has no {FILE}")
 
 
 def find(name: str) -> tuple[SetSpec, Path]:

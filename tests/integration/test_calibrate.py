@@ -237,7 +237,7 @@ def test_inspecting_what_is_no_set(run_cli, tmp_path):
     result = run_cli(["calibrate", "inspect", tmp_path])
     assert result.code == 3
     assert result.stderr == (
-        f"quantkit: {tmp_path} is no calibration set: it has no calibration.json\n"
+        f"quantkit: {tmp_path} is not a calibration set: it has no calibration.json\n"
     )
 
 
