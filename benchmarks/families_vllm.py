@@ -129,11 +129,10 @@ class Small(Vllm):
     """vLLM beside others on one GPU, with further settings."""
 
     def __init__(self, options: Options, settings: Mapping[str, Any]) -> None:
-        super().__init__(options.python, options.timeout)
-        self._settings = dict(settings)
+        super().__init__(options.python, options.timeout, settings)
 
     def ask(self, job: Job) -> Answer:
-        return super().ask(replace(job, shared=True, settings=job.settings | self._settings))
+        return super().ask(replace(job, shared=True))
 
 
 def wanted(name: str, recipes: Sequence[str]) -> list[str]:

@@ -174,6 +174,7 @@ RUNS_BY_WIDTH: dict[int, dict[str, Callable[[Call], None]]] = {
         "quantkit-best-w3": quantkit("best-w3a16"),
         "quantkit-best-w3-tune": quantkit("best-w3a16", tune=True),
         "llmcompressor-gptq-w3": llmcompressor("gptq", 3),
+        "autoround-0-w3": autoround(0, None, 3),
         "autoround-200-w3": autoround(200, None, 3),
     },
     2: {
@@ -181,6 +182,7 @@ RUNS_BY_WIDTH: dict[int, dict[str, Callable[[Call], None]]] = {
         "quantkit-best-w2": quantkit("best-w2a16"),
         "quantkit-best-w2-tune": quantkit("best-w2a16", tune=True),
         "llmcompressor-gptq-w2": llmcompressor("gptq", 2),
+        "autoround-0-w2": autoround(0, None, 2),
         "autoround-200-w2": autoround(200, None, 2, extension=True),
     },
 }

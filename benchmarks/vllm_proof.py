@@ -10,12 +10,16 @@ more as those of every checkpoint (`source_instead`), as an engine would that ig
 quantisation: each must be caught. A checkpoint that has a fault, or that vLLM refuses, is recorded
 with the reason. Several engines share one GPU: each takes a small cache of a given size.
 
+4-bit activations have no kernels before Blackwell: `--engine '{"linear_backend": "emulation"}'` has
+vLLM compute them by its own emulation.
+
 `results/vllm-proof-h200.json` was recorded before there was a test against the source. It counts
 the source among its 13, and keeps means and quantiles of the differences but not the answers, so
 whether they are nearer to the checkpoint or to the source cannot be computed from it.
 """
 
 import argparse
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -107,12 +111,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--timeout", type=float, default=300)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto", help="what vLLM computes in")
+    parser.add_argument("--engine", type=json.loads, default={}, help="further arguments, as JSON")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(arguments)
     # Kernels that are compiled while loading need a compiler, and minutes.
     os.environ.setdefault("VLLM_USE_DEEP_GEMM", "0")
     started = time.monotonic()
-    engine = Vllm(args.python, args.timeout)
+    engine = Vllm(args.python, args.timeout, args.engine)
     # The source has an engine of its own beside the others, so there are always several.
     jobs = max(2, args.jobs)
     asked = Asked("logprobs", args.prompts, args.device, args.dtype, jobs=jobs)
@@ -151,6 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "what": "vLLM against our dequantised reference, nats per token; source first",
         "model": source.label,
         "jobs": args.jobs,
+        "engine_settings": args.engine,
         "seconds": round(time.monotonic() - started, 1),
         **counts,
         "models": models,

@@ -1,7 +1,8 @@
 # ruff: noqa: E402
 """What `quantkit verify --for vllm` foretells of a corpus of checkpoints, beside what vLLM does.
 
-    python benchmarks/wild.py --python PYTHON_OF_VLLM --work DIR [--gpu H200] [--only NAME ...]
+    python benchmarks/wild.py --python PYTHON_OF_VLLM --work DIR [--gpu H200] [--jobs 4]
+        [--only NAME ...]
 
 The corpus (tests/wild.py) is made on the demo model: sound checkpoints of every scheme, and broken
 ones, one per known fault. Each is judged from config and headers, then loaded by a real vLLM in a
@@ -19,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gpu", default="H200")
     parser.add_argument("--version", default="0.26")
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--jobs", type=int, default=4, help="engines at a time")
     parser.add_argument("--timeout", type=float, default=240)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--again", action="store_true")
@@ -138,25 +141,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     engine = Vllm(args.python, args.timeout)
     score = prompts()
     expected: dict[Path, list[list[float]]] = {}
-    for case in cases:
-        if case.name in done:
-            continue
-        base = case.folder if case.is_sound else args.work / "sound" / wild.BROKEN[case.name][0]
-        if base not in expected:
-            expected[base] = reference(base, score, args.device)
-        told = {
-            "sound": case.is_sound,
-            "foretold": foretold(case, args.version, args.gpu),
-            "found": outcome(case, engine, score, expected[base]),
-        }
-        told["agrees"] = told["foretold"]["verdict"] == told["found"]["outcome"]
-        done[case.name] = told
-        print(
-            f"{'agrees ' if told['agrees'] else 'DIFFERS'} {case.name}: foretold "
-            f"{told['foretold']['verdict']}, found {told['found']['outcome']}",
-            flush=True,
-        )
-        write(args.out, _result(done, args))
+    asked: dict[Future[dict[str, Any]], tuple[wild.Case, dict[str, Any]]] = {}
+    with ThreadPoolExecutor(args.jobs) as engines:
+        for case in cases:
+            if case.name in done:
+                continue
+            base = case.folder if case.is_sound else args.work / "sound" / wild.BROKEN[case.name][0]
+            if base not in expected:
+                expected[base] = reference(base, score, args.device)
+            told = foretold(case, args.version, args.gpu)
+            asked[engines.submit(outcome, case, engine, score, expected[base])] = case, told
+        for answered in as_completed(asked):
+            case, told = asked[answered]
+            found = answered.result()
+            agrees = told["verdict"] == found["outcome"]
+            done[case.name] = {
+                "sound": case.is_sound, "foretold": told, "found": found, "agrees": agrees
+            }  # fmt: skip
+            print(
+                f"{'agrees ' if agrees else 'DIFFERS'} {case.name}: foretold {told['verdict']}, "
+                f"found {found['outcome']}",
+                flush=True,
+            )
+            write(args.out, _result(done, args))
     write(args.out, _result(done, args))
 
 

@@ -5,7 +5,8 @@ import os
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +87,22 @@ class Vllm:
     max_model_len: int | None = None
     """Each job says its own."""
 
-    def __init__(self, python: Path | None = None, timeout: float = 600.0) -> None:
+    def __init__(
+        self,
+        python: Path | None = None,
+        timeout: float = 600.0,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`settings` go into every job, as further arguments of the engine by vLLM's names."""
         self.python = find_python(python)
         self._timeout = timeout
+        self._settings = dict(settings or {})
         self._stopped = threading.Event()
 
     def ask(self, job: Job) -> Answer:
         """Run one job to its end; dead, silent and hanging engines are an error that says why."""
         name = f"vLLM with {Path(job.model).name}"
+        job = replace(job, settings=job.settings | self._settings)
         given = {key: value for key, value in ENVIRONMENT.items() if key not in os.environ}
         with tempfile.TemporaryDirectory(prefix="quantkit-vllm-") as folder:
             question, reply = Path(folder, "job.json"), Path(folder, "answer.json")
