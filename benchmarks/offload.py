@@ -3,13 +3,15 @@
     python benchmarks/offload.py make FOLDER
     python benchmarks/offload.py predict FILE.gguf --gpu H200 --out PREDICTED
     python benchmarks/offload.py measure FILE.gguf PREDICTED --out MEASURED [--server llama-server]
+        [--libraries FOLDER]
 
 `make` writes a Llama of 8B's width and half its layers with random weights, as Q4_K_M, for which
 the speed is that of any. `predict` times how fast this machine's cores read memory, which is the
 host's bandwidth in the prediction, and nothing of llama.cpp; commit what it writes before it is
 measured.
 `measure` starts llama.cpp's server (built with CUDA) once for each share, asks for 128 tokens after
-a prompt, and holds what the server says of its own speed against the prediction.
+a prompt, and holds what the server says of its own speed against the prediction. `--libraries` has
+llama.cpp's shared libraries do the same (llama_library.py), where there is no server at hand.
 """
 
 import argparse
@@ -147,25 +149,42 @@ def asked(url: str) -> float:
         return float(json.loads(answer.read())["timings"]["predicted_per_second"])
 
 
-def measure(path: Path, predicted: dict[str, Any], server: str, out: Path) -> None:
+def by_server(server: str, path: Path, n_gpu_layers: int) -> float:
+    """The best of three answers of llama.cpp's server."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = ["--n-gpu-layers", str(n_gpu_layers), "--ctx-size", "1024"]
+    flags += ["--parallel", "1", "--flash-attn", "on", "--port", str(port), "--no-warmup"]
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile() as log:
+        child = subprocess.Popen([server, "-m", str(path), *flags], stdout=log, stderr=log)
+        try:
+            wait(child, url)
+            asked(url)  # to warm up
+            return max(asked(url) for _ in range(3))
+        finally:
+            child.terminate()
+            child.wait(60)
+
+
+def by_libraries(folder: Path, path: Path, n_gpu_layers: int) -> float:
+    """The best of three answers of llama.cpp's libraries, in a process of their own."""
+    program = Path(__file__).with_name("llama_library.py")
+    command = [sys.executable, program, folder, path, "--n-gpu-layers", str(n_gpu_layers)]
+    answer = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, check=True)
+    return max(json.loads(answer.stdout)["tokens_per_second"])
+
+
+def measure(
+    path: Path, predicted: dict[str, Any], server: str, libraries: Path | None, out: Path
+) -> None:
     points = []
     for point in predicted["points"]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        flags = ["--n-gpu-layers", str(point["n_gpu_layers"]), "--ctx-size", "1024"]
-        flags += ["--parallel", "1", "--flash-attn", "on", "--port", str(port), "--no-warmup"]
-        url = f"http://127.0.0.1:{port}"
-        with tempfile.TemporaryFile() as log:
-            child = subprocess.Popen([server, "-m", str(path), *flags], stdout=log, stderr=log)
-            try:
-                wait(child, url)
-                asked(url)  # to warm up
-                rates = [asked(url) for _ in range(3)]
-            finally:
-                child.terminate()
-                child.wait(60)
-        rate = max(rates)
+        if libraries is None:
+            rate = by_server(server, path, point["n_gpu_layers"])
+        else:
+            rate = by_libraries(libraries, path, point["n_gpu_layers"])
         points.append({**point, "measured": rate, "error": point["typical"] / rate - 1})
         span = f"{point['low']:.1f} to {point['high']:.1f}, {point['typical']:.1f}"
         print(f"{point['share']:4.0%} on the GPU: {span}; measured {rate:.1f} "
@@ -200,6 +219,7 @@ def main() -> None:
     third.add_argument("file", type=Path)
     third.add_argument("predicted", type=Path)
     third.add_argument("--server", default="llama-server")
+    third.add_argument("--libraries", type=Path, help="folder of llama.cpp's shared libraries")
     for part in (second, third):
         part.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -208,7 +228,8 @@ def main() -> None:
     elif args.part == "predict":
         write(args.out, predict(args.file, args.gpu, args.host_bandwidth))
     else:
-        measure(args.file, json.loads(args.predicted.read_text()), args.server, args.out)
+        predicted = json.loads(args.predicted.read_text())
+        measure(args.file, predicted, args.server, args.libraries, args.out)
 
 
 if __name__ == "__main__":
