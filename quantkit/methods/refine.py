@@ -91,7 +91,15 @@ def _descend(
     steps = number.steps(made.scale, made.global_scale).contiguous()
     tile = torch.arange(columns, device=weight.device) // size
     bottom, top = number.limits
-    descend = _kernel() if weight.device.type == "cuda" else descend_block
+    descend: Callable[..., torch.Tensor] = descend_block
+    if weight.device.type == "cuda":
+        descend = _kernel()
+    # Scales of a grid of their own are few enough to be left to torch.
+    fused = moves_scales and descend is not descend_block and not number.has_own_scales
+    scales = None
+    if fused:
+        zero = made.zero_point
+        scales = made.scale, None if zero is None else zero.float().contiguous()
     slope = products.precise(grid.dequantize(made, scheme).sub_(weight), halves)
     codes = made.values.view(torch.int8)
     for _ in range(sweeps):
@@ -102,16 +110,23 @@ def _descend(
             for first in range(start, panel.stop, BLOCK):
                 here = slice(first, min(first + BLOCK, columns))
                 inside = slice(first - start, here.stop - start)
-                square = gram[here, here].contiguous()
-                change = descend(
+                square = gram[here, here]
+                asked = (
                     near[:, inside], codes[:, here], square, steps, tile[here], bottom, top,
                     scheme.kind == "fp4",
                 )  # fmt: skip
-                if moves_scales:
-                    own = near[:, inside] + change @ square
-                    _fit_scales(change, own, square, made, here, steps, scheme)
-                moved[:, inside] = change
-                near += products.precise(change, _part(halves, here, panel))
+                if fused:
+                    change = descend(*asked, scales, size, moved[:, inside])
+                else:
+                    change = descend(*asked)
+                    if moves_scales:
+                        own = near[:, inside] + change @ square
+                        _fit_scales(change, own, square, made, here, steps, scheme)
+                    moved[:, inside] = change
+                # Enough to choose by; what columns of other panels hear of is exact.
+                later = slice(here.stop, panel.stop)
+                if later.start < later.stop:
+                    near[:, inside.stop :] += products.coarse(change, _part(halves, here, later))
             slope += products.precise(moved, _part(halves, panel, slice(None)))
 
 

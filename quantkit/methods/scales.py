@@ -15,6 +15,7 @@ import torch
 from quantkit import grid, numbers
 from quantkit.methods import products, rounding
 from quantkit.numbers import channel_scales
+from quantkit.numbers.fp4 import FP4
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +44,11 @@ def searched(linears: Linears) -> torch.Tensor:
     view = grid.tiles(weight, scheme)
     low, high = view.amin(-1).to(linears.dtype), view.amax(-1).to(linears.dtype)
     scale, _ = grid.parameters(low, high, scheme, linears.scale_dtype, whole)
+    if number.has_own_scales and weight.device.type == "cuda" and isinstance(number, FP4):
+        from quantkit.methods.kernels import fp4_scales
+
+        grams = tile_grams(linears.inputs.gram, view.shape[-1])
+        return fp4_scales.search(weight, grams, scale, whole, *number.search)
     if number.has_own_scales:
         return best(linears, number.near(scale), whole)
     clipped = [(scale.float() * ratio).to(linears.dtype) for ratio in (1.0, *rounding.CLIP_RATIOS)]

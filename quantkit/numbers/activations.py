@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Protocol
 
 from quantkit import numbers
+from quantkit.numbers.fp4 import FP4
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +27,10 @@ def round_inputs(
     """
     number = numbers.of(scheme)
     size = scheme.group_size or values.shape[-1]
+    if values.device.type == "cuda" and isinstance(number, FP4):
+        from quantkit.numbers import kernels
+
+        return kernels.round_inputs(values, size, stored)
     parts = values.reshape(*values.shape[:-1], -1, size)
     scale = stored
     if not scheme.is_static:

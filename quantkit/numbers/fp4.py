@@ -4,6 +4,7 @@ A number is held as its code, one per byte: the place of the magnitude in that l
 in bit 3. Ties go to the even code. By itself it is of no use: its scales are NVFP4's or MX's.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,11 @@ class FP4(Number):
     @property
     def activation_top(self) -> float:
         return TOP
+
+    @property
+    @abstractmethod
+    def search(self) -> tuple[range, tuple[int, int]]:
+        """Stored scales that are tried: steps from the given one's code, and which codes exist."""
 
     @property
     def max_relative_error(self) -> float:

@@ -20,8 +20,10 @@ NAN = 255
 NAN_BITS = 0x7FC00000
 SMALLEST = 0x00400000
 """The bits of 2^-127, which is not a normal number in float32."""
-NEAR = (-1, 0, 1)
+NEAR = range(-1, 2)
 """Exponents that a search tries, from the one that the largest weight gives."""
+LIMITS = 0, NAN - 1
+"""Bytes of the smallest and the largest scale."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,15 @@ class MX(Number):
         stored = power.clamp(0, NAN - 1).to(torch.uint8)
         return torch.where(step > 0, stored, like)
 
+    @property
+    def search(self) -> tuple[range, tuple[int, int]]:
+        return NEAR, LIMITS
+
     def near(self, scale: "torch.Tensor") -> "list[torch.Tensor]":
         import torch
 
         power = scale.to(torch.int16)
-        return [(power + step).clamp_(0, NAN - 1).to(torch.uint8) for step in NEAR]
+        return [(power + step).clamp_(*LIMITS).to(torch.uint8) for step in NEAR]
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,9 @@ class Number(ABC):
         import torch
 
         stored = step.to(like.dtype)
-        return torch.where((stored * like > 0) & stored.isfinite(), stored, like)
+        # In float32: the product of two small numbers of 16 bits may be zero.
+        alike = stored.float() * like.float() > 0
+        return torch.where(alike & stored.isfinite(), stored, like)
 
     @abstractmethod
     def round(self, scaled: "torch.Tensor") -> "torch.Tensor":

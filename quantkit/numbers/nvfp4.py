@@ -21,6 +21,8 @@ EMPTY = 0x20
 NEAR = range(-4, 9)
 """Scales that a search tries, as steps of E4M3 from the one that the largest weight gives: eight
 steps double a scale. Five to seven steps up make 4 instead of 6 the code of the largest weight."""
+LIMITS = 1, 126
+"""Codes of the smallest positive number and of 448; 127 is NaN."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,17 @@ class NVFP4(FP4):
         assert global_scale is not None
         return scale.float() / global_scale
 
+    @property
+    def search(self) -> tuple[range, tuple[int, int]]:
+        return NEAR, LIMITS
+
     def near(self, scale: "torch.Tensor") -> "list[torch.Tensor]":
         """Scales to try: codes of positive E4M3 numbers are in the order of the numbers."""
         import torch
 
         code = scale.view(torch.uint8).to(torch.int16)
-        # 1 is the smallest positive number, 126 is 448, 127 is NaN.
         return [
-            (code + step).clamp_(1, 126).to(torch.uint8).view(torch.float8_e4m3fn) for step in NEAR
+            (code + step).clamp_(*LIMITS).to(torch.uint8).view(torch.float8_e4m3fn) for step in NEAR
         ]
 
     def nearest_scale(

@@ -13,6 +13,9 @@ import torch
 from quantkit.gguf.reader import read_file
 from quantkit.model.shards import CODES, ShardWriter, TensorSpec, read_header
 
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers of as many bytes, which every operation takes."""
+
 DEEP = "[" * 2000 + "]" * 2000
 VALUES: tuple[str, ...] = (
     *("null", "true", "false", "0", "-1", "1", "3.5", "1e999", "-1e999", "NaN", "Infinity"),
@@ -183,7 +186,10 @@ def tensors(chance: random.Random, path: Path) -> None:
         other = chance.choice(sorted(alike))
         values[name], values[other] = values[other], value
     elif kind == 3 and value.dim() > 1:
-        values[name] = value.flip(chance.randrange(value.dim())).contiguous()
+        # By bytes: torch flips no FP8, and what was there may be any type.
+        order = torch.arange(value.shape[axis := chance.randrange(value.dim())] - 1, -1, -1)
+        bits = value.view(INTEGERS[value.element_size()])
+        values[name] = bits.index_select(axis, order).view(value.dtype).contiguous()
     elif kind == 4:
         values[name] = torch.zeros_like(value.float()).to(value.dtype)
     elif kind == 5:

@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
-NAMES = ["fp8-dynamic", "rtn-w8a16", "rtn-w4a16"]
+NAMES = ["fp8-dynamic", "rtn-w8a16", "rtn-w4a16", "rtn-nvfp4-a16", "rtn-mxfp4-a16", "mxfp8"]
 
 
 def test_gpu_and_cpu_write_the_same_bytes(tmp_path):

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from quantkit import grid
-from quantkit.methods import gptq, products, refine, rounding
+from quantkit import grid, numbers
+from quantkit.methods import gptq, products, refine, rounding, scales
 from quantkit.methods.contract import Linears
 from quantkit.methods.statistics import Statistics
-from quantkit.recipe import WeightScheme
+from quantkit.numbers.activations import round_inputs
+from quantkit.recipe import ActivationScheme, WeightScheme
 from quantkit.scoring.distribution import Distribution, block_sums
 from quantkit.scoring.rows import row_attention
 
@@ -132,12 +133,55 @@ def test_block_sums_equal_their_twin(dtype, vocabulary):
         torch.testing.assert_close(fused[:4].cpu(), plain[:4], rtol=1e-5, atol=0)
     found = Distribution(logits)
     assert found.normaliser.isnan().sum() == 1
-    clean = Distribution(logits[5:])
-    assert torch.equal(logits[5:].gather(1, clean.top(48)), logits[5:].topk(48).values)
-    expected = logits[5:].float().log_softmax(-1).gather(1, clean.top(48))
-    torch.testing.assert_close(
-        clean.log_probabilities(clean.top(48)), expected, rtol=1e-4, atol=1e-4
+    clean, values = Distribution(logits[5:]), logits[5:]
+    assert torch.equal(values.gather(1, clean.likeliest()[:, None])[:, 0], values.amax(1))
+    ids = values.topk(48).indices
+    expected = values.float().log_softmax(-1).gather(1, ids)
+    torch.testing.assert_close(clean.log_probabilities(ids), expected, rtol=1e-4, atol=1e-4)
+
+
+FP4_SCHEMES = [
+    WeightScheme(num_bits=4, type="float", strategy="tensor_group", group_size=16),
+    WeightScheme(num_bits=4, type="float", strategy="group", group_size=32),
+]
+
+
+@pytest.mark.parametrize("scheme", FP4_SCHEMES, ids=str)
+def test_search_for_scales_of_fp4_equals_its_twin(scheme):
+    torch.manual_seed(0)
+    statistics = Statistics.zeros(768, torch.device("cuda"))
+    statistics.add(torch.randn(2000, 768, device="cuda") * torch.rand(768, device="cuda"))
+    statistics.complete()
+    weight = torch.randn(301, 768, device="cuda")
+    weight[3, :64] = 0
+    linears = Linears(weight, torch.bfloat16, scheme, statistics=statistics)
+    whole = scales.global_scale(linears)
+    view = grid.tiles(weight, scheme)
+    ends = view.amin(-1).bfloat16(), view.amax(-1).bfloat16()
+    start, _ = grid.parameters(*ends, scheme, linears.scale_dtype, whole)
+    twin = scales.best(linears, numbers.of(scheme).near(start), whole)
+    found = scales.searched(linears)
+    same = found.view(torch.uint8) == twin.view(torch.uint8)
+    assert same.float().mean() > 0.999  # sums in another order
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("strategy", "size"), [("tensor_group", 16), ("group", 32)], ids=["NVFP4", "MXFP4"]
+)
+def test_inputs_rounded_to_fp4_on_a_gpu_are_those_of_a_cpu(dtype, strategy, size):
+    torch.manual_seed(0)
+    local = "local" if strategy == "tensor_group" else True
+    scheme = ActivationScheme(
+        num_bits=4, type="float", strategy=strategy, group_size=size, dynamic=local
     )
+    values = (torch.randn(5, 70, 256) * torch.rand(70, 1) * 9).to(dtype)
+    values[1, 2] = 0
+    number = numbers.of(scheme)
+    whole = number.global_scale(values.abs().amax().float()) if scheme.is_static else None
+    expected = round_inputs(values, scheme, whole)
+    found = round_inputs(values.cuda(), scheme, whole)
+    assert torch.equal(found.cpu(), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -182,6 +226,7 @@ def test_descent_kernel_equals_its_twin(columns, scheme, monkeypatch):
         change = grid.dequantize(result, scheme) - weight
         return ((change @ gram) * change).sum().item()
 
-    assert (fused.values == plain.values).float().mean() > 0.99
-    assert error(fused) == pytest.approx(error(plain), rel=5e-3)
+    # The kernel fits a scale right after its codes, the twin all scales of a block at its end.
+    assert (fused.values == plain.values).float().mean() > 0.9
+    assert error(fused) == pytest.approx(error(plain), rel=1e-2)
     assert error(fused) < 0.9 * error(start)

@@ -7,6 +7,7 @@ from processes import free_port
 from quantkit import launch, recipe
 from quantkit.model.source import ModelSource
 from quantkit.onepass.prepare import CalibrationChoice, Run
+from quantkit.onepass.ranks import Ranks
 from quantkit.onepass.run import quantize
 from quantkit.onepass.together import Packed, joined, unpack
 
@@ -15,7 +16,7 @@ NAMES = ("gptq-w4a16", "awq-gptq-w4a16+kv-fp8", "awq-w4a16", "fp8-static", "gguf
 FEW = CalibrationChoice("python-docs", 8, 128)
 
 
-def made(out, ranks=None):
+def made(out, ranks):
     recipes = [recipe.load(name) for name in NAMES]
     source = ModelSource.open("demo")
     found = quantize(source, recipes, out, device="cuda:0", calibration=FEW, run=Run(ranks=ranks))
@@ -29,7 +30,7 @@ def test_one_rank_over_nccl_writes_what_a_plain_run_writes(tmp_path, monkeypatch
         assert ranks.device == torch.device("cuda", 0)
         together = made(tmp_path / "together", ranks)
     assert not torch.distributed.is_initialized()
-    assert together == made(tmp_path / "alone")
+    assert together == made(tmp_path / "alone", Ranks())
 
 
 def test_packed_values_come_back_where_they_were():

@@ -1,6 +1,8 @@
 """One block of coordinate descent in one kernel; its torch twin is `methods.refine.descend_block`.
 
-As in `gptq_block`, a program keeps a tile of rows with all columns of the block in registers.
+As in `gptq_block`, a program keeps a tile of rows with all columns of the block in registers. With
+`scales` it fits each of those, too, right after the codes of its columns: what takes the twin some
+thirty small operations per block is then part of the same walk.
 """
 
 import torch
@@ -8,17 +10,20 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from quantkit.numbers.kernels import nearest_fp4
+
 ROWS = 16
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _descend(  # type: ignore[no-untyped-def]
-    slope_ptr, chosen_ptr, moved_ptr, gram_ptr, scale_ptr, tile_ptr,
-    n_rows, n_columns, slope_stride, chosen_stride, gram_stride, scale_stride,
-    bottom, top,
-    IS_FP4: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    slope_ptr, chosen_ptr, moved_ptr, gram_ptr, step_ptr, scale_ptr, zero_ptr, tile_ptr,
+    n_rows, n_columns, size,
+    slope_stride, chosen_stride, moved_stride, gram_stride, scale_stride, bottom, top,
+    IS_FP4: tl.constexpr, FITS: tl.constexpr, ZERO: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     present = rows < n_rows
     inside = present[:, None] & (columns[None, :] < n_columns)
@@ -26,58 +31,91 @@ def _descend(  # type: ignore[no-untyped-def]
     slope = tl.load(slope_ptr + rows[:, None] * slope_stride + columns[None, :], inside, 0.0)
     chosen = tl.load(chosen_ptr + at_chosen, inside, 0).to(tl.float32)
     moved = tl.zeros_like(slope)
+    plain = tl.zeros_like(slope)  # the numbers of the present scale's columns
+    weighed = tl.zeros_like(slope)  # the same times the Gram matrix
     for j in range(n_columns):
         here = columns[None, :] == j
         own = tl.sum(tl.where(here, slope, 0.0), 1)
         code = tl.sum(tl.where(here, chosen, 0.0), 1)
-        scale = tl.load(scale_ptr + rows * scale_stride + tl.load(tile_ptr + j), present, 1.0)
+        at_scale = rows * scale_stride + tl.load(tile_ptr + j)
+        step = tl.load(step_ptr + at_scale, present, 1.0)
         gram = tl.load(gram_ptr + j * gram_stride + columns, columns < n_columns, 0.0)
         pivot = tl.load(gram_ptr + j * gram_stride + j)
         before = code
         if IS_FP4:
             # The sign is in bit 3 of a code.
-            size = tl.where(code >= 8.0, code - 8.0, code)
-            before = tl.maximum(0.5 * size, tl.maximum(size - 2.0, 2.0 * size - 8.0))
+            size_of = tl.where(code >= 8.0, code - 8.0, code)
+            before = tl.maximum(0.5 * size_of, tl.maximum(size_of - 2.0, 2.0 * size_of - 8.0))
             before = tl.where(code >= 8.0, -before, before)
-        vertex = before - tl.div_rn(own, tl.where(pivot > 0.0, pivot, 1.0) * scale)
+        vertex = before - tl.div_rn(own, tl.where(pivot > 0.0, pivot, 1.0) * step)
         if IS_FP4:
-            # Steps of 0.5 up to 2, of 1 up to 4, of 2 beyond: the least is the right code.
-            size = tl.minimum(tl.abs(vertex), top)
-            after = tl.minimum(libdevice.rint(2.0 * size), libdevice.rint(size) + 2.0)
-            after = tl.minimum(after, libdevice.rint(0.5 * size) + 4.0)
-            value = tl.maximum(0.5 * after, tl.maximum(after - 2.0, 2.0 * after - 8.0))
-            value = tl.where(vertex < 0.0, -value, value)
-            stored = tl.where(vertex < 0.0, after + 8.0, after)
+            value = nearest_fp4(vertex)
+            size_of = tl.abs(value)
+            stored = tl.minimum(2.0 * size_of, tl.minimum(size_of + 2.0, 0.5 * size_of + 4.0))
+            stored = tl.where(vertex < 0.0, stored + 8.0, stored)
         else:
             value = tl.minimum(tl.maximum(libdevice.rint(vertex), bottom), top)
             stored = value
         # A channel that was never active keeps its codes.
-        change = tl.where(pivot > 0.0, (value - before) * scale, 0.0)
+        change = tl.where(pivot > 0.0, (value - before) * step, 0.0)
         stored = tl.where(pivot > 0.0, stored, code)
         slope += change[:, None] * gram[None, :]
         chosen = tl.where(here, stored[:, None], chosen)
         moved = tl.where(here, change[:, None], moved)
+        if FITS:
+            number = tl.where(pivot > 0.0, value, before)
+            if ZERO:
+                number -= tl.load(zero_ptr + at_scale, present, 0.0)
+            plain = tl.where(here, number[:, None], plain)
+            weighed += number[:, None] * gram[None, :]
+            if (j + 1) % size == 0:
+                # The error is a parabola of the scale, too: its vertex, as far as it can be stored.
+                curve = tl.sum(plain * weighed, 1)
+                best = step - tl.div_rn(tl.sum(plain * slope, 1), tl.maximum(curve, 1e-30))
+                best = tl.where(curve > 0.0, best, step)
+                held = best.to(scale_ptr.dtype.element_ty)
+                kept = tl.load(scale_ptr + at_scale, present, 1.0)
+                fits = held.to(tl.float32) * kept.to(tl.float32) > 0.0
+                fits = fits & (tl.abs(held.to(tl.float32)) < float("inf"))
+                held = tl.where(fits, held, kept)
+                further = held.to(tl.float32) - step
+                moved += plain * further[:, None]
+                slope += weighed * further[:, None]
+                tl.store(scale_ptr + at_scale, held, present)
+                tl.store(step_ptr + at_scale, held.to(tl.float32), present)
+                plain = tl.zeros_like(slope)
+                weighed = tl.zeros_like(slope)
     tl.store(chosen_ptr + at_chosen, chosen.to(tl.int8), inside)
-    tl.store(moved_ptr + rows[:, None] * n_columns + columns[None, :], moved, inside)
+    tl.store(moved_ptr + rows[:, None] * moved_stride + columns[None, :], moved, inside)
 
 
 def descend_block(
     slope: torch.Tensor,
     chosen: torch.Tensor,
     gram: torch.Tensor,
-    scale: torch.Tensor,
+    steps: torch.Tensor,
     tile: torch.Tensor,
     bottom: float,
     top: float,
     is_fp4: bool = False,
+    scales: tuple[torch.Tensor, torch.Tensor | None] | None = None,
+    size: int = 0,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Move the codes of one block in turn, each to its best; returns how far weights moved."""
+    """Move the codes of one block in turn, each to its best; returns how far weights moved.
+
+    `scales` are the stored ones, which `steps` has in float32, and zero points: with them each is
+    fitted to its codes, and changes in both. Each has `size` columns, all of them in the block.
+    """
     n_rows, n_columns = slope.shape
-    moved = torch.empty(n_rows, n_columns, device=slope.device)
+    moved = torch.empty(n_rows, n_columns, device=slope.device) if out is None else out
+    stored, zero = scales or (steps, None)
     _descend[(triton.cdiv(n_rows, ROWS),)](
-        slope, chosen, moved, gram, scale, tile,
-        n_rows, n_columns, slope.stride(0), chosen.stride(0), gram.stride(0), scale.stride(0),
+        slope, chosen, moved, gram, steps, stored, steps if zero is None else zero, tile,
+        n_rows, n_columns, size or n_columns,
+        slope.stride(0), chosen.stride(0), moved.stride(0), gram.stride(0), steps.stride(0),
         bottom, top,
-        IS_FP4=is_fp4, ROWS=ROWS, COLUMNS=triton.next_power_of_2(n_columns), num_warps=4,
+        IS_FP4=is_fp4, FITS=scales is not None, ZERO=zero is not None,
+        ROWS=ROWS, COLUMNS=triton.next_power_of_2(n_columns), num_warps=4,
     )  # fmt: skip
     return moved
