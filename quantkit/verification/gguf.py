@@ -90,7 +90,8 @@ def _nvfp4(plan: GGUFPlan) -> list[str]:
 def metadata_faults(checkpoint: Checkpoint, plan: GGUFPlan) -> Iterator[str]:
     """Settings by which llama.cpp would compute something else."""
     found = checkpoint.gguf.metadata
-    for key, value in plan.layout.metadata.items():
+    architecture = {str(Keys.General.ARCHITECTURE): plan.layout.architecture}
+    for key, value in (architecture | dict(plan.layout.metadata)).items():
         if key in OWN_KEYS:
             continue
         there = found.get(key)
