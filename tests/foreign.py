@@ -112,3 +112,58 @@ def configured(folder: Path, **changes: Any) -> Path:
     config["quantization_config"] |= changes
     path.write_text(json.dumps(config))
     return folder
+
+
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def save_gpt_oss(folder: Path) -> Path:
+    """A small random gpt-oss in 16 bits, the same every time, without a tokenizer."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    config = GptOssConfig(
+        hidden_size=128, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=64, num_local_experts=4, num_experts_per_tok=2,
+        vocab_size=4096, max_position_embeddings=512, bos_token_id=0, eos_token_id=0,
+        pad_token_id=0, layer_types=["sliding_attention", "full_attention"], dtype="bfloat16",
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = GptOssForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    return folder
+
+
+def in_mxfp4(source: Path, folder: Path) -> Path:
+    """gpt-oss with its experts in blocks of 32 FP4 numbers, to OCP's specification."""
+    shutil.copytree(source, folder)
+    stored: dict[str, torch.Tensor] = {}
+    for name, tensor in read_tensors(source).items():
+        values = tensor.read()
+        if name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+            blocks, scales = _blocks(values.transpose(1, 2).float())
+            stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        else:
+            stored[name] = values
+    write_whole(folder / "model.safetensors", stored)
+    path = folder / "config.json"
+    config = json.loads(path.read_bytes())
+    config["quantization_config"] = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
+                                   "model.embed_tokens", "lm_head"],
+    }  # fmt: skip
+    path.write_text(json.dumps(config))
+    return folder
+
+
+def _blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two numbers per byte, the first in the lower half, and an exponent for 32."""
+    groups = weight.reshape(*weight.shape[:-1], -1, 32)
+    exponent = groups.abs().amax(-1).log2().floor() - 2
+    scaled = groups / exponent.exp2()[..., None]
+    nearest = (scaled.abs()[..., None] - torch.tensor(MAGNITUDES)).abs().argmin(-1)
+    codes = (nearest + 8 * (scaled < 0)).reshape(*groups.shape[:-1], 16, 2)
+    packed = codes[..., 0] + 16 * codes[..., 1]
+    return packed.to(torch.uint8), (exponent + 127).to(torch.uint8)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from foreign import by_library, changed, configured, disowned
+from foreign import by_library, changed, configured, disowned, in_mxfp4, save_gpt_oss
 
 import quantkit
 from quantkit import resources
@@ -168,11 +168,22 @@ def _experts(folder: Path, _: Path) -> Path:
     return made
 
 
+def _gpt_oss(folder: Path, _: Path) -> Path:
+    """gpt-oss's own format: MXFP4 experts, all of a block in one tensor."""
+    source = save_gpt_oss(folder.with_name(f"{folder.name}-source"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(DEMO / name, source / name)
+    in_mxfp4(source, folder)
+    shutil.rmtree(source)
+    return folder
+
+
 VARIANTS: Mapping[str, Callable[[Path, Path], Path]] = {
     "w3a16": _three_bits,
     "gptq-act-order": _act_order,
     "gptq-v2": _second_version,
     "experts": _experts,
+    "gpt-oss": _gpt_oss,
 }
 SOUND = (*LIBRARY, *OURS, *VARIANTS)
 
@@ -285,6 +296,27 @@ def _padded(made: Path, folder: Path, source: Path) -> Path:
     return changed(made, folder, **replaced)
 
 
+EXPERTS = "model.layers.0.mlp.experts"
+
+
+def _no_block_scales(made: Path, folder: Path, source: Path) -> Path:
+    return changed(made, folder, **{f"{EXPERTS}.down_proj_scales": None})
+
+
+def _short_block_scales(made: Path, folder: Path, source: Path) -> Path:
+    """Scales of half the rows: vLLM fills the first rows and leaves zeros in the others."""
+    name = f"{EXPERTS}.down_proj_scales"
+    scales = read_tensors(made)[name].read()
+    return changed(made, folder, **{name: scales[:, : scales.shape[1] // 2].contiguous()})
+
+
+def _nan_exponent(made: Path, folder: Path, source: Path) -> Path:
+    name = f"{EXPERTS}.gate_up_proj_scales"
+    scales = read_tensors(made)[name].read().clone()
+    scales.view(-1)[3] = 0xFF
+    return changed(made, folder, **{name: scales})
+
+
 def _undeclared_order(made: Path, folder: Path, source: Path) -> Path:
     return configured(_copied(made, folder), desc_act=False)
 
@@ -364,6 +396,9 @@ BROKEN: Mapping[str, tuple[str, str | None, str, str | None, Damage]] = {
     "padded-3-bit": ("w3a16", "packing", "refuses", None, _padded),
     "undeclared-act-order": ("gptq-act-order", "act-order", "garbage", None, _undeclared_order),
     "odd-expert": ("experts", "experts-scheme", "refuses", None, _odd_expert),
+    "no-block-scales": ("gpt-oss", "mxfp4-experts", "garbage", None, _no_block_scales),
+    "short-block-scales": ("gpt-oss", "mxfp4-experts", "garbage", None, _short_block_scales),
+    "nan-exponent": ("gpt-oss", None, "garbage", r"scales is NaN \(E8M0\)", _nan_exponent),
     "truncated": ("FP8_DYNAMIC", "headers", "refuses", None, _truncated),
     "other-config": ("FP8_DYNAMIC", "config-shape", "refuses", None, _other_config),
     "missing-block": ("FP8_DYNAMIC", "missing-layer", "garbage", None, _missing_block),

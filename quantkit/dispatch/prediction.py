@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quantkit.dispatch import layers, llamacpp, rules, vllm
+from quantkit.dispatch import gptoss, layers, llamacpp, rules, vllm
 from quantkit.dispatch.choices import Choice, choices
 from quantkit.dispatch.rules import Finding
 from quantkit.dispatch.schemes import Judged, Unsupported
@@ -139,9 +139,11 @@ def _judged(
         result.kernels = list(choices(judged))
     except Unsupported:
         pass  # among the findings
+    if joint := gptoss.n_layers(judged):
+        result.schemes["mxfp4 (experts of a block together)"] = joint
     if gpu is not None and capability is None:
         result.findings += _by_table(judged, gpu)
-    if checkpoint.experts and capability is not None:
+    if (checkpoint.experts or joint) and capability is not None:
         result.left_out.append("kernels of experts: chosen by what is installed beside vLLM")
     return result
 

@@ -204,6 +204,11 @@ RULES = (
           f"{MODELOPT}: QUANT_ALGOS"),
     Rule("mxfp4-family", ("refuses",), "`mxfp4` outside gpt-oss: linear layers have no method",
           "store it as compressed-tensors", "layers/quantization/mxfp4.py: GptOssMxfp4Config"),
+    Rule("mxfp4-experts", ("garbage", "refuses"),
+          "gpt-oss's blocks, scales or biases of experts are missing or too small, and vLLM leaves "
+          "zeros in their place; too large ones it refuses",
+          "download again", "models/gpt_oss.py: _load_weights_mxfp4; "
+          "layers/fused_moe/routed_experts.py: weight_loader"),
     Rule("dtype", ("refuses",), "The method does not compute in the model's type",
           "serve with --dtype bfloat16", "config/vllm.py: _get_quantization_config"),
     Rule("kv-scheme", ("refuses",), "A KV cache other than symmetric FP8 per tensor or head",

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from quantkit.dispatch import kernels, sizes
+from quantkit.dispatch import gptoss, kernels, sizes
 from quantkit.dispatch.choices import choices
 from quantkit.dispatch.layers import Layer
 from quantkit.dispatch.rules import (
@@ -55,8 +55,8 @@ def findings(judged: Judged) -> list[Finding]:
         if any(one.is_fault for one in result):
             return result
     for check in (
-        _groups, sizes.model, _fused, _experts, _storage, _tensors, _scalars, _order, sizes.cache,
-        sizes.heads, _kernels,
+        _groups, sizes.model, _fused, _experts, gptoss.findings, _storage, _tensors, _scalars,
+        _order, sizes.cache, sizes.heads, _kernels,
     ):  # fmt: skip
         result += [one for one in check(judged) if one.rule.id in holds]
     return result

@@ -88,8 +88,7 @@ def dequantized(
         elif last == "qweight":
             of_format = _awq if "awq" in packing else partial(_gptq, _zero_offset(config))
             result[f"{module}.weight"] = of_format(module, tensor, beside, dtype)
-        elif name.endswith("_blocks") and f"{name[:-7]}_scales" in tensors:
-            whole = name.removesuffix("_blocks")
+        elif (whole := of_experts(name)) and f"{whole}_scales" in tensors:
             bias = tensors.get(f"{whole}_bias")
             result |= _mxfp4(whole, tensor, tensors[f"{whole}_scales"], bias, dtype)
         elif not _stands_beside(name, tensors):
@@ -110,9 +109,25 @@ def modules(tensors: Mapping[str, StoredTensor]) -> list[str]:
         narrow = last == "weight" and tensor.dtype in (*NARROW, "U8")
         if narrow or last in ("weight_packed", "qweight"):
             found.append(module)
-        elif name.endswith("_blocks") and f"{name[:-7]}_scales" in tensors:
-            found.append(name.removesuffix("_blocks"))
+        elif (whole := of_experts(name)) and f"{whole}_scales" in tensors:
+            found += [one for expert in joint_layers(whole, tensor.shape[0]) for one in expert]
     return found
+
+
+def of_experts(name: str) -> str | None:
+    """The parameter of all experts whose MXFP4 blocks a tensor holds; None: it holds none."""
+    return (
+        name.removesuffix("_blocks") if name.endswith("_blocks") and ".experts." in name else None
+    )
+
+
+def joint_layers(whole: str, n_experts: int) -> list[tuple[str, ...]]:
+    """The layers of each expert that one parameter of all experts holds, whose rows take turns."""
+    block, _, last = whole.rpartition(".experts.")
+    layers = ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
+    return [
+        tuple(f"{block}.experts.{index}.{layer}" for layer in layers) for index in range(n_experts)
+    ]
 
 
 def _stands_beside(name: str, tensors: Mapping[str, StoredTensor]) -> bool:
@@ -352,21 +367,19 @@ def _mxfp4(
     name: str, blocks: StoredTensor, scales: StoredTensor, bias: StoredTensor | None, dtype: str
 ) -> dict[str, StoredTensor]:
     """All experts' layers, one by one, whose rows lie as a linear layer's do."""
-    block, _, last = name.rpartition(".experts.")
     n_experts, rows, n_groups, n_bytes = blocks.shape
     columns = n_groups * n_bytes * 2
-    layers = ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
     found: dict[str, StoredTensor] = {}
-    for index in range(n_experts):
+    for index, layers in enumerate(joint_layers(name, n_experts)):
         parents = [slice_of(blocks, index), slice_of(scales, index)]
         for place, layer in enumerate(layers):
-            own = f"{block}.experts.{index}.{layer}.weight"
+            own = f"{layer}.weight"
             compute: Callable[[Sequence[torch.Tensor]], torch.Tensor]
             compute = partial(_from_mxfp4, place, len(layers))
             shape = (rows // len(layers), columns)
             found[own] = DerivedTensor.of(own, dtype, shape, parents, compute)
             if bias is not None:
-                own = f"{block}.experts.{index}.{layer}.bias"
+                own = f"{layer}.bias"
                 compute = partial(_part, place, len(layers))
                 part = slice_of(bias, index)
                 found[own] = DerivedTensor.of(own, bias.dtype, shape[:1], [part], compute)

@@ -25,7 +25,7 @@ from quantkit.model.shards import StoredTensor
 from quantkit.model.source import ModelSource, read_config, read_tensors
 from quantkit.plan.checkpoint import check_tied, fused_with, sharing
 from quantkit.progress import Progress, Silent
-from quantkit.verification import side_files
+from quantkit.verification import joint, side_files
 from quantkit.verification.checkpoint import Verification
 from quantkit.verification.scales import SHARED
 
@@ -59,6 +59,16 @@ class _Files:
         """Quantised layers that the model, as transformers builds it, does not have."""
         linears = self.architecture.linears
         return [m for m in dequantized.modules(self.tensors) if m not in linears]
+
+    @cached_property
+    def joint(self) -> list[joint.Joint]:
+        """Parameters of all experts of a block, where the method stores them together."""
+        return joint.of(self.architecture, self.declared.method)
+
+    @cached_property
+    def jointly(self) -> set[str]:
+        """The layers that those hold."""
+        return {layer for one in self.joint for layer in one.layers()}
 
     def beside(self, module: str, part: str) -> StoredTensor | None:
         return self.tensors.get(f"{module}.{part}")
@@ -147,16 +157,19 @@ def _tensor_faults(files: _Files) -> Iterator[str]:
     quantized = set(files.quantized)
     for name, shape in known.shapes.items():
         stored = files.tensors.get(name)
-        if name.removesuffix(".weight") in quantized and name.endswith(".weight"):
+        module, _, kind = name.rpartition(".")
+        if module in files.jointly or (module in quantized and kind == "weight"):
             continue
         if stored is None:
             if name not in known.tied:
                 yield f"{name} is missing"
         elif stored.shape != tuple(shape):
             yield f"{name} is {list(stored.shape)}, it must be {list(shape)}"
+    for one in files.joint:
+        yield from joint.tensor_faults(one, files.tensors)
     for module in files.quantized:
         part = files.declared.part(module)
-        if part is None:
+        if part is None or module in files.jointly:
             continue
         expected = _expected(files, module, part, *known.linears[module])
         for name, shapes in expected.items():
@@ -256,6 +269,9 @@ def _scale_faults(files: _Files) -> Iterator[str]:
             stored = files.beside(module, name)
             if stored is not None and (words := impossible(stored.read())):
                 yield f"{module}.{name}: {words}"
+    for stored in joint.scales(files.tensors):
+        if words := impossible(stored.read()):
+            yield f"{stored.name}: {words}"
     for kind in SHARED:
         stored_by = {m: t.read() for m in files.quantized if (t := files.beside(m, kind))}
         for module, scale in stored_by.items():

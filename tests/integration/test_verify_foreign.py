@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 import torch
-from foreign import by_library, changed, configured, disowned
-from tiny import READABLE, save_llama
+from foreign import by_library, changed, configured, disowned, in_mxfp4, save_gpt_oss
+from tiny import READABLE, save_llama, with_tokenizer
 
 import quantkit
 from quantkit.model.source import read_tensors
@@ -155,3 +155,54 @@ def test_what_cannot_be_checked_exits_with_3(layouts, tmp_path, run_cli):
     result = run_cli(["verify", configured(folder, quant_method="aqlm")])
     assert result.code == 3
     assert "quantised by aqlm, which quantkit does not read" in " ".join(result.stderr.split())
+
+
+@pytest.fixture(scope="module")
+def gpt_oss(tmp_path_factory):
+    out = tmp_path_factory.mktemp("gpt-oss")
+    source = with_tokenizer(save_gpt_oss(out / "source"))
+    return source, in_mxfp4(source, out / "mxfp4")
+
+
+def test_experts_of_gpt_oss_are_held_against_the_source(gpt_oss):
+    source, made = gpt_oss
+    found = quantkit.verify(made, source=source)
+    assert (found.faults, found.left_out) == ([], [])
+    assert ".mlp.experts." in found.worst[0][0]
+    assert 0.05 < found.worst[0][1] < 0.15
+
+
+EXPERTS = "model.layers.1.mlp.experts"
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "words"),
+    [
+        ("down_proj_scales", None, "is missing"),
+        ("down_proj_blocks", None, "is missing"),
+        ("gate_up_proj_bias", None, "is missing"),
+        ("gate_up_proj_scales", slice(0, 64), "is [4, 64, 4], mxfp4 makes it [4, 128, 4]"),
+        ("gate_up_proj_scales", 0xFF, "1 of 2,048 scales is NaN (E8M0)"),
+    ],
+)
+def test_damaged_experts_of_gpt_oss_are_named(gpt_oss, tmp_path, part, value, words):
+    name = f"{EXPERTS}.{part}"
+    tensor = read_tensors(gpt_oss[1])[name].read().clone()
+    if isinstance(value, int):
+        tensor.view(-1)[5] = value
+    elif value is not None:
+        tensor = tensor[:, value].contiguous()
+    broken = changed(gpt_oss[1], tmp_path / "x", **{name: None if value is None else tensor})
+    faults = quantkit.verify(broken).faults
+    assert any(name in fault and words in fault for fault in faults), faults
+
+
+def test_a_wrong_expert_of_gpt_oss_stands_out(gpt_oss, tmp_path):
+    source, made = gpt_oss
+    name = f"{EXPERTS}.down_proj_scales"
+    scales = read_tensors(made)[name].read().clone()
+    scales[2] += 1
+    broken = changed(made, tmp_path / "x", **{name: scales})
+    assert quantkit.verify(broken).faults == []
+    (fault,) = quantkit.verify(broken, source=source).faults
+    assert f"{EXPERTS}.2.down_proj" in fault

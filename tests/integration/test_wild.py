@@ -11,7 +11,7 @@ import quantkit
 GPUS = ("H200", "B200", "A100", "L40S")
 QUICK = (
     "W4A16", "W8A8", "FP8_DYNAMIC", "NVFP4", "gptq", "awq", "fp8-blocks", "w3a16", "gptq-act-order",
-    "experts",
+    "experts", "gpt-oss",
 )  # fmt: skip
 """What the broken ones are made from; test_verify_foreign.py has the other schemes."""
 
@@ -35,7 +35,7 @@ def test_sound_ones_are_not_flagged(corpus, name):
         found = quantkit.predict(folder, version="0.26", gpu=gpu)
         if not (name == "W8A8" and gpu == "B200"):  # no INT8 kernels there
             assert found.faults == []
-            assert found.kernels
+            assert found.kernels or name == "gpt-oss"  # its experts' depend on what is installed
     assert quantkit.verify(folder, read_weights=False).faults == []
 
 

@@ -1,0 +1,58 @@
+"""gpt-oss's experts as vLLM loads them: all of a block in one tensor, MXFP4 blocks beside scales.
+
+vLLM makes their parameters of zeros and copies what it finds into their first rows and columns, so
+that what is missing or too small is not noticed.
+"""
+
+import math
+from collections.abc import Iterator
+
+from quantkit.dispatch.rules import Consequence, Finding, found
+from quantkit.dispatch.schemes import Judged
+
+GROUP = 32
+
+
+def findings(judged: Judged) -> Iterator[Finding]:
+    """Tensors of experts that are missing, or have another shape than vLLM's parameters."""
+    if judged.method != "mxfp4" or judged.checkpoint.config.get("model_type") != "gpt_oss":
+        return
+    text, tensors = judged.checkpoint.text, judged.checkpoint.tensors
+    keys = ("hidden_size", "intermediate_size", "num_local_experts", "num_hidden_layers")
+    if gone := [key for key in keys if not isinstance(text.get(key), int)]:
+        yield found("required-key", "config.json", f"{gone[0]} is missing")
+        return
+    width, inner, n_experts, n_blocks = (int(text[key]) for key in keys)
+    sizes = {"gate_up_proj": (2 * inner, width), "down_proj": (width, inner)}
+    for index in range(n_blocks):
+        for layer, (rows, columns) in sizes.items():
+            groups = (n_experts, rows, columns // GROUP)
+            parts = {"blocks": (*groups, GROUP // 2), "scales": groups, "bias": groups[:2]}
+            for part, shape in parts.items():
+                name = f"model.layers.{index}.mlp.experts.{layer}_{part}"
+                stored = tensors.get(name)
+                if stored is None:
+                    yield found("mxfp4-experts", name, "it is missing; vLLM computes with zeros")
+                elif tuple(stored.shape) != shape:
+                    words = f"{list(stored.shape)}, config.json makes it {list(shape)}"
+                    fixed = n_experts * (rows if layer == "gate_up_proj" else columns // 2)
+                    yield found(
+                        "mxfp4-experts", name, words, _how(part, stored.shape, shape, fixed)
+                    )
+
+
+def _how(part: str, stored: tuple[int, ...], shape: tuple[int, ...], fixed: int) -> Consequence:
+    """Too large, or not to be cut into vLLM's dimensions: an error; too small: zeros are left."""
+    if part == "blocks":
+        n = math.prod(stored)
+        return "refuses" if n % fixed or n > math.prod(shape) else "garbage"
+    alike = len(stored) == len(shape) and stored[0] == shape[0]
+    fits = alike and all(one <= other for one, other in zip(stored, shape, strict=True))
+    return "garbage" if fits else "refuses"
+
+
+def n_layers(judged: Judged) -> int:
+    """Parameters of all experts of a block that are stored so."""
+    return sum(
+        name.endswith("_blocks") and ".experts." in name for name in judged.checkpoint.tensors
+    )
