@@ -172,7 +172,7 @@ def score(
 
     Checkpoints of other tools are compared with `source`, or with the source among `models`.
     """
-    from quantkit.opening import opened, paired, scorable
+    from quantkit.opening import opened, paired, scorables
     from quantkit.scoring.harness import Asked, evaluate
 
     listed = _listed(models)
@@ -195,14 +195,12 @@ def score(
     )
     found = []
     with ExitStack() as stack:
-        targets = [
-            stack.enter_context(scorable(model, tokenizer, revision, trust_remote_code))
-            for model in listed
-        ]
         original = None
         if source is not None:
             opening = opened(source, tokenizer, None, trust_remote_code)
             original = stack.enter_context(opening)
+        given = scorables(listed, tokenizer, revision, trust_remote_code, original)
+        targets = stack.enter_context(given)
         for target in paired(targets, original):
             made = evaluate(target, asked, device, listening(progress), trust_remote_code)
             if out is not None:

@@ -1,14 +1,16 @@
 """What callers give as a model: a folder, a hub id, `demo`, a checkpoint, or a model in memory."""
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from quantkit.errors import SourceError
+from quantkit.export import foreign_gguf
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.foreign import ForeignCheckpoint, is_source, no_source
+from quantkit.export.foreign_gguf import ForeignGGUF
 from quantkit.export.manifest import is_checkpoint
 from quantkit.formats import declared
 from quantkit.model.dequantized import method_of
@@ -23,10 +25,25 @@ if TYPE_CHECKING:
 Model: TypeAlias = "str | Path | ModelSource | PreTrainedModel"
 
 
-def find(name: str, revision: str | None, trust_remote_code: bool) -> ModelSource | Checkpoint:
-    """A checkpoint of ours or of others, else a source, by folder, hub id or `demo`."""
+def find(
+    name: str,
+    revision: str | None,
+    trust_remote_code: bool,
+    original: ModelSource | None = None,
+) -> ModelSource | Checkpoint:
+    """A checkpoint of ours or of others, else a source, by folder, GGUF file, hub id or `demo`.
+
+    `original` describes GGUF files of others, which have no config.
+    """
     if is_checkpoint(Path(name)):
         return Checkpoint.open(Path(name))
+    if foreign_gguf.is_file(name):
+        if original is None:
+            raise SourceError(
+                f"{name} has no config and tokenizer that transformers reads: give the model that "
+                "it was made from as well (--source MODEL)"
+            )
+        return ForeignGGUF.open(Path(name), original)
     folder = locate(name, revision)
     config = read_config(folder)
     if method_of(config):
@@ -35,13 +52,38 @@ def find(name: str, revision: str | None, trust_remote_code: bool) -> ModelSourc
     return model if model.quantized_by is None else ForeignCheckpoint.of(model)
 
 
+def find_all(
+    names: "Sequence[str]",
+    revision: str | None,
+    trust_remote_code: bool,
+    source: ModelSource | None = None,
+) -> "list[ModelSource | Checkpoint]":
+    """All of them in their order; GGUF files of others beside `source`, or the one among them."""
+    others = {
+        name: find(name, revision, trust_remote_code)
+        for name in names
+        if not foreign_gguf.is_file(name)
+    }
+    original = source or _only_source(list(others.values()))
+    return [
+        others[name] if name in others else find(name, None, trust_remote_code, original)
+        for name in names
+    ]
+
+
+def _only_source(targets: "Sequence[ModelSource | Checkpoint]") -> ModelSource | None:
+    """The model itself among checkpoints of it, where there is one."""
+    plain = [t for t in targets if is_source(t)]
+    found = plain[0] if len(plain) == 1 else None
+    return found if isinstance(found, ModelSource) else None
+
+
 def paired(
     targets: "Sequence[ModelSource | Checkpoint]", source: ModelSource | None = None
 ) -> "list[ModelSource | Checkpoint]":
     """The same, with checkpoints of others held against `source`, or the one source among them."""
-    plain = [t for t in targets if is_source(t)]
-    original = source or (plain[0] if len(plain) == 1 else None)
-    if not isinstance(original, ModelSource):
+    original = source or _only_source(targets)
+    if original is None:
         return list(targets)
     return [
         t.compared_with(original) if isinstance(t, ForeignCheckpoint) and t.original is None else t
@@ -111,14 +153,29 @@ def _save(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 @contextmanager
-def scorable(
-    model: "Model | Checkpoint", tokenizer: Any, revision: str | None, trust_remote_code: bool
-) -> "Iterator[ModelSource | Checkpoint]":
-    """What can be scored, whichever way it is given."""
-    if isinstance(model, Checkpoint):
-        yield model
-    elif isinstance(model, str | Path):
-        yield find(str(model), revision, trust_remote_code)
-    else:
-        with opened(model, tokenizer, revision, trust_remote_code) as source:
-            yield source
+def scorables(
+    models: "Sequence[Model | Checkpoint]",
+    tokenizer: Any,
+    revision: str | None,
+    trust_remote_code: bool,
+    source: ModelSource | None = None,
+) -> "Iterator[list[ModelSource | Checkpoint]]":
+    """What can be scored, whichever way each is given, in the same order."""
+    found: dict[int, ModelSource | Checkpoint] = {}
+    with ExitStack() as stack:
+        # Files of others last: the source among the models is what describes them.
+        for n in sorted(range(len(models)), key=lambda n: _is_foreign_file(models[n])):
+            model = models[n]
+            if isinstance(model, Checkpoint):
+                found[n] = model
+            elif isinstance(model, str | Path):
+                original = source or _only_source(list(found.values()))
+                found[n] = find(str(model), revision, trust_remote_code, original)
+            else:
+                held = opened(model, tokenizer, revision, trust_remote_code)
+                found[n] = stack.enter_context(held)
+        yield [found[n] for n in range(len(models))]
+
+
+def _is_foreign_file(model: object) -> bool:
+    return isinstance(model, str | Path) and foreign_gguf.is_file(model)

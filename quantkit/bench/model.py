@@ -6,6 +6,7 @@ from pathlib import Path
 
 from quantkit import resources
 from quantkit.errors import EngineError, QuantkitError
+from quantkit.export import foreign_gguf
 from quantkit.export.manifest import Manifest, is_checkpoint
 from quantkit.model.source import ModelSource
 
@@ -34,7 +35,11 @@ class Model:
             manifest = Manifest.read(folder)
             return cls(path, manifest.name, manifest.digest)
         digest = None
-        if path.is_dir() and any(path.glob("*.safetensors")):
-            with suppress(QuantkitError):  # other tools' formats serve all the same
-                digest = ModelSource.open(str(path)).fingerprint
+        with suppress(QuantkitError):  # what quantkit cannot read serves all the same
+            if foreign_gguf.is_file(path):
+                from quantkit.gguf.reader import read_file
+
+                digest = foreign_gguf.digest_of(read_file(path))
+            elif path.is_dir() and any(path.glob("*.safetensors")):
+                digest = ModelSource.open(str(path), requantize=True).fingerprint
         return cls(path, name, digest)

@@ -59,15 +59,16 @@ def command(
     early.output(out)
     start.load_lean(quiet)
     from quantkit import opening
+    from quantkit.model.source import ModelSource
     from quantkit.report import files
     from quantkit.report.comparison import Report
     from quantkit.scoring.harness import Asked, evaluate
     from quantkit.storage import output_folder
 
-    targets = opening.comparable(
-        [opening.find(name, revision, trust_remote_code) for name in models],
-        None if source is None else opening.find(source, None, trust_remote_code),
-    )
+    given = None if source is None else opening.find(source, None, trust_remote_code)
+    original = given if isinstance(given, ModelSource) else None
+    found = opening.find_all(models, revision, trust_remote_code, original)
+    targets = opening.comparable(found, given)
     start.refuse_same_names(targets)
     asked = Asked(tuple(names), limit, max_length=max_length, data=data)
     with output_folder(out), console.progress(quiet, verbose) as progress:

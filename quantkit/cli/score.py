@@ -156,10 +156,9 @@ def command(
         chat=Chat(apply_chat_template, fewshot_as_multiturn, system_instruction),
         allow_code=allow_code,
     )
-    targets = opening.paired(
-        [opening.find(name, revision, trust_remote_code) for name in models],
-        None if source is None else ModelSource.open(source, None, trust_remote_code),
-    )
+    original = None if source is None else ModelSource.open(source, None, trust_remote_code)
+    found = opening.find_all(models, revision, trust_remote_code, original)
+    targets = opening.paired(found, original)
     start.refuse_same_names(targets)
     holding = output_folder(out) if out is not None else nullcontext()
     with holding, console.progress(quiet, verbose) as progress:

@@ -57,10 +57,14 @@ class Weights:
     strategy: str
     group_size: int | None = None
     symmetric: bool = True
+    kind: str = ""
+    """A type of ggml, for what lies in a GGUF file."""
 
     @property
     def tag(self) -> str:
-        """Such as `int4 g128` or `fp8 channel`."""
+        """Such as `int4 g128`, `fp8 channel` or `Q4_K`."""
+        if self.kind:
+            return self.kind
         if self.strategy == "tensor_group":
             return "nvfp4"
         if self.type == "float" and self.group_size == 32:
@@ -81,6 +85,8 @@ class Part:
 
     @property
     def tag(self) -> str:
+        if self.weights.kind:
+            return self.weights.kind
         if self.inputs is None:
             return f"{self.weights.tag}, 16-bit inputs"
         kind = "fp" if self.inputs.type == "float" else "int"
@@ -92,6 +98,8 @@ class Part:
         """One of `hardware.support.FORMATS`."""
         weights, inputs = self.weights, self.inputs
         tag = weights.tag
+        if weights.kind:
+            return "gguf"
         if tag.startswith(("nvfp4", "mxfp4")):
             return tag if inputs else f"{tag}-a16"
         if tag == "mxfp8":

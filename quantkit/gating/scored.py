@@ -13,10 +13,16 @@ def check_folder(document: Document, folder: Path, unjudged: Sequence[str] = ())
 
     A checkpoint of another tool has no manifest: it is known by its fingerprint.
     """
+    from quantkit.export import foreign_gguf
     from quantkit.verification.folder import is_foreign
 
     fault: str | None = None
-    if is_foreign(folder):
+    if foreign_gguf.is_file(folder):
+        from quantkit.gguf.reader import read_file
+
+        digest, own = foreign_gguf.digest_of(read_file(folder)), folder.stem
+        proof = "by its fingerprint"
+    elif is_foreign(folder):
         from quantkit.model.source import ModelSource
 
         opened = ModelSource.open(str(folder), None, False, requantize=True)

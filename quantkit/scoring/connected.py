@@ -12,6 +12,7 @@ import torch
 from quantkit.engine.http import without_password
 from quantkit.errors import ScoreError
 from quantkit.export.checkpoint import Checkpoint
+from quantkit.export.foreign_gguf import ForeignGGUF
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress
@@ -92,14 +93,18 @@ def here(
     trust_remote_code: bool,
 ) -> ConnectedModel:
     """A GGUF file in llama.cpp, in this process."""
-    if not isinstance(target, Checkpoint) or not target.is_gguf:
+    if isinstance(target, ForeignGGUF):
+        file = target.file
+    elif isinstance(target, Checkpoint) and target.is_gguf:
+        file = target.gguf
+    else:
         raise ScoreError(
             f"--backend llama.cpp runs GGUF files, and {target.label} is not one; "
             "score it without --backend"
         )
-    metadata = target.gguf.metadata
+    metadata = file.metadata
     context = metadata.get(f"{metadata['general.architecture']}.context_length")
-    engine = LlamaCpp(target.gguf.path, int(str(context or 2048)), asked.max_length)
+    engine = LlamaCpp(file.path, int(str(context or 2048)), asked.max_length)
     return ConnectedModel(
         target, engine, engine.facts(), folder, progress, asked.max_length, trust_remote_code
     )

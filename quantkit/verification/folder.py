@@ -19,7 +19,7 @@ def verify(
 ) -> Verification:
     """Check a checkpoint folder, whoever made it."""
     if not is_checkpoint(path) and foreign_gguf.is_file(path):
-        return foreign_gguf.verify(path, progress, read_weights)
+        return foreign_gguf.verify(path, source, progress, read_weights)
     if is_foreign(path):
         return foreign.verify(path, source, progress, trust_remote_code, read_weights)
     return checkpoint.verify(path, source, progress, trust_remote_code, read_weights)

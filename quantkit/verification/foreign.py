@@ -18,7 +18,7 @@ from quantkit import grid, numbers
 from quantkit.errors import QuantkitError
 from quantkit.export.foreign import ForeignCheckpoint, likeness
 from quantkit.formats import declared
-from quantkit.formats.declared import Declared, Part
+from quantkit.formats.declared import Declared, Part, Weights
 from quantkit.model import dequantized
 from quantkit.model.architecture import Architecture
 from quantkit.model.shards import StoredTensor
@@ -354,7 +354,7 @@ def _weights(
         elif values.ndim > 1 and not error <= NEGLIGIBLE:
             faults.append(f"{name} is not quantised, and {error:.3f} off its source")
     progress.finish()
-    faults += _dear(errors, foreign)
+    faults += dear(errors, foreign)
     words = "weights (finite)" if source is None else "weights"
     if folded:
         words += ", each column up to a factor, since the norms are rescaled as AWQ does it"
@@ -381,14 +381,14 @@ def _unfolded_error(original: torch.Tensor, weight: torch.Tensor) -> float:
     return grid.relative_error(original, weight)
 
 
-def _dear(errors: Mapping[str, float], foreign: ForeignCheckpoint) -> Iterator[str]:
+def dear(errors: Mapping[str, float], foreign: ForeignCheckpoint) -> Iterator[str]:
     """Layers that lost more than their numbers cost, or much more than the others."""
     by_tag: dict[str, list[float]] = {}
     for module, error in errors.items():
         by_tag.setdefault(foreign.part(module).weights.tag, []).append(error)
     for module, error in errors.items():
         weights = foreign.part(module).weights
-        limit = numbers.of(weights).max_relative_error
+        limit = _limit(weights)
         usual = statistics.median(by_tag[weights.tag])
         if not math.isfinite(error) or error > limit:
             yield f"{module} is {error:.3f} off its source; {weights.tag} costs {limit} at most"
@@ -397,3 +397,8 @@ def _dear(errors: Mapping[str, float], foreign: ForeignCheckpoint) -> Iterator[s
                 f"{module} is {error:.4f} off its source, {error / usual:.1f} times as much as "
                 f"layers of {weights.tag} are here"
             )
+
+
+def _limit(weights: Weights) -> float:
+    """The largest relative error that such numbers leave; of ggml's types by their bits."""
+    return 4.0 * 0.5**weights.num_bits if weights.kind else numbers.of(weights).max_relative_error

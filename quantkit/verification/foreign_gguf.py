@@ -4,11 +4,18 @@ from pathlib import Path
 
 import torch
 
+from quantkit import grid
 from quantkit.dispatch import llamacpp
 from quantkit.errors import QuantkitError
+from quantkit.export.foreign_gguf import ForeignGGUF
 from quantkit.gguf.reader import read_file
+from quantkit.model.source import ModelSource
 from quantkit.progress import Progress, Silent
 from quantkit.verification.checkpoint import Verification
+from quantkit.verification.foreign import dear
+
+MAX_OTHER = 0.5
+"""Relative error of what is no linear layer: norms, and embeddings in any type of ggml."""
 
 
 def is_file(path: Path) -> bool:
@@ -17,8 +24,14 @@ def is_file(path: Path) -> bool:
 
 
 @torch.no_grad()
-def verify(path: Path, progress: Progress | None = None, read_weights: bool = True) -> Verification:
-    """Header, architecture, tokenizer and completeness; then every number must be finite."""
+def verify(
+    path: Path,
+    source: ModelSource | None = None,
+    progress: Progress | None = None,
+    read_weights: bool = True,
+) -> Verification:
+    """Header, architecture, tokenizer and completeness; then every number must be finite, and near
+    to the source's where that is given."""
     progress = progress or Silent()
     result = Verification(path)
     found = [one for one in llamacpp.findings(path) if one.is_fault]
@@ -46,5 +59,33 @@ def verify(path: Path, progress: Progress | None = None, read_weights: bool = Tr
         result.record("weights (finite)", faults)
     told = [f"{one.layer}: {one.words}" for one in found if one.rule.id != "gguf-header"]
     result.record("llama.cpp", told)
-    result.left_out.append("comparison with the source: layers of GGUF files are named otherwise")
+    if source is None:
+        result.left_out.append("comparison with the source: give it with --source")
+    elif read_weights and not result.faults:
+        for file in llamacpp.files_of(path):
+            _against(file, source, result, progress)
     return result
+
+
+def _against(file: Path, source: ModelSource, result: Verification, progress: Progress) -> None:
+    """Each layer's error against what its type costs, and against layers of the same type."""
+    try:
+        foreign = ForeignGGUF.open(file, source)
+    except QuantkitError as error:
+        result.record("source", [str(error)])
+        return
+    result.record("source", [])
+    errors: dict[str, float] = {}
+    faults: list[str] = []
+    progress.start(f"compare {file.name}", foreign.size_bytes)
+    for name, tensor in foreign.tensors.items():
+        off = grid.relative_error(source.tensors[name].read(), foreign.read(name))
+        module = name.removesuffix(".weight")
+        if module in foreign.layers:
+            errors[module] = off
+        elif not off <= MAX_OTHER:
+            faults.append(f"{name} is {off:.3f} off its source")
+        progress.advance(tensor.size_bytes)
+    progress.finish()
+    result.record("weights against the source", [*faults, *dear(errors, foreign)])
+    result.worst = sorted(errors.items(), key=lambda item: -item[1])[:5]
