@@ -167,7 +167,7 @@ def from_document(document: "Document", shape: ModelShape, path: str) -> dict[st
     _refuse_another(document.baseline, shape, path)
     found = {}
     for entry in document.candidates:
-        if entry.recipe is not None and (quality := _measured(document, entry, path)):
+        if entry.recipe is not None and (quality := measured(document, entry, path)):
             found[entry.recipe] = quality
     return found
 
@@ -196,7 +196,8 @@ def _refuse_another(baseline: "Entry", shape: ModelShape, path: str) -> None:
         )
 
 
-def _measured(document: "Document", entry: "Entry", path: str) -> Quality | None:
+def measured(document: "Document", entry: "Entry", path: str) -> Quality | None:
+    """What a report tells of one candidate; None where it has no such scores."""
     shares, widest = {}, 0.0
     for task in document.baseline.settings.tasks:
         key = f"{task}/{metrics.ACCURACY}"

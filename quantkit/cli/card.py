@@ -10,7 +10,7 @@ from quantkit.cli.options import AsJson
 
 def command(
     checkpoints: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Checkpoint folders.")
+        list[Path], typer.Argument(metavar="DIR...", help="Checkpoint folders or GGUF files.")
     ],
     scores: Annotated[
         list[Path] | None,
@@ -32,32 +32,37 @@ def command(
 
     start.stay_offline_if(True)
     from quantkit.errors import ScoreError
-    from quantkit.export.manifest import Manifest
+    from quantkit.export.manifest import Manifest, is_checkpoint
     from quantkit.report import document
     from quantkit.scoring.evaluation import read_all
 
-    for folder in checkpoints:
+    ours = [folder for folder in checkpoints if is_checkpoint(folder) or not folder.exists()]
+    for folder in ours:
         Manifest.read(folder)
     evaluations = read_all(scores or [])
     told = document.read(report) if report else None
-    from quantkit.export import card
+    from quantkit.export import card, foreign_card
     from quantkit.model.description import README
     from quantkit.report import card as report_card
 
     # All is read and checked before the first card is written.
     work = []
-    for folder in checkpoints:
-        manifest = Manifest.read(folder)
-        runs = report_card.scored(manifest, evaluations, told)
+    for path in checkpoints:
+        known = Manifest.read(path) if path in ours else foreign_card.Foreign.open(path)
+        folder = path if path in ours or path.is_dir() else path.parent
+        runs = report_card.scored(known, evaluations, told)
         if not runs and not without_scores and card.has_scores(card.existing(folder)):
             raise ScoreError(
                 f"{folder}: its card tells scores, which would go; give them with --scores or "
                 "--report, or say --without-scores"
             )
-        work.append((folder, manifest, runs))
+        work.append((folder, known, runs))
     made = []
-    for folder, manifest, runs in work:
-        changed = card.refresh(folder, manifest, runs)
+    for folder, known, runs in work:
+        if isinstance(known, Manifest):
+            changed = card.refresh(folder, known, runs)
+        else:
+            changed = foreign_card.refresh(known, runs)
         tasks = [task for run in runs for task in run.tasks]
         made.append({"path": str(folder / README), "changed": changed, "tasks": tasks})
     if json:

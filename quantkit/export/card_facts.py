@@ -139,12 +139,13 @@ def metadata(manifest: Manifest, scored: Sequence[Scored] = ()) -> dict[str, Any
         "library_name": "gguf" if is_gguf(manifest) else "transformers",
         "pipeline_tag": "text-generation",
         "tags": tags(manifest),
-        "model-index": _index(manifest, scored) if scored else None,
+        "model-index": index(slug(manifest), scored) if scored else None,
     }
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def _index(manifest: Manifest, scored: Sequence[Scored]) -> list[dict[str, Any]]:
+def index(name: str, scored: Sequence[Scored]) -> list[dict[str, Any]]:
+    """Scores as the hub's specification has them."""
     results = []
     for run in scored:
         part = f" (first {run.limit} documents)" if run.limit else ""
@@ -165,4 +166,4 @@ def _index(manifest: Manifest, scored: Sequence[Scored]) -> list[dict[str, Any]]
                     "metrics": values,
                 }
             )
-    return [{"name": slug(manifest), "results": results}]
+    return [{"name": name, "results": results}]

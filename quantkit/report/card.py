@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from quantkit import metrics
 from quantkit.errors import ScoreError
 from quantkit.export.card_facts import Figure, Scored
+from quantkit.export.foreign_card import Foreign
 from quantkit.export.manifest import Manifest
 from quantkit.report.comparison import Report
 from quantkit.report.document import Document, Entry
@@ -13,26 +14,29 @@ from quantkit.scoring.scorecard import Score, Scorecard, Settings
 
 
 def of_document(
-    manifest: Manifest, document: Document, lm_eval: str | None = None
+    manifest: Manifest | Foreign, document: Document, lm_eval: str | None = None
 ) -> Scored | None:
     """What a report says of a checkpoint; None where it does not know it."""
     found = next((e for e in document.candidates if e.digest == manifest.digest), None)
-    if found is None or document.baseline.digest != manifest.source.fingerprint:
+    if found is None:
+        return None
+    # Which model others made theirs from is not on record: the report's source is the one.
+    if isinstance(manifest, Manifest) and document.baseline.digest != manifest.source.fingerprint:
         return None
     return _of_entry(found, document.baseline, lm_eval)
 
 
-def of_evaluations(manifest: Manifest, evaluations: Sequence[Evaluation]) -> list[Scored]:
+def of_evaluations(manifest: Manifest | Foreign, evaluations: Sequence[Evaluation]) -> list[Scored]:
     """All scores of a checkpoint, oldest first, each beside its source's where that is there."""
     own = [e for e in evaluations if e.card.digest == manifest.digest]
     return [
-        _of_evaluation(manifest, evaluation, evaluations)
+        _of_evaluation(evaluation, evaluations)
         for evaluation in sorted(own, key=lambda e: e.card.created)
     ]
 
 
 def scored(
-    manifest: Manifest, evaluations: Sequence[Evaluation], document: Document | None
+    manifest: Manifest | Foreign, evaluations: Sequence[Evaluation], document: Document | None
 ) -> list[Scored]:
     """Scores from files and from a report; refuses when something was given and nothing fits."""
     found = of_evaluations(manifest, evaluations)
@@ -51,9 +55,10 @@ def _same_run(one: Scored, other: Scored) -> bool:
     return one.created == other.created and one.tasks == other.tasks
 
 
-def _refusal(manifest: Manifest, given: Sequence[Entry | Scorecard]) -> str:
+def _refusal(manifest: Manifest | Foreign, given: Sequence[Entry | Scorecard]) -> str:
     """One sentence: what was looked for, and what is near it."""
-    near = [e for e in given if e.recipe == manifest.recipe.name] or [e for e in given if e.recipe]
+    own = manifest.recipe.name if isinstance(manifest, Manifest) else manifest.declared.words
+    near = [e for e in given if e.recipe == own] or [e for e in given if e.recipe]
     names = [f"{e.name} (digest {e.digest[:12]}, {e.created[:10]})" for e in (near or given)[:3]]
     more = f"; near: {', '.join(names)}" if names else ""
     return (
@@ -62,15 +67,13 @@ def _refusal(manifest: Manifest, given: Sequence[Entry | Scorecard]) -> str:
     )
 
 
-def _of_evaluation(
-    manifest: Manifest, evaluation: Evaluation, given: Sequence[Evaluation]
-) -> Scored:
+def _of_evaluation(evaluation: Evaluation, given: Sequence[Evaluation]) -> Scored:
     card = evaluation.card
     lm_eval = card.versions.get("lm_eval")
     alike = {
         e.card.name: e
         for e in given
-        if e.card.source_fingerprint == manifest.source.fingerprint
+        if e.card.source_fingerprint == card.source_fingerprint
         and not e.card.settings.differences(card.settings)
     }
     sources = [e for e in alike.values() if e.card.recipe is None]

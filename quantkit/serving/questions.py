@@ -5,7 +5,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quantkit.advise import across, formats, measured, parallel, quality, shape, speculation
+from quantkit.advise import (
+    across,
+    formats,
+    measured,
+    others,
+    parallel,
+    quality,
+    shape,
+    speculation,
+)
 from quantkit.advise.across import Across
 from quantkit.advise.candidates import MIN_QUALITY, NO_LIMITS, Catalogue, Limits, Question
 from quantkit.advise.formats import Format
@@ -124,6 +133,10 @@ def answer(asked: Asked) -> Answers:
             alone = len(asked.gpus) == 1 and asked.in_depth
             found.append(recommend(_for_gpu(priced, asked, gpu), gpu, in_depth=alone))
     notes = tuple(_notes(asked, found, guess))
+    for model in models:
+        if model.report is not None:
+            path, document = model.report
+            notes += tuple(others.notes(document, str(path), asked.gpus))
     if len(models) > 1:
         reports = {m.shape.label: m.report[1] for m in models if m.report}
         return Answers(tuple(found), across=across.compare(found, reports), notes=notes)

@@ -1,0 +1,31 @@
+"""What a report knows of checkpoints that others made: no recipe makes them, but they are there."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from quantkit.advise import quality
+from quantkit.hardware import support
+from quantkit.hardware.gpus import GPU
+from quantkit.storage import gib
+
+if TYPE_CHECKING:
+    from quantkit.report.document import Document
+
+
+def notes(document: "Document", path: str, gpus: Sequence[GPU]) -> Iterator[str]:
+    """One sentence for each: what it is, what it keeps, and how the GPUs run it."""
+    for entry in document.candidates:
+        made = entry.made
+        if made is None or made.by_others is None:
+            continue
+        found = quality.measured(document, entry, path)
+        kept = f"keeps {found.recovery:.1%} ({found.basis})" if found else "has no quality data"
+        told = []
+        for gpu in gpus:
+            engine = "llama.cpp" if made.runs_as == "gguf" else "vllm"
+            how = support.runs(gpu, made.runs_as or "bf16", engine)
+            told.append(f"{gpu.name}: {how.how} ({how.reason})")
+        yield (
+            f"{entry.name}, in the report, was made by another tool ({made.by_others}), so it is "
+            f"not ranked: it has {gib(entry.size_bytes)} and {kept}; {'; '.join(told)}."
+        )
