@@ -167,3 +167,54 @@ def _blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     codes = (nearest + 8 * (scaled < 0)).reshape(*groups.shape[:-1], 16, 2)
     packed = codes[..., 0] + 16 * codes[..., 1]
     return packed.to(torch.uint8), (exponent + 127).to(torch.uint8)
+
+
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1.0,
+)  # fmt: skip
+"""The numbers of NF4, as bitsandbytes has them."""
+
+
+def in_bitsandbytes(source: Path, folder: Path, bits: int) -> Path:
+    """Its layouts, to its specification: NF4 in blocks of 64, or 8 bits per row."""
+    shutil.copytree(source, folder)
+    stored: dict[str, torch.Tensor] = {}
+    for name, tensor in read_tensors(source).items():
+        values = tensor.read()
+        if not name.endswith("_proj.weight"):
+            stored[name] = values
+        elif bits == 8:
+            rows = values.float().abs().amax(1)
+            stored[name] = (values.float() * 127 / rows[:, None]).round().to(torch.int8)
+            stored[f"{name[:-7]}.SCB"] = rows
+            stored[f"{name[:-7]}.weight_format"] = torch.tensor(0, dtype=torch.uint8)
+        else:
+            stored |= _nf4(name, values.float())
+    write_whole(folder / "model.safetensors", stored)
+    path = folder / "config.json"
+    config = json.loads(path.read_bytes())
+    config["quantization_config"] = {
+        "quant_method": "bitsandbytes", "load_in_4bit": bits == 4, "load_in_8bit": bits == 8,
+        "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False,
+        "bnb_4bit_quant_storage": "uint8", "llm_int8_skip_modules": None,
+    }  # fmt: skip
+    path.write_text(json.dumps(config))
+    return folder
+
+
+def _nf4(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    blocks = weight.reshape(-1, 64)
+    largest = blocks.abs().amax(1)
+    codes = ((blocks / largest[:, None])[..., None] - torch.tensor(NF4)).abs().argmin(-1)
+    pairs = codes.reshape(-1, 2)
+    told = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [*weight.shape]}
+    state = torch.tensor(list(json.dumps(told).encode()), dtype=torch.uint8)
+    return {
+        name: (pairs[:, 0] * 16 + pairs[:, 1]).to(torch.uint8)[:, None],
+        f"{name}.absmax": largest,
+        f"{name}.quant_map": torch.tensor(NF4),
+        f"{name}.quant_state.bitsandbytes__nf4": state,
+    }

@@ -136,15 +136,19 @@ LISTS: dict[str, tuple[Kernel, ...]] = {
         Kernel("Marlin MXFP8", lambda a: a.capability >= 75,
                _words("weights only: MXFP8 tensor cores start at 10.0")),
     ),
+    "bitsandbytes": (
+        Kernel("bitsandbytes", lambda a: a.capability >= 70,
+               _words("unpacked to 16 bits before each product")),
+    ),
 }  # fmt: skip
 MINIMUM = {
     "wna16": 75, "w4afp8": 90, "fp8": 75, "fp8-a16": 75, "fp8-block": 75, "int8": 75, "nvfp4": 75,
-    "nvfp4-a16": 75, "mxfp4": 80, "mxfp8": 75,
+    "nvfp4-a16": 75, "mxfp4": 80, "mxfp8": 75, "bitsandbytes": 70,
 }  # fmt: skip
 """`get_min_capability` of the schemes; FP8 falls back to weights only below 8.9."""
 METHOD_MINIMUM = {
     "compressed-tensors": 70, "gptq": 60, "awq": 75, "fp8": 75, "fbgemm_fp8": 80, "modelopt": 75,
-    "mxfp4": 80,
+    "mxfp4": 80, "bitsandbytes": 70,
 }  # fmt: skip
 MODELOPT_FP8_MINIMUM = 89
 

@@ -13,7 +13,7 @@ from quantkit.tensorspec import TensorSpec
 PARTS = (
     "weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_shape",
     "weight_global_scale", "weight_zero_point", "weight_g_idx", "input_scale", "input_global_scale",
-    "qweight", "qzeros", "scales", "g_idx", "bias",
+    "qweight", "qzeros", "scales", "g_idx", "SCB", "bias",
 )  # fmt: skip
 NARROW = ("F8_E4M3", "F8_E5M2", "I8", "U8")
 PLAIN = ("BF16", "F16", "F32")
@@ -71,6 +71,12 @@ class Layer:
         """Whether its weight has another name than a 16-bit one has."""
         return "weight_packed" in self.parts or "qweight" in self.parts
 
+    @cached_property
+    def is_flat(self) -> bool:
+        """Whether its weight is one long column, as bitsandbytes stores 4 bits."""
+        weight = self.parts.get("weight")
+        return weight is not None and weight.dtype == "U8" and weight.shape[1:] == (1,)
+
     def shape(self, bits: int, awq: bool = False) -> tuple[int, int]:
         """Rows and columns, as far as packed words tell them; bits of the stored integers."""
         if (words := self.parts.get("qweight")) is not None and len(words.shape) == 2:
@@ -82,7 +88,7 @@ class Layer:
                 return rows, width * 2
             return rows, width * 32 // bits
         weight = self.parts.get("weight")
-        if weight is None or len(weight.shape) != 2:
+        if weight is None or len(weight.shape) != 2 or self.is_flat:
             return 0, 0
         return weight.shape[0], weight.shape[1] * (2 if weight.dtype == "U8" else 1)
 

@@ -141,6 +141,8 @@ def _judged(
         pass  # among the findings
     if joint := gptoss.n_layers(judged):
         result.schemes["mxfp4 (experts of a block together)"] = joint
+    if judged.method == "bitsandbytes" and not result.faults:
+        result.left_out.append("bitsandbytes itself, which has to be installed beside vLLM")
     if gpu is not None and capability is None:
         result.findings += _by_table(judged, gpu)
     if (checkpoint.experts or joint) and capability is not None:

@@ -209,6 +209,12 @@ RULES = (
           "zeros in their place; too large ones it refuses",
           "download again", "models/gpt_oss.py: _load_weights_mxfp4; "
           "layers/fused_moe/routed_experts.py: weight_loader"),
+    Rule("bnb-state", ("refuses",),
+          "bitsandbytes weights without their state (`absmax`, `quant_map`, `quant_state`), or in "
+          "another storage type than uint8",
+          "download again, or quantise with a recipe of quantkit",
+          "model_loader/bitsandbytes_loader.py (v0.26.0): _quantized_4bit_generator; "
+          "layers/quantization/bitsandbytes.py (v0.26.0): BitsAndBytesConfig", None, (0, 28)),
     Rule("dtype", ("refuses",), "The method does not compute in the model's type",
           "serve with --dtype bfloat16", "config/vllm.py: _get_quantization_config"),
     Rule("kv-scheme", ("refuses",), "A KV cache other than symmetric FP8 per tensor or head",

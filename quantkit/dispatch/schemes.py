@@ -90,6 +90,8 @@ class Judged:
             names = section.get("ignore") or inner.get("exclude_modules") or []
         elif self.method == "compressed-tensors":
             names = section.get("ignore") or []
+        elif self.method == "bitsandbytes":
+            names = section.get("llm_int8_skip_modules") or []
         else:
             names = section.get("ignored_layers") or section.get("modules_to_not_convert") or []
         return [(str(name), self._mapped(str(name))) for name in names]
@@ -121,6 +123,8 @@ class Judged:
             return entry in inside or fnmatchcase(inside, entry)
         if self.method == "awq":
             return entry in inside
+        if self.method == "bitsandbytes":
+            return f".{entry}." in f".{inside}."
         if ".experts" in inside and "experts" in entry:
             return inside.partition(".experts")[0] + ".experts" in entry
         return entry == inside
@@ -208,6 +212,12 @@ class Judged:
             if skipped or (not self.ignore and not layer.is_quantized):
                 return None
             return _integers(int(bits), size, not section.get("zero_point", True), False)
+        if self.method == "bitsandbytes":
+            if self.ignoring(inside) is not None:
+                return None
+            bits = 8 if section.get("load_in_8bit") else 4
+            kind = "int8" if bits == 8 else str(section.get("bnb_4bit_quant_type") or "fp4")
+            return Scheme("bitsandbytes", f"bitsandbytes {kind}", bits)
         if self.ignoring(inside) is not None or VISION.search(inside):
             return None
         if self.method in ("fp8", "fbgemm_fp8"):

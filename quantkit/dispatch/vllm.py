@@ -139,6 +139,9 @@ def _numbers(judged: Judged) -> Iterator[Finding]:
             yield found("fp8-scheme", "quantization_config", f"activation_scheme is {scheme!r}")
         elif blocks and scheme == "static":
             yield found("fp8-scheme", "quantization_config", "static inputs beside blocks")
+    if method == "bitsandbytes" and section.get("bnb_4bit_quant_storage", "uint8") != "uint8":
+        words = f"bnb_4bit_quant_storage is {section['bnb_4bit_quant_storage']}, vLLM reads uint8"
+        yield found("bnb-state", "quantization_config", words)
     if method == "modelopt" and judged.algorithm not in MODELOPT:
         words = f"quant_algo is {judged.algorithm or 'missing'}"
         yield found("modelopt-algo", "quantization_config", words)
@@ -289,6 +292,10 @@ def _expected(judged: Judged, scheme: Scheme, layer: Layer) -> Iterator[str]:
         elif scheme.act_order:
             yield "g_idx"
         return
+    if judged.method == "bitsandbytes":
+        if scheme.bits == 8:
+            yield "SCB"
+        return
     block = scheme.kind == "fp8-block" and judged.method == "fp8"
     yield "weight_scale_inv" if block else "weight_scale"
     if scheme.kind.startswith("nvfp4"):
@@ -311,6 +318,8 @@ def _tensors(judged: Judged) -> Iterator[Finding]:
         for part in _expected(judged, scheme, layer):
             if part not in layer.parts:
                 yield found("missing-tensor", f"{name}.{part}", "it is missing")
+        if judged.method == "bitsandbytes" and scheme.bits == 4:
+            yield from _states(judged, name)
         if scheme.kind == "wna16" and judged.method == "compressed-tensors":
             yield from _packing(judged, name, layer, scheme)
         if (fault := _misshapen(judged, layer, scheme)) is not None:
@@ -325,6 +334,14 @@ def _tensors(judged: Judged) -> Iterator[Finding]:
             if rows % blocks[0]:
                 words = f"{shard.rpartition('.')[2]} has {rows} rows, blocks have {blocks[0]}"
                 yield found("fp8-blocks", whole, words)
+
+
+def _states(judged: Judged, name: str) -> Iterator[Finding]:
+    """What bitsandbytes keeps beside 4 bits, from which vLLM builds its QuantState."""
+    kind = str(judged.section.get("bnb_4bit_quant_type") or "fp4")
+    for part in ("absmax", "quant_map", f"quant_state.bitsandbytes__{kind}"):
+        if f"{name}.weight.{part}" not in judged.checkpoint.tensors:
+            yield found("bnb-state", f"{name}.weight.{part}", "it is missing")
 
 
 def _packing(judged: Judged, name: str, layer: Layer, scheme: Scheme) -> Iterator[Finding]:

@@ -34,6 +34,7 @@ MODELOPT: dict[str, tuple[tuple[int, str, str, int | None], dict[str, Any] | Non
 """Its algorithms: bits, type, strategy and group size of weights, and the numbers of inputs."""
 METHODS = (
     "compressed-tensors", "gptq", "awq", "auto-round", "fp8", "fbgemm_fp8", "modelopt", "mxfp4",
+    "bitsandbytes",
 )  # fmt: skip
 MAKERS = {
     "llm-compressor": ("llm-compressor", "llmcompressor"),
@@ -58,7 +59,7 @@ class Weights:
     group_size: int | None = None
     symmetric: bool = True
     kind: str = ""
-    """A type of ggml, for what lies in a GGUF file."""
+    """A number that no recipe has, by its name: a type of ggml, or one of bitsandbytes."""
 
     @property
     def tag(self) -> str:
@@ -94,12 +95,12 @@ class Part:
         return f"{self.weights.tag}, {kind}{self.inputs.num_bits} {when} inputs"
 
     @property
-    def runs_as(self) -> str:
-        """One of `hardware.support.FORMATS`."""
+    def runs_as(self) -> str | None:
+        """One of `hardware.support.FORMATS`; None where it has no row there."""
         weights, inputs = self.weights, self.inputs
         tag = weights.tag
         if weights.kind:
-            return "gguf"
+            return None if weights.kind.startswith("bnb ") else "gguf"
         if tag.startswith(("nvfp4", "mxfp4")):
             return tag if inputs else f"{tag}-a16"
         if tag == "mxfp8":
@@ -172,6 +173,7 @@ def of(config: Mapping[str, Any], where: str, card: str = "") -> Declared:
         "fbgemm_fp8": _fbgemm,
         "modelopt": _modelopt,
         "mxfp4": _mxfp4,
+        "bitsandbytes": _bitsandbytes,
     }.get(method)
     if read is None:
         raise CheckpointError(
@@ -328,6 +330,19 @@ def _mxfp4(found: Mapping[str, Any]) -> Read:
     return (Part(("re:.*experts.*",), Weights(4, "float", "group", 32)),), names
 
 
+def _bitsandbytes(found: Mapping[str, Any]) -> Read:
+    """Blocks of 64 unless the files say otherwise; inputs of LLM.int8() are told apart when run."""
+    names = tuple(found.get("llm_int8_skip_modules") or ())
+    if found.get("load_in_8bit"):
+        return (Part(EVERY, Weights(8, "int", "channel", kind="bnb int8")),), names
+    if not found.get("load_in_4bit", True):
+        raise ValueError("neither load_in_4bit nor load_in_8bit is set")
+    kind = str(found.get("bnb_4bit_quant_type", "fp4"))
+    if kind not in ("nf4", "fp4"):
+        raise ValueError(f"bnb_4bit_quant_type {kind}: nf4 and fp4 are supported")
+    return (Part(EVERY, Weights(4, "float", "group", 64, kind=f"bnb {kind}")),), names
+
+
 def _maker(found: Mapping[str, Any]) -> str | None:
     """The quantiser and its version, where the config has them."""
     meta = found.get("meta")
@@ -340,6 +355,8 @@ def _maker(found: Mapping[str, Any]) -> str | None:
         return _known(str(producer["name"]), str(producer.get("version") or ""))
     if version := found.get("autoround_version"):
         return f"AutoRound {version}"
+    if found.get("quant_method") == "bitsandbytes":
+        return "bitsandbytes"
     if found.get("quant_method") == "compressed-tensors" and (version := found.get("version")):
         return f"compressed-tensors {version}"
     return None

@@ -10,6 +10,7 @@ the method that a config names: the same few forms come under many names.
     weight_packed (int32 words) and weight_scale, weight_shape    compressed-tensors
     qweight, qzeros and scales, with g_idx or without             AutoGPTQ, AutoAWQ
     ..._blocks and ..._scales                                     MXFP4 of all experts, gpt-oss
+    weight, weight.absmax and others; weight (int8) and SCB       bitsandbytes
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import QuantkitError, SourceError
 from quantkit.formats import declared, words
+from quantkit.model import bitsandbytes
 from quantkit.model.derived import DerivedTensor, slice_of
 from quantkit.model.headers import StoredTensor
 
@@ -41,6 +43,8 @@ BESIDE = (
     "qzeros",
     "scales",
     "g_idx",
+    "SCB",
+    "weight_format",
 )
 
 
@@ -79,7 +83,11 @@ def dequantized(
         beside = {
             part: tensors[f"{module}.{part}"] for part in BESIDE if f"{module}.{part}" in tensors
         }
-        if last == "weight" and tensor.dtype in NARROW:
+        if bitsandbytes.state_name(name, tensors) is not None:
+            result[name] = bitsandbytes.four_bits(tensor, tensors, dtype)
+        elif last == "weight" and tensor.dtype == "I8" and "SCB" in beside:
+            result[name] = bitsandbytes.eight_bits(tensor, beside["SCB"], dtype)
+        elif last == "weight" and tensor.dtype in NARROW:
             result[name] = _scaled(name, tensor, beside, dtype)
         elif last in ("weight_packed", "weight") and tensor.dtype == "U8":
             result[f"{module}.weight"] = _fp4(module, tensor, beside, dtype)
@@ -107,6 +115,7 @@ def modules(tensors: Mapping[str, StoredTensor]) -> list[str]:
     for name, tensor in tensors.items():
         module, _, last = name.rpartition(".")
         narrow = last == "weight" and tensor.dtype in (*NARROW, "U8")
+        narrow = narrow or bitsandbytes.state_name(name, tensors) is not None
         if narrow or last in ("weight_packed", "qweight"):
             found.append(module)
         elif (whole := of_experts(name)) and f"{whole}_scales" in tensors:
@@ -133,6 +142,8 @@ def joint_layers(whole: str, n_experts: int) -> list[tuple[str, ...]]:
 def _stands_beside(name: str, tensors: Mapping[str, StoredTensor]) -> bool:
     """Whether a tensor is only there to tell what another one holds."""
     module, _, last = name.rpartition(".")
+    if bitsandbytes.owner(name, tensors) is not None:
+        return True
     if any(f"{name.removesuffix(end)}_blocks" in tensors for end in ("_scales", "_bias")):
         return True
     weights = (f"{module}.{part}" for part in ("weight", "weight_packed", "qweight"))

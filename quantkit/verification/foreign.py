@@ -19,7 +19,7 @@ from quantkit.errors import QuantkitError
 from quantkit.export.foreign import ForeignCheckpoint, likeness
 from quantkit.formats import declared
 from quantkit.formats.declared import Declared, Part, Weights
-from quantkit.model import dequantized
+from quantkit.model import bitsandbytes, dequantized
 from quantkit.model.architecture import Architecture
 from quantkit.model.shards import StoredTensor
 from quantkit.model.source import ModelSource, read_config, read_tensors
@@ -33,6 +33,8 @@ BY_CONFIG = ("compressed-tensors", "fp8", "fbgemm_fp8", "modelopt")
 """Methods whose readers go by the config alone; others look which tensors there are."""
 SCALES = ("weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "scales")
 INPUTS = ("input_scale", "input_global_scale")
+LARGEST = ("SCB", "weight.absmax", "weight.nested_absmax")
+"""Largest magnitudes, which bitsandbytes stores: zero where all weights are."""
 STANDS_OUT = 3.0
 """Times the median of all layers of the same numbers."""
 NEGLIGIBLE = 0.01
@@ -181,11 +183,18 @@ def _tensor_faults(files: _Files) -> Iterator[str]:
                     f"{module}.{name} is {list(found.shape)}, {part.weights.tag} makes it "
                     f"{list(shapes[0])}"
                 )
-        shape_of = files.beside(module, "weight_shape")
-        if shape_of is not None and shape_of.shape == (2,):
-            told = shape_of.read().tolist()
-            if tuple(told) != known.linears[module]:
-                yield f"{module}.weight_shape says {told}, not {list(known.linears[module])}"
+        name, told = _told_shape(files, module)
+        if told is not None and told != known.linears[module]:
+            yield f"{name} says {list(told)}, not {list(known.linears[module])}"
+
+
+def _told_shape(files: _Files, module: str) -> tuple[str, tuple[int, ...] | None]:
+    """The shape that a tensor beside a packed weight tells, and its name."""
+    shape_of = files.beside(module, "weight_shape")
+    if shape_of is not None and shape_of.shape == (2,):
+        return shape_of.name, tuple(shape_of.read().tolist())
+    name = bitsandbytes.state_name(f"{module}.weight", files.tensors)
+    return (name, bitsandbytes.read_state(files.tensors[name]).shape) if name else ("", None)
 
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -194,6 +203,8 @@ Shapes = tuple[tuple[int, ...], ...]
 def _expected(files: _Files, module: str, part: Part, rows: int, columns: int) -> dict[str, Shapes]:
     """The tensors of a layer and the shapes that each may have; none: any."""
     weights = part.weights
+    if files.declared.method == "bitsandbytes":
+        return _of_bitsandbytes(files, module, weights, rows, columns)
     groups = -(-columns // weights.group_size) if weights.group_size else 1
     scales: Shapes = ((rows, groups), *(((rows,),) if groups == 1 else ()))
     if weights.strategy == "tensor":
@@ -229,6 +240,28 @@ def _expected(files: _Files, module: str, part: Part, rows: int, columns: int) -
     if part.inputs is not None and part.inputs.is_static:
         nvfp4 = part.inputs.strategy == "tensor_group" and packed is not None
         found["input_global_scale" if nvfp4 else "input_scale"] = ((1,), (), (1, 1))
+    return found
+
+
+def _of_bitsandbytes(
+    files: _Files, module: str, weights: Weights, rows: int, columns: int
+) -> dict[str, Shapes]:
+    """The block sizes stand beside each weight."""
+    if weights.num_bits == 8:
+        return {"weight": ((rows, columns),), "SCB": ((rows,), (rows, 1))}
+    found: dict[str, Shapes] = {
+        "weight": ((-(-rows * columns // 2), 1),),
+        "weight.quant_map": ((16,),),
+    }
+    name = bitsandbytes.state_name(f"{module}.weight", files.tensors)
+    if name is None:
+        return found | {f"weight.{bitsandbytes.STATE}{weights.kind.removeprefix('bnb ')}": ()}
+    state = bitsandbytes.read_state(files.tensors[name])
+    n_blocks = -(-rows * columns // state.block_size)
+    found["weight.absmax"] = ((n_blocks,),)
+    if state.nested_block_size:
+        found["weight.nested_absmax"] = ((-(-n_blocks // state.nested_block_size),),)
+        found["weight.nested_quant_map"] = ((256,),)
     return found
 
 
@@ -269,6 +302,12 @@ def _scale_faults(files: _Files) -> Iterator[str]:
             stored = files.beside(module, name)
             if stored is not None and (words := impossible(stored.read())):
                 yield f"{module}.{name}: {words}"
+        for name in LARGEST:
+            stored = files.beside(module, name)
+            if stored is None or stored.dtype != "F32":
+                continue
+            if words := impossible(stored.read(), may_be_zero=True):
+                yield f"{module}.{name}: {words}"
     for stored in joint.scales(files.tensors):
         if words := impossible(stored.read()):
             yield f"{stored.name}: {words}"
@@ -283,7 +322,7 @@ def _scale_faults(files: _Files) -> Iterator[str]:
                 )
 
 
-def impossible(scale: torch.Tensor) -> str:
+def impossible(scale: torch.Tensor, may_be_zero: bool = False) -> str:
     """What is wrong with scales, in words; empty where nothing is.
 
     Zero, or nearly so, is what an empty group has in E4M3; in wider types it is damage.
@@ -293,7 +332,7 @@ def impossible(scale: torch.Tensor) -> str:
         return _counted(bad, "NaN (E8M0)")
     wide = scale.float()
     kinds = [("NaN", wide.isnan()), ("infinite", wide.isinf()), ("negative", wide < 0)]
-    if scale.element_size() > 1:
+    if scale.element_size() > 1 and not may_be_zero:
         kinds.append(("zero", wide == 0))
         if scale.dtype != torch.float16:
             tiny = torch.finfo(scale.dtype).tiny
