@@ -6,9 +6,8 @@ progress goes to a callback. The command line is another face of the same stages
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quantkit.errors import DataError, UsageError
 from quantkit.progress import Listener, listening
@@ -17,16 +16,18 @@ from quantkit.registry import NATIVE
 if TYPE_CHECKING:
     from quantkit.advise.recommendation import Recommendation
     from quantkit.calibration.calibration_set import CalibrationSet
+    from quantkit.calls import Call
     from quantkit.dispatch.prediction import Prediction
     from quantkit.export.checkpoint import Checkpoint
     from quantkit.gating.verdict import Verdict
-    from quantkit.onepass.prepare import CalibrationChoice
     from quantkit.opening import Model
     from quantkit.recipe import AnyRecipe
     from quantkit.report.comparison import Report
     from quantkit.report.document import Document
     from quantkit.scoring.evaluation import Evaluation
     from quantkit.verification.checkpoint import Verification
+
+T = TypeVar("T")
 
 
 def quantize(
@@ -65,50 +66,35 @@ def quantize(
     layer for `target` (vllm or llama.cpp) and one checkpoint is made; none where everything stays
     in 16 bits. `sensitivity` is a table that was made before.
     """
-    from quantkit.onepass.prepare import Run
-    from quantkit.registry import check_engine
+    from quantkit.calls.data import Data
+    from quantkit.calls.quantize import Quantization, Spending
 
-    check_engine(engine)
-    matrix = None if imatrix is None else Path(imatrix)
-    how = Run(listening(progress), force, offload, engine, matrix)
     if (recipes is None) == (bits is None and size is None):
         raise UsageError("give recipes, or one of bits and size")
+    spending = None
     if recipes is None:
-        from quantkit.mixed import budget as budgets
-        from quantkit.mixed import run as mixed
-        from quantkit.opening import opened
-
-        if engine != NATIVE or format is not None or tune:
-            raise UsageError("engine, format and tune do not go with bits or size")
-        room = budgets.size_bytes(size) if isinstance(size, str) else size
-        asked = mixed.Wanted(
-            budgets.Budget(bits, room),
-            tuple(_listed(formats)),
-            None if sensitivity is None else Path(sensitivity),
-            target,
-        )
-        data = _choice(calibration, samples, length)
-        with opened(model, tokenizer, revision, trust_remote_code, requantize) as source:
-            return mixed.quantize(source, asked, Path(out), device, data, how).checkpoints
-    wanted = [_recipe(one, format) for one in _listed(recipes)]
-    if tune:
-        wanted = [one.tuned() for one in wanted]
-    folder = Path(out)
-    if isinstance(model, str | Path) and str(model).lower().endswith(".gguf"):
-        from quantkit.onepass.from_gguf import quantize_file
-
-        if calibration is not None:
-            raise UsageError("a GGUF file cannot be calibrated; give imatrix, a matrix made before")
-        return quantize_file(Path(model), wanted, folder, device, how, requantize)
-    if engine != NATIVE:
-        renamed = [{"name": f"{one.name}-{engine}"} for one in wanted]
-        wanted = [one.model_copy(update=new) for one, new in zip(wanted, renamed, strict=True)]
-    from quantkit.onepass.run import quantize as run
-    from quantkit.opening import opened
-
-    choice = _choice(calibration, samples, length)
-    with opened(model, tokenizer, revision, trust_remote_code, requantize) as source:
-        return run(source, wanted, folder, device, choice, how)
+        table = None if sensitivity is None else Path(sensitivity)
+        among = tuple(_listed(formats))
+        spending = Spending(bits, size, formats=among, table=table, target=target)
+    call = Quantization(
+        model,
+        Path(out),
+        () if recipes is None else _listed(recipes),
+        spending=spending,
+        data=Data(calibration, samples, length),
+        format=format,
+        engine=engine,
+        tune=tune,
+        imatrix=None if imatrix is None else Path(imatrix),
+        requantize=requantize,
+        offload=offload,
+        device=device,
+        tokenizer=tokenizer,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        force=force,
+    )
+    return _done(call, progress).checkpoints
 
 
 def verify(
@@ -121,14 +107,11 @@ def verify(
 ) -> "Verification":
     """Check files, tensors, config and weights of any checkpoint, whoever made it: `.ok`,
     and all `.faults`."""
-    from quantkit.opening import opened
-    from quantkit.verification.folder import verify as run
+    from quantkit.calls.verify import Checkpoints, FileCheck
 
-    path = _folder(folder)
-    if source is None:
-        return run(path, None, listening(progress), trust_remote_code, read_weights)
-    with opened(source, None, None, trust_remote_code, requantize=True) as original:
-        return run(path, original, listening(progress), trust_remote_code, read_weights)
+    of = Checkpoints([_folder(folder)], source, trust_remote_code=trust_remote_code)
+    (found,) = _done(FileCheck(of, read_weights), progress)
+    return found
 
 
 def predict(
@@ -140,10 +123,10 @@ def predict(
 ) -> "Prediction":
     """What an engine will do with a checkpoint, by its own rules, without it and without reading
     weights: `.ok`, `.verdict`, and all `.findings`."""
-    from quantkit.dispatch.prediction import predict as run
-    from quantkit.hardware.gpus import find
+    from quantkit.calls.verify import RuleCheck
 
-    return run(_folder(folder), engine, version, find(gpu) if gpu else None)
+    (found,) = _done(RuleCheck([_folder(folder)], engine, version, gpu), None)
+    return found
 
 
 def score(
@@ -172,41 +155,26 @@ def score(
 
     Checkpoints of other tools are compared with `source`, or with the source among `models`.
     """
-    from quantkit.opening import opened, paired, scorables
-    from quantkit.scoring.harness import Asked, evaluate
+    from quantkit.calls.score import Models, Questions, Scoring
 
-    listed = _listed(models)
-    if server is not None and len(listed) != 1:
-        raise UsageError("a server serves one model: give that model alone")
     if tasks is None and prompts is None:
         raise UsageError("name tasks, such as tasks=['wikitext'], or give prompts")
-    asked = Asked(
-        (tasks,) if isinstance(tasks, str) else tuple(tasks or ()),
-        limit,
-        num_fewshot,
-        max_length,
-        batch_size,
-        seed,
-        None if data is None else Path(data),
+    questions = Questions(
+        tuple(_listed(tasks or ())),
+        prompts=None if prompts is None else Path(prompts),
+        limit=limit,
+        num_fewshot=num_fewshot,
+        max_length=max_length,
+        batch_size=batch_size,
+        seed=seed,
+        data=None if data is None else Path(data),
         cache=None if cache is None else Path(cache),
         server=server,
         backend=backend,
-        prompts=None if prompts is None else Path(prompts),
     )
-    found = []
-    with ExitStack() as stack:
-        original = None
-        if source is not None:
-            opening = opened(source, tokenizer, None, trust_remote_code)
-            original = stack.enter_context(opening)
-        given = scorables(listed, tokenizer, revision, trust_remote_code, original)
-        targets = stack.enter_context(given)
-        for target in paired(targets, original):
-            made = evaluate(target, asked, device, listening(progress), trust_remote_code)
-            if out is not None:
-                made.write(Path(out))
-            found.append(made)
-    return found
+    of = Models(_listed(models), source, revision, tokenizer, trust_remote_code)
+    call = Scoring(of, questions, None if out is None else Path(out), device=device)
+    return _done(call, progress).evaluations
 
 
 def compare(
@@ -284,18 +252,12 @@ def calibrate(
 
     The set is returned and, with `out`, also written to that folder.
     """
-    from functools import partial
-
-    from quantkit.calibration import loading, spec
-    from quantkit.calibration.build import Vocabulary
-    from quantkit.calibration.pool import Reading
-    from quantkit.scoring import evaluation_text
+    from quantkit.calls.calibrate import Build
 
     names = [str(one) for one in _listed(data)]
     if not names:
         raise DataError("there is no data to build a set from: name files or a set")
-    wanted, base = loading.find(names[0]) if len(names) == 1 else (spec.of_files(names), Path())
-    typed = {
+    changes = {
         "n_samples": samples,
         "max_length": length,
         "select": select,
@@ -303,18 +265,16 @@ def calibrate(
         "avoid": list(avoid) or None,
         "seed": seed,
     }
-    wanted = spec.changed(wanted, {k: v for k, v in typed.items() if v is not None}, names[0])
-    made = loading.make(
-        ", ".join(names),
-        wanted,
-        Reading(base),
-        Vocabulary.of(str(model), revision),
-        listening(progress),
-        partial(evaluation_text.known, data=None),
+    call = Build(
+        str(model),
+        names[0] if len(names) == 1 else None,
+        names if len(names) > 1 else (),
+        changes,
+        None if out is None else Path(out),
+        revision=revision,
+        force=force,
     )
-    if out is not None:
-        made.write(Path(out), force)
-    return made
+    return _done(call, progress)
 
 
 def convert(
@@ -380,6 +340,12 @@ def recommend(
     return answer(question, gpus.find(gpu))
 
 
+def _done(call: "Call[T]", progress: Listener | None) -> T:
+    """What comes of a call; notes go where progress goes."""
+    listener = listening(progress)
+    return call.ready(listener.note)(listener)
+
+
 def _listed(given: Any) -> list[Any]:
     """One thing or several, as a list."""
     return list(given) if isinstance(given, list | tuple | set | Iterator) else [given]
@@ -387,31 +353,6 @@ def _listed(given: Any) -> list[Any]:
 
 def _folder(given: "str | Path | Checkpoint") -> Path:
     return Path(given) if isinstance(given, str | Path) else given.folder
-
-
-def _recipe(given: "str | Path | AnyRecipe", format: str | None) -> "AnyRecipe":
-    from quantkit.recipe import Recipe, load
-
-    recipe = load(str(given)) if isinstance(given, str | Path) else given
-    if format is None:
-        return recipe
-    if not isinstance(recipe, Recipe):
-        raise UsageError(f"recipe {recipe.name} makes a GGUF file, which has no other format")
-    return recipe.in_format(format)
-
-
-def _choice(
-    calibration: "str | Path | CalibrationSet | None", samples: int | None, length: int | None
-) -> "CalibrationChoice | None":
-    from quantkit.onepass.prepare import CalibrationChoice
-
-    if calibration is None:
-        return None
-    if isinstance(calibration, str | Path):
-        from quantkit.scoring import evaluation_text
-
-        return CalibrationChoice(str(calibration), samples, length, evaluation_text.to_avoid)
-    return CalibrationChoice(calibration.manifest.name, samples, length, given=calibration)
 
 
 def _document(given: "Report | Document | str | Path") -> "Document":

@@ -130,7 +130,8 @@ def command(
     suffix:K, mtp:K, DIR:K, eagle:DIR:K, eagle3:DIR:K, medusa:DIR:K). Several checkpoints get the
     same requests at the same times, and are compared request by request.
     """
-    from quantkit.cli import console, early, start
+    from quantkit.calls import early, hub
+    from quantkit.cli import console, start
 
     _check(backend, server, checkpoints or [], sweep or [], offline)
     if offline and (shared_prefix or requests):
@@ -141,7 +142,7 @@ def command(
         )
     if model is not None and backend != "server":
         raise typer.BadParameter("goes with --backend server", param_hint="--model")
-    start.stay_offline_if(not start.set_needs_hub(calibration))
+    start.stay_offline_if(not hub.set_needs(calibration))
     from quantkit.bench import settings
     from quantkit.bench.model import Model
 

@@ -1,16 +1,22 @@
 """`quantkit calibrate`."""
 
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from quantkit.cli.options import AsJson, Force, Quiet, Revision, Verbose, one_of, split
-from quantkit.errors import UsageError
-
-if TYPE_CHECKING:
-    from quantkit.calibration.spec import SetSpec
+from quantkit.cli.options import (
+    AsJson,
+    Datasets,
+    Force,
+    Length,
+    Quiet,
+    Revision,
+    Samples,
+    Verbose,
+    one_of,
+    split,
+)
 
 app = typer.Typer(help="Build calibration sets that look like your traffic.", no_args_is_help=True)
 
@@ -52,10 +58,8 @@ def build(
         list[str] | None,
         typer.Option("--from", metavar="PATH", help="Data of your own; `-` reads stdin; repeats."),
     ] = None,
-    samples: Annotated[int | None, typer.Option(min=1, metavar="N", help="Samples.")] = None,
-    length: Annotated[
-        int | None, typer.Option(min=2, metavar="N", help="Tokens of a sample.")
-    ] = None,
+    samples: Samples = None,
+    length: Length = None,
     short: Annotated[
         str | None,
         typer.Option(
@@ -78,12 +82,7 @@ def build(
     avoid: Annotated[
         str, typer.Option(metavar="A,B", help="Tasks or files that models will be scored on.")
     ] = "",
-    tree: Annotated[
-        Path | None,
-        typer.Option(
-            "--data", metavar="DIR", help="Datasets without a hub: a folder tree like a hub's."
-        ),
-    ] = None,
+    tree: Datasets = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Count rows that cannot be used, and go on.")
     ] = False,
@@ -95,11 +94,10 @@ def build(
     verbose: Verbose = False,
 ) -> None:
     """Make a calibration set for a model."""
-    from quantkit.calibration import named
-    from quantkit.calibration.reading.files import is_data
-    from quantkit.cli import console, early, start
+    from quantkit.calls.calibrate import Build
+    from quantkit.cli import start
 
-    typed = {
+    changes = {
         "n_samples": samples,
         "max_length": length,
         "short": short,
@@ -108,29 +106,11 @@ def build(
         "avoid": split(avoid) if avoid else None,
         "seed": seed,
     }
-    wanted, base = _wanted(name, data or [], {k: v for k, v in typed.items() if v is not None})
-    start.stay_offline_if(start.is_local(model) and not _needs_hub(wanted, tree))
-    early.new_folder(out, force, named.FILE)
-    early.models([model], revision)
-    for path in data or []:
-        early.calibration(path)
-    early.tasks([task for task in wanted.avoid if not is_data(task)], tree)
-    from quantkit.calibration import loading
-    from quantkit.calibration.build import Vocabulary
-    from quantkit.calibration.pool import Reading
-    from quantkit.scoring import evaluation_text
-    from quantkit.storage import claimed
-
-    with claimed(out, force, named.FILE), console.progress(quiet, verbose) as progress:
-        made = loading.make(
-            name or ", ".join(data or []),
-            wanted,
-            Reading(base, skip_bad, tree),
-            Vocabulary.of(model, revision),
-            progress,
-            partial(evaluation_text.known, data=tree),
-        )
-        made.write(out, force)
+    start.run(
+        Build(model, name, data or (), changes, out, tree, skip_bad, revision, force),
+        quiet,
+        verbose,
+    )
     show(out, json, n_samples=0)
 
 
@@ -168,29 +148,3 @@ def show(folder: Path, as_json: bool, n_samples: int) -> None:
     from quantkit.cli import calibration_view
 
     calibration_view.show(found, folder, n_samples)
-
-
-def _wanted(name: str | None, data: list[str], typed: dict[str, Any]) -> "tuple[SetSpec, Path]":
-    """The set that was asked for, with what was typed in the place of what its file says."""
-    from quantkit.calibration import named, spec
-    from quantkit.calibration.reading.files import is_data
-
-    if "" in data:
-        raise UsageError("--from is empty: name a file, a folder or a pattern, or - for stdin")
-    if name is None and not data:
-        raise UsageError("give a set's name, its YAML file, or --from with data of your own")
-    if name is not None and data:
-        raise UsageError(f"give the set {name} or --from with data of your own, not both")
-    wanted, base = named.find(name) if name else (spec.of_files(data), Path())
-    if base != Path() and "avoid" in typed:
-        # What is typed starts here; what a set's file says starts there.
-        typed["avoid"] = [str(Path(a).absolute()) if is_data(a) else a for a in typed["avoid"]]
-    return spec.changed(wanted, typed, name or data[0]), base
-
-
-def _needs_hub(wanted: "SetSpec", tree: Path | None) -> bool:
-    from quantkit.calibration.reading.files import is_data
-    from quantkit.cli import start
-
-    away = [task for task in wanted.avoid if not is_data(task) and not start.is_own(task)]
-    return any(s.kind == "hub" for s in wanted.sources) or bool(away and tree is None)

@@ -5,13 +5,11 @@ from typing import Annotated
 
 import typer
 
-from quantkit.cli.options import AsJson
+from quantkit.cli.options import AsJson, Checkpoints
 
 
 def command(
-    checkpoints: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Checkpoint folders or GGUF files.")
-    ],
+    checkpoints: Checkpoints,
     scores: Annotated[
         list[Path] | None,
         typer.Option(metavar="PATH", help="A score file, or a folder of them; repeat for more."),

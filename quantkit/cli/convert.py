@@ -46,7 +46,8 @@ def command(
     padded integers, missing weight_shape, stray tensors, unlike global scales of fused layers.
     repaired.json lists every change.
     """
-    from quantkit.cli import console, early, start
+    from quantkit.calls import early
+    from quantkit.cli import console, start
     from quantkit.export.manifest import Manifest
 
     if allow_rounding and not repair:

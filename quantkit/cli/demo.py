@@ -28,29 +28,10 @@ def command(
 
     It needs no network and no GPU.
     """
-    from quantkit.cli import console, early, start
+    from quantkit.calls.run import demo
+    from quantkit.cli import start
 
-    start.stay_offline_if(True)
-    early.output(out)
-    start.load_lean(quiet)
-    from quantkit import pipeline, resources
-    from quantkit.model.source import ModelSource
-    from quantkit.onepass.prepare import CalibrationChoice, Run
-    from quantkit.recipe import load
-    from quantkit.scoring.harness import Asked
-
-    recipes = [r for r in map(load, resources.names("recipes")) if r.demo]
-    source = ModelSource.open("demo")
-    with console.progress(quiet, verbose) as progress:
-        outcome = pipeline.run(
-            source,
-            recipes,
-            Asked(("python_docs", "python_quiz")),
-            out,
-            device,
-            CalibrationChoice("python-docs"),
-            Run(progress, force=True),
-        )
+    outcome = start.run(demo(out, device), quiet, verbose)
     start.show(outcome, json)
     if not (json or quiet):
         typer.echo(NEXT.format(out=out))

@@ -173,6 +173,22 @@ Limit = Annotated[
 MaxLength = Annotated[
     int | None, typer.Option(min=2, metavar="N", help="Window; default: the model's context.")
 ]
+Datasets = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", metavar="DIR", help="Datasets without a hub: a folder tree like a hub's."
+    ),
+]
+Source = Annotated[
+    str | None,
+    typer.Option(metavar="MODEL", help="The model that checkpoints were made from."),
+]
+Server = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="A running server of the model, such as vLLM's."),
+]
+Checkpoints = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Checkpoint folders or GGUF files.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="Random seed.")]
 Lora = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=DIR", help="A LoRA adapter, or a folder of them; repeat for more."),

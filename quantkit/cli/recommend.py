@@ -202,6 +202,7 @@ def command(
     """Say which format to serve a model in on a GPU, and why; exit 1 where none serves."""
     from quantkit.advise.candidates import Limits
     from quantkit.advise.split import Wish
+    from quantkit.calls import hub
     from quantkit.cli import start
     from quantkit.engine.durations import seconds
     from quantkit.serving import adapters, questions
@@ -225,7 +226,7 @@ def command(
         raise typer.BadParameter("--sensitivity is for one model on one GPU")
     if draft is None and (acceptance or draft_tokens or draft_sampling):
         raise typer.BadParameter("goes with --draft", param_hint="--acceptance")
-    start.stay_offline_if(all(map(start.is_local, models)))
+    start.stay_offline_if(all(map(hub.is_local, models)))
     drafting = (
         questions.Drafting(draft, acceptance, draft_tokens, draft_sampling) if draft else None
     )

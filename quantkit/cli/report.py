@@ -30,7 +30,8 @@ def command(
     json: AsJson = False,
 ) -> None:
     """Compare scored models with their source."""
-    from quantkit.cli import console, early, start
+    from quantkit.calls import early
+    from quantkit.cli import console, start
 
     if schema:
         from quantkit.report import document

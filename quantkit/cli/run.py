@@ -50,35 +50,27 @@ def command(
 
     What an earlier run in the same folder finished is taken up, not made again.
     """
-    from quantkit.cli import console, early, start
-    from quantkit.onepass import asked as asking
-    from quantkit.scoring.suites import by_default
+    from quantkit.calls.data import Data
+    from quantkit.calls.run import Line
+    from quantkit.calls.score import Questions
+    from quantkit.cli import console, start
 
-    names = split(tasks) if tasks is not None else list(by_default([model]))
-    at_home = all(start.is_own(t) for t in names) and not start.set_needs_hub(calibration)
-    start.stay_offline_if(start.is_local(model) and at_home)
-    loaded = start.recipes(recipe, engine)
-    asking.refuse_twice(loaded)
-    asking.check_learning(loaded, calibration is not None, None, engine)
-    early.calibration(calibration)
-    early.output(out)
-    start.refuse_strangers([out / one.name for one in loaded], force)
-    source = start.source(model, revision, trust_remote_code, calibration)
-    early.tasks(names if tasks is not None else [])
-    asking.require_least_space(source, loaded, out)
-    if engine == NATIVE:
-        start.load_lean(quiet)
-
-    from quantkit import pipeline
-    from quantkit.onepass.prepare import Run
-    from quantkit.scoring.harness import Asked
-
-    chosen = start.calibration_choice(calibration, samples, length)
-
-    with start.telling_what_is_kept(out), console.progress(quiet, verbose) as progress:
-        asked = Asked(tuple(names), limit, max_length=max_length)
-        how = Run(progress, force, offload, engine)
-        outcome = pipeline.run(source, loaded, asked, out, device, chosen, how)
+    names = tuple(split(tasks)) if tasks is not None else None
+    call = Line(
+        model,
+        recipe,
+        out,
+        Data(calibration, samples, length),
+        Questions(names, limit=limit, max_length=max_length),
+        engine,
+        offload,
+        device,
+        revision,
+        trust_remote_code,
+        force,
+    )
+    with start.telling_what_is_kept(out):
+        outcome = start.run(call, quiet, verbose)
     start.show(outcome, json)
     if not (json or quiet):
         console.say(

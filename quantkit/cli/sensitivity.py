@@ -50,20 +50,24 @@ def command(
     Writes DIR/sensitivity.json and a page beside it. `quantize --bits N --sensitivity DIR` then
     chooses formats without another pass.
     """
-    from quantkit.cli import console, early, mixed_view, start
+    from quantkit.calls.data import Data
+    from quantkit.calls.run import Measuring
+    from quantkit.cli import mixed_view, start
 
-    early.calibration(calibration)
-    early.output(out)
-    source = start.source(model, revision, trust_remote_code, calibration, requantize)
-    start.load_lean(quiet)
-    from quantkit.mixed.run import write_table
-    from quantkit.onepass.prepare import Run
-
-    chosen = start.calibration_choice(calibration, samples, length)
-    with console.progress(quiet, verbose) as progress:
-        how = Run(progress, force, offload)
-        names = tuple(split(formats)) if formats else ()
-        table = write_table(source, out, device, chosen, how, names, target)
+    call = Measuring(
+        model,
+        out,
+        Data(calibration, samples, length),
+        tuple(split(formats)) if formats else (),
+        target,
+        requantize,
+        offload,
+        device,
+        revision,
+        trust_remote_code,
+        force,
+    )
+    table = start.run(call, quiet, verbose)
     _show(table, out, json)
     if not json:
         mixed_view.show_curve(table)

@@ -1,26 +1,23 @@
-"""What commands share: staying offline where possible, opening what was named, showing a run."""
+"""What commands share: doing what is asked, staying offline where possible, showing a report."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from quantkit import launch
-from quantkit.errors import Interrupted, ScoreError, UsageError
-from quantkit.registry import NATIVE, check_engine
+from quantkit.errors import Interrupted
 from quantkit.storage import MANIFEST
 
-SOURCE_NAME = "source"
-
 if TYPE_CHECKING:
-    from quantkit.export.checkpoint import Checkpoint
-    from quantkit.model.source import ModelSource
-    from quantkit.onepass.prepare import CalibrationChoice
+    from quantkit.calls import Call
     from quantkit.onepass.ranks import Ranks
     from quantkit.pipeline import Outcome
-    from quantkit.recipe import AnyRecipe
     from quantkit.report.comparison import Report
     from quantkit.scoring.evaluation import Evaluation
+
+T = TypeVar("T")
 
 
 def stay_offline_if(local: bool) -> None:
@@ -44,45 +41,18 @@ def sharing(device: str) -> "Iterator[tuple[Ranks | None, str]]":
         yield ranks, str(ranks.device)
 
 
-def recipes(
-    names: Sequence[str], engine: str = NATIVE, format: str | None = None, tune: bool = False
-) -> "list[AnyRecipe]":
-    """Before the model is opened: recipes are quick to read and often wrong."""
-    from quantkit.recipe import load
+def run(call: "Call[T]", quiet: bool, verbose: bool) -> T:
+    """Do what is asked, and show how it goes; only the first of several processes speaks."""
+    from quantkit.calls import silent
+    from quantkit.cli import console
 
-    check_engine(engine)
-    loaded = [load(name) for name in names]
-    if tune:
-        if engine != NATIVE:
-            raise UsageError(f"--tune is quantkit's own; leave it out, or --engine {engine}")
-        loaded = [recipe.tuned() for recipe in loaded]
-    if format is not None:
-        loaded = [_in_format(recipe, format) for recipe in loaded]
-    if engine != NATIVE:
-        # A name of its own, so that one report can compare both engines.
-        loaded = [r.model_copy(update={"name": f"{r.name}-{engine}"}) for r in loaded]
-    return loaded
-
-
-def refuse_strangers(targets: Sequence[Path], force: bool) -> None:
-    """Stop where a folder that a run would write is neither a checkpoint nor a part of one."""
-    from quantkit.onepass.mark import refuse_others
-
-    refuse_others([target for target in targets if not (target / MANIFEST).is_file()], force)
-
-
-def source(
-    model: str,
-    revision: str | None,
-    trust_remote_code: bool,
-    calibration: str | None = None,
-    requantize: bool = False,
-) -> "ModelSource":
-    """The model to quantise, without asking a hub where nothing has to come from one."""
-    stay_offline_if(is_local(model) and not set_needs_hub(calibration))
-    from quantkit.model.source import ModelSource
-
-    return ModelSource.open(model, revision, trust_remote_code, requantize=requantize)
+    quiet = quiet or not launch.is_first()
+    stay_offline_if(not call.needs_hub)
+    work = call.ready(silent if quiet else partial(console.say, err=True))
+    if call.needs_transformers:
+        load_lean(quiet)
+    with console.progress(quiet, verbose) as progress:
+        return work(progress)
 
 
 def load_lean(quiet: bool = False) -> None:
@@ -92,65 +62,6 @@ def load_lean(quiet: bool = False) -> None:
 
     with console.loading(quiet):
         lean.load()
-
-
-def _in_format(recipe: "AnyRecipe", format: str) -> "AnyRecipe":
-    from quantkit.recipe import Recipe
-
-    if isinstance(recipe, Recipe):
-        return recipe.in_format(format)
-    raise UsageError(f"recipe {recipe.name} makes a GGUF file, with which --format does not go")
-
-
-def set_needs_hub(name: str | None) -> bool:
-    """Whether a calibration set has to fetch rows, or tasks that it avoids."""
-    from quantkit import resources
-    from quantkit.calibration import spec
-    from quantkit.calibration.reading.files import is_data
-
-    if (
-        name is None
-        or name == "-"
-        or (is_data(name) and name not in resources.names("calibration"))
-    ):
-        return False
-    wanted = spec.read(resources.find("calibration", name))
-    away = [task for task in wanted.avoid if not is_data(task) and not is_own(task)]
-    return bool(away) or any(source.kind == "hub" for source in wanted.sources)
-
-
-def calibration_choice(
-    name: str | None, n_samples: int | None, length: int | None
-) -> "CalibrationChoice | None":
-    """What calibration was asked for; sets may avoid what models are scored on."""
-    if name is None:
-        return None
-    from quantkit.onepass.prepare import CalibrationChoice
-    from quantkit.scoring import evaluation_text
-
-    return CalibrationChoice(name, n_samples, length, evaluation_text.to_avoid)
-
-
-def refuse_same_names(targets: "Sequence[ModelSource | Checkpoint]") -> None:
-    """Two results of one name would overwrite each other, and no report could tell them apart."""
-    from quantkit.export.foreign import is_source
-
-    names = [SOURCE_NAME if is_source(t) else t.label for t in targets]
-    if twice := [name for name in names if names.count(name) > 1]:
-        what = "two source models" if twice[0] == SOURCE_NAME else f"two checkpoints {twice[0]}"
-        raise ScoreError(f"{what} in one call: score one model and its checkpoints at a time")
-
-
-def is_local(model: str) -> bool:
-    """Whether a model needs no hub."""
-    return model == "demo" or Path(model).exists()
-
-
-def is_own(task: str) -> bool:
-    """Whether a task ships with quantkit, and takes its data from this machine."""
-    from quantkit.scoring import suites
-
-    return suites.is_own(task)
 
 
 @contextmanager

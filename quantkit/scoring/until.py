@@ -30,6 +30,16 @@ class Reached:
     needed: int
     """Questions that the wanted width takes, as far as one can tell."""
 
+    def words(self, wanted: float) -> str:
+        """Whether that was narrow enough, and what would be."""
+        width = f"+-{100 * self.half_width:.2f} points with {self.n_questions:,} questions"
+        if self.half_width <= wanted:
+            return f"{width}: narrow enough"
+        return (
+            f"{width}, all that there are; +-{100 * wanted:g} points would take about "
+            f"{self.needed:,}"
+        )
+
 
 def score_until(
     run: Callable[[Asked], list[Evaluation]],

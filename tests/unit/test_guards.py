@@ -35,6 +35,7 @@ LAYERS = [
     {"gating", "advise", "draft"},
     {"serving", "to_gguf"},
     {"pipeline", "conversion", "opening", "repair"},
+    {"calls"},
     {"api"},
     {"sweep"},
     {"cli"},
@@ -197,6 +198,54 @@ def test_options_that_travel_together_are_one_object():
             long.append(f"{name}: {node.name} has {parameters(node)} parameters")
     assert not long, "\n".join(long)
     assert len(entry_points) <= MOST_ENTRY_POINTS, entry_points
+
+
+FACES = {"calibrate", "compare", "demo", "draft", "quantize", "run", "score", "sensitivity"}
+FACES |= {"verify"}
+ROOMS_OF_FACES = {"calls", "cli", "errors", "launch", "registry"}
+
+
+@pytest.mark.parametrize("name", sorted(FACES))
+def test_commands_of_stages_parse_call_and_print(name):
+    """They import calls, views and options; work is asked for once, and nothing else is opened."""
+    tree = ast.parse((PACKAGE / "cli" / f"{name}.py").read_text())
+    commands = {function for module, function in typer_commands() if module.endswith(f".{name}")}
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    asking = 0
+    for command in commands:
+        function = functions[command]
+        nodes = [node for node in ast.walk(function) if isinstance(node, ast.ImportFrom)]
+        rooms = {
+            found
+            for node in nodes
+            for found in (
+                [alias.name for alias in node.names]
+                if node.module == "quantkit"
+                else [node.module.removeprefix("quantkit.").split(".")[0]]
+            )
+        }
+        calls = [ast.unparse(n.func) for n in ast.walk(function) if isinstance(n, ast.Call)]
+        if "start.run" in calls:
+            asking += 1
+            assert rooms <= ROOMS_OF_FACES, f"{command} of cli/{name}.py imports {rooms}"
+            assert {"console.progress", "open"}.isdisjoint(calls)
+    assert asking == 1
+
+
+def test_options_are_declared_once():
+    """What two commands declare alike belongs into cli/options.py."""
+    found: dict[str, str] = {}
+    for path in sorted((PACKAGE / "cli").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            for given in node.args.args if isinstance(node, ast.FunctionDef) else []:
+                if given.annotation is None or "typer." not in ast.unparse(given.annotation):
+                    continue
+                declared = f"{given.arg}: {ast.unparse(given.annotation)}"
+                if "typer.Context" in declared:
+                    continue
+                where = f"{path.name}, {node.name}"
+                assert declared not in found, f"{where} and {found[declared]}: {declared}"
+                found[declared] = where
 
 
 def typer_commands() -> set[tuple[str, str]]:

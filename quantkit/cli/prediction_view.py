@@ -1,39 +1,31 @@
-"""`quantkit verify --for ENGINE`: what an engine will do with checkpoints, without running it."""
+"""What `quantkit verify --for ENGINE` prints: what an engine will do, without running it."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from quantkit.cli import console
 from quantkit.errors import Faulty
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from quantkit.dispatch.prediction import Prediction
 
 MOST = 12
 """Findings of one rule that are shown; --json has all."""
 
 
-def predict(
-    folders: list[Path], engine: str, version: str | None, gpu: str | None, as_json: bool
-) -> None:
-    """Print what was found and, as the last line, a verdict; exit code 1 where it is a fault."""
-    from quantkit.cli import console
-    from quantkit.dispatch.prediction import predict as judge
-    from quantkit.hardware.gpus import find
-
-    device = find(gpu) if gpu else None
-    found = [judge(folder, engine, version, device) for folder in folders]
+def end(found: "Sequence[Prediction]", as_json: bool) -> None:
+    """What was found and, as the last line, a verdict; exit code 1 where it is a fault."""
     if as_json:
         told = [one.to_json() for one in found]
         console.print_json(told[0] if len(told) == 1 else told)
     else:
         for one in found:
             _show(one, len(found) > 1)
-    wrong = [one for one in found if not one.ok]
-    if not as_json:
         typer.echo(f"verdict: {'; '.join(dict.fromkeys(one.verdict for one in found))}")
-    if wrong:
+    if wrong := [one for one in found if not one.ok]:
         n = sum(len(one.faults) for one in wrong)
         names = ", ".join(str(one.path) for one in wrong)
         raise Faulty(f"{names}: {n} fault{'s' * (n > 1)} for {_engine(wrong[0])}")
@@ -45,8 +37,6 @@ def _engine(found: "Prediction") -> str:
 
 
 def _show(found: "Prediction", many: bool) -> None:
-    from quantkit.cli import console
-
     typer.echo(f"{found.path}: {_engine(found)}" if many else _engine(found))
     kernels: dict[tuple[str, str], list[str]] = {}
     for choice in found.kernels:

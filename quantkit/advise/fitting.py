@@ -1,0 +1,47 @@
+"""The recipe that a GPU asks for, with the reason."""
+
+from dataclasses import dataclass
+
+from quantkit.advise import formats, parallel, shape, words
+from quantkit.advise.candidates import Catalogue, Question
+from quantkit.advise.recommendation import recommend
+from quantkit.errors import AdviceError, HardwareError
+from quantkit.hardware import gpus
+from quantkit.hardware.place import Place
+from quantkit.model.source import context_of
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A recipe for a place."""
+
+    recipe: str
+    reasons: list[str]
+    """In sentences."""
+
+
+def choose(model: str, place: Place) -> Fitting:
+    """The best recipe of ours with which a model fits; refused where none does."""
+    device = gpus.find(place.gpu)
+    of_model = shape.of(model)
+    if of_model.assumed:
+        raise AdviceError(f"{model} is only a size, and nothing to quantise; name a model")
+    every = formats.considered(is_mixture=parallel.n_experts(of_model) > 0)
+    among = tuple(f for f in every if f.recipe and f.name != "gguf-bf16")
+    tokens = min(8192, context_of(of_model.config)) if place.context is None else place.context
+    found = recommend(
+        Question(Catalogue(of_model, among), context=tokens, users=place.users, count=place.count),
+        device,
+    )
+    where = words.on(device, place.count)
+    if found.chosen is None:
+        ways = "; ".join(f"{remedy.says} ({remedy.change})" for remedy in found.remedies)
+        raise HardwareError(
+            f"no recipe makes {of_model.label} fit on {where}: {found.reason}"
+            + (f". What would: {ways}" if ways else "")
+        )
+    name = found.chosen.format.name
+    reasons = [f"{name} for {where}: {found.reason}"]
+    if found.runner_up is not None:
+        reasons.append(f"The runner-up is {found.runner_up.format.name}: {found.runner_up_reason}")
+    return Fitting(name, [*reasons, "`quantkit recommend` tells the rest."])

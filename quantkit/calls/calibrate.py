@@ -1,0 +1,97 @@
+"""Build a calibration set."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quantkit.calls import Tell, Work, early, hub, silent
+from quantkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from quantkit.calibration.calibration_set import CalibrationSet
+    from quantkit.calibration.spec import SetSpec
+    from quantkit.progress import Progress
+
+
+@dataclass(frozen=True)
+class Build:
+    """One call of `calibrate`: a set by its name or file, or files of one's own."""
+
+    model: str
+    name: str | None = None
+    files: Sequence[str] = ()
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `SetSpec` in the place of what the set's file says; None: as there."""
+    out: Path | None = None
+    tree: Path | None = None
+    """Datasets without a hub, in a folder tree like a hub's."""
+    skip_bad: bool = False
+    revision: str | None = None
+    force: bool = False
+
+    needs_transformers = False
+
+    @property
+    def needs_hub(self) -> bool:
+        return not hub.is_local(self.model) or hub.sources_need(self._wanted[0], self.tree)
+
+    def ready(self, tell: Tell = silent) -> "Work[CalibrationSet]":
+        """Refuse what shows before a row is read."""
+        from quantkit.calibration import named
+
+        wanted, base = self._wanted
+        if self.out is not None:
+            early.new_folder(self.out, self.force, named.FILE)
+        early.models([self.model], self.revision)
+        for path in self.files:
+            early.calibration(path)
+        early.tasks(hub.avoided_tasks(wanted.avoid), self.tree)
+
+        def work(progress: "Progress") -> "CalibrationSet":
+            from quantkit.calibration import loading
+            from quantkit.calibration.build import Vocabulary
+            from quantkit.calibration.pool import Reading
+            from quantkit.scoring import evaluation_text
+            from quantkit.storage import claimed
+
+            out = self.out
+            with nullcontext() if out is None else claimed(out, self.force, named.FILE):
+                made = loading.make(
+                    self.name or ", ".join(self.files),
+                    wanted,
+                    Reading(base, self.skip_bad, self.tree),
+                    Vocabulary.of(self.model, self.revision),
+                    progress,
+                    partial(evaluation_text.known, data=self.tree),
+                )
+                if out is not None:
+                    made.write(out, self.force)
+            return made
+
+        return work
+
+    @cached_property
+    def _wanted(self) -> "tuple[SetSpec, Path]":
+        """The set, with what is asked for in the place of what its file says; and where its paths
+        start."""
+        from quantkit.calibration import named, spec
+        from quantkit.calibration.reading.files import is_data
+
+        if "" in self.files:
+            raise UsageError("--from is empty: name a file, a folder or a pattern, or - for stdin")
+        if self.name is None and not self.files:
+            raise UsageError("give a set's name, its YAML file, or --from with data of your own")
+        if self.name is not None and self.files:
+            raise UsageError(f"give the set {self.name} or --from with data of your own, not both")
+        found = named.find(self.name) if self.name else (spec.of_files(list(self.files)), Path())
+        wanted, base = found
+        changes = {key: value for key, value in self.changes.items() if value is not None}
+        if base != Path() and "avoid" in changes:
+            # What is typed starts here; what a set's file says starts there.
+            changes["avoid"] = [
+                str(Path(one).absolute()) if is_data(one) else one for one in changes["avoid"]
+            ]
+        return spec.changed(wanted, changes, self.name or self.files[0]), base

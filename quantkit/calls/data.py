@@ -1,0 +1,60 @@
+"""The calibration data of a call: a set's name, data of one's own, or a set in memory."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quantkit.calls import Tell, early, hub
+
+if TYPE_CHECKING:
+    from quantkit.calibration.calibration_set import CalibrationSet
+    from quantkit.onepass.prepare import CalibrationChoice
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a model learns from; samples and length are the set's own unless given."""
+
+    calibration: "str | Path | CalibrationSet | None" = None
+    samples: int | None = None
+    length: int | None = None
+
+    @property
+    def is_given(self) -> bool:
+        return self.calibration is not None
+
+    @property
+    def needs_hub(self) -> bool:
+        return hub.set_needs(self.calibration)
+
+    def check(self) -> None:
+        """Refuse the name of a set or a file that is not there."""
+        if isinstance(self.calibration, str | Path):
+            early.calibration(str(self.calibration))
+
+    def or_default(self, model: Any, tell: Tell) -> "Data":
+        """With one of our own sets where none was named."""
+        if self.is_given:
+            return self
+        chosen = default_set(model)
+        tell(f"It learns from the set {chosen}; --calibration names another.")
+        return replace(self, calibration=chosen)
+
+    def choice(self) -> "CalibrationChoice | None":
+        """For a pass; sets may avoid what models are scored on."""
+        from quantkit.onepass.prepare import CalibrationChoice
+
+        if self.calibration is None:
+            return None
+        if isinstance(self.calibration, str | Path):
+            from quantkit.scoring import evaluation_text
+
+            name, avoid = str(self.calibration), evaluation_text.to_avoid
+            return CalibrationChoice(name, self.samples, self.length, avoid)
+        given = self.calibration
+        return CalibrationChoice(given.manifest.name, self.samples, self.length, given=given)
+
+
+def default_set(model: Any) -> str:
+    """The set of ours that suits a model."""
+    return "python-docs" if str(model) == "demo" else "general"

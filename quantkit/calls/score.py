@@ -1,0 +1,270 @@
+"""Score models, and compare them with their source."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quantkit.calls import Tell, Work, early, hub, silent
+from quantkit.errors import ScoreError, UsageError
+
+if TYPE_CHECKING:
+    from quantkit.export.checkpoint import Checkpoint
+    from quantkit.model.source import ModelSource
+    from quantkit.opening import Model
+    from quantkit.progress import Progress
+    from quantkit.report.comparison import Report
+    from quantkit.scoring.evaluation import Evaluation
+    from quantkit.scoring.harness import Asked
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What models are asked, and how; fields as in `scoring.harness.Asked`."""
+
+    tasks: tuple[str, ...] | None = None
+    """None: what suits the models."""
+    prompts: Path | None = None
+    judge: str | None = None
+    limit: int | None = None
+    num_fewshot: int | None = None
+    max_length: int | None = None
+    batch_size: int | None = None
+    seed: int = 0
+    data: Path | None = None
+    cache: Path | None = None
+    server: str | None = None
+    backend: str = "transformers"
+    chat: tuple[bool, bool, str | None] = (False, False, None)
+    """The model's template, examples as turns, and a system prompt."""
+    allow_code: bool = False
+
+    def names(self, models: Sequence[Any]) -> tuple[str, ...]:
+        """The tasks, also where none were named."""
+        from quantkit.scoring.suites import by_default
+
+        if self.tasks is not None:
+            return self.tasks
+        return () if self.prompts is not None else by_default([str(model) for model in models])
+
+    def check(self) -> None:
+        """Refuse names and files that are not there."""
+        if self.judge is not None and self.prompts is None:
+            raise UsageError("--judge is for answers to --prompts: give a file of them")
+        early.tasks(self.tasks or (), self.data, self.prompts)
+
+    def asked(self, models: Sequence[Any]) -> "Asked":
+        """For the harness."""
+        from quantkit.scoring.harness import Asked
+        from quantkit.scoring.lmeval import Chat
+
+        return Asked(
+            self.names(models),
+            self.limit,
+            self.num_fewshot,
+            self.max_length,
+            self.batch_size,
+            self.seed,
+            self.data,
+            cache=self.cache,
+            server=self.server,
+            backend=self.backend,
+            prompts=self.prompts,
+            judge=self.judge,
+            chat=Chat(*self.chat),
+            allow_code=self.allow_code,
+        )
+
+
+@dataclass(frozen=True)
+class Models:
+    """What is scored: sources, checkpoints, and models in memory."""
+
+    given: "Sequence[Model | Checkpoint]"
+    source: "Model | None" = None
+    """What checkpoints of other tools were made from, where it is not among them."""
+    revision: str | None = None
+    tokenizer: Any = None
+    trust_remote_code: bool = False
+
+    @property
+    def named(self) -> list[Any]:
+        """All, the source too."""
+        return [*self.given, *([self.source] if self.source is not None else [])]
+
+    def check(self) -> None:
+        """Refuse folders and names where there is no model."""
+        named = [str(model) for model in self.named if isinstance(model, str | Path)]
+        early.models(named, self.revision if self.source is None else None)
+
+    @contextmanager
+    def opened(self) -> "Iterator[tuple[list[ModelSource | Checkpoint], ModelSource | None]]":
+        """All of them, and the source that was named apart."""
+        from quantkit.opening import opened, scorables
+
+        with ExitStack() as stack:
+            original = None
+            if self.source is not None:
+                opening = opened(self.source, self.tokenizer, None, self.trust_remote_code)
+                original = stack.enter_context(opening)
+            given = scorables(
+                self.given, self.tokenizer, self.revision, self.trust_remote_code, original
+            )
+            yield stack.enter_context(given), original
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What came of it."""
+
+    evaluations: "list[Evaluation]"
+    before: "Evaluation | None" = None
+    """Scores of the source from an earlier call."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """One call of `score`."""
+
+    models: Models
+    questions: Questions
+    out: Path | None = None
+    baseline: Path | None = None
+    until: float | None = None
+    """Ask at random until intervals are this narrow, as a fraction."""
+    device: str = "auto"
+
+    needs_transformers = True
+
+    @property
+    def needs_hub(self) -> bool:
+        return needs_hub(self.models, self.questions)
+
+    def ready(self, tell: Tell = silent) -> "Work[Scored]":
+        """Refuse what shows before a model is loaded."""
+        if self.questions.server is not None and len(self.models.given) != 1:
+            raise UsageError("a server serves one model: give that model alone")
+        self.models.check()
+        self.questions.check()
+        early.output(self.out)
+        before = None
+        if self.baseline is not None:
+            from quantkit.scoring.evaluation import Evaluation
+
+            before = Evaluation.read(self.baseline)
+
+        def work(progress: "Progress") -> Scored:
+            from quantkit.opening import paired
+            from quantkit.storage import output_folder
+
+            asked = self.questions.asked(self.models.given)
+            holding = output_folder(self.out) if self.out is not None else nullcontext()
+            with self.models.opened() as (found, original):
+                targets = paired(found, original)
+                refuse_same_names(targets)
+                with holding:
+                    return Scored(self._evaluate(targets, asked, progress), before)
+
+        return work
+
+    def _evaluate(
+        self, targets: "list[ModelSource | Checkpoint]", asked: "Asked", progress: "Progress"
+    ) -> "list[Evaluation]":
+        from quantkit.scoring.harness import sizes_of
+        from quantkit.scoring.until import score_until
+
+        def run(asked: "Asked") -> "list[Evaluation]":
+            trusting = self.models.trust_remote_code
+            return evaluated(targets, asked, self.device, progress, trusting, self.out)
+
+        if self.until is None:
+            return run(asked)
+        reached = score_until(run, asked, sizes_of(asked), self.until, progress.note)
+        progress.note(reached.words(self.until))
+        return reached.evaluations
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One call of `compare` with models: scores and a report of them."""
+
+    models: Models
+    out: Path
+    questions: Questions = field(default_factory=Questions)
+    device: str = "auto"
+
+    needs_transformers = True
+
+    @property
+    def needs_hub(self) -> bool:
+        return needs_hub(self.models, self.questions)
+
+    def ready(self, tell: Tell = silent) -> "Work[Report]":
+        """Refuse what shows before a model is loaded."""
+        self.models.check()
+        early.source_among(map(str, self.models.named))
+        self.questions.check()
+        early.output(self.out)
+
+        def work(progress: "Progress") -> "Report":
+            from quantkit.model.source import ModelSource
+            from quantkit.opening import comparable, find, find_all
+            from quantkit.report import files
+            from quantkit.report.comparison import Report
+            from quantkit.storage import output_folder
+
+            trusting, source = self.models.trust_remote_code, self.models.source
+            given = None if source is None else find(str(source), None, trusting)
+            original = given if isinstance(given, ModelSource) else None
+            names = [str(name) for name in self.models.given]
+            targets = comparable(
+                find_all(names, self.models.revision, trusting, original), given
+            )
+            refuse_same_names(targets)
+            asked = self.questions.asked(self.models.named)
+            scores = self.out / "scores"
+            with output_folder(self.out):
+                report = Report.of(
+                    evaluated(targets, asked, self.device, progress, trusting, scores)
+                )
+                files.write(report, self.out)
+            return report
+
+        return work
+
+
+def needs_hub(models: Models, questions: Questions) -> bool:
+    """Whether models or what they are asked have to be fetched."""
+    away = not all(map(hub.is_local, models.named))
+    return away or hub.tasks_need(questions.names(models.named), questions.data)
+
+
+def evaluated(
+    targets: "Sequence[ModelSource | Checkpoint]",
+    asked: "Asked",
+    device: str,
+    progress: "Progress",
+    trust_remote_code: bool,
+    out: Path | None,
+) -> "list[Evaluation]":
+    """Every target's answers, each written as soon as it is there."""
+    from quantkit.scoring.harness import evaluate
+
+    made = []
+    for target in targets:
+        made.append(evaluate(target, asked, device, progress, trust_remote_code))
+        if out is not None:
+            made[-1].write(out)
+    return made
+
+
+def refuse_same_names(targets: "Sequence[ModelSource | Checkpoint]") -> None:
+    """Two results of one name would overwrite each other, and no report could tell them apart."""
+    from quantkit.export.foreign import is_source
+    from quantkit.scoring.scorecard import SOURCE_NAME
+
+    names = [SOURCE_NAME if is_source(t) else t.label for t in targets]
+    if twice := [name for name in names if names.count(name) > 1]:
+        what = "two source models" if twice[0] == SOURCE_NAME else f"two checkpoints {twice[0]}"
+        raise ScoreError(f"{what} in one call: score one model and its checkpoints at a time")

@@ -1,0 +1,180 @@
+"""Check checkpoints: their files, in an engine, or by an engine's rules alone."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quantkit.calls import Tell, Work, early, hub, silent
+from quantkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from quantkit.dispatch.prediction import Prediction
+    from quantkit.model.source import ModelSource
+    from quantkit.opening import Model
+    from quantkit.progress import Progress
+    from quantkit.proof.run import Engine, Proof
+    from quantkit.verification.checkpoint import Verification
+
+
+def _unseen(result: Any) -> None:
+    """Results are looked at when all are there."""
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Folders, and the source where no manifest here names it."""
+
+    folders: Sequence[Path]
+    source: "Model | None" = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    @property
+    def needs_hub(self) -> bool:
+        return self.source is not None and not hub.is_local(self.source)
+
+    def check(self) -> None:
+        """Refuse folders that are not there."""
+        early.folders(self.folders)
+
+    def original(self) -> "ModelSource | Any":
+        """The source, opened where it is named."""
+        if not isinstance(self.source, str | Path):
+            return self.source
+        from quantkit.model.source import ModelSource
+
+        return ModelSource.open(
+            str(self.source), self.revision, self.trust_remote_code, requantize=True
+        )
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """One call of `verify`: files against hashes, tensors against recipes, weights against the
+    source."""
+
+    checkpoints: Checkpoints
+    read_weights: bool = True
+    each: "Callable[[Verification], None]" = _unseen
+    """Called with every folder's result as it comes."""
+
+    needs_transformers = True
+
+    @property
+    def needs_hub(self) -> bool:
+        return self.checkpoints.needs_hub
+
+    def ready(self, tell: Tell = silent) -> "Work[list[Verification]]":
+        """Refuse what shows before a tensor is read."""
+        self.checkpoints.check()
+        original = self.checkpoints.original()
+
+        def work(progress: "Progress") -> "list[Verification]":
+            from contextlib import nullcontext
+
+            from quantkit.opening import opened
+            from quantkit.verification.folder import verify
+
+            trusting, results = self.checkpoints.trust_remote_code, []
+            opening = nullcontext() if original is None else opened(original, None, None, trusting)
+            with opening as source:
+                for folder in self.checkpoints.folders:
+                    results.append(verify(folder, source, progress, trusting, self.read_weights))
+                    self.each(results[-1])
+            return results
+
+        return work
+
+
+@dataclass(frozen=True)
+class Served:
+    """Whoever serves: a process that is started, or a server that runs."""
+
+    python: Path | None = None
+    timeout: float = 600.0
+    server: str | None = None
+    model: str | None = None
+    """What the server calls it."""
+
+    def engine(self) -> "Engine":
+        from quantkit.engine.vllm_job import Vllm
+        from quantkit.proof.served import Server
+
+        if self.server is None:
+            return Vllm(self.python, self.timeout)
+        return Server(self.server, self.model, os.environ.get("OPENAI_API_KEY"))
+
+
+@dataclass(frozen=True)
+class EngineCheck:
+    """The same, and then vLLM loads each, generates, and is compared with our own reference."""
+
+    checkpoints: Checkpoints
+    served: Served = field(default_factory=Served)
+    level: str = "logprobs"
+    prompts: int = 64
+    dtype: str = "auto"
+    jobs: int = 1
+    device: str = "auto"
+    each: "Callable[[Proof], None]" = _unseen
+
+    needs_transformers = True
+
+    @property
+    def needs_hub(self) -> bool:
+        return self.checkpoints.needs_hub
+
+    def ready(self, tell: Tell = silent) -> "Work[list[Proof]]":
+        """Refuse what no engine could answer."""
+        served = self.served
+        if served.server is not None:
+            if served.python is not None or len(self.checkpoints.folders) != 1:
+                raise UsageError("a server serves one checkpoint: give its folder, and no --python")
+            if self.level == "config":
+                raise UsageError("a running server is past its config: use --level generate")
+        elif served.model is not None:
+            raise UsageError("--model goes with --server")
+        self.checkpoints.check()
+        early.program(served.python)
+        original = self.checkpoints.original()
+
+        def work(progress: "Progress") -> "list[Proof]":
+            from quantkit.proof.run import Asked, prove
+
+            trusting = self.checkpoints.trust_remote_code
+            asked = Asked(self.level, self.prompts, self.device, self.dtype, self.jobs, trusting)
+            proofs, folders = [], self.checkpoints.folders
+            for proof in prove(folders, served.engine(), asked, original, progress):
+                proofs.append(proof)
+                self.each(proof)
+            return proofs
+
+        return work
+
+
+@dataclass(frozen=True)
+class RuleCheck:
+    """What an engine will do with checkpoints, by its own rules, from configs and headers."""
+
+    folders: Sequence[Path]
+    engine: str = "vllm"
+    version: str | None = None
+    gpu: str | None = None
+
+    needs_transformers = False
+    needs_hub = False
+
+    def ready(self, tell: Tell = silent) -> "Work[list[Prediction]]":
+        """Refuse a GPU that nobody knows."""
+        from quantkit.hardware.gpus import find
+
+        device = find(self.gpu) if self.gpu else None
+
+        def work(progress: "Progress") -> "list[Prediction]":
+            from quantkit.dispatch.prediction import predict
+
+            return [predict(folder, self.engine, self.version, device) for folder in self.folders]
+
+        return work

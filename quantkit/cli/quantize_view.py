@@ -1,0 +1,119 @@
+"""What `quantkit quantize` prints: checkpoints, a plan, or what a budget buys."""
+
+from typing import TYPE_CHECKING
+
+from quantkit.cli import console, mixed_view
+from quantkit.storage import gib
+
+if TYPE_CHECKING:
+    from quantkit.calls.quantize import Quantized
+    from quantkit.export.checkpoint import Checkpoint
+    from quantkit.mixed.budget import Choice
+    from quantkit.onepass.prepare import Job
+
+
+def show(made: "Quantized", as_json: bool) -> None:
+    """A table for people, or everything for programs."""
+    if made.plan is not None:
+        _show_plan(made.plan, as_json)
+    elif made.choice is not None:
+        _show_choice(made.choice, made.checkpoints, as_json)
+    elif as_json:
+        console.print_json(_as_json(made.checkpoints))
+    else:
+        _show_made(made.checkpoints)
+
+
+def _as_json(checkpoints: "list[Checkpoint]") -> list[dict[str, object]]:
+    return [{"path": str(c.folder), "manifest": c.manifest.to_json()} for c in checkpoints]
+
+
+def _show_choice(choice: "Choice", checkpoints: "list[Checkpoint]", as_json: bool) -> None:
+    from quantkit.mixed.budget import one_percent_more
+
+    if as_json:
+        told = {**mixed_view.as_json(choice), "checkpoints": _as_json(checkpoints)}
+        console.print_json(told)
+        return
+    if choice.recipe is None:
+        for note in choice.notes:
+            console.say(note)
+        return
+    mixed_view.show_choice(choice)
+    console.say(
+        f"{choice.bits:.3f} bits per weight, predicted KL {choice.allocation.cost:.3g}, at most "
+        f"{choice.allocation.gap:.1%} from the best there is."
+    )
+    if more := one_percent_more(choice):
+        console.say(more)
+    if checkpoints:
+        _show_made(checkpoints)
+
+
+def _show_made(checkpoints: "list[Checkpoint]") -> None:
+    console.print_table(
+        ["checkpoint", "size", "bits/weight", "worst weight error", "seconds"],
+        [
+            [
+                str(c.folder),
+                gib(c.manifest.size_bytes),
+                f"{c.manifest.bits_per_weight:.2f}",
+                _worst(c),
+                f"{c.manifest.seconds:.1f}",
+            ]
+            for c in checkpoints
+        ],
+    )
+    _show_worst(checkpoints)
+
+
+def _worst(checkpoint: "Checkpoint") -> str:
+    errors = [layer.relative_error for layer in checkpoint.manifest.layers.values()]
+    return f"{max(errors):.4f}" if errors else ""  # some GGUF files hold plain numbers only
+
+
+def _show_worst(checkpoints: "list[Checkpoint]") -> None:
+    """The ten layers that lose most of their output, over all calibrated recipes."""
+    layers = [
+        (layer.output_error, c.label, name, layer)
+        for c in checkpoints
+        for name, layer in c.manifest.layers.items()
+        if layer.output_error is not None
+    ]
+    if not layers:
+        return
+    layers.sort(key=lambda item: item[:3], reverse=True)
+    console.print_table(
+        ["worst layers", "recipe", "output error", "damping", ""],
+        [
+            [
+                name,
+                recipe,
+                f"{error:.2e}",
+                "" if layer.damping is None else f"{layer.damping:g}",
+                "rounded to nearest" if layer.fallback else "",
+            ]
+            for error, recipe, name, layer in layers[:10]
+        ],
+        words=(0, 1, 4),
+    )
+
+
+def _show_plan(job: "Job", as_json: bool) -> None:
+    if as_json:
+        console.print_json(job.to_json())
+        return
+    console.print_table(
+        ["would write", "layers", "size", "of source", "bits/weight", "learns from data"],
+        [
+            [
+                str(target),
+                str(len(plan.quantized)),
+                gib(plan.size_bytes),
+                f"{plan.size_bytes / job.source_record.size_bytes:.1%}",
+                f"{plan.bits_per_weight:.2f}",
+                "yes" if job.learns(plan) else "no",
+            ]
+            for target, plan in job.everything
+        ],
+    )

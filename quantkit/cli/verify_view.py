@@ -1,0 +1,150 @@
+"""What `quantkit verify` prints, and how it ends."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from quantkit.cli import console
+from quantkit.errors import CheckpointError, Faulty
+
+if TYPE_CHECKING:
+    from quantkit.export.verified import Verified
+    from quantkit.proof.run import Proof
+    from quantkit.verification.checkpoint import Verification
+
+LEVELS = {
+    "config": "config",
+    "generate": "text",
+    "logprobs": "text and log-probabilities",
+}
+
+
+@dataclass(frozen=True)
+class View:
+    """How results are shown as they come."""
+
+    many: bool
+    verbose: bool
+    as_json: bool
+
+    def show(self, result: "Verification") -> None:
+        """The checks of one folder."""
+        if not self.as_json:
+            self._heading(result.path)
+            _show_checks(result)
+
+    def show_proof(self, proof: "Proof") -> None:
+        """The same, and what an engine made of it."""
+        from quantkit.export.verified import FILE
+
+        if self.as_json:
+            return
+        self._heading(proof.folder)
+        _show_checks(proof.checks)
+        found = proof.verified
+        if found is None:
+            return
+        where = f"{found.version}, {found.device}" + (f", {found.dtype}" if found.dtype else "")
+        mark = "ok " if found.ok else "?  " if found.undecided else "off"
+        console.say(f"{mark}       vLLM {where}: {LEVELS[found.level]}", hang=10)
+        if found.texts:
+            typer.echo(f"          {len(found.texts)} texts, such as {_line(found.texts[0])}")
+            for text in found.texts[1:] if self.verbose else []:
+                typer.echo(f"          {_line(text)}")
+        for what, part in (("prompt", found.read), ("generated", found.written)):
+            if part is not None:
+                typer.echo(
+                    f"          {part.n_tokens:,} {what} tokens: off by {part.mean:.4f} nats, "
+                    f"rounding explains {part.limit_mean:.4f}"
+                )
+        if found.level == "logprobs":
+            console.say(f"          {_attributed(found)}", hang=10)
+        typer.echo(f"          written to {proof.folder / FILE}")
+
+    def _heading(self, folder: Path) -> None:
+        if self.many:
+            typer.echo(f"{folder}")
+
+
+def end(results: "Sequence[Verification]", as_json: bool) -> None:
+    """Everything for programs, a verdict for people, and the exit code of both."""
+    if as_json:
+        _print_json(results)
+    faulty = [result for result in results if not result.ok]
+    _end([_faulty(result) for result in faulty], bool(faulty), as_json)
+
+
+def end_proofs(proofs: "Sequence[Proof]", as_json: bool) -> None:
+    """The same of what an engine said."""
+    if as_json:
+        _print_json(proofs)
+    problems = [found for proof in proofs for found in _problems(proof)]
+    _end([line for line, _ in problems], any(is_fault for _, is_fault in problems), as_json)
+
+
+def _print_json(results: Sequence[Any]) -> None:
+    told = [result.to_json() for result in results]
+    console.print_json(told[0] if len(told) == 1 else told)
+
+
+def _show_checks(result: "Verification") -> None:
+    for check in result.passed:
+        console.say(f"ok        {check}", hang=10)
+    for words in result.left_out:
+        console.say(f"left out  {words}", hang=10)
+    for name, error in result.worst[:3]:
+        console.say(f"          {name} differs by {error:.4f} from the source")
+
+
+def _attributed(found: "Verified") -> str:
+    """Whether the engine served the checkpoint or its source, and how sure that is."""
+    whose = found.attribution
+    if whose is None:
+        return (
+            "not held against the unquantised source, which is not at hand: give it with --source"
+        )
+    served = {
+        "checkpoint": "the checkpoint is served, not its unquantised source",
+        "source": "the unquantised source is served, not the checkpoint",
+        None: "cannot tell the checkpoint and its unquantised source apart",
+    }[whose.nearer]
+    return (
+        f"{served}: references {whose.apart:.4f} nats apart, "
+        f"power {whose.power:.3f} with {whose.n_tokens:,} positions"
+    )
+
+
+def _line(text: str) -> str:
+    """The beginning of a text in one line."""
+    short = " ".join(text.split())
+    return repr(short if len(short) <= 48 else f"{short[:47]}…")
+
+
+def _problems(proof: "Proof") -> list[tuple[str, bool]]:
+    """What keeps a checkpoint from being called sound, and whether it is a fault of it."""
+    if not proof.checks.ok:
+        return [(_faulty(proof.checks), True)]
+    if proof.problem is not None:
+        return [(f"{proof.folder} was not checked in vLLM: {proof.problem}", False)]
+    found = proof.verified
+    if found is None or found.ok:
+        return []
+    return [(f"{proof.folder} {found.sentence}", not found.undecided)]
+
+
+def _faulty(result: "Verification") -> str:
+    n = len(result.faults)
+    faults = "\n".join(f"  {fault}" for fault in result.faults)
+    return f"{result.path} has {n} fault{'s' * (n > 1)}:\n{faults}"
+
+
+def _end(problems: list[str], is_faulty: bool, as_json: bool) -> None:
+    """A last line with the verdict; 1 is the exit code of a fault, 3 of what was not checked."""
+    if not as_json:
+        verdict = "wrong" if is_faulty else "not checked" if problems else "sound"
+        typer.echo(f"verdict: {verdict}")
+    if problems:
+        raise (Faulty if is_faulty else CheckpointError)("\n".join(problems))
