@@ -22,6 +22,7 @@ from quantkit.errors import CheckpointError
 from quantkit.export import folder as folders
 from quantkit.export.manifest import is_checkpoint, now, versions
 from quantkit.formats import declared, words
+from quantkit.formats.declared import DIALECTS, Dialect
 from quantkit.model.headers import StoredTensor, TensorSpec
 from quantkit.model.source import INDEX, read_config, read_tensors
 from quantkit.progress import Progress, Silent
@@ -31,13 +32,7 @@ if TYPE_CHECKING:
     import torch
 
 FILE = "repaired.json"
-METHODS = {"compressed-tensors": "compressed-tensors", "gptq": "gptq", "awq": "awq", "fp8": "fp8",
-           "modelopt": "modelopt"}  # fmt: skip
-"""Formats of `convert --to`, and the methods that are written as such."""
-DEFAULTS: dict[str, dict[str, Any]] = {"gptq": {"desc_act": False}, "awq": {"zero_point": True}}
-"""What a missing key means to the tools that wrote such files."""
 BESIDE = ("input_scale", "input_global_scale", "qzeros", "g_idx", "scales")
-NAMED = {"awq": "modules_to_not_convert", "fp8": "ignored_layers"}
 
 
 @dataclass(frozen=True)
@@ -89,6 +84,10 @@ class _Work:
     def seen(self) -> Seen:
         return seen_of(self.config, self.stored, "")
 
+    @property
+    def dialect(self) -> Dialect:
+        return DIALECTS[self.seen().method]
+
 
 def repair(
     path: Path,
@@ -110,7 +109,7 @@ def repair(
     method = work.seen().method
     if not method:
         raise CheckpointError(f"{path} is not quantised: there is nothing to repair")
-    if METHODS[to] != method:
+    if to != method:
         raise CheckpointError(
             f"{path} is in {method or 'no quantised'} form, and --repair keeps the format: use "
             f"--to {method}"
@@ -156,13 +155,13 @@ def _keys(work: _Work) -> None:
     ):
         section.pop("sparsity_config")
         work.changes.append(Change("sparsity_config", "dropped: the weights are stored whole"))
-    for key, value in DEFAULTS.get(work.seen().method, {}).items():
+    for key, value in work.dialect.defaults.items():
         if key not in section:
             if key == "desc_act":
                 value = _is_ordered(work)
             section[key] = value
             work.changes.append(Change(key, f"added {value}"))
-    if work.seen().method == "gptq" and section.get("desc_act") is False and _is_ordered(work):
+    if section.get("desc_act") is False and _is_ordered(work):
         section["desc_act"] = True
         work.changes.append(Change("desc_act", "set to true: g_idx has an order of its own"))
 
@@ -185,7 +184,7 @@ def _plain_index(n: int, size: int) -> "torch.Tensor":
 def _groups(work: _Work) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Quantised layers, and the arguments of their weights."""
     seen = work.seen()
-    if seen.method != "compressed-tensors":
+    if not work.dialect.spells_out:
         return
     declares = declared.of(work.config, "the checkpoint")
     for name, layer in seen.linears.items():
@@ -318,11 +317,9 @@ def _rescale(
 def _ignore(work: _Work) -> None:
     """Entries that fit vLLM's names, and every layer that is stored in 16 bits."""
     seen, section = work.seen(), work.section
-    if seen.method not in ("compressed-tensors", *NAMED):
+    if not (keys := work.dialect.ignore_keys):
         return
-    key = "ignore" if seen.method == "compressed-tensors" else NAMED[seen.method]
-    if seen.method == "fp8" and not section.get(key) and section.get("modules_to_not_convert"):
-        key = "modules_to_not_convert"
+    key = next((key for key in keys if section.get(key)), keys[0])
     judged = Judged(seen, (0, 28))
     names = list(section.get(key) or [])
     entries = {mapped: entry for entry, mapped in judged.ignore}

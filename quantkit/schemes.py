@@ -186,3 +186,16 @@ class KVCacheScheme(Strict):
         if self.strategy == "attn_head":
             share = "one scale for the keys and one for the values of each head"
         return f"{grid}, {share}, from calibration"
+
+
+def runs_as(tag: str, weights: numbers.Scheme, inputs: ActivationScheme | None) -> str:
+    """What engines call these numbers, one of `hardware.support.FORMATS`; `tag` is the weights'."""
+    if tag in ("nvfp4", "mxfp4"):
+        return tag if inputs else f"{tag}-a16"
+    if tag == "mxfp8":
+        return tag
+    if inputs is None:
+        return f"w{weights.num_bits}a16"
+    if weights.type == "int":
+        return "w4afp8" if inputs.type == "float" else "int8-w8a8"
+    return "fp8-block" if weights.strategy == "block" else "fp8-w8a8"

@@ -60,9 +60,9 @@ def compare(found: Sequence[Recommendation], reports: Mapping[str, "Document"]) 
 
 
 def _entry(document: "Document", format: str) -> "Entry | None":
-    from quantkit.advise.formats import AS_IT_IS
+    from quantkit.advise.formats import AS_FILE, AS_IT_IS
 
-    if format in (AS_IT_IS, "gguf-bf16"):
+    if format in (AS_IT_IS, AS_FILE):
         return document.baseline
     return next((entry for entry in document.candidates if entry.recipe == format), None)
 

@@ -27,7 +27,7 @@ def choose(model: str, place: Place) -> Fitting:
     if of_model.assumed:
         raise AdviceError(f"{model} is only a size, and nothing to quantise; name a model")
     every = formats.considered(is_mixture=parallel.n_experts(of_model) > 0)
-    among = tuple(f for f in every if f.recipe and f.name != "gguf-bf16")
+    among = tuple(format for format in every if not format.is_whole)
     tokens = min(8192, context_of(of_model.config)) if place.context is None else place.context
     found = recommend(
         Question(Catalogue(of_model, among), context=tokens, users=place.users, count=place.count),

@@ -8,7 +8,9 @@ from quantkit.hardware import support
 from quantkit.recipe import AnyRecipe, GGUFRecipe, load, split_addition
 
 AS_IT_IS = "as it is"
-"""The name of a model without any recipe."""
+"""The name of a model without any recipe ..."""
+AS_FILE = "gguf-bf16"
+"""... and of the recipe that changes none of its numbers."""
 # One of each kind: others of the same kind take as much memory and time. Of those for 4 bits,
 # the one that lost least in our own reports.
 FLOATS = ("fp8-dynamic", "fp8-block", "mxfp8", "nvfp4", "mxfp4")
@@ -16,7 +18,7 @@ SERVED = (*FLOATS, "int8-w8a8", "gptq-w8a16", "awq-gptq-w4a16")
 SERVED_OF_MIXTURES = (*FLOATS, "gptq-w8a16", "gptq-w4a16")
 """What the native engine makes of a mixture of experts."""
 FILES = (
-    "gguf-bf16", "gguf-q8_0", "gguf-q6_k", "gguf-q5_k_m", "gguf-q4_k_m", "gguf-iq4_xs",
+    AS_FILE, "gguf-q8_0", "gguf-q6_k", "gguf-q5_k_m", "gguf-q4_k_m", "gguf-iq4_xs",
     "gguf-q3_k_m", "gguf-q2_k",
 )  # fmt: skip
 
@@ -37,6 +39,11 @@ class Format:
     def base(self) -> str:
         """Its name without the cache's."""
         return self.name.removesuffix("+kv-fp8")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every number of the model stays what it is."""
+        return self.name in (AS_IT_IS, AS_FILE)
 
     @property
     def kv_bits(self) -> int:

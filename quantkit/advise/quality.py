@@ -99,7 +99,7 @@ def _read(entry: dict[str, Any]) -> Prior:
 
 def of(format: Format, shape: ModelShape, measured: Mapping[str, Quality]) -> Quality | None:
     """The quality of a format: measured, else by published figures; None where there is neither."""
-    if format.recipe is None or format.name == "gguf-bf16":
+    if format.is_whole:
         return SAME
     if found := measured.get(format.name):
         return found

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import CheckpointError
 from quantkit.formats import words
-from quantkit.formats.contract import Schemes
+from quantkit.formats.contract import Schemes, wide_inputs
 from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
 from quantkit.tensorspec import TensorSpec
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 NAME = "awq"
 SCALE_TYPE: str | None = "float16"
+input_scale = wide_inputs
 BITS = 4
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 INVERSE = tuple(ORDER.index(place) for place in range(len(ORDER)))
@@ -96,11 +97,6 @@ def unpack(module: str, stored: Mapping[str, "torch.Tensor"], recipe: Schemes) -
             raise CheckpointError(f"{module}.qzeros is not that of a symmetric layer")
         zero_point = None
     return QuantizedWeight(values, scales.t().contiguous(), zero_point)
-
-
-def input_scale(module: str, stored: Mapping[str, "torch.Tensor"]) -> "torch.Tensor | None":
-    """Activations stay in 16 bits."""
-    return None
 
 
 def config(recipe: Schemes, ignore: list[str]) -> dict[str, Any]:

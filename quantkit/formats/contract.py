@@ -79,3 +79,13 @@ class Format(Protocol):
 
     def config(self, recipe: Schemes, ignore: list[str]) -> dict[str, Any]:
         """What `config.json` tells an engine. `ignore` lists every Linear left alone."""
+
+
+def any_shape(rows: int, columns: int, recipe: Schemes) -> str | None:
+    """The `misfit` of a format that takes layers of every shape."""
+    return None
+
+
+def wide_inputs(module: str, stored: Mapping[str, "torch.Tensor"]) -> "torch.Tensor | None":
+    """The `input_scale` of a format that leaves activations in 16 bits."""
+    return None

@@ -6,14 +6,14 @@ is not known is refused, since a guess would be scored and served as if it were 
 
 import fnmatch
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
 from quantkit.errors import CheckpointError
-from quantkit.schemes import ActivationScheme
+from quantkit.schemes import ActivationScheme, runs_as
 
 EVERY = ("Linear",)
 FP8_TOKEN = {"type": "float", "strategy": "token", "dynamic": True}
@@ -32,10 +32,6 @@ MODELOPT: dict[str, tuple[tuple[int, str, str, int | None], dict[str, Any] | Non
     "W4A16_NVFP4": ((4, "float", "tensor_group", 16), None),
 }
 """Its algorithms: bits, type, strategy and group size of weights, and the numbers of inputs."""
-METHODS = (
-    "compressed-tensors", "gptq", "awq", "auto-round", "fp8", "fbgemm_fp8", "modelopt", "mxfp4",
-    "bitsandbytes",
-)  # fmt: skip
 MAKERS = {
     "llm-compressor": ("llm-compressor", "llmcompressor"),
     "AutoRound": ("auto-round", "autoround"),
@@ -97,19 +93,9 @@ class Part:
     @property
     def runs_as(self) -> str | None:
         """One of `hardware.support.FORMATS`; None where it has no row there."""
-        weights, inputs = self.weights, self.inputs
-        tag = weights.tag
-        if weights.kind:
-            return None if weights.kind.startswith("bnb ") else "gguf"
-        if tag.startswith(("nvfp4", "mxfp4")):
-            return tag if inputs else f"{tag}-a16"
-        if tag == "mxfp8":
-            return tag
-        if inputs is None:
-            return f"w{weights.num_bits}a16"
-        if weights.type == "int":
-            return "w4afp8" if inputs.type == "float" else "int8-w8a8"
-        return "fp8-block" if weights.strategy == "block" else "fp8-w8a8"
+        if kind := self.weights.kind:
+            return None if kind.startswith("bnb ") else "gguf"
+        return runs_as(self.weights.tag, self.weights, self.inputs)
 
 
 @dataclass(frozen=True)
@@ -145,12 +131,12 @@ class Declared:
         """Whether an entry of `ignore` names a module, by the rules of the method's readers."""
         if entry.startswith("re:"):
             return re.match(entry[3:], module) is not None
-        if self.method == "compressed-tensors":
-            return entry == module
-        if self.method == "modelopt":
-            return fnmatch.fnmatchcase(module, entry) or module.startswith(f"{entry}.")
-        inside = f".{module}."
-        return f".{entry}." in inside
+        return self.dialect.means(entry, module)
+
+    @property
+    def dialect(self) -> "Dialect":
+        """How such configs are read."""
+        return DIALECTS[self.method]
 
     @property
     def words(self) -> str:
@@ -164,24 +150,13 @@ def of(config: Mapping[str, Any], where: str, card: str = "") -> Declared:
     """What a config declares; `where` goes into messages, `card` is the text of the model's."""
     found = section(config)
     method = str(found.get("quant_method") or ("modelopt" if found.get("quant_algo") else ""))
-    read = {
-        "compressed-tensors": _compressed_tensors,
-        "gptq": _gptq,
-        "awq": _awq,
-        "auto-round": _auto_round,
-        "fp8": _fp8,
-        "fbgemm_fp8": _fbgemm,
-        "modelopt": _modelopt,
-        "mxfp4": _mxfp4,
-        "bitsandbytes": _bitsandbytes,
-    }.get(method)
-    if read is None:
+    if method not in DIALECTS:
         raise CheckpointError(
             f"{where} is quantised by {method or 'a method without a name'}, which quantkit does "
-            f"not read; it reads {', '.join(METHODS)}"
+            f"not read; it reads {', '.join(DIALECTS)}"
         )
     try:
-        parts, ignore = read(found)
+        parts, ignore = DIALECTS[method].read(found)
     except (KeyError, TypeError, ValueError, AttributeError, re.error) as error:
         raise CheckpointError(
             f"{where} has a quantization_config that quantkit cannot read "
@@ -341,6 +316,58 @@ def _bitsandbytes(found: Mapping[str, Any]) -> Read:
     if kind not in ("nf4", "fp4"):
         raise ValueError(f"bnb_4bit_quant_type {kind}: nf4 and fp4 are supported")
     return (Part(EVERY, Weights(4, "float", "group", 64, kind=f"bnb {kind}")),), names
+
+
+def _same(entry: str, module: str) -> bool:
+    return entry == module
+
+
+def _within(entry: str, module: str) -> bool:
+    """A whole part of the name, wherever it stands."""
+    return f".{entry}." in f".{module}."
+
+
+def _globbed(entry: str, module: str) -> bool:
+    return fnmatch.fnmatchcase(module, entry) or module.startswith(f"{entry}.")
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What tools that write a method's configs, and engines that read them, agree on."""
+
+    read: Callable[[Mapping[str, Any]], Read]
+    means: Callable[[str, str], bool] = _within
+    """Whether an entry of the layers left alone names a module."""
+    by_config: bool = False
+    """Whether engines go by the config alone; others look which tensors there are."""
+    spells_out: bool = False
+    """Whether every layer that is quantised stands in the config with its numbers."""
+    packs_rows: bool = False
+    """Whether words of `qweight` hold rows; else columns."""
+    ignore_keys: tuple[str, ...] = ()
+    """Where `convert --repair` lists layers left alone, the usual key first; none: nowhere."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What a missing key means to the tools that wrote such files."""
+
+
+DIALECTS = {
+    "compressed-tensors": Dialect(
+        _compressed_tensors, _same, by_config=True, spells_out=True, ignore_keys=("ignore",)
+    ),
+    "gptq": Dialect(_gptq, defaults={"desc_act": False}),
+    "awq": Dialect(
+        _awq,
+        packs_rows=True,
+        ignore_keys=("modules_to_not_convert",),
+        defaults={"zero_point": True},
+    ),
+    "auto-round": Dialect(_auto_round),
+    "fp8": Dialect(_fp8, by_config=True, ignore_keys=("ignored_layers", "modules_to_not_convert")),
+    "fbgemm_fp8": Dialect(_fbgemm, by_config=True),
+    "modelopt": Dialect(_modelopt, _globbed, by_config=True),
+    "mxfp4": Dialect(_mxfp4),
+    "bitsandbytes": Dialect(_bitsandbytes),
+}
 
 
 def _maker(found: Mapping[str, Any]) -> str | None:

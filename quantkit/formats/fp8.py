@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from quantkit import numbers
 from quantkit.formats import words
-from quantkit.formats.contract import Schemes
+from quantkit.formats.contract import Schemes, any_shape
 from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
 from quantkit.tensorspec import TensorSpec
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 NAME = "fp8"
 SCALE_TYPE: str | None = None
+misfit = any_shape
 
 
 def objection(
@@ -43,11 +44,6 @@ def objection(
     if activations is None:
         return "fp8 always rounds activations too; weights alone need compressed-tensors"
     return words.per_head(NAME, kv_cache)
-
-
-def misfit(rows: int, columns: int, recipe: Schemes) -> str | None:
-    """Any shape goes."""
-    return None
 
 
 def specs(module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:

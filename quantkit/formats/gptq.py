@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import CheckpointError
 from quantkit.formats import words
-from quantkit.formats.contract import Schemes
+from quantkit.formats.contract import Schemes, wide_inputs
 from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
 from quantkit.tensorspec import TensorSpec
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 NAME = "gptq"
 SCALE_TYPE: str | None = None
+input_scale = wide_inputs
 
 
 def objection(
@@ -99,11 +100,6 @@ def unpack(module: str, stored: Mapping[str, "torch.Tensor"], recipe: Schemes) -
     if not (words.unpack(stored[f"{module}.qzeros"], bits, rows) == -1).all():
         raise CheckpointError(f"{module}.qzeros is not that of a symmetric layer")
     return QuantizedWeight(words.unpack(packed.t(), bits, columns), scales.t().contiguous(), None)
-
-
-def input_scale(module: str, stored: Mapping[str, "torch.Tensor"]) -> "torch.Tensor | None":
-    """Activations stay in 16 bits."""
-    return None
 
 
 def config(recipe: Schemes, ignore: list[str]) -> dict[str, Any]:

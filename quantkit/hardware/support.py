@@ -14,6 +14,7 @@ from quantkit import numbers
 from quantkit.errors import UnknownName
 from quantkit.hardware.gpus import GPU
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
+from quantkit.schemes import runs_as
 
 How = Literal["native", "emulated", "no"]
 FORMATS = (
@@ -231,17 +232,8 @@ def format_of(recipe: AnyRecipe | None) -> str:
 
 
 def _key(recipe: Recipe) -> str:
-    weights, inputs = recipe.weights, recipe.input_activations
-    tag = numbers.of(weights).tag
-    if tag in ("nvfp4", "mxfp4"):
-        return tag if inputs else f"{tag}-a16"
-    if tag == "mxfp8":
-        return tag
-    if inputs is None:
-        return f"w{weights.num_bits}a16"
-    if weights.type == "int":
-        return "w4afp8" if inputs.type == "float" else "int8-w8a8"
-    return "fp8-block" if weights.strategy == "block" else "fp8-w8a8"
+    weights = recipe.weights
+    return runs_as(numbers.of(weights).tag, weights, recipe.input_activations)
 
 
 def runs(gpu: GPU, format: str, engine: str = "vllm") -> Support:

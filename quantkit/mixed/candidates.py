@@ -28,6 +28,7 @@ MIXES = {
 """What vLLM mixes; the first is the default."""
 EXTRA_KERNELS = (2, 3, 5, 6, 7)
 """Bits of integers that vLLM runs by another package's kernels (humming-kernels)."""
+GPTQ = "gptq"
 _INTEGER = re.compile(r"w([2-8])a16-g(32|64|128)")
 _FLOATS = {
     "fp8": (
@@ -36,7 +37,7 @@ _FLOATS = {
         {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True},
     ),
     "nvfp4": (
-        "gptq",
+        GPTQ,
         {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
         {
             "num_bits": 4,
@@ -47,7 +48,7 @@ _FLOATS = {
         },
     ),
     "mxfp4": (
-        "gptq",
+        GPTQ,
         {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32},
         {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "dynamic": True},
     ),
@@ -73,6 +74,11 @@ class Candidate:
     def is_exact(self) -> bool:
         """16 bits."""
         return self.weights is None
+
+    @property
+    def by_gptq(self) -> bool:
+        """Whether weights are rounded by GPTQ in the end."""
+        return self.method == GPTQ
 
     @property
     def needs_extra_kernels(self) -> bool:
@@ -108,7 +114,7 @@ def find(name: str) -> Candidate:
         return Candidate(SIXTEEN)
     if match := _INTEGER.fullmatch(name):
         weights = WeightScheme(num_bits=int(match[1]), group_size=int(match[2]))
-        return Candidate(name, "gptq", weights)
+        return Candidate(name, GPTQ, weights)
     if name not in _FLOATS:
         known = (*MIXES, *dict.fromkeys(n for names in MIXES.values() for n in names))
         raise UnknownName("format", name, known)

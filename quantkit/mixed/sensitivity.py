@@ -201,7 +201,7 @@ class Watch:
 
 def solved_by_gptq(candidate: AnyCandidate) -> bool:
     """Whether weights in this format are rounded by GPTQ in the end."""
-    return isinstance(candidate, Candidate) and candidate.method == "gptq"
+    return isinstance(candidate, Candidate) and candidate.by_gptq
 
 
 def _largest(

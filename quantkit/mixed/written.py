@@ -31,7 +31,7 @@ def recipe(table: Table, choice: Sequence[int], name: str, summary: str) -> Reci
         return None
     # The method of the first numbers decides for the whole pass; most weights' come first.
     found = {format: candidates.find(format) for format in chosen}
-    order = sorted(found, key=lambda f: (found[f].method != "gptq", -n_weights[f]))
+    order = sorted(found, key=lambda f: (not found[f].by_gptq, -n_weights[f]))
     base = found[order[0]]
     data: dict[str, Any] = {
         "name": name,
@@ -43,7 +43,7 @@ def recipe(table: Table, choice: Sequence[int], name: str, summary: str) -> Reci
         ],
         "unquantised": units.patterns(kept),
     }
-    if base.method == "gptq":
+    if base.by_gptq:
         data["options"] = OPTIONS[base.weights.type if base.weights else "int"]
     return Recipe.validated(data, name)
 

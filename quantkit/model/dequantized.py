@@ -243,12 +243,12 @@ def _fields(packed: "torch.Tensor", num_bits: int) -> "torch.Tensor":
 
 
 def _widths(config: Mapping[str, Any]) -> "Callable[[str], int | None]":
-    """The bits that compressed-tensors declares of a layer; None where it does not say."""
-    if method_of(config) != "compressed-tensors":
-        return lambda module: None
+    """The bits that a config declares of each layer; None where it does not say."""
     try:
         known = declared.of(config, "config.json")
     except QuantkitError:  # whoever needs the config says what is wrong with it
+        return lambda module: None
+    if not known.dialect.spells_out:
         return lambda module: None
 
     def width(module: str) -> int | None:

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quantkit.numbers.number import Number
+from quantkit.numbers.number import Float
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +17,7 @@ TOP = 6.0
 
 
 @dataclass(frozen=True)
-class FP4(Number):
+class FP4(Float):
     """E2M1 codes in bytes."""
 
     bits: int = 4
@@ -27,11 +27,7 @@ class FP4(Number):
         return "U8"
 
     @property
-    def limits(self) -> tuple[float, float]:
-        return -TOP, TOP
-
-    @property
-    def activation_top(self) -> float:
+    def top(self) -> float:
         return TOP
 
     @property

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quantkit.numbers.number import Number
+from quantkit.numbers.number import Float
 
 if TYPE_CHECKING:
     import torch
@@ -12,7 +12,7 @@ TOP = 448.0
 
 
 @dataclass(frozen=True)
-class FP8(Number):
+class FP8(Float):
     """E4M3, held in torch's own type."""
 
     bits: int = 8
@@ -30,11 +30,7 @@ class FP8(Number):
         return "F8_E4M3"
 
     @property
-    def limits(self) -> tuple[float, float]:
-        return -TOP, TOP
-
-    @property
-    def activation_top(self) -> float:
+    def top(self) -> float:
         return TOP
 
     @property

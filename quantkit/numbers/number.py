@@ -113,3 +113,21 @@ class Number(ABC):
         """Activations rounded and widened again with given scales, in their own type."""
         scale = scale.to(values.device).float()
         return self.widen(self.round(values.float() / scale)).mul_(scale).to(values.dtype)
+
+
+@dataclass(frozen=True)
+class Float(Number):
+    """A small float: as far below zero as above it, for weights and activations alike."""
+
+    @property
+    @abstractmethod
+    def top(self) -> float:
+        """The largest number."""
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        return -self.top, self.top
+
+    @property
+    def activation_top(self) -> float:
+        return self.top

@@ -29,8 +29,6 @@ from quantkit.verification import joint, side_files
 from quantkit.verification.checkpoint import Verification
 from quantkit.verification.scales import SHARED
 
-BY_CONFIG = ("compressed-tensors", "fp8", "fbgemm_fp8", "modelopt")
-"""Methods whose readers go by the config alone; others look which tensors there are."""
 SCALES = ("weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "scales")
 INPUTS = ("input_scale", "input_global_scale")
 LARGEST = ("SCB", "weight.absmax", "weight.nested_absmax")
@@ -138,8 +136,8 @@ def _config_faults(files: _Files) -> Iterator[str]:
                 yield f"{module} is stored quantised, and `ignore` has {entry}"
             elif part is None:
                 yield f"{module} is stored quantised, and no group of the config means it"
-        elif entry is None and part is not None and known.method in BY_CONFIG:
-            by_default = known.method != "compressed-tensors" and module in never
+        elif entry is None and part is not None and known.dialect.by_config:
+            by_default = not known.dialect.spells_out and module in never
             if module not in tied and not by_default:
                 yield f"{module} is stored in 16 bits, and declared as {part.weights.tag}{hint}"
 
@@ -215,7 +213,8 @@ def _expected(files: _Files, module: str, part: Part, rows: int, columns: int) -
     per = 32 // weights.num_bits
     is_dense = 32 % weights.num_bits == 0
     if files.beside(module, "qweight") is not None:
-        if files.declared.method == "awq" or "awq" in str(files.section.get("packing_format")):
+        packing = str(files.section.get("packing_format"))  # AutoRound's word for it
+        if files.declared.dialect.packs_rows or "awq" in packing:
             words: Shapes = ((columns, -(-rows // per)),)
         else:
             words = ((-(-columns // per), rows),)
