@@ -23,7 +23,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from recording import write
+from recording import tell
 
 COMMANDS = {
     "quantize": ("quantize demo -r fp8-dynamic -r rtn-w4a16 -r rtn-w8a16 -r gptq-w4a16 "
@@ -92,9 +92,7 @@ def main() -> None:
         "load_before": os.getloadavg()[0],
         "runs": runs,
     }
-    print(json.dumps(result, indent=1))
-    if args.out:
-        write(args.out, result)
+    tell(result, args.out)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import torch
-from recording import write
+from recording import tell
 
 from quantkit import device as devices
 from quantkit.export.folder import MAX_SHARD_BYTES
@@ -170,9 +170,7 @@ def main() -> None:
             for name, found in also.items()
         },
     }
-    print(json.dumps(result, indent=2))
-    if args.out:
-        write(args.out, result)
+    tell(result, args.out)
 
 
 if __name__ == "__main__":

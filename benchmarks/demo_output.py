@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from recording import ROOT, write
+from recording import ROOT, tell
 
 from quantkit.export.manifest import versions
 
@@ -75,9 +75,7 @@ def main() -> None:
         "machine": platform.machine(),
         "versions": versions(),
     }
-    print(json.dumps(result, indent=2))
-    if args.out:
-        write(args.out, result)
+    tell(result, args.out)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ record of that is copied.
 Each row beside AutoRound's of that width says what share of its KL and of its seconds it has.
 """
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,10 @@ from typing import Any
 import off_grid
 import peers
 import torch
-from peers_speed import NOTES, add_common, build_set, provenance, set_record, whole
-from quality import compare, load, windows_of
+from peers_speed import whole
+from quality import begin, compare, load, parser_of, scored_before, scored_text, windows_of
 
 from quantkit.model.tokenizer import load as load_tokenizer
-from quantkit.offline import without_hub
 
 MARK = {4: "autoround-200", 3: "autoround-200-w3", 2: "autoround-200-w2"}
 """What each width is compared with."""
@@ -81,48 +79,19 @@ def draw(models: dict[str, Any], target: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--origin", required=True, help="where the source's weights come from")
-    parser.add_argument("--calibration", type=Path, nargs="+", required=True)
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--max-windows", type=int, help="score no more than these")
-    parser.add_argument("--group-size", type=int, default=128)
+    parser = parser_of(__doc__.splitlines()[0])
     parser.add_argument("--widths", type=int, nargs="+", default=[4, 3, 2])
     parser.add_argument("--runs", nargs="+", help="only these; by default all of every width")
     parser.add_argument("--draw", type=Path, help="also draw what FILE holds")
-    add_common(parser)
     args = parser.parse_args()
-    args.path = dict(args.path)
-    without_hub()
-    args.work.mkdir(parents=True, exist_ok=True)
-    tokens = args.work / "set"
-    build_set(args.model, args.calibration, args.samples, args.length, tokens, args.path)
-    known = json.loads(args.out.read_text()) if args.out.is_file() else {}
-    result = {
-        "what": "KL divergence against seconds of 4-, 3- and 2-bit checkpoints",
-        **provenance(args.commit),
-        **NOTES,
-        "models": known.get("models", {}),
-    }
-    result["versions"] |= known.get("versions", {})
+    result, tokens = begin(args, "KL divergence against seconds of 4-, 3- and 2-bit checkpoints")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     windows = windows_of(load_tokenizer(args.model), args.text, args.length)[: args.max_windows]
     windows = windows.to(device)
-    about: dict[str, Any] = {
-        "origin": args.origin,
-        "tokens": set_record(tokens),
-        "text": args.text.name,
-        "windows": len(windows),
-        "length": args.length,
-        "group_size": args.group_size,
-    }
+    about = scored_text(args, tokens, windows) | {"group_size": args.group_size}
     if (args.model / off_grid.RECORD).is_file():
         about["off_grid"] = json.loads((args.model / off_grid.RECORD).read_text())
-    before = result["models"].get(args.name, {})
-    if any(before.get(key) != value for key, value in about.items()):
-        before = {}  # scored on something else
+    before = scored_before(result, args.name, about)
     source = load(args.model, args.model, device)
     entry = result["models"][args.name] = {
         "recorded": result["recorded"],

@@ -9,7 +9,6 @@ is read and written plainly, which nothing that goes from disk to disk can beat.
 """
 
 import argparse
-import json
 import math
 import os
 import platform
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 from data_free import add_shape, make_model
-from recording import write
+from recording import tell
 
 from quantkit import device as devices
 from quantkit import grid, recipe
@@ -170,9 +169,7 @@ def main() -> None:
         "machine": platform.machine(),
         "versions": versions(),
     }
-    print(json.dumps(found, indent=1))
-    if args.out:
-        write(args.out, found)
+    tell(found, args.out)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from recording import write
+from recording import tell
 
 WORDS = 50_000
 PER_ROW = 145
@@ -96,9 +96,7 @@ def main() -> None:
         "cores": os.cpu_count(),
         "machine": platform.machine(),
     }
-    print(json.dumps(result, indent=2))
-    if args.out:
-        write(args.out, result)
+    tell(result, args.out)
 
 
 if __name__ == "__main__":

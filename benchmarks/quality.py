@@ -130,8 +130,9 @@ def described(folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def parser_of(what: str) -> argparse.ArgumentParser:
+    """Options of programs that make checkpoints of one model and score them."""
+    parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--origin", required=True, help="where the source's weights come from")
@@ -139,9 +140,12 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--max-windows", type=int, help="score no more than these")
     parser.add_argument("--group-size", type=int, default=128)
-    parser.add_argument("--runs", nargs="+", default=RUNS)
     add_common(parser)
-    args = parser.parse_args()
+    return parser
+
+
+def begin(args: argparse.Namespace, what: str) -> tuple[dict[str, Any], Path]:
+    """The result so far, of models that FILE holds, and the token ids that every run gets."""
     args.path = dict(args.path)
     without_hub()
     args.work.mkdir(parents=True, exist_ok=True)
@@ -149,12 +153,39 @@ def main() -> None:
     build_set(args.model, args.calibration, args.samples, args.length, tokens, args.path)
     known = json.loads(args.out.read_text()) if args.out.is_file() else {}
     result = {
-        "what": "perplexity, exact KL divergence and top-1 agreement of 4-bit checkpoints",
+        "what": what,
         **provenance(args.commit),
         **NOTES,
         "models": known.get("models", {}),
     }
     result["versions"] |= known.get("versions", {})
+    return result, tokens
+
+
+def scored_text(args: argparse.Namespace, tokens: Path, windows: torch.Tensor) -> dict[str, Any]:
+    """What scores of a model depend on, beside its checkpoints."""
+    return {
+        "origin": args.origin,
+        "tokens": set_record(tokens),
+        "text": args.text.name,
+        "windows": len(windows),
+        "length": args.length,
+    }
+
+
+def scored_before(result: dict[str, Any], name: str, about: dict[str, Any]) -> dict[str, Any]:
+    """What FILE has of a model, unless it was scored on something else."""
+    before: dict[str, Any] = result["models"].get(name, {})
+    return {} if any(before.get(key) != value for key, value in about.items()) else before
+
+
+def main() -> None:
+    parser = parser_of(__doc__.splitlines()[0])
+    parser.add_argument("--runs", nargs="+", default=RUNS)
+    args = parser.parse_args()
+    result, tokens = begin(
+        args, "perplexity, exact KL divergence and top-1 agreement of 4-bit checkpoints"
+    )
     rows = []
     for name in args.runs:
         rows.append(
@@ -164,16 +195,8 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     windows = windows_of(load_tokenizer(args.model), args.text, args.length)[: args.max_windows]
     source = load(args.model, args.model, device)
-    about = {
-        "origin": args.origin,
-        "tokens": set_record(tokens),
-        "text": args.text.name,
-        "windows": len(windows),
-        "length": args.length,
-    }
-    before = result["models"].get(args.name, {})
-    if any(before.get(key) != value for key, value in about.items()):
-        before = {}  # scored on something else
+    about = scored_text(args, tokens, windows)
+    before = scored_before(result, args.name, about)
     scored = {row["run"]: row for row in before.get("rows", []) if "perplexity" in row}
     entry = result["models"][args.name] = {
         "recorded": result["recorded"],

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from recording import write
+from recording import tell
 
 from quantkit import launch, recipe, resources
 from quantkit.calibration.tokens import CalibrationTokens
@@ -32,7 +32,7 @@ from quantkit.model.architecture import Architecture
 from quantkit.model.blocks import Decoder
 from quantkit.model.source import ModelSource
 from quantkit.onepass import onepass
-from quantkit.onepass.estimate import _groups, _work
+from quantkit.onepass.estimate import solving_cost, stacked_linears
 from quantkit.onepass.ranks import Ranks, assign
 from quantkit.onepass.streams import streams_of
 from quantkit.onepass.together import Together, joined
@@ -164,7 +164,7 @@ class Counted:
 
     def __init__(self, shape: dict[str, int]) -> None:
         self.block = linears(shape)
-        self.groups = _groups(self.block)
+        self.groups = list(stacked_linears(self.block).values())
         self.n_parameters = sum(rows * columns for rows, columns in self.block.values())
         self.gram_bytes = 4 * sum(columns**2 for _, columns in self.groups)
 
@@ -176,14 +176,10 @@ class Counted:
 
     def solves(self, name: str) -> list[float]:
         """By group, in operations of the fast type."""
-        made = _Plan(recipe.load(name))
-        work = [_work(made, [group]) for group in self.groups]  # type: ignore[arg-type]
-        return [fast + FLOAT32_SLOWER * slow for fast, slow in work]
-
-
-class _Plan:
-    def __init__(self, asked: Any) -> None:
-        self.recipe = asked
+        made = recipe.load(name)
+        assert isinstance(made, recipe.Recipe)
+        costs = [solving_cost(made, *group) for group in self.groups]
+        return [cost.fast + FLOAT32_SLOWER * cost.slow for cost in costs]
 
 
 def line(points: list[tuple[int, float]]) -> tuple[float, float]:
@@ -280,9 +276,7 @@ def main() -> None:
         "machine": platform.machine(),
         "versions": versions(),
     }
-    print(json.dumps(result, indent=2))
-    if args.out:
-        write(args.out, result)
+    tell(result, args.out)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,13 @@ def write(path: Path, result: dict[str, Any]) -> None:
     path.write_text(f"{text}\n", encoding="utf-8")
 
 
+def tell(result: dict[str, Any], out: Path | None) -> None:
+    """Print the result; with `out`, write it too."""
+    print(json.dumps(result, indent=2, ensure_ascii=False))
+    if out:
+        write(out, result)
+
+
 def recorded() -> dict[str, Any]:
     """Commit and date of this run."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()

@@ -12,7 +12,6 @@ speed     megabytes a second of one core, all kinds together, on the library's h
 """
 
 import argparse
-import json
 import platform
 import sys
 import sysconfig
@@ -23,7 +22,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 import redaction_corpus
-from recording import write
+from recording import tell
 
 from quantkit.calibration.reading import python_text
 from quantkit.calibration.redaction.redact import _FINDERS, KINDS, redact
@@ -99,9 +98,7 @@ def main() -> None:
             "code": megabytes_a_second(code, 1),
         },
     }
-    print(json.dumps(result, indent=2, ensure_ascii=False))
-    if args.out:
-        write(args.out, result)
+    tell(result, args.out)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ little perplexity); reading, pairing, statistics and the three report files are 
 """
 
 import argparse
-import json
 import platform
 import random
 import tempfile
 import time
 from pathlib import Path
 
-from recording import write
+from recording import tell
 
 from quantkit.report import files
 from quantkit.report.comparison import Report
@@ -124,9 +123,7 @@ def main() -> None:
         "bytes": sizes,
         "machine": platform.machine(),
     }
-    print(json.dumps(result, indent=2))
-    if args.out:
-        write(args.out, result)
+    tell(result, args.out)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from quantkit.gguf.tensors import NVFP4_BLOCK, GGUFTensor
 from quantkit.gguf.values import FLOATS
 from quantkit.gguf.writer import GGUFFile
 from quantkit.model.source import ModelSource, read_config
+from quantkit.numbers.nvfp4 import NVFP4
 from quantkit.progress import Progress
 from quantkit.recipe import GGUFRecipe
 from quantkit.recipe.gguf import CONVERTED
@@ -37,8 +38,9 @@ def plan_of(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> GG
     `folder` has the model's config as it was before it was quantised.
     """
     before = checkpoint.manifest.weights_recipe
-    kinds = {numbers.of(part.weights).tag for part in before.parts}
-    if kinds != {"nvfp4"}:
+    held = [numbers.of(part.weights) for part in before.parts]
+    if not all(isinstance(number, NVFP4) for number in held):
+        kinds = {number.tag for number in held}
         raise CheckpointError(
             f"{checkpoint.folder} holds {' and '.join(sorted(kinds))}, and of our formats only "
             "NVFP4 exists in llama.cpp too; make a GGUF file from the source model with "

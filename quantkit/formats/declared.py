@@ -174,6 +174,12 @@ def section(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
+def packs_rows(found: Mapping[str, Any]) -> bool:
+    """Whether words of `qweight` hold rows, as AutoAWQ's do; else columns, as AutoGPTQ's."""
+    # AutoRound writes both forms, and says which.
+    return "awq" in str(found.get("packing_format") or found.get("quant_method") or "")
+
+
 def _reason(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
@@ -342,8 +348,6 @@ class Dialect:
     """Whether engines go by the config alone; others look which tensors there are."""
     spells_out: bool = False
     """Whether every layer that is quantised stands in the config with its numbers."""
-    packs_rows: bool = False
-    """Whether words of `qweight` hold rows; else columns."""
     ignore_keys: tuple[str, ...] = ()
     """Where `convert --repair` lists layers left alone, the usual key first; none: nowhere."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -357,7 +361,6 @@ DIALECTS = {
     "gptq": Dialect(_gptq, defaults={"desc_act": False}),
     "awq": Dialect(
         _awq,
-        packs_rows=True,
         ignore_keys=("modules_to_not_convert",),
         defaults={"zero_point": True},
     ),

@@ -72,8 +72,6 @@ def dequantized(
 ) -> dict[str, StoredTensor]:
     """Parameters in 16 bits by their usual names; what is not quantised is what it was."""
     method = method_of(config) or ""
-    known = config.get("quantization_config") or {}
-    packing = str(known.get("packing_format") or method)  # AutoRound writes both forms
     named = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     dtype = TYPES.get(named.removeprefix("torch."), "BF16")
     widths = _widths(config)
@@ -94,7 +92,11 @@ def dequantized(
         elif last == "weight_packed":
             result[f"{module}.weight"] = _words(module, tensor, beside, dtype, widths(module))
         elif last == "qweight":
-            of_format = _awq if "awq" in packing else partial(_gptq, _zero_offset(config))
+            of_format = (
+                _awq
+                if declared.packs_rows(declared.section(config))
+                else partial(_gptq, _zero_offset(config))
+            )
             result[f"{module}.weight"] = of_format(module, tensor, beside, dtype)
         elif (whole := of_experts(name)) and f"{whole}_scales" in tensors:
             bias = tensors.get(f"{whole}_bias")

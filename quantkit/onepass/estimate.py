@@ -22,6 +22,7 @@ from quantkit.model.architecture import EXPERT, Architecture
 from quantkit.onepass.calibrated import BATCHED, batch_bytes, batch_size, measuring_cost
 from quantkit.onepass.ranks import assign
 from quantkit.plan.checkpoint import Plan
+from quantkit.recipe import Recipe
 from quantkit.storage import gib
 
 TOKENS_PER_BATCH = {"cuda": 8192, "cpu": 2048}
@@ -78,7 +79,7 @@ def estimate(
     n_samples, length = calibration.ids.shape
     n_positions = -(-n_samples // n_ranks) * length  # of the rank that has most
     n_tokens, padded = calibration.n_tokens, calibration.mask is not None
-    stacked = _groups(block)
+    stacked = stacked_linears(block)
     groups = list(stacked.values())
     parameters = sum(rows * columns for rows, columns in block.values())
     # What a token goes through, and how often a group's inputs are counted.
@@ -108,11 +109,7 @@ def estimate(
         + 4 * sum(columns * columns for _, columns in groups) * squares
         + max(solving, running)
     )
-    costs = [
-        methods.find(plan.recipe.method).cost(*group) + measuring_cost(*group)
-        for plan in plans
-        for group in groups
-    ]
+    costs = [solving_cost(plan.recipe, *group) for plan in plans for group in groups]
     most = _longest_share(costs, n_ranks)
     products, solves = most.fast, most.slow
     forwards: float = n_streams + len(own) + following
@@ -176,7 +173,7 @@ def _n_blocks(architecture: Architecture) -> int:
     return len({m[1] for n in architecture.linears if (m := re.match(r"(.*?\.\d+)\.", n))})
 
 
-def _groups(block: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+def stacked_linears(block: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
     """Rows and columns of the linears of a block, those that read one input stacked."""
     stacked: dict[str, tuple[int, int]] = {}
     for name, (rows, columns) in block.items():
@@ -185,6 +182,11 @@ def _groups(block: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
         before = stacked.get(f"{parent}.{leader}", (0, columns))
         stacked[f"{parent}.{leader}"] = (before[0] + rows, columns)
     return stacked
+
+
+def solving_cost(recipe: Recipe, rows: int, columns: int) -> Cost:
+    """Of rounding linears that read one input, and of measuring what it costs."""
+    return methods.find(recipe.method).cost(rows, columns) + measuring_cost(rows, columns)
 
 
 def _longest_share(costs: Sequence[Cost], n_ranks: int) -> Cost:

@@ -213,8 +213,7 @@ def _expected(files: _Files, module: str, part: Part, rows: int, columns: int) -
     per = 32 // weights.num_bits
     is_dense = 32 % weights.num_bits == 0
     if files.beside(module, "qweight") is not None:
-        packing = str(files.section.get("packing_format"))  # AutoRound's word for it
-        if files.declared.dialect.packs_rows or "awq" in packing:
+        if declared.packs_rows(files.section):
             words: Shapes = ((columns, -(-rows // per)),)
         else:
             words = ((-(-columns // per), rows),)

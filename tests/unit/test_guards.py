@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import quantkit
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "quantkit"
 # Lower rows never import from higher ones.
@@ -95,6 +97,41 @@ def test_no_module_needs_what_needs_it():
         for name in free:
             del waits[name]
     assert not waits, f"in a circle, or behind one: {', '.join(sorted(waits))}"
+
+
+def defined(path: Path) -> set[str]:
+    """Names that a module of ours has."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+    return found
+
+
+def test_programs_beside_the_package_import_what_there_is():
+    """Nobody runs all of them after every change."""
+    wrong = []
+    for path in [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "scripts").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom):
+                continue
+            if (node.module or "").split(".")[0] != "quantkit":
+                continue
+            place = ROOT.joinpath(*node.module.split("."))
+            module = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+            names = defined(module) if module.is_file() else set()
+            for alias in node.names:
+                inside = place / alias.name
+                if alias.name in names or inside.is_dir() or inside.with_suffix(".py").is_file():
+                    continue
+                if node.module == "quantkit" and alias.name in quantkit.__all__:
+                    continue
+                wrong.append(f"{path.name}: from {node.module} import {alias.name}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_every_module_says_what_it_is_for():
@@ -255,3 +292,32 @@ def typer_commands() -> set[tuple[str, str]]:
     groups = [app, *(group.typer_instance for group in app.registered_groups)]
     found = [command.callback for group in groups for command in group.registered_commands]
     return {(callback.__module__, callback.__name__) for callback in found}
+
+
+NAMED_IN = {"dispatch", "formats", "hardware", "methods", "numbers", "schemes"}
+"""Homes of formats, methods and numbers, and of engines, whose rules go by these names."""
+
+
+def test_nobody_else_decides_by_the_name_of_a_format_method_or_number():
+    """What differs between them is a field of theirs, and asked for there."""
+    from quantkit.formats import MODULES
+    from quantkit.formats.declared import DIALECTS
+    from quantkit.methods import METHODS
+
+    names = {*MODULES, *DIALECTS, *METHODS, "nvfp4", "mxfp4", "mxfp8"}
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if part_of(path) in NAMED_IN:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Compare):
+                continue
+            constants = {
+                each.value
+                for side in (node.left, *node.comparators)
+                for each in ast.walk(side)
+                if isinstance(each, ast.Constant) and isinstance(each.value, str)
+            }
+            if constants & names:
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
+    assert not found, "\n".join(found)
