@@ -19,6 +19,8 @@ def test_examples_of_the_page_run(tmp_path, monkeypatch, capsys):
     assert "Did you mean gptq-w4a16" in found.out
     assert names["made"][0].folder == Path("out/gptq-w4a16")
     assert names["checked"].ok
+    assert names["predicted"].ok
+    assert Path("out/rtn-w4a16-g32").is_dir()
     assert names["seen"][-1].done == names["seen"][-1].total > 0
     assert names["same"].manifest.source.name == str(qk_demo())
     assert names["answer"].best
@@ -30,6 +32,11 @@ def test_examples_of_the_page_run(tmp_path, monkeypatch, capsys):
         "report.html",
     }
     assert names["converted"].manifest.format == "gptq"
+
+
+def test_every_exported_name_has_an_example():
+    code = "".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S))
+    assert set(re.findall(r"\bqk\.(\w+)", code)) == set(qk.__all__)
 
 
 def qk_demo():
