@@ -19,7 +19,8 @@ from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import HardwareError, MethodError, RecipeError
 from quantkit.export.folder import FolderWriter
 from quantkit.export.manifest import Layer
-from quantkit.model.blocks import Call, Decoder
+from quantkit.model.block_calls import Call
+from quantkit.model.blocks import Decoder
 from quantkit.model.source import ModelSource
 from quantkit.onepass import datafree, probe, tuning
 from quantkit.onepass.calibrated import solve

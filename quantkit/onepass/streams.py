@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from quantkit.model.blocks import Call
+from quantkit.model.block_calls import Call
 from quantkit.onepass.hidden import HiddenStates
 from quantkit.onepass.importance import Importance
 from quantkit.onepass.padding import Keep

@@ -16,7 +16,8 @@ from quantkit.errors import MethodError
 from quantkit.export.folder import FolderWriter
 from quantkit.families import geometry
 from quantkit.model import experts
-from quantkit.model.blocks import Call, Decoder
+from quantkit.model.block_calls import Call
+from quantkit.model.blocks import Decoder
 from quantkit.model.shards import DTYPES
 from quantkit.numbers.activations import round_inputs
 from quantkit.onepass import feeders, kvcache

@@ -15,7 +15,8 @@ from quantkit.calibration.reading import python_text
 from quantkit.errors import QuantkitError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.architecture import EXPERT
-from quantkit.model.blocks import Call, Decoder
+from quantkit.model.block_calls import Call
+from quantkit.model.blocks import Decoder
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.onepass import kvcache
