@@ -218,9 +218,7 @@ class Comparison:
             given = None if source is None else find(str(source), None, trusting)
             original = given if isinstance(given, ModelSource) else None
             names = [str(name) for name in self.models.given]
-            targets = comparable(
-                find_all(names, self.models.revision, trusting, original), given
-            )
+            targets = comparable(find_all(names, self.models.revision, trusting, original), given)
             refuse_same_names(targets)
             asked = self.questions.asked(self.models.named)
             scores = self.out / "scores"

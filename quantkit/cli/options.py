@@ -187,7 +187,9 @@ Server = Annotated[
     str | None,
     typer.Option(metavar="URL", help="A running server of the model, such as vLLM's."),
 ]
-Checkpoints = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Checkpoint folders or GGUF files.")]
+Checkpoints = Annotated[
+    list[Path], typer.Argument(metavar="DIR...", help="Checkpoint folders or GGUF files.")
+]
 Seed = Annotated[int, typer.Option(metavar="N", help="Random seed.")]
 Lora = Annotated[
     list[str] | None,

@@ -348,6 +348,8 @@ class Dialect:
     """Whether engines go by the config alone; others look which tensors there are."""
     spells_out: bool = False
     """Whether every layer that is quantised stands in the config with its numbers."""
+    joins_experts: bool = False
+    """Whether all experts of a block are one tensor."""
     ignore_keys: tuple[str, ...] = ()
     """Where `convert --repair` lists layers left alone, the usual key first; none: nowhere."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -368,7 +370,7 @@ DIALECTS = {
     "fp8": Dialect(_fp8, by_config=True, ignore_keys=("ignored_layers", "modules_to_not_convert")),
     "fbgemm_fp8": Dialect(_fbgemm, by_config=True),
     "modelopt": Dialect(_modelopt, _globbed, by_config=True),
-    "mxfp4": Dialect(_mxfp4),
+    "mxfp4": Dialect(_mxfp4, joins_experts=True),
     "bitsandbytes": Dialect(_bitsandbytes),
 }
 

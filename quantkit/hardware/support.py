@@ -215,6 +215,8 @@ PLATFORMS = {
 }  # fmt: skip
 
 
+ELSEWHERE = {"bitsandbytes": "GPUs that bitsandbytes runs on; vLLM has it before 0.28"}
+"""What runs methods of others that have no row above."""
 RAREST = ("w2a16", "w3a16", "w5a16", "w6a16", "w7a16", "w8a16", "w4a16")
 
 

@@ -12,8 +12,8 @@ def runs_on(card: Scorecard) -> str | None:
         return support.where("gguf")
     if (made := card.made) is None:
         return None
-    if made.method == "bitsandbytes":
-        return "GPUs that bitsandbytes runs on; vLLM has it before 0.28"
+    if (words := support.ELSEWHERE.get(made.method)) is not None:
+        return words
     return support.where(made.runs_as or _of_old(made))
 
 

@@ -63,7 +63,7 @@ class _Files:
     @cached_property
     def joint(self) -> list[joint.Joint]:
         """Parameters of all experts of a block, where the method stores them together."""
-        return joint.of(self.architecture, self.declared.method)
+        return joint.of(self.architecture) if self.declared.dialect.joins_experts else []
 
     @cached_property
     def jointly(self) -> set[str]:
@@ -201,7 +201,7 @@ Shapes = tuple[tuple[int, ...], ...]
 def _expected(files: _Files, module: str, part: Part, rows: int, columns: int) -> dict[str, Shapes]:
     """The tensors of a layer and the shapes that each may have; none: any."""
     weights = part.weights
-    if files.declared.method == "bitsandbytes":
+    if weights.kind:
         return _of_bitsandbytes(files, module, weights, rows, columns)
     groups = -(-columns // weights.group_size) if weights.group_size else 1
     scales: Shapes = ((rows, groups), *(((rows,),) if groups == 1 else ()))

@@ -45,10 +45,8 @@ class Joint:
         return [one for expert in joint_layers(self.name, self.n_experts) for one in expert]
 
 
-def of(architecture: Architecture, method: str) -> list[Joint]:
-    """What a model's files must hold if its method stores experts together."""
-    if method != "mxfp4":
-        return []
+def of(architecture: Architecture) -> list[Joint]:
+    """What a model's files must hold where experts are stored together."""
     sizes: dict[str, dict[tuple[int, str], tuple[int, int]]] = {}
     biases: set[str] = set()
     for name, shape in architecture.shapes.items():
