@@ -32,7 +32,7 @@ def parse_json(raw: bytes | str, finite: bool = True) -> Any:
     except RecursionError:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
     if text.count("[") + text.count("{") > MAX_DEPTH:
-        _check_depth(value)
+        check_depth(value)
     if "\\u" in text:
         for part in _strings(value):
             _check_text(part)
@@ -131,7 +131,8 @@ def _refused(text: str) -> Any:
     raise ValueError(f"{text} is not a number that JSON knows")
 
 
-def _check_depth(value: Any) -> None:
+def check_depth(value: Any) -> None:
+    """Refuse what is nested deeper than a file should be."""
     level, depth = [value], 0
     while level:
         if depth > MAX_DEPTH:

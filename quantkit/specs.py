@@ -5,10 +5,11 @@ one that was probably meant.
 """
 
 import difflib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 # Whoever imports this has a file to read, and its model at hand.
 import yaml
@@ -40,6 +41,17 @@ WANTED = {
     "model_attributes_type": "lines such as `key: value`",
 }
 """What a field must be, by pydantic's name of the fault."""
+
+
+Record = TypeVar("Record", bound=BaseModel)
+
+
+def as_record(model: type[Record], data: Any) -> Record:
+    """Parsed JSON as a record: "1" is text there, and no number, truth or date of a number's kind.
+
+    By way of JSON again, since only there pydantic knows strictly what text may stand for.
+    """
+    return model.model_validate_json(json.dumps(data), strict=True)
 
 
 def plain_name(name: str) -> str:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quantkit.errors import ScoreError
 from quantkit.parsing import parse_json
-from quantkit.specs import problems
+from quantkit.specs import as_record, problems
 
 VERSION = 1
 KIND = "quantkit-bench"
@@ -287,7 +287,7 @@ def read(path: Path) -> Bench:
     if isinstance(version, int) and version > VERSION and data.get("kind") == KIND:
         raise ScoreError(f"{path} has schema {version}, of a newer quantkit; upgrade quantkit")
     try:
-        return Bench.model_validate(data)
+        return as_record(Bench, data)
     except ValidationError as error:
         first = problems(error, Bench)[0]
         raise ScoreError(f"{path} is no file of quantkit bench: {first}") from error

@@ -27,7 +27,7 @@ from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError
 from quantkit.model.shards import write_whole
 from quantkit.parsing import parse_json
-from quantkit.specs import problems
+from quantkit.specs import as_record, problems
 from quantkit.storage import scratch_folder, sha256_of, write_json
 
 TOKENS = "tokens.safetensors"
@@ -139,7 +139,7 @@ class CalibrationSet:
 def read_manifest(folder: Path) -> Manifest:
     """What a set says of itself."""
     try:
-        return Manifest.model_validate(parse_json((folder / FILE).read_bytes()))
+        return as_record(Manifest, parse_json((folder / FILE).read_bytes()))
     except ValidationError as error:
         first = problems(error, Manifest)[0]
         raise DataError(f"{folder} is no calibration set of this version: {first}") from error

@@ -16,7 +16,7 @@ from quantkit.model import description
 from quantkit.model.description import text, texts
 from quantkit.parsing import parse_json
 from quantkit.recipe import AnyRecipe, Recipe
-from quantkit.specs import PlainName, problems
+from quantkit.specs import PlainName, as_record, problems
 from quantkit.storage import MANIFEST
 from quantkit.tensorspec import TensorSpec
 
@@ -172,7 +172,7 @@ class Manifest(Record):
                 raise CheckpointError(
                     f"{path} has schema {version}, written by a newer quantkit; upgrade quantkit"
                 )
-            return cls.model_validate(data)
+            return as_record(cls, data)
         except ValidationError as error:
             first = problems(error, cls)[0]
             raise CheckpointError(f"{path} is damaged: {first}") from error

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from quantkit.errors import CheckpointError
 from quantkit.parsing import parse_json
+from quantkit.specs import as_record
 from quantkit.storage import write_json
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def read(folder: Path) -> Verified | None:
     """What lies next to a checkpoint; None where nothing does."""
     path = folder / FILE
     try:
-        return Verified.model_validate(parse_json(path.read_bytes()))
+        return as_record(Verified, parse_json(path.read_bytes()))
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -45,6 +45,9 @@ KEPT = {
     "per_layer_projection": SMALL,
 }
 """Linear layers within blocks that no recipe means, by the end of their names, and why."""
+COUNTED = re.compile(r"(?:^|_)(?:layers?|blocks|experts)$")
+"""Keys of a config that say how many modules are built."""
+MOST_MODULES = 10_000
 OUTSIDE = "outside the decoder blocks"
 NOT_BUILT = "not part of the model as transformers builds it, such as a head that predicts ahead"
 SHARED = "shared between blocks"
@@ -174,6 +177,7 @@ def skeleton(
     from accelerate import init_empty_weights
     from transformers import AutoConfig
 
+    require_countable(folder)
     try:
         with hushed("transformers"), init_empty_weights(include_buffers=False):
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
@@ -193,6 +197,19 @@ def skeleton(
         ) from error
     model.tie_weights()
     return model.eval()
+
+
+def require_countable(folder: Path) -> None:
+    """Refuse a config that asks for more layers or experts than anybody would wait for."""
+    parts: list[Any] = [read_config(folder)]
+    for part in parts:  # grows by what is found within
+        parts += [value for value in part.values() if isinstance(value, dict)]
+        for key, value in part.items():
+            if COUNTED.search(key) and isinstance(value, int) and value > MOST_MODULES:
+                raise SourceError(
+                    f"{folder / 'config.json'}: {key} is {value:,}, and no model has more than "
+                    f"{MOST_MODULES:,}; take the config that the model came with"
+                )
 
 
 def _build(config: Any, trust_remote_code: bool, arguments: dict[str, Any]) -> Any:

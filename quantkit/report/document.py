@@ -12,7 +12,7 @@ from quantkit.errors import ScoreError
 from quantkit.export.verified import Verified
 from quantkit.parsing import parse_json
 from quantkit.scoring.scorecard import Made, Score, Settings
-from quantkit.specs import PlainName, problems
+from quantkit.specs import PlainName, as_record, problems
 
 VERSION = 2
 
@@ -168,7 +168,7 @@ def read(path: Path) -> Document:
     if isinstance(version, int) and version > VERSION:
         raise ScoreError(f"{path} has schema {version}, of a newer quantkit; upgrade quantkit")
     try:
-        return Document.model_validate(data)
+        return as_record(Document, data)
     except ValidationError as error:
         first = problems(error, Document)[0]
         raise ScoreError(f"{path} is no report: {first}") from error

@@ -22,6 +22,7 @@ from quantkit.scoring import agreement, attribution, prompts
 from quantkit.scoring.endpoint import Echo, Endpoint
 from quantkit.scoring.expected import Reference, references
 from quantkit.scoring.scorecard import Served
+from quantkit.specs import as_record
 from quantkit.storage import write_json
 from quantkit.verification.checkpoint import source_of
 
@@ -120,7 +121,7 @@ class _Holding:
 def read(path: Path) -> Served | None:
     """What was found of the same process before."""
     try:
-        return Served.model_validate(parse_json(path.read_bytes()))
+        return as_record(Served, parse_json(path.read_bytes()))
     except (OSError, ValueError):
         return None
 

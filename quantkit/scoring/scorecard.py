@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 from quantkit.errors import ScoreError
 from quantkit.export.verified import Agreement, Attribution, Verified
 from quantkit.parsing import parse_json
-from quantkit.specs import plain_name, problems
+from quantkit.specs import as_record, plain_name, problems
 
 SOURCE_NAME = "source"
 """A source's scores go by this file name, whatever the model is called."""
@@ -196,7 +196,7 @@ class Scorecard(Record):
     def read(cls, path: Path) -> "Scorecard":
         """A scorecard from its file."""
         try:
-            return cls.model_validate(parse_json(path.read_bytes()))
+            return as_record(cls, parse_json(path.read_bytes()))
         except OSError as error:
             raise ScoreError(f"cannot read {path}: {error.strerror}") from error
         except ValidationError as error:

@@ -178,7 +178,7 @@ def load_all(place: Place, steps: Iterable[str]) -> dict[str, Record]:
 
 def _parsed(content: bytes) -> Record | None:
     try:
-        return Record.model_validate_json(content)
+        return Record.model_validate_json(content, strict=True)
     except (ValueError, ValidationError):
         return None
 

@@ -1,6 +1,5 @@
 """Checks of a GGUF file: that it is the file which its recipe demands, and holds the source."""
 
-import math
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -97,7 +96,7 @@ def metadata_faults(checkpoint: Checkpoint, plan: GGUFPlan) -> Iterator[str]:
         there = found.get(key)
         same = there == value
         if isinstance(value, float) and isinstance(there, float):
-            same = math.isclose(there, value, rel_tol=1e-6)  # stored in 32 bits
+            same = struct.pack("<f", value) == struct.pack("<f", there)  # stored in 32 bits
         if not same:
             yield f"{key} is {there}, not {value}"
 

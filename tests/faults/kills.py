@@ -33,6 +33,11 @@ VOLATILE = {
 }
 """Of JSON: when and where, and hashes of files that say so."""
 DATE = re.compile(rb"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?)?|\d+(\.\d+)? (s|min|h|ms)\b")
+FIGURES = re.compile(rb"<svg.*?</svg>|[\d.,]+(e[+-]\d+)?", re.DOTALL)
+"""Of pages, which show what lies beside them as JSON, and how long that took, by numbers of any
+kind."""
+ATTEMPT = re.compile(r"(results/[^/]+/)[0-9a-f]{12}")
+"""A folder of a sweep that is called otherwise each time."""
 TRIES = 4
 
 Arguments = Callable[[Path, Path], list[str]]
@@ -229,14 +234,16 @@ def contents(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        if name.startswith("cache/") or re.match(r"runs/(logs|leases|state)", name):
+        if name.startswith("cache/") or re.match(r"runs/(logs|lease|state)", name):
             continue
-        name = re.sub(r"(runs/results/[^/]+/)[0-9a-f]{12}", r"\1TOKEN", name)
+        name = ATTEMPT.sub(r"\1TOKEN", name)
         if path.is_dir():
             found[f"{name}/"] = None
         elif path.suffix == ".json":
             found[name] = _steady(json.loads(path.read_bytes()))
-        elif path.suffix in (".md", ".html", ".xml"):
+        elif path.suffix == ".html":
+            found[name] = FIGURES.sub(b"", path.read_bytes())
+        elif path.suffix in (".md", ".xml"):
             found[name] = DATE.sub(b"", path.read_bytes())
         else:
             found[name] = path.read_bytes()
@@ -246,6 +253,8 @@ def contents(folder: Path) -> dict[str, Any]:
 def _steady(data: Any) -> Any:
     if isinstance(data, dict):
         return {key: _steady(value) for key, value in data.items() if key not in VOLATILE}
+    if isinstance(data, str):
+        return ATTEMPT.sub(r"\1TOKEN", data)
     return [_steady(value) for value in data] if isinstance(data, list) else data
 
 

@@ -180,6 +180,29 @@ def test_tokens_inside_a_gguf_file(copy, key, change, alone):
     assert f"{key} is not that of the source's tokenizer" in faults(folder, alone)
 
 
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("general.architecture", lambda raw: raw[:-5] + b"mlama"),
+        (
+            "llama.attention.layer_norm_rms_epsilon",
+            lambda raw: raw[:4] + bytes([raw[4] ^ 1]) + raw[5:],
+        ),
+    ],
+)
+def test_settings_inside_a_gguf_file_are_the_source_s_to_the_bit(copy, key, change):
+    folder = copy(FILES)
+    rewritten(next(folder.glob("*.gguf")), key, change)
+    assert f"{key} is" in faults(folder)
+
+
+def test_a_config_that_asks_for_endless_layers_is_refused_at_once(copy):
+    folder = copy(PLAIN)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2**53 + 1}))
+    assert "num_hidden_layers is 9,007,199,254,740,993" in faults(folder)
+
+
 # Scales.
 
 

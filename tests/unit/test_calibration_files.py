@@ -260,6 +260,10 @@ def test_a_json_line_without_its_end_says_that_the_file_ends_there(put):
 
 def test_nested_beyond_reason_is_told(put):
     assert "nested too deep" in fault(put("a.jsonl", b"[" * 200_000 + b"\n"))
+    # NaN has Python read it, which on some versions goes as deep as there is memory.
+    assert "nested deeper" in fault(
+        put("b.jsonl", b'{"a": NaN, "b": ' + b"[" * 150 + b"]" * 150 + b"}\n")
+    )
 
 
 def test_bad_rows_of_a_json_document(put):

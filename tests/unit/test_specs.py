@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quantkit.errors import DataError
-from quantkit.specs import problems, read_yaml, shown
+from quantkit.specs import as_record, problems, read_yaml, shown
 
 
 class Strict(BaseModel):
@@ -113,3 +113,18 @@ def test_keys_that_are_merged_from_elsewhere_stand_once(tmp_path):
     path = tmp_path / "file.yaml"
     path.write_text("a: &a {x: 1}\nb: &b {y: 2}\nc: {<<: *a, x: 3}\n")
     assert read_yaml(path, DataError)["c"] == {"x": 3}
+
+
+class Figure(BaseModel):
+    value: float
+    n: int
+    is_better: bool = False
+    pair: tuple[int, int] = (0, 0)
+
+
+def test_text_that_looks_like_a_number_is_not_one_in_a_record():
+    good = {"value": 1, "n": 2, "is_better": True, "pair": [3, 4]}
+    assert as_record(Figure, good) == Figure(value=1.0, n=2, is_better=True, pair=(3, 4))
+    for key, odd in (("value", "1"), ("n", "1"), ("n", 1.0), ("is_better", "1"), ("is_better", 1)):
+        with pytest.raises(ValidationError, match=key):
+            as_record(Figure, good | {key: odd})

@@ -9,6 +9,7 @@ import orjson
 
 from quantkit.calibration.reading.record import MAX_DOCUMENT_BYTES, Reading, Record
 from quantkit.errors import DataError
+from quantkit.parsing import check_depth
 
 # fmt: off
 LISTS = frozenset({
@@ -142,6 +143,7 @@ def _leniently(raw: bytes) -> Any:
         raise ValueError(f"byte {raw.index(0) + 1} is NUL, which no text holds")
     try:
         value = json.loads(text)
+        check_depth(value)  # how deep Python itself reads depends on its version
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
         raise ValueError(f"broken JSON at {line}column {error.colno} ({error.msg})") from error
