@@ -163,6 +163,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--recipe", default="gptq-w4a16")
     parser.add_argument("--small", action="store_true", help="a shape that a CPU can take")
+    parser.add_argument("--folder", type=Path, help="where there is room; default: a temporary one")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -181,7 +182,7 @@ def main() -> None:
         "by_size": [],
     }
     shape = SHAPE | (SMALL if args.small else {})
-    with tempfile.TemporaryDirectory(prefix="quantkit-moe-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="quantkit-moe-", dir=args.folder) as scratch:
         for n_blocks in args.blocks:
             model, out = Path(scratch) / f"model-{n_blocks}", Path(scratch) / f"out-{n_blocks}"
             size = make_model(model, n_blocks, shape)
@@ -190,6 +191,8 @@ def main() -> None:
             assert found is not None
             result["by_size"].append({"model_bytes": size, **found})
             print(json.dumps(result["by_size"][-1]), flush=True)
+            if args.out:
+                write(args.out, result)
         again = Path(scratch) / "again"
         run([str(model), str(again), args.recipe, *sizes], kill_after=max(1, n_blocks // 2))
         run([str(model), str(again), args.recipe, *sizes])

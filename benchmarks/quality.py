@@ -83,7 +83,12 @@ def dequantized(folder: Path, device: torch.device) -> Iterator[tuple[str, torch
                 yield weight, compressor.decompress(state, scheme)["weight"]
                 names -= parts
             for name in sorted(names):
-                yield name, stored.get_tensor(name)
+                if not name.endswith(INPUT_SCALES):
+                    yield name, stored.get_tensor(name)
+
+
+INPUT_SCALES = (".input_scale", ".input_global_scale", ".input_zero_point")
+"""What a checkpoint stores for its inputs, which is no parameter of the model."""
 
 
 def load(source: Path, folder: Path, device: torch.device) -> Any:

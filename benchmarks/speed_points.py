@@ -112,7 +112,11 @@ def measure(predicted: dict[str, Any], out: Path, timeout: float) -> None:
         "models": [],
     }
     models = predicted["models"]
-    for start in range(0, len(models), TOGETHER):
+    if out.is_file():  # a stopped run goes on with the rest, and keeps what was measured then
+        before = json.loads(out.read_text())
+        result["models"] = before["models"]
+        result["before"] = [*before.get("before", []), before["recorded"]]
+    for start in range(len(result["models"]), len(models), TOGETHER):
         with tempfile.TemporaryDirectory() as scratch, ExitStack() as beside:
             group = []
             for index, model in enumerate(models[start : start + TOGETHER]):
@@ -140,9 +144,9 @@ def measure(predicted: dict[str, Any], out: Path, timeout: float) -> None:
 
 
 def compare(predicted: dict[str, Any], measured: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every point: the range, what was measured, and how far the middle is off."""
+    """Every point that was tried: the range, the speed, and how far the middle is off."""
     found = []
-    for model, real in zip(predicted["models"], measured["models"], strict=True):
+    for model, real in zip(predicted["models"], measured["models"], strict=False):
         for users, span in model["points"].items():
             rate = real.get(f"decode_{users}", {}).get("tokens_per_s")
             found.append(

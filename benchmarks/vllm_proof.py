@@ -134,6 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             told |= figures(proof.verified) if proof.verified else {}
             models[proof.folder.name] = told
             show(proof.folder.name, told, started)
+            keep(args, source, models, started)
         try:
             asking: Asking = first.result()
             told = figures(compare(asking, asked, Silent()))
@@ -151,6 +152,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     print(f"{'caught' if caught else 'MISSED'}  the source as {folder.name}")
         models = {"source": told, **models}
         show("source", told, started)
+    counts = keep(args, source, models, started)
+    print(
+        f"{counts['agree']} of {counts['of']} checkpoints agree, and the source "
+        f"{'does' if counts['source_agrees'] else 'does not'}; the source is caught as "
+        f"{counts['sources_caught']} of {counts['sources_pretended']}; "
+        f"{time.monotonic() - started:.0f} s in all"
+    )
+
+
+def keep(
+    args: argparse.Namespace, source: ModelSource, models: dict[str, dict[str, Any]], started: float
+) -> dict[str, Any]:
+    """Write down what there is so far; returns its counts."""
     counts = summary(models)
     result = {
         "what": "vLLM against our dequantised reference, nats per token; source first",
@@ -161,13 +175,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         **counts,
         "models": models,
     }
-    print(
-        f"{counts['agree']} of {counts['of']} checkpoints agree, and the source "
-        f"{'does' if counts['source_agrees'] else 'does not'}; the source is caught as "
-        f"{counts['sources_caught']} of {counts['sources_pretended']}; {result['seconds']} s in all"
-    )
     if args.out:
         write(args.out, result)
+    return counts
 
 
 def show(name: str, told: dict[str, Any], started: float) -> None:
