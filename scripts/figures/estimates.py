@@ -1,5 +1,7 @@
 """What `recommend` computes against what engines reach: ours and published measurements."""
 
+from itertools import zip_longest
+from statistics import median
 from typing import Any
 
 from figures.regions import (
@@ -85,6 +87,38 @@ def speed_8b() -> str:
             cells.append(f"{found[case]['ratio']:.2f} ({ends['low']:.2f} to {ends['high']:.2f})")
         rows.append([f"`{name}`", *cells])
     return table(["times bf16, and the predicted range", *(f"{c}:" for c in CASES.values())], rows)
+
+
+@region
+def speed_points() -> str:
+    """Predictions that were committed first, and what vLLM did."""
+    predicted, measured = result("speed_points-predicted"), result("speed_points-h200")
+    rows, errors, n_inside, n_points = [], [], 0, 0
+    for model, real in zip_longest(predicted["models"], measured["models"]):
+        for users, ends in model["points"].items():
+            n_points += 1
+            if real is None or "tokens_per_s" not in real.get(f"decode_{users}", {}):
+                continue
+            rate = real[f"decode_{users}"]["tokens_per_s"]
+            inside = ends["low"] <= rate <= ends["high"]
+            errors.append(abs(ends["typical"] / rate - 1))
+            n_inside += inside
+            rows.append(
+                [
+                    f"{model['shape']}, {model['recipe'] or 'bf16'}",
+                    users,
+                    f"{ends['low']:,.0f} to {ends['high']:,.0f}, {ends['typical']:,.0f}",
+                    f"{rate:,.0f}" + ("" if inside else ", outside"),
+                ]
+            )
+    told = (
+        f"{n_inside} of {len(rows)} points measured so far lie in their range, with a median error "
+        f"of {median(errors):.0%}; {n_points - len(rows)} of the {n_points} that were written down "
+        f"({link('predicted', 'speed_points-predicted')}, {link('measured', 'speed_points-h200')}) "
+        "are not measured yet."
+    )
+    head = ["model", "users:", "predicted tokens per second:", "measured:"]
+    return f"{paragraph(told)}\n\n{table(head, rows)}"
 
 
 @region
