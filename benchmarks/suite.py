@@ -2,8 +2,9 @@
 
     python benchmarks/suite.py [--junit FILE] [--out benchmarks/results/suite.json]
 
-Runs what `make test` runs and reads the times that pytest keeps, setup counted to the test that it
-was for; or reads a file of them that a run elsewhere left (pytest --junitxml).
+Runs the tests that `make test` runs and reads the times that pytest keeps, setup counted to the test
+that it was for; or reads a file of them that a run elsewhere left (pytest --junitxml). A result file
+that is there already stays in the new one as what was before.
 """
 
 import argparse
@@ -13,7 +14,6 @@ import platform
 import subprocess
 import sys
 import tempfile
-import time
 import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
@@ -25,24 +25,23 @@ SUITE = ("-q", "-n", "2", "--dist", "loadscope", "--no-loadscope-reorder")
 SLOWEST = 20
 
 
-def run(junit: Path) -> float:
-    """Run the suite, and give its seconds by the clock."""
+def run(junit: Path) -> None:
+    """Run the suite."""
     command = [sys.executable, "-m", "pytest", *SUITE, f"--junitxml={junit}"]
-    started = time.monotonic()
     subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True)
-    return time.monotonic() - started
 
 
-def read(junit: Path) -> list[tuple[str, str, float]]:
-    """File, test and seconds of every case."""
+def read(junit: Path) -> tuple[list[tuple[str, str, float]], float]:
+    """File, test and seconds of every case; the seconds of all by the clock."""
+    root = ET.parse(junit).getroot()
     found = []
-    for case in ET.parse(junit).getroot().iter("testcase"):
+    for case in root.iter("testcase"):
         file = case.get("classname", "").replace(".", "/") + ".py"
         found.append((file, case.get("name", ""), float(case.get("time", 0))))
-    return found
+    return found, sum(float(suite.get("time", 0)) for suite in root.iter("testsuite"))
 
 
-def summary(cases: list[tuple[str, str, float]], seconds: float | None) -> dict[str, Any]:
+def summary(cases: list[tuple[str, str, float]], seconds: float) -> dict[str, Any]:
     files: Counter[str] = Counter()
     for file, _, took in cases:
         files[file] += took
@@ -67,10 +66,14 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         junit = args.junit or Path(scratch) / "junit.xml"
-        seconds = None if args.junit else run(junit)
-        result = summary(read(junit), seconds)
+        if not args.junit:
+            run(junit)
+        result = summary(*read(junit))
     print(json.dumps({k: v for k, v in result.items() if k != "files"}, indent=1))
     if args.out:
+        if args.out.exists():
+            there = json.loads(args.out.read_text())
+            result["before"] = there.get("before", there)
         write(args.out, result)
 
 

@@ -13,12 +13,15 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from hypothesis import settings
 from processes import free_port
-from tiny import SIZES, save_llama, with_tokenizer
+from tiny import SIZES, cut_demo, save_llama, with_tokenizer
+
+if TYPE_CHECKING:
+    from quantkit.model.source import ModelSource
 
 # On a submission the same examples every time; chance looks for new ones at home.
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
@@ -101,6 +104,14 @@ def demo_made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("made")
     quantize(ModelSource.open("demo"), [load("fp8-dynamic"), load("gguf-q8_0")], out, "cpu")
     return out
+
+
+@pytest.fixture(scope="session")
+def short_demo(tmp_path_factory: pytest.TempPathFactory) -> "ModelSource":
+    """Two of the demo's six blocks, for what each block shows: a third of the work."""
+    from quantkit.model.source import ModelSource
+
+    return ModelSource.open(str(cut_demo(tmp_path_factory.mktemp("short") / "demo")))
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
-"""Small random Llamas on disk, with the tokenizer of the demo model."""
+"""Small models on disk: random Llamas with the demo's tokenizer, and the demo cut short."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,22 @@ def save_llama(
         model = LlamaForCausalLM(described).to(getattr(torch, dtype))
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return with_tokenizer(folder)
+
+
+def cut_demo(folder: Path, n_blocks: int = 2) -> Path:
+    """The demo model less its last blocks: those that stay see and give what they do in it."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    gone = tuple(f"model.layers.{index}." for index in range(n_blocks, 6))
+    shutil.copytree(resources.DEMO_MODEL, folder, ignore=lambda *_: ["model.safetensors"])
+    with safe_open(resources.DEMO_MODEL / "model.safetensors", "pt") as stored:
+        kept = {n: stored.get_tensor(n) for n in stored.keys() if not n.startswith(gone)}  # noqa: SIM118
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    assert config["num_hidden_layers"] == 6
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": n_blocks}))
+    return folder
 
 
 def with_tokenizer(folder: Path) -> Path:

@@ -22,6 +22,7 @@ from figures import (
     scaling,
     scoring,
     sources,
+    suite,
     wild,
 )
 from figures.regions import REGIONS
@@ -45,5 +46,6 @@ __all__ = [
     "scaling",
     "scoring",
     "sources",
+    "suite",
     "wild",
 ]

@@ -109,17 +109,18 @@ def test_bytes_are_those_of_the_plan_in_every_family_and_recipe(source):
     assert counted >= 16
 
 
-def test_bytes_are_those_of_checkpoints_really_written(run_cli, tmp_path):
+def test_bytes_are_those_of_checkpoints_really_written(run_cli, short_demo, tmp_path):
     names = ["awq-w4a16", "fp8-block", "fp8-static+kv-fp8", "gguf-q4_0", "gguf-q4_k_m"]
     text = tmp_path / "text.txt"
     text.write_text("Rain falls on the roof, and the cat sleeps until noon. " * 60)
-    command = ["quantize", "demo", "-o", tmp_path / "out", "--calibration", text, "--quiet"]
+    model = str(short_demo.folder)
+    command = ["quantize", model, "-o", tmp_path / "out", "--calibration", text, "--quiet"]
     command += ["--samples", 4, "--length", 32, *(part for n in names for part in ("-r", n))]
     result = run_cli(command)
     assert result.code == 0, result.stderr
     for name in names:
         manifest = json.loads((tmp_path / "out" / name / "quantkit.json").read_text())
-        told = weight_bytes(shapes.of("demo"), load(name), has_importance=True)
+        told = weight_bytes(shapes.of(model), load(name), has_importance=True)
         assert told == manifest["size_bytes"], name
 
 

@@ -106,7 +106,12 @@ def tiny(family, **more):
     return getattr(transformers, f"{family}ForCausalLM")(config).eval()
 
 
-HYBRID = {"num_experts": 2, "head_dim": 16, "num_experts_per_tok": 1, "num_hidden_layers": 4}
+HYBRID = {
+    "num_experts": 2, "head_dim": 16, "num_experts_per_tok": 1, "num_hidden_layers": 4,
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from quantkit.scoring.harness import Asked, evaluate
 from quantkit.verification.checkpoint import verify
 
 NAMES = [name for name in resources.names("recipes") if name.startswith("gguf-")]
-TEXT = CalibrationChoice("python-docs", 32, 128)
+TEXT = CalibrationChoice("python-docs", 16, 128)
 TOKENS = list(range(40, 72))
 # Of the divergence between both, in nats. llama.cpp also rounds what goes into layers, to 8 bits or
 # to the type of plain floats.
@@ -107,7 +107,7 @@ def test_more_bits_are_closer_to_the_source(made):
 @pytest.fixture(scope="module")
 def weighted(source, tmp_path_factory):
     out = tmp_path_factory.mktemp("weighted")
-    recipes = [load("gguf-q4_k_m"), load("awq-w4a16")]
+    recipes = [load("gguf-q4_k_m"), load("fp8-static")]
     return quantize(source, recipes, out, "cpu", calibration=TEXT)[0]
 
 

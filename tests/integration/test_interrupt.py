@@ -46,9 +46,10 @@ def test_a_stopped_run_keeps_what_is_finished(tmp_path, number, code):
 
 
 def test_a_stopped_command_says_how_to_go_on(tmp_path):
-    out = tmp_path / "out"
+    out, text = tmp_path / "out", tmp_path / "text.txt"
+    text.write_text("All work and no play makes Jack a dull boy.\n" * 9000)
     process = start(
-        "quantize", "demo", "-r", "gptq-w4a16", "--calibration", "python-docs", "-o", str(out)
+        "quantize", "demo", "-r", "gptq-w4a16", "--calibration", str(text), "-o", str(out)
     )
     while not (line := process.stderr.readline()).startswith("calibration:"):
         assert line, "it ended before the work began"

@@ -136,9 +136,11 @@ def test_serve_that_is_stopped_while_the_engine_loads(made, mark, tmp_path, numb
     assert none_left(mark) == []
 
 
-def test_draft_starts_nothing_that_could_stay(made, mark):
+def test_draft_starts_nothing_that_could_stay(made, mark, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("All work and no play makes Jack a dull boy.\n" * 40)
     short = ["--samples", "1", "--prompt", "8", "--tokens", "9", "--device", "cpu"]
-    running = start(["draft", "demo", made / "rtn-w4a16", "--calibration", "python-docs", *short])
+    running = start(["draft", "demo", made / "rtn-w4a16", "--calibration", text, *short])
     seen = {running.pid}
     while running.poll() is None:
         seen |= set(family(mark))

@@ -35,8 +35,8 @@ def test_blocks_are_those_of_the_official_package():
 
 
 @pytest.fixture(scope="module")
-def source():
-    return ModelSource.open("demo")
+def source(short_demo):
+    return short_demo
 
 
 @pytest.fixture(scope="module")

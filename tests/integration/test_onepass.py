@@ -1,6 +1,7 @@
-"""The calibrated pass on the demo model: what it writes, and what it refuses."""
+"""The calibrated pass on a model of two blocks: what it writes, and what it refuses."""
 
 import pytest
+from tiny import cut_demo
 
 from quantkit.cli.main import main
 from quantkit.errors import DataError, MethodError
@@ -17,15 +18,17 @@ NAMES = ["gptq-w4a16", "awq-w4a16", "int8-w8a8"]
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory):
+def together(short_demo, tmp_path_factory):
     out = tmp_path_factory.mktemp("together")
-    made = quantize(ModelSource.open("demo"), [Recipe.load(n) for n in NAMES], out, calibration=FEW)
+    made = quantize(short_demo, [Recipe.load(n) for n in NAMES], out, calibration=FEW)
     return {checkpoint.label: checkpoint for checkpoint in made}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_writes_the_same_bytes_whoever_runs_beside_it(together, tmp_path, name):
-    (alone,) = quantize(ModelSource.open("demo"), [Recipe.load(name)], tmp_path, calibration=FEW)
+def test_a_recipe_writes_the_same_bytes_whoever_runs_beside_it(
+    together, short_demo, tmp_path, name
+):
+    (alone,) = quantize(short_demo, [Recipe.load(name)], tmp_path, calibration=FEW)
     assert alone.digest == together[name].digest
 
 
@@ -33,7 +36,7 @@ def test_a_recipe_writes_the_same_bytes_whoever_runs_beside_it(together, tmp_pat
 def test_every_layer_is_accounted_for(together, name):
     checkpoint = together[name]
     assert verify(checkpoint.folder).ok
-    assert len(checkpoint.manifest.layers) == 42
+    assert len(checkpoint.manifest.layers) == 14
     for layer in checkpoint.manifest.layers.values():
         assert 0 < layer.output_error < 0.1
         assert not layer.fallback
@@ -59,8 +62,8 @@ def test_a_changed_norm_is_found(together, tmp_path):
     assert "model.layers.1.input_layernorm.weight is not the source's" in faults
 
 
-def test_a_run_takes_up_only_what_has_the_same_calibration(together):
-    source, out = ModelSource.open("demo"), together["gptq-w4a16"].folder.parent
+def test_a_run_takes_up_only_what_has_the_same_calibration(together, short_demo):
+    source, out = short_demo, together["gptq-w4a16"].folder.parent
     recipes = [Recipe.load(name) for name in NAMES]
     same = finished_before(source, recipes, out, FEW)
     assert {checkpoint.label for checkpoint in same} == set(NAMES)
@@ -100,14 +103,10 @@ def test_empty_and_short_text_is_refused(tmp_path):
 
 
 def demo_with(tmp_path, change) -> ModelSource:
-    """The demo model with some of its tensors changed."""
-    import shutil
-
+    """Two blocks of the demo model with some of their tensors changed."""
     from safetensors.torch import load_file, save_file
 
-    from quantkit.resources import DEMO_MODEL
-
-    folder = shutil.copytree(DEMO_MODEL, tmp_path / "model")
+    folder = cut_demo(tmp_path / "model")
     tensors = {name: tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
     change(tensors)
     (folder / WEIGHTS).unlink()
@@ -117,10 +116,10 @@ def demo_with(tmp_path, change) -> ModelSource:
 
 def test_layers_that_see_only_zeros_are_an_error(tmp_path):
     def silence(tensors):
-        tensors["model.layers.2.input_layernorm.weight"].zero_()
+        tensors["model.layers.1.input_layernorm.weight"].zero_()
 
     source = demo_with(tmp_path, silence)
-    with pytest.raises(MethodError, match=r"layers\.2\.self_attn\.q_proj first"):
+    with pytest.raises(MethodError, match=r"layers\.1\.self_attn\.q_proj first"):
         quantize(source, [Recipe.load("gptq-w4a16")], tmp_path / "out", calibration=FEW)
     assert list((tmp_path / "out").iterdir()) == []
 

@@ -40,9 +40,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> dict[str, Path]:
+def made(short_demo, tmp_path_factory) -> dict[str, Path]:
     recipes = [Recipe.load(name) for name in ("fp8-dynamic", "rtn-w4a16", "rtn-w8a16")]
-    found = quantize(ModelSource.open("demo"), recipes, tmp_path_factory.mktemp("out"))
+    found = quantize(short_demo, recipes, tmp_path_factory.mktemp("out"))
     return {checkpoint.label: checkpoint.folder for checkpoint in found}
 
 
@@ -152,7 +152,7 @@ def test_without_its_source_a_checkpoint_is_not_held_against_it(folder, python, 
 
 
 def test_the_benchmark_counts_checkpoints_and_catches_the_source_as_each(
-    made, python, tmp_path, capsys, monkeypatch
+    made, short_demo, python, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")  # where its neighbours are
     script = spec_from_file_location("vllm_proof", ROOT / "benchmarks" / "vllm_proof.py")
@@ -161,7 +161,7 @@ def test_the_benchmark_counts_checkpoints_and_catches_the_source_as_each(
     out, names = tmp_path / "result.json", ("fp8-dynamic",)
     folders = [str(made[name]) for name in names]
     arguments = ["--python", str(python), "--prompts", "8", "--device", "cpu", "--out", str(out)]
-    benchmark.main(["demo", *folders, *arguments])
+    benchmark.main([str(short_demo.folder), *folders, *arguments])
     for folder in folders:
         (Path(folder) / verified.FILE).unlink()
     assert "1 of 1 checkpoints agree, and the source does" in capsys.readouterr().out

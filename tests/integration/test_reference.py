@@ -106,13 +106,15 @@ KINDS = (
 
 
 @pytest.fixture(scope="module", params=["kinds", pytest.param("all", marks=pytest.mark.slow)])
-def checkpoints(request, tmp_path_factory):
-    """Shipped recipes on the demo model: one of each kind, or every one."""
+def checkpoints(request, short_demo, tmp_path_factory):
+    """Shipped recipes on the demo model: one of each kind on two blocks, or every one on all."""
     out = tmp_path_factory.mktemp("out")
-    names = KINDS if request.param == "kinds" else resources.names("recipes")
+    source, names = short_demo, KINDS
+    if request.param == "all":
+        source, names = ModelSource.open("demo"), resources.names("recipes")
     recipes = [r for r in map(load, names) if isinstance(r, Recipe)]
     few = CalibrationChoice("python-docs", 8, 128)
-    return run_quantize(ModelSource.open("demo"), recipes, out, calibration=few)
+    return run_quantize(source, recipes, out, calibration=few)
 
 
 def test_config_is_what_the_reference_library_reads(checkpoints):

@@ -78,7 +78,7 @@ def kill_again_and_again(folder: Path, n_kills: int) -> None:
     print(f"{kills} kills, {resumed} of them after a finished block")  # noqa: T201
 
 
-@pytest.mark.parametrize("n_kills", [5, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_kills_end_in_the_same_bytes(tmp_path, n_kills):
     done = subprocess.run(
         [sys.executable, __file__, str(tmp_path), str(n_kills)],
@@ -117,13 +117,25 @@ def half(tmp_path_factory):
     return folder, expected
 
 
+@pytest.fixture(scope="module")
+def mixed(half):
+    """What a whole run of recipes of all kinds makes of the same model."""
+    return run(ModelSource.open(str(half[0] / "model")), half[0] / "mixed", MIXED)
+
+
 @pytest.fixture
-def stopped(half, tmp_path, monkeypatch):
+def source(half, tmp_path):
+    """A copy of the model and its text."""
+    shutil.copytree(half[0] / "model", tmp_path / "model")
+    shutil.copyfile(half[0] / "text.txt", tmp_path / "text.txt")
+    return ModelSource.open(str(tmp_path / "model"))
+
+
+@pytest.fixture
+def stopped(half, source, tmp_path, monkeypatch):
     """A copy of it that a test may go on with; blocks that are made from now on are counted."""
     folder, expected = half
-    for name in ("model", "out"):
-        shutil.copytree(folder / name, tmp_path / name)
-    shutil.copyfile(folder / "text.txt", tmp_path / "text.txt")
+    shutil.copytree(folder / "out", tmp_path / "out")
     deliver, calls = onepass.Finished.deliver, []
 
     def counted(finished, *rest):
@@ -131,7 +143,7 @@ def stopped(half, tmp_path, monkeypatch):
         deliver(finished, *rest)
 
     monkeypatch.setattr(onepass.Finished, "deliver", counted)
-    return ModelSource.open(str(tmp_path / "model")), tmp_path / "out", expected, calls
+    return source, tmp_path / "out", expected, calls
 
 
 def planned(source: ModelSource, out: Path, force: bool = False) -> float:
@@ -199,22 +211,21 @@ MIXED = ("rtn-w4a16", "awq-w4a16", "gguf-q8_0", "fp8-dynamic")
 
 
 @pytest.mark.parametrize("n_named", range(1, len(MIXED) + 1))
-def test_what_was_named_before_a_stop_is_taken_up(tmp_path, stop_after, n_named):
-    source, out = small_model(tmp_path / "model"), tmp_path / "out"
-    expected = run(source, tmp_path / "whole", MIXED)
+def test_what_was_named_before_a_stop_is_taken_up(source, mixed, tmp_path, stop_after, n_named):
+    out = tmp_path / "out"
     stop_after(n_named, out)
     with pytest.raises(Stopped):
         run(source, out, MIXED)
     before = {p.name: p.stat().st_ino for p in out.iterdir() if p.name in MIXED}
     assert len(before) == n_named
-    assert run(source, out, MIXED) == expected
+    assert run(source, out, MIXED) == mixed
     assert before.items() <= {p.name: p.stat().st_ino for p in out.iterdir()}.items()
     assert sorted(p.name for p in out.iterdir()) == sorted(MIXED)
     assert not any(path.is_dir() for name in MIXED for path in (out / name).iterdir())
 
 
-def test_another_run_does_not_take_it_up(tmp_path, stop_after):
-    source, out = small_model(tmp_path / "model"), tmp_path / "out"
+def test_another_run_does_not_take_it_up(source, tmp_path, stop_after):
+    out = tmp_path / "out"
     stop_after(1, out)
     with pytest.raises(Stopped):
         run(source, out, MIXED)
@@ -225,8 +236,8 @@ def test_another_run_does_not_take_it_up(tmp_path, stop_after):
     assert set(run(source, out, MIXED, force=True)) == set(MIXED)
 
 
-def test_a_run_from_a_gguf_file_takes_up_its_own_too(tmp_path, stop_after):
-    run(small_model(tmp_path / "model"), tmp_path / "whole", ["gguf-f16"])
+def test_a_run_from_a_gguf_file_takes_up_its_own_too(source, tmp_path, stop_after):
+    run(source, tmp_path / "whole", ["gguf-f16"])
     (file,) = (tmp_path / "whole" / "gguf-f16").glob("model*.gguf")
     recipes, out = [load("gguf-q8_0"), load("gguf-q4_0")], tmp_path / "out"
     stop_after(1, out)
@@ -242,12 +253,10 @@ def test_a_run_from_a_gguf_file_takes_up_its_own_too(tmp_path, stop_after):
         quantize_file(file, recipes, out, "cpu")
 
 
-def test_second_run_leaves_the_first_alone(tmp_path):
+def test_second_run_leaves_the_first_alone(source, tmp_path):
     """Two real commands on one --out: the first ends as if it had been alone."""
-    text = tmp_path / "text.txt"
-    text.write_text("All work and no play makes Jack a dull boy.\n" * 400)
-    line = [sys.executable, "-m", "quantkit", "quantize", "demo", "-r", "gptq-w4a16", "-q"]
-    line += ["--calibration", str(text), "--samples", "16", "--length", "64"]
+    line = [sys.executable, "-m", "quantkit", "quantize", str(source.folder), "-r", "gptq-w4a16"]
+    line += ["-q", "--calibration", str(tmp_path / "text.txt"), "--samples", "16", "--length", "64"]
     out = tmp_path / "out"
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     first = subprocess.Popen([*line, "-o", str(out)], **piped)
@@ -272,9 +281,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("block", [0, 2])
-def test_out_of_memory_falls_back_to_offloading(tmp_path, monkeypatch, block):
-    source = small_model(tmp_path / "model")
-    expected = run(source, tmp_path / "whole")
+def test_out_of_memory_falls_back_to_offloading(half, source, tmp_path, monkeypatch, block):
     observe, notes = onepass.Visit.observe, []
 
     def once(visit, *arguments):
@@ -284,13 +291,11 @@ def test_out_of_memory_falls_back_to_offloading(tmp_path, monkeypatch, block):
         return observe(visit, *arguments)
 
     monkeypatch.setattr(onepass.Visit, "observe", once)
-    assert run(source, tmp_path / "out") == expected
+    assert run(source, tmp_path / "out") == half[1]
     assert notes
 
 
-def test_out_of_memory_twice_says_what_to_change(tmp_path, monkeypatch):
-    source = small_model(tmp_path / "model")
-
+def test_out_of_memory_twice_says_what_to_change(half, source, tmp_path, monkeypatch):
     def always(visit, *arguments):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -298,4 +303,4 @@ def test_out_of_memory_twice_says_what_to_change(tmp_path, monkeypatch):
         patch.setattr(onepass.Visit, "observe", always)
         with pytest.raises(HardwareError, match="shorter --length"):
             run(source, tmp_path / "out")
-    assert run(source, tmp_path / "out") == run(source, tmp_path / "whole")
+    assert run(source, tmp_path / "out") == half[1]

@@ -9,7 +9,6 @@ import torch
 from fake_completions import MAX_LENGTH, Fake, end, serve
 
 from quantkit.errors import ScoreError
-from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.onepass.run import quantize
 from quantkit.recipe import Recipe
@@ -20,15 +19,15 @@ ASKED = Asked(("python_docs",), limit=1, max_length=MAX_LENGTH)
 
 
 @pytest.fixture(scope="module")
-def demo():
-    source = ModelSource.open("demo")
-    model = loading.load(source, torch.device("cpu"))
-    return model, load_tokenizer(source.folder)
+def demo(short_demo):
+    model = loading.load(short_demo, torch.device("cpu"))
+    return model, load_tokenizer(short_demo.folder)
 
 
 @pytest.fixture(scope="module")
-def _fake(demo):
+def _fake(demo, short_demo):
     server = Fake(*demo)
+    server.source = short_demo
     serve(server)
     yield server
     end(server)
@@ -44,7 +43,7 @@ def fake(_fake, monkeypatch):
 
 def scored(fake, cache, target=None):
     asked = replace(ASKED, cache=cache, server=fake.url)
-    return harness.evaluate(target or ModelSource.open("demo"), asked, "cpu")
+    return harness.evaluate(target or fake.source, asked, "cpu")
 
 
 def n_scored(fake):
@@ -55,7 +54,7 @@ def n_scored(fake):
 
 def test_a_scorecard_through_a_server(fake, tmp_path):
     fake.start()
-    here = harness.evaluate(ModelSource.open("demo"), replace(ASKED, cache=tmp_path), "cpu")
+    here = harness.evaluate(fake.source, replace(ASKED, cache=tmp_path), "cpu")
     there = scored(fake, tmp_path)
     ours, theirs = (e.card.scores["python_docs/perplexity"] for e in (here, there))
     assert theirs.value == pytest.approx(ours.value, rel=1e-5)
@@ -124,7 +123,7 @@ def test_a_server_that_is_restarted_while_it_is_scored_is_refused(fake, tmp_path
 
 @contextmanager
 def changed_weight(model, factor):
-    weight = model.get_submodule("model.layers.2.mlp.down_proj").weight
+    weight = model.get_submodule("model.layers.1.mlp.down_proj").weight
     before = weight.data.clone()
     weight.data *= factor
     try:
@@ -145,10 +144,8 @@ def test_another_model_under_the_same_name_is_refused(fake, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def quantized(tmp_path_factory):
-    (made,) = quantize(
-        ModelSource.open("demo"), [Recipe.load("rtn-w8a16")], tmp_path_factory.mktemp("made")
-    )
+def quantized(short_demo, tmp_path_factory):
+    (made,) = quantize(short_demo, [Recipe.load("rtn-w8a16")], tmp_path_factory.mktemp("made"))
     return made
 
 
@@ -172,8 +169,18 @@ def test_a_server_of_the_checkpoint_is_scored_whatever_it_calls_itself(
 
 def test_the_table_and_the_file_say_what_came_from_a_cache(fake, tmp_path, run_cli):
     fake.start()
-    command = ["score", "demo", "--tasks", "python_docs", "--limit", 1, "--max-length", MAX_LENGTH]
-    command += ["--server", fake.url, "--cache", tmp_path / "cache", "-o", tmp_path / "out", "-q"]
+    command = ["score", fake.source.folder, "--tasks", "python_docs", "--limit", 1]
+    command += [
+        "--max-length",
+        MAX_LENGTH,
+        "--server",
+        fake.url,
+        "--cache",
+        tmp_path / "cache",
+        "-o",
+        tmp_path / "out",
+        "-q",
+    ]
     first, second = run_cli(command), run_cli(command)
     assert first.code == second.code == 0, second.stderr
     assert "cached" not in first.stdout
@@ -191,7 +198,7 @@ def last_cells(table):
     return {row.split()[-1] for row in table.splitlines() if "python_docs/" in row}
 
 
-def test_scores_here_say_what_came_from_a_cache(tmp_path):
+def test_scores_here_say_what_came_from_a_cache(short_demo, tmp_path):
     asked = replace(ASKED, cache=tmp_path)
-    cards = [harness.evaluate(ModelSource.open("demo"), asked, "cpu").card for _ in range(2)]
+    cards = [harness.evaluate(short_demo, asked, "cpu").card for _ in range(2)]
     assert [card.cached for card in cards] == [{}, {"python_docs": 1.0}]

@@ -27,15 +27,11 @@ RECIPES = ["awq-w4a16", "fp8-block", "fp8-dynamic", "fp8-static", "int8-w8a8", "
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory) -> dict[str, Path]:
+def checkpoints(short_demo, tmp_path_factory) -> dict[str, Path]:
     out = tmp_path_factory.mktemp("out")
     recipes = [Recipe.load(name) for name in [*RECIPES, "rtn-w8a16"]]
-    made = quantize(
-        ModelSource.open("demo"),
-        recipes,
-        out,
-        calibration=CalibrationChoice("python-docs", 8, 128),
-    )
+    few = CalibrationChoice("python-docs", 8, 128)
+    made = quantize(short_demo, recipes, out, calibration=few)
     return {checkpoint.label: checkpoint.folder for checkpoint in made}
 
 

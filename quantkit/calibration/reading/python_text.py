@@ -85,9 +85,10 @@ def train() -> tuple[Document, ...]:
     return (*topics("train"), *docstrings("train"))
 
 
-def heldout() -> list[Document]:
+@cache
+def heldout() -> tuple[Document, ...]:
     """What the demo is scored on: topics and docstrings that it never trained on."""
-    return [*topics("heldout"), *docstrings("heldout")]
+    return (*topics("heldout"), *docstrings("heldout"))
 
 
 def _read(path: Path) -> str:

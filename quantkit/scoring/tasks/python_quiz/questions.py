@@ -82,8 +82,7 @@ def _could_be_wrong(other: Line, line: Line) -> bool:
 def _lines() -> list[Line]:
     """Lines that can be asked about, each ending once."""
     # Topics quote each other and docstrings get copied: what training text holds is not asked.
-    training = (*python_text.topics("train"), *python_text.docstrings("train"))
-    seen = _plain(" ".join(document.text for document in training))
+    seen = _plain(" ".join(document.text for document in python_text.train()))
     by_ending: dict[str, Line] = {}
     for document in python_text.heldout():
         for before, line in pairwise(document.text.splitlines()):
