@@ -2,9 +2,9 @@
 
     python benchmarks/suite.py [--junit FILE] [--out benchmarks/results/suite.json]
 
-Runs the tests that `make test` runs and reads the times that pytest keeps, setup counted to the test
-that it was for; or reads a file of them that a run elsewhere left (pytest --junitxml). A result file
-that is there already stays in the new one as what was before.
+Runs the tests that `make test` runs and reads the times that pytest keeps, setup counted to the
+test that it was for; or reads a file of them that a run elsewhere left (pytest --junitxml). What a
+result file held stays in the new one as what was before.
 """
 
 import argparse

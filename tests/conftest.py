@@ -32,9 +32,11 @@ DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 
 LONG = (
-    "test_line", "test_reference", "test_proof", "test_sweep_ray", "test_gguf_line",
-    "test_families", "test_ranks", "test_resume", "test_short", "test_kvcache", "test_padding",
-    "test_experts", "test_nothing_left_behind", "test_sweep", "test_interrupt", "test_onepass",
+    "test_line", "test_proof", "test_gate_regressions", "test_nothing_left_behind", "test_resume",
+    "test_scoring", "test_short", "test_gguf_line", "test_generation", "test_reference",
+    "test_ranks", "test_gguf_convert", "test_kvcache", "test_experts", "test_served_scores",
+    "test_calibrate", "test_verify", "test_onepass", "test_interrupt", "test_api", "test_padding",
+    "test_sweep_ray", "test_families",
 )  # fmt: skip
 """Files that take longest: begun first, so that no worker is left alone with one at the end."""
 

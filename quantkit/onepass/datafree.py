@@ -18,6 +18,7 @@ from quantkit.export.manifest import Layer
 from quantkit.methods.contract import Linears, Rounding
 from quantkit.model.shards import DTYPES, StoredTensor, as_bytes
 from quantkit.model.source import ModelSource
+from quantkit.onepass.clock import Clock
 from quantkit.plan import checkpoint as planning
 from quantkit.plan.checkpoint import Plan
 from quantkit.progress import Progress
@@ -36,17 +37,18 @@ def quantize_tensors(
     writers: Sequence[FolderWriter],
     device: torch.device,
     progress: Progress,
+    clock: Clock,
 ) -> list[dict[str, Layer]]:
     """Fill every writer from one read of the source; returns what happened to each layer."""
-    worker = _Worker(source, plans, writers, device, progress)
+    cores = os.cpu_count() or 1
+    n_workers = GPU_WORKERS if device.type == "cuda" else min(MAX_CPU_WORKERS, cores)
+    worker = _Worker(source, plans, writers, device, progress, clock, n_workers)
     names = {spec.name for plan in plans for spec in plan.specs} | {
         weight.name for plan in plans for weight in plan.quantized.values()
     }
     wanted = [t for t in source.tensors.values() if t.name in names]
     wanted.sort(key=lambda t: (t.file, t.start))
     progress.start("quantize", sum(t.size_bytes for t in wanted))
-    cores = os.cpu_count() or 1
-    n_workers = GPU_WORKERS if device.type == "cuda" else min(MAX_CPU_WORKERS, cores)
     # Workers are the parallelism: each computes on one core.
     with ThreadPoolExecutor(n_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         futures: list[Future[None]] = [pool.submit(worker.process, t) for t in wanted]
@@ -67,9 +69,10 @@ def quantize_some(
     device: torch.device,
     progress: Progress,
     names: Collection[str],
+    clock: Clock,
 ) -> list[dict[str, Layer]]:
     """The same for a few tensors, which a pass over the blocks does not reach."""
-    worker = _Worker(source, plans, writers, device, progress)
+    worker = _Worker(source, plans, writers, device, progress, clock)
     for name in sorted(names):
         worker.process(source.tensors[name])
     return worker.layers
@@ -85,7 +88,10 @@ class _Worker:
         writers: Sequence[FolderWriter],
         device: torch.device,
         progress: Progress,
+        clock: Clock,
+        n_workers: int = 1,
     ) -> None:
+        self.clock, self.part = clock, 1 / n_workers
         self.folder = source.folder
         self.tensors = source.tensors
         self.device = device
@@ -114,28 +120,33 @@ class _Worker:
         require_finite(tensor, weight)
         for layers, (plan, writer, modules) in zip(self.layers, self._jobs, strict=True):
             module = modules.get(tensor.name)
-            if module is None:
-                writer.write_bytes(tensor.name, as_bytes(stored))
-                continue
-            recipe = plan.recipe.part(module)
-            linears = Linears(
-                weight,
-                weight.dtype,
-                recipe.weights,
-                recipe.options,
-                scale_dtype=formats.scale_dtype(recipe),
-                largest=self._shared_range(plan, module, weight),
-                activations=recipe.input_activations,
-            )
-            rounding = methods.find(recipe.method).rounding
-            quantized, error = quantize_by_rows(rounding, linears)
-            if not error < float("inf"):
-                raise MethodError(f"{plan.recipe.method} gave non-finite values for {module}")
-            layers[module] = Layer(relative_error=error)
-            self.progress.detail(f"{plan.recipe.name}: {module} off by {error:.5f}")
-            for name, part in formats.pack(module, quantized, plan.recipe).items():
-                writer.write(name, part)
+            with self.clock.of(plan.recipe.name, self.part):
+                if module is None:
+                    writer.write_bytes(tensor.name, as_bytes(stored))
+                else:
+                    layers[module] = self._make(plan, module, weight, writer)
         self.progress.advance(tensor.size_bytes)
+
+    def _make(self, plan: Plan, module: str, weight: torch.Tensor, writer: FolderWriter) -> Layer:
+        """Round one layer for one recipe, and write it."""
+        recipe = plan.recipe.part(module)
+        linears = Linears(
+            weight,
+            weight.dtype,
+            recipe.weights,
+            recipe.options,
+            scale_dtype=formats.scale_dtype(recipe),
+            largest=self._shared_range(plan, module, weight),
+            activations=recipe.input_activations,
+        )
+        rounding = methods.find(recipe.method).rounding
+        quantized, error = quantize_by_rows(rounding, linears)
+        if not error < float("inf"):
+            raise MethodError(f"{plan.recipe.method} gave non-finite values for {module}")
+        self.progress.detail(f"{plan.recipe.name}: {module} off by {error:.5f}")
+        for name, part in formats.pack(module, quantized, plan.recipe).items():
+            writer.write(name, part)
+        return Layer(relative_error=error)
 
     def _shared_range(self, plan: Plan, module: str, weight: torch.Tensor) -> torch.Tensor | None:
         """The largest magnitude of all layers that share a scale; None where tiles are smaller.

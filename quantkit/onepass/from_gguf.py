@@ -18,8 +18,8 @@ from quantkit.gguf.reader import read_file
 from quantkit.gguf.requantize import FileLayout
 from quantkit.onepass import mark, resume
 from quantkit.onepass.asked import refuse_twice
+from quantkit.onepass.clock import Clock
 from quantkit.onepass.prepare import Run, announce, read_matrix
-from quantkit.onepass.run import Clock
 from quantkit.progress import Progress
 from quantkit.recipe import AnyRecipe, GGUFRecipe
 from quantkit.storage import require_space, scratch_folder
@@ -71,7 +71,7 @@ def quantize_file(
             scratch = stack.enter_context(scratch_folder(target, force, False))
             if matrix is not None:
                 matrix.write(scratch / imatrix.FILE)
-            record = _write(layout, plan, scratch, matrix, where, progress, clock)
+            record = _write(layout, plan, scratch, matrix, where, progress, clock, len(plans))
             card.write(scratch, record, old=cards[target])
             folder.write_manifest(scratch, record)
             mark.mark(scratch, keys[target])
@@ -89,12 +89,14 @@ def _write(
     device: torch.device,
     progress: Progress,
     clock: Clock,
+    n_files: int,
 ) -> Manifest:
     kept = layout.file.path.stem.removesuffix(f"-{layout.usual_type}")
     path = scratch / conversion.file_name(kept, plan)
     described = layout.described(plan.recipe.gguf)
     weights = {} if matrix is None else matrix.values
-    errors, digest = conversion.write(plan, path, described, weights, device, progress)
+    with clock.of(plan.recipe.name):
+        errors, digest = conversion.write(plan, path, described, weights, device, progress)
     clock.lap(plan.recipe.name)
     return Manifest(
         name=plan.recipe.name,
@@ -118,7 +120,7 @@ def _write(
         files=folder.hash_files(scratch, {path.name: digest}),
         versions=manifest.versions(),
         device=devices.describe(device),
-        seconds=clock.seconds,
+        seconds=clock.seconds_of(plan.recipe.name, n_files),
         stage_seconds=clock.stages,
         peak_host_bytes=devices.peak_host_bytes(),
         peak_device_bytes=devices.peak_device_bytes(device),

@@ -9,7 +9,8 @@ through the same blocks side by side, each with its share of the samples; the fi
 """
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -23,7 +24,8 @@ from quantkit.model.block_calls import Call
 from quantkit.model.blocks import Decoder
 from quantkit.model.source import ModelSource
 from quantkit.onepass import datafree, probe, tuning
-from quantkit.onepass.calibrated import solve
+from quantkit.onepass.calibrated import Work, solve
+from quantkit.onepass.clock import Clock
 from quantkit.onepass.datafree import copy_tensor, require_finite
 from quantkit.onepass.delivery import Delivery
 from quantkit.onepass.estimate import TOKENS_PER_BATCH
@@ -72,6 +74,11 @@ class Pass:
     ranks: Ranks = field(default_factory=Ranks)
     watcher: Watcher | None = None
     """Watches the source's own stream as well; in one process only."""
+    clock: Clock = field(default_factory=Clock)
+
+    def own(self, place: int) -> AbstractContextManager[None]:
+        """Counts what is computed within to one recipe."""
+        return self.clock.on(self.device, self.plans[place].recipe.name)
 
 
 def quantize_blocks(wanted: Pass, offload: str = "auto") -> list[CalibratedOutcome]:
@@ -105,7 +112,7 @@ def quantize_blocks(wanted: Pass, offload: str = "auto") -> list[CalibratedOutco
     if importance is not None:
         importance.perplexity = perplexity
     outside = {w.name for p in plans for w in p.quantized.values() if w.name not in written}
-    found = datafree.quantize_some(source, plans, writers, device, progress, outside)
+    found = datafree.quantize_some(source, plans, writers, device, progress, outside, wanted.clock)
     for outcome, layers in zip(outcomes, found, strict=True):
         outcome.layers.update(layers)
     for tensor in source.tensors.values():
@@ -205,7 +212,7 @@ def _quantize(
     visits: Sequence[Visit], wanted: Pass, done: Sequence[int]
 ) -> Iterator[tuple[int, BlockResult]]:
     """Let every pending recipe of these streams quantise the block, and the streams go on."""
-    plans, ranks = wanted.plans, wanted.ranks
+    plans = wanted.plans
     seen: dict[int, tuple[Observation, list[int]]] = {}
     for place, visit in enumerate(visits):
         pending = [i for i in visit.stream.indices if done[i] <= visit.index]
@@ -216,27 +223,44 @@ def _quantize(
         if pending or watcher is not None:
             modules = watcher.modules if watcher is not None else ()
             n_samples = watcher.n_samples if watcher is not None else 0
-            seen[place] = visit.observe(plans, pending, modules, n_samples), pending
+            alone = visit.stream.propagates and pending
+            with wanted.own(pending[0]) if alone else nullcontext():
+                seen[place] = visit.observe(plans, pending, modules, n_samples), pending
             if watcher is not None:
                 watcher.see(visit, seen[place][0])
         else:
             visit.replay(plans, wanted.writers)
     works = {i: found.work(plans[i]) for found, pending in seen.values() for i in pending}
-    solve(list(works.values()), ranks)
-    results = {
-        i: found.result(works[i], plans[i]) for found, pending in seen.values() for i in pending
-    }
+    results = _solved(works, seen.values(), wanted)
     for place, (_, pending) in seen.items():
         for i in pending:
             recipe = plans[i].recipe
-            tuning.tune(visits[place], works[i], results[i], recipe, recipe.tuning_steps)
+            with wanted.own(i):
+                tuning.tune(visits[place], works[i], results[i], recipe, recipe.tuning_steps)
     del works
     seen.clear()  # of the statistics, before the streams need the room
     for visit in visits:
         if visit.stream.propagates and visit.stream.indices[0] in results:
             (i,) = visit.stream.indices
-            visit.proceed(results[i], plans[i].recipe)
+            with wanted.own(i):
+                visit.proceed(results[i], plans[i].recipe)
     yield from results.items()
+
+
+def _solved(
+    works: Mapping[int, Work], seen: Collection[tuple[Observation, list[int]]], wanted: Pass
+) -> dict[int, BlockResult]:
+    """What recipes make of the block: in one process one after another, so that each is timed."""
+    if wanted.ranks.size > 1:
+        solve(list(works.values()), wanted.ranks)
+    results = {}
+    for found, pending in seen:
+        for i in pending:
+            with wanted.own(i):
+                if wanted.ranks.size == 1:
+                    solve([works[i]], wanted.ranks)
+                results[i] = found.result(works[i], wanted.plans[i])
+    return results
 
 
 def _require_another_way(

@@ -1,6 +1,5 @@
 """One run: open the source, plan every recipe, quantise, and leave finished folders."""
 
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +18,7 @@ from quantkit.gguf.plan import GGUFPlan
 from quantkit.model.shards import DTYPES
 from quantkit.model.source import ModelSource
 from quantkit.onepass import llmcompressor, mark, resume
+from quantkit.onepass.clock import Clock
 from quantkit.onepass.datafree import quantize_tensors
 from quantkit.onepass.importance import Importance
 from quantkit.onepass.journal import Journal
@@ -31,23 +31,6 @@ from quantkit.progress import Progress
 from quantkit.recipe import AnyRecipe
 from quantkit.registry import NATIVE
 from quantkit.storage import scratch_folder, write_text
-
-
-class Clock:
-    """How long the run and each of its stages took."""
-
-    def __init__(self) -> None:
-        self._started = self._last = time.monotonic()
-        self.stages: dict[str, float] = {}
-
-    def lap(self, stage: str) -> None:
-        """The stage that ended just now."""
-        now = time.monotonic()
-        self.stages[stage], self._last = now - self._last, now
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._started
 
 
 def quantize(
@@ -91,19 +74,20 @@ def quantize(
                 for scratch, plan, kept in zip(scratches, job.plans, journals, strict=True)
             ]
             mode = "always" if job.on_host else run.offload
-            outcomes = _quantize(job, writers, journals, progress, mode, importance, ranks)
+            outcomes = _quantize(job, writers, journals, progress, mode, importance, ranks, clock)
             clock.lap("tensors")
         clock.lap("flush")
         made = {checkpoint.label: checkpoint for checkpoint in job.finished}
         for scratch, target, writer, plan, outcome in zip(
             scratches, job.targets, writers, job.plans, outcomes, strict=True
         ):
-            if outcome.scales:
-                folder.write_scales(scratch, outcome.scales)
-            folder.write_side_files(scratch, source, plan.recipe, plan.ignored)
-            for name, text in run.beside.items():
-                write_text(scratch / name, text)
-            files = folder.hash_files(scratch, writer.hashes)
+            with clock.of(plan.recipe.name):
+                if outcome.scales:
+                    folder.write_scales(scratch, outcome.scales)
+                folder.write_side_files(scratch, source, plan.recipe, plan.ignored)
+                for name, text in run.beside.items():
+                    write_text(scratch / name, text)
+                files = folder.hash_files(scratch, writer.hashes)
             record = manifest_of(
                 job, plan, outcome.layers, files, clock, outcome.perplexity, ranks.size
             )
@@ -143,9 +127,10 @@ def _write_file(
     weights = {} if matrix is None else matrix.values
     assert job.layout is not None
     described = conversion.metadata(job.layout, plan.recipe, job.source)
-    errors, digest = conversion.write(plan, path, described, weights, job.device, progress)
-    folder.copy_side_files(scratch, job.source)
-    files = folder.hash_files(scratch, {path.name: digest})
+    with clock.of(plan.recipe.name):
+        errors, digest = conversion.write(plan, path, described, weights, job.device, progress)
+        folder.copy_side_files(scratch, job.source)
+        files = folder.hash_files(scratch, {path.name: digest})
     clock.lap(plan.recipe.name)
     layers = {name: Layer(relative_error=error) for name, error in errors.items()}
     perplexity = importance.perplexity if importance is not None else None
@@ -194,21 +179,25 @@ def _quantize(
     offload: str,
     importance: Importance | None,
     ranks: Ranks,
+    clock: Clock,
 ) -> list[CalibratedOutcome]:
     """Data-free recipes from one read of the tensors, the others from one pass over the blocks."""
     if job.engine != NATIVE:
-        return [
-            llmcompressor.quantize_model(
-                job.source,
-                plan,
-                writer,
-                job.calibration if plan.recipe.needs_calibration else None,
-                DTYPES[job.source_record.dtype],
-                job.device,
-                progress,
-            )
-            for plan, writer in zip(job.plans, writers, strict=True)
-        ]
+        made = []
+        for plan, writer in zip(job.plans, writers, strict=True):
+            with clock.of(plan.recipe.name):
+                made.append(
+                    llmcompressor.quantize_model(
+                        job.source,
+                        plan,
+                        writer,
+                        job.calibration if plan.recipe.needs_calibration else None,
+                        DTYPES[job.source_record.dtype],
+                        job.device,
+                        progress,
+                    )
+                )
+        return made
     outcomes: dict[int, CalibratedOutcome] = {}
     free = [i for i, plan in enumerate(job.plans) if not plan.recipe.needs_calibration]
     learning = [i for i, plan in enumerate(job.plans) if plan.recipe.needs_calibration]
@@ -226,6 +215,7 @@ def _quantize(
             importance,
             progress,
             ranks,
+            clock=clock,
         )
         results = quantize_blocks(wanted, offload)
         outcomes |= dict(zip(learning, results, strict=True))
@@ -237,6 +227,7 @@ def _quantize(
             [writers[i] for i in free],
             job.device,
             progress,
+            clock,
         )
         outcomes |= {i: CalibratedOutcome(found, {}) for i, found in zip(free, layers, strict=True)}
     return [outcomes[i] for i in range(len(job.plans))]
@@ -269,7 +260,7 @@ def manifest_of(
         files=files,
         versions=manifest.versions(),
         device=f"{n_ranks} x " * (n_ranks > 1) + devices.describe(job.device),
-        seconds=clock.seconds,
+        seconds=clock.seconds_of(plan.recipe.name, len(job.plans) + len(job.files)),
         stage_seconds=clock.stages,
         peak_host_bytes=devices.peak_host_bytes(),
         peak_device_bytes=devices.peak_device_bytes(job.device),

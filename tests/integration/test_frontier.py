@@ -85,6 +85,7 @@ def test_rows_say_what_share_of_the_mark_they_have(programs):
     assert {frontier.MARK[bits] for bits in peers.RUNS_BY_WIDTH} <= set(peers.KNOWN)
 
 
+@pytest.mark.slow
 def test_the_frontier_resumes_with_the_rows_it_has(programs, tiny_model, tmp_path, monkeypatch):
     frontier, _, _ = programs
     text = tmp_path / "text.txt"

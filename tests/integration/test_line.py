@@ -4,7 +4,7 @@ import json
 import math
 import platform
 import re
-from functools import partial
+from dataclasses import replace
 
 import pytest
 
@@ -13,12 +13,10 @@ from quantkit.cli.main import main
 from quantkit.errors import ScoreError, UnknownName
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.source import ModelSource
-from quantkit.onepass import prepare
-from quantkit.onepass.prepare import CalibrationChoice, Run
+from quantkit.onepass.prepare import Run
 from quantkit.recipe import Recipe, load
 from quantkit.report import markdown, table
 from quantkit.report.comparison import Report
-from quantkit.scoring import harness
 from quantkit.scoring.evaluation import read_all
 from quantkit.scoring.harness import Asked, score
 from quantkit.scoring.scorecard import Scorecard
@@ -44,11 +42,15 @@ def samples(request):
 @pytest.fixture(scope="module")
 def demo(samples, tmp_path_factory):
     """`quantkit demo` with all of its recipes, once for all tests here."""
-    out = tmp_path_factory.mktemp("demo")
+    out, whole = tmp_path_factory.mktemp("demo"), pipeline.run
+
+    def short(source, recipes, asked, out, device, choice, run):
+        asked, choice = replace(asked, samples=samples), replace(choice, n_samples=16)
+        return whole(source, recipes, asked, out, device, choice, run)
+
     with pytest.MonkeyPatch.context() as patch:
         if samples is not None:
-            patch.setattr(harness, "Asked", partial(Asked, samples=samples))
-            patch.setattr(prepare, "CalibrationChoice", partial(CalibrationChoice, n_samples=16))
+            patch.setattr(pipeline, "run", short)
         assert main(["demo", "-o", str(out), "-q"]) == 0
     return out
 

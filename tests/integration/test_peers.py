@@ -85,6 +85,7 @@ def test_runs_that_fail_or_are_stopped_stay_in_the_table(programs):
     assert speed.times_faster([failed, stopped], "seconds_per_block") == {}
 
 
+@pytest.mark.slow
 def test_whole_commands_get_the_same_tokens_and_failures_are_kept(
     programs, tiny_model, text, tmp_path
 ):

@@ -62,8 +62,7 @@ def test_no_answer_and_no_question_comes_twice(questions):
 
 
 def test_nothing_asked_stands_in_training_or_calibration_text(questions):
-    documents = (*python_text.topics("train"), *python_text.docstrings("train"))
-    training = " ".join(" ".join(document.text.split()) for document in documents)
+    training = " ".join(" ".join(document.text.split()) for document in python_text.train())
     for question in questions:
         assert python_text.split_of(_owner(question["document"])) == "heldout"
         line = f"{question['question'].splitlines()[1]} {right(question)}"

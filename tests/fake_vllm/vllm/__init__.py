@@ -68,7 +68,7 @@ class LLM:
             target = source_of(target.manifest)
         loaded = loading.load(target, torch.device("cpu"), dtype=kind)
         if MODE == "louder":
-            layer = loaded.get_submodule("model.layers.2.mlp.down_proj")
+            layer = loaded.get_submodule("model.layers.1.mlp.down_proj")
             layer.register_forward_hook(lambda module, inputs, output: output * 1.1)
         return loaded
 
