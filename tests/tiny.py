@@ -1,6 +1,5 @@
 """Small models on disk: random Llamas with the demo's tokenizer, and the demo cut short."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -46,9 +45,10 @@ def cut_demo(folder: Path, n_blocks: int = 2) -> Path:
     with safe_open(resources.DEMO_MODEL / "model.safetensors", "pt") as stored:
         kept = {n: stored.get_tensor(n) for n in stored.keys() if not n.startswith(gone)}  # noqa: SIM118
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    assert config["num_hidden_layers"] == 6
-    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": n_blocks}))
+    config = (folder / "config.json").read_text()
+    assert config.count('"num_hidden_layers": 6') == 1
+    changed = config.replace('"num_hidden_layers": 6', f'"num_hidden_layers": {n_blocks}')
+    (folder / "config.json").write_text(changed)
     return folder
 
 

@@ -124,13 +124,19 @@ def half(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def mixed(half):
-    """What a whole run of recipes of all kinds makes of the same model."""
-    return run(ModelSource.open(str(half[0] / "model")), half[0] / "mixed", MIXED)
+def source(half):
+    """The model of that folder, which tests leave as it is."""
+    return ModelSource.open(str(half[0] / "model"))
+
+
+@pytest.fixture(scope="module")
+def mixed(half, source):
+    """What a whole run of recipes of all kinds makes of it."""
+    return run(source, half[0] / "mixed", MIXED)
 
 
 @pytest.fixture
-def source(half, tmp_path):
+def copied(half, tmp_path):
     """A copy of the model and its text."""
     shutil.copytree(half[0] / "model", tmp_path / "model")
     shutil.copyfile(half[0] / "text.txt", tmp_path / "text.txt")
@@ -138,7 +144,7 @@ def source(half, tmp_path):
 
 
 @pytest.fixture
-def stopped(half, source, tmp_path, monkeypatch):
+def stopped(half, copied, tmp_path, monkeypatch):
     """A copy of it that a test may go on with; blocks that are made from now on are counted."""
     folder, expected = half
     shutil.copytree(folder / "out", tmp_path / "out")
@@ -149,7 +155,7 @@ def stopped(half, source, tmp_path, monkeypatch):
         deliver(finished, *rest)
 
     monkeypatch.setattr(onepass.Finished, "deliver", counted)
-    return source, tmp_path / "out", expected, calls
+    return copied, tmp_path / "out", expected, calls
 
 
 def planned(source: ModelSource, out: Path, force: bool = False) -> float:
@@ -230,8 +236,8 @@ def test_what_was_named_before_a_stop_is_taken_up(source, mixed, tmp_path, stop_
     assert not any(path.is_dir() for name in MIXED for path in (out / name).iterdir())
 
 
-def test_another_run_does_not_take_it_up(source, tmp_path, stop_after):
-    out = tmp_path / "out"
+def test_another_run_does_not_take_it_up(copied, tmp_path, stop_after):
+    source, out = copied, tmp_path / "out"
     stop_after(1, out)
     with pytest.raises(Stopped):
         run(source, out, MIXED)
@@ -262,7 +268,8 @@ def test_a_run_from_a_gguf_file_takes_up_its_own_too(source, tmp_path, stop_afte
 def test_second_run_leaves_the_first_alone(source, tmp_path):
     """Two real commands on one --out: the first ends as if it had been alone."""
     line = [sys.executable, "-m", "quantkit", "quantize", str(source.folder), "-r", "gptq-w4a16"]
-    line += ["-q", "--calibration", str(tmp_path / "text.txt"), "--samples", "16", "--length", "64"]
+    text = str(source.folder.parent / "text.txt")
+    line += ["-q", "--calibration", text, "--samples", "8", "--length", "64"]
     out = tmp_path / "out"
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     first = subprocess.Popen([*line, "-o", str(out)], **piped)
