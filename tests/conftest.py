@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from quantkit.model.source import ModelSource
 
 # On a submission the same examples every time; chance looks for new ones at home.
-settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
-settings.register_profile("home", deadline=None)
+settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50, print_blob=True)
+settings.register_profile("home", deadline=None, max_examples=50)
 settings.load_profile("ci" if os.environ.get("CI") else "home")
 
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}

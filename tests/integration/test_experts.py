@@ -169,10 +169,9 @@ def test_gptq_of_a_mixture_beats_rounding(mixture, tmp_path):
 
 def test_experts_side_by_side_are_experts_one_by_one(tiny_experts, tmp_path, monkeypatch):
     source, choice = ModelSource.open(tiny_experts), CalibrationChoice("python-docs", 8, 64)
-    names = ["gptq-w4a16", "awq-gptq-w4a16"]
 
     def make(out):
-        made = quantize(source, [recipe(n) for n in names], out, "cpu", calibration=choice)
+        made = quantize(source, [recipe("awq-gptq-w4a16")], out, "cpu", calibration=choice)
         return [dict(checkpoint.state(torch.float32)) for checkpoint in made]
 
     alone = make(tmp_path / "alone")

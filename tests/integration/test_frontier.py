@@ -40,6 +40,7 @@ def test_weights_on_a_grid_are_told_from_others(programs):
     assert off_grid.grid_errors(model)["share"] == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.slow
 def test_a_model_is_moved_once_and_its_record_kept(programs, tiny_model, tmp_path):
     _, off_grid, _ = programs
     text = tmp_path / "text.jsonl"

@@ -28,7 +28,10 @@ def wait_for(path, process, seconds=120):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_a_stopped_run_keeps_what_is_finished(tmp_path, number, code):
     out = tmp_path / "out"
     arguments = ["run", "demo", "-r", "rtn-w8a16", "--tasks", "python_docs", "-o", str(out)]

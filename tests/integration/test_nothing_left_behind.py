@@ -114,7 +114,8 @@ def test_bench_without_a_server_that_is_stopped(made, mark, worker_python, monke
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "jobs"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2)]
+    ("number", "code", "jobs"),
+    [pytest.param(signal.SIGINT, 130, 1, marks=pytest.mark.slow), (signal.SIGTERM, 143, 2)],
 )
 def test_verify_that_is_stopped_while_engines_run(
     made, mark, worker_python, monkeypatch, number, code, jobs

@@ -214,7 +214,7 @@ def test_feeders_are_judged_on_real_positions(source, padded):
 
 RUNS = [
     ["gptq-w4a16"],
-    ["awq-w4a16", "fp8-static"],
+    ["fp8-static"],
     ["int8-w8a8"],
     ["awq-w4a16+kv-fp8", "gguf-q4_k_m"],
 ]

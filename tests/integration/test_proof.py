@@ -151,6 +151,7 @@ def test_without_its_source_a_checkpoint_is_not_held_against_it(folder, python, 
     assert "not held against the unquantised source" in result.stdout
 
 
+@pytest.mark.slow
 def test_the_benchmark_counts_checkpoints_and_catches_the_source_as_each(
     made, short_demo, python, tmp_path, capsys, monkeypatch
 ):

@@ -23,6 +23,7 @@ from quantkit.scoring.paired import (
 from quantkit.scoring.verdict import verdict
 
 N_DRAWS = 1000
+SMOOTHER = ((20, 1.0), (200, 1.5))
 
 
 def compare_accuracy(source, candidate):
@@ -337,8 +338,10 @@ def test_chance_is_rarely_called_a_loss_of_accuracy(n, discordant):
     assert sum("a real loss" in text for text in told) <= 0.05 * N_DRAWS
 
 
-@pytest.mark.parametrize("spread", [1.0, 1.5])
-@pytest.mark.parametrize("n", [20, 200])
+@pytest.mark.parametrize(
+    ("n", "spread"),
+    [(20, 1.5), (200, 1.0), *(pytest.param(*c, marks=pytest.mark.slow) for c in SMOOTHER)],
+)
 def test_chance_is_rarely_called_a_loss_of_perplexity(n, spread):
     rng = np.random.default_rng(7)
     changes = [compare_perplexity(*sample(rng, n, spread), draws=500) for _ in range(N_DRAWS)]
