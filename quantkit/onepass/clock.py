@@ -23,6 +23,8 @@ class Clock:
         self._running: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         """On a GPU, which works on while the clock is read."""
         self.stages: dict[str, float] = {}
+        self.n_recipes = 1
+        """That the run makes, once it is known."""
 
     def lap(self, stage: str) -> None:
         """The stage that ended just now."""
@@ -60,11 +62,11 @@ class Clock:
             ended.record()
             self._running.append((name, begun, ended))
 
-    def seconds_of(self, name: str, n_recipes: int) -> float:
+    def seconds_of(self, name: str) -> float:
         """A recipe's, once its work is done."""
         for other, begun, ended in self._running:
             ended.synchronize()
             self._own[other] += begun.elapsed_time(ended) / 1000
         self._running.clear()
         shared = max(0.0, self.seconds - sum(self._own.values()))
-        return self._own[name] + shared / n_recipes
+        return self._own[name] + shared / self.n_recipes

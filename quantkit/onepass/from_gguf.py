@@ -64,6 +64,7 @@ def quantize_file(
         progress.note(announce(plan, 0))
     require_space(out, sum(plan.size_bytes for plan in plans))
     clock.lap("plan")
+    clock.n_recipes = len(plans)
     cards = {target: card.existing(target) for target in keys}
     with ExitStack() as stack:
         for plan in plans:
@@ -71,7 +72,7 @@ def quantize_file(
             scratch = stack.enter_context(scratch_folder(target, force, False))
             if matrix is not None:
                 matrix.write(scratch / imatrix.FILE)
-            record = _write(layout, plan, scratch, matrix, where, progress, clock, len(plans))
+            record = _write(layout, plan, scratch, matrix, where, progress, clock)
             card.write(scratch, record, old=cards[target])
             folder.write_manifest(scratch, record)
             mark.mark(scratch, keys[target])
@@ -89,7 +90,6 @@ def _write(
     device: torch.device,
     progress: Progress,
     clock: Clock,
-    n_files: int,
 ) -> Manifest:
     kept = layout.file.path.stem.removesuffix(f"-{layout.usual_type}")
     path = scratch / conversion.file_name(kept, plan)
@@ -120,7 +120,7 @@ def _write(
         files=folder.hash_files(scratch, {path.name: digest}),
         versions=manifest.versions(),
         device=devices.describe(device),
-        seconds=clock.seconds_of(plan.recipe.name, n_files),
+        seconds=clock.seconds_of(plan.recipe.name),
         stage_seconds=clock.stages,
         peak_host_bytes=devices.peak_host_bytes(),
         peak_device_bytes=devices.peak_device_bytes(device),

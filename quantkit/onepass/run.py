@@ -24,7 +24,6 @@ from quantkit.onepass.importance import Importance
 from quantkit.onepass.journal import Journal
 from quantkit.onepass.onepass import CalibratedOutcome, Pass, quantize_blocks
 from quantkit.onepass.prepare import CalibrationChoice, Job, Run, prepare
-from quantkit.onepass.ranks import Ranks
 from quantkit.onepass.worker import Errand, take_part
 from quantkit.plan.checkpoint import Plan
 from quantkit.progress import Progress
@@ -55,6 +54,7 @@ def quantize(
     # What people wrote into the cards of checkpoints that --force replaces.
     cards = {target: card.existing(target) for target in (*job.targets, *job.file_targets)}
     clock.lap("plan")
+    clock.n_recipes = len(job.plans) + len(job.files)
     importance = Importance() if job.seeks_importance else None
     with ExitStack() as stack:
         # Writers close before folders take their names: the stack unwinds in that order.
@@ -74,7 +74,7 @@ def quantize(
                 for scratch, plan, kept in zip(scratches, job.plans, journals, strict=True)
             ]
             mode = "always" if job.on_host else run.offload
-            outcomes = _quantize(job, writers, journals, progress, mode, importance, ranks, clock)
+            outcomes = _quantize(job, writers, journals, run, mode, importance, clock)
             clock.lap("tensors")
         clock.lap("flush")
         made = {checkpoint.label: checkpoint for checkpoint in job.finished}
@@ -175,13 +175,13 @@ def _quantize(
     job: Job,
     writers: list[folder.FolderWriter],
     journals: list[Journal | None],
-    progress: Progress,
+    run: Run,
     offload: str,
     importance: Importance | None,
-    ranks: Ranks,
     clock: Clock,
 ) -> list[CalibratedOutcome]:
     """Data-free recipes from one read of the tensors, the others from one pass over the blocks."""
+    progress, ranks = run.progress, run.ranks
     if job.engine != NATIVE:
         made = []
         for plan, writer in zip(job.plans, writers, strict=True):
@@ -260,7 +260,7 @@ def manifest_of(
         files=files,
         versions=manifest.versions(),
         device=f"{n_ranks} x " * (n_ranks > 1) + devices.describe(job.device),
-        seconds=clock.seconds_of(plan.recipe.name, len(job.plans) + len(job.files)),
+        seconds=clock.seconds_of(plan.recipe.name),
         stage_seconds=clock.stages,
         peak_host_bytes=devices.peak_host_bytes(),
         peak_device_bytes=devices.peak_device_bytes(job.device),
