@@ -116,6 +116,16 @@ def short_demo(tmp_path_factory: pytest.TempPathFactory) -> "ModelSource":
     return ModelSource.open(str(cut_demo(tmp_path_factory.mktemp("short") / "demo")))
 
 
+@pytest.fixture(scope="module")
+def demo_is_short(short_demo: "ModelSource") -> Iterator[None]:
+    """Whoever opens `demo` in this process gets two of its blocks."""
+    from quantkit import resources
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resources, "DEMO_MODEL", short_demo.folder)
+        yield
+
+
 @pytest.fixture
 def port() -> int:
     """One that nobody listens at."""

@@ -13,6 +13,7 @@ from quantkit.model.source import ModelSource
 from quantkit.onepass.run import quantize
 from quantkit.recipe import load
 
+pytestmark = pytest.mark.usefixtures("demo_is_short")
 RECIPES = ("fp8-dynamic", "gguf-q8_0")
 
 

@@ -121,6 +121,10 @@ def convert(source, path, kind=F32, layout=None):
     return file.close()
 
 
+OFTEN = ("llama", "gemma3", "qwen3 with yarn", "qwen3_moe")
+"""Between them they have every kind of change."""
+
+
 @pytest.fixture(scope="module", params=CONFIGS)
 def family(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("family")
@@ -161,6 +165,11 @@ def without(layout, part):
     return replace(layout, tensors=plain)
 
 
+@pytest.mark.parametrize(
+    "family",
+    [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in CONFIGS],
+    indirect=True,
+)
 def test_every_change_and_key_matters(family, tmp_path):
     """What the test above compares would be off by far more than it allows."""
     name, model, source = family

@@ -92,12 +92,10 @@ def stopped(command, number, ready):
     return command.returncode
 
 
-SIGNALS = pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)],
 )
-
-
-@SIGNALS
 def test_bench_that_is_stopped_while_a_server_starts(made, mark, tmp_path, number, code):
     fake = FakeEngine(tmp_path / "engine", "hangs")
     running = start(["bench", made / "fp8-dynamic", "--python", fake.python])
@@ -128,7 +126,10 @@ def test_verify_that_is_stopped_while_engines_run(
     assert none_left(mark) == []
 
 
-@SIGNALS
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_serve_that_is_stopped_while_the_engine_loads(made, mark, tmp_path, number, code):
     fake = FakeEngine(tmp_path / "engine", "hangs")
     command = ["serve", made / "fp8-dynamic", "--gpu", "H200", "--no-check", "--port", free_port()]

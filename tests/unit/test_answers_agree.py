@@ -45,7 +45,7 @@ def questions(draw):
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
 @given(questions())
 def test_nothing_in_an_answer_contradicts_another_part_of_it(asked):
