@@ -121,7 +121,7 @@ def convert(source, path, kind=F32, layout=None):
     return file.close()
 
 
-OFTEN = ("llama", "gemma3", "qwen3 with yarn", "qwen3_moe")
+OFTEN = ("llama", "llama 3.1", "gemma3", "qwen3 with yarn", "qwen3_moe")
 """Between them they have every kind of change."""
 
 
