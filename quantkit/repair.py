@@ -19,6 +19,7 @@ from quantkit.dispatch.layers import of as seen_of
 from quantkit.dispatch.rules import ARGUMENT_KEYS, ARGUMENT_VALUES
 from quantkit.dispatch.schemes import Judged, Unsupported
 from quantkit.errors import CheckpointError
+from quantkit.export import expert_layout
 from quantkit.export import folder as folders
 from quantkit.export.manifest import is_checkpoint, now, versions
 from quantkit.formats import declared, words
@@ -118,6 +119,7 @@ def repair(
     if out.resolve() == path.resolve():
         raise CheckpointError(f"{out} is the checkpoint itself; name another folder with -o")
     refuse_existing(out, force)
+    _experts(work)
     _keys(work)
     _packing(work)
     _shapes(work)
@@ -131,6 +133,15 @@ def repair(
     result = Repaired(out, path, work.changes)
     _write(path, work, result, force, progress)
     return result
+
+
+def _experts(work: _Work) -> None:
+    """Experts one by one, as engines read them; gpt-oss's in MXFP4 together."""
+    if work.dialect.joins_experts:
+        work.stored, changes = expert_layout.fuse(work.stored)
+    else:
+        work.stored, changes = expert_layout.split(work.stored, work.config)
+    work.changes += [Change(where, what) for where, what in changes]
 
 
 def _keys(work: _Work) -> None:

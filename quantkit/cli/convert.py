@@ -8,6 +8,9 @@ import typer
 from quantkit.cli.options import AsJson, Force, Quiet, TrustRemoteCode, Verbose, one_of
 from quantkit.formats import FORMATS
 
+MENDED_ONLY = "mxfp4"
+"""gpt-oss's own format, which is mended and never written anew."""
+
 
 def command(
     checkpoint: Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint folder.")],
@@ -16,7 +19,7 @@ def command(
         typer.Option(
             metavar="FORMAT",
             help="compressed-tensors, gptq, awq or fp8; modelopt or gguf for NVFP4.",
-            callback=one_of(*FORMATS, "gguf"),
+            callback=one_of(*FORMATS, "gguf", MENDED_ONLY),
         ),
     ],
     out: Annotated[
@@ -43,8 +46,8 @@ def command(
 
     The numbers stay what they are; where the other format cannot hold them, it says why. With
     --repair, what is mechanical is mended in a copy: names in `ignore`, unknown and missing keys,
-    padded integers, missing weight_shape, stray tensors, unlike global scales of fused layers.
-    repaired.json lists every change.
+    padded integers, missing weight_shape, stray tensors, unlike global scales of fused layers,
+    experts in one tensor (gpt-oss's mxfp4: one by one). repaired.json lists every change.
     """
     from quantkit.calls import early
     from quantkit.cli import console, start
@@ -52,6 +55,8 @@ def command(
 
     if allow_rounding and not repair:
         raise typer.BadParameter("goes with --repair", param_hint="--allow-rounding")
+    if to == MENDED_ONLY and not repair:
+        raise typer.BadParameter("mxfp4 goes with --repair", param_hint="--to")
     start.stay_offline_if(True)
     if not repair:
         Manifest.read(checkpoint)

@@ -18,6 +18,8 @@ PARTS = (
 NARROW = ("F8_E4M3", "F8_E5M2", "I8", "U8")
 PLAIN = ("BF16", "F16", "F32")
 EXPERT = re.compile(r"^(?P<block>.*\.experts)\.(?P<index>\d+)\.(?P<layer>\w+)$")
+TOGETHER = re.compile(r"^.*\.experts\.(gate_up_proj|gate_proj|up_proj|down_proj)$")
+"""Layers of all experts of a block in one tensor."""
 BLOCK = re.compile(r"^(?P<before>.*?\blayers)\.(?P<index>\d+)\.")
 UNQUANTIZED = (
     "embed_tokens", "wte", "wpe", "embeddings", "word_embeddings", "gate", "router",

@@ -141,6 +141,11 @@ def _judged(
         pass  # among the findings
     if joint := gptoss.n_layers(judged):
         result.schemes["mxfp4 (experts of a block together)"] = joint
+    if version >= (0, 26) and any(map(layers.TOGETHER.match, checkpoint.linears)):
+        result.left_out.append(
+            "experts in one tensor: vLLM 0.26 and later reads them in some families; "
+            "`quantkit convert DIR --to FORMAT --repair` splits them"
+        )
     if judged.method == "bitsandbytes" and not result.faults:
         result.left_out.append("bitsandbytes itself, which has to be installed beside vLLM")
     if gpu is not None and capability is None:

@@ -130,6 +130,11 @@ RULES = (
     Rule("experts-scheme", ("refuses", "garbage"),
           "Experts have unlike schemes; vLLM looks at expert 0 and builds all alike",
           "give all experts of a layer the same scheme", f"{MOE}: get_moe_method"),
+    Rule("experts-together", ("refuses",),
+          "Quantised experts of a block are stored in one tensor; these versions read them one by "
+          "one",
+          "`quantkit convert DIR --to FORMAT --repair` splits them",
+          "models/qwen3_moe.py (v0.24.0): load_weights", None, (0, 26)),
     Rule("stored-plain", ("refuses", "garbage"),
           "A layer is stored in 16 bits and built quantised: packed formats stop at the unknown "
           "tensor, FP8 and INT8 cast the weights without a scale",

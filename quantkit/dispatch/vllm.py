@@ -9,7 +9,7 @@ from typing import Any
 
 from quantkit.dispatch import gptoss, kernels, sizes
 from quantkit.dispatch.choices import choices
-from quantkit.dispatch.layers import Layer
+from quantkit.dispatch.layers import TOGETHER, Layer
 from quantkit.dispatch.rules import (
     ARGUMENT_KEYS,
     ARGUMENT_VALUES,
@@ -207,6 +207,9 @@ def _layout(layer: Layer) -> tuple[tuple[str, str, int], ...]:
 
 
 def _experts(judged: Judged) -> Iterator[Finding]:
+    for name, layer in judged.checkpoint.linears.items():
+        if layer.is_quantized and TOGETHER.match(name):
+            yield found("experts-together", name, "all experts are stored in one tensor")
     for block, experts in judged.checkpoint.experts.items():
         first = experts.get(0) or next(iter(experts.values()))
         usual = {name: _layout(layer) for name, layer in first.items()}
@@ -264,6 +267,8 @@ def _storage(judged: Judged) -> Iterator[Finding]:
     for name, layer in judged.checkpoint.linears.items():
         if name in split or (tied and name.rpartition(".")[2] == "lm_head"):
             continue
+        if judged.method == "mxfp4" and ".experts." in name:
+            continue  # gpt-oss's loader leaves names out that it does not know
         scheme = scheme_of(judged, name)
         if scheme is None and layer.is_quantized and is_readable(judged):
             entry = judged.ignoring(judged.checkpoint.inside(name))

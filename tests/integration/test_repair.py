@@ -129,3 +129,106 @@ def test_what_is_sound_ours_or_in_another_format_is_refused(corpus, tmp_path, ru
     assert result.code == 3
     assert "--repair keeps the format" in result.stderr
     assert run_cli(["convert", sound, "--to", "gptq", "--allow-rounding"]).code == 2
+
+
+def together(made, folder):
+    """The experts of each block in one tensor, gate above up, as transformers 5 holds them."""
+    import re
+
+    from foreign import changed
+
+    held, parts = stored(made), {}
+    for name in held:
+        if match := re.match(r"(.*\.experts)\.(\d+)\.(\w+)\.(\w+)$", name):
+            block, index, layer, part = match.groups()
+            parts.setdefault((block, part), {})[int(index), layer] = held[name]
+    new = {}
+    for (block, part), found in parts.items():
+        n = 1 + max(index for index, _ in found)
+        both = []
+        for index in range(n):
+            gate, up = (found[index, layer] for layer in ("gate_proj", "up_proj"))
+            is_shape = part == "weight_shape"
+            both.append(gate * torch.tensor([2, 1]) if is_shape else torch.cat((gate, up)))
+        new[f"{block}.gate_up_proj.{part}"] = torch.stack(both)
+        new[f"{block}.down_proj.{part}"] = torch.stack([found[n, "down_proj"] for n in range(n)])
+    gone = {name: None for name in held if re.search(r"\.experts\.\d+\.", name)}
+    return changed(made, folder, **gone, **new)
+
+
+def test_experts_in_one_tensor_are_split_without_a_number_changing(tmp_path, run_cli):
+    (case,) = wild.make(tmp_path / "corpus", wanted=lambda name: name == "experts")
+    fused = together(case.folder, tmp_path / "fused")
+    assert {one.rule.id for one in quantkit.predict(fused, version="0.24").faults} >= {
+        "experts-together"
+    }
+    assert any("in one tensor" in told for told in quantkit.predict(fused, version="0.26").left_out)
+    asked = ["convert", fused, "--to", "compressed-tensors", "--repair", "-o", tmp_path / "out"]
+    result = run_cli(asked)
+    assert result.code == 0, result.stderr
+    before, after = stored(case.folder), stored(tmp_path / "out")
+    assert before.keys() == after.keys()
+    assert all(same(before[name], after[name]) for name in before)
+    assert quantkit.predict(tmp_path / "out", version="0.24", gpu="H200").faults == []
+    record = json.loads((tmp_path / "out" / "repaired.json").read_text())
+    assert record["exact"]
+    assert len(record["changes"]) == 2 * 2 * 3  # blocks, layers, parts
+
+
+def test_experts_of_gpt_oss_are_put_together_without_a_number_changing(tmp_path, run_cli):
+    from foreign import changed
+
+    (case,) = wild.make(tmp_path / "corpus", wanted=lambda name: name == "gpt-oss")
+    held = stored(case.folder)
+    apart, gone = {}, {}
+    for name, value in held.items():
+        block, found, rest = name.partition(".experts.")
+        if not found:
+            continue
+        gone[name] = None
+        layer, _, part = rest.rpartition("_")
+        own = {"blocks": "weight_packed", "scales": "weight_scale", "bias": "bias"}[part]
+        layers = ("gate_proj", "up_proj") if layer == "gate_up_proj" else (layer,)
+        for index, expert in enumerate(value):
+            for place, single in enumerate(layers):
+                rows = expert[place :: len(layers)]
+                rows = rows.flatten(1) if part == "blocks" else rows
+                apart[f"{block}.experts.{index}.{single}.{own}"] = rows.contiguous()
+    split = changed(case.folder, tmp_path / "apart", **gone, **apart)
+    assert quantkit.predict(split, version="0.26").verdict == "loads, answers garbage"
+    result = run_cli(["convert", split, "--to", "mxfp4", "--repair", "-o", tmp_path / "out"])
+    assert result.code == 0, result.stderr
+    after = stored(tmp_path / "out")
+    assert held.keys() == after.keys()
+    assert all(same(held[name], after[name]) for name in held)
+    assert quantkit.predict(tmp_path / "out", version="0.26").verdict == "loads"
+
+
+def test_experts_that_are_stored_transposed_are_not_torn_apart(tmp_path):
+    from quantkit.errors import CheckpointError
+    from quantkit.export import expert_layout
+    from quantkit.model.headers import StoredTensor
+
+    name = "model.layers.0.mlp.experts.gate_up_proj.weight_packed"
+    tensor = StoredTensor(name, "I32", (4, 256, 32), tmp_path / "x", 0)
+    with pytest.raises(CheckpointError, match="stored transposed"):
+        expert_layout.split({name: tensor}, {"hidden_size": 256, "moe_intermediate_size": 64})
+
+
+def test_native_fp8_of_all_experts_is_cut_by_rows_and_blocks(tmp_path):
+    from quantkit.export import expert_layout
+    from quantkit.model.headers import StoredTensor
+
+    block = "model.layers.0.mlp.experts"
+    weight = StoredTensor(f"{block}.gate_up_proj", "F8_E4M3", (2, 512, 256), tmp_path / "x", 0)
+    scale = StoredTensor(
+        f"{block}.gate_up_proj_scale_inv", "F32", (2, 4, 2), tmp_path / "x", 1 << 18
+    )
+    config = {"hidden_size": 256, "moe_intermediate_size": 256}
+    found, changes = expert_layout.split({t.name: t for t in (weight, scale)}, config)
+    assert len(changes) == 2
+    up = found[f"{block}.1.up_proj.weight"]
+    assert (up.shape, up.start) == ((256, 256), (512 + 256) * 256)
+    up = found[f"{block}.1.up_proj.weight_scale_inv"]
+    assert (up.shape, up.start) == ((2, 2), (1 << 18) + 4 * (8 + 4))
+    assert len(found) == 2 * 2 * 2
