@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from quantkit.dispatch import prediction
 from quantkit.dispatch.layers import Checkpoint as Seen
 from quantkit.dispatch.layers import of as seen_of
-from quantkit.dispatch.rules import ARGUMENT_KEYS, ARGUMENT_VALUES
+from quantkit.dispatch.rules import ARGUMENT_KEYS, ARGUMENT_VALUES, NEWEST
 from quantkit.dispatch.schemes import Judged, Unsupported
 from quantkit.errors import CheckpointError
 from quantkit.export import expert_layout
@@ -331,7 +331,7 @@ def _ignore(work: _Work) -> None:
     if not (keys := work.dialect.ignore_keys):
         return
     key = next((key for key in keys if section.get(key)), keys[0])
-    judged = Judged(seen, (0, 28))
+    judged = Judged(seen, NEWEST)
     names = list(section.get(key) or [])
     entries = {mapped: entry for entry, mapped in judged.ignore}
     inside = {seen.inside(name) for name in seen.layers}

@@ -4,7 +4,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from quantkit.advise import formats, offload, parallel, profiles, quality, sizing, speculation, work
+from quantkit.advise import (
+    dispatched,
+    formats,
+    offload,
+    parallel,
+    profiles,
+    quality,
+    sizing,
+    speculation,
+    work,
+)
 from quantkit.advise import speed as speeds
 from quantkit.advise.formats import Format
 from quantkit.advise.memory import Beside, Fit
@@ -296,6 +306,10 @@ def _candidate(question: Question, gpu: GPU, format: Format) -> Candidate:
     if support.how == "no" or isinstance(made, str):
         reason = made if isinstance(made, str) else support.reason
         return replace(candidate, problem=reason, lacks="support")
+    if format.engine == "vllm" and (
+        refused := dispatched.refusal(catalogue.shape, format.recipe, gpu)
+    ):
+        return replace(candidate, problem=refused, lacks="support")
     ways = parallel.ways_to_share(catalogue.shape, format.recipe, count, question.wish)
     if not ways:
         reason = _no_way(question, format)

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quantkit.dispatch import kernels
-from quantkit.dispatch.kernels import Asked
 from quantkit.dispatch.schemes import Judged, Scheme, columns_of, is_readable
+from quantkit.hardware import kernels
+from quantkit.hardware.kernels import Asked
 
 
 @dataclass(frozen=True)

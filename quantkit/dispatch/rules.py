@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quantkit.errors import UsageError
+from quantkit.hardware.kernels import NEWEST as NEWEST
 
 Consequence = Literal["refuses", "garbage", "accuracy", "slow path"]
 CONSEQUENCES: dict[str, str] = {
@@ -19,10 +20,20 @@ CONSEQUENCES: dict[str, str] = {
 }
 FAULTS = ("refuses", "garbage")
 ENGINES = ("vllm", "llama.cpp")
-READ_AT = {"vllm": "v0.26.0 (and v0.18.0 to v0.28.0rc2 where versions differ)",
+READ_AT = {"vllm": "v0.26.0 (and, where versions differ, at tags from v0.18.0 to v0.27.0 and in "
+                   "the published source packages 0.28.0 to 0.32.0)",
            "llama.cpp": "b21e4de of August 2026"}  # fmt: skip
-OLDEST, NEWEST = (0, 18), (0, 28)
-"""vLLM's versions that were read."""
+CHANGED: dict[tuple[int, int], str] = {
+    (0, 27): "ModelOpt's FP8 starts at compute capability 8.0",
+    (0, 28): "bitsandbytes is gone",
+    (0, 29): "FP8 blocks on compute capability 8.9 run by Marlin, no longer by Triton",
+    (0, 30): "act-order by group is refused",
+    (0, 31): "AllSpark is gone",
+    (0, 32): "Hopper prefers Humming to Marlin",
+}
+"""What the loaders and the lists of kernels do otherwise than the version before."""
+OLDEST = (0, 18)
+"""The first of vLLM's versions that was read; NEWEST is the last."""
 PINNED: dict[tuple[int, int], str] = {
     (0, 18): "0.13.0", (0, 19): "0.14.0.1", (0, 20): "0.15.0.1", (0, 23): "0.17.0",
 }  # fmt: skip
@@ -191,14 +202,20 @@ RULES = (
           "layers/quantization/gptq.py (v0.20.0): GPTQConfig", None, (0, 22)),
     Rule("gptq-group", ("refuses",), "GPTQ with a group size other than -1, 32, 64 or 128",
           QUANTIZE, f"{GPTQ}: verify_marlin_supported", (0, 22)),
-    Rule("act-order", ("garbage",),
+    Rule("act-order-gone", ("refuses",),
+          "Act-order by group is declared (`desc_act`, `actorder: group`), which these versions no "
+          "longer read",
+          "serve with vLLM 0.29 or earlier, or quantise again: recipes of quantkit keep the order",
+          "layers/quantization/utils/gptq_utils.py (0.30.0): normalize_and_validate_gptq_desc_act; "
+          f"{CT} (0.30.0): _quantization_scheme_map_from_config", (0, 30)),
+    Rule("act-order", ("garbage", "refuses"),
           "The order of columns (`g_idx`) is not what the config declares: without `desc_act` or "
           "`actorder` vLLM ignores it",
           "set `desc_act` as the files need it",
           f"{GPTQ}: create_weights; {WNA16}: create_weights"),
     Rule("act-order-experts", ("refuses",),
           "Act-order in experts whose sizes Marlin does not take", "quantise without act-order",
-          f"{MOE}: get_moe_method"),
+          f"{MOE}: get_moe_method", None, (0, 30)),
     Rule("required-key", ("refuses",), "A key that vLLM reads is missing from the config",
           REPAIR, "layers/quantization/base_config.py: get_from_keys"),
     Rule("awq-numbers", ("refuses",), "AWQ other than 4 bits", QUANTIZE,

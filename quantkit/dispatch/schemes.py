@@ -287,6 +287,10 @@ def compressed(
         raise Unsupported(
             "no-scheme", "4-bit integers with FP8 inputs run on compute capability 9.0 alone"
         )
+    if inputs and version >= (0, 26) and _has_integer_inputs(weights, inputs, form, strategy):
+        share = "channel" if strategy == "channel" else f"g{size}"
+        tag = f"int{bits} {share}, int{inputs.get('num_bits', 8)} inputs"
+        return Scheme("int-inputs", tag, bits, size or -1, symmetric)
     if not inputs and kind == "int" and strategy in ("channel", "group"):
         if form != "pack-quantized":
             raise Unsupported("no-scheme", f"weight-only integers in format {form}")
@@ -313,6 +317,22 @@ def compressed(
     numbers = f"{'fp' if is_float else kind}{bits} {strategy}"
     held = "16-bit inputs" if not inputs else f"{inputs.get('num_bits', 8)}-bit inputs"
     raise Unsupported("no-scheme", f"{numbers} with {held} in format {form}")
+
+
+def _has_integer_inputs(
+    weights: Mapping[str, Any], inputs: Mapping[str, Any], form: str, strategy: str
+) -> bool:
+    """`_is_wNaM_int`: packed integers by dynamic integers, which Humming multiplies."""
+    return (
+        form == "pack-quantized"
+        and weights.get("type", "int") == "int"
+        and strategy in ("channel", "group")
+        and inputs.get("type", "int") == "int"
+        and inputs.get("num_bits", 8) in (4, 8)
+        and inputs.get("symmetric", True) is not False
+        and bool(inputs.get("dynamic"))
+        and inputs.get("strategy") in ("token", "group")
+    )
 
 
 def _listed(numbers: Iterable[int]) -> str:

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from quantkit.dispatch import gptoss, kernels, sizes
+from quantkit.dispatch import gptoss, sizes
 from quantkit.dispatch.choices import choices
 from quantkit.dispatch.layers import TOGETHER, Layer
 from quantkit.dispatch.rules import (
@@ -31,6 +31,7 @@ from quantkit.dispatch.schemes import (
     is_readable,
     scheme_of,
 )
+from quantkit.hardware import kernels
 from quantkit.tensorspec import TensorSpec
 
 REQUIRED = {
@@ -75,7 +76,8 @@ def _method(judged: Judged) -> Iterator[Finding]:
         yield found("mxfp4-family", "quantization_config", f"mxfp4 in a model of type {model}")
     minimum = kernels.METHOD_MINIMUM.get(method, 0)
     if method == "modelopt" and judged.algorithm.startswith("FP8"):
-        minimum = kernels.MODELOPT_FP8_MINIMUM
+        known = kernels.MODELOPT_FP8_MINIMUM
+        minimum = known[max(since for since in known if since <= judged.version)]
     if judged.capability is not None and judged.capability < minimum:
         words = f"{method} needs {minimum / 10:.1f}, the GPU has {judged.capability / 10:.1f}"
         yield found("capability", "quantization_config", words)
@@ -130,6 +132,7 @@ def _numbers(judged: Judged) -> Iterator[Finding]:
         if section.get("group_size") not in kernels.MARLIN_GROUPS:
             words = f"group_size is {section.get('group_size')}"
             yield found("gptq-group", "quantization_config", words)
+    yield from _act_order(judged)
     if method == "awq" and section.get("w_bit", section.get("bits")) != 4:
         words = f"{section.get('w_bit', section.get('bits'))} bits"
         yield found("awq-numbers", "quantization_config", words)
@@ -145,6 +148,23 @@ def _numbers(judged: Judged) -> Iterator[Finding]:
     if method == "modelopt" and judged.algorithm not in MODELOPT:
         words = f"quant_algo is {judged.algorithm or 'missing'}"
         yield found("modelopt-algo", "quantization_config", words)
+
+
+def _act_order(judged: Judged) -> Iterator[Finding]:
+    """An order of columns by group, which later versions refuse where it is declared."""
+    section = judged.section
+    if judged.method == "gptq":
+        parts = {"quantization_config": section}
+        for pattern, change in (section.get("dynamic") or {}).items():
+            if not pattern.startswith("-:") and isinstance(change, dict):
+                parts[f"dynamic: {pattern}"] = {**section, **change}
+        for where, part in parts.items():
+            if part.get("desc_act") and part.get("group_size") != -1:
+                yield found("act-order-gone", where, "desc_act is true")
+    for name, group in (section.get("config_groups") or {}).items():
+        order = (group.get("weights") or {}).get("actorder") if isinstance(group, dict) else None
+        if order in ("group", "dynamic", True):
+            yield found("act-order-gone", f"config_groups.{name}", f"actorder is {order!r}")
 
 
 def _groups(judged: Judged) -> Iterator[Finding]:
@@ -429,7 +449,9 @@ def _order(judged: Judged) -> Iterator[Finding]:
         if scheme is None or scheme.kind != "wna16" or scheme.act_order:
             continue
         if "weight_g_idx" in layer.parts and judged.method == "compressed-tensors":
-            yield found("act-order", name, "weight_g_idx is stored, and actorder is not declared")
+            words = "weight_g_idx is stored, and actorder is not declared"
+            how: Consequence = "garbage" if judged.version < (0, 30) else "refuses"
+            yield found("act-order", name, words, how)
         index = layer.parts.get("g_idx")
         if index is None or judged.read is None or scheme.group_size < 1:
             continue

@@ -3,8 +3,8 @@
 `recommend`, serving plans, model cards, reports and the comments of recipes all read it. The rules
 for vLLM are those of August 2026: its table of supported hardware
 (https://docs.vllm.ai/en/latest/features/quantization/), the pages on FP8, INT8 and the KV cache
-below it, and, where the table is silent, the kernels that its source lists in the order in which it
-tries them (vllm/model_executor/kernels/linear/__init__.py, vllm/v1/attention/backends).
+below it, and, where the table is silent, vllm/v1/attention/backends. On NVIDIA's GPUs the kernel
+that vLLM would pick decides (`kernels.py`); a test holds the words here to that.
 """
 
 from collections.abc import Iterable
@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from quantkit import numbers
 from quantkit.errors import UnknownName
+from quantkit.hardware import kernels
 from quantkit.hardware.gpus import GPU
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 from quantkit.schemes import runs_as
@@ -163,7 +164,12 @@ VLLM: dict[str, dict[str, tuple[Rule, ...]]] = {
     "fp8-w8a8": {
         "nvidia": (
             Rule("native", "FP8 tensor cores, from 8.9 on", 8.9),
-            Rule("emulated", "no FP8 tensor cores before 8.9: Marlin, weights only", 7.5, 8.9),
+            Rule(
+                "emulated",
+                "no FP8 tensor cores before 8.9: Humming or Marlin, weights only",
+                7.5,
+                8.9,
+            ),
         ),
         "amd": _fp8_amd(),
         "intel": (Rule("emulated", UNNAMED),),
@@ -174,7 +180,7 @@ VLLM: dict[str, dict[str, tuple[Rule, ...]]] = {
             Rule("native", "FP8 tensor cores, by DeepGEMM or CUTLASS, from 9.0 on", 9.0),
             Rule(
                 "emulated",
-                "Marlin, weights only: vLLM's other kernels for FP8 in blocks start at 9.0",
+                "Humming or Marlin, weights only: FP8 tensor cores take blocks from 9.0 on",
                 7.5,
                 9.0,
             ),
@@ -256,10 +262,25 @@ def runs(gpu: GPU, format: str, engine: str = "vllm") -> Support:
         return Support(
             "no", "its compute capability is not known, so neither is what vLLM does on it"
         )
+    told = Support("no", _absent(platform, gpu))
     for rule in VLLM[format].get(platform, ()):
         if _holds(rule, gpu):
-            return Support(rule.how, rule.reason)
-    return Support("no", _absent(platform, gpu))
+            told = Support(rule.how, rule.reason)
+            break
+    if gpu.vendor == "nvidia" and gpu.capability is not None and format in kernels.USUAL:
+        return _by_kernels(format, gpu.capability, told)
+    return told
+
+
+def _by_kernels(format: str, capability: float, told: Support) -> Support:
+    """What vLLM's own choice of a kernel comes to; the words are the table's where they agree."""
+    chosen = kernels.usual(format, capability)
+    how: How = "no" if chosen is None else "emulated" if chosen[1] else "native"
+    if how == told.how:
+        return told
+    if chosen is None:
+        return Support("no", f"vLLM has no kernel for it on compute capability {capability}")
+    return Support(how, ": ".join(filter(None, chosen)))
 
 
 def _holds(rule: Rule, gpu: GPU) -> bool:

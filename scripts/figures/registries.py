@@ -1,7 +1,7 @@
 """Tables of what quantkit knows by name, written from the code itself."""
 
 from figures.regions import region, table
-from quantkit.dispatch.rules import CONSEQUENCES, PINNED, READ_AT, RULES
+from quantkit.dispatch.rules import CHANGED, CONSEQUENCES, PINNED, READ_AT, RULES
 from quantkit.metrics import METRICS
 
 PAIRED = {"answers": "answer by answer", "losses": "document by document", "": ""}
@@ -60,9 +60,14 @@ def dispatch_consequences() -> str:
 @region
 def dispatch_sources() -> str:
     """Which sources the rules were read in."""
+    changed = "; ".join(f"{words} ({major}.{minor})" for (major, minor), words in CHANGED.items())
     pins = ", ".join(f"{major}.{minor}: {pin}" for (major, minor), pin in PINNED.items())
     return (
         f"vLLM was read at {READ_AT['vllm']}; paths are below `vllm/model_executor` unless they "
         f"begin otherwise. llama.cpp was read at {READ_AT['llama.cpp']}. vLLM pins "
-        f"compressed-tensors (from version: pin) {pins}."
+        f"compressed-tensors (from version: pin) {pins}.\n\n"
+        "After 0.26 the config classes and the choice of schemes of compressed-tensors, GPTQ, AWQ, "
+        "FP8, ModelOpt and MXFP4 and the lists of kernels (`kernels/linear`) were compared from "
+        "version to version; the methods of experts and the loaders of models other than gpt-oss's "
+        f"were not. What changed: {changed}."
     )

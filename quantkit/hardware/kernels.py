@@ -1,8 +1,8 @@
 """The kernel that vLLM picks for a layer: its candidates in its own order, each with its limits.
 
-Read from vllm/model_executor/kernels/linear (`__init__.py` and one file per kernel) at v0.26.0, for
-CUDA. What is installed counts as vLLM's own requirements install it: FlashInfer, and from 0.24 on
-Humming; not Conch.
+Read from vllm/model_executor/kernels/linear (`__init__.py` and one file per kernel) at v0.26.0, and
+at 0.28.0 to 0.32.0, for CUDA. What is installed counts as vLLM's own requirements install it:
+FlashInfer, and from 0.24 on Humming; not Conch.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 MARLIN_GROUPS = (-1, 32, 64, 128)
 Version = tuple[int, int]
+NEWEST: Version = (0, 32)
+"""The last version that was read."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Kernel:
     slow: Callable[[Asked], str] = lambda asked: ""
     """Why it is a fallback; empty where it is what the format is for."""
     since: Version = (0, 0)
+    before: Version = (9, 0)
+    """The version that has it no longer."""
 
 
 def _never(asked: Asked) -> str:
@@ -85,27 +89,50 @@ def _before(capability: int, words: str) -> Callable[[Asked], str]:
     return lambda asked: words if asked.capability < capability else ""
 
 
+def _prefers_humming(a: Asked) -> bool:
+    """Where Humming comes before Marlin, from 0.32 on: on Hopper."""
+    return a.capability == 90
+
+
+def _marlin_fp8(a: Asked) -> bool:
+    """Until 0.28 only where there are no FP8 tensor cores; then wherever nothing before it fits."""
+    return a.capability >= 75 and (a.capability < 89 or a.version >= (0, 29))
+
+
+def _without_cores(a: Asked) -> bool:
+    """compressed-tensors' FP8 where inputs stay in 16 bits: its scheme for weights only."""
+    return a.method == "compressed-tensors" and 75 <= a.capability < 89
+
+
 FP8_SLOW = "weights only: no FP8 tensor cores before 8.9"
+BLOCK_SLOW = "weights only: CUTLASS and DeepGEMM start at 9.0"
 FP4_SLOW = "weights only: FP4 tensor cores start at 10.0"
+MXFP8_SLOW = "weights only: MXFP8 tensor cores start at 10.0"
 LISTS: dict[str, tuple[Kernel, ...]] = {
     "wna16": (
         Kernel("Machete", _machete),
-        Kernel("AllSpark", _allspark),
+        Kernel("AllSpark", _allspark, before=(0, 31)),
+        Kernel("Humming", lambda a: _prefers_humming(a) and not a.act_order, _never, (0, 32)),
         Kernel("Marlin", _marlin),
         Kernel("Triton W4A16", _triton, _words("Triton's generic kernel"), (0, 24)),
         Kernel("Humming", lambda a: a.capability >= 75 and not a.act_order,
                lambda a: "" if a.bits not in (4, 8) else "generic kernel", (0, 24)),
+    ),
+    "int-inputs": (
+        Kernel("Humming", lambda a: a.capability >= 75),
     ),
     "w4afp8": (
         Kernel("CUTLASS W4A8", lambda a: a.capability == 90 and a.group_size == 128
                and a.columns % 128 == 0 and a.rows % 128 == 0 and not a.act_order and a.symmetric),
     ),
     "fp8": (
+        Kernel("Humming FP8", _without_cores, _words(FP8_SLOW), (0, 25)),
         Kernel("Marlin FP8", lambda a: 75 <= a.capability < 89, _words(FP8_SLOW)),
         Kernel("FlashInfer FP8", lambda a: a.capability >= 100 and a.static and a.per_tensor),
         Kernel("CUTLASS FP8", lambda a: a.capability >= 89),
     ),
     "fp8-a16": (
+        Kernel("Humming FP8", lambda a: a.capability >= 75, _never, (0, 25)),
         Kernel("Marlin FP8", lambda a: a.capability >= 75),
     ),
     "fp8-block": (
@@ -113,7 +140,8 @@ LISTS: dict[str, tuple[Kernel, ...]] = {
                lambda a: (a.capability == 90 or 100 <= a.capability < 110)
                and a.rows % 64 == 0 and a.columns % 128 == 0),
         Kernel("CUTLASS FP8 blocks", lambda a: a.capability >= 90),
-        Kernel("Marlin FP8", lambda a: 75 <= a.capability < 89, _words(FP8_SLOW)),
+        Kernel("Humming FP8", _without_cores, _words(FP8_SLOW), (0, 25)),
+        Kernel("Marlin FP8", _marlin_fp8, lambda a: FP8_SLOW if a.capability < 89 else BLOCK_SLOW),
         Kernel("Triton FP8 blocks", lambda a: a.capability >= 89,
                _words("CUTLASS and DeepGEMM start at 9.0")),
     ),
@@ -123,18 +151,25 @@ LISTS: dict[str, tuple[Kernel, ...]] = {
     "nvfp4": (
         Kernel("FlashInfer CuTe DSL NVFP4", lambda a: 100 <= a.capability < 110, _never, (0, 24)),
         Kernel("FlashInfer CUTLASS NVFP4", lambda a: a.capability >= 100),
+        Kernel("Humming FP4", _prefers_humming, _words(FP4_SLOW), (0, 32)),
         Kernel("Marlin FP4", lambda a: a.capability >= 75, _words(FP4_SLOW)),
     ),
-    "nvfp4-a16": (Kernel("Marlin FP4", lambda a: a.capability >= 75),),
+    "nvfp4-a16": (
+        Kernel("FlashInfer CuTe DSL NVFP4 W4A16", lambda a: a.capability in (100, 103), _never,
+               (0, 30)),
+        Kernel("Humming FP4", _prefers_humming, _never, (0, 32)),
+        Kernel("Marlin FP4", lambda a: a.capability >= 75),
+    ),
     "mxfp4": (
         Kernel("FlashInfer MXFP4", lambda a: a.capability >= 100, _never, (0, 22)),
+        Kernel("Humming FP4", _prefers_humming, _words(FP4_SLOW), (0, 32)),
         Kernel("Marlin FP4", lambda a: a.capability >= 80, _before(100, FP4_SLOW)),
     ),
     "mxfp8": (
         Kernel("FlashInfer CuTe DSL MXFP8", lambda a: 100 <= a.capability < 110, _never, (0, 24)),
         Kernel("FlashInfer CUTLASS MXFP8", lambda a: a.capability >= 100),
-        Kernel("Marlin MXFP8", lambda a: a.capability >= 75,
-               _words("weights only: MXFP8 tensor cores start at 10.0")),
+        Kernel("Humming MXFP8", _prefers_humming, _words(MXFP8_SLOW), (0, 32)),
+        Kernel("Marlin MXFP8", lambda a: a.capability >= 75, _words(MXFP8_SLOW)),
     ),
     "bitsandbytes": (
         Kernel("bitsandbytes", lambda a: a.capability >= 70,
@@ -144,18 +179,42 @@ LISTS: dict[str, tuple[Kernel, ...]] = {
 MINIMUM = {
     "wna16": 75, "w4afp8": 90, "fp8": 75, "fp8-a16": 75, "fp8-block": 75, "int8": 75, "nvfp4": 75,
     "nvfp4-a16": 75, "mxfp4": 80, "mxfp8": 75, "bitsandbytes": 70,
+    "int-inputs": 75,
 }  # fmt: skip
 """`get_min_capability` of the schemes; FP8 falls back to weights only below 8.9."""
 METHOD_MINIMUM = {
     "compressed-tensors": 70, "gptq": 60, "awq": 75, "fp8": 75, "fbgemm_fp8": 80, "modelopt": 75,
     "mxfp4": 80, "bitsandbytes": 70,
 }  # fmt: skip
-MODELOPT_FP8_MINIMUM = 89
+MODELOPT_FP8_MINIMUM = {(0, 0): 89, (0, 27): 80}
+"""By the version from which it holds."""
 
 
 def choose(asked: Asked) -> tuple[str, str] | None:
     """The kernel's name and why it is slow, if it is; None where no kernel takes the layer."""
     for kernel in LISTS[asked.kind]:
-        if asked.version >= kernel.since and kernel.fits(asked):
+        if kernel.since <= asked.version < kernel.before and kernel.fits(asked):
             return kernel.name, kernel.slow(asked)
     return None
+
+
+LAYER = 4096
+"""Rows and columns of a usual layer, which every kernel's tiles divide."""
+USUAL: dict[str, tuple[str, int, int]] = {
+    **{f"w{bits}a16": ("wna16", bits, 128) for bits in range(2, 9)},
+    "int8-w8a8": ("int8", 8, -1), "fp8-w8a8": ("fp8", 8, -1), "fp8-block": ("fp8-block", 8, -1),
+    "nvfp4": ("nvfp4", 4, 16), "nvfp4-fp8": ("nvfp4", 4, 16), "nvfp4-a16": ("nvfp4-a16", 4, 16),
+    "mxfp4": ("mxfp4", 4, 32), "mxfp4-a16": ("mxfp4", 4, 32), "mxfp8": ("mxfp8", 8, 32),
+    "w4afp8": ("w4afp8", 4, 128),
+}  # fmt: skip
+"""Formats of `support.FORMATS` that are served as compressed-tensors: list, bits, group size."""
+
+
+def usual(format: str, capability: float) -> tuple[str, str] | None:
+    """The kernel of a usual layer in the newest version, and why it is slow; None: none."""
+    kind, bits, size = USUAL[format]
+    number = round(capability * 10)
+    if number < max(MINIMUM[kind], METHOD_MINIMUM["compressed-tensors"]):
+        return None
+    method = "compressed-tensors"
+    return choose(Asked(kind, LAYER, LAYER, number, NEWEST, bits, size, method=method))
