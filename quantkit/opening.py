@@ -37,13 +37,13 @@ def find(
     """
     if is_checkpoint(Path(name)):
         return Checkpoint.open(Path(name))
-    if foreign_gguf.is_file(name):
+    if (file := foreign_gguf.file_of(name)) is not None:
         if original is None:
             raise SourceError(
                 f"{name} has no config and tokenizer that transformers reads: give the model that "
                 "it was made from as well (--source MODEL)"
             )
-        return ForeignGGUF.open(Path(name), original)
+        return ForeignGGUF.open(file, original)
     folder = locate(name, revision)
     config = read_config(folder)
     if method_of(config):
@@ -62,7 +62,7 @@ def find_all(
     others = {
         name: find(name, revision, trust_remote_code)
         for name in names
-        if not foreign_gguf.is_file(name)
+        if foreign_gguf.file_of(name) is None
     }
     original = source or _only_source(list(others.values()))
     return [
@@ -178,4 +178,4 @@ def scorables(
 
 
 def _is_foreign_file(model: object) -> bool:
-    return isinstance(model, str | Path) and foreign_gguf.is_file(model)
+    return isinstance(model, str | Path) and foreign_gguf.file_of(model) is not None

@@ -36,10 +36,10 @@ class Model:
             return cls(path, manifest.name, manifest.digest)
         digest = None
         with suppress(QuantkitError):  # what quantkit cannot read serves all the same
-            if foreign_gguf.is_file(path):
+            if (file := foreign_gguf.file_of(path)) is not None:
                 from quantkit.gguf.reader import read_file
 
-                digest = foreign_gguf.digest_of(read_file(path))
+                digest = foreign_gguf.digest_of(read_file(file))
             elif path.is_dir() and any(path.glob("*.safetensors")):
                 digest = ModelSource.open(str(path), requantize=True).fingerprint
         return cls(path, name, digest)

@@ -13,24 +13,24 @@ from quantkit.storage import MANIFEST, refuse_existing, require_writable
 
 def models(names: Iterable[str], revision: str | None = None) -> None:
     """Every model or checkpoint is there and can be read; from a hub, its config comes first."""
-    from quantkit.export.foreign_gguf import is_file
+    from quantkit.export.foreign_gguf import file_of
     from quantkit.export.manifest import Manifest, is_checkpoint
     from quantkit.model.source import locate, read_config
 
     for name in names:
         if is_checkpoint(Path(name)):
             Manifest.read(Path(name))
-        elif not is_file(name):
+        elif file_of(name) is None:
             read_config(locate(name, revision, weights=False))
 
 
 def source_among(names: Iterable[str]) -> None:
     """Not all are checkpoints of ours: a comparison needs what they were made from."""
     from quantkit.export.foreign import no_source
-    from quantkit.export.foreign_gguf import is_file
+    from quantkit.export.foreign_gguf import file_of
     from quantkit.export.manifest import is_checkpoint
 
-    if all(is_checkpoint(Path(name)) or is_file(name) for name in names):
+    if all(is_checkpoint(Path(name)) or file_of(name) for name in names):
         raise no_source("none")
 
 

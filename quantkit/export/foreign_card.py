@@ -50,8 +50,8 @@ class Foreign:
     @classmethod
     def open(cls, path: Path) -> "Foreign":
         """What a folder or a GGUF file says of itself; refused where it is not quantised."""
-        if foreign_gguf.is_file(path):
-            return cls._of_file(path)
+        if (file := foreign_gguf.file_of(path)) is not None:
+            return cls._of_file(file)
         if not path.is_dir():
             raise CheckpointError(f"there is no folder {path}; give a checkpoint's, or a GGUF file")
         model = ModelSource.open(str(path), requantize=True)

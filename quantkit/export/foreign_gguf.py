@@ -36,10 +36,16 @@ MOST_UNLIKE = 0.01
 """Of a vocabulary: converters rename unused tokens and spell spaces otherwise."""
 
 
-def is_file(name: str | Path) -> bool:
-    """Whether a name is that of a GGUF file which no manifest of ours describes."""
+def file_of(name: str | Path) -> Path | None:
+    """The GGUF file that a name means, itself or its folder, where no manifest of ours describes
+    it; None: there is none, or more than one."""
     path = Path(name)
-    return path.suffix.lower() == SUFFIX and path.is_file() and not is_checkpoint(path.parent)
+    if path.suffix.lower() == SUFFIX and path.is_file():
+        return None if is_checkpoint(path.parent) else path
+    if not path.is_dir() or is_checkpoint(path) or (path / "config.json").is_file():
+        return None
+    files = [one for one in path.glob(f"*{SUFFIX}") if not one.name.startswith("mmproj")]
+    return files[0] if len(files) == 1 else None
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ def check_folder(document: Document, folder: Path, unjudged: Sequence[str] = ())
     from quantkit.verification.folder import is_foreign
 
     fault: str | None = None
-    if foreign_gguf.is_file(folder):
+    if (file := foreign_gguf.file_of(folder)) is not None:
         from quantkit.gguf.reader import read_file
 
-        digest, own = foreign_gguf.digest_of(read_file(folder)), folder.stem
+        digest, own = foreign_gguf.digest_of(read_file(file)), file.stem
         proof = "by its fingerprint"
     elif is_foreign(folder):
         from quantkit.model.source import ModelSource

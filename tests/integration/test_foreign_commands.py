@@ -68,7 +68,7 @@ def test_gguf_files_of_the_package_give_the_packages_numbers(model, tmp_path, ki
 
 def test_compare_takes_files_in_any_order_and_says_who_made_them(model, file, tmp_path, run_cli):
     asked = ["--tasks", "python_docs", "--limit", "1", "--device", "cpu", "-o", tmp_path / "out"]
-    ran = run_cli(["compare", file, model, *asked])
+    ran = run_cli(["compare", file.parent, model, *asked])  # a folder that holds it alone
     assert ran.code == 0, ran.stderr
     found = json.loads((tmp_path / "out" / "report.json").read_bytes())
     (theirs,) = found["candidates"]
