@@ -22,7 +22,6 @@ from quantkit.scoring.evaluation import read_all
 from quantkit.scoring.harness import Asked, evaluate, sizes_of
 from quantkit.scoring.until import score_until
 
-pytestmark = pytest.mark.usefixtures("demo_is_short")
 N_QUESTIONS = 40
 TASK = "mmlu_anatomy"
 WORDS = [
