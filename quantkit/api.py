@@ -144,6 +144,7 @@ def score(
     cache: str | Path | None = None,
     server: str | None = None,
     backend: str = "transformers",
+    python: str | Path | None = None,
     device: str = "auto",
     tokenizer: Any = None,
     revision: str | None = None,
@@ -171,6 +172,7 @@ def score(
         cache=None if cache is None else Path(cache),
         server=server,
         backend=backend,
+        python=None if python is None else Path(python),
     )
     of = Models(_listed(models), source, revision, tokenizer, trust_remote_code)
     call = Scoring(of, questions, None if out is None else Path(out), device=device)

@@ -23,6 +23,8 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(200, {"version": self.server.version})
         elif self.path == "/metrics" and self.server.metrics:
             self.reply(200, self.server.metrics.encode())
+        elif self.path == "/health":
+            self.reply(200, {})
         else:
             self.reply(404, {"detail": "Not Found"})
 
@@ -72,8 +74,8 @@ class Handler(BaseHTTPRequestHandler):
 class Fake(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, model, tokenizer):
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, model, tokenizer, port=0):
+        super().__init__(("127.0.0.1", port), Handler)
         self.model, self.tokenizer = model, tokenizer
         self.lock, self.released = threading.Lock(), threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from quantkit.calls import Tell, Work, early, hub, silent
 from quantkit.errors import ScoreError, UsageError
 
 if TYPE_CHECKING:
+    from quantkit.bench.engines import Program
     from quantkit.export.checkpoint import Checkpoint
     from quantkit.model.source import ModelSource
     from quantkit.opening import Model
@@ -36,6 +37,8 @@ class Questions:
     cache: Path | None = None
     server: str | None = None
     backend: str = "transformers"
+    python: Path | None = None
+    """Of vLLM's environment."""
     chat: tuple[bool, bool, str | None] = (False, False, None)
     """The model's template, examples as turns, and a system prompt."""
     allow_code: bool = False
@@ -52,6 +55,12 @@ class Questions:
         """Refuse names and files that are not there."""
         if self.judge is not None and self.prompts is None:
             raise UsageError("--judge is for answers to --prompts: give a file of them")
+        if self.python is not None and self.backend != "vllm":
+            raise UsageError("--python names vLLM's environment: add --backend vllm")
+        if self.backend == "vllm":
+            if self.server is not None:
+                raise UsageError("--backend vllm starts a server of its own: leave out --server")
+            _vllm(self.python)
         early.tasks(self.tasks or (), self.data, self.prompts)
 
     def asked(self, models: Sequence[Any]) -> "Asked":
@@ -70,6 +79,7 @@ class Questions:
             cache=self.cache,
             server=self.server,
             backend=self.backend,
+            python=self.python,
             prompts=self.prompts,
             judge=self.judge,
             chat=Chat(*self.chat),
@@ -251,10 +261,34 @@ def evaluated(
 
     made = []
     for target in targets:
-        made.append(evaluate(target, asked, device, progress, trust_remote_code))
+        with answering(target, asked, progress, trust_remote_code) as here:
+            made.append(evaluate(target, here, device, progress, trust_remote_code))
         if out is not None:
             made[-1].write(out)
     return made
+
+
+@contextmanager
+def answering(
+    target: "ModelSource | Checkpoint", asked: "Asked", progress: "Progress", trust: bool
+) -> "Iterator[Asked]":
+    """How this model is asked: with the backend vllm, by a server that runs meanwhile."""
+    if asked.backend != "vllm":
+        yield asked
+        return
+    from quantkit.bench import engines
+
+    program = _vllm(asked.python, ["--trust-remote-code"] if trust else [])
+    progress.note(f"{target.label}: starting vLLM")
+    with engines.started(program, target.folder, target.label, {}) as running:
+        progress.note(f"{target.label}: vLLM is ready after {running.cold_start_s:.0f} s")
+        yield replace(asked, server=running.address.url, backend="transformers")
+
+
+def _vllm(python: Path | None, arguments: Sequence[str] = ()) -> "Program":
+    from quantkit.bench.engines import Program
+
+    return Program.find("vllm", None if python is None else str(python), arguments=arguments)
 
 
 def refuse_same_names(targets: "Sequence[ModelSource | Checkpoint]") -> None:

@@ -70,10 +70,13 @@ def command(
         str,
         typer.Option(
             metavar="NAME",
-            help="What computes: transformers, or llama.cpp for GGUF.",
-            callback=one_of("transformers", "llama.cpp"),
+            help="What computes: transformers, vllm (started here), or llama.cpp for GGUF.",
+            callback=one_of("transformers", "llama.cpp", "vllm"),
         ),
     ] = "transformers",
+    python: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="The Python that has vLLM.")
+    ] = None,
     server: Server = None,
     apply_chat_template: Annotated[
         bool, typer.Option("--apply-chat-template", help="Ask in the model's chat format.")
@@ -113,6 +116,7 @@ def command(
         cache,
         server,
         backend,
+        python,
         (apply_chat_template, fewshot_as_multiturn, system_instruction),
         allow_code,
     )

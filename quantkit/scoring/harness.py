@@ -28,7 +28,8 @@ from quantkit.scoring.following import Followed, Prompts
 from quantkit.scoring.made import made
 from quantkit.scoring.scorecard import Made, Score, Scorecard, Settings
 
-BACKENDS = ("transformers", "llama.cpp")
+BACKENDS = ("transformers", "llama.cpp", "vllm")
+"""The last is started by whoever asks, who names its server: see `calls.score`."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Asked:
     """The address of an engine that serves the model; nothing is loaded here then."""
     backend: str = "transformers"
     """What computes here: one of `BACKENDS`."""
+    python: Path | None = None
+    """Of vLLM's environment, where that is the backend."""
     prompts: Path | None = None
     """A file of prompts: candidates are held against the source's own answers to them."""
     judge: str | None = None

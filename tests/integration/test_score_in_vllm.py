@@ -1,0 +1,80 @@
+"""`score --backend vllm`: the engine is started, held against the folder, asked, and ended."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from fake_completions import MAX_LENGTH
+
+import quantkit
+from quantkit.cli.main import main
+from quantkit.errors import EngineError
+from quantkit.scoring import held
+
+PYTHON = """#!{python}
+print({answer!r})
+"""
+SERVER = """#!{python}
+import os, sys
+sys.path.insert(0, {tests!r})
+import torch
+from fake_completions import Fake
+from quantkit.model.source import ModelSource
+from quantkit.model.tokenizer import load as load_tokenizer
+from quantkit.scoring import loading
+
+words = sys.argv[1:]
+open({seen!r}, "w").write(str(os.getpid()))
+source = ModelSource.open(words[1])
+model = loading.load(source, torch.device("cpu"))
+port = int(words[words.index("--port") + 1])
+fake = Fake(model, load_tokenizer(source.folder), port)
+fake.cards[0]["id"] = words[words.index("--served-model-name") + 1]
+fake.start(version="0.26.0")
+fake.serve_forever(0.05)
+"""
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """An environment whose vLLM answers from the real model; `pid` says that it was started."""
+    folder = tmp_path / "env"
+    folder.mkdir()
+    tests, seen = str(Path(__file__).parents[1]), str(folder / "pid")
+    answer = '[true, {"vllm": "0.26.0"}]'
+    for name, text in (
+        ("python", PYTHON.format(python=sys.executable, answer=answer)),
+        ("vllm", SERVER.format(python=sys.executable, tests=tests, seen=seen)),
+    ):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def test_a_model_is_scored_in_vllm_that_is_started_and_ended(
+    engine, short_demo, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(held, "N_PROMPTS", (8, 16))  # enough, and sooner
+    how = {"tasks": ["python_docs"], "limit": 1, "max_length": MAX_LENGTH, "device": "cpu"}
+    how["cache"] = tmp_path / "cache"
+    folder = str(short_demo.folder)
+    (here,) = quantkit.score(folder, **how)
+    (there,) = quantkit.score(folder, **how, backend="vllm", python=engine / "python")
+    ours, theirs = (e.card.scores["python_docs/perplexity"] for e in (here, there))
+    assert theirs.value == pytest.approx(ours.value, rel=1e-5)
+    assert there.card.served.version == "0.26.0"
+    assert there.card.device.startswith("served at http://127.0.0.1:")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((engine / "pid").read_text()), 0)
+
+
+def test_what_is_missing_is_said_before_anything_is_loaded(engine, short_demo, tmp_path, capsys):
+    asked = ["score", str(short_demo.folder), "--tasks", "python_docs"]
+    with pytest.raises(EngineError, match="no Python at"):
+        quantkit.score(str(short_demo.folder), tasks=["x"], backend="vllm", python=tmp_path / "no")
+    assert main([*asked, "--python", str(engine / "python")]) == 2
+    assert "--backend vllm" in capsys.readouterr().err
+    assert main([*asked, "--backend", "vllm", "--server", "http://127.0.0.1:1"]) == 2
+    assert "leave out --server" in capsys.readouterr().err
+    assert not (engine / "pid").exists()
