@@ -18,6 +18,7 @@ from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress
 from quantkit.scoring import cache, held
 from quantkit.scoring.endpoint import Endpoint
+from quantkit.scoring.following import Prompts
 from quantkit.scoring.llamacpp import LlamaCpp
 from quantkit.scoring.server import Engine, ServedModel
 
@@ -67,6 +68,10 @@ class ConnectedModel(ServedModel):
     def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
         self._progress.start(f"score {self._label}", len(requests), "answers")
         return super().generate_until(requests)
+
+    def answer(self, asked: Prompts) -> list[str]:
+        self._progress.start(f"{self._label} answers {asked.name}", len(asked.rows), "answers")
+        return super().answer(asked)
 
     def _begin(self, texts: list[str]) -> None:
         total = sum(len(self.tok_encode(text)) for text in texts)

@@ -100,10 +100,11 @@ def evaluate(
         raise UnknownName("backend", asked.backend, BACKENDS)
     where = devices.choose(device)
     followed = asked.followed
-    if followed and (asked.server is not None or asked.backend != BACKENDS[0]):
+    follows = asked.server is None and asked.backend == BACKENDS[0]
+    if not follows and (unjudged := [p.name for p in followed if not p.judges]):
         raise ScoreError(
-            f"{followed[0].name} holds a model against its source's own answers, which only the "
-            "backend transformers does; leave out --server and --backend"
+            f"{unjudged[0]} holds a model against its source's own answers, which only the backend "
+            "transformers does; leave out --server and --backend, or give rows a judge"
         )
     if isinstance(target, Checkpoint):
         _require_sound(target)
@@ -127,7 +128,7 @@ def evaluate(
             dtype, computed_on = "served" if asked.server else asked.backend, None
         try:
             results = lmeval.run(lm, loaded, asked.limit, asked.samples, asked.chat)
-            written = {prompts.name: lm.follow(prompts) for prompts in followed}
+            written = {p.name: lm.follow(p) for p in followed} if follows else {}
             judged = {p.name: p.judged(lm.answer(p)) for p in followed if p.judges}
             if asked.server is not None:
                 lm.confirm()
@@ -139,9 +140,10 @@ def evaluate(
     outcomes = answers.of_samples(results["samples"], lm.texts)
     scores = _scores(results, lm.texts)
     for prompts in followed:
-        text, answered = written[prompts.name]
-        scores |= _of_text(prompts.name, text) | _of_answers(prompts.name, answered)
-        outcomes += _losses(prompts, text)
+        if prompts.name in written:
+            text, answered = written[prompts.name]
+            scores |= _of_text(prompts.name, text) | _of_answers(prompts.name, answered)
+            outcomes += _losses(prompts, text)
         right = judged.get(prompts.name, [])
         scores |= _of_judges(prompts.name, right)
         outcomes += _judged(prompts, right)
@@ -152,7 +154,7 @@ def evaluate(
         settings=Settings(
             tasks={
                 task: str(results["versions"].get(task, ""))
-                for task in (*lmeval.names(asked.tasks), *written)
+                for task in (*lmeval.names(asked.tasks), *(p.name for p in followed))
             },
             limit=asked.limit,
             num_fewshot=asked.num_fewshot,

@@ -17,6 +17,7 @@ from quantkit.scoring import rules
 from quantkit.scoring.answers import Text
 from quantkit.scoring.cache import Cached, TextCache
 from quantkit.scoring.endpoint import Echo, Endpoint
+from quantkit.scoring.following import Prompts
 from quantkit.scoring.rules import Rules
 from quantkit.scoring.tokens import n_before_text
 
@@ -235,8 +236,6 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
         """Answers that the engine writes, cut where lm-eval cuts them."""
-        from lm_eval.models.utils import postprocess_generated_text
-
         found = [""] * len(requests)
         by_rules: dict[tuple[str, Rules], list[int]] = {}
         for place, request in enumerate(requests):
@@ -244,24 +243,36 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
             by_rules.setdefault((request.task_name, how), []).append(place)
         for (task, how), places in by_rules.items():
             encoded = [self.tok_encode(requests[place].args[0]) for place in places]
-            prompts = [rules.fitting(task, ids, how, self.max_length) for ids in encoded]
-            keys = rules.keys_of(prompts, how)
-            kept = [self._written.get(key) for key in keys]
-            waiting = [number for number, text in enumerate(kept) if text is None]
-            self.cached.count(task, len(places), len(places) - len(waiting))
-            self._advance(len(places) - len(waiting))
-
-            def keep(i: int, text: str) -> None:
-                number = waiting[i]  # noqa: B023 (called before the next round)
-                cut = postprocess_generated_text(text, list(how.stops), None)  # noqa: B023
-                kept[number] = cut  # noqa: B023
-                self._written.put(keys[number], cut)  # noqa: B023
-                self._advance(1)
-
-            self.endpoint.write_all([prompts[number] for number in waiting], how, keep)
-            for place, text in zip(places, kept, strict=True):
-                found[place] = text or ""
+            for place, text in zip(places, self._texts(task, encoded, how), strict=True):
+                found[place] = text
         return found
+
+    def answer(self, asked: Prompts) -> list[str]:
+        """The engine's own greedy answers."""
+        how = Rules(
+            asked.max_new, ends=self._usual.ends, repetition_penalty=self._usual.repetition_penalty
+        )
+        return self._texts(asked.name, asked.encoded(self.tokenizer), how)
+
+    def _texts(self, task: str, encoded: Sequence[Sequence[int]], how: Rules) -> list[str]:
+        """Answers to prompts, those of an earlier run without asking."""
+        from lm_eval.models.utils import postprocess_generated_text
+
+        prompts = [rules.fitting(task, ids, how, self.max_length) for ids in encoded]
+        keys = rules.keys_of(prompts, how)
+        kept = [self._written.get(key) for key in keys]
+        waiting = [number for number, text in enumerate(kept) if text is None]
+        self.cached.count(task, len(prompts), len(prompts) - len(waiting))
+        self._advance(len(prompts) - len(waiting))
+
+        def keep(i: int, text: str) -> None:
+            number = waiting[i]
+            kept[number] = cut = postprocess_generated_text(text, list(how.stops), None)
+            self._written.put(keys[number], cut)
+            self._advance(1)
+
+        self.endpoint.write_all([prompts[number] for number in waiting], how, keep)
+        return [text or "" for text in kept]
 
 
 class _Unkept:

@@ -202,3 +202,23 @@ def test_scores_here_say_what_came_from_a_cache(short_demo, tmp_path):
     asked = replace(ASKED, cache=tmp_path)
     cards = [harness.evaluate(short_demo, asked, "cpu").card for _ in range(2)]
     assert [card.cached for card in cards] == [{}, {"python_docs": 1.0}]
+
+
+def test_answers_to_a_team_s_prompts_are_judged_through_a_server(fake, tmp_path):
+    fake.start()
+    rows = [{"prompt": "import", "regex": "."}, {"prompt": "class", "reference": "no such answer"}]
+    prompts = tmp_path / "traffic.jsonl"
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    how = Asked((), max_length=MAX_LENGTH, cache=tmp_path / "c", prompts=prompts)
+    short = replace(harness.following.of_file(prompts), max_new=8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(harness.following, "of_file", lambda path, judge=None: short)
+        there = harness.evaluate(fake.source, replace(how, server=fake.url), "cpu").card.scores
+        here = harness.evaluate(fake.source, how, "cpu").card.scores
+    judged = {name: score for name, score in here.items() if name in there}
+    assert there == judged
+    assert [there[name].value for name in sorted(there)] == [0.0, 1.0]
+    plain = tmp_path / "plain.jsonl"
+    plain.write_text(json.dumps({"prompt": "import"}) + "\n")
+    with pytest.raises(ScoreError, match="give rows a judge"):
+        harness.evaluate(fake.source, replace(how, server=fake.url, prompts=plain), "cpu")
