@@ -24,6 +24,7 @@ CONVERSIONS = {
     "fp8-block": ["fp8"],
     "fp8-static": ["fp8"],
 }
+SCORED = ("gptq-w4a16", "fp8-dynamic", "gguf-q4_k_m")
 VARYING = {
     "created",
     "seconds",
@@ -37,9 +38,11 @@ VARYING = {
 }
 MEASURED = re.compile(
     r"\b\d[\d,.]*\s?(s|ms|min|h|GiB|MiB|seconds?)\b|\b20\d\d-\d\d-\d\d[T\d:.+Z-]*"
+    r"|<caption><span>(?:Time of the run|Most memory)(?s:.*?)</table>"
     r"|<svg.*?</svg>|[0-9a-f]{64}|sha256:[0-9a-f]+|data-value=\"[\d.e+-]+\""
 )
-"""In texts: durations, memory, dates, pictures of these, and hashes of files that hold such."""
+"""In texts: durations, memory, dates, pictures and tables of these, and hashes of files that hold
+such."""
 
 
 def make(out: Path, device: str, names: list[str]) -> None:
@@ -51,9 +54,9 @@ def make(out: Path, device: str, names: list[str]) -> None:
     data = ["--calibration", CALIBRATION, "--samples", str(SAMPLES), "--length", str(LENGTH)]
     run("quantize", "demo", *chosen, *data, "-o", out / "made", "--device", device)
     for name, formats in CONVERSIONS.items():
-        for to in formats:
+        for to in formats if name in names else ():
             run("convert", out / "made" / name, "--to", to, "-o", out / f"{name}-{to}")
-    scored = [out / "made" / name for name in ("gptq-w4a16", "fp8-dynamic", "gguf-q4_k_m")]
+    scored = [out / "made" / name for name in SCORED if name in names]
     tasks = ["--tasks", "python_docs,python_quiz", "--limit", "25", "--cache", out / "cache"]
     run("score", "demo", *scored, *tasks, "-o", out / "scores", "--device", device)
     run("report", out / "scores", "-o", out / "report")
