@@ -289,10 +289,10 @@ def convert(
     progress: Listener | None = None,
 ) -> "Checkpoint":
     """Write a checkpoint in another format (one of `quantkit.formats.FORMATS`, or `gguf`)."""
-    from quantkit.conversion import convert as run
+    from quantkit.calls.convert import Conversion
 
     target = None if out is None else Path(out)
-    return run(_folder(folder), to, target, force, listening(progress), trust_remote_code)
+    return _done(Conversion(_folder(folder), to, target, trust_remote_code, force), progress)
 
 
 def recommend(

@@ -1,12 +1,16 @@
 """`quantkit convert`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quantkit.cli.options import AsJson, Force, Quiet, TrustRemoteCode, Verbose, one_of
 from quantkit.formats import FORMATS
+
+if TYPE_CHECKING:
+    from quantkit.export.checkpoint import Checkpoint
+    from quantkit.repair import Repaired
 
 MENDED_ONLY = "mxfp4"
 """gpt-oss's own format, which is mended and never written anew."""
@@ -49,40 +53,39 @@ def command(
     padded integers, missing weight_shape, stray tensors, unlike global scales of fused layers,
     experts in one tensor (gpt-oss's mxfp4: one by one). repaired.json lists every change.
     """
-    from quantkit.calls import early
-    from quantkit.cli import console, start
-    from quantkit.export.manifest import Manifest
+    from quantkit.calls.convert import Conversion, Mending
+    from quantkit.cli import start
 
     if allow_rounding and not repair:
         raise typer.BadParameter("goes with --repair", param_hint="--allow-rounding")
     if to == MENDED_ONLY and not repair:
         raise typer.BadParameter("mxfp4 goes with --repair", param_hint="--to")
-    start.stay_offline_if(True)
-    if not repair:
-        Manifest.read(checkpoint)
-    if out is not None:
-        early.new_folder(out, force)
-    start.load_lean(quiet)
     if repair:
-        from quantkit.repair import repair as mend
-
-        with console.progress(quiet, verbose) as progress:
-            mended = mend(checkpoint, to, out, force, allow_rounding, progress)
-        if json:
-            console.print_json({"path": str(mended.folder), **mended.to_json()})
-            return
-        for change in mended.changes:
-            error = "" if change.error is None else f" (error {change.error:.2e})"
-            console.say(f"{change.where}: {change.what}{error}", hang=2)
-        typer.echo(f"written to {mended.folder}")
+        mending = Mending(checkpoint, to, out, allow_rounding, force)
+        _show_mended(start.run(mending, quiet, verbose), json)
         return
-    from quantkit.conversion import convert
+    call = Conversion(checkpoint, to, out, trust_remote_code, force)
+    _show(start.run(call, quiet, verbose), json)
+
+
+def _show_mended(mended: "Repaired", as_json: bool) -> None:
+    from quantkit.cli import console
+
+    if as_json:
+        console.print_json({"path": str(mended.folder), **mended.to_json()})
+        return
+    for change in mended.changes:
+        error = "" if change.error is None else f" (error {change.error:.2e})"
+        console.say(f"{change.where}: {change.what}{error}", hang=2)
+    typer.echo(f"written to {mended.folder}")
+
+
+def _show(made: "Checkpoint", as_json: bool) -> None:
+    from quantkit.cli import console
     from quantkit.storage import gib
 
-    with console.progress(quiet, verbose) as progress:
-        made = convert(checkpoint, to, out, force, progress, trust_remote_code)
     record = made.manifest
-    if json:
+    if as_json:
         console.print_json({"path": str(made.folder), "manifest": record.to_json()})
         return
     console.print_table(

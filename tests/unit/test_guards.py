@@ -237,7 +237,17 @@ def test_options_that_travel_together_are_one_object():
     assert len(entry_points) <= MOST_ENTRY_POINTS, entry_points
 
 
-FACES = {"calibrate", "compare", "demo", "draft", "quantize", "run", "score", "sensitivity"}
+FACES = {
+    "calibrate",
+    "compare",
+    "convert",
+    "demo",
+    "draft",
+    "quantize",
+    "run",
+    "score",
+    "sensitivity",
+}
 FACES |= {"verify"}
 ROOMS_OF_FACES = {"calls", "cli", "errors", "launch", "registry"}
 
