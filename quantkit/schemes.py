@@ -14,9 +14,7 @@ from quantkit.numbers.fp8 import FP8
 class Strict(BaseModel):
     """Frozen, and without room for misspelt keys."""
 
-    model_config = ConfigDict(
-        allow_inf_nan=False, frozen=True, extra="forbid", use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(allow_inf_nan=False, frozen=True, extra="forbid")
 
 
 class WeightScheme(Strict):

@@ -20,9 +20,7 @@ FILE = "bench.json"
 
 
 class Record(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="ignore", use_attribute_docstrings=True, populate_by_name=True
-    )
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
 
 class Distribution(Record):
@@ -295,4 +293,6 @@ def read(path: Path) -> Bench:
 
 def schema() -> dict[str, Any]:
     """The JSON schema of the file."""
-    return Bench.model_json_schema(by_alias=True)
+    from quantkit.schema import of
+
+    return of(Bench)

@@ -1,38 +1,18 @@
 """The app, and the one place where an error becomes an exit code."""
 
+import importlib
 import os
 import re
 import signal
 import sys
 import traceback
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from quantkit import __version__, launch, threads
-from quantkit.cli import (
-    bench,
-    calibrate,
-    card,
-    compare,
-    convert,
-    demo,
-    doctor,
-    draft,
-    gate,
-    gpus,
-    quantize,
-    recipes,
-    recommend,
-    report,
-    run,
-    score,
-    sensitivity,
-    serve,
-    sweep,
-    verify,
-)
 from quantkit.cli.wrapping import fitted
 from quantkit.device import out_of_memory
 from quantkit.errors import (
@@ -47,15 +27,43 @@ from quantkit.errors import (
     QuantkitError,
 )
 
-app = typer.Typer(
-    name="quantkit",
-    help="Quantise language models, and know what it cost.",
-    no_args_is_help=True,
-    epilog="Exit codes: " + ", ".join(f"{code} {text}" for code, text in EXIT_CODES.items()) + ".",
-    rich_markup_mode=None,  # rich help costs more time than everything else together
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+COMMANDS = (
+    "demo", "run", "quantize", "sensitivity", "convert", "verify", "score", "report", "compare",
+    "sweep", "gate", "bench", "card", "serve", "draft", "calibrate", "recipes", "recommend", "gpus",
+    "doctor",
+)  # fmt: skip
+"""Each has a file of its name beside this one; in the order of the help."""
+GROUPS = ("sweep", "calibrate", "recipes")
+"""Those with commands of their own."""
+
+
+def made(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """The app with these commands: whoever runs one need not wait for the others."""
+    app = typer.Typer(
+        name="quantkit",
+        help="Quantise language models, and know what it cost.",
+        no_args_is_help=True,
+        epilog="Exit codes: "
+        + ", ".join(f"{code} {text}" for code, text in EXIT_CODES.items())
+        + ".",
+        rich_markup_mode=None,  # rich help costs more time than everything else together
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        callback=_root,
+    )
+    for name in names:
+        module = importlib.import_module(f"quantkit.cli.{name}")
+        if name in GROUPS:
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(module.command)
+    return app
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        return made()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _version(value: bool) -> None:
@@ -68,7 +76,6 @@ SHARES_WORK = ("quantize",)
 """Commands that several processes can do together."""
 
 
-@app.callback()
 def _root(
     context: typer.Context,
     version: Annotated[
@@ -85,35 +92,15 @@ def _root(
         raise error
 
 
-app.command("demo")(demo.command)
-app.command("run")(run.command)
-app.command("quantize")(quantize.command)
-app.command("sensitivity")(sensitivity.command)
-app.command("convert")(convert.command)
-app.command("verify")(verify.command)
-app.command("score")(score.command)
-app.command("report")(report.command)
-app.command("compare")(compare.command)
-app.add_typer(sweep.app, name="sweep")
-app.command("gate")(gate.command)
-app.command("bench")(bench.command)
-app.command("card")(card.command)
-app.command("serve")(serve.command)
-app.command("draft")(draft.command)
-app.add_typer(calibrate.app, name="calibrate")
-app.add_typer(recipes.app, name="recipes")
-app.command("recommend")(recommend.command)
-app.command("gpus")(gpus.command)
-app.command("doctor")(doctor.command)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line and return its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
     _open_closed_streams()
     threads.settle()
+    given = sys.argv[1:] if arguments is None else arguments
     try:
-        result = app(arguments, standalone_mode=False, prog_name="quantkit")
+        app = made(given[:1] if given[:1] and given[0] in COMMANDS else COMMANDS)
+        result = app(given, standalone_mode=False, prog_name="quantkit")
         if result == EXIT_INTERRUPTED:  # Typer's own answer to Ctrl-C
             return _interrupted("finished work is kept; run the same command again to go on")
         return result if isinstance(result, int) else 0

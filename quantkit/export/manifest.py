@@ -26,9 +26,7 @@ FILE = MANIFEST
 class Record(BaseModel):
     """Part of a manifest. Keys of later versions are kept out of the way, not refused."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="ignore", use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class StoredFile(Record):

@@ -21,7 +21,7 @@ Level = Literal["config", "generate", "logprobs"]
 
 
 class Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class Agreement(Record):

@@ -56,7 +56,6 @@ class _Strict(BaseModel):
         frozen=True,
         extra="forbid",
         populate_by_name=True,
-        use_attribute_docstrings=True,
     )
 
 

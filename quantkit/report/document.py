@@ -21,7 +21,6 @@ class Record(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="ignore",
-        use_attribute_docstrings=True,
         populate_by_name=True,
     )
 
@@ -176,4 +175,6 @@ def read(path: Path) -> Document:
 
 def schema() -> dict[str, Any]:
     """The JSON schema of a report's file."""
-    return Document.model_json_schema(by_alias=True)
+    from quantkit.schema import of
+
+    return of(Document)

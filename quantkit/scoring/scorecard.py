@@ -17,7 +17,7 @@ SOURCE_NAME = "source"
 
 
 class Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class Score(Record):

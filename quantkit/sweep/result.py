@@ -53,7 +53,7 @@ class StoredFile(BaseModel):
 class Record(BaseModel):
     """What is known of a finished step."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     version: Literal[1] = 1
     step: PlainName

@@ -28,9 +28,7 @@ LABEL = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(
-        allow_inf_nan=False, frozen=True, extra="forbid", use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(allow_inf_nan=False, frozen=True, extra="forbid")
 
 
 class ModelSpec(_Strict):

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "quantkit"
 # Lower rows never import from higher ones.
 LAYERS = [
     {"errors", "home", "progress", "quiet", "launch", "lock", "offline", "parsing"}
-    | {"registry", "specs", "threads"},
+    | {"registry", "schema", "specs", "threads"},
     {"families", "metrics", "numbers", "tensorspec"},
     {"engine", "__init__"},
     {"storage", "resources", "device", "doctor", "page"},
