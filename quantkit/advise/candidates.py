@@ -286,7 +286,25 @@ class Candidate:
 
 def evaluate(question: Question, gpu: GPU) -> list[Candidate]:
     """All formats on `count` of one GPU, in the catalogue's order."""
+    return [judged(one, question.min_quality) for one in served(question, gpu)]
+
+
+def served(question: Question, gpu: GPU) -> list[Candidate]:
+    """The same, whatever quality they keep."""
     return [_candidate(question, gpu, format) for format in question.catalogue.formats]
+
+
+def judged(candidate: Candidate, min_quality: float) -> Candidate:
+    """A candidate, or what its quality lacks."""
+    known = candidate.quality
+    if not candidate.serves:
+        return candidate
+    if known is None:
+        return replace(candidate, problem=NO_QUALITY, lacks="quality")
+    if known.recovery < min_quality:
+        kept = f"keeps {known.recovery:.3f} of the quality, {min_quality:g} is wanted"
+        return replace(candidate, problem=kept, lacks="quality")
+    return candidate
 
 
 def _candidate(question: Question, gpu: GPU, format: Format) -> Candidate:
@@ -331,8 +349,9 @@ def _no_way(question: Question, format: Format) -> str:
 def _shared(question: Question, candidate: Candidate, made: work.Work, split: Split) -> Candidate:
     """A candidate on GPUs that share it in one way."""
     shape, format, gpu = question.catalogue.shape, candidate.format, candidate.gpu
-    load, known = candidate.load, candidate.quality
-    beside = replace(question.beside(split, format), shared_tokens=question.shared_prefix)
+    load, beside = candidate.load, question.beside(split, format)
+    if question.shared_prefix:
+        beside = replace(beside, shared_tokens=question.shared_prefix)
     wanted = sizing.Wanted(
         shape, format.recipe, gpu, candidate.count, question.context, question.users,
         question.traffic, split, format.kv_bits, format.engine == "llama.cpp",
@@ -356,11 +375,6 @@ def _shared(question: Question, candidate: Candidate, made: work.Work, split: Sp
         candidate = replace(candidate, speed=found, cost=cost, costs=costs)
         if slow := question.limits.problem(found):
             return replace(candidate, problem=slow, lacks="speed")
-    if known is None:
-        return replace(candidate, problem=NO_QUALITY, lacks="quality")
-    if known.recovery < question.min_quality:
-        kept = f"keeps {known.recovery:.3f} of the quality, {question.min_quality:g} is wanted"
-        return replace(candidate, problem=kept, lacks="quality")
     return candidate
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from quantkit import resources
 from quantkit.hardware import support
-from quantkit.recipe import AnyRecipe, GGUFRecipe, load, split_addition
+from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe, load, split_addition
 
 AS_IT_IS = "as it is"
 """The name of a model without any recipe ..."""
@@ -97,8 +97,9 @@ def considered(scored: Iterable[str] = (), is_mixture: bool = False) -> tuple[Fo
     Recipes that ship with quantkit and were `scored` in a report of the model are among them.
     """
     bases = SERVED_OF_MIXTURES if is_mixture else SERVED
-    served = [name for base in bases for name in (base, f"{base}+kv-fp8")]
-    names = [*served, *FILES]
-    shipped = resources.names("recipes")
-    names += [name for name in scored if name not in names and split_addition(name)[0] in shipped]
-    return (of(None), *(of(load(name)) for name in names))
+    plain = [Recipe.load(base) for base in bases]
+    found: list[AnyRecipe] = [r for recipe in plain for r in (recipe, recipe.plus("kv-fp8"))]
+    found += map(load, FILES)
+    names, shipped = {recipe.name for recipe in found}, resources.names("recipes")
+    more = [name for name in scored if name not in names and split_addition(name)[0] in shipped]
+    return (of(None), *map(of, found), *(of(load(name)) for name in more))

@@ -261,7 +261,7 @@ def _user_bytes(
     shape: ModelShape, tokens: int, kv_bits: int, split: Split, by_layers: bool
 ) -> list[int]:
     """Keys and values of one user on a GPU of each stage; of llama.cpp's, on the fullest."""
-    key = f"kv {tokens} {split.tensor} {split.pipeline} {by_layers}"
+    key = "kv", tokens, split.tensor, split.pipeline, by_layers
     if key not in shape.made:
         sizes = [layer.values(tokens) for layer in kv.layers(shape.config, split.tensor)]
         rows = stages(int(shape.config["num_hidden_layers"]), split.pipeline)

@@ -8,8 +8,7 @@ and, where that is tied, the embeddings again. llama.cpp gives whole layers to e
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from quantkit.advise import weights
@@ -54,7 +53,7 @@ def bytes_per_gpu(shape: ModelShape, recipe: AnyRecipe | None, n_gpus: int) -> i
 
 def stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> list[int]:
     """Bytes of weights on the fullest GPU of each stage; of llama.cpp's, on the fullest alone."""
-    key = f"bytes {weights.digest(shape, recipe)} {split!r}"
+    key = "bytes", weights.digest(shape, recipe), split
     if key not in shape.made:
         shape.made[key] = _stage_bytes(shape, recipe, split)
     return list(shape.made[key])
@@ -63,36 +62,59 @@ def stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> li
 def _stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> list[int]:
     if isinstance(recipe, GGUFRecipe):
         return [_by_layers(weights.gguf_tensors(shape, recipe), shape.config, split.pipeline)]
-    stored = weights.counted(shape, recipe)
-    cut = set(weights.thinned(shape, recipe)[0].architecture.linears)
+    outside, alike = _kinds_of_tensors(shape, recipe)
+    cut = weights.thinned(shape, recipe)[0].architecture.linears
     stage_of = stage_of_layers(shape.config["num_hidden_layers"], split.pipeline)
     # The first have one more where experts cannot be given out evenly.
     held = -(-n_experts(shape) // split.tensor) if split.has_whole_experts else None
-    tied = not any(spec.name == HEAD for spec, _ in stored)
-    sizes, shares = [0] * split.pipeline, dict[tuple[object, ...], int]()
-    for spec, n_alike in stored:
-        layer = NUMBER.search(spec.name)
-        if layer is None:
-            size = _share(spec, cut, shape.config, split.tensor)
-            looked_up = any(part in spec.name for part in EMBEDDINGS)
-            sizes[0 if looked_up else -1] += size
-            if tied and spec.name == EMBEDDING and split.pipeline > 1:
-                sizes[-1] += size
-            continue
-        stage = stage_of.get(int(layer[1]), -1)
+    tied = not any(spec.name == HEAD for spec in outside)
+    sizes = [0] * split.pipeline
+    for spec in outside:
+        size = _share(spec, cut, shape.config, split.tensor)
+        looked_up = any(part in spec.name for part in EMBEDDINGS)
+        sizes[0 if looked_up else -1] += size
+        if tied and spec.name == EMBEDDING and split.pipeline > 1:
+            sizes[-1] += size
+    for spec, layers in alike:
         if held is not None and (expert := EXPERT.search(spec.name)):
             first = int(expert[0].split(".")[2])
-            sizes[stage] += spec.size_bytes * max(0, min(held - first, n_alike))
+            for layer, n in layers.items():
+                sizes[stage_of.get(layer, -1)] += spec.size_bytes * max(0, min(held - first, n))
             continue
-        # Layers are alike, so that one speaks for all.
-        kind = spec.name[layer.end() :], spec.dtype, spec.shape
-        if kind not in shares:
-            shares[kind] = _share(spec, cut, shape.config, split.tensor)
-        sizes[stage] += n_alike * shares[kind]
+        share = _share(spec, cut, shape.config, split.tensor)
+        if split.pipeline == 1:
+            sizes[0] += share * sum(layers.values())
+            continue
+        for layer, n in layers.items():
+            sizes[stage_of.get(layer, -1)] += share * n
     return sizes
 
 
-def _share(spec: TensorSpec, cut: set[str], config: Mapping[str, Any], n_gpus: int) -> int:
+def _kinds_of_tensors(
+    shape: ModelShape, recipe: Recipe | None
+) -> tuple[list[TensorSpec], list[tuple[TensorSpec, dict[int, int]]]]:
+    """Tensors outside of layers, and one for all that are the same part of other layers, with how
+    many of them each layer has."""
+    key = "tensors", weights.digest(shape, recipe)
+    if key not in shape.made:
+        outside, alike = [], dict[Hashable, tuple[TensorSpec, dict[int, int]]]()
+        for spec, n in weights.counted(shape, recipe):
+            number = NUMBER.search(spec.name)
+            if number is None:
+                outside.append(spec)
+                continue
+            start, end = number.span()
+            kind = spec.name[:start], spec.name[end:], spec.dtype, spec.shape
+            if kind not in alike:
+                alike[kind] = spec, {}
+            layer, layers = int(number[1]), alike[kind][1]
+            layers[layer] = layers.get(layer, 0) + n
+        shape.made[key] = outside, list(alike.values())
+    found: tuple[list[TensorSpec], list[tuple[TensorSpec, dict[int, int]]]] = shape.made[key]
+    return found
+
+
+def _share(spec: TensorSpec, cut: Container[str], config: Mapping[str, Any], n_gpus: int) -> int:
     module, _, part = spec.name.rpartition(".")
     if VOCABULARY.search(spec.name) and len(spec.shape) == 2:
         return -(-_padded(spec.shape[0]) // n_gpus) * spec.size_bytes // spec.shape[0]
@@ -141,10 +163,10 @@ def obstacle(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> str:
     n_layers = shape.config["num_hidden_layers"]
     if n_layers < split.pipeline:
         return f"{n_layers} layers are fewer than {split.pipeline} GPUs"
-    cut = replace(split, pipeline=1)
-    key = f"obstacle {weights.digest(shape, recipe)} {cut!r}"
+    tensor, whole = split.tensor, split.has_whole_experts
+    key = "obstacle", weights.digest(shape, recipe), tensor, whole
     if key not in shape.made:
-        shape.made[key] = _obstacle(shape, recipe, cut)
+        shape.made[key] = _obstacle(shape, recipe, Split(tensor, has_whole_experts=whole))
     return str(shape.made[key])
 
 
@@ -207,7 +229,7 @@ def _tile_obstacle(shape: ModelShape, recipe: Recipe, split: Split) -> str:
 
 def _kinds(shape: ModelShape, recipe: Recipe) -> dict[tuple[str, bool, int, int], str]:
     """Of quantised modules that are cut alike, the first: a mixture has thousands of them."""
-    key = f"kinds {weights.digest(shape, recipe)}"
+    key = "kinds", weights.digest(shape, recipe)
     if key not in shape.made:
         found: dict[tuple[str, bool, int, int], str] = {}
         for module, weight in weights.plan(shape, recipe).quantized.items():
@@ -226,7 +248,7 @@ def ways_to_share(
     They use as many GPUs as they can. Where layers cannot be cut over all, cutting them over fewer
     is among them. Experts are given out whole where they cannot be cut, or where that is wished.
     """
-    key = f"ways {weights.digest(shape, recipe)} {count} {wish!r}"
+    key = "ways", weights.digest(shape, recipe), count, wish
     if key not in shape.made:
         shape.made[key] = _ways(shape, recipe, count, wish)
     return list(shape.made[key])

@@ -18,7 +18,11 @@ SPEED_STEP = 0.02
 def ranked(question: Question, gpu: GPU) -> list[Candidate]:
     """All candidates, best first. Near the best figure quality decides, then the usual
     engine. Where there is a report, what it does not cover comes after what it does."""
-    found = evaluate(question, gpu)
+    return ranking_of(evaluate(question, gpu), question)
+
+
+def ranking_of(found: Sequence[Candidate], question: Question) -> list[Candidate]:
+    """The same of candidates that are there already."""
     serving = [c for c in found if c.serves]
     rest = [c for c in found if not c.serves]
     proven = [c for c in serving if c.quality is not None and not c.quality.is_prior]

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from quantkit.advise import remedies, words
-from quantkit.advise.candidates import OBJECTIVES, Candidate, Question
-from quantkit.advise.ranking import ranked
+from quantkit.advise.candidates import OBJECTIVES, Candidate, Question, judged, served
+from quantkit.advise.ranking import ranking_of
 from quantkit.advise.remedies import Remedy
 from quantkit.hardware.gpus import GPU
 
@@ -36,7 +36,8 @@ class Recommendation:
 
 def recommend(question: Question, gpu: GPU, in_depth: bool = True) -> Recommendation:
     """The format for a question on GPUs; not `in_depth` leaves out what would change it."""
-    found = ranked(question, gpu)
+    near = served(question, gpu)
+    found = ranking_of([judged(one, question.min_quality) for one in near], question)
     serving = [candidate for candidate in found if candidate.serves]
     notes = words.assumptions(question, gpu)
     if not serving:
@@ -55,7 +56,7 @@ def recommend(question: Question, gpu: GPU, in_depth: bool = True) -> Recommenda
         words.reason(chosen, serving, question),
         second,
         "" if second is None else words.against(second, chosen, question),
-        tuple(_changes(question, gpu, chosen)) if in_depth else (),
+        tuple(_changes(question, gpu, chosen, near)) if in_depth else (),
         notes=notes,
     )
 
@@ -70,8 +71,9 @@ def _alike(candidate: Candidate) -> tuple[str, bool]:
     return _kind(candidate), candidate.format.has_fp8_cache
 
 
-def _changes(question: Question, gpu: GPU, chosen: Candidate) -> list[str]:
-    """Other questions near this one that have another answer."""
+def _changes(question: Question, gpu: GPU, chosen: Candidate, near: list[Candidate]) -> list[str]:
+    """Other questions near this one that have another answer; `near` are this one's candidates,
+    whatever quality they keep."""
     users = question.users or 1
     asked: list[tuple[str, Question]] = [
         (f"--objective {other}", question.but(objective=other))
@@ -96,7 +98,9 @@ def _changes(question: Question, gpu: GPU, chosen: Candidate) -> list[str]:
     ]
     told: dict[str, str] = {}
     for words_of_it, other in asked:
-        best = ranked(other, gpu)[0]
+        is_stricter = other.min_quality != question.min_quality  # and all else is the same
+        found = near if is_stricter else served(other, gpu)
+        best = ranking_of([judged(one, other.min_quality) for one in found], other)[0]
         if best.serves and _alike(best) == _alike(chosen):
             continue
         name = best.format.name if best.serves else "nothing"

@@ -4,7 +4,7 @@ From a folder or the hub it is what the headers of the files say; from a `config
 formulas say; from a size such as 70B, an assumption.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -88,7 +88,7 @@ class ModelShape:
         return list(self.tensors)
 
     @cached_property
-    def made(self) -> dict[str, Any]:
+    def made(self) -> dict[Hashable, Any]:
         """What has been worked out of it already, by what that depends on."""
         return {}
 

@@ -40,10 +40,11 @@ def digest(shape: ModelShape, recipe: AnyRecipe | None) -> str:
     """What a recipe is remembered by: its digest, which takes longer than it should."""
     if recipe is None:
         return ""
-    place = f"digest {id(recipe)}"
-    if place not in shape.made:
-        shape.made[place] = recipe, recipe.digest  # with the recipe, so that its id stays its own
-    return str(shape.made[place][1])
+    place, made = ("digest", id(recipe)), shape.made
+    if place not in made:
+        made[place] = recipe, recipe.digest  # with the recipe, so that its id stays its own
+    found: str = made[place][1]
+    return found
 
 
 def plan(shape: ModelShape, recipe: Recipe) -> planning.Plan:
@@ -51,7 +52,12 @@ def plan(shape: ModelShape, recipe: Recipe) -> planning.Plan:
     key = digest(shape, recipe)
     if key not in shape.made:
         thin, _ = thinned(shape, recipe)
-        shape.made[key] = planning.make(thin.architecture, thin.stored, recipe)
+        if recipe.kv_cache is None:
+            made = planning.make(thin.architecture, thin.stored, recipe)
+        else:
+            plain = plan(shape, recipe.model_copy(update={"kv_cache": None}))
+            made = planning.with_cache(plain, recipe, thin.architecture, thin.stored)
+        shape.made[key] = made
     found: planning.Plan = shape.made[key]
     return found
 
@@ -59,7 +65,7 @@ def plan(shape: ModelShape, recipe: Recipe) -> planning.Plan:
 def remember(shape: ModelShape, recipe: GGUFRecipe, sizes: dict[str, int]) -> None:
     """Sizes of a file that exists, in place of those that the recipe would give."""
     for has_importance in (False, True):
-        shape.made[f"{digest(shape, recipe)} {has_importance}"] = sizes
+        shape.made[digest(shape, recipe), has_importance] = sizes
 
 
 def gguf_tensors(
@@ -69,7 +75,7 @@ def gguf_tensors(
     from quantkit.gguf import mixture
     from quantkit.gguf.tensors import size_bytes
 
-    key = f"{digest(shape, recipe)} {has_importance}"
+    key = digest(shape, recipe), has_importance
     if key in shape.made:
         return dict(shape.made[key])
     tensors, metadata = shape.gguf

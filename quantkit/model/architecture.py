@@ -450,10 +450,9 @@ def _weights(shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[str, tuple[int
 
 def _matches(name: str, patterns: list[str]) -> bool:
     """The rule of compressed-tensors: a class name, a module's name, or `re:` and a pattern."""
-    return any(
-        re.match(pattern[3:], name) if pattern.startswith("re:") else pattern in ("Linear", name)
-        for pattern in patterns
-    )
+    if "Linear" in patterns or name in patterns:
+        return True
+    return any(re.match(p[3:], name) for p in patterns if p.startswith("re:"))
 
 
 def matches_any(name: str, patterns: tuple[str, ...]) -> bool:

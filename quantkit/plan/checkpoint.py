@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from quantkit import families, formats
@@ -117,6 +117,21 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
     )
 
 
+def with_cache(
+    plan: Plan, recipe: Recipe, architecture: Architecture, stored: list[TensorSpec]
+) -> Plan:
+    """The plan of a recipe that adds an FP8 cache to another's, of which there is a plan."""
+    kv_scales = _kv_scales(recipe, architecture, stored)
+    same = plan.recipe.weights
+    return replace(
+        plan,
+        recipe=recipe.model_copy(update={"weights": same}),
+        asked_digest=recipe.digest,
+        specs=plan.specs + kv_scales,
+        kv_scales=kv_scales,
+    )
+
+
 def _module_of_head(architecture: Architecture, quantized: Collection[str]) -> list[str]:
     """What transformers calls an output head that files know by another name, where it is left."""
     return [HEAD] if architecture.head not in (HEAD, *quantized) else []
@@ -161,17 +176,22 @@ def _check_head(recipe: Recipe, architecture: Architecture, modules: list[str]) 
 
 
 def _check_fused(recipe: Recipe, architecture: Architecture, chosen: set[str]) -> None:
+    seen = set()
     for name in architecture.linears:
         parent, _, last = name.rpartition(".")
         for parts in families.fused():
-            siblings = [f"{parent}.{part}" for part in parts if last in parts]
-            present = [s for s in siblings if s in architecture.linears]
+            if last not in parts or (parent, parts) in seen:
+                continue
+            seen.add((parent, parts))
+            present = [s for part in parts if (s := f"{parent}.{part}") in architecture.linears]
             if 0 < sum(s in chosen for s in present) < len(present):
                 left = next(s for s in present if s not in chosen)
                 raise RecipeError(
                     f"recipe {recipe.name}: {left} is left alone but its siblings are not; vLLM "
                     f"fuses {', '.join(parts)} into one layer, so quantise all of them or none"
                 )
+            if not recipe.groups:
+                continue
             if len({recipe.part(s).weights for s in present if s in chosen}) > 1:
                 raise RecipeError(
                     f"recipe {recipe.name}: {present[0]} and its siblings have different numbers; "
@@ -195,6 +215,8 @@ def _check_experts(recipe: Recipe, modules: list[str]) -> None:
 
 
 def _check_blocks(recipe: Recipe, architecture: Architecture, modules: list[str]) -> None:
+    if not any(part.weights.block_structure for part in recipe.parts):
+        return
     for name in modules:
         block = recipe.part(name).weights.block_structure
         if block is None:
@@ -209,8 +231,12 @@ def _check_blocks(recipe: Recipe, architecture: Architecture, modules: list[str]
 
 
 def _check_shapes(recipe: Recipe, architecture: Architecture, modules: list[str]) -> None:
+    seen = set()
     for name in modules:
         rows, columns = architecture.linears[name]
+        if not recipe.groups and (rows, columns) in seen:
+            continue
+        seen.add((rows, columns))
         if reason := formats.of(recipe).misfit(rows, columns, recipe.part(name)):
             raise RecipeError(f"recipe {recipe.name}: {name} is {rows} x {columns}, and {reason}")
 
