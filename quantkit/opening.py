@@ -13,7 +13,7 @@ from quantkit.export.foreign import ForeignCheckpoint, is_source, no_source
 from quantkit.export.foreign_gguf import ForeignGGUF
 from quantkit.export.manifest import is_checkpoint
 from quantkit.formats import declared
-from quantkit.model.dequantized import method_of
+from quantkit.model.config import method_of
 from quantkit.model.source import ModelSource, locate, read_config
 from quantkit.model.tokenizer import load as load_tokenizer
 

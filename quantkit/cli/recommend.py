@@ -1,9 +1,6 @@
 """`quantkit recommend`."""
 
-import gc
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,23 +34,6 @@ if TYPE_CHECKING:
     from quantkit.serving.questions import Answers, Asked
 
 
-def _without_collector(ask: Callable[..., None]) -> Callable[..., None]:
-    """An answer is there before there is garbage worth looking for, which takes a tenth of it."""
-
-    @wraps(ask)
-    def asked(*args: object, **options: object) -> None:
-        was_on = gc.isenabled()
-        gc.disable()
-        try:
-            ask(*args, **options)
-        finally:
-            if was_on:
-                gc.enable()
-
-    return asked
-
-
-@_without_collector
 def command(
     models: Annotated[
         list[str],

@@ -16,7 +16,7 @@ from typing import Any
 from quantkit import resources
 from quantkit.errors import SourceError, near_matches
 from quantkit.home import expanded
-from quantkit.model import dequantized, fused
+from quantkit.model.config import method_of, plain_config
 from quantkit.model.description import README
 from quantkit.model.headers import WEIGHT_TYPES as WEIGHT_TYPES
 from quantkit.model.headers import StoredTensor, read_header
@@ -117,11 +117,13 @@ class ModelSource:
 
         With `requantize`, one that is quantised already is taken for what its numbers stand for.
         """
+        from quantkit.model import dequantized, fused
+
         folder, commit = _locate(name, revision, cached_only)
         _refuse_links(folder)
         given = read_config(folder)
-        method = dequantized.method_of(given)
-        config = dequantized.plain_config(given) if method and requantize else given
+        method = method_of(given)
+        config = plain_config(given) if method and requantize else given
         check_kind(config, folder, trust_remote_code)
         stored = read_tensors(folder)
         tensors = dequantized.dequantized(stored, given) if method else stored
@@ -265,7 +267,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def check_kind(config: Mapping[str, Any], folder: Path, trust_remote_code: bool = False) -> None:
     """Refuse what is no plain decoder, or is quantised already."""
-    if method := dequantized.method_of(config):
+    if method := method_of(config):
         raise SourceError(
             f"{folder} is quantised already ({method}); give the original model, since a second "
             "rounding adds to the error, or --requantize to start from what its numbers stand for"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from quantkit.export.manifest import is_checkpoint
-from quantkit.model.dequantized import method_of
+from quantkit.model.config import method_of
 from quantkit.model.source import ModelSource, read_config
 from quantkit.progress import Progress
 from quantkit.verification import checkpoint, foreign, foreign_gguf
