@@ -1,41 +1,65 @@
 """Loads transformers without what quantising never uses: a third of what its import costs.
 
 transformers asks once whether a package is there and imports it if so: scikit-learn, with scipy
-and pandas behind it, for a threshold of assisted generation; torch's distributed tensors for models
-that are cut over several processes. A command works in one process and uses neither. The question
-is answered with no while the classes load, and only in processes of the command line: programs that
-import quantkit keep their transformers as it is.
+and pandas behind it, for a threshold of assisted generation; scipy for losses of detectors; torch's
+distributed tensors for models that are cut over several processes. A command works in one process
+and uses none of these. The question is answered with no while the classes load, and only in
+processes of the command line: programs that import quantkit keep their transformers as it is.
 """
 
+import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from quantkit import launch
 
 LOADED = "transformers.generation.candidate_generator"
+HIDDEN = ("sklearn", "scipy")
 
 
 def load() -> None:
     """Have transformers' classes loaded, unless they are."""
     if LOADED in sys.modules:
         return
-    hidden: dict[str, Any] = {"sklearn": None}  # for importlib: it is not there
-    had = {name for name in hidden if name in sys.modules}
-    sys.modules.update({name: there for name, there in hidden.items() if name not in had})
+    was_on = gc.isenabled()
+    gc.disable()  # what is imported stays
     try:
         import torch
-        from transformers.utils import import_utils
 
-        usual = torch.distributed.is_available
-        if launch.place() is None:
-            torch.distributed.is_available = lambda: False
-        try:
-            import_utils.is_torch_distributed_available()  # which keeps the answer
-            import_utils.is_sklearn_available()
-        finally:
-            torch.distributed.is_available = usual
-        import transformers.generation.candidate_generator
-        import transformers.modeling_utils  # noqa: F401
+        with _hidden():
+            _load(torch)
     finally:
-        for name in hidden.keys() - had:
+        gc.freeze()
+        if was_on:
+            gc.enable()
+
+
+def _load(torch: Any) -> None:
+    from transformers.utils import import_utils
+
+    usual = torch.distributed.is_available
+    if launch.place() is None:
+        torch.distributed.is_available = lambda: False
+    try:
+        import_utils.is_torch_distributed_available()  # which keeps the answer
+        import_utils.is_sklearn_available()
+        import_utils.is_scipy_available()
+    finally:
+        torch.distributed.is_available = usual
+    import transformers.generation.candidate_generator
+    import transformers.modeling_utils  # noqa: F401
+
+
+@contextmanager
+def _hidden() -> Iterator[None]:
+    """Packages that importlib takes not to be there, unless they are loaded already."""
+    absent = [name for name in HIDDEN if name not in sys.modules]
+    modules: dict[str, Any] = sys.modules
+    modules.update(dict.fromkeys(absent))
+    try:
+        yield
+    finally:
+        for name in absent:
             sys.modules.pop(name, None)

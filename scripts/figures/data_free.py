@@ -60,10 +60,23 @@ def startup() -> str:
         "`quantkit quantize --help`": ("quantkit_quantize_help", ""),
         "`quantkit gpus`": ("quantkit_gpus", ""),
         "`quantkit recommend` for one kind of GPU": ("quantkit_recommend", "1 s"),
+        "`quantkit recommend --gpu all`": ("quantkit_recommend_all", "3 s"),
+        "`quantkit gate` of six checkpoints": ("quantkit_gate", "1 s"),
+        "three data-free recipes of the demo": ("quantkit_quantize_three", "8 s"),
         "for comparison: Python with Typer imported": ("import_typer", ""),
+        "for comparison: Python with torch imported": ("import_torch", ""),
     }
     rows = [[what, seconds(run[name]), aim] for what, (name, aim) in asked.items()]
     return table(["", "measured:", "aim:"], rows)
+
+
+@region
+def refusals() -> str:
+    rows = []
+    for command, wrong in result("startup")["refusals"].items():
+        what, slowest = max(wrong.items(), key=lambda one: one[1]["cpu_seconds"])
+        rows.append([f"`{command}`", str(len(wrong)), seconds(slowest["cpu_seconds"]), what])
+    return table(["command", "faults tried:", "slowest:", "that is"], rows)
 
 
 @region
