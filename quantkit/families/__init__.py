@@ -7,7 +7,6 @@ of its layers attend to a window, and what llama.cpp calls it (`gguf/families.py
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Literal
 
 PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -215,7 +214,6 @@ def serving_note(config: Mapping[str, Any]) -> str | None:
     return EXPERTS_NOT_SERVED.get(str(config.get("model_type")))
 
 
-@cache
 def fused() -> tuple[tuple[str, ...], ...]:
     """Names of linears, side by side in one module, that vLLM loads as one layer."""
     parts = (family.mlp_parts[:2] for family in FAMILIES.values())

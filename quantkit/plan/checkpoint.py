@@ -176,10 +176,10 @@ def _check_head(recipe: Recipe, architecture: Architecture, modules: list[str]) 
 
 
 def _check_fused(recipe: Recipe, architecture: Architecture, chosen: set[str]) -> None:
-    seen = set()
+    fused, seen = families.fused(), set()
     for name in architecture.linears:
         parent, _, last = name.rpartition(".")
-        for parts in families.fused():
+        for parts in fused:
             if last not in parts or (parent, parts) in seen:
                 continue
             seen.add((parent, parts))
