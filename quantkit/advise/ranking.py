@@ -17,7 +17,8 @@ SPEED_STEP = 0.02
 
 def ranked(question: Question, gpu: GPU) -> list[Candidate]:
     """All candidates, best first. Near the best figure quality decides, then the usual
-    engine. Where there is a report, what it does not cover comes after what it does."""
+    engine, then whether the GPU has the format's arithmetic. Where there is a report, what it does
+    not cover comes after what it does."""
     return ranking_of(evaluate(question, gpu), question)
 
 
@@ -48,11 +49,13 @@ def _ordered(serving: Sequence[Candidate], objective: str) -> list[Candidate]:
         kept = candidate.quality.recovery if candidate.quality else 0.0
         is_prior = candidate.quality is None or candidate.quality.is_prior
         is_unusual = candidate.format.engine != usual
+        is_emulated = candidate.support.how != "native"
         if objective == "quality":
             return (-kept, is_prior, is_unusual, own // (best * SPEED_STEP))
         if own > best * (1 + TIE):
             return (1, own)
-        return (0, -kept_step(candidate), is_unusual, (own / best - 1) // SPEED_STEP)
+        near = (own / best - 1) // SPEED_STEP
+        return (0, -kept_step(candidate), is_unusual, is_emulated, near)
 
     return sorted(serving, key=key)
 

@@ -356,7 +356,7 @@ def _unpacked_at_most(case: Case, end: Efficiency) -> float:
 
 def _layers_seconds(case: Case, tokens: int, end: Efficiency) -> float:
     """Seconds of the products with the weights of all layers, for that many tokens."""
-    own, plain, work = case.own_tflops, _plain_tflops(case, end), case.work
+    own, plain, work = _own_tflops(case, end), _plain_tflops(case, end), case.work
     if plain is None or own is None:
         return 0.0  # a note beside the answer says so
     even = work.own.dense / own + work.plain.dense / plain
@@ -368,12 +368,17 @@ def _layers_seconds(case: Case, tokens: int, end: Efficiency) -> float:
 
 def head_seconds(case: Case, tokens: int, end: Efficiency) -> float:
     """Seconds of the last layer, read once, for that many tokens to be drawn."""
-    rate = case.own_tflops if case.work.is_head_own else _plain_tflops(case, end)
+    rate = _own_tflops(case, end) if case.work.is_head_own else _plain_tflops(case, end)
     is_unpacked = case.is_unpacked and case.work.head_bytes < 2 * case.work.head
     reading = case.work.head_bytes / case.shared / _bandwidth(case, end, is_unpacked)
     if rate is None:
         return reading
     return max(reading, 2.0 * tokens * case.work.head / (rate * 1e12 * end.compute) / case.shared)
+
+
+def _own_tflops(case: Case, end: Efficiency) -> float | None:
+    """The rate of products in the format's own arithmetic, where the GPU has it."""
+    return _plain_tflops(case, end) if case.is_unpacked else case.own_tflops
 
 
 def _plain_tflops(case: Case, end: Efficiency) -> float | None:
