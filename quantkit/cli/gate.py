@@ -39,10 +39,12 @@ def command(
     json: AsJson = False,
 ) -> None:
     """Judge a report by a policy: exit 0 pass, 1 fail, 3 cannot be judged."""
+    from quantkit.cli import early
     from quantkit.gating import github
 
     files = _Files(junit, markdown)
     try:
+        early.folders(checkpoint or [])
         verdict = _judged(report, policy, against, checkpoint or [])
         files.write(verdict)
     except QuantkitError as error:

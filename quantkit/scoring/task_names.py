@@ -14,7 +14,7 @@ from pathlib import Path
 from quantkit.errors import ScoreError, UnknownName
 from quantkit.scoring.suites import FOLLOWED, OWN_TASKS, expanded, is_own, is_path
 
-DEFINED = re.compile(rb"^(?:task|group|tag):[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
+DEFINED = re.compile(rb"\n(?:task|group|tag):[ \t]*[\"']?([\w.+-]+)")
 USUAL = ("python_docs", "python_quiz", "wikitext", "mmlu")
 
 
@@ -27,10 +27,10 @@ def check(tasks: Sequence[str]) -> None:
     away = [task for task in named if not is_path(task)]
     if not away or not (folder := _definitions()):
         return
-    defined, mentioned = _look(folder, tuple(away))
+    mentioned = _mentioned(folder, away)
     for task in away:
         if task not in mentioned:
-            raise unknown(task, sorted(defined))
+            raise unknown(task, _defined(folder))
 
 
 def unknown(task: str, known: Sequence[str]) -> UnknownName:
@@ -52,27 +52,33 @@ def _definitions() -> Path | None:
     return folder if folder.is_dir() else None
 
 
+def _mentioned(folder: Path, tasks: Sequence[str]) -> set[str]:
+    """Those of `tasks` that any file holds; lists of tags and groups define some, too."""
+    found = set()
+    for task in tasks:
+        name = task.encode()
+        whole = re.compile(rb"(?<![\w.+-])" + re.escape(name) + rb"(?![\w.+-])")
+        if any(name in text and whole.search(text) for text in _texts(folder)):
+            found.add(task)
+    return found
+
+
+def _defined(folder: Path) -> list[str]:
+    """Names that files define in so many words."""
+    named = DEFINED.findall(b"\n" + b"\n".join(_texts(folder)))
+    return sorted({path.name for path in OWN_TASKS.iterdir()} | {name.decode() for name in named})
+
+
 @cache
-def _look(folder: Path, tasks: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str]]:
-    """Names that files define in so many words, and those of `tasks` that any file holds at all.
-
-    Lists of tags and groups define some too, and some define others.
-    """
-    either = b"|".join(re.escape(task.encode()) for task in sorted(tasks, key=len, reverse=True))
-    mention = re.compile(rb"(?<![\w.+-])(?:" + either + rb")(?![\w.+-])")
-    defined = {path.name for path in OWN_TASKS.iterdir()}
-    mentioned: set[str] = set()
-    for text in _texts(folder):
-        defined.update(name.decode() for name in DEFINED.findall(text))
-        mentioned.update(name.decode() for name in mention.findall(text))
-    return frozenset(defined), frozenset(mentioned)
+def _texts(folder: Path) -> tuple[bytes, ...]:
+    return tuple(_read(folder))
 
 
-def _texts(folder: Path | str) -> Iterator[bytes]:
+def _read(folder: Path | str) -> Iterator[bytes]:
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                yield from _texts(entry.path)
+                yield from _read(entry.path)
             elif entry.name.endswith((".yaml", ".yml")):
                 # Thrice as fast as a Path for some ten thousand small files.
                 number = os.open(entry.path, os.O_RDONLY)

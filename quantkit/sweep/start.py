@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.errors import UnknownName, UsageError
+from quantkit.home import expanded
 from quantkit.offline import without_hub
 from quantkit.progress import Progress
+from quantkit.scoring import task_names
+from quantkit.storage import require_writable
 from quantkit.sweep import spec as sweep_spec
 from quantkit.sweep.place import Place
 
@@ -32,6 +35,9 @@ def ready(
         raise UsageError("--address is that of a Ray cluster; add --on ray")
     spec = sweep_spec.read(file)
     place = Place(out)  # before anything that takes longer
+    if "://" not in out:
+        require_writable(expanded(out))
+    task_names.check(spec.tasks)
     base = file.absolute().parent
     from quantkit.sweep import resolve
 

@@ -59,6 +59,15 @@ def test_answers_that_practitioners_know(gpu, question, expected):
     assert answer(gpu, **question).chosen.format.name == expected
 
 
+def test_formats_that_a_gpu_only_emulates_come_after_those_it_has():
+    mixture = Catalogue(shape.of("8x7B"))
+    for gpu, expected in (("A100 SXM 80GB", "gptq-w4a16"), ("B200", "nvfp4")):
+        found = recommend(Question(mixture, users=32, context=2048), gpus.find(gpu))
+        assert found.chosen.format.base == expected, gpu
+    found = recommend(Question(mixture, users=32), gpus.find("A100 SXM 80GB"))
+    assert found.chosen.support.how == "native"
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     model=st.sampled_from(sorted(CATALOGUES)),

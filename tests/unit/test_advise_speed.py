@@ -323,6 +323,28 @@ def test_engines_have_their_own_limits():
     assert eight == pytest.approx(2 * four)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "depth", "seen"), [("RTX 4090", 256, 196), ("RTX 3090 Ti", 4096, 167)]
+)
+def test_experts_hold_llama_cpp_back_as_they_were_seen_to(gpu, depth, seen):
+    """Qwen3-30B-A3B in Q4_K_M; the sources are named beside the constants."""
+    mixture, form = shape.of("Qwen3-30B-A3B"), FORMATS["gguf-q4_k_m"]
+    one = Case(mixture, work.of(mixture, form), form, GPUS[gpu])
+    low, typical, high = (1 / step_seconds(one, 1, depth, end) for end in efficiency.LLAMA_CPP)
+    assert low < seen < high
+    assert typical == pytest.approx(seen, rel=0.15)
+
+
+def test_what_a_gpu_emulates_is_unpacked_like_weights_alone():
+    """NVFP4 without FP4 tensor cores is Marlin's business, as INT4 is: no faster on prompts."""
+    form = formats.of(load("nvfp4"))
+    fp4 = Case(LLAMA, work.of(LLAMA, form), form, GPUS["A100 SXM 80GB"])
+    int4 = case("awq-gptq-w4a16", GPUS["A100 SXM 80GB"])
+    for end in efficiency.VLLM:
+        ours, theirs = (prefill_seconds(one, 4096, end) for one in (fp4, int4))
+        assert ours == pytest.approx(theirs, rel=0.01)
+
+
 def test_checking_several_tokens_reads_weights_and_cache_once():
     weights = 2 * (LINEARS + HEAD + NORMS)
     several = speed.pass_seconds(case("as it is"), 1, 5, 1000, IDEAL)

@@ -13,7 +13,11 @@ from quantkit.hardware import gpus
 from quantkit.serving.questions import Asked, Drafting, answer
 
 GPUS = [gpu.name for gpu in gpus.load()]
-SMALL_DRAFTS = {"8B": "1B", "70B": "8B", "32B": None, "14B": None, "3B": "1B", "1B": None}
+SMALL_DRAFTS = {
+    "8B": "1B", "70B": "8B", "32B": None, "14B": None, "3B": "1B", "1B": None,
+    "30B-A3B": None, "8x7B": None,
+}  # fmt: skip
+MIXTURES = ("30B-A3B", "8x7B")
 GIB = 1 << 30
 
 
@@ -68,10 +72,14 @@ def test_nothing_in_an_answer_contradicts_another_part_of_it(asked):
     recipe = one.chosen.format.recipe
     if recipe is None:
         assert found.make == ()
-        assert found.plan.target.path.startswith(("meta-llama/", "Qwen/"))
-    else:
-        assert found.make[found.make.index("-r") + 1] == recipe.name == one.best
-        assert found.plan.target.path.startswith(f"{found.make[-1]}/{recipe.name}")
+        assert found.plan.target.path.startswith(("meta-llama/", "Qwen/", "MODEL"))
+        return
+    assert found.plan.target.path.startswith(f"out/{recipe.name}")
+    if asked.models[0] in MIXTURES:  # which are no model's name, so that none can be quantised
+        assert found.make == ()
+        return
+    assert found.make[found.make.index("-r") + 1] == recipe.name == one.best
+    assert found.make[-1] == "out"
 
 
 def _check_candidate(one, asked):
@@ -132,7 +140,9 @@ def _check_plan(plan, chosen, asked):
     assert slots <= fit.users
     layers = int(plan.value("--n-gpu-layers"))
     if size.offload is not None:
-        assert layers == size.offload.on_gpu + 1 <= size.offload.n_layers
+        assert int(plan.value("--n-cpu-moe") or 0) == size.offload.n_cpu_moe
+        assert (layers == 999) == (size.offload.n_cpu_moe > 0)
+        assert layers == 999 or layers == size.offload.on_gpu + 1 <= size.offload.n_layers
         assert fit.host_bytes <= asked.host.memory_bytes
     else:
         assert layers == (0 if chosen.gpu.vendor == "cpu" else 999)
