@@ -39,7 +39,7 @@ def command(
     json: AsJson = False,
 ) -> None:
     """Judge a report by a policy: exit 0 pass, 1 fail, 3 cannot be judged."""
-    from quantkit.cli import early
+    from quantkit.calls import early
     from quantkit.gating import github
 
     files = _Files(junit, markdown)
