@@ -38,6 +38,15 @@ def test_help_loads_nothing_heavy(arguments):
     assert loaded_by(arguments) == (0, [])
 
 
+@pytest.mark.slow
+def test_quantising_loads_no_package_that_it_does_not_use(tmp_path):
+    made = "import sys\nfrom quantkit.cli.main import main\n"
+    made += f"main(['quantize', 'demo', '-r', 'rtn-w8a16', '-o', {str(tmp_path)!r}, '--quiet'])\n"
+    made += "print([name for name in ('scipy', 'sklearn', 'lm_eval') if name in sys.modules])\n"
+    run = subprocess.run([sys.executable, "-c", made], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "[]"
+
+
 def test_checking_recipes_needs_no_torch():
     code, loaded = loaded_by(["recipes", "show", RECIPES[0]])
     assert code == 0

@@ -211,6 +211,14 @@ def test_nothing_fits_and_what_would(run_cli):
     assert result.stdout.startswith("70B on RTX 4090: nothing serves it")
     assert "way 1" in result.stdout
     assert "--count 2" in result.stdout
+    smaller = result.stdout.split("a smaller model: ")[1]
+    assert run_cli(["recommend", smaller.split()[0], "--gpu", "RTX 4090"]).code == 0
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("16k", 16384), ("0.5k", 512), ("8192", 8192)])
+def test_contexts_as_people_write_them(run_cli, text, tokens):
+    result = run_cli(["recommend", "8B", "--gpu", "L40S", "--context", text, "--json"])
+    assert json.loads(result.stdout)["serving"]["context"] == tokens
 
 
 HEAVY = (
