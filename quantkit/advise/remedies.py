@@ -98,18 +98,24 @@ def _slower(question: Question, gpu: GPU) -> Remedy | None:
     first = _first(question.but(limits=NO_LIMITS), gpu)
     if first is None or first.speed is None:
         return None
-    limits, speed, options = question.limits, first.speed, []
+    limits, speed, name = question.limits, first.speed, first.format.name
+    options, unknown = [], []
     for given, span, option in (
         (limits.ttft, speed.first_token, "--ttft"),
         (limits.tpot, speed.step, "--tpot"),
     ):
-        if given is not None and span is not None and span.typical > given:
+        if given is not None and span is None:
+            unknown.append(f"without {option}")
+        elif given is not None and span is not None and span.typical > given:
             # Rounded up, so that the option lets it in.
             options.append(f"{option} {-(-span.typical * 1000 // 1):.0f}ms")
+    if unknown:
+        says = f"no limit on a time that nobody can tell of {gpu.name}: {name} serves then"
+        return Remedy(", ".join(unknown + options), name, says)
     if not options:
         return None
     change = " ".join(options)
-    return Remedy(change, first.format.name, f"slower answers: {first.format.name} takes {change}")
+    return Remedy(change, name, f"slower answers: {name} takes {change}")
 
 
 def _partly(question: Question, gpu: GPU) -> Remedy | None:
