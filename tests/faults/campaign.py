@@ -3,10 +3,13 @@
     python tests/faults/campaign.py mutations 0:10000
     python tests/faults/campaign.py kills 0:500
     python tests/faults/campaign.py limits 0:60
+    python tests/faults/campaign.py again          # seeds of known defects once more
     python tests/faults/campaign.py collect        # into benchmarks/results/faults.json
 
 Every range leaves a file in build/faults, written as it goes on; one that was stopped continues
-where it was. `collect` adds up all of them. `make faults` does all of it.
+where it was. `again` is for what was mended, or for a machine that stood still meanwhile: a seed
+that is no defect any more is counted as what it is. `collect` adds up all of them. `make faults`
+does all of it.
 """
 
 import argparse
@@ -16,6 +19,8 @@ import platform
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,16 +41,47 @@ EVERY = 50
 def mutations(first: int, last: int) -> None:
     """Mutations of a range of seeds."""
     import torch
-    from faults import judge, mutations
-    from faults.world import build
 
     torch.set_num_threads(1)
     path, part = _part("mutations", first, last)
+    with _mutating() as tried:
+        for seed in range(part["next"], last):
+            tried(part, seed)
+            part["next"] = seed + 1
+            if (seed + 1) % EVERY == 0 or seed + 1 == last:
+                path.write_text(json.dumps(part, indent=1))
+                print(f"{seed + 1 - first} of {last - first}", _short(part), flush=True)
+
+
+def again() -> None:
+    """Seeds of mutations that were found to be defects."""
+    import torch
+
+    torch.set_num_threads(1)
+    with _mutating() as tried:
+        for path in sorted(PARTS.glob("mutations-*.json")):
+            part = json.loads(path.read_text())
+            known, part["defects"] = part["defects"], []
+            for one in known:
+                part["counts"][one["of"]]["defect"] -= 1
+                tried(part, one["seed"])
+            path.write_text(json.dumps(part, indent=1))
+            if known:
+                print(f"{path.name}: {len(known)} tried again", _short(part), flush=True)
+
+
+@contextmanager
+def _mutating() -> Iterator[Callable[[dict[str, Any], int], None]]:
+    """What tries a seed and counts it, while there is a world to try it in."""
+    from faults import judge, mutations
+    from faults.world import build
+
     with tempfile.TemporaryDirectory(prefix="faults-") as room:
         world = build(PARTS / "world")
         for recipe in (*mutations.WEIGHTS, *mutations.GGUFS):
             mutations.reference(world, recipe)
-        for seed in range(part["next"], last):
+
+        def tried(part: dict[str, Any], seed: int) -> None:
             work = Path(room) / "case"
             shutil.rmtree(work, ignore_errors=True)
             name, (command, is_same) = mutations.case(world, seed, work)
@@ -53,10 +89,8 @@ def mutations(first: int, last: int) -> None:
                 part["good_bytes"][name] = _good(world, name, Path(room))
             found = judge.tried(command, is_same, Path(room) / "log")
             _count(part, name, seed, found, part["good_bytes"][name])
-            part["next"] = seed + 1
-            if (seed + 1) % EVERY == 0 or seed + 1 == last:
-                path.write_text(json.dumps(part, indent=1))
-                print(f"{seed + 1 - first} of {last - first}", _short(part), flush=True)
+
+        yield tried
 
 
 def _good(world: Any, name: str, room: Path) -> int:
@@ -206,10 +240,10 @@ def _range(text: str) -> tuple[int, int]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("mutations", "kills", "limits", "collect"))
+    parser.add_argument("what", choices=("mutations", "kills", "limits", "again", "collect"))
     parser.add_argument("seeds", nargs="?", type=_range, metavar="FIRST:LAST")
     asked = parser.parse_args()
-    if asked.what == "collect":
-        collect()
+    if asked.what in ("again", "collect"):
+        {"again": again, "collect": collect}[asked.what]()
     else:
         {"mutations": mutations, "kills": kills, "limits": limits}[asked.what](*asked.seeds)
