@@ -47,6 +47,22 @@ def nearest_fp4(scaled):  # type: ignore[no-untyped-def]
     return tl.where(scaled < 0.0, -value, value)
 
 
+@triton.jit
+def fp4_code(value, is_negative):  # type: ignore[no-untyped-def]
+    """The code of a number of FP4, as a float; the sign is apart, for zero has one, too."""
+    size = tl.abs(value)
+    code = tl.minimum(2.0 * size, tl.minimum(size + 2.0, 0.5 * size + 4.0))
+    return tl.where(is_negative, code + 8.0, code)
+
+
+@triton.jit
+def fp4_of(code):  # type: ignore[no-untyped-def]
+    """The number that a code means; the sign is in bit 3."""
+    size = tl.where(code >= 8.0, code - 8.0, code)
+    value = tl.maximum(0.5 * size, tl.maximum(size - 2.0, 2.0 * size - 8.0))
+    return tl.where(code >= 8.0, -value, value)
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def _round_inputs(  # type: ignore[no-untyped-def]
     values_ptr, out_ptr, whole_ptr, n_groups,

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from quantkit.numbers.kernels import nearest_fp4
+from quantkit.numbers.kernels import fp4_code, fp4_of, nearest_fp4
 
 ROWS = 16
 
@@ -43,16 +43,11 @@ def _descend(  # type: ignore[no-untyped-def]
         pivot = tl.load(gram_ptr + j * gram_stride + j)
         before = code
         if IS_FP4:
-            # The sign is in bit 3 of a code.
-            size_of = tl.where(code >= 8.0, code - 8.0, code)
-            before = tl.maximum(0.5 * size_of, tl.maximum(size_of - 2.0, 2.0 * size_of - 8.0))
-            before = tl.where(code >= 8.0, -before, before)
+            before = fp4_of(code)
         vertex = before - tl.div_rn(own, tl.where(pivot > 0.0, pivot, 1.0) * step)
         if IS_FP4:
             value = nearest_fp4(vertex)
-            size_of = tl.abs(value)
-            stored = tl.minimum(2.0 * size_of, tl.minimum(size_of + 2.0, 0.5 * size_of + 4.0))
-            stored = tl.where(vertex < 0.0, stored + 8.0, stored)
+            stored = fp4_code(value, vertex < 0.0)
         else:
             value = tl.minimum(tl.maximum(libdevice.rint(vertex), bottom), top)
             stored = value

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from quantkit.numbers.kernels import fp4_code, nearest_fp4
+
 ROWS = 16
 
 
@@ -49,13 +51,8 @@ def _update(  # type: ignore[no-untyped-def]
         pivot = tl.load(upper_ptr + j * upper_stride + j)
         scaled = tl.div_rn(column, scale) + zero
         if IS_FP4:
-            # Steps of 0.5 up to 2, of 1 up to 4, of 2 beyond: the least is the right code.
-            size = tl.minimum(tl.abs(scaled), top)
-            code = tl.minimum(libdevice.rint(2.0 * size), libdevice.rint(size) + 2.0)
-            code = tl.minimum(code, libdevice.rint(0.5 * size) + 4.0)
-            value = tl.maximum(0.5 * code, tl.maximum(code - 2.0, 2.0 * code - 8.0))
-            value = tl.where(scaled < 0.0, -value, value)
-            stored = tl.where(scaled < 0.0, code + 8.0, code)
+            value = nearest_fp4(scaled)
+            stored = fp4_code(value, scaled < 0.0)
         else:
             value = tl.minimum(tl.maximum(libdevice.rint(scaled), bottom), top)
             stored = value
