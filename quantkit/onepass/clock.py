@@ -55,11 +55,12 @@ class Clock:
             return
         begun = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        begun.record()
+        stream = torch.cuda.current_stream(device)  # of this device, whichever is the usual one
+        begun.record(stream)
         try:
             yield
         finally:
-            ended.record()
+            ended.record(stream)
             self._running.append((name, begun, ended))
 
     def seconds_of(self, name: str) -> float:

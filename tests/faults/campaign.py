@@ -34,6 +34,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 PARTS = Path(os.environ.get("QUANTKIT_FAULTS", ROOT / "build" / "faults"))
 RESULT = ROOT / "benchmarks" / "results" / "faults.json"
+RECORDED = ("first", "next", "counts", "defects", "most_memory", "longest_s", "machine")
+"""What is kept of a range, so that others add up with it."""
 EVERY = 50
 """Cases after which what was found is written down."""
 
@@ -190,6 +192,7 @@ def _part(kind: str, first: int, last: int) -> tuple[Path, dict[str, Any]]:
     if path.is_file():
         return path, json.loads(path.read_text())
     empty: dict[str, Any] = {"kind": kind, "first": first, "next": first, "counts": {}}
+    empty["machine"] = platform.machine()
     return path, empty | {"defects": [], "good_bytes": {}, "most_memory": 0.0, "longest_s": 0.0}
 
 
@@ -202,7 +205,7 @@ def _short(part: dict[str, Any]) -> str:
 
 
 def collect() -> None:
-    """Add up all ranges."""
+    """Add up all ranges, those that are recorded already and have no file here included."""
     import recording
 
     result: dict[str, Any] = {
@@ -210,8 +213,13 @@ def collect() -> None:
         "cores": os.cpu_count(),
         "seed": "random.Random(f'{kind} {n}') with n from the ranges",
     }
+    known = json.loads(RESULT.read_text()) if RESULT.is_file() else {}
     for kind in ("mutations", "kills", "limits"):
         parts = [json.loads(p.read_text()) for p in sorted(PARTS.glob(f"{kind}-*.json"))]
+        here = [(p["first"], p["next"]) for p in parts if p["next"] > p["first"]]
+        for part in known.get(kind, {}).get("parts", []):  # of other machines, or of earlier days
+            if not any(part["first"] < last and first < part["next"] for first, last in here):
+                parts.append(part)
         parts = sorted((p for p in parts if p["next"] > p["first"]), key=lambda p: p["first"])
         for one, other in pairwise(parts):
             if other["first"] < one["next"]:
@@ -226,6 +234,7 @@ def collect() -> None:
             "ranges": [[p["first"], p["next"]] for p in parts],
             "counts": counts,
             "defects": [defect for p in parts for defect in p["defects"]],
+            "parts": [{key: part.get(key) for key in RECORDED} for part in parts],
         }
         if kind == "mutations":
             result[kind]["most_memory"] = max((p["most_memory"] for p in parts), default=0)
