@@ -10,7 +10,7 @@ import torch
 from quantkit import formats, grid
 from quantkit.errors import CheckpointError
 from quantkit.export.folder import SCALES_FILE
-from quantkit.export.manifest import Manifest
+from quantkit.export.manifest import FILE, Manifest
 from quantkit.gguf import imatrix
 from quantkit.gguf.layout import Layout
 from quantkit.gguf.plan import NAME as GGUF_NAME
@@ -56,7 +56,13 @@ class Checkpoint:
 
     def quantized_weight(self, module: str) -> grid.QuantizedWeight:
         """One layer's numbers as they are stored."""
-        stored = {name: self.tensors[name].read() for name in self.parts(module)}
+        parts = self.parts(module)
+        if missing := [name for name in parts if name not in self.tensors]:
+            raise CheckpointError(
+                f"{self.folder} has no tensor {missing[0]}, of a layer that {FILE} lists; run "
+                "`quantkit verify` on it, or get it again"
+            )
+        stored = {name: self.tensors[name].read() for name in parts}
         return formats.unpack(module, stored, self.manifest.weights_recipe)
 
     def weight(self, module: str) -> torch.Tensor:

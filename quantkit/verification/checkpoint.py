@@ -312,6 +312,8 @@ def _value_faults(
     progress: Progress,
 ) -> Iterator[str]:
     progress.start(f"verify {checkpoint.folder.name}", plan.size_bytes)
+    for name in checkpoint.manifest.layers.keys() - plan.quantized.keys():
+        yield f"{name} is in the manifest's list of layers, and the recipe quantises no such layer"
     for module, spec in plan.quantized.items():
         scheme = plan.recipe.part(module).weights
         number = numbers.of(scheme)

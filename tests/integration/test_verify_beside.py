@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from quantkit.errors import CheckpointError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.folder import SCALES_FILE, hash_files
 from quantkit.export.manifest import FILE
@@ -200,6 +201,16 @@ def test_a_config_that_asks_for_endless_layers_is_refused_at_once(copy):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2**53 + 1}))
     assert "num_hidden_layers is 9,007,199,254,740,993" in faults(folder)
+
+
+def test_a_layer_too_many_in_the_manifest(copy):
+    folder = copy(PLAIN)
+    data = json.loads((folder / FILE).read_text())
+    data["layers"]["model.layers.9.mlp"] = next(iter(data["layers"].values()))
+    (folder / FILE).write_text(json.dumps(data))
+    assert "model.layers.9.mlp is in the manifest's list of layers" in faults(folder)
+    with pytest.raises(CheckpointError, match=r"no tensor model\.layers\.9\.mlp"):
+        dict(Checkpoint.open(folder).state(torch.float32))
 
 
 # Scales.
