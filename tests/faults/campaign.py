@@ -34,7 +34,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 PARTS = Path(os.environ.get("QUANTKIT_FAULTS", ROOT / "build" / "faults"))
 RESULT = ROOT / "benchmarks" / "results" / "faults.json"
-RECORDED = ("first", "next", "counts", "defects", "most_memory", "longest_s", "machine")
+RECORDED = ("first", "next", "counts", "defects", "most_memory", "longest_s", "machine", "note")
 """What is kept of a range, so that others add up with it."""
 EVERY = 50
 """Cases after which what was found is written down."""
