@@ -20,7 +20,7 @@ BLOCK = re.compile(r"\.(\d+)\.")
 
 
 def refusal(shape: ModelShape, recipe: AnyRecipe | None, gpu: GPU) -> str | None:
-    """Why vLLM would not load the result on a GPU; None where it would, or nobody knows."""
+    """Why vLLM would refuse the result on a GPU; None if it loads, or if that is unknown."""
     if not isinstance(recipe, Recipe) or gpu.capability is None:
         return None
     key = f"refusal {weights.digest(shape, recipe)} {gpu.capability}"

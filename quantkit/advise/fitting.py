@@ -21,7 +21,7 @@ class Fitting:
 
 
 def choose(model: str, place: Place) -> Fitting:
-    """The best recipe of ours with which a model fits; refused where none does."""
+    """The best built-in recipe with which a model fits; an error if none does."""
     device = gpus.find(place.gpu)
     of_model = shape.of(model)
     if of_model.assumed:

@@ -27,7 +27,7 @@ class Conversion:
     needs_transformers = True
 
     def ready(self, tell: Tell = silent) -> "Work[Checkpoint]":
-        """Refuse what is no checkpoint of ours, and folders that are taken."""
+        """Refuse folders that quantkit did not write, and outputs that exist already."""
         from quantkit.export.manifest import Manifest
 
         Manifest.read(self.folder)

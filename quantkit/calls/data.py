@@ -56,5 +56,5 @@ class Data:
 
 
 def default_set(model: Any) -> str:
-    """The set of ours that suits a model."""
+    """The built-in set that suits a model."""
     return "python-docs" if str(model) == "demo" else "general"

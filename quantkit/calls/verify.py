@@ -167,7 +167,7 @@ class RuleCheck:
     needs_hub = False
 
     def ready(self, tell: Tell = silent) -> "Work[list[Prediction]]":
-        """Refuse a GPU that nobody knows."""
+        """Refuse a GPU that is not in the table."""
         from quantkit.hardware.gpus import find
 
         device = find(self.gpu) if self.gpu else None
