@@ -4,7 +4,9 @@ A file appears whole or not at all. Object stores promise that for every upload;
 written beside its name and renamed.
 """
 
+import fcntl
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +21,10 @@ from quantkit.storage import guarded, require_space, sync_folder
 
 EXCLUSIVE = frozenset({"file", "local", "memory", "s3", "s3a", "gs", "gcs", "abfs", "az"})
 """File systems on which one of two writers can be told that it came second."""
+
+
+HALF = re.compile(r"\..+\.[0-9a-f]{8}\.half")
+"""Files on their way to their names."""
 
 
 class Place:
@@ -85,32 +91,18 @@ class Place:
                 self._fs.pipe_file(self._path(name), content)
             return
         path = root / name
-        scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-        with guarded(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with scratch.open("wb") as stream:
-                    stream.write(content)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                scratch.replace(path)
-            finally:
-                scratch.unlink(missing_ok=True)
+        with guarded(path), _half(path, content) as half:
+            half.replace(path)
 
     def create(self, name: str, content: bytes) -> bool:
         """Put a file there unless there is one, and say whether this call did."""
         if (root := self.local) is not None:
             path = root / name
-            scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-            with guarded(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                scratch.write_bytes(content)
+            with guarded(path), _half(path, content) as half:
                 try:
-                    os.link(scratch, path)  # whole at once, and refused if the name is taken
+                    os.link(half, path)  # whole at once, and refused if the name is taken
                 except FileExistsError:
                     return False
-                finally:
-                    scratch.unlink(missing_ok=True)
             return True
         with self._explained(name, "write"):
             try:
@@ -186,12 +178,18 @@ class Place:
                 return
 
     def require(self, needed_bytes: int) -> None:
-        """Refuse before the work where nothing can be written, or too little."""
+        """Refuse before the work where nothing can be written, or too little.
+
+        What killed writers have left behind goes first.
+        """
+        if (root := self.local) is not None:
+            _clear_halves(root)
+            with guarded(root / "probe"), _half(root / "probe", b"quantkit"):
+                require_space(root, needed_bytes)
+            return
         probe = f".probe-{uuid.uuid4().hex[:8]}"
         self.write(probe, b"quantkit")
         self.remove(probe)
-        if self.local is not None:
-            require_space(self.local, needed_bytes)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
@@ -215,6 +213,37 @@ class Place:
         except Exception as error:  # bucket libraries have errors of their own
             first = next(iter(str(error).splitlines()), type(error).__name__)
             raise StorageError(f"cannot {verb} {self.told(name)}: {first}") from error
+
+
+@contextmanager
+def _half(path: Path, content: bytes) -> Iterator[Path]:
+    """A file of that content beside `path`, gone at the end unless it was renamed.
+
+    Its lock tells it from those of killed writers, on other machines of a shared disk, too.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.half")
+    try:
+        with half.open("wb") as stream:
+            with suppress(OSError):  # a disk without locks keeps what is left over
+                fcntl.flock(stream, fcntl.LOCK_EX)
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+            if not half.exists():  # taken for a leftover before it was locked
+                half.write_bytes(content)
+            yield half
+    finally:
+        half.unlink(missing_ok=True)
+
+
+def _clear_halves(root: Path) -> None:
+    """Remove files on their way to a name whose writer is gone."""
+    for path in root.rglob(".*.half"):
+        if HALF.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+            with suppress(OSError), path.open("rb") as stream:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
 
 
 def _opened(address: str) -> tuple[Any, str]:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
@@ -112,6 +114,29 @@ def test_a_file_in_the_way(tmp_path):
 def test_a_full_disk_is_told_before_the_start(tmp_path):
     with pytest.raises(StorageError, match=r"needs .* but its disk has"):
         Place(tmp_path / "runs").require(1 << 60)
+
+
+def test_halves_of_killed_writers_go_and_those_of_living_ones_stay(tmp_path):
+    program = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from quantkit.sweep import place\n"
+        "with place._half(Path(sys.argv[1]), b'half'):\n"
+        "    print('there', flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    line = [sys.executable, "-c", program, str(tmp_path / "done" / "a.json")]
+    with subprocess.Popen(line, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        (half,) = tmp_path.rglob(".*.half")
+        Place(tmp_path).require(0)
+        assert half.exists()
+        writer.kill()
+    own = tmp_path / ".mine.half"
+    own.touch()
+    Place(tmp_path).require(0)
+    assert list(tmp_path.rglob(".*")) == [own]
 
 
 def test_what_a_bucket_refuses_is_one_sentence(place, monkeypatch):
