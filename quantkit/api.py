@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from quantkit.report.comparison import Report
     from quantkit.report.document import Document
     from quantkit.scoring.evaluation import Evaluation
+    from quantkit.to_plain import Plain
     from quantkit.verification.checkpoint import Verification
 
 T = TypeVar("T")
@@ -287,12 +288,18 @@ def convert(
     force: bool = False,
     trust_remote_code: bool = False,
     progress: Listener | None = None,
-) -> "Checkpoint":
-    """Write a checkpoint in another format (one of `quantkit.formats.FORMATS`, or `gguf`)."""
-    from quantkit.calls.convert import Conversion
+) -> "Checkpoint | Plain":
+    """Write a checkpoint in another format (one of `quantkit.formats.FORMATS`, or `gguf`).
 
-    target = None if out is None else Path(out)
-    return _done(Conversion(_folder(folder), to, target, trust_remote_code, force), progress)
+    To `bf16`, `f16` or `f32`, a GGUF file or a quantised folder becomes a plain one.
+    """
+    from quantkit.calls.convert import Conversion, Dequantization
+    from quantkit.formats import PLAIN
+
+    target, path = None if out is None else Path(out), _folder(folder)
+    if to in PLAIN:
+        return _done(Dequantization(path, to, target, trust_remote_code, force), progress)
+    return _done(Conversion(path, to, target, trust_remote_code, force), progress)
 
 
 def recommend(

@@ -13,6 +13,7 @@ from quantkit.export.foreign import ForeignCheckpoint, is_source, no_source
 from quantkit.export.foreign_gguf import ForeignGGUF
 from quantkit.export.manifest import is_checkpoint
 from quantkit.formats import declared
+from quantkit.gguf.source import open_model
 from quantkit.model.config import method_of
 from quantkit.model.source import ModelSource, locate, read_config
 from quantkit.model.tokenizer import load as load_tokenizer
@@ -117,7 +118,7 @@ def opened(
     if isinstance(model, ModelSource):
         yield model
     elif isinstance(model, str | Path):
-        yield ModelSource.open(str(model), revision, trust_remote_code, requantize=requantize)
+        yield open_model(str(model), revision, trust_remote_code, requantize=requantize)
     else:
         with TemporaryDirectory(prefix="quantkit-") as folder:
             _save(model, tokenizer, Path(folder))

@@ -19,6 +19,8 @@ HALF = re.compile(r"\..+\.(json|md|html|csv|parquet|svg|yaml)\.(\d+|partial)")
 """Files on their way to their names, as `write_text` and others call them."""
 MANIFEST = "quantkit.json"
 """The file that marks a finished checkpoint."""
+DEQUANTIZED = "dequantized.json"
+"""Says in a plain model folder which quantised one it was made from."""
 IMATRIX = "imatrix.gguf"
 """The importance matrix beside a GGUF file that was made with it."""
 
@@ -235,7 +237,8 @@ def refuse_existing(target: Path, force: bool, marker: str = MANIFEST) -> None:
     if not force:
         raise StorageError(f"{target} exists already; use --force to replace it")
     if not (target / marker).is_file():
-        what = "checkpoint" if marker == MANIFEST else "calibration set"
+        known = {MANIFEST: "checkpoint", DEQUANTIZED: "model folder"}
+        what = known.get(marker, "calibration set")
         raise StorageError(f"{target} is no {what} of quantkit, so it is not replaced")
 
 

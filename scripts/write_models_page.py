@@ -55,6 +55,13 @@ refused with the reason.
 With `--requantize`: FP8 with scales per tensor, row or block (DeepSeek), MXFP4 (gpt-oss), NVFP4,
 int8, compressed-tensors, AutoGPTQ and AutoAWQ. They are read layer by layer as the 16-bit weights
 that they stand for.
+
+GGUF files of the families above, too, whoever quantised them: `quantkit quantize FILE.gguf -r
+gptq-w4a16 --calibration general --requantize`. Config and tokenizer are made from the file's keys,
+and the keys from that config again: a file that says something else than any config can is refused
+with what it is. Tensors are dequantised one at a time, an expert without the others of its block.
+The manifest's notes say what the source was. `quantkit convert FILE.gguf --to bf16` writes a plain
+folder, of any quantised folder as well; `dequantized.json` in it says what it was made from.
 """
 
 

@@ -1,15 +1,17 @@
-"""Write a checkpoint in another format, or mend one of another tool."""
+"""Write a checkpoint in another format or in none, or mend one of another tool."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quantkit.calls import Tell, Work, early, silent
+from quantkit.storage import DEQUANTIZED
 
 if TYPE_CHECKING:
     from quantkit.export.checkpoint import Checkpoint
     from quantkit.progress import Progress
     from quantkit.repair import Repaired
+    from quantkit.to_plain import Plain
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,34 @@ class Conversion:
 
             trusting = self.trust_remote_code
             return convert(self.folder, self.to, self.out, self.force, progress, trusting)
+
+        return work
+
+
+@dataclass(frozen=True)
+class Dequantization:
+    """The same to plain floats: what a GGUF file or a quantised folder stands for."""
+
+    path: Path
+    to: str
+    out: Path | None = None
+    trust_remote_code: bool = False
+    force: bool = False
+
+    needs_hub = False
+    needs_transformers = True
+
+    def ready(self, tell: Tell = silent) -> "Work[Plain]":
+        """Refuse folders that are taken."""
+        early.file(self.path)
+        if self.out is not None:
+            early.new_folder(self.out, self.force, DEQUANTIZED)
+
+        def work(progress: "Progress") -> "Plain":
+            from quantkit.to_plain import convert
+
+            trusting = self.trust_remote_code
+            return convert(self.path, self.to, self.out, self.force, progress, trusting)
 
         return work
 

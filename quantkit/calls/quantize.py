@@ -107,7 +107,10 @@ class Quantization:
 
     @property
     def needs_transformers(self) -> bool:
-        return self.engine == NATIVE and not self.is_file
+        if self.engine != NATIVE:
+            return False
+        # One GGUF file from another needs none of it.
+        return not self.is_file or not all("gguf" in str(recipe) for recipe in self.recipes)
 
     @property
     def is_file(self) -> bool:
@@ -134,9 +137,11 @@ class Quantization:
             recipes = [chosen.recipe]
             for reason in chosen.reasons:
                 tell(reason)
-        if self.is_file:
-            return self._ready_for_file(recipes)
+        if self.is_file and self.engine != NATIVE:
+            raise UsageError("--engine does not go with a GGUF file as MODEL; leave it out")
         loaded = load_recipes(recipes, self.engine, self.format, self.tune)
+        if self.is_file and not data.is_given and _are_files(loaded):
+            return self._ready_for_file(loaded)
         if self.fit is not None and any(recipe.needs_calibration for recipe in loaded):
             data = data.or_default(self.model, tell)
         return self._ready_for_recipes(loaded, data)
@@ -158,7 +163,8 @@ class Quantization:
             if self.dry_run and not launch.is_first():
                 return Quantized()
             choice, how = data.choice(), self._run(progress)
-            with opened(model, self.tokenizer, None, self.trust_remote_code) as source:
+            trusting, again = self.trust_remote_code, self.requantize
+            with opened(model, self.tokenizer, None, trusting, again) as source:
                 if self.dry_run:
                     plan = prepare(source, recipes, self.out, self.device, choice, how)
                     return Quantized(plan=plan)
@@ -194,7 +200,8 @@ class Quantization:
 
             budget = spending.budget(str(self.model))
             wanted = Wanted(budget, spending.formats, spending.table, spending.target)
-            with opened(model, self.tokenizer, None, self.trust_remote_code) as source:
+            trusting, again = self.trust_remote_code, self.requantize
+            with opened(model, self.tokenizer, None, trusting, again) as source:
                 if self.dry_run and spending.table is not None:
                     return Quantized(choice=choose(source, wanted, Table.read(spending.table)))
                 how = self._run(progress)
@@ -203,20 +210,10 @@ class Quantization:
 
         return work
 
-    def _ready_for_file(self, recipes: "Sequence[str | Path | AnyRecipe]") -> "Work[Quantized]":
-        if self.data.is_given:
-            raise UsageError(
-                "a GGUF file cannot be calibrated here; give --imatrix, a matrix made before"
-            )
-        given = {
-            "--tune": self.tune,
-            "--dry-run": self.dry_run,
-            "--format": self.format is not None,
-            "--engine": self.engine != NATIVE,
-        }
-        if wrong := [option for option, is_given in given.items() if is_given]:
-            raise UsageError(f"{wrong[0]} does not go with a GGUF file as MODEL; leave it out")
-        loaded = load_recipes(recipes)
+    def _ready_for_file(self, recipes: "list[AnyRecipe]") -> "Work[Quantized]":
+        """One file from another: of any architecture, since only types change."""
+        if self.dry_run:
+            raise UsageError("--dry-run does not go with a GGUF file of another; leave it out")
 
         def work(progress: "Progress") -> Quantized:
             from quantkit.onepass.from_gguf import quantize_file
@@ -225,7 +222,7 @@ class Quantization:
                 return Quantized()
             how, path = self._run(progress), Path(str(self.model))
             return Quantized(
-                quantize_file(path, loaded, self.out, self.device, how, self.requantize)
+                quantize_file(path, recipes, self.out, self.device, how, self.requantize)
             )
 
         return work
@@ -233,6 +230,8 @@ class Quantization:
     def _model(self) -> "ModelSource | Any":
         """What is named is opened now; a model in memory is written out when work begins."""
         if not isinstance(self.model, str | Path):
+            return self.model
+        if self.is_file:  # a model only by what transformers makes of it, which is loaded later
             return self.model
         from quantkit.model.source import ModelSource
 
@@ -269,6 +268,12 @@ def load_recipes(
         # A name of its own, so that one report can compare both engines.
         loaded = [r.model_copy(update={"name": f"{r.name}-{engine}"}) for r in loaded]
     return loaded
+
+
+def _are_files(recipes: "list[AnyRecipe]") -> bool:
+    from quantkit.recipe import GGUFRecipe
+
+    return all(isinstance(recipe, GGUFRecipe) for recipe in recipes)
 
 
 def _in_format(recipe: "AnyRecipe", format: str) -> "AnyRecipe":

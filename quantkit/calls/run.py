@@ -112,14 +112,18 @@ class Measuring:
 
         self.data.check()
         early.output(self.out)
-        source = ModelSource.open(
-            self.model, self.revision, self.trust_remote_code, requantize=self.requantize
-        )
+        named: ModelSource | None = None
+        if not self.model.lower().endswith(".gguf"):
+            named = ModelSource.open(
+                self.model, self.revision, self.trust_remote_code, requantize=self.requantize
+            )
 
         def work(progress: "Progress") -> "Table":
+            from quantkit.gguf.source import open_model
             from quantkit.mixed.run import write_table
             from quantkit.onepass.prepare import Run
 
+            source = named or open_model(self.model, requantize=self.requantize)
             how, choice = Run(progress, self.force, self.offload), self.data.choice()
             return write_table(
                 source, self.out, self.device, choice, how, self.formats, self.target

@@ -40,8 +40,8 @@ class Checkpoints:
         early.folders(self.folders)
 
     def original(self) -> "ModelSource | Any":
-        """The source, opened where it is named."""
-        if not isinstance(self.source, str | Path):
+        """The source, opened where it is named; a GGUF file once transformers is loaded."""
+        if not isinstance(self.source, str | Path) or str(self.source).lower().endswith(".gguf"):
             return self.source
         from quantkit.model.source import ModelSource
 
@@ -73,13 +73,14 @@ class FileCheck:
 
         def work(progress: "Progress") -> "list[Verification]":
             from contextlib import nullcontext
+            from functools import partial
 
             from quantkit.opening import opened
             from quantkit.verification.folder import verify
 
             trusting, results = self.checkpoints.trust_remote_code, []
-            opening = nullcontext() if original is None else opened(original, None, None, trusting)
-            with opening as source:
+            given = partial(opened, original, None, None, trusting, requantize=True)
+            with nullcontext() if original is None else given() as source:
                 for folder in self.checkpoints.folders:
                     results.append(verify(folder, source, progress, trusting, self.read_weights))
                     self.each(results[-1])
@@ -141,12 +142,16 @@ class EngineCheck:
         original = self.checkpoints.original()
 
         def work(progress: "Progress") -> "list[Proof]":
+            from quantkit.gguf.source import open_model
             from quantkit.proof.run import Asked, prove
 
+            source = original
+            if isinstance(source, str | Path):
+                source = open_model(str(source), requantize=True)
             trusting = self.checkpoints.trust_remote_code
             asked = Asked(self.level, self.prompts, self.device, self.dtype, self.jobs, trusting)
             proofs, folders = [], self.checkpoints.folders
-            for proof in prove(folders, served.engine(), asked, original, progress):
+            for proof in prove(folders, served.engine(), asked, source, progress):
                 proofs.append(proof)
                 self.each(proof)
             return proofs

@@ -6,24 +6,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quantkit.cli.options import AsJson, Force, Quiet, TrustRemoteCode, Verbose, one_of
-from quantkit.formats import FORMATS
+from quantkit.formats import FORMATS, PLAIN
 
 if TYPE_CHECKING:
     from quantkit.export.checkpoint import Checkpoint
     from quantkit.repair import Repaired
+    from quantkit.to_plain import Plain
 
 MENDED_ONLY = "mxfp4"
 """gpt-oss's own format, which is mended and never written anew."""
 
 
 def command(
-    checkpoint: Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint folder.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A checkpoint folder, or a GGUF file.")
+    ],
     to: Annotated[
         str,
         typer.Option(
             metavar="FORMAT",
-            help="compressed-tensors, gptq, awq or fp8; modelopt or gguf for NVFP4.",
-            callback=one_of(*FORMATS, "gguf", MENDED_ONLY),
+            help="compressed-tensors, gptq, awq or fp8; modelopt or gguf for NVFP4; "
+            "bf16, f16 or f32 dequantises.",
+            callback=one_of(*FORMATS, "gguf", MENDED_ONLY, *PLAIN),
         ),
     ],
     out: Annotated[
@@ -48,21 +52,28 @@ def command(
 ) -> None:
     """Write a checkpoint in another format, if that loses nothing.
 
-    The numbers stay what they are; where the other format cannot hold them, it says why. With
+    The numbers stay what they are; where the other format cannot hold them, it says why. To bf16,
+    f16 or f32, a GGUF file or a quantised folder becomes a plain Hugging Face folder. With
     --repair, what is mechanical is mended in a copy: names in `ignore`, unknown and missing keys,
     padded integers, missing weight_shape, stray tensors, unlike global scales of fused layers,
     experts in one tensor (gpt-oss's mxfp4: one by one). repaired.json lists every change.
     """
-    from quantkit.calls.convert import Conversion, Mending
+    from quantkit.calls.convert import Conversion, Dequantization, Mending
     from quantkit.cli import start
 
     if allow_rounding and not repair:
         raise typer.BadParameter("goes with --repair", param_hint="--allow-rounding")
     if to == MENDED_ONLY and not repair:
         raise typer.BadParameter("mxfp4 goes with --repair", param_hint="--to")
+    if to in PLAIN and repair:
+        raise typer.BadParameter("--repair keeps the format", param_hint="--to")
     if repair:
         mending = Mending(checkpoint, to, out, allow_rounding, force)
         _show_mended(start.run(mending, quiet, verbose), json)
+        return
+    if to in PLAIN:
+        plain = Dequantization(checkpoint, to, out, trust_remote_code, force)
+        _show_plain(start.run(plain, quiet, verbose), json)
         return
     call = Conversion(checkpoint, to, out, trust_remote_code, force)
     _show(start.run(call, quiet, verbose), json)
@@ -78,6 +89,17 @@ def _show_mended(mended: "Repaired", as_json: bool) -> None:
         error = "" if change.error is None else f" (error {change.error:.2e})"
         console.say(f"{change.where}: {change.what}{error}", hang=2)
     typer.echo(f"written to {mended.folder}")
+
+
+def _show_plain(made: "Plain", as_json: bool) -> None:
+    from quantkit.cli import console
+    from quantkit.storage import gib
+
+    if as_json:
+        console.print_json({"path": str(made.folder), **made.to_json()})
+        return
+    console.say(f"from {made.quantized_by}: {made.n_tensors} tensors, {gib(made.size_bytes)}")
+    typer.echo(f"written to {made.folder}")
 
 
 def _show(made: "Checkpoint", as_json: bool) -> None:

@@ -8,30 +8,21 @@ parameter that it stands for, and what both tell of the model must agree.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quantkit.errors import CheckpointError
 from quantkit.export.foreign import ForeignCheckpoint
 from quantkit.export.manifest import is_checkpoint
 from quantkit.formats.declared import Declared, Part, Weights
-from quantkit.model.derived import DerivedTensor
-from quantkit.model.headers import StoredTensor
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
-
-    from quantkit.gguf.layout import Layout
-    from quantkit.gguf.reader import GGUF, Entry
+    from quantkit.gguf.reader import GGUF
 
 SUFFIX = ".gguf"
-BESIDE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""Tensors that follow from the config."""
 MOST_UNLIKE = 0.01
 """Of a vocabulary: converters rename unused tokens and spell spaces otherwise."""
 
@@ -59,35 +50,29 @@ class ForeignGGUF(ForeignCheckpoint):
     @classmethod
     def open(cls, path: Path, original: ModelSource) -> "ForeignGGUF":  # type: ignore[override]
         """A file beside the model that it was made from; refused where they do not fit."""
+        from quantkit.gguf import source as files
         from quantkit.gguf.layout import Layout
         from quantkit.gguf.reader import read_file
         from quantkit.gguf.requantize import FileLayout
 
         file = FileLayout.of(read_file(path), requantize=True).file
         layout = Layout.of(original)
-        if faults := list(_differences(file, layout, original)):
+        if faults := [*files.differences(file, layout), *_other_tokens(file, original)]:
             raise CheckpointError(
                 f"{path} was not made from {original.label}: {faults[0]}; give the model that it "
                 "was made from"
             )
-        tensors: dict[str, StoredTensor] = {}
-        kinds: dict[str, str] = {}
-        for known in layout.tensors:
-            entry = file.tensors.get(known.name)
-            if entry is None or not known.parts:
-                continue
-            parent = _stored(file, entry)
-            for part in known.parts:
-                spec = original.tensors[part]
-                compute = partial(_restored, file, layout, known.name, part)
-                tensors[part] = DerivedTensor.of(part, spec.dtype, spec.shape, [parent], compute)
-                if known.module is not None:
-                    kinds[part.removesuffix(".weight")] = entry.kind.name
+        dtypes = {name: spec.dtype for name, spec in original.tensors.items()}
+        kinds = {
+            part.removesuffix(".weight"): file.tensors[known.name].kind.name
+            for known in layout.tensors
+            if known.module is not None and known.name in file.tensors
+            for part in known.parts
+        }
         return cls(
-            str(path), original.folder, None, original.config, tensors,
-            original.trust_remote_code, False, "gguf",
-            {name: _stored(file, entry) for name, entry in file.tensors.items()}, original, file,
-            kinds,
+            str(path), original.folder, None, original.config,
+            files.parameters(file, layout, dtypes), original.trust_remote_code, False, "gguf",
+            files.stored(file), original, file, kinds,
         )  # fmt: skip
 
     @property
@@ -145,48 +130,6 @@ def _part(kind: str) -> Part:
 
     size, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     return Part(("Linear",), Weights(8 * n_bytes // size, "int", "group", size, kind=kind))
-
-
-def _stored(file: "GGUF", entry: "Entry") -> StoredTensor:
-    """The bytes of a tensor as they lie."""
-    shape = (entry.n_bytes // entry.row_bytes, entry.row_bytes)
-    return StoredTensor(entry.name, "U8", shape, file.path, entry.offset)
-
-
-def _restored(
-    file: "GGUF", layout: "Layout", name: str, part: str, parents: "Sequence[torch.Tensor]"
-) -> "torch.Tensor":
-    """One parameter of those that a tensor of the file stands for."""
-    return layout.restore(name, file.dequantized(name))[part]
-
-
-def _differences(file: "GGUF", layout: "Layout", original: ModelSource) -> Iterator[str]:
-    """What the file and the model tell of the model otherwise than each other."""
-    architecture = file.metadata["general.architecture"]
-    if architecture != layout.architecture:
-        yield f"its architecture is {architecture}, that of the model is {layout.architecture}"
-        return
-    for key, value in layout.metadata.items():
-        if key.endswith(("vocab_size", "context_length")) or key not in file.metadata:
-            continue  # padded, or cut, by whoever converted it
-        if not _same(value, found := file.metadata[key]):
-            yield f"{key} is {found!r}, the model's config makes it {value!r}"
-    for known in layout.tensors:
-        entry = file.tensors.get(known.name)
-        if entry is None and known.parts:
-            yield f"it lacks {known.name}"
-        elif entry is not None and known.parts and entry.shape != known.shape:
-            yield f"{known.name} is {list(entry.shape)}, the model makes it {list(known.shape)}"
-    scales = {f"{name.removesuffix('weight')}scale" for name in layout.by_name}
-    if extra := [n for n in file.tensors if n not in {*layout.by_name, *BESIDE, *scales}]:
-        yield f"it holds {extra[0]}, of which the model has nothing"
-    yield from _other_tokens(file, original)
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, int | float):
-        return math.isclose(one, other, rel_tol=1e-5)
-    return bool(one == other)
 
 
 def _other_tokens(file: "GGUF", original: ModelSource) -> Iterator[str]:

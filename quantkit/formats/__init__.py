@@ -30,6 +30,8 @@ MODULES = {
     "modelopt": "quantkit.formats.modelopt",
 }
 FORMATS = tuple(MODULES)
+PLAIN = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
+"""Types of folders without quantised weights, by the names that `convert --to` has for them."""
 
 
 @cache

@@ -117,6 +117,12 @@ class Layout:
             return weight.float() + 1
         return weight
 
+    def restore_one(self, tensor: GGUFTensor, weight: torch.Tensor) -> torch.Tensor:
+        """The numbers of one tensor of the source in its own order: the inverse of `arranged`."""
+        if tensor.change is Change.PERMUTE:
+            return _halves(weight, tensor.n_heads)
+        return weight - 1 if tensor.change is Change.ADD_ONE else weight
+
     def restore(self, name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         """The source's tensors that a tensor of the file stands for: the inverse of `build`.
 
@@ -127,11 +133,7 @@ class Layout:
             return {}
         if tensor.change is Change.STACK:
             return dict(zip(tensor.parts, weight, strict=True))
-        if tensor.change is Change.PERMUTE:
-            weight = _halves(weight, tensor.n_heads)
-        elif tensor.change is Change.ADD_ONE:
-            weight = weight - 1
-        return {tensor.parts[0]: weight}
+        return {tensor.parts[0]: self.restore_one(tensor, weight)}
 
 
 def _pairs(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
@@ -152,10 +154,10 @@ def _rope_factors(name: str, config: Mapping[str, Any]) -> torch.Tensor:
     for tensor, setting in ROPE_TENSORS.items():
         if name == f"{TENSOR_NAMES[tensor]}.weight" and parameters.get(setting):
             return torch.tensor(parameters[setting], dtype=torch.float32)
-    return _llama3_factors(parameters, rotary_dim(config))
+    return llama3_factors(parameters, rotary_dim(config))
 
 
-def _llama3_factors(parameters: Mapping[str, Any], n_columns: int) -> torch.Tensor:
+def llama3_factors(parameters: Mapping[str, Any], n_columns: int) -> torch.Tensor:
     """Llama 3.1: slow frequencies are divided, fast ones stay, those between are blended."""
     exponents = torch.arange(0, n_columns, 2, dtype=torch.float32) / n_columns
     turns = parameters["original_max_position_embeddings"] / (

@@ -92,12 +92,15 @@ class GGUF:
         shape = (entry.n_bytes // entry.row_bytes, entry.row_bytes)
         return StoredTensor(name, "U8", shape, self.path, entry.offset).read()
 
-    def dequantized(self, name: str) -> torch.Tensor:
-        """The values of a tensor in float32 and in its own shape."""
+    def dequantized(self, name: str, index: int | None = None) -> torch.Tensor:
+        """The values of a tensor in float32 and in its own shape; with an index, of one entry of
+        its first dimension, such as an expert, read without the others."""
         entry = self._entry(name)
-        raw = self.read(name)
+        shape, raw = entry.shape, self._raw(entry, index)
+        if index is not None:
+            shape = shape[1:]
         if entry.kind in FLOATS:
-            return dequantize(raw, entry.kind).reshape(entry.shape)
+            return dequantize(raw, entry.kind).reshape(shape)
         values = torch.empty(len(raw), entry.columns)
         step = max(1, CHUNK_VALUES // entry.columns)
         try:
@@ -108,7 +111,14 @@ class GGUF:
             raise CheckpointError(
                 f"{self.path}: tensor {name} is of type {entry.kind.name}, which holds no floats"
             ) from error
-        return (values * self._outer_scale(name)).reshape(entry.shape)
+        return (values * self._outer_scale(name)).reshape(shape)
+
+    def _raw(self, entry: Entry, index: int | None) -> torch.Tensor:
+        if index is None:
+            return self.read(entry.name)
+        n_rows = entry.n_bytes // entry.row_bytes // entry.shape[0]
+        start = entry.offset + index * n_rows * entry.row_bytes
+        return StoredTensor(entry.name, "U8", (n_rows, entry.row_bytes), self.path, start).read()
 
     def _outer_scale(self, name: str) -> float:
         """What llama.cpp multiplies the layer's output by; NVFP4 alone has it."""

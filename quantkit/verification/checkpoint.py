@@ -19,6 +19,7 @@ from quantkit.export import folder, verified
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.folder import SCALES_FILE
 from quantkit.export.manifest import Manifest
+from quantkit.gguf.source import open_model
 from quantkit.model.architecture import Architecture
 from quantkit.model.shards import StoredTensor, TensorSpec
 from quantkit.model.source import ModelSource, is_local, read_config
@@ -151,11 +152,13 @@ def _verify_gguf(
     except QuantkitError as error:
         result.record("header", [str(error)])
         return result
-    original: ModelSource | FileLayout | None = gguf.original_file(checkpoint)
-    if original is None and manifest.source.name.endswith(".gguf"):
-        result.left_out.append(f"all but the header: {manifest.source.name} is not as it was")
-        return result
-    if original is None:
+    original: ModelSource | FileLayout | None
+    if gguf.is_of_file(checkpoint):
+        original = gguf.original_file(checkpoint)
+        if original is None:
+            result.left_out.append(f"all but the header: {manifest.source.name} is not as it was")
+            return result
+    else:
         if source is None and read_weights:
             source = _find_source(manifest, result)
         original = _same_source(manifest, source, result)
@@ -215,7 +218,7 @@ def _find_source(manifest: Manifest, result: Verification) -> ModelSource | None
     """The source by the name in the manifest: a folder here, or a model in the hub's cache."""
     name = manifest.source.name
     try:
-        return ModelSource.open(name, manifest.source.revision, cached_only=True, requantize=True)
+        return open_model(name, manifest.source.revision, cached_only=True, requantize=True)
     except QuantkitError as error:
         if is_local(name):
             result.record("source", [str(error)])
@@ -229,9 +232,7 @@ def source_of(manifest: Manifest, trust_remote_code: bool = False) -> ModelSourc
     """The very model that a checkpoint was made from, where it is at hand."""
     name, revision = manifest.source.name, manifest.source.revision
     try:
-        found = ModelSource.open(
-            name, revision, trust_remote_code, cached_only=True, requantize=True
-        )
+        found = open_model(name, revision, trust_remote_code, cached_only=True, requantize=True)
     except QuantkitError:
         return None
     return found if found.fingerprint == manifest.source.fingerprint else None

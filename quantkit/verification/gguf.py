@@ -33,10 +33,16 @@ ERROR_TOLERANCE = 1e-3
 TOKENIZER = "tokenizer."
 
 
+def is_of_file(checkpoint: Checkpoint) -> bool:
+    """Whether this file was made from another; from one taken as a model, it has a config."""
+    named = checkpoint.manifest.source.name.endswith(".gguf")
+    return named and not (checkpoint.folder / "config.json").is_file()
+
+
 def original_file(checkpoint: Checkpoint) -> FileLayout | None:
-    """The GGUF file that this one was made from, if it was and is still there."""
+    """The GGUF file that this one was made from, if it is still there."""
     place = Path(checkpoint.manifest.source.name)
-    if place.suffix != ".gguf" or not place.is_file():
+    if not place.is_file():
         return None
     layout = FileLayout.of(read_file(place), requantize=True)
     same = layout.fingerprint == checkpoint.manifest.source.fingerprint

@@ -31,7 +31,6 @@ def test_file_as_model(refused, tmp_path):
     [
         (["--dry-run"], "--dry-run does not go with a GGUF file"),
         (["--engine", "llmcompressor"], "--engine does not go with a GGUF file"),
-        (["--calibration", "python-docs"], "cannot be calibrated here; give --imatrix"),
     ],
 )
 def test_what_a_gguf_file_cannot_do_is_said_before_anything_is_written(

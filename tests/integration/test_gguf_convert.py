@@ -19,8 +19,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from quantkit.errors import SourceError
 from quantkit.gguf import pretokenizers
+from quantkit.gguf.families import read_config
 from quantkit.gguf.general import general
 from quantkit.gguf.layout import Change, Layout
+from quantkit.gguf.source import open_file
 from quantkit.gguf.vocabulary import vocabulary
 from quantkit.gguf.writer import GGUFFile
 from quantkit.model.source import ModelSource
@@ -181,6 +183,24 @@ def test_every_change_and_key_matters(family, tmp_path):
         assert largest_difference(model, path) > 5 * TOLERANCE.get(name, 2e-4), part
 
 
+def test_a_file_becomes_the_model_that_it_was_made_from(family, tmp_path):
+    """Config and tensors, in the type of the file; Mistral is Llama by another name."""
+    name, _, source = family
+    convert(source, tmp_path / "model.gguf")
+    found = open_file(tmp_path / "model.gguf")
+    assert found.quantized_by is None
+    assert found.label == "model"
+    assert found.tensors.keys() == source.tensors.keys()
+    for tensor in source.tensors.values():
+        assert torch.equal(found.tensors[tensor.name].read(), tensor.read().float()), tensor.name
+    ours, theirs = (read_config(folder) for folder in (found.folder, source.folder))
+    beside = {"_name_or_path", "dtype", "initializer_range", "transformers_version"}
+    if name.startswith("mistral"):
+        beside |= {"model_type", "architectures"}
+    unlike = {k for k in theirs if theirs[k] is not None and ours.get(k) != theirs[k]}
+    assert unlike <= beside
+
+
 def test_restore_is_the_inverse_of_build(family):
     _, _, source = family
     layout, restored = Layout.of(source), {}
@@ -274,6 +294,12 @@ def test_the_demo_model_is_tokenised_as_by_transformers(tmp_path):
     source = ModelSource.open("demo")
     convert(source, tmp_path / "demo.gguf", F16)
     assert different_tokens(source.folder, tmp_path / "demo.gguf") == []
+    made = open_file(tmp_path / "demo.gguf")
+    assert different_tokens(made.folder, tmp_path / "demo.gguf") == []
+    ours, theirs = (AutoTokenizer.from_pretrained(one.folder) for one in (made, source))
+    assert ours.chat_template == theirs.chat_template
+    assert ours.special_tokens_map == theirs.special_tokens_map
+    assert ours.decode(ours.encode("A b,  c")) == theirs.decode(theirs.encode("A b,  c"))
 
 
 BYTES = cut.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -386,6 +412,9 @@ def test_every_named_pre_tokenizer_cuts_as_llama_cpp_does(name, tmp_path):
     convert(source, tmp_path / "model.gguf")
     left_out = LEFT_OUT.get(name, lambda text: False)
     assert different_tokens(source.folder, tmp_path / "model.gguf", left_out) == []
+    made = open_file(tmp_path / "model.gguf")
+    left_out = has_marks if left_out is has_marks else lambda text: False  # nothing is composed
+    assert different_tokens(made.folder, tmp_path / "model.gguf", left_out) == []
 
 
 def test_skipping_merges_may_differ_where_it_changes_nothing(tmp_path):
@@ -432,6 +461,10 @@ def test_sentencepiece_tokenizers_agree(name, tmp_path):
     convert(source, tmp_path / "model.gguf")
     left_out = left_out or (lambda text: False)
     assert different_tokens(source.folder, tmp_path / "model.gguf", left_out) == []
+    made = open_file(tmp_path / "model.gguf")
+    assert different_tokens(made.folder, tmp_path / "model.gguf", left_out) == []
+    ours = AutoTokenizer.from_pretrained(made.folder)
+    assert ours.decode(ours.encode("a b  ñ", add_special_tokens=False)) == "a b  ñ"
 
 
 @pytest.mark.parametrize("name", ["gpt-2", "llama 2", "gemma"])
@@ -448,6 +481,8 @@ def test_added_tokens_are_found_in_text(name, tmp_path):
     # Nobody writes the sign for a space; after a space it would be cut off here and not there.
     path, left_out = tmp_path / "model.gguf", lambda text: "▁" in text
     assert different_tokens(source.folder, path, left_out) == []
+    made = open_file(path)
+    assert different_tokens(made.folder, path, left_out) == []
 
 
 def varint(number):

@@ -35,7 +35,7 @@ LAYERS = [
     {"bench", "proof"},
     {"report"},
     {"gating", "advise", "draft"},
-    {"serving", "to_gguf"},
+    {"serving", "to_gguf", "to_plain"},
     {"pipeline", "conversion", "opening", "repair"},
     {"calls"},
     {"api"},
