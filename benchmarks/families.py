@@ -55,7 +55,7 @@ KINDS = {
 }
 """The forty families that people quantise most."""
 BEYOND = {
-    "dense": "gpt2 gpt_neox",
+    "dense": "gpt2 gpt_neox gemma3n_text",
     "mixture of experts": "mixtral olmoe phimoe granitemoe lfm2_moe minimax qwen2_moe deepseek_v2",
     "hybrid": "zamba2 falcon_h1 jamba bamba",
     "vision-language": "qwen2_5_vl internvl smolvlm idefics3 llava gemma3n",
@@ -181,8 +181,19 @@ MLA = {"num_key_value_heads": 4}
 SPARSE = MLA | {"num_hidden_layers": 3}
 EVERY_FOURTH = {"num_hidden_layers": 4}
 DEFAULT_ROPE = {"rope_theta": 10000.0, "rope_type": "default"}
+GEMMA_3N = {
+    "num_hidden_layers": 4,
+    "vocab_size_per_layer_input": 4096,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    # 0.95 in real ones: of 512 tokens that leaves GPTQ less than a layer has columns.
+    "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+    "laurel_rank": 16,
+}
 FAMILIES: dict[str, Family] = {
-    "deepseek_v2": Family(MLA | {"q_lora_rank": 128, "first_k_dense_replace": 1}),
+    "deepseek_v2": Family(
+        MLA | {"q_lora_rank": 128, "first_k_dense_replace": 1, "num_experts_per_tok": 2}
+    ),
     "deepseek_v3": Family(MLA),
     "deepseek_v32": Family(SPARSE),
     "deepseek_v4": Family(
@@ -205,7 +216,8 @@ FAMILIES: dict[str, Family] = {
         }
     ),
     "ernie4_5_moe": Family({"num_hidden_layers": 3, "moe_layer_end_index": 2}),
-    "gemma3n": Family({"vocab_size_per_layer_input": 4096, "num_kv_shared_layers": 1}),
+    "gemma3n": Family(GEMMA_3N),
+    "gemma3n_text": Family(GEMMA_3N),
     "gemma4": Family(
         {
             "num_hidden_layers": 6,
@@ -509,7 +521,7 @@ def try_family(name: str, recipes: list[str], known: dict[str, Any]) -> dict[str
             off = gap(logits(transformers_model(source, kind)), ours)
             result["source"] = "the same logits" if off <= SAME else f"off by {off:.2g}"
         except Exception as error:
-            result["source"] = words(error)
+            result["source"] = words(error, source)
         tried = dict(known.get("recipes", {}))
         left = [recipe for recipe in recipes if recipe not in tried]
         try:
@@ -524,15 +536,17 @@ def try_family(name: str, recipes: list[str], known: dict[str, Any]) -> dict[str
                     (by_name[recipe],) = make(source, [recipe], out)
                 tried[recipe] = check(by_name[recipe], source, Path(scratch))
             except Exception as error:
-                tried[recipe] = {"ok": False, "reason": words(error)}
+                tried[recipe] = {"ok": False, "reason": words(error, source)}
             said = tried[recipe].get("reason") or tried[recipe].get("transformers", "")
             print(f"{name} {recipe}: {'ok' if tried[recipe]['ok'] else 'MISS'} {said}", flush=True)
         return result | {"recipes": tried}
 
 
-def words(error: Exception) -> str:
-    """What a user would read; anything but an error of ours is a bug, and is shown as one."""
+def words(error: Exception, folder: Path | None = None) -> str:
+    """What a user would read, less where the model lay; anything but an error of ours is a bug."""
     said = " ".join(str(error).split())
+    if folder is not None:
+        said = said.replace(f"{folder}: ", "").replace(str(folder), "it")
     if isinstance(error, QuantkitError):
         return said
     if VERBOSE:

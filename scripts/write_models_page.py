@@ -1,6 +1,7 @@
 """Write docs/models.md, the model families that quantkit takes, from the result of their runs."""
 
 import json
+import re
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,7 +185,8 @@ def _table(rows: dict[str, Any], engine: Engine | None) -> str:
 
 def _note(found: dict[str, Any]) -> str:
     if not found.get("built"):
-        return "not in this transformers"
+        package = re.search(r"requires the (\w+) library", found.get("reason", ""))
+        return f"needs {package[1]} to be built" if package else "not in this transformers"
     reasons = dict.fromkeys(r["reason"] for r in found["recipes"].values() if not r["ok"])
     return "; ".join(reason.replace("|", "/") for reason in reasons)
 

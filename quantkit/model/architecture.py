@@ -26,6 +26,7 @@ EXPERT = re.compile(r"(?:^|\.)experts\.\d+\.")
 ROUTERS = ("gate", "router", "wg")
 """Parts of the names of what chooses experts."""
 SMALL = "a small projection, which serving engines keep in 16 bits"
+STREAMS = "it mixes the model's parallel streams (AltUp): a few columns"
 KEPT = {
     "shared_expert_gate": "it weighs the shared expert, and serving engines keep it in 16 bits",
     "in_proj_ba": SMALL,
@@ -43,6 +44,11 @@ KEPT = {
     "b_proj": SMALL,
     "per_layer_input_gate": SMALL,
     "per_layer_projection": SMALL,
+    "correction_coefs": STREAMS,
+    "prediction_coefs": STREAMS,
+    "modality_router": STREAMS,
+    "laurel.linear_left": SMALL,
+    "laurel.linear_right": SMALL,
 }
 """Linear layers within blocks that no recipe means, by the end of their names, and why."""
 COUNTED = re.compile(r"(?:^|_)(?:layers?|blocks|experts)$")
@@ -343,10 +349,7 @@ def _look(
     kept |= dict.fromkeys(shared, SHARED)
     linears = {name: shape for name, shape in linears.items() if name not in shared}
     if not any(own in linears for own in inside.values()):
-        raise SourceError(
-            f"{folder}: the blocks of {type(model).__name__} have no Linear layers, "
-            "so there is nothing that quantkit could quantise"
-        )
+        raise SourceError(f"{folder}: {_without_linears(model)}")
     kept |= {
         name.removesuffix(".weight"): NOT_BUILT
         for name in links.unknown
@@ -430,6 +433,23 @@ def find_routers(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[s
             )
         routers += found_routers
     return tuple(routers)
+
+
+def _without_linears(model: Any) -> str:
+    """Why nothing of a model can be quantised: what its blocks hold instead, and where."""
+    named = type(model).__name__
+    prefix, blocks = find_blocks(model)
+    for name, module in blocks.named_modules():
+        if getattr(getattr(module, "weight", None), "ndim", 0) == 2:
+            return (
+                f"the blocks of {named} have {type(module).__name__} in place of Linear layers "
+                f"({prefix}.{name}), whose weights lie transposed, and vLLM loads those in 16 bits "
+                "only; serve it unquantised, or take a model of Linear layers"
+            )
+    return (
+        f"the blocks of {named} have no Linear layers, so there is nothing to quantise; serve it "
+        "unquantised, or take another model"
+    )
 
 
 def kept_reason(name: str) -> str | None:

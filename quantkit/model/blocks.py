@@ -43,6 +43,8 @@ class Decoder:
     """Those that the source has, by their names in the model."""
     _n_outputs: int | None = None
     """How many things this family's blocks return; None where it is the states alone."""
+    _batch_dim: int = 0
+    """Where blocks have samples; everywhere else they come first. Gemma 3n has its streams there."""
 
     @classmethod
     def open(cls, source: ModelSource, device: torch.device) -> "Decoder":
@@ -175,12 +177,13 @@ class Decoder:
             for module in base.children():
                 if module is not self.blocks:
                     module.to(self.device)
-            _, one = self._recorded(base, tokens[:1])
+            states, one = self._recorded(base, tokens[:1])
+            self._batch_dim = self._find_batch(base, tokens[:1], states)
             recording = Recording(one)
             hidden = []
             for batch in torch.split(tokens, batch_size):
                 first, arguments = self._recorded(base, batch)
-                hidden.append(first)
+                hidden.append(first.movedim(self._batch_dim, 0))
                 recording.add(arguments)
             if beginning is not None and not torch.equal(beginning, tokens[: len(beginning)]):
                 recording.begin(self._recorded(base, beginning)[1])
@@ -223,6 +226,14 @@ class Decoder:
             f"way that quantkit cannot record ({problem}); recipes that need no data work"
         ) from problem
 
+    def _find_batch(self, base: torch.nn.Module, one: torch.Tensor, states: torch.Tensor) -> int:
+        """The dimension that grows with samples."""
+        if states.dim() == 3:
+            return 0
+        two, _ = self._recorded(base, one.expand(2, -1))
+        grown = [d for d, (n, m) in enumerate(zip(states.shape, two.shape, strict=True)) if n != m]
+        return grown[0] if grown else 0
+
     @torch.no_grad()
     def losses(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Negative log-likelihood of every token but each sample's first, from the last states."""
@@ -259,8 +270,9 @@ class Decoder:
             outside[name] = self._cast(name, value.to(self.device))
 
         def logits(states: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+            given = states.movedim(0, self._batch_dim)
             for index, block in enumerate(blocks):
-                self.blocks[index] = Given(block, states, self._n_outputs)
+                self.blocks[index] = Given(block, given, self._n_outputs)
             made = self.model(input_ids=ids.to(self.device), use_cache=False).logits
             return cast("torch.Tensor", made[0].float())
 
@@ -285,9 +297,9 @@ class Decoder:
         self, block: torch.nn.Module, hidden: torch.Tensor, arguments: Mapping[str, Any]
     ) -> tuple[torch.Tensor, tuple[Any, ...]]:
         """A block's output, and what it returns beside it."""
-        result = block(hidden, **arguments)
+        result = block(hidden.movedim(0, self._batch_dim), **arguments)
         if not isinstance(result, tuple):
-            return result, ()
+            return result.movedim(self._batch_dim, 0), ()
         if self._n_outputs is None:
             self._n_outputs = 1
-        return result[0], result[1:]
+        return result[0].movedim(self._batch_dim, 0), result[1:]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from quantkit.errors import SourceError
 from quantkit.model import fused
 from quantkit.model.architecture import Architecture
 from quantkit.model.headers import read_header
@@ -28,6 +29,7 @@ KINDS = {
     "gemma3": "a language model behind a vision tower",
     "granitemoehybrid": "state-space blocks, and experts under other names",
     "gpt_neox": "tensors that transformers renames",
+    "gemma3n_text": "several streams side by side, samples in the second dimension",
 }
 RECIPES = ["fp8-dynamic", "awq-gptq-w4a16"]
 
@@ -67,6 +69,12 @@ def test_all_that_is_not_language_is_copied_and_ignored(tmp_path):
     linears = {n.removesuffix(".weight") for n in towers if n.endswith("q_proj.weight")}
     assert linears <= set(config["ignore"])
     assert "re:.*vision_tower.*" in config["ignore"]
+
+
+def test_layers_that_no_engine_serves_quantised_are_named(tmp_path):
+    families.build("gpt2", tmp_path)
+    with pytest.raises(SourceError, match=r"Conv1D.*transformer\.h\.0\.attn\.c_attn.*unquantised"):
+        Architecture.of(tmp_path)
 
 
 @pytest.mark.parametrize(
