@@ -44,7 +44,7 @@ class Decoder:
     _n_outputs: int | None = None
     """How many things this family's blocks return; None where it is the states alone."""
     _batch_dim: int = 0
-    """Where blocks have samples; everywhere else they come first. Gemma 3n has its streams there."""
+    """Where blocks have samples: in Gemma 3n behind its streams. Elsewhere they come first."""
 
     @classmethod
     def open(cls, source: ModelSource, device: torch.device) -> "Decoder":
