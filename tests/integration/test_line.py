@@ -29,8 +29,8 @@ CLOSE = 1e-6 if platform.machine() in ("x86_64", "AMD64") else 5e-6
 """Of sums over other batches; elsewhere matrix products of other shapes differ by more."""
 
 
-FEW = {"python_docs": [0, 1, 2, 5, 6, 7, 9, 12, 13, 16], "python_quiz": list(range(40))}
-"""Documents and questions that tell nearly what all tell, in an eighth of the time."""
+FEW = {"python_docs": [0, 1, 5, 6, 7, 9, 12, 13, 16], "python_quiz": list(range(24))}
+"""Short documents and few questions: they show nearly what all show, in a twentieth of the time."""
 
 
 @pytest.fixture(scope="module", params=["few", pytest.param("all", marks=pytest.mark.slow)])
@@ -45,7 +45,7 @@ def demo(samples, tmp_path_factory):
     out, whole = tmp_path_factory.mktemp("demo"), pipeline.run
 
     def short(source, recipes, asked, out, device, choice, run):
-        asked, choice = replace(asked, samples=samples), replace(choice, n_samples=16)
+        asked, choice = replace(asked, samples=samples), replace(choice, n_samples=8)
         return whole(source, recipes, asked, out, device, choice, run)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -112,21 +112,22 @@ def test_the_page_sorts_and_searches(browser, demo, report):
     assert all("gguf" in name for name in names())
 
 
-def test_demo_shows_what_quantisation_costs(report):
+def test_demo_shows_what_quantisation_costs(report, samples):
+    better = 0.6 if samples is None else 0.7  # of few documents and samples less is certain
     for name in ("fp8-dynamic", "fp8-static", "int8-w8a8", "rtn-w8a16"):
         assert abs(change(report, name)) <= 0.01, name
     assert change(report, "rtn-w4a16") >= 0.03
     for name in ("gptq-w4a16", "awq-w4a16", "awq-gptq-w4a16"):
-        assert change(report, name) <= 0.6 * change(report, "rtn-w4a16"), name
+        assert change(report, name) <= better * change(report, "rtn-w4a16"), name
     values = [c["scores"]["python_docs/perplexity"]["value"] for c in report["candidates"]]
     assert values == sorted(values)
 
 
 def test_the_source_knows_answers_and_checkpoints_keep_them(report, samples):
     source = report["baseline"]["scores"]["python_quiz/acc"]
-    assert source["n"] == (400 if samples is None else 40)
+    assert source["n"] == (400 if samples is None else 24)
     assert source["value"] >= 0.45
-    assert 0 < source["stderr"] < (0.03 if samples is None else 0.09)
+    assert 0 < source["stderr"] < (0.03 if samples is None else 0.11)
     for candidate in report["candidates"]:
         accuracy = candidate["scores"]["python_quiz/acc"]["value"]
         assert accuracy >= source["value"] - 3 * source["stderr"], candidate["name"]
@@ -214,18 +215,20 @@ def test_scores_are_those_of_lm_eval_itself():
     from quantkit.resources import DEMO_MODEL
     from quantkit.scoring.lmeval import OWN_TASKS
 
+    # Of the documents one is short and one longer than the model's context.
+    asked = {"python_docs": [1, 18], "python_quiz": [0, 1, 2]}
     model = HFLM(pretrained=str(DEMO_MODEL), dtype="float32", device="cpu", batch_size=2)
     theirs = lm_eval.simple_evaluate(
         model=model,
-        tasks=["python_docs", "python_quiz"],
-        limit=3,
+        tasks=list(asked),
+        samples=asked,
         task_manager=TaskManager(include_path=str(OWN_TASKS)),
         bootstrap_iters=0,
     )
     ours = score(
         ModelSource.open("demo"),
-        ["python_docs", "python_quiz"],
-        limit=3,
+        list(asked),
+        samples=asked,
         batch_size=2,
         device="cpu",
     )
@@ -238,7 +241,6 @@ def test_scores_are_those_of_lm_eval_itself():
             expected = theirs["results"][task][f"{metric},none"]
             # Sums in float64 where lm-eval has float32, over other batches.
             assert ours.scores[f"{task}/{metric}"].value == pytest.approx(expected, rel=CLOSE)
-    assert ours.settings.limit == 3
 
 
 def test_unknown_task_is_refused_with_near_matches():
