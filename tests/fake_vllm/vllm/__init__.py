@@ -85,9 +85,11 @@ class LLM:
         ids = torch.tensor([prompt["prompt_token_ids"] for prompt in prompts])
         n_before, wanted = ids.shape[1], params.wanted
         with torch.no_grad(), WideProducts():
+            known, new = None, ids
             for _ in range(wanted["max_tokens"]):
-                last = self.model(input_ids=ids).logits[:, -1]
-                ids = torch.cat([ids, last.argmax(-1, keepdim=True)], 1)
+                step = self.model(input_ids=new, past_key_values=known, use_cache=True)
+                known, new = step.past_key_values, step.logits[:, -1:].argmax(-1)
+                ids = torch.cat([ids, new], 1)
             logits = self.model(input_ids=ids).logits[:, :-1].float()
         told = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0].tolist()
         return [output(ids[i].tolist(), told[i], n_before) for i in range(len(ids))]
