@@ -38,6 +38,8 @@ RECORDED = ("first", "next", "counts", "defects", "most_memory", "longest_s", "m
 """What is kept of a range, so that others add up with it."""
 EVERY = 50
 """Cases after which what was found is written down."""
+GOOD = int(os.environ.get("QUANTKIT_FAULTS_GOOD", "3"))
+"""Undamaged inputs whose memory damaged ones are held against."""
 
 
 def mutations(first: int, last: int) -> None:
@@ -107,7 +109,7 @@ def _good(world: Any, name: str, room: Path) -> int:
         peak = 0
         import random
 
-        for seed in range(3):
+        for seed in range(GOOD):
             work = room / "good"
             shutil.rmtree(work, ignore_errors=True)
             chance = random.Random(f"good {seed}")
@@ -251,8 +253,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("mutations", "kills", "limits", "again", "collect"))
     parser.add_argument("seeds", nargs="?", type=_range, metavar="FIRST:LAST")
+    parser.add_argument("--kills", type=_range, metavar="FIRST:LAST", help="in the same process")
     asked = parser.parse_args()
     if asked.what in ("again", "collect"):
         {"again": again, "collect": collect}[asked.what]()
     else:
         {"mutations": mutations, "kills": kills, "limits": limits}[asked.what](*asked.seeds)
+    if asked.kills:
+        kills(*asked.kills)

@@ -11,42 +11,57 @@ import pytest
 CAMPAIGN = Path(__file__).with_name("campaign.py")
 
 
+MUTATIONS, KILLS = (0, 10), (1, 2)
+"""Every kind of input once, and a kill of a calibrated run."""
+
+
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
-    return tmp_path_factory.mktemp("faults")
-
-
-def run(parts, what, last):
-    environment = os.environ | {"QUANTKIT_FAULTS": str(parts)}
+    """What a campaign left that tried both ranges."""
+    folder = tmp_path_factory.mktemp("faults")
+    ranges = ["mutations", "{}:{}".format(*MUTATIONS), "--kills", "{}:{}".format(*KILLS)]
+    environment = {"QUANTKIT_FAULTS": str(folder), "QUANTKIT_FAULTS_GOOD": "1"}
     done = subprocess.run(
-        [sys.executable, CAMPAIGN, what, f"0:{last}"],
-        env=environment,
+        [sys.executable, CAMPAIGN, *ranges],
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads((parts / f"{what}-0-{last}.json").read_text())
+    return folder
+
+
+def part(parts, what, first, last):
+    found = json.loads((parts / f"{what}-{first}-{last}.json").read_text())
     assert found["next"] == last
     return found
 
 
 def test_mutations(parts):
-    found = run(parts, "mutations", 10)
+    found = part(parts, "mutations", *MUTATIONS)
     assert found["defects"] == []
     total = [sum(counts.values()) for counts in found["counts"].values()]
     assert total == [1] * 10
 
 
 def test_kills(parts):
-    found = run(parts, "kills", 1)
+    found = part(parts, "kills", *KILLS)
     assert found["defects"] == []
+    assert list(found["counts"]) == ["quantize, calibrated"]
 
 
-def test_a_range_that_was_stopped_goes_on(parts):
-    path = parts / "kills-0-1.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"next": 1, "counts": {}}))
-    assert run(parts, "kills", 1)["counts"] == {}
+def test_a_range_that_was_stopped_goes_on(parts, monkeypatch):
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # as the campaign would for good
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    from faults import campaign
+
+    first, last = KILLS
+    path = parts / f"kills-{first}-{last}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"counts": {}}))
+    monkeypatch.setattr(campaign, "PARTS", parts)
+    campaign.kills(first, last)
+    assert part(parts, "kills", first, last)["counts"] == {}
 
 
 def test_a_defect_is_seen(tmp_path):

@@ -6,11 +6,13 @@ both, and only scores can show it.
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 
 from quantkit import grid
+from quantkit.calibration.reading import python_text
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.cli.main import main
 from quantkit.export.checkpoint import Checkpoint
@@ -33,9 +35,20 @@ from quantkit.storage import sha256_of
 RECIPE = "gptq-w4a16"
 READ = [0, 1, 5, 6, 7, 9, 11, 12, 13, 15, 16, 18, 20, 21, 22, 23, 26, 27, 28, 29]
 """The shortest documents: as many as a verdict needs, in a third of the time of the first ones."""
+LONGEST = 1700
+"""Characters after which a document is cut: what remains is as much as a verdict needs."""
 ASKED = Asked(("python_docs",), samples={"python_docs": READ})
 BLOCK = "model.layers.3"
 LAYER = "model.layers.2.mlp.down_proj"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_documents():
+    whole = python_text.heldout()
+    with pytest.MonkeyPatch.context() as patch:
+        short = tuple(replace(one, text=one.text[:LONGEST]) for one in whole)
+        patch.setattr(python_text, "heldout", lambda: short)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +68,13 @@ def baseline(source):
     return evaluate(source, ASKED, "cpu")
 
 
-def judged(baseline, *checkpoints):
-    report = Report.of([baseline, *(evaluate(c, ASKED, "cpu") for c in checkpoints)])
-    return judge(report.document, policy.default())
+@pytest.fixture(scope="module")
+def good_scored(good):
+    return evaluate(good, ASKED, "cpu")
+
+
+def judged(*evaluations):
+    return judge(Report.of(evaluations).document, policy.default())
 
 
 def damaged(checkpoint, target, change, modules):
@@ -95,8 +112,8 @@ def reasons(verdict):
     return "\n".join(check.reason for check in verdict.failures)
 
 
-def test_a_good_checkpoint_passes(baseline, good):
-    verdict = judged(baseline, good)
+def test_a_good_checkpoint_passes(baseline, good_scored):
+    verdict = judged(baseline, good_scored)
     assert verdict.outcome is Answer.PASS
     assert "calibration_ratio" in {check.metric for check in verdict.checks}
 
@@ -104,29 +121,31 @@ def test_a_good_checkpoint_passes(baseline, good):
 def test_one_block_in_two_bits_is_named(baseline, good, tmp_path):
     modules = [name for name in good.manifest.layers if name.startswith(f"{BLOCK}.")]
     two_bits = lambda values: ((values + 6) / 4.0).round().clamp(0, 3) * 4 - 6  # noqa: E731
-    found = reasons(judged(baseline, damaged(good, tmp_path / "c", two_bits, modules)))
+    spoilt = damaged(good, tmp_path / "c", two_bits, modules)
+    found = reasons(judged(baseline, evaluate(spoilt, ASKED, "cpu")))
     assert "block 3 stands out" in found
 
 
 def test_a_layer_of_zeros_is_named(baseline, good, tmp_path):
     spoilt = damaged(good, tmp_path / "c", torch.zeros_like, [LAYER])
-    assert "down_proj of block 2 stands out" in reasons(judged(baseline, spoilt))
+    found = reasons(judged(baseline, evaluate(spoilt, ASKED, "cpu")))
+    assert "down_proj of block 2 stands out" in found
 
 
 def test_calibration_on_noise_is_named(baseline, source, tmp_path, monkeypatch):
     noise = torch.randint(0, 4096, (32, 128), generator=torch.Generator().manual_seed(0))
     tokens = CalibrationTokens("noise.jsonl", noise)
     monkeypatch.setattr(prepare, "load_tokens", lambda *_: tokens)
-    made = quantize(
+    (made,) = quantize(
         source, [load(RECIPE)], tmp_path, "cpu", calibration=CalibrationChoice("noise.jsonl")
     )
-    found = reasons(judged(baseline, *made))
+    found = reasons(judged(baseline, evaluate(made, ASKED, "cpu")))
     assert "calibration_ratio is" in found
     assert "at most 100 is allowed" in found
 
 
-def test_a_score_of_other_files_is_named(baseline, good, tmp_path, capsys):
-    files.write(Report.of([baseline, evaluate(good, ASKED, "cpu")]), tmp_path)
+def test_a_score_of_other_files_is_named(baseline, good, good_scored, tmp_path, capsys):
+    files.write(Report.of([baseline, good_scored]), tmp_path)
     changed = damaged(good, tmp_path / RECIPE, lambda values: values.flip(1), [LAYER])
     report = str(tmp_path / "report.json")
     assert main(["gate", report, "--checkpoint", str(good.folder)]) == 0
@@ -142,11 +161,11 @@ def test_twenty_honest_runs_pass(baseline, source, tmp_path):
         spec.write_text(
             f"sources: [{{kind: python-docs}}]\nn_samples: 32\nmax_length: 128\nseed: {seed}\n"
         )
-        made = quantize(
+        (made,) = quantize(
             source,
             [load(RECIPE)],
             tmp_path / str(seed),
             "cpu",
             calibration=CalibrationChoice(str(spec)),
         )
-        assert judged(baseline, *made).outcome is Answer.PASS
+        assert judged(baseline, evaluate(made, ASKED, "cpu")).outcome is Answer.PASS
