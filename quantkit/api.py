@@ -198,15 +198,11 @@ def compare(
         return Report.of(score(scores, tasks=tasks, **how), tuple(notes))
     if how:
         raise UsageError(f"{next(iter(how))} goes with tasks: name what models are scored on")
-    from quantkit.report import inputs, speed
-    from quantkit.report.comparison import Report
+    from quantkit.calls.report import Reporting
     from quantkit.scoring.evaluation import Evaluation
 
-    listed = _listed(scores)
-    paths = [Path(one) for one in listed if not isinstance(one, Evaluation)]
-    evaluations = [one for one in listed if isinstance(one, Evaluation)]
-    report = Report.of([*evaluations, *(inputs.read(paths) if paths else [])], tuple(notes))
-    return speed.joined(report, inputs.speeds(paths)) if paths else report
+    given = [one if isinstance(one, Evaluation) else Path(one) for one in _listed(scores)]
+    return _done(Reporting(given, notes=tuple(notes)), None)
 
 
 def gate(
@@ -221,19 +217,15 @@ def gate(
     With `against`, an earlier report, also by how candidates changed since; with `checkpoints`,
     also whether folders are what was scored.
     """
-    from quantkit.gating import policy as policies
-    from quantkit.gating.judge import judge
-    from quantkit.gating.scored import check_folder
+    from quantkit.calls.gate import Judging
 
-    document = _document(report)
-    earlier = None if against is None else _document(against)
-    if str(policy) == "default":
-        rules = policies.default(earlier is not None)
-    else:
-        rules = policies.load(Path(policy))
-    verdict = judge(document, rules, earlier)
-    checks = [check_folder(document, _folder(one), verdict.unjudged) for one in checkpoints]
-    return verdict.with_checks(*checks)
+    call = Judging(
+        _report(report),
+        None if str(policy) == "default" else Path(policy),
+        None if against is None else _report(against),
+        [_folder(one) for one in checkpoints],
+    )
+    return _done(call, None)
 
 
 def calibrate(
@@ -322,6 +314,7 @@ def recommend(
     from quantkit.advise import formats, parallel, quality, shape
     from quantkit.advise.candidates import MIN_QUALITY, Catalogue, Question, check_objective
     from quantkit.advise.recommendation import recommend as answer
+    from quantkit.calls.gate import document
     from quantkit.hardware import gpus
     from quantkit.model.source import context_of
 
@@ -331,7 +324,7 @@ def recommend(
         {}
         if report is None
         else quality.from_document(
-            _document(report),
+            document(_report(report)),
             of_model,
             str(report) if isinstance(report, str | Path) else "the report",
         )
@@ -364,11 +357,5 @@ def _folder(given: "str | Path | Checkpoint") -> Path:
     return Path(given) if isinstance(given, str | Path) else given.folder
 
 
-def _document(given: "Report | Document | str | Path") -> "Document":
-    from quantkit.report.comparison import Report
-    from quantkit.report.document import read
-
-    if isinstance(given, str | Path):
-        path = Path(given)
-        return read(path / "report.json" if path.is_dir() else path)
-    return given.document if isinstance(given, Report) else given
+def _report(given: "Report | Document | str | Path") -> "Report | Document | Path":
+    return Path(given) if isinstance(given, str) else given

@@ -26,45 +26,13 @@ def command(
 
     What people wrote into its README.md stays; scores are those of the folder's own files.
     """
+    from quantkit.calls.report import Describing
     from quantkit.cli import console, start
 
-    start.stay_offline_if(True)
-    from quantkit.errors import ScoreError
-    from quantkit.export.manifest import Manifest, is_checkpoint
-    from quantkit.report import document
-    from quantkit.scoring.evaluation import read_all
-
-    ours = [folder for folder in checkpoints if is_checkpoint(folder) or not folder.exists()]
-    for folder in ours:
-        Manifest.read(folder)
-    evaluations = read_all(scores or [])
-    told = document.read(report) if report else None
-    from quantkit.export import card, foreign_card
-    from quantkit.model.description import README
-    from quantkit.report import card as report_card
-
-    # All is read and checked before the first card is written.
-    work = []
-    for path in checkpoints:
-        known = Manifest.read(path) if path in ours else foreign_card.Foreign.open(path)
-        folder = path if path in ours or path.is_dir() else path.parent
-        runs = report_card.scored(known, evaluations, told)
-        if not runs and not without_scores and card.has_scores(card.existing(folder)):
-            raise ScoreError(
-                f"{folder}: its card tells scores, which would go; give them with --scores or "
-                "--report, or say --without-scores"
-            )
-        work.append((folder, known, runs))
-    made = []
-    for folder, known, runs in work:
-        if isinstance(known, Manifest):
-            changed = card.refresh(folder, known, runs)
-        else:
-            changed = foreign_card.refresh(known, runs)
-        tasks = [task for run in runs for task in run.tasks]
-        made.append({"path": str(folder / README), "changed": changed, "tasks": tasks})
+    call = Describing(checkpoints, scores or [], report, without_scores)
+    cards = start.run(call, quiet=True)
     if json:
-        console.print_json(made)
+        console.print_json([card.to_json() for card in cards])
         return
-    for entry in made:
-        typer.echo(f"{entry['path']} {'written' if entry['changed'] else 'is up to date'}")
+    for card in cards:
+        typer.echo(f"{card.path} {'written' if card.changed else 'is up to date'}")

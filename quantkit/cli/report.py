@@ -1,6 +1,5 @@
 """`quantkit report`."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -30,28 +29,15 @@ def command(
     json: AsJson = False,
 ) -> None:
     """Compare scored models with their source."""
-    from quantkit.calls import early
-    from quantkit.cli import console, start
+    from quantkit.calls.report import Reporting
+    from quantkit.cli import start
 
     if schema:
-        from quantkit.report import document
-
-        console.print_json(document.schema())
+        start.show_schema()
         return
     if not scores:
         raise typer.BadParameter("name score files, or folders of them", param_hint="SCORES")
-    for path in scores:
-        early.file(path)
-    early.output(out)
-    from quantkit.report import files, inputs, speed
-    from quantkit.report.comparison import Report
-    from quantkit.storage import output_folder
-
-    with output_folder(out) if out is not None else nullcontext():
-        report = Report.of(inputs.read(scores), tuple(note or ()))
-        report = speed.joined(report, inputs.speeds(scores))
-        if out is not None:
-            files.write(report, out)
+    report = start.run(Reporting(scores, out, tuple(note or ())), quiet=True)
     start.show_report(report, json)
     if out is not None:
         typer.echo(f"written: {out}/report.json, report.md, report.html", err=True)

@@ -41,7 +41,7 @@ def sharing(device: str) -> "Iterator[tuple[Ranks | None, str]]":
         yield ranks, str(ranks.device)
 
 
-def run(call: "Call[T]", quiet: bool, verbose: bool) -> T:
+def run(call: "Call[T]", quiet: bool, verbose: bool = False) -> T:
     """Do what is asked, and show how it goes; only the first of several processes speaks."""
     from quantkit.calls import silent
     from quantkit.cli import console
@@ -80,6 +80,14 @@ def telling_what_is_kept(out: Path) -> Iterator[None]:
 def show(outcome: "Outcome", as_json: bool) -> None:
     """The result of a whole run."""
     show_report(outcome.report, as_json)
+
+
+def show_schema() -> None:
+    """What report.json may hold."""
+    from quantkit.cli import console
+    from quantkit.report import document
+
+    console.print_json(document.schema())
 
 
 def show_report(report: "Report", as_json: bool) -> None:

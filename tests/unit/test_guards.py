@@ -237,18 +237,8 @@ def test_options_that_travel_together_are_one_object():
     assert len(entry_points) <= MOST_ENTRY_POINTS, entry_points
 
 
-FACES = {
-    "calibrate",
-    "compare",
-    "convert",
-    "demo",
-    "draft",
-    "quantize",
-    "run",
-    "score",
-    "sensitivity",
-}
-FACES |= {"verify"}
+FACES = {"calibrate", "card", "compare", "convert", "demo", "draft", "gate", "quantize", "report"}
+FACES |= {"run", "score", "sensitivity", "verify"}
 ROOMS_OF_FACES = {"calls", "cli", "errors", "launch", "registry"}
 
 

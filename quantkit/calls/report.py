@@ -1,0 +1,128 @@
+"""Compare scored models with their source, and write what was scored into model cards."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quantkit.calls import Tell, Work, early, silent
+from quantkit.errors import ScoreError
+
+if TYPE_CHECKING:
+    from quantkit.export.card_facts import Scored
+    from quantkit.export.foreign_card import Foreign
+    from quantkit.export.manifest import Manifest
+    from quantkit.progress import Progress
+    from quantkit.report.comparison import Report
+    from quantkit.scoring.evaluation import Evaluation
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """One call of `report`, or of `compare` with scores."""
+
+    scores: "Sequence[Path | Evaluation]"
+    """Score files, folders of them, checkpoints' folders, bench.json files, or evaluations."""
+    out: Path | None = None
+    notes: tuple[str, ...] = ()
+
+    needs_hub = False
+    needs_transformers = False
+
+    def ready(self, tell: Tell = silent) -> "Work[Report]":
+        """Refuse files that are not there."""
+        paths = [one for one in self.scores if isinstance(one, Path)]
+        for path in paths:
+            early.file(path)
+        early.output(self.out)
+
+        def work(progress: "Progress") -> "Report":
+            from quantkit.report import files, inputs, speed
+            from quantkit.report.comparison import Report
+            from quantkit.storage import output_folder
+
+            given = [one for one in self.scores if not isinstance(one, Path)]
+            with output_folder(self.out) if self.out is not None else nullcontext():
+                read = inputs.read(paths) if paths else []
+                report = speed.joined(Report.of([*given, *read], self.notes), inputs.speeds(paths))
+                if self.out is not None:
+                    files.write(report, self.out)
+            return report
+
+        return work
+
+
+@dataclass(frozen=True)
+class Card:
+    """A model card after a call of `card`."""
+
+    path: Path
+    changed: bool
+    tasks: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"path": str(self.path), "changed": self.changed, "tasks": list(self.tasks)}
+
+
+@dataclass(frozen=True)
+class Describing:
+    """One call of `card`."""
+
+    checkpoints: Sequence[Path]
+    scores: Sequence[Path] = ()
+    report: Path | None = None
+    without_scores: bool = False
+    """Scores that a card tells may go."""
+
+    needs_hub = False
+    needs_transformers = False
+
+    def ready(self, tell: Tell = silent) -> "Work[list[Card]]":
+        """Refuse folders and scores that cannot be read."""
+        from quantkit.export.manifest import Manifest, is_checkpoint
+        from quantkit.report import document
+        from quantkit.scoring.evaluation import read_all
+
+        ours = [path for path in self.checkpoints if is_checkpoint(path) or not path.exists()]
+        for folder in ours:
+            Manifest.read(folder)
+        evaluations = read_all(list(self.scores))
+        told = document.read(self.report) if self.report else None
+
+        def work(progress: "Progress") -> list[Card]:
+            from quantkit.export import foreign_card
+            from quantkit.report import card
+
+            # All is read and checked before the first card is written.
+            found = []
+            for path in self.checkpoints:
+                known = Manifest.read(path) if path in ours else foreign_card.Foreign.open(path)
+                folder = path if path in ours or path.is_dir() else path.parent
+                runs = card.scored(known, evaluations, told)
+                self._refuse_loss(folder, runs)
+                found.append((folder, known, runs))
+            return [_written(*one) for one in found]
+
+        return work
+
+    def _refuse_loss(self, folder: Path, runs: "list[Scored]") -> None:
+        from quantkit.export import card
+
+        if not runs and not self.without_scores and card.has_scores(card.existing(folder)):
+            raise ScoreError(
+                f"{folder}: its card tells scores, which would go; give them with --scores or "
+                "--report, or say --without-scores"
+            )
+
+
+def _written(folder: Path, known: "Manifest | Foreign", runs: "list[Scored]") -> Card:
+    from quantkit.export import card, foreign_card
+    from quantkit.export.manifest import Manifest
+    from quantkit.model.description import README
+
+    if isinstance(known, Manifest):
+        changed = card.refresh(folder, known, runs)
+    else:
+        changed = foreign_card.refresh(known, runs)
+    return Card(folder / README, changed, tuple(task for run in runs for task in run.tasks))
