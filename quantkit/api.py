@@ -311,35 +311,24 @@ def recommend(
     A model is a folder, a hub id, a config.json or a size such as `70B`; with `report`, quality
     comes from its scores.
     """
-    from quantkit.advise import formats, parallel, quality, shape
-    from quantkit.advise.candidates import MIN_QUALITY, Catalogue, Question, check_objective
-    from quantkit.advise.recommendation import recommend as answer
     from quantkit.calls.gate import document
-    from quantkit.hardware import gpus
-    from quantkit.model.source import context_of
+    from quantkit.calls.recommend import Advising, Aims, Evidence, Load, Place
 
-    check_objective(objective)
-    of_model = shape.of(str(model))
-    scored = (
-        {}
-        if report is None
-        else quality.from_document(
-            document(_report(report)),
-            of_model,
-            str(report) if isinstance(report, str | Path) else "the report",
-        )
+    known = []
+    if report is not None:
+        given = _report(report)
+        known = [given if isinstance(given, Path) else document(given)]
+    call = Advising(
+        [str(model)],
+        Place(gpu),
+        Load(count, context=context, users=users),
+        Aims(objective, min_quality),
+        Evidence(known, gpu_hour=gpu_hour),
     )
-    question = Question(
-        Catalogue(of_model, formats.considered(scored, parallel.n_experts(of_model) > 0)),
-        context=min(8192, context_of(of_model.config)) if context is None else context,
-        users=users,
-        count=count,
-        objective=objective,
-        min_quality=MIN_QUALITY if min_quality is None else min_quality,
-        gpu_hour=gpu_hour,
-        qualities=scored,
-    )
-    return answer(question, gpus.find(gpu))
+    found = _done(call, None).answers.found
+    if len(found) > 1:
+        raise UsageError(f"{gpu} are several GPUs: ask for one at a time")
+    return found[0]
 
 
 def _done(call: "Call[T]", progress: Listener | None) -> T:

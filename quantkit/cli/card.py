@@ -30,7 +30,7 @@ def command(
     from quantkit.cli import console, start
 
     call = Describing(checkpoints, scores or [], report, without_scores)
-    cards = start.run(call, quiet=True)
+    cards = start.ask(call)
     if json:
         console.print_json([card.to_json() for card in cards])
         return

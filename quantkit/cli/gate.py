@@ -36,7 +36,7 @@ def command(
     view = gate_view.View(junit, markdown, json)
     with view.telling_errors():
         call = Judging(report, policy, against, checkpoint or [])
-        verdict = start.run(call, quiet=True)
+        verdict = start.ask(call)
         view.write(verdict)
     view.show(verdict)
     raise typer.Exit(verdict.exit_code)

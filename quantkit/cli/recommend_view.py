@@ -8,9 +8,11 @@ import typer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from quantkit.advise.candidates import Candidate
     from quantkit.advise.recommendation import Recommendation
+    from quantkit.calls.recommend import Advised
     from quantkit.serving.questions import Answers
 
 HEADINGS = ("format", "GiB", "room", "first", "each", "all", "quality")
@@ -21,7 +23,30 @@ first: time to the first token. each, all: tokens/s of one user, of all users.
 quality: the share that is kept; ~ is a prior."""
 
 
-def show(answers: "Answers") -> None:
+def show(advised: "Advised", page: "Path | None", as_json: bool) -> None:
+    """Answers as JSON or on the screen; a page has it all, and more."""
+    from quantkit.advise import document
+    from quantkit.cli import console
+
+    answers, mixed = advised.answers, advised.mixed
+    if as_json:
+        told = document.to_json(answers.found, answers.across, answers.notes)
+        told |= {} if answers.plan is None else {"serving": answers.plan.to_json()}
+        told |= {} if mixed is None else {"mixed": mixed.to_json()}
+        console.print_json(told | ({"make": list(answers.make)} if answers.make else {}))
+    elif len(advised.asked.models) > 1:
+        show_models(answers)
+    elif len(answers.found) == 1:
+        show_one(answers)
+        for line in mixed.words if mixed is not None else []:
+            console.say(line)
+    elif page is None:
+        show_many(answers.found, answers.notes)
+    if page is not None:
+        typer.echo(f"written: {page}", err=True)
+
+
+def show_one(answers: "Answers") -> None:
     """One answer, then everything that was compared, then how to serve it."""
     from quantkit.advise import words
     from quantkit.cli import console, serving_view

@@ -37,7 +37,7 @@ def command(
         return
     if not scores:
         raise typer.BadParameter("name score files, or folders of them", param_hint="SCORES")
-    report = start.run(Reporting(scores, out, tuple(note or ())), quiet=True)
+    report = start.ask(Reporting(scores, out, tuple(note or ())))
     start.show_report(report, json)
     if out is not None:
         typer.echo(f"written: {out}/report.json, report.md, report.html", err=True)

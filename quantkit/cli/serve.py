@@ -1,7 +1,7 @@
 """`quantkit serve`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -23,14 +23,6 @@ from quantkit.cli.options import (
     one_of,
     tokens,
 )
-
-if TYPE_CHECKING:
-    from quantkit.progress import Progress
-    from quantkit.serving.fleet import Fleet
-    from quantkit.serving.plan import Plan
-    from quantkit.serving.program import Program
-
-PREVIEW = 60
 
 
 def command(
@@ -131,123 +123,26 @@ def command(
     Prints the engine's command with the reason of every flag, starts it, waits until it is
     healthy, sends one real request, and stays until Ctrl-C.
     """
-    from dataclasses import replace
+    from quantkit.calls import serve as calls
+    from quantkit.cli import serving_view, start
 
-    from quantkit.cli import console, serving_view
-    from quantkit.serving import adapters, device, images, plan, program, server, target
-    from quantkit.serving import draft as drafts
-
-    fleet = _fleet(replicas, ttft, tpot, image)
-    if emit is not None:
-        from quantkit.serving import emit as emitting
-
-        emitting.check(emit, out or Path(), fleet, force)
-    elif image is not None or replicas is not None:
+    if emit is None and (image is not None or replicas is not None):
         hint = "--replicas" if image is None else "--image"
         raise typer.BadParameter("goes with --emit", param_hint=hint)
-    model = target.open_target(checkpoint)
-    loras = adapters.parse(lora or [], model.is_gguf, max_loras, max_cpu_loras)
-    demand = plan.Demand(
-        gpu=device.find(gpu),
-        count=count,
-        context=context,
-        users=users,
-        profile=profile,
-        kv_bits=plan.kv_bits(kv_cache),
-        utilisation=gpu_utilization,
-        draft=drafts.parse(draft, model, draft_tokens, sampling=draft_sampling),
-        adapters=loras,
-        host=host,
-        port=port,
+    planning = calls.Planning(
+        checkpoint,
+        calls.Setup(
+            profile, gpu, count, context, users, kv_cache, gpu_utilization, host, port, extra or []
+        ),
+        calls.Additions(draft, draft_tokens, draft_sampling, lora or [], max_loras, max_cpu_loras),
+        calls.Engine(python, llama_server, is_needed=not (dry_run or emit)),
+        calls.Files(emit, out or Path(), image, replicas, ttft, tpot, force),
     )
-    made = plan.make(model, demand).with_extra(extra or [])
-    engine = None
-    # A plan is made before there is an engine; where one is named, it is that one's.
-    if python or llama_server or not (dry_run or emit):
-        engine = program.find(made.engine, demand.gpu, python, llama_server)
-    elif dry_run:
-        engine = program.look(made.engine)
-        if engine is None:
-            made = made.with_note(
-                f"{program.missing(made.engine)} here, so this is how it is called where it is"
-            )
-    if dry_run and emit is None:
-        if json:
-            console.print_json(made.to_json(engine.words if engine else None))
-        else:
-            serving_view.show(made, engine)
-        return
-    files = {}
+    view = serving_view.View(json)
     if emit is not None:
-        if image is None and python is not None and engine is not None and emit != "grafana":
-            fleet = replace(fleet, image=images.tag_of(engine.version))
-        files = serving_view.made_files(made, emit, out or Path(), fleet, force)
+        files = start.run(calls.Emission(planning, check, dry_run), quiet)
+        serving_view.tell_files(files, only_named=dry_run)
+    elif dry_run:
+        view.show(start.ask(planning))
     else:
-        server.refuse_taken(*made.address)
-    with console.progress(quiet) as progress:
-        if check:
-            from quantkit.cli import start
-
-            start.stay_offline_if(True)
-            from quantkit.serving.check import check as check_folder
-
-            check_folder(model, progress)
-        if engine is None or emit is not None:
-            serving_view.write_files(files, only_named=dry_run)
-            return
-        if not json:
-            serving_view.show(made, engine)
-        _serve(made, engine, timeout, log, once, json, progress)
-
-
-def _fleet(replicas: str | None, ttft: str | None, tpot: str | None, image: str | None) -> "Fleet":
-    """What files are to say beside the plan."""
-    from quantkit.engine.durations import seconds
-    from quantkit.serving.fleet import SLOW_TTFT, Fleet, Targets
-    from quantkit.serving.fleet import replicas as parsed
-
-    least, most = parsed(replicas)
-    targets = Targets(seconds(ttft, "--ttft") or SLOW_TTFT, seconds(tpot, "--tpot"))
-    return Fleet(least, most, targets, image, is_scaled=replicas is not None)
-
-
-def _serve(
-    made: "Plan",
-    engine: "Program",
-    timeout: float,
-    log: Path | None,
-    once: bool,
-    json: bool,
-    progress: "Progress",
-) -> None:
-    from quantkit.cli import console
-    from quantkit.serving import server
-
-    with server.running(made, engine, timeout, progress, log) as running:
-        answer = running.ask()
-        if json:
-            console.print_json(
-                {
-                    **made.to_json(engine.words),
-                    "version": engine.named,
-                    "url": running.url,
-                    "start_seconds": running.seconds,
-                    "answer": answer.text,
-                    "answer_seconds": answer.seconds,
-                }
-            )
-        else:
-            shown = repr(answer.text if len(answer.text) <= PREVIEW else answer.text[:PREVIEW])
-            typer.echo(
-                f"\n{engine.named} was ready after {running.seconds:.0f} s and "
-                f"answered {server.PROMPT!r} in {answer.seconds:.1f} s with:\n  {shown}\n"
-            )
-            typer.echo(f"Call it:\n{server.curl(made, running.url)}")
-        if once:
-            return
-        try:
-            progress.note(f"\nserving at {running.url}/v1 until Ctrl-C")
-            running.stay()
-        except KeyboardInterrupt:
-            progress.note("ending the server")
-    progress.note("ended")
+        start.run(calls.Serving(planning, view, timeout, log, check, once), quiet)

@@ -1,17 +1,23 @@
 """How the plan of a server looks on a terminal, and its files."""
 
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import typer
 
 if TYPE_CHECKING:
-    from quantkit.serving.fleet import Fleet
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from quantkit.calls.serve import Planned
     from quantkit.serving.plan import Plan
     from quantkit.serving.program import Program
+    from quantkit.serving.server import Answer, Server
 
 SHORT = 40
 """Characters of a flag that stand before its reason."""
+PREVIEW = 60
+"""Characters of an answer."""
 
 
 def show(made: "Plan", engine: "Program | None" = None) -> None:
@@ -30,27 +36,53 @@ def _short(words: tuple[str, ...]) -> str:
     return text if len(text) <= SHORT else words[0]
 
 
-def made_files(
-    made: "Plan", kind: str, folder: Path, fleet: "Fleet", force: bool
-) -> dict[Path, str]:
-    """What an orchestrator reads, by path; refused where others lie there."""
-    from quantkit.serving import emit
-
-    files = {folder / name: text for name, text in emit.files(made, kind, fleet).items()}
-    emit.refuse_changed(files, force)
-    return files
+def tell_files(paths: "Iterable[Path]", only_named: bool = False) -> None:
+    """What was written, or would be."""
+    for path in paths:
+        typer.echo(f"would write {path}" if only_named else path)
 
 
-def write_files(files: dict[Path, str], only_named: bool = False) -> None:
-    """Write them and name them, or name what would be written."""
-    if only_named:
-        for path in files:
-            typer.echo(f"would write {path}")
-        return
-    from quantkit.storage import guarded, write_text
+@dataclass(frozen=True)
+class View:
+    """How a server comes up, on a terminal or as JSON."""
 
-    for path, text in files.items():
-        with guarded(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
-        typer.echo(path)
+    as_json: bool
+
+    def show(self, planned: "Planned") -> None:
+        """The plan alone."""
+        from quantkit.cli import console
+
+        if self.as_json:
+            engine = planned.engine
+            console.print_json(planned.plan.to_json(engine.words if engine else None))
+        else:
+            show(planned.plan, planned.engine)
+
+    def planned(self, planned: "Planned") -> None:
+        if not self.as_json:
+            show(planned.plan, planned.engine)
+
+    def answered(self, planned: "Planned", running: "Server", answer: "Answer") -> None:
+        from quantkit.cli import console
+        from quantkit.serving import server
+
+        plan, engine = planned.plan, planned.engine
+        assert engine is not None
+        if self.as_json:
+            console.print_json(
+                {
+                    **plan.to_json(engine.words),
+                    "version": engine.named,
+                    "url": running.url,
+                    "start_seconds": running.seconds,
+                    "answer": answer.text,
+                    "answer_seconds": answer.seconds,
+                }
+            )
+            return
+        shown = repr(answer.text if len(answer.text) <= PREVIEW else answer.text[:PREVIEW])
+        typer.echo(
+            f"\n{engine.named} was ready after {running.seconds:.0f} s and "
+            f"answered {server.PROMPT!r} in {answer.seconds:.1f} s with:\n  {shown}\n"
+        )
+        typer.echo(f"Call it:\n{server.curl(plan, running.url)}")

@@ -55,6 +55,15 @@ def run(call: "Call[T]", quiet: bool, verbose: bool = False) -> T:
         return work(progress)
 
 
+def ask(call: "Call[T]") -> T:
+    """The same of what is answered at once: there is no progress to show."""
+    from quantkit.cli import console
+    from quantkit.progress import Silent
+
+    stay_offline_if(not call.needs_hub)
+    return call.ready(partial(console.say, err=True))(Silent())
+
+
 def load_lean(quiet: bool = False) -> None:
     """Have transformers loaded without what no command of this process uses."""
     from quantkit.cli import console

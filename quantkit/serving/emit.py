@@ -11,6 +11,7 @@ from quantkit.serving.fleet import Fleet
 from quantkit.serving.kubernetes import kubernetes
 from quantkit.serving.monitoring import alerts, grafana
 from quantkit.serving.plan import Plan
+from quantkit.storage import guarded, write_text
 
 Maker = Callable[[Plan, Fleet], str]
 
@@ -56,10 +57,22 @@ def files(plan: Plan, kind: str, fleet: Fleet | None = None) -> dict[str, str]:
     return {name: make(plan, fleet or Fleet()) for name, make in KINDS[kind].items()}
 
 
-def refuse_changed(made: dict[Path, str], force: bool = False) -> None:
-    """Stop where a file is there already and says something else."""
+def placed(
+    plan: Plan, kind: str, folder: Path, fleet: Fleet, force: bool = False
+) -> dict[Path, str]:
+    """The same by path, for a folder where nothing says something else."""
+    made = {folder / name: text for name, text in files(plan, kind, fleet).items()}
     for path, text in made.items():
         if not force and path.exists() and path.read_bytes() != text.encode():
             raise StorageError(
                 f"{path} exists already and says something else; use --force to replace it"
             )
+    return made
+
+
+def write(made: dict[Path, str]) -> None:
+    """Write files where they are to lie."""
+    for path, text in made.items():
+        with guarded(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)

@@ -70,7 +70,8 @@ class Asked:
     objective: str | None = None
     """None: latency, or quality where the GPU's bandwidth is not known."""
     min_quality: float | None = None
-    reports: tuple[Path, ...] = ()
+    reports: "tuple[Path | Document, ...]" = ()
+    """Files, folders that have one, or what was read of one."""
     gpu_hour: float | None = None
     prices: Prices | None = None
     bench: Path | None = None
@@ -105,7 +106,7 @@ class _Model:
 
     text: str
     shape: ModelShape
-    report: "tuple[Path, Document] | None" = None
+    report: "tuple[str, Document] | None" = None
     qualities: Mapping[str, quality.Quality] = field(default_factory=dict)
 
     @property
@@ -136,7 +137,7 @@ def answer(asked: Asked) -> Answers:
     for model in models:
         if model.report is not None:
             path, document = model.report
-            notes += tuple(others.notes(document, str(path), asked.gpus))
+            notes += tuple(others.notes(document, path, asked.gpus))
     if len(models) > 1:
         reports = {m.shape.label: m.report[1] for m in models if m.report}
         return Answers(tuple(found), across=across.compare(found, reports), notes=notes)
@@ -152,16 +153,14 @@ def _models(asked: Asked) -> list[_Model]:
     models = [_Model(text, shape.of(text)) for text in asked.models]
     if not asked.reports:
         return models
-    from quantkit.report.document import read
-
     if len(models) == 1 and len(asked.reports) > 1:
         raise AdviceError("one model has one report; name more models, or leave out --report")
     for place in asked.reports:
-        path = place / "report.json" if place.is_dir() else place
-        document, reasons = read(path), []
+        path, document = _report(place)
+        reasons = []
         for number, model in enumerate(models):
             try:
-                known = quality.from_document(document, model.shape, str(path))
+                known = quality.from_document(document, model.shape, path)
             except AdviceError as error:
                 reasons.append(error)
                 continue
@@ -176,6 +175,16 @@ def _models(asked: Asked) -> list[_Model]:
                 )
             )
     return models
+
+
+def _report(given: "Path | Document") -> "tuple[str, Document]":
+    """A report, and what it is called in sentences."""
+    if not isinstance(given, Path):
+        return "the report", given
+    from quantkit.report.document import read
+
+    path = given / "report.json" if given.is_dir() else given
+    return str(path), read(path)
 
 
 def _draft(asked: Asked, model: _Model) -> Draft:
