@@ -38,14 +38,18 @@ def find(
     """
     if is_checkpoint(Path(name)):
         return Checkpoint.open(Path(name))
-    if (file := foreign_gguf.file_of(name)) is not None:
+    file, folder = foreign_gguf.file_of(name), None
+    if file is None:
+        folder = locate(name, revision)
+        file = foreign_gguf.file_of(folder)  # a repository of one file, in the hub's cache
+    if file is not None:
         if original is None:
             raise SourceError(
                 f"{name} has no config and tokenizer that transformers reads: give the model that "
                 "it was made from as well (--source MODEL)"
             )
         return ForeignGGUF.open(file, original)
-    folder = locate(name, revision)
+    assert folder is not None
     config = read_config(folder)
     if method_of(config):
         declared.of(config, str(folder))  # refuses what nobody reads before tensors are looked at

@@ -61,8 +61,9 @@ GGUF files of the families above, too, whoever quantised them: `quantkit quantiz
 gptq-w4a16 --calibration general --requantize`. Config and tokenizer are made from the file's keys,
 and the keys from that config again: a file that says something else than any config can is refused
 with what it is. Tensors are dequantised one at a time, an expert without the others of its block.
-The manifest's notes say what the source was. `quantkit convert FILE.gguf --to bf16` writes a plain
-folder, of any quantised folder as well; `dequantized.json` in it says what it was made from.
+The manifest's notes say what the source was. A file in a hub is `org/repo:Q4_K_M`.
+`quantkit convert FILE.gguf --to bf16` writes a plain folder, of any quantised folder as well;
+`dequantized.json` in it says what it was made from.
 """
 
 

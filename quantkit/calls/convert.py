@@ -1,6 +1,6 @@
 """Write a checkpoint in another format or in none, or mend one of another tool."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,11 +55,19 @@ class Dequantization:
     trust_remote_code: bool = False
     force: bool = False
 
-    needs_hub = False
     needs_transformers = True
+
+    @property
+    def needs_hub(self) -> bool:
+        return not self.path.exists()
 
     def ready(self, tell: Tell = silent) -> "Work[Plain]":
         """Refuse folders that are taken."""
+        from quantkit.model.source import hub_file
+
+        if (file := hub_file(str(self.path))) is not None:
+            out = self.out or Path(f"{file.stem}-{self.to}")  # not into the hub's cache
+            return replace(self, path=file, out=out).ready(tell)
         early.file(self.path)
         if self.out is not None:
             early.new_folder(self.out, self.force, DEQUANTIZED)

@@ -21,7 +21,9 @@ def models(names: Iterable[str], revision: str | None = None) -> None:
         if is_checkpoint(Path(name)):
             Manifest.read(Path(name))
         elif file_of(name) is None:
-            read_config(locate(name, revision, weights=False))
+            folder = locate(name, revision, weights=False)
+            if file_of(folder) is None:
+                read_config(folder)
 
 
 def source_among(names: Iterable[str]) -> None:

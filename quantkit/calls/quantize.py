@@ -1,6 +1,6 @@
 """Quantise a model: with recipes, with the one that fits a GPU, or with what a budget buys."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +125,11 @@ class Quantization:
     def ready(self, tell: Tell = silent) -> "Work[Quantized]":
         """Refuse what shows before a weight is read."""
         check_engine(self.engine)
+        if isinstance(self.model, str) and ":" in self.model:
+            from quantkit.model.source import hub_file
+
+            if (file := hub_file(self.model)) is not None:
+                return replace(self, model=file).ready(tell)
         if self.spending is not None:
             return self._ready_to_spend(self.spending, tell)
         recipes, data = self.recipes, self.data

@@ -16,7 +16,7 @@ from quantkit.errors import CheckpointError
 from quantkit.export.foreign import ForeignCheckpoint
 from quantkit.export.manifest import is_checkpoint
 from quantkit.formats.declared import Declared, Part, Weights
-from quantkit.model.source import ModelSource
+from quantkit.model.source import ModelSource, hub_file
 from quantkit.model.tokenizer import load as load_tokenizer
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ MOST_UNLIKE = 0.01
 
 
 def file_of(name: str | Path) -> Path | None:
-    """The GGUF file that a name means, itself or its folder, where no manifest of ours describes
-    it; None: there is none, or more than one."""
-    path = Path(name)
+    """The GGUF file that a name means, itself, its folder or `org/repo:Q4_K_M`, where no manifest
+    of ours describes it; None: there is none, or more than one."""
+    path = hub_file(str(name)) or Path(name)
     if path.suffix.lower() == SUFFIX and path.is_file():
         return None if is_checkpoint(path.parent) else path
     if not path.is_dir() or is_checkpoint(path) or (path / "config.json").is_file():

@@ -7,7 +7,7 @@ else is a hub id, fetched through huggingface_hub with its cache and its offline
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,8 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 TOKENIZER_FILES = ("tokenizer*", "*.model", "vocab.*", "merges.txt", "special_tokens_map.json")
 FINGERPRINT_BYTES = 64 << 10
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w./-]{0,199}", re.ASCII)
+HUB_FILE = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+):(?P<kind>[\w.-]+)", re.ASCII)
+"""A GGUF file in a hub by a part of its name, as llama.cpp spells it: org/repo:Q4_K_M."""
 # All that a model folder needs besides its weights.
 SIDE_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "tokenizer*", "LICENSE*", "*.py")
 
@@ -153,6 +155,25 @@ def _refuse_links(folder: Path) -> None:
             )
 
 
+def hub_file(name: str) -> Path | None:
+    """The GGUF file that `org/repo:Q4_K_M` means, fetched if need be; None for other names."""
+    match = HUB_FILE.fullmatch(name)
+    if match is None or Path(name).exists():
+        return None
+    repo, kind = match["repo"], match["kind"]
+    wanted = [f"*{spelt}*.gguf" for spelt in dict.fromkeys((kind, kind.upper(), kind.lower()))]
+    folder, _ = _download(repo, None, patterns=wanted)
+    files = sorted(path.name for path in folder.glob("*.gguf"))
+    found = [one for one in files if kind.lower() in one.lower() and not one.startswith("mmproj")]
+    if len(found) == 1:
+        return folder / found[0]
+    what = "several GGUF files" if found else "no GGUF file"
+    there = f"; there are: {', '.join(files[:8])}" if files else ""
+    raise SourceError(
+        f"{repo} has {what} with {kind} in the name{there}; name one of them by more of its name"
+    )
+
+
 def is_local(name: str) -> bool:
     """Whether a model needs no hub."""
     return name == "demo" or Path(name).exists()
@@ -179,8 +200,13 @@ def _locate(
 
 
 def _download(
-    name: str, revision: str | None, cached_only: bool = False, weights: bool = True
+    name: str,
+    revision: str | None,
+    cached_only: bool = False,
+    weights: bool = True,
+    patterns: Sequence[str] = (),
 ) -> tuple[Path, str | None]:
+    """The snapshot of a hub model, and its commit; with `patterns`, only such files."""
     for word in (name, revision or "main"):
         if not HUB_NAME.fullmatch(word) or ".." in word:
             raise SourceError(f"{word!r} is no model or revision in the hub; check the name")
@@ -195,7 +221,8 @@ def _download(
                 name,
                 revision=revision,
                 # The model's card as well, which tells its licence; it is read, never copied.
-                allow_patterns=[*SIDE_FILES, README, *(["*.safetensors"] if weights else [])],
+                allow_patterns=[*patterns]
+                or [*SIDE_FILES, README, *(["*.safetensors"] if weights else [])],
                 # Second copies of the weights that some models bring.
                 ignore_patterns=["consolidated*", "*/*"],
                 local_files_only=cached_only,
@@ -238,7 +265,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The model's `config.json`."""
     path = folder / "config.json"
     if not path.is_file():
-        raise SourceError(f"{folder} is no model folder: it has no config.json")
+        hint = "; a GGUF file in a hub is named as org/repo:Q4_K_M"
+        hint = hint if folder.resolve().parent.name == "snapshots" else ""
+        raise SourceError(f"{folder} is no model folder: it has no config.json{hint}")
     try:
         config = parse_json(path.read_bytes(), finite=False)
         if not isinstance(config, dict):

@@ -94,6 +94,47 @@ def test_a_hub_id_in_the_cache_and_a_hub_out_of_reach(theirs, tmp_path):
     assert found.stdout.strip() == "compressed-tensors: int4 g128, 16-bit inputs"
 
 
+@pytest.fixture
+def repository(file, tmp_path, monkeypatch):
+    """Repositories of GGUF files in the hub's cache, one with two of them."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name, kinds in (("one", ["Q4_0"]), ("two", ["Q4_0", "Q8_0"])):
+        snapshot = tmp_path / f"hub/models--org--{name}-GGUF/snapshots" / ("b" * 40)
+        snapshot.mkdir(parents=True)
+        for kind in kinds:
+            shutil.copyfile(file, snapshot / f"model-{kind}.gguf")
+        reference = snapshot.parents[1] / "refs/main"
+        reference.parent.mkdir()
+        reference.write_text("b" * 40)
+    return tmp_path
+
+
+def test_gguf_files_of_a_hub_are_named_by_repository_and_kind(repository, model, run_cli):
+    asked = ["--tasks", "python_docs", "--limit", "1", "--device", "cpu", "-o", repository / "out"]
+    for name in ("org/two-GGUF:Q4_0", "org/two-GGUF:q4_0", "org/one-GGUF"):
+        scored = run_cli(["score", name, "--source", model, *asked])
+        assert scored.code == 0, scored.stderr
+        assert "model-Q4_0" in scored.stdout
+    plain = ["convert", "org/two-GGUF:Q4_0", "--to", "bf16", "-o", repository / "plain"]
+    assert run_cli(plain).code == 0
+    made = ["quantize", "org/two-GGUF:Q4_0", "-r", "rtn-w4a16", "-o", repository / "made"]
+    assert run_cli([*made, "--requantize", "--device", "cpu"]).code == 0
+
+
+def test_what_a_hub_does_not_have_is_one_sentence(repository, model, run_cli):
+    for name, words in (
+        ("org/two-GGUF:Q6_K", "has no GGUF file with Q6_K in the name; there are: model-Q4_0.gguf"),
+        ("org/two-GGUF:model", "has several GGUF files with model in the name"),
+        ("org/two-GGUF", "it has no config.json; a GGUF file in a hub is named as org/repo:Q4_K_M"),
+        ("org/none-GGUF:Q4_0", "org/none-GGUF is neither a folder here nor in the hub cache"),
+    ):
+        found = run_cli(["score", name, "--source", model, "--tasks", "python_docs"])
+        assert found.code == 3, found.stdout
+        assert words in found.stderr
+        assert len(found.stderr.splitlines()) == 1
+
+
 def test_pickles_and_code_are_refused(theirs, tmp_path, run_cli):
     pickled = tmp_path / "pickled"
     shutil.copytree(theirs, pickled)
