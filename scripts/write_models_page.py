@@ -44,6 +44,14 @@ predict ahead (MTP), convolutions, and the small projections beside linear atten
 layers. All of them are named in the checkpoint's `ignore`. Before a router, folded scales are
 powers of two, so that norm, router and shared-expert gate keep every bit.
 
+## Chats with images
+
+Vision-language models are calibrated by text, or by chats with images where the model has a
+processor and pillow is installed: `quantkit calibrate build chats.jsonl --model MODEL -o SET`, then
+`quantize --calibration SET`. Rotation by rows and columns (Qwen), attention both ways within an
+image (Gemma 3) and features that are added between blocks (Qwen 3-VL) reach the blocks as in the
+model itself (`tests/integration/test_pictures.py`).
+
 ## GGUF
 
 {gguf}. llama.cpp computes what transformers does for each of them

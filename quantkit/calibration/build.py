@@ -17,13 +17,15 @@ from quantkit.calibration.choosing.candidates import Candidates
 from quantkit.calibration.choosing.packing import Sample
 from quantkit.calibration.choosing.selection import Choice, Shape
 from quantkit.calibration.overlap.contamination import EvaluationText
+from quantkit.calibration.pictures import Unusable, Vision
 from quantkit.calibration.pool import GatheredSource, Reading, describe, gather, require_rows
 from quantkit.calibration.redaction.rows import redact_rows
-from quantkit.calibration.rendering import Piece, Refused, Renderer
-from quantkit.calibration.spec import USUAL_SAMPLES, SetSpec
+from quantkit.calibration.rendering import Piece, Refused, Renderer, TooLong
+from quantkit.calibration.spec import USUAL_SAMPLES, Files, SetSpec
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError
-from quantkit.model.source import context_of, locate, read_config
+from quantkit.home import expanded
+from quantkit.model.source import context_of, locate, read_config, text_config
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress
 from quantkit.quiet import hushed
@@ -45,6 +47,8 @@ class Vocabulary:
     """Of the model's embedding."""
     widest: int | None = None
     """Inputs of its widest layer."""
+    folder: Path | None = None
+    """Where its processor for images may lie."""
 
     @classmethod
     def of(cls, name: str, revision: str | None = None) -> "Vocabulary":
@@ -53,10 +57,10 @@ class Vocabulary:
         config = read_config(folder)
         tokenizer = load_tokenizer(folder)
         label = name if name == "demo" else Path(name).name
-        n_tokens = config.get("vocab_size") or len(tokenizer)
+        n_tokens = text_config(config).get("vocab_size") or len(tokenizer)
         widths = [config.get(key) for key in ("hidden_size", "intermediate_size", "ffn_dim")]
         widest = max((int(w) for w in widths if isinstance(w, int)), default=None)
-        return cls(label, tokenizer, context_of(config), int(n_tokens), widest)
+        return cls(label, tokenizer, context_of(config), int(n_tokens), widest, folder)
 
 
 @dataclass(frozen=True)
@@ -87,11 +91,16 @@ def build(
     enough = ENOUGH * spec.n_samples * length * CHARACTERS_PER_TOKEN
     gathered = gather(spec, reading, enough, renderer.check, evaluation, progress)
     require_rows(gathered)
+    renderer.vision = _vision(gathered, model, spec, progress)
     gathered, redacted = redact_rows(gathered, spec, progress)
+    folders = [_folder(source, reading.base) for source in spec.sources]
     with hushed("transformers"):  # it warns of rows longer than the context, which are cut
-        rendered = _render(gathered, renderer, spec.seed, reading.skip_bad, progress)
+        rendered = _render(gathered, renderer, spec.seed, reading.skip_bad, progress, folders)
     candidates = _candidates(rendered, gathered, model, spec.seed)
-    shape = Shape(spec.n_samples, length, spec.short == "pack")
+    pictured = any(item.piece.pictures for item in rendered)
+    if pictured and spec.short == "pack":
+        progress.note("one chat a sample, since images are not cut")
+    shape = Shape(spec.n_samples, length, spec.short == "pack" and not pictured)
     names, accounts = [s.name for s in gathered], [describe(s.account) for s in gathered]
     selection.require_enough(candidates, shape, names, accounts)
     progress.start("choose", 1, "sets")
@@ -107,6 +116,12 @@ def build(
         for samples in (choice.samples, *draws)
     ]
     tokens = _tokens(name, choice.samples, candidates, length, model)
+    if pictured:
+        of_sample = [
+            tuple(one for part in sample for one in rendered[part.piece].piece.pictures)
+            for sample in choice.samples
+        ]
+        tokens = replace(tokens, pictures=tuple(of_sample))
     manifest = Manifest(
         name=name,
         spec=spec,
@@ -133,6 +148,32 @@ def build(
     return CalibrationSet(tokens, _table(choice, rendered, gathered, model.tokenizer), manifest)
 
 
+def _vision(
+    gathered: list[GatheredSource], model: Vocabulary, spec: SetSpec, progress: Progress
+) -> Vision | None:
+    """The model's processor where chats have images; None, with the reason, where it has no use."""
+    n_rows = sum(row.has_images for source in gathered for row in source.rows)
+    if not n_rows:
+        return None
+    try:
+        if spec.redact:
+            raise Unusable("rows are redacted, and nobody redacts images")
+        if spec.chat == "plain":
+            raise Unusable("`chat: plain` renders text alone")
+        return Vision.of(model.folder)
+    except Unusable as error:
+        progress.note(f"warning: {n_rows:,} chats are read without their images: {error}")
+        return None
+
+
+def _folder(source: Any, base: Path) -> Path:
+    """Where paths of a source's rows start."""
+    if not isinstance(source, Files):
+        return base
+    root = base / expanded(source.path)
+    return root if root.is_dir() else root.parent
+
+
 def _note_unusual(spec: SetSpec, progress: Progress) -> None:
     few, many = USUAL_SAMPLES
     if spec.n_samples < few:
@@ -153,6 +194,7 @@ def _render(
     seed: int,
     skip_bad: bool,
     progress: Progress,
+    folders: list[Path],
 ) -> list[Rendered]:
     """All rows as pieces; what the template refuses is counted, or an error."""
     progress.start("render", sum(len(source.rows) for source in gathered), "rows")
@@ -161,11 +203,23 @@ def _render(
         rng = random.Random(f"{seed} {source.name}")
         for place, row in enumerate(source.rows):
             try:
-                pieces = renderer.pieces(row, rng)
-            except Refused as error:
+                pieces = renderer.pieces(row, rng, folders[index])
+            except TooLong as error:
+                source.account.leave_out("too long with its images", str(error))
+                continue
+            except (Refused, Unusable) as error:
+                if not skip_bad and isinstance(error, Unusable):
+                    raise DataError(
+                        f"{row.place}: {error}; or leave it out with --skip-bad"
+                    ) from None
                 if not skip_bad:
                     raise
-                source.account.leave_out("refused by the template", str(error))
+                reason = (
+                    "without its images"
+                    if isinstance(error, Unusable)
+                    else "refused by the template"
+                )
+                source.account.leave_out(reason, str(error))
                 continue
             if not pieces:
                 source.account.leave_out("empty", f"{row.place} has no tokens")
@@ -277,6 +331,11 @@ def _table(
     choice: Choice, rendered: list[Rendered], gathered: list[GatheredSource], tokenizer: Any
 ) -> list[dict[str, Any]]:
     """Every piece of every sample, for people."""
+    any_pictures = any(item.piece.pictures for item in rendered)
+
+    def pictured(piece: Piece) -> dict[str, Any]:
+        return {"images": [one.name for one in piece.pictures]} if any_pictures else {}
+
     rows = []
     for number, sample in enumerate(choice.samples):
         for part in sample:
@@ -295,6 +354,7 @@ def _table(
                     "text": tokenizer.decode(
                         part.of(item.piece.ids), clean_up_tokenization_spaces=False
                     ),
+                    **pictured(item.piece),
                 }
             )
     return rows

@@ -2,6 +2,7 @@
 
     tokens.safetensors   `input_ids` [samples, length] and `lengths` [samples]
     samples.parquet      every piece of every sample: its source, place, text and why it was chosen
+    images/              images of chats, by their hash, where there are any
     calibration.json     the manifest, written last
 
 The same sources and seed give the same bytes, so nothing in it tells the time.
@@ -22,6 +23,7 @@ from quantkit.calibration.choosing.figures import Figures
 from quantkit.calibration.named import FILE as FILE
 from quantkit.calibration.named import is_set as is_set
 from quantkit.calibration.named import require_set
+from quantkit.calibration.pictures import Picture
 from quantkit.calibration.spec import SetSpec
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError
@@ -32,6 +34,7 @@ from quantkit.storage import scratch_folder, sha256_of, write_json
 
 TOKENS = "tokens.safetensors"
 SAMPLES = "samples.parquet"
+IMAGES = "images"
 
 
 class _Record(BaseModel):
@@ -131,6 +134,11 @@ class CalibrationSet:
             pq.write_table(
                 pa.Table.from_pylist(self.samples), scratch / SAMPLES, compression="zstd"
             )
+            for picture in {
+                one.name: one for some in self.tokens.pictures for one in some
+            }.values():
+                (scratch / IMAGES).mkdir(exist_ok=True)
+                (scratch / IMAGES / picture.name).write_bytes(picture.data)
             files = {name: sha256_of(scratch / name) for name in (TOKENS, SAMPLES)}
             record = self.manifest.model_copy(update={"files": files})
             write_json(scratch / FILE, record.model_dump(mode="json"))
@@ -167,8 +175,31 @@ def read(folder: Path) -> CalibrationSet:
     except (OSError, ValueError, KeyError, SafetensorError, pyarrow.ArrowException) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise DataError(f"{folder} is damaged: {first}; build the set again") from error
-    tokens = CalibrationTokens(manifest.name, ids, _unless_full(lengths, manifest.length))
-    return CalibrationSet(tokens, samples, manifest)
+    lengths = _unless_full(lengths, manifest.length)
+    pictures = _pictures(folder, samples, len(ids))
+    return CalibrationSet(
+        CalibrationTokens(manifest.name, ids, lengths, pictures), samples, manifest
+    )
+
+
+def _pictures(
+    folder: Path, samples: list[dict[str, Any]], n_samples: int
+) -> tuple[tuple[Picture, ...], ...]:
+    """The images of every sample, each checked by its name."""
+    found: list[list[Picture]] = [[] for _ in range(n_samples)]
+    for piece in samples:
+        for name in piece.get("images") or ():
+            path = folder / IMAGES / name
+            try:
+                picture = Picture(path.read_bytes())
+            except OSError as error:
+                raise DataError(
+                    f"cannot read {path}: {error.strerror}; build the set again"
+                ) from error
+            if picture.name != name:
+                raise DataError(f"{path} was changed; build the set again")
+            found[piece["sample"]].append(picture)
+    return tuple(map(tuple, found)) if any(found) else ()
 
 
 def _require_shapes(ids: torch.Tensor, lengths: torch.Tensor, manifest: Manifest) -> None:

@@ -87,4 +87,7 @@ def part_of(
     if (n_samples, length) == tuple(have):
         return tokens
     lengths = None if tokens.lengths is None else tokens.lengths[:n_samples].clamp(max=length)
-    return CalibrationTokens(tokens.name, tokens.ids[:n_samples, :length], lengths)
+    pictures = tokens.pictures[:n_samples]
+    if any(pictures) and length < have[1]:
+        raise DataError(f"{tokens.name} has images, which are not cut: leave out --length")
+    return CalibrationTokens(tokens.name, tokens.ids[:n_samples, :length], lengths, pictures)

@@ -149,9 +149,11 @@ def gather(
 
 
 def _size_of(row: Row, text: str) -> int:
-    """Characters that keeping a row takes: tools and calls count as well."""
+    """Characters that keeping a row takes: tools, calls and images inside it count as well."""
     calls = [m["tool_calls"] for m in row.messages if m.get("tool_calls")]
-    return len(text) + (len(str(row.tools)) + len(str(calls)) if row.tools or calls else 0)
+    images = sum(len(one) for m in row.messages for one in m.get("images", ()))
+    beside = len(str(row.tools)) + len(str(calls)) if row.tools or calls else 0
+    return len(text) + images + beside
 
 
 def _distinct(batch: list[Row], texts: list[str], seen: Seen | None, account: Account) -> list[int]:

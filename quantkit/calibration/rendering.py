@@ -11,10 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from quantkit.calibration import pictures as pictures_of
+from quantkit.calibration.pictures import Picture, Unusable, Vision
 from quantkit.calibration.reading.messages import parsed
 from quantkit.calibration.reading.row import Message, Row, content
 from quantkit.calibration.template import Template, TemplateFault
@@ -38,6 +41,12 @@ class Piece:
     """Whether something of its row is missing."""
     divisible: bool = False
     """Whether it may begin anywhere, as text may and a chat may not."""
+    pictures: tuple[Picture, ...] = ()
+    """Images that its tokens stand for; such a piece is whole."""
+
+
+class TooLong(DataError):
+    """A chat that does not fit into a sample with its images."""
 
 
 class Refused(DataError):
@@ -52,6 +61,8 @@ class Renderer:
         self._template = Template(tokenizer)
         self.length = length
         self._plain = chat == "plain"
+        self.vision: Vision | None = None
+        """The model's processor, where chats have images that it may look at."""
 
     @cached_property
     def has_template(self) -> bool:
@@ -66,9 +77,15 @@ class Renderer:
                 "use a model that has one, or `chat: plain` in the set's file"
             )
 
-    def pieces(self, row: Row, rng: random.Random) -> list[Piece]:
-        """The row in tokens, in one piece or in several."""
+    def pieces(self, row: Row, rng: random.Random, folder: Path = Path()) -> list[Piece]:
+        """The row in tokens, in one piece or in several; its images lie in `folder`."""
         self.check(row)
+        if row.has_images:
+            if self.vision is not None and self.has_template and not self._plain:
+                return [self._pictured(row, self.vision, folder)]
+            row = row.without_images
+            if not row.plain.strip():
+                return []
         if row.kind == "text":
             return self._windows(row.text, rng)
         if self.has_template and not self._plain:
@@ -78,6 +95,29 @@ class Renderer:
             return self._windows(row.plain, rng)
         turns = [f"{SPEAKERS.get(m['role'], m['role'])}: {content(m)}" for m in row.messages]
         return self._windows("\n\n".join(turns), rng)
+
+    def _pictured(self, row: Row, vision: Vision, folder: Path) -> Piece:
+        """A chat with its images, which stand before the text of their message, as vLLM has it."""
+        named = [one for message in row.messages for one in message.get("images", ())]
+        try:
+            pictures = [pictures_of.read(reference, folder) for reference in named]
+        except Unusable as error:
+            raise Unusable(f"{row.place}: {error}, or leave the row out with --skip-bad") from error
+        messages = [_with_parts(_with_objects(message)) for message in row.messages]
+        is_open = messages[-1]["role"] != "assistant"
+        try:
+            text = Template(vision.processor).render(messages, row.tools, is_open)
+            ids = vision.ids(text, pictures)
+        except (TemplateFault, ValueError, TypeError, KeyError, IndexError) as error:
+            raise Refused(
+                f"{row.place}: the model's processor refuses it ({str(error)[:160]}); change the "
+                "row, or use --skip-bad to go on without it"
+            ) from error
+        if len(ids) > self.length:
+            raise TooLong(
+                f"{row.place} has {len(ids):,} tokens with its images, a sample {self.length:,}"
+            )
+        return Piece(np.asarray(ids, dtype=np.int32), False, False, tuple(pictures))
 
     @cached_property
     def _around(self) -> tuple[list[int], list[int]]:
@@ -183,6 +223,14 @@ class Renderer:
 def _characters(messages: Sequence[Message]) -> int:
     """How much they say; a turn costs something even if it is empty."""
     return sum(len(content(m)) + CHARACTERS_PER_TOKEN for m in messages)
+
+
+def _with_parts(message: Message) -> Message:
+    """A message as processors' templates take it: images first, then the text."""
+    kept = {key: value for key, value in message.items() if key != "images"}
+    images = [{"type": "image"} for _ in message.get("images", ())]
+    text = [{"type": "text", "text": said}] if (said := content(message)) else []
+    return {**kept, "content": [*images, *text]}
 
 
 def _with_objects(message: Message) -> Message:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from quantkit.calibration.pictures import Picture
 from quantkit.errors import DataError
 
 
@@ -17,6 +18,8 @@ class CalibrationTokens:
     """[samples, length]; what stands behind a sample's real tokens does not matter."""
     lengths: torch.Tensor | None = None
     """[samples], how many tokens of each sample are real; None where all are."""
+    pictures: tuple[tuple[Picture, ...], ...] = ()
+    """The images of every sample; empty where no sample has any."""
 
     def __post_init__(self) -> None:
         if self.lengths is None:
@@ -53,6 +56,8 @@ class CalibrationTokens:
         if mask is not None:
             assert self.lengths is not None
             ids, what = ids * mask, f"{what} {self.lengths.tolist()}"
+        if self.pictures:
+            what = f"{what} {[[one.name for one in some] for some in self.pictures]}"
         raw = ids.to(torch.int32).contiguous().numpy().tobytes()
         return hashlib.sha256(what.encode() + raw).hexdigest()
 
@@ -61,9 +66,11 @@ class CalibrationTokens:
         if self.lengths is None:
             return self
         order = self.lengths.argsort(descending=True, stable=True)
-        return CalibrationTokens(self.name, self.ids[order], self.lengths[order])
+        pictures = tuple(self.pictures[n] for n in order.tolist()) if self.pictures else ()
+        return CalibrationTokens(self.name, self.ids[order], self.lengths[order], pictures)
 
     def share(self, rank: int, size: int) -> "CalibrationTokens":
         """Every `size`-th sample, which is none where there are more ranks than samples."""
         lengths = None if self.lengths is None else self.lengths[rank::size]
-        return CalibrationTokens(self.name, self.ids[rank::size], lengths)
+        pictures = self.pictures[rank::size]
+        return CalibrationTokens(self.name, self.ids[rank::size], lengths, pictures)

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+ADDED = "added by the model"
+"""An argument that no block has: what the model itself adds to the states before the block."""
+
 
 class Stop(Exception):
     """All blocks have been reached."""
@@ -210,6 +213,8 @@ def _flags(one: Any, here: Any) -> Any:
 
 
 def _broadcasts(one: Any, here: Any) -> bool:
+    if (one is None) != (here is None):
+        return False
     if isinstance(one, torch.Tensor) and isinstance(here, torch.Tensor):
         if one.dim() != here.dim():
             return False

@@ -4,11 +4,13 @@ The skeleton has no weights. The model itself is run once with every block repla
 and what it passes to each block is kept (`block_calls.py`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -16,7 +18,7 @@ import torch
 from quantkit.errors import SourceError
 from quantkit.model import experts
 from quantkit.model.architecture import find_blocks, skeleton, text_part
-from quantkit.model.block_calls import Call, Given, Recorder, Recording, Stop
+from quantkit.model.block_calls import ADDED, Call, Given, Recorder, Recording, Stop
 from quantkit.model.links import Links
 from quantkit.model.shards import StoredTensor
 from quantkit.model.source import ModelSource
@@ -154,11 +156,16 @@ class Decoder:
 
     @torch.no_grad()
     def start(
-        self, tokens: torch.Tensor, batch_size: int, beginning: torch.Tensor | None = None
+        self,
+        tokens: torch.Tensor,
+        batch_size: int,
+        beginning: torch.Tensor | None = None,
+        images: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[list[torch.Tensor], list[Call]]:
         """Hidden states before the first block, by batch, and every block's other arguments.
 
         `beginning` are the first samples of all ranks, where these are not the first of `tokens`.
+        `images` has what the model takes of every sample's images, which go one at a time.
         """
         base = self.model.get_submodule(self.prefix.rpartition(".")[0])
         blocks = list(self.blocks)
@@ -167,7 +174,7 @@ class Decoder:
         outside = {
             name: self._cast(name, stored.read().to(self.device))
             for name, stored in self.parameters.items()
-            if name.startswith(f"{start}." if start else "")
+            if (images or name.startswith(f"{start}." if start else ""))
             and not name.startswith(inside)
             and name in known
             and not name.startswith("lm_head")
@@ -177,12 +184,17 @@ class Decoder:
             for module in base.children():
                 if module is not self.blocks:
                     module.to(self.device)
-            states, one = self._recorded(base, tokens[:1])
+            if images:
+                self._place_towers()
+                batch_size, beginning = 1, None
+            given = {"images": images[0]} if images else {}
+            states, one = self._recorded(base, tokens[:1], **given)
             self._batch_dim = self._find_batch(base, tokens[:1], states)
             recording = Recording(one)
             hidden = []
-            for batch in torch.split(tokens, batch_size):
-                first, arguments = self._recorded(base, batch)
+            for place, batch in enumerate(torch.split(tokens, batch_size)):
+                given = {"images": images[place]} if images else {}
+                first, arguments = self._recorded(base, batch, **given)
                 hidden.append(first.movedim(self._batch_dim, 0))
                 recording.add(arguments)
             if beginning is not None and not torch.equal(beginning, tokens[: len(beginning)]):
@@ -195,8 +207,18 @@ class Decoder:
             self.model.load_state_dict(empty, strict=False, assign=True)
         return hidden, recording.calls()
 
+    def _place_towers(self) -> None:
+        """What looks at images on the device, where its weights are; the head has none yet."""
+        for module in self.model.modules():
+            held = [*module.parameters(), *module.buffers()]
+            if held and not any(tensor.is_meta for tensor in held):
+                module.to(self.device)
+
     def _recorded(
-        self, base: torch.nn.Module, tokens: torch.Tensor
+        self,
+        base: torch.nn.Module,
+        tokens: torch.Tensor,
+        images: Mapping[str, Any] | None = None,
     ) -> tuple[torch.Tensor, list[dict[str, Any]]]:
         """Hidden states before the first block, and every block's arguments, for these tokens.
 
@@ -210,11 +232,18 @@ class Decoder:
             for index, recorder in enumerate(recorders):
                 self.blocks[index] = recorder
             try:
-                base(input_ids=tokens.to(self.device), use_cache=False)
+                if images is None:
+                    base(input_ids=tokens.to(self.device), use_cache=False)
+                else:
+                    self.model(
+                        input_ids=tokens.to(self.device), use_cache=False, **self._taken(images)
+                    )
             except Stop:
                 self._n_outputs = n_outputs
                 first = recorders[0].hidden
                 assert first is not None
+                if images is not None:
+                    _note_added(recorders)
                 return first, [recorder.arguments for recorder in recorders]
             except (ValueError, TypeError, AttributeError, IndexError) as error:
                 problem = error
@@ -225,6 +254,16 @@ class Decoder:
             f"{type(self.model).__name__} cannot be calibrated: it calls its decoder blocks in a "
             f"way that quantkit cannot record ({problem}); recipes that need no data work"
         ) from problem
+
+    def _taken(self, images: Mapping[str, Any]) -> dict[str, Any]:
+        """What the model's own call takes of what a processor gives, on the device."""
+        known = inspect.signature(self.model.forward).parameters
+        taken = {}
+        for name, value in images.items():
+            if name in known and isinstance(value, torch.Tensor):
+                value = value.to(self.device)
+                taken[name] = value.to(self.dtype) if value.is_floating_point() else value
+        return taken
 
     def _find_batch(self, base: torch.nn.Module, one: torch.Tensor, states: torch.Tensor) -> int:
         """The dimension that grows with samples."""
@@ -297,9 +336,24 @@ class Decoder:
         self, block: torch.nn.Module, hidden: torch.Tensor, arguments: Mapping[str, Any]
     ) -> tuple[torch.Tensor, tuple[Any, ...]]:
         """A block's output, and what it returns beside it."""
+        added = arguments.get(ADDED)
+        if ADDED in arguments:
+            arguments = {name: value for name, value in arguments.items() if name != ADDED}
+        if added is not None:
+            hidden = hidden + added.to(hidden.dtype)
         result = block(hidden.movedim(0, self._batch_dim), **arguments)
         if not isinstance(result, tuple):
             return result.movedim(self._batch_dim, 0), ()
         if self._n_outputs is None:
             self._n_outputs = 1
         return result[0].movedim(self._batch_dim, 0), result[1:]
+
+
+def _note_added(recorders: list[Recorder]) -> None:
+    """Keep what the model added to the states between blocks, such as features of images."""
+    recorders[0].arguments[ADDED] = None
+    for before, after in pairwise(recorders):
+        assert before.hidden is not None
+        assert after.hidden is not None
+        added = after.hidden - before.hidden
+        after.arguments[ADDED] = added if bool(added.any()) else None

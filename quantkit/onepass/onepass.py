@@ -13,9 +13,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 
+from quantkit.calibration.pictures import TYPES, Vision
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import HardwareError, MethodError, RecipeError
 from quantkit.export.folder import FolderWriter
@@ -193,11 +195,20 @@ def _begin(
     """Hidden states of this rank's samples, every block's other arguments, and what is padding."""
     n_samples, length = calibration.ids.shape
     usual = max(1, TOKENS_PER_BATCH[decoder.device.type] // length)
+    if calibration.pictures:
+        if ranks.size > 1:
+            raise HardwareError(
+                f"{calibration.name} has images, which quantkit looks at in one process only; call "
+                "it without torchrun"
+            )
+        usual = 1  # images of a sample, however many, go through the model by themselves
     mine = calibration.share(ranks.rank, ranks.size)
     batch_size = min(usual, -(-n_samples // ranks.size))
     # One without samples takes any to learn the arguments, which are the same for all.
     ids = mine.ids if len(mine.ids) else calibration.ids[:1]
-    hidden, calls = decoder.start(ids, batch_size, calibration.ids[:usual])
+    hidden, calls = decoder.start(
+        ids, batch_size, calibration.ids[:usual], _images(decoder.source, calibration, mine)
+    )
     if ranks.size > 1 and any(call.carried or call.shared for call in calls):
         raise HardwareError(
             f"{type(decoder.model).__name__} hands more than hidden states from block to block, "
@@ -206,6 +217,22 @@ def _begin(
     states = HiddenStates(hidden if len(mine.ids) else [], decoder.device)
     padding = Padding.of(calibration, usual, decoder.device)
     return states, calls, padding.of_share(mine, batch_size, decoder.device)
+
+
+def _images(
+    source: ModelSource, calibration: CalibrationTokens, mine: CalibrationTokens
+) -> list[dict[str, Any]]:
+    """What the model takes of the images of these samples; empty where none has any."""
+    if not calibration.pictures:
+        return []
+    vision = Vision.of(source.folder, source.trust_remote_code)
+    held = mine if len(mine.ids) else calibration
+    found = []
+    for ids, pictures in zip(held.ids, held.pictures, strict=True):
+        made = vision.inputs(pictures) if pictures else {}
+        marks = (ids == vision.token).long()[None] if vision.token is not None else None
+        found.append(made | (dict.fromkeys(TYPES, marks) if marks is not None else {}))
+    return found
 
 
 def _quantize(

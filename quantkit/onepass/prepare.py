@@ -15,7 +15,7 @@ from quantkit.calibration.build import Vocabulary
 from quantkit.calibration.calibration_set import CalibrationSet
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.dispatch import prediction
-from quantkit.errors import HardwareError, RecipeError, SourceError, UnknownName
+from quantkit.errors import DataError, HardwareError, RecipeError, SourceError, UnknownName
 from quantkit.export import manifest
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.gguf import plan as gguf_plan
@@ -301,6 +301,11 @@ def _calibrated(
     for warning in _thin(found, learners, architecture.chosen_share):
         progress.note(warning)
     if job.engine != NATIVE:
+        if found.pictures:
+            raise DataError(
+                f"{found.name} has images, which engine {job.engine} does not get; leave out "
+                "--engine, or give a set of texts"
+            )
         return replace(job, calibration=found)
     cost = estimate(architecture, learners, found, job.device, ranks.size)
     cost = replace(cost, n_local_ranks=ranks.local_size)
@@ -328,6 +333,7 @@ def load_tokens(
         load_tokenizer(source.folder, source.trust_remote_code),
         source.context,
         architecture.n_vocabulary,
+        folder=source.folder,
     )
     if choice.given is not None:
         return loading.part_of(choice.given, model, choice.n_samples, choice.length)

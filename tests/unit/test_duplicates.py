@@ -1,6 +1,7 @@
 """Near-duplicates are found above the threshold and not far below it, however rows are batched."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -199,3 +200,11 @@ def test_words_of_the_assistant_and_of_plain_texts_make_no_prefix():
     assert prefix_of(chat(("user", "hi"), ("assistant", ASKED))) is None
     assert prefix_of(Row("s", "f:1", "text", text=ASKED)) is None
     assert prefix_of(chat(("user", "请写一首关于大海的诗"))) is not None
+
+
+def test_the_same_question_about_another_image_is_another_chat():
+    one, two = (
+        replace(row, messages=[{**row.messages[0], "images": [name]}, *row.messages[1:]])
+        for row, name in ((chat(("user", ASKED)), "1.png"), (chat(("user", ASKED)), "2.png"))
+    )
+    assert prefix_of(one) != prefix_of(two)

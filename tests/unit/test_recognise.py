@@ -57,15 +57,20 @@ def test_openai_messages_keep_tools_and_their_calls():
     assert row.tools == [TOOL]
 
 
-def test_parts_of_a_message_become_text_without_images():
+def test_parts_of_a_message_become_text_and_references_to_images():
     parts = [
         {"type": "text", "text": "What is"},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
         {"type": "input_text", "text": "this?"},
         {"type": "input_audio", "input_audio": {"data": "AAAA"}},
+        {"type": "image", "image": "photos/1.jpg"},
+        {"type": "input_image", "image_url": "2.png"},
+        {"type": "image"},
     ]
-    (message,) = recognise({"messages": [{"role": "user", "content": parts}]}).messages
-    assert message == {"role": "user", "content": "What is\nthis?"}
+    row = recognise({"messages": [{"role": "user", "content": parts}]})
+    images = ["data:image/png;base64,AAAA", "photos/1.jpg", "2.png"]
+    assert row.messages == [{"role": "user", "content": "What is\nthis?", "images": images}]
+    assert row.without_images.messages == [{"role": "user", "content": "What is\nthis?"}]
 
 
 def test_the_older_function_calls_become_tool_calls():

@@ -191,7 +191,8 @@ def prefix_of(row: Row) -> str | None:
     turns, said = [], ""
     for message in row.messages:
         role, text = str(message.get("role", "")), " ".join(content(message).lower().split())
-        turns.append(f"{role}: {text}")
+        # The same question about another image is another one.
+        turns.append(f"{role}: {text}{''.join(message.get('images', ()))}")
         if role == "user":
             said += f" {text}"
             if has_words(said, PREFIX_WORDS):

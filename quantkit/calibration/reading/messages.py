@@ -27,6 +27,8 @@ ROLES = {
 }
 OURS = ("user", "assistant", "system", "tool")
 CALLS = ("function_call", "tool_call")
+IMAGE_PARTS = ("image_url", "input_image", "image")
+IMAGE_KEYS = ("image_url", "image", "url", "path")
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -35,7 +37,7 @@ class Malformed(ValueError):
 
 
 def normalise(given: Sequence[Any], first: int = 1) -> list[dict[str, Any]]:
-    """Messages with known roles and text for content; images and sound are left out."""
+    """Messages with known roles and text for content; of images their references are kept."""
     return [_message(number, message) for number, message in enumerate(given, first)]
 
 
@@ -52,7 +54,8 @@ def are_messages(value: Any) -> TypeGuard[list[Mapping[str, Any]]]:
 def says_something(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Whether anybody but the system speaks or calls a tool."""
     return any(
-        m["role"] != "system" and (m["content"].strip() or m.get("tool_calls")) for m in messages
+        m["role"] != "system" and (m["content"].strip() or m.get("tool_calls") or m.get("images"))
+        for m in messages
     )
 
 
@@ -82,6 +85,8 @@ def _message(number: int, given: Any) -> dict[str, Any]:
     if role in CALLS and isinstance(content, str) and (written := _written_calls(content)):
         calls, content = [*calls, *written], ""
     message: dict[str, Any] = {"role": known, "content": _text(number, content)}
+    if images := _images(content):
+        message["images"] = images
     if calls:
         message["tool_calls"] = calls
     if isinstance(reasoning, str):
@@ -101,6 +106,19 @@ def _text(number: int, content: Any) -> str:
     if content is None:
         raise Malformed(f"message {number} has no content")
     raise Malformed(f"the content of message {number} is {_kind(content)}, not a text")
+
+
+def _images(content: Any) -> list[str]:
+    """References to the images of a message; where in the text they stood is not kept."""
+    found = []
+    for part in content if isinstance(content, list) else ():
+        if not isinstance(part, dict) or part.get("type") not in IMAGE_PARTS:
+            continue
+        held = next((part[key] for key in IMAGE_KEYS if part.get(key)), None)
+        held = held.get("url") if isinstance(held, dict) else held
+        if isinstance(held, str):
+            found.append(held)
+    return found
 
 
 def _part(part: str | dict[str, Any]) -> str:

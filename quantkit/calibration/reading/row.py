@@ -1,7 +1,7 @@
 """One row of a source, recognised: a chat, an instruction or plain text."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Kind = Literal["chat", "instruction", "text"]
@@ -23,6 +23,17 @@ class Row:
     tools: Sequence[Mapping[str, Any]] = field(default=())
     text: str = ""
     """Of a plain text."""
+
+    @property
+    def has_images(self) -> bool:
+        """Whether a message refers to images."""
+        return any(message.get("images") for message in self.messages)
+
+    @property
+    def without_images(self) -> "Row":
+        """The same as text alone."""
+        kept = [{k: v for k, v in m.items() if k != "images"} for m in self.messages]
+        return replace(self, messages=kept)
 
     @property
     def plain(self) -> str:

@@ -1,0 +1,140 @@
+"""Images of chats: read where rows say they lie, and made into a model's inputs by its processor.
+
+A row keeps references: paths, from the file that the row stands in, or `data:` addresses. A set
+keeps the images themselves, by their hash. Nothing is fetched.
+"""
+
+import base64
+import binascii
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from quantkit.errors import DataError
+from quantkit.quiet import hushed
+
+MOST_BYTES = 64 << 20
+"""Of one image's file."""
+SUFFIXES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpg", b"GIF8": "gif", b"RIFF": "webp"}
+IDS = ("input_ids", "attention_mask")
+"""What a processor gives beside what it makes of images."""
+TYPES = ("token_type_ids", "mm_token_type_ids")
+"""Arguments of models that say which tokens stand for images."""
+
+
+class Unusable(DataError):
+    """Images cannot be used, with the reason."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image's file."""
+
+    data: bytes
+
+    @cached_property
+    def name(self) -> str:
+        """What a set calls it."""
+        suffix = next((s for magic, s in SUFFIXES.items() if self.data.startswith(magic)), "bin")
+        return f"{hashlib.sha256(self.data).hexdigest()}.{suffix}"
+
+    def opened(self) -> Any:
+        """As the library for images has it."""
+        from PIL import Image
+
+        with Image.open(io.BytesIO(self.data)) as found:
+            return found.convert("RGB")
+
+
+def read(reference: str, folder: Path) -> Picture:
+    """The image that a row of a file in `folder` refers to."""
+    shown = reference if len(reference) <= 80 else f"{reference[:60]}..."
+    parts = urlsplit(reference) if len(reference) < 4096 else None
+    if reference.startswith("data:"):
+        head, _, body = reference.partition(",")
+        try:
+            data = base64.b64decode(body, validate=True) if head.endswith(";base64") else b""
+        except (binascii.Error, ValueError):
+            data = b""
+        if not data:
+            raise Unusable(f"the image {shown} is not base64")
+        return _checked(Picture(data), shown)
+    if parts is not None and parts.scheme in ("http", "https"):
+        raise Unusable(f"the image {shown} is not here; save it, and name its file")
+    path = Path(unquote(parts.path) if parts is not None and parts.scheme == "file" else reference)
+    try:
+        with (folder / path).open("rb") as stream:
+            data = stream.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise Unusable(f"cannot read the image {shown}: {reason}") from error
+    return _checked(Picture(data), shown)
+
+
+def _checked(picture: Picture, shown: str) -> Picture:
+    if len(picture.data) > MOST_BYTES:
+        raise Unusable(f"the image {shown} has more than {MOST_BYTES >> 20} MiB")
+    try:
+        picture.opened()
+    except Exception as error:  # somebody else's file; anything may be wrong with it
+        raise Unusable(f"the image {shown} cannot be opened: {str(error)[:120]}") from error
+    return picture
+
+
+@dataclass(frozen=True)
+class Vision:
+    """A model's processor."""
+
+    processor: Any
+
+    @classmethod
+    def of(cls, folder: Path | None, trust_remote_code: bool = False) -> "Vision":
+        """That of a model's folder; says why images cannot be used where there is none."""
+        if folder is None or not any(folder.glob("*processor_config.json")):
+            raise Unusable("the model has no processor for images")
+        try:
+            from transformers import AutoProcessor
+
+            with hushed("transformers"):
+                found = AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code)
+                made = cls(found)
+                made.require_images()
+        except Exception as error:  # somebody else's files, or packages that are not there
+            reason = " ".join(str(error).split())[:160] or type(error).__name__
+            raise Unusable(f"the model's processor cannot be loaded: {reason}") from error
+        return made
+
+    def require_images(self) -> None:
+        """Load what opens images, and see that the processor takes them."""
+        from PIL import Image
+
+        assert Image
+        if getattr(self.processor, "image_processor", None) is None:
+            raise Unusable("it takes no images")
+        if not getattr(self.processor, "chat_template", None):
+            self.processor.chat_template = self.processor.tokenizer.chat_template
+
+    def ids(self, text: str, pictures: Sequence[Picture]) -> list[int]:
+        """Tokens of a text whose images are marked in it, each by all tokens that stand for it."""
+        images = [picture.opened() for picture in pictures]
+        made = self.processor(
+            text=[text], images=[images], add_special_tokens=False, return_tensors="np"
+        )
+        return [int(n) for n in made["input_ids"][0]]
+
+    def inputs(self, pictures: Sequence[Picture]) -> dict[str, Any]:
+        """What the model takes of images beside tokens."""
+        images = [picture.opened() for picture in pictures]
+        made: Mapping[str, Any] = self.processor.image_processor(images, return_tensors="pt")
+        return {name: value for name, value in made.items() if name not in IDS}
+
+    @property
+    def token(self) -> int | None:
+        """That which stands for a part of an image."""
+        found = getattr(self.processor, "image_token_id", None)
+        return int(found) if isinstance(found, int) else None
