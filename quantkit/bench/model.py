@@ -8,7 +8,7 @@ from quantkit import resources
 from quantkit.errors import EngineError, QuantkitError
 from quantkit.export import foreign_gguf
 from quantkit.export.manifest import Manifest, is_checkpoint
-from quantkit.model.source import ModelSource
+from quantkit.model.source import ModelSource, placed
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,16 @@ class Model:
         """A folder, a GGUF file or `demo`; quantkit checkpoints are identified by their digest."""
         if str(path) == "demo" and not path.exists():
             return replace(cls.of(resources.DEMO_MODEL), name="demo")
+        given, path = path, placed(path)
         if not path.exists():
             raise EngineError(
-                f"there is no folder or file {path}; models of the hub are measured once they are "
-                "downloaded, or through --backend server"
+                f"there is no folder or file {path}; name a checkpoint's folder, a GGUF "
+                "file or a hub id, or measure a server with --backend server"
             )
         folder = path if path.is_dir() else path.parent
         name = path.resolve().name if path.is_dir() else path.stem
+        if path is not given and path.is_dir():  # a snapshot is called by its commit
+            name = given.name
         if is_checkpoint(folder):
             manifest = Manifest.read(folder)
             return cls(path, manifest.name, manifest.digest)

@@ -13,6 +13,13 @@ def is_local(model: Any) -> bool:
     return not isinstance(model, str | Path) or str(model) == "demo" or Path(model).exists()
 
 
+def any_named(folders: Iterable[Path]) -> bool:
+    """Whether some are named by their hub ids."""
+    from quantkit.model.source import is_hub_id
+
+    return any(is_hub_id(str(folder)) for folder in folders)
+
+
 def tasks_need(tasks: Iterable[str], data: Path | None = None) -> bool:
     """Whether tasks fetch documents: those that ship with quantkit do not."""
     from quantkit.scoring import suites

@@ -33,11 +33,16 @@ class Checkpoints:
 
     @property
     def needs_hub(self) -> bool:
-        return self.source is not None and not hub.is_local(self.source)
+        named = self.source is not None and not hub.is_local(self.source)
+        return named or hub.any_named(self.folders)
 
-    def check(self) -> None:
-        """Refuse folders that are not there."""
-        early.folders(self.folders)
+    def check(self) -> list[Path]:
+        """The folders, fetched from a hub where they are named so; refused where there is none."""
+        from quantkit.model.source import placed
+
+        found = [placed(folder) for folder in self.folders]
+        early.folders(found)
+        return found
 
     def original(self) -> "ModelSource | Any":
         """The source, opened where it is named; a GGUF file once transformers is loaded."""
@@ -68,7 +73,7 @@ class FileCheck:
 
     def ready(self, tell: Tell = silent) -> "Work[list[Verification]]":
         """Refuse what shows before a tensor is read."""
-        self.checkpoints.check()
+        folders = self.checkpoints.check()
         original = self.checkpoints.original()
 
         def work(progress: "Progress") -> "list[Verification]":
@@ -81,7 +86,7 @@ class FileCheck:
             trusting, results = self.checkpoints.trust_remote_code, []
             given = partial(opened, original, None, None, trusting, requantize=True)
             with nullcontext() if original is None else given() as source:
-                for folder in self.checkpoints.folders:
+                for folder in folders:
                     results.append(verify(folder, source, progress, trusting, self.read_weights))
                     self.each(results[-1])
             return results
@@ -137,7 +142,7 @@ class EngineCheck:
                 raise UsageError("a running server is past its config: use --level generate")
         elif served.model is not None:
             raise UsageError("--model goes with --server")
-        self.checkpoints.check()
+        folders = self.checkpoints.check()
         early.program(served.python)
         original = self.checkpoints.original()
 
@@ -150,7 +155,7 @@ class EngineCheck:
                 source = open_model(str(source), requantize=True)
             trusting = self.checkpoints.trust_remote_code
             asked = Asked(self.level, self.prompts, self.device, self.dtype, self.jobs, trusting)
-            proofs, folders = [], self.checkpoints.folders
+            proofs = []
             for proof in prove(folders, served.engine(), asked, source, progress):
                 proofs.append(proof)
                 self.each(proof)
@@ -169,17 +174,22 @@ class RuleCheck:
     gpu: str | None = None
 
     needs_transformers = False
-    needs_hub = False
+
+    @property
+    def needs_hub(self) -> bool:
+        return hub.any_named(self.folders)
 
     def ready(self, tell: Tell = silent) -> "Work[list[Prediction]]":
         """Refuse a GPU that is not in the table."""
         from quantkit.hardware.gpus import find
+        from quantkit.model.source import placed
 
         device = find(self.gpu) if self.gpu else None
+        folders = [placed(folder) for folder in self.folders]
 
         def work(progress: "Progress") -> "list[Prediction]":
             from quantkit.dispatch.prediction import predict
 
-            return [predict(folder, self.engine, self.version, device) for folder in self.folders]
+            return [predict(folder, self.engine, self.version, device) for folder in folders]
 
         return work

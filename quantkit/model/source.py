@@ -174,6 +174,25 @@ def hub_file(name: str) -> Path | None:
     )
 
 
+def placed(name: str | Path) -> Path:
+    """What a name means here: a path as it is, a hub id as the place of its snapshot.
+
+    A path below a folder that is there is no hub id, but misspelt; whoever opens it says so.
+    """
+    text, path = str(name), Path(name)
+    if path.exists() or not is_hub_id(text):
+        return path
+    return hub_file(text) or locate(text)
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name is spelt like a model in a hub, and not like a path here."""
+    owner, _, rest = name.partition("/")
+    if not rest or "/" in rest or ".." in name or Path(name).exists() or Path(owner).is_dir():
+        return False
+    return bool(HUB_FILE.fullmatch(name) or HUB_NAME.fullmatch(name))
+
+
 def is_local(name: str) -> bool:
     """Whether a model needs no hub."""
     return name == "demo" or Path(name).exists()

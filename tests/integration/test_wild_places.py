@@ -5,12 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from foreign import changed, disowned
 from tiny import READABLE, save_llama
 
 import quantkit
+from quantkit.bench.model import Model
 from quantkit.model.source import read_tensors
 
 PROBE = "from quantkit import opening; print(opening.find('org/model', None, False).declared.words)"
@@ -120,6 +122,33 @@ def test_gguf_files_of_a_hub_are_named_by_repository_and_kind(repository, model,
     assert run_cli(plain).code == 0
     made = ["quantize", "org/two-GGUF:Q4_0", "-r", "rtn-w4a16", "-o", repository / "made"]
     assert run_cli([*made, "--requantize", "--device", "cpu"]).code == 0
+
+
+def test_verify_and_bench_take_hub_ids(repository, theirs, run_cli, monkeypatch):
+    snapshot = repository / "hub/models--org--w4a16/snapshots" / ("c" * 40)
+    shutil.copytree(theirs, snapshot)
+    reference = snapshot.parents[1] / "refs/main"
+    reference.parent.mkdir()
+    reference.write_text("c" * 40)
+    for name, asked in (
+        ("org/w4a16", []),
+        ("org/w4a16", ["--for", "vllm"]),
+        ("org/two-GGUF:Q4_0", []),
+        ("org/one-GGUF:q4", ["--for", "llama.cpp"]),
+    ):
+        found = run_cli(["verify", name, *asked])
+        assert found.code == 0, found.stderr
+        assert found.stdout.splitlines()[-1] in ("verdict: sound", "verdict: loads")
+    missing = run_cli(["verify", "org/none"])
+    assert missing.code == 3
+    assert "org/none is neither a folder here nor in the hub cache" in missing.stderr
+    assert Model.of(Path("org/w4a16")).name == "w4a16"
+    assert Model.of(Path("org/two-GGUF:Q4_0")).name == "model-Q4_0"
+    # A path below a folder that is there is misspelt, and asks no hub.
+    monkeypatch.chdir(repository)
+    typo = run_cli(["verify", "hub/nothing"])
+    assert typo.code == 3
+    assert "hub cache" not in typo.stderr
 
 
 def test_what_a_hub_does_not_have_is_one_sentence(repository, model, run_cli):
