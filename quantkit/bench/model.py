@@ -32,7 +32,7 @@ class Model:
             )
         folder = path if path.is_dir() else path.parent
         name = path.resolve().name if path.is_dir() else path.stem
-        if path is not given and path.is_dir():  # a snapshot is called by its commit
+        if path != given and path.is_dir():  # a snapshot is called by its commit
             name = given.name
         if is_checkpoint(folder):
             manifest = Manifest.read(folder)

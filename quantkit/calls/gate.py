@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quantkit.calls import Tell, Work, early, silent
+from quantkit.calls import Tell, Work, early, hub, silent
 from quantkit.errors import ScoreError
 
 if TYPE_CHECKING:
@@ -28,12 +28,18 @@ class Judging:
     checkpoints: Sequence[Path] = ()
     """Folders that must be what was scored."""
 
-    needs_hub = False
     needs_transformers = False
+
+    @property
+    def needs_hub(self) -> bool:
+        return hub.any_named(self.checkpoints)
 
     def ready(self, tell: Tell = silent) -> "Work[Verdict]":
         """Refuse folders that are not there."""
-        early.folders(self.checkpoints)
+        from quantkit.model.source import placed
+
+        folders = [placed(one) for one in self.checkpoints]
+        early.folders(folders)
 
         def work(progress: "Progress") -> "Verdict":
             from quantkit.gating import policy as policies
@@ -47,7 +53,7 @@ class Judging:
             else:
                 rules = policies.load(self.policy)
             verdict = judge(report, rules, earlier)
-            checks = [check_folder(report, one, verdict.unjudged) for one in self.checkpoints]
+            checks = [check_folder(report, one, verdict.unjudged) for one in folders]
             return verdict.with_checks(*checks)
 
         return work

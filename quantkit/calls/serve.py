@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from quantkit.calls import Tell, Work, silent
+from quantkit.calls import Tell, Work, hub, silent
 
 if TYPE_CHECKING:
     from quantkit.progress import Progress
@@ -109,8 +109,11 @@ class Planning:
     engine: Engine = field(default_factory=Engine)
     files: Files = field(default_factory=Files)
 
-    needs_hub = False
     needs_transformers = False
+
+    @property
+    def needs_hub(self) -> bool:
+        return hub.any_named([self.checkpoint])
 
     def ready(self, tell: Tell = silent) -> "Work[Planned]":
         """All of it is quick."""

@@ -23,7 +23,7 @@ def command(
     checkpoints: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="DIR...", help="Model folders, `demo`, or GGUF files for llama.cpp."
+            metavar="DIR...", help="Model folders, hub ids, `demo`, or GGUF files for llama.cpp."
         ),
     ] = None,
     backend: Annotated[

@@ -27,7 +27,7 @@ from quantkit.cli.options import (
 
 def command(
     checkpoint: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A checkpoint's folder, or a GGUF file.")
+        Path, typer.Argument(metavar="DIR", help="A checkpoint's folder, a GGUF file, or a hub id.")
     ],
     extra: Annotated[
         list[str] | None,

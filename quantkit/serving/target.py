@@ -2,7 +2,7 @@
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from quantkit import resources
 from quantkit.advise import shape as shapes
 from quantkit.advise.shape import ModelShape
 from quantkit.errors import CheckpointError, SourceError
-from quantkit.model.source import read_config, read_tensors
+from quantkit.model.source import placed, read_config, read_tensors
 from quantkit.parsing import parse_json
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 from quantkit.storage import MANIFEST
@@ -64,9 +64,12 @@ def planned(
 
 
 def open_target(path: Path) -> Target:
-    """What lies at a path, or `demo`; weights are not read."""
+    """What lies at a path, or `demo`, or a hub's model by its id; weights are not read."""
     if str(path) == "demo" and not path.exists():
         path = resources.DEMO_MODEL
+    if (found := placed(path)) != path:
+        opened = open_target(found)  # a snapshot is called by its commit
+        return opened if opened.is_gguf else replace(opened, name=path.name)
     if path.suffix == ".gguf" and path.is_file():
         if _is_ours(path):
             return open_target(path.parent)

@@ -144,6 +144,10 @@ def test_verify_and_bench_take_hub_ids(repository, theirs, run_cli, monkeypatch)
     assert "org/none is neither a folder here nor in the hub cache" in missing.stderr
     assert Model.of(Path("org/w4a16")).name == "w4a16"
     assert Model.of(Path("org/two-GGUF:Q4_0")).name == "model-Q4_0"
+    served = run_cli(["serve", "org/w4a16", "--gpu", "H200", "--dry-run", "--json"])
+    assert served.code == 0, served.stderr
+    assert str(snapshot) in served.stdout
+    assert "w4a16" in json.loads(served.stdout)["command"]
     # A path below a folder that is there is misspelt, and asks no hub.
     monkeypatch.chdir(repository)
     typo = run_cli(["verify", "hub/nothing"])
