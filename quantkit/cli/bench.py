@@ -1,22 +1,12 @@
 """`quantkit bench`."""
 
-import os
 import shlex
-import shutil
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from quantkit.cli.options import AsJson, Force, Quiet, one_of
-from quantkit.errors import EngineError, UsageError
-
-if TYPE_CHECKING:
-    from quantkit.bench.record import Bench
-
-WIDE = 170
 
 
 def command(
@@ -130,8 +120,8 @@ def command(
     suffix:K, mtp:K, DIR:K, eagle:DIR:K, eagle3:DIR:K, medusa:DIR:K). Several checkpoints get the
     same requests at the same times, and are compared request by request.
     """
-    from quantkit.calls import early, hub
-    from quantkit.cli import console, start
+    from quantkit.calls import bench as calls
+    from quantkit.cli import bench_view, start
 
     _check(backend, server, checkpoints or [], sweep or [], offline)
     if offline and (shared_prefix or requests):
@@ -142,65 +132,39 @@ def command(
         )
     if model is not None and backend != "server":
         raise typer.BadParameter("goes with --backend server", param_hint="--model")
-    start.stay_offline_if(not hub.set_needs(calibration))
-    from quantkit.bench import settings
-    from quantkit.bench.model import Model
-
-    grid = settings.grid(sweep or [])
-    for path in checkpoints or []:
-        Model.of(path)
-    early.file(trace)
-    early.calibration(calibration)
-    early.output(out)
-    from quantkit.bench import asking, files, run
-    from quantkit.bench.engines import Program, n_gpus
-    from quantkit.bench.measure import Plan
-    from quantkit.bench.workloads import Recorded
-    from quantkit.storage import output_folder
-
-    further = _words(engine_args)
-    if out is not None:
-        files.refuse_existing(out, force)
-    wanted = asking.target(ttft, tpot, attain)
-    served = run.models(checkpoints or [])
-    holding = output_folder(out) if out is not None else nullcontext()
-    with holding, console.progress(quiet) as progress:
-        first = served[0].path if served else None
-        lengths = asking.Lengths(prompt, output, shared_prefix)
-        recording = asking.Recording(trace, calibration, requests, seed)
-        sources = asking.sources(lengths, recording, first, progress)
-        recorded = sources[0] if isinstance(sources[0], Recorded) else None
-        if offline and recorded:
-            raise UsageError("--offline measures fixed lengths; leave the trace or set to a server")
-        plan = Plan(
-            sources,
-            asking.loads(concurrency, rate, arrivals, recorded, offline),
+    call = calls.Measuring(
+        checkpoints or [],
+        calls.Engine(
+            backend,
+            server,
+            model,
+            python,
+            llama_server,
+            _words(engine_args),
+            start_timeout,
+            offline,
+        ),
+        calls.Traffic(
+            prompt,
+            output,
+            shared_prefix,
+            trace,
+            calibration,
+            concurrency,
+            rate,
+            arrivals,
             requests,
             warmup,
             repeat,
             timeout,
             seed,
-            wanted,
-            gpu_hour,
-            gpus or n_gpus(further),
-            os.environ.get("OPENAI_API_KEY"),
-        )
-        if backend == "server":
-            one = served[0] if served else None
-            bench = run.server_run(server or "", one, model, plan, progress)
-        else:
-            program = Program.find(backend, python, llama_server, further, start_timeout)
-            kept = run.Kept()
-            if out is not None:
-                kept = run.Kept(files.log_folder(out), partial(files.write, out=out))
-            bench = run.engine_run(program, served, grid, plan, progress, offline, kept)
-        if out is not None:
-            files.write(bench, out)
-    if json:
-        console.print_json(bench.to_json())
-    else:
-        _show(bench)
-    _complain(bench)
+        ),
+        calls.Goal(ttft, tpot, attain, gpu_hour, gpus),
+        sweep or [],
+        out,
+        force,
+    )
+    bench_view.show(start.run(call, quiet), json)
 
 
 def _check(
@@ -227,52 +191,3 @@ def _words(engine_args: str) -> list[str]:
         return shlex.split(engine_args)
     except ValueError as error:
         raise typer.BadParameter(str(error).lower(), param_hint="--engine-args") from error
-
-
-def _show(bench: "Bench") -> None:
-    """A table a model, then what failed and what to serve with."""
-    from quantkit.bench import compare, table
-    from quantkit.cli import console
-
-    narrow = shutil.get_terminal_size().columns < WIDE
-    console.say(table.header(bench))
-    for name in dict.fromkeys(row.model for row in bench.rows):
-        rows = [row for row in bench.rows if row.model == name]
-        facts = table.facts(rows)
-        console.say(f"\n{name}: {facts}" if facts else f"\n{name}")
-        for found in (table.figures(rows, narrow), table.engine(rows, narrow)):
-            if found.rows:
-                console.print_table(found.titles, found.rows, words=found.words)
-    failed = [
-        (f"{row.model}, {row.load_name}", f"{n} {kind}: {row.failure_examples.get(kind, '')}")
-        for row in bench.rows
-        for kind, n in row.failures.items()
-    ]
-    if failed:
-        console.print_lines("Failed requests", failed)
-    if bench.refusals:
-        refused = [
-            (" ".join([one.model, *(f"{k}={v}" for k, v in one.setting.items())]), one.brief)
-            for one in bench.refusals
-        ]
-        console.print_lines("Refused", refused)
-    if bench.target or any(row.setting for row in bench.rows):
-        chosen = [(choice.model, table.chosen(choice)) for choice in bench.choices]
-        console.print_lines("Serve with", chosen)
-    if bench.comparisons:
-        told = [(f"{one.model}, {one.load}", compare.words(one)) for one in bench.comparisons]
-        console.print_lines("Compared with the first, request by request", told)
-    if bench.notes:
-        console.print_lines("Notes", [("-", note) for note in bench.notes])
-
-
-def _complain(bench: "Bench") -> None:
-    """A model that was never measured is an error, also where others were."""
-    measured = {row.model for row in bench.rows if row.n_ok}
-    refused = {one.model: one.reason for one in bench.refusals if one.model not in measured}
-    for row in bench.rows:
-        if row.model not in measured:
-            refused.setdefault(row.model, "no request was answered")
-    if refused:
-        told = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-        raise EngineError(f"not measured: {told}")
