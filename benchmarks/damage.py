@@ -27,8 +27,9 @@ from quantkit.report import damage
 from quantkit.report.comparison import Report
 from quantkit.report.document import Document, Entry
 from quantkit.resources import names as names_of
+from quantkit.scoring.asked import Asked
 from quantkit.scoring.evaluation import Evaluation
-from quantkit.scoring.harness import Asked, evaluate
+from quantkit.scoring.harness import evaluate
 
 TASKS = ("wikitext", "python_quiz", "needle_1k", "python_answers")
 NO_MORE_THAN_THE_SOURCE = ("gguf-f32", "gguf-bf16", "gguf-f16")

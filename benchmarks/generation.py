@@ -266,7 +266,8 @@ def exactness(bench: Bench) -> dict[str, Any]:
 
 def vllm(bench: Bench) -> dict[str, Any]:
     from quantkit.model.source import ModelSource
-    from quantkit.scoring.harness import Asked, evaluate
+    from quantkit.scoring.asked import Asked
+    from quantkit.scoring.harness import evaluate
 
     prompts, rules = asked_prompts(bench)
     environment = {**os.environ, **SETTINGS, "PYTHONPATH": str(bench.args.vllm_path)}

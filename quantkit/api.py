@@ -157,11 +157,11 @@ def score(
 
     Checkpoints of other tools are compared with `source`, or with the source among `models`.
     """
-    from quantkit.calls.score import Models, Questions, Scoring
+    from quantkit.calls.score import Asked, Models, Scoring
 
     if tasks is None and prompts is None:
         raise UsageError("name tasks, such as tasks=['wikitext'], or give prompts")
-    questions = Questions(
+    asked = Asked(
         tuple(_listed(tasks or ())),
         prompts=None if prompts is None else Path(prompts),
         limit=limit,
@@ -176,7 +176,7 @@ def score(
         python=None if python is None else Path(python),
     )
     of = Models(_listed(models), source, revision, tokenizer, trust_remote_code)
-    call = Scoring(of, questions, None if out is None else Path(out), device=device)
+    call = Scoring(of, asked, None if out is None else Path(out), device=device)
     return _done(call, progress).evaluations
 
 

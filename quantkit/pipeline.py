@@ -24,8 +24,9 @@ from quantkit.report import card as report_card
 from quantkit.report import files
 from quantkit.report.comparison import Report
 from quantkit.scoring import lmeval
+from quantkit.scoring.asked import Asked
 from quantkit.scoring.evaluation import Evaluation
-from quantkit.scoring.harness import Asked, evaluate
+from quantkit.scoring.harness import evaluate
 from quantkit.scoring.scorecard import SOURCE_NAME
 from quantkit.storage import guarded, output_folder
 from quantkit.verification.checkpoint import verify

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from quantkit.calls import Tell, Work, early, hub, silent
 from quantkit.calls.data import Data
 from quantkit.calls.quantize import load_recipes
-from quantkit.calls.score import Questions
+from quantkit.calls.score import Asked, check
 from quantkit.registry import NATIVE
 from quantkit.storage import MANIFEST
 
@@ -28,7 +28,8 @@ class Line:
     recipes: "Sequence[str | AnyRecipe]"
     out: Path
     data: Data = field(default_factory=Data)
-    questions: Questions = field(default_factory=Questions)
+    asked: Asked | None = None
+    """None: what suits the model."""
     engine: str = NATIVE
     offload: str = "auto"
     device: str = "auto"
@@ -37,8 +38,12 @@ class Line:
     force: bool = False
 
     @property
+    def _asked(self) -> Asked:
+        return self.asked or Asked.of(None, [self.model])
+
+    @property
     def needs_hub(self) -> bool:
-        asked = hub.tasks_need(self.questions.names([self.model]))
+        asked = hub.tasks_need(self._asked.tasks)
         return not hub.is_local(self.model) or asked or self.data.needs_hub
 
     @property
@@ -60,17 +65,16 @@ class Line:
         # What a run left here may be taken up: a checkpoint, or a part of one.
         refuse_others([one for one in targets if not (one / MANIFEST).is_file()], self.force)
         source = ModelSource.open(self.model, self.revision, self.trust_remote_code)
-        self.questions.check()
+        check(self._asked)
         asked.require_least_space(source, recipes, self.out)
 
         def work(progress: "Progress") -> "Outcome":
             from quantkit import pipeline
             from quantkit.onepass.prepare import Run
 
-            wanted = self.questions.asked([self.model])
             how = Run(progress, self.force, self.offload, self.engine)
             choice = self.data.choice()
-            return pipeline.run(source, recipes, wanted, self.out, self.device, choice, how)
+            return pipeline.run(source, recipes, self._asked, self.out, self.device, choice, how)
 
         return work
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantkit.calls import Tell, Work, early, hub, silent
 from quantkit.errors import ScoreError, UsageError
+from quantkit.scoring.asked import Asked as Asked
+from quantkit.scoring.asked import Chat as Chat
 
 if TYPE_CHECKING:
     from quantkit.bench.engines import Program
@@ -17,74 +19,6 @@ if TYPE_CHECKING:
     from quantkit.progress import Progress
     from quantkit.report.comparison import Report
     from quantkit.scoring.evaluation import Evaluation
-    from quantkit.scoring.harness import Asked
-
-
-@dataclass(frozen=True)
-class Questions:
-    """What models are asked, and how; fields as in `scoring.harness.Asked`."""
-
-    tasks: tuple[str, ...] | None = None
-    """None: what suits the models."""
-    prompts: Path | None = None
-    judge: str | None = None
-    limit: int | None = None
-    num_fewshot: int | None = None
-    max_length: int | None = None
-    batch_size: int | None = None
-    seed: int = 0
-    data: Path | None = None
-    cache: Path | None = None
-    server: str | None = None
-    backend: str = "transformers"
-    python: Path | None = None
-    """Of vLLM's environment."""
-    chat: tuple[bool, bool, str | None] = (False, False, None)
-    """The model's template, examples as turns, and a system prompt."""
-    allow_code: bool = False
-
-    def names(self, models: Sequence[Any]) -> tuple[str, ...]:
-        """The tasks, also where none were named."""
-        from quantkit.scoring.suites import by_default
-
-        if self.tasks is not None:
-            return self.tasks
-        return () if self.prompts is not None else by_default([str(model) for model in models])
-
-    def check(self) -> None:
-        """Refuse names and files that are not there."""
-        if self.judge is not None and self.prompts is None:
-            raise UsageError("--judge is for answers to --prompts: give a file of them")
-        if self.python is not None and self.backend != "vllm":
-            raise UsageError("--python names vLLM's environment: add --backend vllm")
-        if self.backend == "vllm":
-            if self.server is not None:
-                raise UsageError("--backend vllm starts a server of its own: leave out --server")
-            _vllm(self.python)
-        early.tasks(self.tasks or (), self.data, self.prompts)
-
-    def asked(self, models: Sequence[Any]) -> "Asked":
-        """For the harness."""
-        from quantkit.scoring.harness import Asked
-        from quantkit.scoring.lmeval import Chat
-
-        return Asked(
-            self.names(models),
-            self.limit,
-            self.num_fewshot,
-            self.max_length,
-            self.batch_size,
-            self.seed,
-            self.data,
-            cache=self.cache,
-            server=self.server,
-            backend=self.backend,
-            python=self.python,
-            prompts=self.prompts,
-            judge=self.judge,
-            chat=Chat(*self.chat),
-            allow_code=self.allow_code,
-        )
 
 
 @dataclass(frozen=True)
@@ -138,7 +72,7 @@ class Scoring:
     """One call of `score`."""
 
     models: Models
-    questions: Questions
+    asked: Asked
     out: Path | None = None
     baseline: Path | None = None
     until: float | None = None
@@ -149,14 +83,14 @@ class Scoring:
 
     @property
     def needs_hub(self) -> bool:
-        return needs_hub(self.models, self.questions)
+        return needs_hub(self.models, self.asked)
 
     def ready(self, tell: Tell = silent) -> "Work[Scored]":
         """Refuse what shows before a model is loaded."""
-        if self.questions.server is not None and len(self.models.given) != 1:
+        if self.asked.server is not None and len(self.models.given) != 1:
             raise UsageError("a server serves one model: give that model alone")
         self.models.check()
-        self.questions.check()
+        check(self.asked)
         early.output(self.out)
         before = None
         if self.baseline is not None:
@@ -168,29 +102,29 @@ class Scoring:
             from quantkit.opening import paired
             from quantkit.storage import output_folder
 
-            asked = self.questions.asked(self.models.given)
             holding = output_folder(self.out) if self.out is not None else nullcontext()
             with self.models.opened() as (found, original):
                 targets = paired(found, original)
                 refuse_same_names(targets)
                 with holding:
-                    return Scored(self._evaluate(targets, asked, progress), before)
+                    return Scored(self._evaluate(targets, progress), before)
 
         return work
 
     def _evaluate(
-        self, targets: "list[ModelSource | Checkpoint]", asked: "Asked", progress: "Progress"
+        self, targets: "list[ModelSource | Checkpoint]", progress: "Progress"
     ) -> "list[Evaluation]":
         from quantkit.scoring.harness import sizes_of
         from quantkit.scoring.until import score_until
 
-        def run(asked: "Asked") -> "list[Evaluation]":
+        def run(asked: Asked) -> "list[Evaluation]":
             trusting = self.models.trust_remote_code
             return evaluated(targets, asked, self.device, progress, trusting, self.out)
 
         if self.until is None:
-            return run(asked)
-        reached = score_until(run, asked, sizes_of(asked), self.until, progress.note)
+            return run(self.asked)
+        sizes = sizes_of(self.asked)
+        reached = score_until(run, self.asked, sizes, self.until, progress.note)
         progress.note(reached.words(self.until))
         return reached.evaluations
 
@@ -200,21 +134,21 @@ class Comparison:
     """One call of `compare` with models: scores and a report of them."""
 
     models: Models
+    asked: Asked
     out: Path
-    questions: Questions = field(default_factory=Questions)
     device: str = "auto"
 
     needs_transformers = True
 
     @property
     def needs_hub(self) -> bool:
-        return needs_hub(self.models, self.questions)
+        return needs_hub(self.models, self.asked)
 
     def ready(self, tell: Tell = silent) -> "Work[Report]":
         """Refuse what shows before a model is loaded."""
         self.models.check()
         early.source_among(map(str, self.models.named))
-        self.questions.check()
+        check(self.asked)
         early.output(self.out)
 
         def work(progress: "Progress") -> "Report":
@@ -230,11 +164,10 @@ class Comparison:
             names = [str(name) for name in self.models.given]
             targets = comparable(find_all(names, self.models.revision, trusting, original), given)
             refuse_same_names(targets)
-            asked = self.questions.asked(self.models.named)
             scores = self.out / "scores"
             with output_folder(self.out):
                 report = Report.of(
-                    evaluated(targets, asked, self.device, progress, trusting, scores)
+                    evaluated(targets, self.asked, self.device, progress, trusting, scores)
                 )
                 files.write(report, self.out)
             return report
@@ -242,15 +175,28 @@ class Comparison:
         return work
 
 
-def needs_hub(models: Models, questions: Questions) -> bool:
+def needs_hub(models: Models, asked: Asked) -> bool:
     """Whether models or what they are asked have to be fetched."""
     away = not all(map(hub.is_local, models.named))
-    return away or hub.tasks_need(questions.names(models.named), questions.data)
+    return away or hub.tasks_need(asked.tasks, asked.data)
+
+
+def check(asked: Asked) -> None:
+    """Refuse names and files that are not there, and what does not go together."""
+    if asked.judge is not None and asked.prompts is None:
+        raise UsageError("--judge is for answers to --prompts: give a file of them")
+    if asked.python is not None and asked.backend != "vllm":
+        raise UsageError("--python names vLLM's environment: add --backend vllm")
+    if asked.backend == "vllm":
+        if asked.server is not None:
+            raise UsageError("--backend vllm starts a server of its own: leave out --server")
+        _vllm(asked.python)
+    early.tasks(asked.tasks, asked.data, asked.prompts)
 
 
 def evaluated(
     targets: "Sequence[ModelSource | Checkpoint]",
-    asked: "Asked",
+    asked: Asked,
     device: str,
     progress: "Progress",
     trust_remote_code: bool,
@@ -270,8 +216,8 @@ def evaluated(
 
 @contextmanager
 def answering(
-    target: "ModelSource | Checkpoint", asked: "Asked", progress: "Progress", trust: bool
-) -> "Iterator[Asked]":
+    target: "ModelSource | Checkpoint", asked: Asked, progress: "Progress", trust: bool
+) -> Iterator[Asked]:
     """How this model is asked: with the backend vllm, by a server that runs meanwhile."""
     if asked.backend != "vllm":
         yield asked

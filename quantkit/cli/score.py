@@ -100,29 +100,30 @@ def command(
     verbose: Verbose = False,
 ) -> None:
     """Run lm-eval tasks on a model or on checkpoints."""
-    from quantkit.calls.score import Models, Questions, Scoring
+    from quantkit.calls.score import Asked, Chat, Models, Scoring
     from quantkit.cli import score_view, start
 
-    questions = Questions(
-        tuple(split(tasks)) if tasks is not None else None,
-        prompts,
-        judge,
-        limit,
-        num_fewshot,
-        max_length,
-        batch_size,
-        seed,
-        data,
-        cache,
-        server,
-        backend,
-        python,
-        (apply_chat_template, fewshot_as_multiturn, system_instruction),
-        allow_code,
+    asked = Asked.of(
+        split(tasks) if tasks is not None else None,
+        models,
+        limit=limit,
+        num_fewshot=num_fewshot,
+        max_length=max_length,
+        batch_size=batch_size,
+        seed=seed,
+        data=data,
+        cache=cache,
+        server=server,
+        backend=backend,
+        python=python,
+        prompts=prompts,
+        judge=judge,
+        chat=Chat(apply_chat_template, fewshot_as_multiturn, system_instruction),
+        allow_code=allow_code,
     )
     of = Models(models, source, revision, trust_remote_code=trust_remote_code)
     wanted = None if until is None else _points(until)
-    scored = start.run(Scoring(of, questions, out, baseline, wanted, device), quiet, verbose)
+    scored = start.run(Scoring(of, asked, out, baseline, wanted, device), quiet, verbose)
     score_view.show(scored, json, verbose)
 
 

@@ -23,7 +23,7 @@ from quantkit.scoring.llamacpp import LlamaCpp
 from quantkit.scoring.server import Engine, ServedModel
 
 if TYPE_CHECKING:
-    from quantkit.scoring.harness import Asked
+    from quantkit.scoring.asked import Asked
     from quantkit.scoring.scorecard import Served
 
 

@@ -8,8 +8,6 @@ import hashlib
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from quantkit import device as devices
@@ -21,56 +19,13 @@ from quantkit.export.manifest import now, versions
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress, Silent
-from quantkit.scoring import answers, following, lmeval, suites
+from quantkit.scoring import answers, lmeval
 from quantkit.scoring.answers import Outcome, Text
+from quantkit.scoring.asked import BACKENDS, Asked, Chat
 from quantkit.scoring.evaluation import Evaluation
 from quantkit.scoring.following import Followed, Prompts
 from quantkit.scoring.made import made
 from quantkit.scoring.scorecard import Made, Score, Scorecard, Settings
-
-BACKENDS = ("transformers", "llama.cpp", "vllm")
-"""The last is started by whoever asks, who names its server: see `calls.score`."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """How a model is scored."""
-
-    tasks: tuple[str, ...]
-    limit: int | None = None
-    num_fewshot: int | None = None
-    max_length: int | None = None
-    batch_size: int | None = None
-    """Most sequences at a time; by default as many as fit."""
-    seed: int = 0
-    data: Path | None = None
-    """A folder tree like a hub's, for tasks whose data cannot be fetched."""
-    cache: Path | None = None
-    """Where answers are kept; by default in the user's own cache."""
-    samples: dict[str, list[int]] | None = None
-    """Only these documents, by task."""
-    server: str | None = None
-    """The address of an engine that serves the model; nothing is loaded here then."""
-    backend: str = "transformers"
-    """What computes here: one of `BACKENDS`."""
-    python: Path | None = None
-    """Of vLLM's environment, where that is the backend."""
-    prompts: Path | None = None
-    """A file of prompts: candidates are held against the source's own answers to them."""
-    judge: str | None = None
-    """How answers to them are judged, where rows do not bring it; one of `judging.METRICS`."""
-    chat: lmeval.Chat = field(default_factory=lmeval.Chat)
-    allow_code: bool = False
-    """Whether tasks may run code that the model wrote, in a box."""
-
-    @property
-    def followed(self) -> list[Prompts]:
-        """Prompts whose answers by the source are followed."""
-        own = [following.own()] if suites.FOLLOWED in suites.expanded(self.tasks) else []
-        more = []
-        if self.prompts is not None:
-            more.append(following.of_file(self.prompts, judge=self.judge))
-        return [asked.first(self.limit) for asked in own + more]
 
 
 def score(
@@ -163,7 +118,7 @@ def evaluate(
             dtype=dtype,
             seed=asked.seed,
             data=_documents(outcomes),
-            chat=None if asked.chat == lmeval.Chat() else repr(asked.chat),
+            chat=None if asked.chat == Chat() else repr(asked.chat),
         ),
         groups=groups,
         served=getattr(lm, "served", None),

@@ -8,7 +8,6 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import metadata
 from io import StringIO
@@ -18,6 +17,7 @@ from typing import Any
 from quantkit.errors import MissingDependency, ScoreError
 from quantkit.quiet import hushed
 from quantkit.scoring import box, task_names
+from quantkit.scoring.asked import Chat
 from quantkit.scoring.suites import FOLLOWED, OWN_TASKS, expanded, is_path
 
 BOOTSTRAP_ITERATIONS = 100  # with none, lm-eval leaves out all standard errors
@@ -106,16 +106,6 @@ def _loaded(
         elif default is None:
             task.set_config(key="num_fewshot", value=0)
     return loaded
-
-
-@dataclass(frozen=True)
-class Chat:
-    """Whether and how questions are put as a conversation."""
-
-    template: bool = False
-    multiturn: bool = False
-    """Examples as turns of their own."""
-    system: str | None = None
 
 
 def run(

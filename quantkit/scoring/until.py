@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from quantkit import metrics
 from quantkit.errors import ScoreError
 from quantkit.scoring import findings
+from quantkit.scoring.asked import Asked
 from quantkit.scoring.evaluation import Evaluation
-from quantkit.scoring.harness import Asked
 from quantkit.scoring.paired import AccuracyChange, questions_needed
 
 FIRST_ROUND = 200

@@ -26,8 +26,9 @@ from quantkit.report import files as report_files
 from quantkit.report.comparison import Report
 from quantkit.report.document import Document
 from quantkit.scoring import evaluation_text
+from quantkit.scoring.asked import Asked
 from quantkit.scoring.evaluation import Evaluation
-from quantkit.scoring.harness import Asked, evaluate
+from quantkit.scoring.harness import evaluate
 from quantkit.storage import write_json
 from quantkit.sweep import parts, ranks
 from quantkit.sweep.bench import Bench

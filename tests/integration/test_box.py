@@ -13,7 +13,8 @@ import pytest
 from quantkit.errors import ScoreError
 from quantkit.model.source import ModelSource
 from quantkit.scoring import box
-from quantkit.scoring.harness import Asked, evaluate
+from quantkit.scoring.asked import Asked
+from quantkit.scoring.harness import evaluate
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the box is made of Linux's walls")
 

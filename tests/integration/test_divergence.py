@@ -8,7 +8,8 @@ from quantkit.onepass.run import quantize
 from quantkit.recipe import load
 from quantkit.scoring import divergence, loading
 from quantkit.scoring.answering import Answerer, Request
-from quantkit.scoring.harness import Asked, evaluate
+from quantkit.scoring.asked import Asked
+from quantkit.scoring.harness import evaluate
 
 LARGE = 128_256
 """Tokens of Llama 3's vocabulary, where cutting off a tail shows."""

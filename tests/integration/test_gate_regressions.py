@@ -29,7 +29,8 @@ from quantkit.onepass.run import quantize
 from quantkit.recipe import load
 from quantkit.report import files
 from quantkit.report.comparison import Report
-from quantkit.scoring.harness import Asked, evaluate
+from quantkit.scoring.asked import Asked
+from quantkit.scoring.harness import evaluate
 from quantkit.storage import sha256_of
 
 RECIPE = "gptq-w4a16"

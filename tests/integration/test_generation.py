@@ -12,8 +12,9 @@ from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.onepass.run import quantize
 from quantkit.recipe import load
 from quantkit.scoring import decoding, following, generation, lmeval, loading
+from quantkit.scoring.asked import Asked
 from quantkit.scoring.generation import Generator
-from quantkit.scoring.harness import Asked, evaluate
+from quantkit.scoring.harness import evaluate
 from quantkit.scoring.rules import Rules
 
 TEXT = "Return a new list containing all items from the iterable in ascending order. A custom key "

@@ -19,7 +19,8 @@ from quantkit.onepass.prepare import CalibrationChoice, Run, load_tokens
 from quantkit.onepass.run import quantize
 from quantkit.recipe import load
 from quantkit.scoring import loading
-from quantkit.scoring.harness import Asked, evaluate
+from quantkit.scoring.asked import Asked
+from quantkit.scoring.harness import evaluate
 from quantkit.verification.checkpoint import verify
 
 pytestmark = pytest.mark.usefixtures("demo_is_short")

@@ -17,8 +17,9 @@ from quantkit.onepass.prepare import Run
 from quantkit.recipe import Recipe, load
 from quantkit.report import markdown, table
 from quantkit.report.comparison import Report
+from quantkit.scoring.asked import Asked
 from quantkit.scoring.evaluation import read_all
-from quantkit.scoring.harness import Asked, score
+from quantkit.scoring.harness import score
 from quantkit.scoring.scorecard import Scorecard
 
 pytest_plugins = ["browser"]

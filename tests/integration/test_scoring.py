@@ -18,8 +18,9 @@ from quantkit.recipe import Recipe
 from quantkit.report.comparison import Report
 from quantkit.scoring import answering, lmeval, loading
 from quantkit.scoring.answering import Answerer
+from quantkit.scoring.asked import Asked
 from quantkit.scoring.evaluation import read_all
-from quantkit.scoring.harness import Asked, evaluate, sizes_of
+from quantkit.scoring.harness import evaluate, sizes_of
 from quantkit.scoring.until import score_until
 
 N_QUESTIONS = 40

@@ -13,7 +13,7 @@ from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.onepass.run import quantize
 from quantkit.recipe import Recipe
 from quantkit.scoring import endpoint, harness, held, loading
-from quantkit.scoring.harness import Asked
+from quantkit.scoring.asked import Asked
 
 ASKED = Asked(("python_docs",), limit=1, max_length=MAX_LENGTH)
 

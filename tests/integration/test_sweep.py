@@ -88,7 +88,8 @@ def test_the_other_set_makes_another_checkpoint(swept):
 
 def test_scores_are_those_of_a_plain_run(swept, tmp_path):
     from quantkit.model.source import ModelSource
-    from quantkit.scoring.harness import Asked, evaluate
+    from quantkit.scoring.asked import Asked
+    from quantkit.scoring.harness import evaluate
 
     asked = Asked(("python_quiz",), 4, max_length=64, cache=tmp_path)
     plain = evaluate(ModelSource.open("demo"), asked, "cpu").card

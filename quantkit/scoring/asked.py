@@ -1,0 +1,71 @@
+"""What models are asked, and how: all that whoever scores has to say, before torch is loaded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from quantkit.scoring import following, suites
+from quantkit.scoring.following import Prompts
+
+BACKENDS = ("transformers", "llama.cpp", "vllm")
+"""The last is started by whoever asks, who names its server: see `calls.score`."""
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Whether and how questions are put as a conversation."""
+
+    template: bool = False
+    multiturn: bool = False
+    """Examples as turns of their own."""
+    system: str | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a model is scored."""
+
+    tasks: tuple[str, ...]
+    limit: int | None = None
+    num_fewshot: int | None = None
+    max_length: int | None = None
+    batch_size: int | None = None
+    """Most sequences at a time; by default as many as fit."""
+    seed: int = 0
+    data: Path | None = None
+    """A folder tree like a hub's, for tasks whose data cannot be fetched."""
+    cache: Path | None = None
+    """Where answers are kept; by default in the user's own cache."""
+    samples: dict[str, list[int]] | None = None
+    """Only these documents, by task."""
+    server: str | None = None
+    """The address of an engine that serves the model; nothing is loaded here then."""
+    backend: str = "transformers"
+    """What computes here: one of `BACKENDS`."""
+    python: Path | None = None
+    """Of vLLM's environment, where that is the backend."""
+    prompts: Path | None = None
+    """A file of prompts: candidates are held against the source's own answers to them."""
+    judge: str | None = None
+    """How answers to them are judged, where rows do not bring it; one of `judging.METRICS`."""
+    chat: Chat = Chat()
+    allow_code: bool = False
+    """Whether tasks may run code that the model wrote, in a box."""
+
+    @classmethod
+    def of(cls, tasks: Sequence[str] | None, models: Sequence[Any], **more: Any) -> Self:
+        """With the tasks that were named, or what suits the models where none were."""
+        if tasks is None:
+            prompted = more.get("prompts") is not None
+            tasks = () if prompted else suites.by_default([str(model) for model in models])
+        return cls(tuple(tasks), **more)
+
+    @property
+    def followed(self) -> list[Prompts]:
+        """Prompts whose answers by the source are followed."""
+        own = [following.own()] if suites.FOLLOWED in suites.expanded(self.tasks) else []
+        more = []
+        if self.prompts is not None:
+            more.append(following.of_file(self.prompts, judge=self.judge))
+        return [asked.first(self.limit) for asked in own + more]
