@@ -7,6 +7,8 @@ import pytest
 
 import quantkit as qk
 
+pytestmark = pytest.mark.usefixtures("demo_is_short")
+
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 
 

@@ -11,6 +11,8 @@ from quantkit.scoring.answering import Answerer, Request
 from quantkit.scoring.asked import Asked
 from quantkit.scoring.harness import evaluate
 
+pytestmark = pytest.mark.usefixtures("demo_is_short")
+
 LARGE = 128_256
 """Tokens of Llama 3's vocabulary, where cutting off a tail shows."""
 

