@@ -23,10 +23,11 @@ from tiny import SIZES, cut_demo, save_llama, with_tokenizer
 if TYPE_CHECKING:
     from quantkit.model.source import ModelSource
 
-# On a submission the same examples every time; chance looks for new ones at home.
-settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50, print_blob=True)
-settings.register_profile("home", deadline=None, max_examples=50)
-settings.load_profile("ci" if os.environ.get("CI") else "home")
+# On a submission the same examples every time; chance looks for new ones at home, and for more of
+# them in the slow tier.
+settings.register_profile("ci", derandomize=True, deadline=None, max_examples=25, print_blob=True)
+settings.register_profile("home", deadline=None, max_examples=25)
+settings.register_profile("long", deadline=None, max_examples=100)
 
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
@@ -39,6 +40,11 @@ LONG = (
     "test_sweep_ray", "test_families",
 )  # fmt: skip
 """Files that take longest: begun first, so that no worker is left alone with one at the end."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    is_short = "not slow" in config.getoption("markexpr")
+    settings.load_profile("long" if not is_short else "ci" if os.environ.get("CI") else "home")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,6 +3,8 @@
 import ast
 import re
 import subprocess
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,13 +48,19 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Read once for all promises, which leave it as it is."""
+    return ast.parse(path.read_text())
+
+
 def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
 def imported(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             if node.module == "quantkit":
                 found |= {alias.name for alias in node.names if alias.name in LEVEL}
@@ -72,13 +80,18 @@ def test_imports_point_one_way(path):
             assert LEVEL[other] <= LEVEL[own], f"{own} imports {other}"
 
 
+def outside_types(node: ast.AST) -> Iterator[ast.AST]:
+    """All below a node but what is for type checkers alone."""
+    yield node
+    for below in ast.iter_child_nodes(node):
+        if not (isinstance(below, ast.If) and ast.unparse(below.test) == "TYPE_CHECKING"):
+            yield from outside_types(below)
+
+
 def imports_of(path: Path, modules: set[str]) -> set[str]:
     """Modules of ours that this one loads, at once or when a function is called; not for types."""
-    tree, found = ast.parse(path.read_text()), set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = []
-    for node in ast.walk(tree):
+    found = set()
+    for node in outside_types(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("quantkit."):
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= names & modules
@@ -102,7 +115,7 @@ def test_no_module_needs_what_needs_it():
 def defined(path: Path) -> set[str]:
     """Names that a module of ours has."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             found |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -116,7 +129,7 @@ def test_programs_beside_the_package_import_what_there_is():
     """Nobody runs all of them after every change."""
     wrong = []
     for path in [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "scripts").rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if not isinstance(node, ast.ImportFrom):
                 continue
             if (node.module or "").split(".")[0] != "quantkit":
@@ -136,7 +149,7 @@ def test_programs_beside_the_package_import_what_there_is():
 
 def test_every_module_says_what_it_is_for():
     for path in PACKAGE.rglob("*.py"):
-        assert ast.get_docstring(ast.parse(path.read_text())), path
+        assert ast.get_docstring(tree_of(path)), path
 
 
 def test_trees_in_the_docs_name_what_there_is():
@@ -213,12 +226,12 @@ def test_options_that_travel_together_are_one_object():
     twins = {
         node.name
         for path in PACKAGE.rglob("kernels/*.py")
-        for node in ast.parse(path.read_text()).body
+        for node in tree_of(path).body
         if isinstance(node, ast.FunctionDef)
     }
     for path in sorted(PACKAGE.rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         public = {id(node) for node in tree.body}
         for node in ast.walk(tree):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -283,7 +296,7 @@ def test_options_are_declared_once():
     """What two commands declare alike belongs into cli/options.py."""
     found: dict[str, str] = {}
     for path in sorted((PACKAGE / "cli").glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             for given in node.args.args if isinstance(node, ast.FunctionDef) else []:
                 if given.annotation is None or "typer." not in ast.unparse(given.annotation):
                     continue
@@ -319,7 +332,7 @@ def test_nobody_else_decides_by_the_name_of_a_format_method_or_number():
     for path in sorted(PACKAGE.rglob("*.py")):
         if part_of(path) in NAMED_IN:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if not isinstance(node, ast.Compare):
                 continue
             constants = {
