@@ -25,7 +25,7 @@ from peers_speed import NOTES, add_common, build_set, provenance, set_record, wh
 from safetensors import safe_open
 
 from quantkit.export.checkpoint import Checkpoint
-from quantkit.model.architecture import skeleton
+from quantkit.model.skeleton import skeleton
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.offline import without_hub

@@ -1,7 +1,6 @@
 """What a config says the model is made of, found by building it without weights."""
 
 import fnmatch
-import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,12 +11,15 @@ from quantkit import families
 from quantkit.errors import SourceError
 from quantkit.families import geometry
 from quantkit.model.headers import WEIGHT_TYPES, StoredTensor, TensorSpec
+from quantkit.model.skeleton import (
+    attentions,
+    find_blocks,
+    skeleton,
+    usual_names,
+)
 from quantkit.model.source import ModelSource, read_config, read_tensors
-from quantkit.quiet import hushed
 
 if TYPE_CHECKING:
-    import torch
-
     from quantkit.model.links import Links
 
 HEAD = "lm_head"
@@ -51,9 +53,6 @@ KEPT = {
     "laurel.linear_right": SMALL,
 }
 """Linear layers within blocks that no recipe means, by the end of their names, and why."""
-COUNTED = re.compile(r"(?:^|_)(?:layers?|blocks|experts)$")
-"""Keys of a config that say how many modules are built."""
-MOST_MODULES = 10_000
 OUTSIDE = "outside the decoder blocks"
 NOT_BUILT = "not part of the model as transformers builds it, such as a head that predicts ahead"
 SHARED = "shared between blocks"
@@ -172,108 +171,6 @@ class Architecture:
         ]
 
 
-def skeleton(
-    folder: Path, trust_remote_code: bool = False, dtype: "torch.dtype | None" = None
-) -> Any:
-    """The model in `folder` with parameters on the meta device and real buffers.
-
-    Some families compute constants in the type they are built in (Gemma's embedding scale), so a
-    skeleton that will be run is built in the type it will run in.
-    """
-    from accelerate import init_empty_weights
-    from transformers import AutoConfig
-
-    require_countable(folder)
-    try:
-        with hushed("transformers"), init_empty_weights(include_buffers=False):
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-            for part in (config, config.get_text_config()):
-                if hasattr(part, "quantization_config"):
-                    del part.quantization_config  # else transformers builds quantised layers
-            model = _build(config, trust_remote_code, {} if dtype is None else {"dtype": dtype})
-    except Exception as error:  # a config is somebody else's input; anything may be wrong with it
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        if "trust_remote_code" in str(error):
-            raise SourceError(
-                f"{folder} brings code of its own, which quantkit does not run; read it, and give "
-                "--trust-remote-code if you trust it"
-            ) from error
-        raise SourceError(
-            f"transformers cannot build the model that {folder / 'config.json'} describes: {reason}"
-        ) from error
-    model.tie_weights()
-    return model.eval()
-
-
-def require_countable(folder: Path) -> None:
-    """Refuse a config that asks for more layers or experts than anybody would wait for."""
-    parts: list[Any] = [read_config(folder)]
-    for part in parts:  # grows by what is found within
-        parts += [value for value in part.values() if isinstance(value, dict)]
-        for key, value in part.items():
-            if COUNTED.search(key) and isinstance(value, int) and value > MOST_MODULES:
-                raise SourceError(
-                    f"{folder / 'config.json'}: {key} is {value:,}, and no model has more than "
-                    f"{MOST_MODULES:,}; take the config that the model came with"
-                )
-
-
-def _build(config: Any, trust_remote_code: bool, arguments: dict[str, Any]) -> Any:
-    """With the fused attention where the family has one, else with its own plain one."""
-    import transformers
-
-    named = (getattr(config, "architectures", None) or [""])[0]
-    own = getattr(transformers, named, None)
-    brings_code = trust_remote_code and hasattr(config, "auto_map")
-    if hasattr(own, "_from_config") and not brings_code:
-        build = own._from_config  # type: ignore[union-attr]
-    else:
-        build = transformers.AutoModelForCausalLM.from_config
-        arguments = arguments | {"trust_remote_code": trust_remote_code}
-    # The fused attention drops soft-capping (Gemma 2) without a word.
-    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
-    if not capped:
-        try:
-            return build(config, attn_implementation="sdpa", **arguments)
-        except (ValueError, ImportError) as error:
-            if "attention" not in str(error).lower():
-                raise
-    return build(config, attn_implementation="eager", **arguments)
-
-
-def text_part(model: Any) -> tuple[str, Any]:
-    """The name and the module of what reads text: the decoder, without head and towers."""
-    import torch
-
-    found = model.get_decoder() if hasattr(model, "get_decoder") else None
-    if not isinstance(found, torch.nn.Module) or found is model:
-        found = model.base_model
-    names = {id(module): name for name, module in model.named_modules()}
-    return names.get(id(found), ""), found
-
-
-def find_blocks(model: Any) -> tuple[str, Any]:
-    """The name and the list of a model's decoder blocks."""
-    import torch
-
-    prefix, text = text_part(model)
-    n_blocks = getattr(model.config.get_text_config(), "num_hidden_layers", 0)
-    lists = [
-        (f"{prefix}.{name}".strip("."), module)
-        for name, module in text.named_modules()
-        if isinstance(module, torch.nn.ModuleList) and len(module) == n_blocks
-    ]
-    # Lists within blocks, such as experts, may happen to be as long.
-    outer = [(n, m) for n, m in lists if not any(n.startswith(f"{o}.") for o, _ in lists)]
-    if len(outer) != 1:
-        raise SourceError(
-            f"{type(model).__name__} is not supported: {len(outer)} of its lists of modules have "
-            f"the {n_blocks} entries that its config gives as num_hidden_layers, where one is "
-            "needed to find its decoder blocks"
-        )
-    return outer[0]
-
-
 def stored_tensors(folder: Path, config: Mapping[str, Any]) -> dict[str, StoredTensor]:
     """The tensors of a folder with separate experts; none where it has no weights."""
     from quantkit.model import fused
@@ -283,20 +180,6 @@ def stored_tensors(folder: Path, config: Mapping[str, Any]) -> dict[str, StoredT
     except SourceError:
         return {}
     return fused.separated(found, config)
-
-
-def usual_names(model: Any) -> dict[str, tuple[int, ...]]:
-    """The names that transformers would save this model with."""
-    from transformers.core_model_loading import revert_weight_conversion
-
-    from quantkit.model import fused
-
-    saved = revert_weight_conversion(model, model.state_dict())
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
-    shapes = {name: tuple(t.shape) for name, t in saved.items() if name not in tied}
-    stored = {n: StoredTensor(n, "BF16", shape, Path(), 0) for n, shape in shapes.items()}
-    separate = fused.separated(stored, model.config.to_dict())
-    return {name: tensor.shape for name, tensor in separate.items()}
 
 
 def _look(
@@ -389,24 +272,6 @@ def _towers(kept: Mapping[str, str]) -> dict[str, str]:
         if reason == OUTSIDE and found is not None:
             parts[f"re:.*{found[0]}.*"] = OUTSIDE
     return parts
-
-
-def cache_argument(module: "torch.nn.Module") -> str | None:
-    """What a module calls the cache of keys and values that it is given; None: it takes none."""
-    taken = inspect.signature(module.forward).parameters
-    return next((name for name in ("past_key_values", "layer_past") if name in taken), None)
-
-
-def attentions(module: "torch.nn.Module") -> "dict[str, torch.nn.Module]":
-    """The modules within that put keys and values into a cache: the innermost that take one."""
-    takers = {
-        name: part for name, part in module.named_modules() if cache_argument(part) is not None
-    }
-    return {
-        name: part
-        for name, part in takers.items()
-        if name and not any(other.startswith(f"{name}.") for other in takers)
-    }
 
 
 def find_routers(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:

@@ -17,10 +17,10 @@ import torch
 
 from quantkit.errors import SourceError
 from quantkit.model import experts
-from quantkit.model.architecture import find_blocks, skeleton, text_part
 from quantkit.model.block_calls import ADDED, Call, Given, Recorder, Recording, Stop
 from quantkit.model.links import Links
 from quantkit.model.shards import StoredTensor
+from quantkit.model.skeleton import find_blocks, skeleton, text_part
 from quantkit.model.source import ModelSource
 
 MOST_OUTPUTS = 3

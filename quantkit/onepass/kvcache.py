@@ -15,8 +15,8 @@ import torch
 
 from quantkit import grid
 from quantkit.errors import MethodError
-from quantkit.model.architecture import attentions, cache_argument
 from quantkit.model.shards import DTYPES
+from quantkit.model.skeleton import attentions, cache_argument
 from quantkit.onepass.padding import Keep, real
 from quantkit.onepass.ranks import Ranks
 from quantkit.recipe import WeightScheme

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from quantkit.model.architecture import attentions
+from quantkit.model.skeleton import attentions
 from quantkit.numbers.activations import round_inputs
 from quantkit.numbers.fp8 import FP8
 from quantkit.onepass import kvcache

@@ -13,14 +13,9 @@ from quantkit.errors import CheckpointError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.foreign import ForeignCheckpoint
 from quantkit.model import experts
-from quantkit.model.architecture import (
-    Architecture,
-    attentions,
-    find_blocks,
-    skeleton,
-    usual_names,
-)
+from quantkit.model.architecture import Architecture
 from quantkit.model.links import Links, parameter_names
+from quantkit.model.skeleton import attentions, find_blocks, skeleton, usual_names
 from quantkit.model.source import ModelSource, read_config, refuse_experts
 from quantkit.scoring import activations
 

@@ -6,9 +6,9 @@ from families import FAMILIES, make_source
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from quantkit.export.checkpoint import Checkpoint
-from quantkit.model.architecture import attentions
 from quantkit.model.blocks import Decoder
 from quantkit.model.shards import DTYPES
+from quantkit.model.skeleton import attentions
 from quantkit.onepass import feeders, kvcache
 from quantkit.onepass.calibrated import Work
 from quantkit.onepass.collector import Collector

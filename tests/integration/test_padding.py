@@ -12,8 +12,8 @@ from quantkit.errors import DataError
 from quantkit.export.manifest import Calibration
 from quantkit.gguf import imatrix
 from quantkit.gguf.imatrix import ImportanceMatrix
-from quantkit.model.architecture import attentions
 from quantkit.model.blocks import Decoder
+from quantkit.model.skeleton import attentions
 from quantkit.model.source import ModelSource
 from quantkit.onepass import feeders, llmcompressor, onepass, prepare
 from quantkit.onepass.collector import Collector
