@@ -12,7 +12,7 @@ from quantkit.errors import ScoreError
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.onepass.run import quantize
 from quantkit.recipe import Recipe
-from quantkit.scoring import endpoint, harness, held, loading
+from quantkit.scoring import endpoint, following, harness, held, loading
 from quantkit.scoring.asked import Asked
 
 ASKED = Asked(("python_docs",), limit=1, max_length=MAX_LENGTH)
@@ -210,9 +210,9 @@ def test_answers_to_a_team_s_prompts_are_judged_through_a_server(fake, tmp_path)
     prompts = tmp_path / "traffic.jsonl"
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     how = Asked((), max_length=MAX_LENGTH, cache=tmp_path / "c", prompts=prompts)
-    short = replace(harness.following.of_file(prompts), max_new=8)
+    short = replace(following.of_file(prompts), max_new=8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(harness.following, "of_file", lambda path, judge=None: short)
+        patch.setattr(following, "of_file", lambda path, judge=None: short)
         there = harness.evaluate(fake.source, replace(how, server=fake.url), "cpu").card.scores
         here = harness.evaluate(fake.source, how, "cpu").card.scores
     judged = {name: score for name, score in here.items() if name in there}
