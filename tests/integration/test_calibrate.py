@@ -200,7 +200,7 @@ def test_a_set_calibrates_and_is_refused_with_another_tokenizer(
     build, chat_file, out, run_cli, tmp_path, tiny_model
 ):
     build("--from", chat_file)
-    quantize = ["-r", "gptq-w4a16", "--calibration", out, "--quiet", "-o"]
+    quantize = ["-r", "fp8-static", "--calibration", out, "--quiet", "-o"]
     result = run_cli(["quantize", "demo", *quantize, tmp_path / "q"])
     assert result.code == 0, result.stderr
     folder = tiny_model(vocab_size=4096)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from quantkit.onepass import onepass
+
 
 def start(*arguments: str) -> subprocess.Popen:
     return subprocess.Popen(
@@ -49,15 +51,17 @@ def test_a_stopped_run_keeps_what_is_finished(tmp_path, number, code):
     assert (out / "rtn-w8a16" / "quantkit.json").is_file()
 
 
-def test_a_stopped_command_says_how_to_go_on(tmp_path):
+def test_a_stopped_command_says_how_to_go_on(tmp_path, run_cli, monkeypatch):
     out, text = tmp_path / "out", str(Path(__file__).parents[2] / "CHANGELOG.md")
-    few = ["--calibration", text, "--samples", "16", "--length", "128"]
-    process = start("quantize", "demo", "-r", "gptq-w4a16", *few, "-o", str(out))
-    while not (line := process.stderr.readline()).startswith("calibration:"):
-        assert line, "it ended before the work began"
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "interrupted: finished work is kept; run the same command again" in stderr
-    assert "Traceback" not in stderr
+    few = ["--calibration", text, "--samples", "4", "--length", "64"]
+
+    def stopped(visit, *rest):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(onepass.Visit, "observe", stopped)
+    result = run_cli(["quantize", "demo", "-r", "gptq-w4a16", *few, "-o", out])
+    assert result.code == 130
+    assert "calibration: 4 samples" in result.stderr
+    assert "interrupted: finished work is kept; run the same command again" in result.stderr
+    assert "Traceback" not in result.stderr
     assert not (out / "gptq-w4a16").exists()

@@ -138,7 +138,9 @@ def test_serve_that_is_stopped_while_the_engine_loads(made, mark, tmp_path, numb
     assert none_left(mark) == []
 
 
+@pytest.mark.slow
 def test_draft_starts_nothing_that_could_stay(made, mark, tmp_path):
+    """Slow: it has no engine, and takes what a whole command takes."""
     text = tmp_path / "text.txt"
     text.write_text("All work and no play makes Jack a dull boy.\n" * 40)
     short = ["--samples", "1", "--prompt", "8", "--tokens", "9", "--device", "cpu"]

@@ -23,7 +23,7 @@ from quantkit.scoring.evaluation import read_all
 from quantkit.scoring.harness import evaluate, sizes_of
 from quantkit.scoring.until import score_until
 
-N_QUESTIONS = 40
+N_QUESTIONS = 24
 TASK = "mmlu_anatomy"
 WORDS = [
     "list",

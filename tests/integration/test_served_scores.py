@@ -15,7 +15,7 @@ from quantkit.recipe import Recipe
 from quantkit.scoring import endpoint, following, harness, held, loading
 from quantkit.scoring.asked import Asked
 
-ASKED = Asked(("python_docs",), limit=1, max_length=MAX_LENGTH)
+ASKED = Asked(("python_docs",), samples={"python_docs": [1]}, max_length=MAX_LENGTH)
 
 
 @pytest.fixture(scope="module")

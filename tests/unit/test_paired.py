@@ -368,12 +368,12 @@ def test_among_ten_candidates_chance_is_rarely_called_a_loss_of_accuracy():
 def test_among_ten_candidates_chance_is_rarely_called_a_loss_of_perplexity():
     rng = np.random.default_rng(7)
     wrong = 0
-    for _ in range(200):
-        changes = [compare_perplexity(*sample(rng, 20), draws=1000) for _ in range(10)]
+    for _ in range(100):
+        changes = [compare_perplexity(*sample(rng, 20), draws=500) for _ in range(10)]
         adjusted = holm([change.p_value for change in changes])
         told = [verdict(*pair) for pair in zip(changes, adjusted, strict=True)]
         wrong += any("a real loss" in text for text in told)
-    assert wrong <= 0.05 * 200
+    assert wrong <= 0.05 * 100
 
 
 # Words

@@ -72,7 +72,7 @@ TEXT = st.lists(PIECE, min_size=1, max_size=30).map("".join)
 
 
 @pytest.mark.parametrize("key", MODELS, ids=str)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(context=TEXT.filter(str.strip), continuations=st.lists(TEXT, min_size=1, max_size=4))
 def test_tokens_are_those_of_lm_eval(key, context, continuations):
     lm = MODELS[key]
