@@ -30,7 +30,7 @@ CLOSE = 1e-6 if platform.machine() in ("x86_64", "AMD64") else 5e-6
 """Of sums over other batches; elsewhere matrix products of other shapes differ by more."""
 
 
-FEW = {"python_docs": [0, 1, 5, 6, 7, 9, 12, 13, 16], "python_quiz": list(range(24))}
+FEW = {"python_docs": [0, 1, 5, 6, 9, 12, 16], "python_quiz": list(range(12))}
 """Short documents and few questions: they show nearly what all show, in a twentieth of the time."""
 
 
@@ -126,9 +126,9 @@ def test_demo_shows_what_quantisation_costs(report, samples):
 
 def test_the_source_knows_answers_and_checkpoints_keep_them(report, samples):
     source = report["baseline"]["scores"]["python_quiz/acc"]
-    assert source["n"] == (400 if samples is None else 24)
+    assert source["n"] == (400 if samples is None else 12)
     assert source["value"] >= 0.45
-    assert 0 < source["stderr"] < (0.03 if samples is None else 0.11)
+    assert 0 < source["stderr"] < (0.03 if samples is None else 0.16)
     for candidate in report["candidates"]:
         accuracy = candidate["scores"]["python_quiz/acc"]["value"]
         assert accuracy >= source["value"] - 3 * source["stderr"], candidate["name"]
