@@ -85,7 +85,7 @@ class Measuring:
 
     @property
     def needs_hub(self) -> bool:
-        return hub.set_needs(self.traffic.calibration)
+        return hub.set_needs(self.traffic.calibration) or hub.any_named(self.checkpoints)
 
     def ready(self, tell: Tell = silent) -> "Work[Bench]":
         """Refuse what shows before an engine is started."""

@@ -163,8 +163,11 @@ class Emission:
     only_named: bool = False
     """Whether files are written at all."""
 
-    needs_hub = False
     needs_transformers = False
+
+    @property
+    def needs_hub(self) -> bool:
+        return self.planning.needs_hub
 
     def ready(self, tell: Tell = silent) -> "Work[list[Path]]":
         """Refuse what cannot be written."""
@@ -209,8 +212,11 @@ class Serving:
     once: bool = False
     """Whether it ends after one answer, as a test."""
 
-    needs_hub = False
     needs_transformers = False
+
+    @property
+    def needs_hub(self) -> bool:
+        return self.planning.needs_hub
 
     def ready(self, tell: Tell = silent) -> "Work[None]":
         """Refuse a port that is taken, and a machine without the engine."""
