@@ -4,8 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quantkit.dispatch.schemes import Judged, Scheme, columns_of, is_readable
-from quantkit.hardware import kernels
+from quantkit.families import SILU
+from quantkit.hardware import expert_kernels, kernels
 from quantkit.hardware.kernels import Asked
+
+GATES = ("gate_proj", "w1")
+"""What an expert's first layer is called, where it has a gate."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,7 @@ class Choice:
 
 
 def choices(judged: Judged) -> Iterator[Choice]:
-    """The kernel of each layer that is built quantised, experts once per block."""
+    """The kernel of each layer that is built quantised, but for experts."""
     if judged.capability is None or not is_readable(judged):
         return
     whole = {shard: name for name, shards in judged.checkpoint.fused for shard in shards}
@@ -50,3 +54,28 @@ def choices(judged: Judged) -> Iterator[Choice]:
         )  # fmt: skip
         chosen = kernels.choose(asked)
         yield Choice(label, scheme, rows, columns, *(chosen or (None, "")))
+
+
+def expert_choices(judged: Judged) -> Iterator[Choice]:
+    """The kernel of every block's experts, gate and up as vLLM has them; None where not known."""
+    if judged.capability is None or not is_readable(judged):
+        return
+    if str(judged.checkpoint.text.get("hidden_act") or SILU[0]) not in SILU:
+        return
+    for block, experts in judged.checkpoint.experts.items():
+        layers = experts.get(0) or next(iter(experts.values()))
+        first = next((layers[name] for name in GATES if name in layers), None)
+        scheme = None if first is None else judged.schemes.get(first.name)
+        if first is None or scheme is None or not first.is_quantized:
+            continue
+        rows, columns = first.shape(scheme.bits, judged.method == "awq")
+        if scheme.kind == "wna16" and (known := columns_of(first, scheme)):
+            columns = known
+        asked = Asked(
+            scheme.kind, rows, columns, judged.capability, judged.version, scheme.bits,
+            scheme.group_size, scheme.symmetric, scheme.act_order, scheme.static, scheme.per_tensor,
+            judged.method,
+        )  # fmt: skip
+        kernel, slow = expert_kernels.choose(asked) or (None, "")
+        named = None if kernel is None else f"{kernel} for experts"
+        yield Choice(block, scheme, rows, columns, named, slow)

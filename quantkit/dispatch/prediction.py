@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.dispatch import gptoss, layers, llamacpp, rules, vllm
-from quantkit.dispatch.choices import Choice, choices
+from quantkit.dispatch.choices import Choice, choices, expert_choices
 from quantkit.dispatch.rules import Finding
 from quantkit.dispatch.schemes import Judged, Unsupported
 from quantkit.errors import CheckpointError, QuantkitError, ShardError, SourceError
@@ -132,11 +132,16 @@ def _judged(
         capability = round(gpu.capability * 10)
     judged = Judged(checkpoint, max(version, rules.OLDEST), capability, read)
     result.findings += vllm.findings(judged)
+    chosen: set[str] = set()
     try:
         for scheme in judged.schemes.values():
             tag = scheme.tag if scheme else "16 bits"
             result.schemes[tag] = result.schemes.get(tag, 0) + 1
         result.kernels = list(choices(judged))
+        for one in expert_choices(judged):
+            if one.kernel is not None:
+                result.kernels.append(one)
+                chosen.add(one.layer)
     except Unsupported:
         pass  # among the findings
     if joint := gptoss.n_layers(judged):
@@ -150,7 +155,7 @@ def _judged(
         result.left_out.append("bitsandbytes itself, which has to be installed beside vLLM")
     if gpu is not None and capability is None:
         result.findings += _by_table(judged, gpu)
-    if (checkpoint.experts or joint) and capability is not None:
+    if (joint or set(checkpoint.experts) - chosen) and capability is not None:
         result.left_out.append("kernels of experts: chosen by what is installed beside vLLM")
     return result
 

@@ -6,7 +6,7 @@ Each function follows one of vLLM's own; the rule that a finding names says whic
 from collections.abc import Iterator
 
 from quantkit.dispatch import gptoss, sizes, stored, together
-from quantkit.dispatch.choices import choices
+from quantkit.dispatch.choices import choices, expert_choices
 from quantkit.dispatch.rules import (
     ARGUMENT_KEYS,
     ARGUMENT_VALUES,
@@ -172,7 +172,8 @@ def _kernels(judged: Judged) -> Iterator[Finding]:
     if judged.capability is None:
         return
     alike: dict[tuple[str, str], list[str]] = {}
-    for choice in choices(judged):
+    known = (one for one in expert_choices(judged) if one.kernel is not None)
+    for choice in (*choices(judged), *known):
         minimum = kernels.MINIMUM[choice.scheme.kind]
         if choice.kernel is None and judged.capability < minimum:
             key = ("capability", f"{choice.scheme.tag} needs {minimum / 10:.1f}")

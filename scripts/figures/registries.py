@@ -68,6 +68,7 @@ def dispatch_sources() -> str:
         f"compressed-tensors (from version: pin) {pins}.\n\n"
         "After 0.26 the config classes and the choice of schemes of compressed-tensors, GPTQ, AWQ, "
         "FP8, ModelOpt and MXFP4 and the lists of kernels (`kernels/linear`) were compared from "
-        "version to version; the methods of experts and the loaders of models other than gpt-oss's "
-        f"were not. What changed: {changed}."
+        "version to version; the kernels of experts (`fused_moe/oracle`) were read at 0.26 and "
+        "0.32 for compressed-tensors, the loaders of models other than gpt-oss's were not. "
+        f"What changed: {changed}."
     )

@@ -1,11 +1,13 @@
 """vLLM's choice of a kernel by version, and the one table of support that must say the same."""
 
+from dataclasses import replace
+
 import pytest
 
 from quantkit import recipe as recipes
 from quantkit import resources
 from quantkit.advise import dispatched, shape
-from quantkit.hardware import gpus, kernels, support
+from quantkit.hardware import expert_kernels, gpus, kernels, support
 from quantkit.hardware.kernels import Asked, choose
 
 DEVICES = {
@@ -101,3 +103,38 @@ def test_kernels_change_with_versions(asked, versions):
 
     for version, name in versions.items():
         assert choose(replace(asked, version=version))[0] == name, version
+
+
+@pytest.mark.parametrize(
+    ("kind", "capability", "version", "changes", "kernel"),
+    [
+        ("wna16", 90, (0, 26), {"group_size": 128}, "Marlin"),
+        ("wna16", 90, (0, 32), {"group_size": 128}, "Humming"),
+        ("wna16", 80, (0, 29), {"group_size": 128}, "Marlin"),
+        ("wna16", 90, (0, 29), {"group_size": 128}, None),
+        ("wna16", 100, (0, 32), {"group_size": 32}, "FlashInfer TRT-LLM MxInt4"),
+        ("wna16", 80, (0, 26), {"group_size": 128, "columns": 192}, "Triton WNA16"),
+        ("int8", 80, (0, 28), {}, "Triton INT8"),
+        ("fp8", 90, (0, 30), {}, "CUTLASS FP8 (Triton for some shapes)"),
+        ("fp8", 90, (0, 26), {"static": True, "per_tensor": True}, "FlashInfer CUTLASS FP8"),
+        ("fp8", 90, (0, 26), {"per_tensor": True}, "Triton FP8"),
+        ("fp8", 80, (0, 26), {}, "Marlin FP8"),
+        ("fp8", 100, (0, 26), {}, None),
+        ("fp8", 100, (0, 32), {}, "Triton FP8"),
+        ("fp8-block", 90, (0, 32), {}, "Triton FP8 blocks"),
+        ("fp8-block", 100, (0, 32), {}, "FlashInfer TRT-LLM FP8 blocks"),
+        ("nvfp4", 100, (0, 30), {"group_size": 16}, "FlashInfer TRT-LLM NVFP4"),
+        ("nvfp4", 90, (0, 26), {"group_size": 16}, "Marlin FP4"),
+        ("mxfp4", 100, (0, 32), {"group_size": 32}, None),
+    ],
+)
+def test_experts_get_the_first_backend_that_takes_them(kind, capability, version, changes, kernel):
+    bits = 4 if kind in ("wna16", "nvfp4", "mxfp4") else 8
+    sizes = {"rows": 768, "columns": 2048, "bits": bits} | changes
+    asked = Asked(
+        kind, capability=capability, version=version, method="compressed-tensors", **sizes
+    )
+    found = expert_kernels.choose(asked)
+    assert (found[0] if found else None) == kernel
+    assert expert_kernels.choose(replace(asked, method="gptq")) is None
+    assert expert_kernels.choose(replace(asked, version=(0, 25))) is None

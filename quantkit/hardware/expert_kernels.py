@@ -1,0 +1,108 @@
+"""The kernel that vLLM picks for the experts of a block: its backends in its own order.
+
+Read from vllm/model_executor/layers/fused_moe/oracle (fp8.py, int8.py, int_wna16.py, nvfp4.py), the
+classes in fused_moe/experts that they ask, and compressed_tensors_moe.py, at v0.26.0 and 0.32.0:
+for CUDA, gated SiLU, on one GPU or tensor parallel, with FlashInfer and Humming installed as vLLM's
+own requirements install them. A version between the two gets an answer where both have the same.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from quantkit.hardware.kernels import FP4_SLOW, FP8_SLOW, MARLIN_GROUPS, Asked, Kernel, Version
+
+FIRST: Version = (0, 26)
+READ: tuple[Version, ...] = (FIRST, (0, 32))
+
+
+def _hopper(a: Asked) -> bool:
+    return a.capability == 90
+
+
+def _blackwell(a: Asked) -> bool:
+    """The data centre's, family 10.x."""
+    return 100 <= a.capability < 110
+
+
+def _desk(a: Asked) -> bool:
+    return 120 <= a.capability < 130
+
+
+def _marlin(a: Asked) -> bool:
+    """`check_moe_marlin_supports_layer`: rows are an expert's inner width, columns its inputs."""
+    known = a.bits in ((4, 8) if a.symmetric else (4,)) and a.group_size in MARLIN_GROUPS
+    size = max(64, a.group_size) if a.act_order else max(1, a.group_size)
+    return known and a.capability >= 75 and a.columns % 128 == 0 and a.rows % size == 0
+
+
+def _is_static(a: Asked) -> bool:
+    return a.static and a.per_tensor
+
+
+def _words(words: str) -> Callable[[Asked], str]:
+    return lambda asked: words
+
+
+LISTS: dict[str, tuple[Kernel, ...]] = {
+    "wna16": (
+        Kernel("FlashInfer TRT-LLM MxInt4", lambda a: _blackwell(a) and a.bits == 4
+               and a.symmetric and a.group_size == 32 and not a.act_order),
+        Kernel("Humming", lambda a: _hopper(a) and not a.act_order, since=(0, 32)),
+        Kernel("Marlin", _marlin),
+        Kernel("Triton WNA16", lambda a: a.bits in (4, 8) and not a.act_order,
+               _words("Triton's generic kernel")),
+    ),
+    "int8": (
+        Kernel("Triton INT8", lambda a: a.capability >= 75),
+    ),
+    "fp8": (
+        Kernel("FlashInfer TRT-LLM FP8", lambda a: _is_static(a) and _blackwell(a)),
+        Kernel("FlashInfer CUTLASS FP8", lambda a: _is_static(a) and (_hopper(a) or _desk(a))),
+        Kernel("CUTLASS FP8 (Triton for some shapes)",
+               lambda a: _hopper(a) and a.static == a.per_tensor),
+        Kernel("Triton FP8", lambda a: a.capability >= 89),
+        Kernel("Marlin FP8", lambda a: a.capability >= 75, _words(FP8_SLOW)),
+    ),
+    "fp8-block": (
+        Kernel("Triton FP8 blocks", lambda a: a.capability in (89, 90)),
+        Kernel("FlashInfer TRT-LLM FP8 blocks", _blackwell),
+        Kernel("Marlin FP8", lambda a: 75 <= a.capability < 89, _words(FP8_SLOW)),
+    ),
+    "nvfp4": (
+        Kernel("FlashInfer TRT-LLM NVFP4", _blackwell),
+        Kernel("FlashInfer CUTLASS NVFP4", _desk),
+        Kernel("Humming FP4", _hopper, _words(FP4_SLOW), (0, 32)),
+        Kernel("Marlin FP4", lambda a: 75 <= a.capability < 100, _words(FP4_SLOW)),
+    ),
+    "nvfp4-a16": (
+        Kernel("Humming FP4", _hopper, since=(0, 32)),
+        Kernel("Marlin FP4", lambda a: a.capability >= 75),
+    ),
+}  # fmt: skip
+UNSURE: dict[str, Callable[[Asked], bool]] = {
+    # Whether CUTLASS' grouped product is there depends on the build of 0.26.
+    "fp8": lambda a: a.capability >= 100 and a.version < (0, 32) and a.static == a.per_tensor,
+    "fp8-block": lambda a: a.capability >= 110,
+    "nvfp4": lambda a: a.capability >= 100 and not (_blackwell(a) or _desk(a)),
+}
+"""Where the answer hangs on what was built or is installed."""
+
+
+def choose(asked: Asked) -> tuple[str, str] | None:
+    """The kernel's name and why it is slow, if it is; None: not known here."""
+    if asked.method != "compressed-tensors" or asked.version < FIRST:
+        return None
+    if asked.version in READ:
+        return _at(asked)
+    answers = {_at(replace(asked, version=version)) for version in READ}
+    return answers.pop() if len(answers) == 1 else None
+
+
+def _at(asked: Asked) -> tuple[str, str] | None:
+    unsure = UNSURE.get(asked.kind)
+    if asked.kind not in LISTS or (unsure is not None and unsure(asked)):
+        return None
+    for kernel in LISTS[asked.kind]:
+        if kernel.since <= asked.version and kernel.fits(asked):
+            return kernel.name, kernel.slow(asked)
+    return None
