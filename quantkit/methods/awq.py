@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quantkit.methods.contract import PROPAGATE, Cost, Linears, Method, Rounded
-from quantkit.methods.gptq import DRIFT, SCALES, SIGNED, SWEEPS, TUNE, ColumnByColumn
+from quantkit.methods.gptq import SCALES, SIGNED, SWEEPS, TUNE, ColumnByColumn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -111,7 +111,6 @@ AWQ_GPTQ = Method(
         "propagate": PROPAGATE,
         "scales": SCALES,
         "sweeps": SWEEPS,
-        "drift": DRIFT,
         "tune": TUNE,
         "signed": SIGNED,
     },

@@ -13,7 +13,6 @@ matrix does not factor, and said.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quantkit.methods.columns import BLOCK, DAMPING, Factor, kernel, update_block
@@ -31,9 +30,6 @@ HELD_OUT = Option("true or false", lambda value: isinstance(value, bool))
 """Whether some tokens decide between GPTQ and rounding to nearest, instead of teaching GPTQ."""
 SCALES = Option("gram or diagonal", lambda value: value in ("gram", "diagonal"))
 """What judges the scales of integers: the Gram matrix of each group, or its diagonal."""
-DRIFT = Option("true or false", lambda value: isinstance(value, bool))
-"""Whether weights make up for what rounding has done to their inputs: an option of the pass, which
-then follows the source's own stream, too."""
 SWEEPS = Option("a whole number from 0 to 20", lambda v: type(v) is int and 0 <= v <= 20)
 """Rounds of coordinate descent over codes and scales after GPTQ's own."""
 SIGNED = Option("true or false", lambda value: isinstance(value, bool))
@@ -60,13 +56,9 @@ class ColumnByColumn:
 
     def round(self, linears: Linears) -> Rounded:
         from quantkit import grid
-        from quantkit.methods import drift, scales
+        from quantkit.methods import scales
 
         whole, matrix = scales.global_scale(linears), factor(_learnt(linears))
-        if matrix is not None and linears.inputs.drift is not None:
-            heights = linears.heights or (linears.weight.shape[0],)
-            weight, _ = drift.corrected(linears.weight, linears.inputs, matrix, heights)
-            linears = replace(linears, weight=weight)
         scale, zero = _scales(linears)
         if matrix is None:
             nearest = grid.quantize(linears.weight, scale, zero, linears.scheme, whole)
@@ -79,8 +71,6 @@ class ColumnByColumn:
 
         Those whose matrix does not factor at the first damping go one by one.
         """
-        if any(linears.inputs.drift is not None for linears in batch):
-            return [self.round(linears) for linears in batch]
         from quantkit.methods import gptq_batch, scales
 
         matrices, factored = gptq_batch.factor([_learnt(linears) for linears in batch])
@@ -100,11 +90,6 @@ def _learnt(linears: Linears) -> torch.Tensor:
     return linears.inputs.gram if held is None else linears.inputs.gram - held
 
 
-def _judges(linears: Linears) -> bool:
-    """Whether held-out tokens choose the rounding, or only how much of a step is taken."""
-    return bool(linears.options.get("held_out", linears.inputs.drift is None))
-
-
 def _refined(linears: Linears, solved: grid.QuantizedWeight) -> grid.QuantizedWeight:
     """The same after coordinate descent, where there are tokens enough to trust undamped.
 
@@ -119,7 +104,7 @@ def _refined(linears: Linears, solved: grid.QuantizedWeight) -> grid.QuantizedWe
         or linears.inputs.n_tokens < ENOUGH * linears.weight.shape[1]
     ):
         return solved
-    gram = _learnt(linears) if _judges(linears) else linears.inputs.gram
+    gram = _learnt(linears)
     return refine.refine(linears.weight, gram, solved, linears.scheme, sweeps, linears.activations)
 
 
@@ -146,7 +131,7 @@ def _judged(linears: Linears, solved: grid.QuantizedWeight, damping: float) -> R
     from quantkit.methods import products
 
     weight, scheme, held = linears.weight, linears.scheme, linears.inputs.held
-    if held is None or not _judges(linears):
+    if held is None:
         return Rounded(solved, damping)
     nearest = grid.quantize(weight, solved.scale, solved.zero_point, scheme, solved.global_scale)
     matrix = products.Halves.of(held)
@@ -181,7 +166,6 @@ GPTQ = Method(
         "held_out": HELD_OUT,
         "scales": SCALES,
         "sweeps": SWEEPS,
-        "drift": DRIFT,
         "tune": TUNE,
         "signed": SIGNED,
     },

@@ -13,7 +13,7 @@ from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 FILE = "recipe.yaml"
 OPTIONS: dict[str, dict[str, Any]] = {
     "int": {"sweeps": 2},
-    "float": {"held_out": True, "drift": True},
+    "float": {"held_out": True},
 }
 """Of GPTQ, as the recipes that ship have them."""
 

@@ -4,7 +4,7 @@ Linears that read one input share its statistics; they are found by watching whi
 tensor.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,14 +12,11 @@ from typing import Any
 
 import torch
 
-from quantkit import numbers
 from quantkit.methods.statistics import Statistics
 from quantkit.model.architecture import EXPERT
 from quantkit.model.experts import Experts
-from quantkit.numbers.activations import round_inputs
 from quantkit.onepass.padding import Keep, real
 from quantkit.onepass.ranks import Ranks
-from quantkit.schemes import ActivationScheme
 
 
 @dataclass
@@ -34,18 +31,11 @@ class Collector:
     n_kept: int = 0
     """Inputs of each that are kept as they are."""
     kept: dict[str, torch.Tensor] = field(default_factory=dict)
-    drifts: bool = False
-    """Keep how far inputs are from those that `following` saw, and from what they round to."""
-    roundings: Mapping[str, ActivationScheme] = field(default_factory=dict)
-    """Linears that are given rounded inputs."""
     groups: dict[str, list[str]] = field(default_factory=dict)
     """Linears that share an input, under the name of the first."""
     statistics: dict[str, Statistics] = field(default_factory=dict)
-    _alive: dict[int, tuple[str, torch.Tensor, torch.Tensor | None]] = field(default_factory=dict)
-    """Inputs of the present forward pass by identity, each with what it rounds to; kept, so that
-    no identity is used twice."""
-    _wanted: dict[str, torch.Tensor] = field(default_factory=dict)
-    """The source's own inputs in the same batch."""
+    _alive: dict[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
+    """Inputs of the present forward pass by identity; kept, so that no identity is used twice."""
     _last: str = ""
     """The linear that was reached last."""
 
@@ -75,25 +65,6 @@ class Collector:
             for handle in handles:
                 handle.remove()
             self._alive.clear()
-            self._wanted.clear()
-
-    @contextmanager
-    def following(self) -> Iterator[None]:
-        """Keep the inputs of the source's own pass within, for the pass that comes next."""
-
-        def keep(name: str, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            self._wanted[name] = inputs[0]
-
-        handles = [
-            linear.register_forward_pre_hook(partial(keep, name))
-            for name, linear in self.linears.items()
-            if not EXPERT.search(name)  # routers may send other tokens to an expert
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def complete(self, ranks: Ranks | None = None) -> None:
         """All batches have been seen; what other ranks saw is added."""
@@ -108,52 +79,38 @@ class Collector:
         self.groups, widths = ranks.share((self.groups, widths))
         device = next(iter(self.linears.values())).weight.device
         self.statistics = {
-            name: self.statistics.get(name)
-            or Statistics.zeros(width, device, self.hold_out, self._drifts(name))
+            name: self.statistics.get(name) or Statistics.zeros(width, device, self.hold_out)
             for name, width in widths.items()
         }
         all_of_them = list(self.statistics.values())
         counts = torch.tensor([found.n_tokens for found in all_of_them], device=device)
         ranks.sum_([counts, *(t for found in all_of_them for t in (found.gram, found.total))])
-        apart = [t for found in all_of_them for t in (found.held, found.drift, found.held_drift)]
-        ranks.sum_([matrix for matrix in apart if matrix is not None])
+        ranks.sum_([found.held for found in all_of_them if found.held is not None])
         ranks.max_([found.max_abs for found in all_of_them])
         for found, n_tokens in zip(all_of_them, counts.tolist(), strict=True):
             found.n_tokens = n_tokens
 
     def _see(
         self, name: str, keep: Keep, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]
-    ) -> tuple[torch.Tensor, ...] | None:
+    ) -> None:
         (tensor,) = inputs
         if id(tensor) not in self._alive:
-            scheme = self.roundings.get(name)
-            rounded = None if scheme is None else _rounded(tensor, scheme)
-            self._alive[id(tensor)] = name, tensor, rounded
-        leader, _, rounded = self._alive[id(tensor)]
+            self._alive[id(tensor)] = name, tensor
+        leader, _ = self._alive[id(tensor)]
         members = self.groups.setdefault(leader, [])
         if name not in members:
             members.append(name)
         if leader == name:
             if name not in self.statistics:
-                self.statistics[name] = Statistics.zeros(
-                    tensor.shape[-1], tensor.device, self.hold_out, self._drifts(name)
-                )
+                width = tensor.shape[-1]
+                self.statistics[name] = Statistics.zeros(width, tensor.device, self.hold_out)
             # Experts get real tokens only, and not all of them.
             keep = None if EXPERT.search(name) else keep
-            wanted, states = self._wanted.pop(name, None), real(tensor, keep)
-            self.statistics[name].add(
-                states,
-                None if rounded is None else real(rounded, keep),
-                None if wanted is None else real(wanted, keep),
-            )
+            states = real(tensor, keep)
+            self.statistics[name].add(states)
             if self.n_kept:
                 self._keep(name, states)
         self._last = name
-        return None if rounded is None else (rounded,)
-
-    def _drifts(self, name: str) -> bool:
-        """Of experts only the rounding of inputs is known."""
-        return self.drifts and (not EXPERT.search(name) or name in self.roundings)
 
     def _keep(self, name: str, states: torch.Tensor) -> None:
         """Some inputs of every batch, evenly spread, until there are enough."""
@@ -171,16 +128,6 @@ class Collector:
         if name not in self.statistics:
             self.statistics[name] = Statistics.zeros(tensor.shape[-1], tensor.device)
         self.statistics[name].add(real(tensor, keep))
-
-
-def _rounded(tensor: torch.Tensor, scheme: ActivationScheme) -> torch.Tensor:
-    """Inputs as they are rounded at run time; a scale that is still to be found is the batch's."""
-    stored = None
-    if scheme.is_static:
-        number, largest = numbers.of(scheme), tensor.abs().amax().float().clamp(min=1e-12)
-        whole = number.has_global_scale
-        stored = number.global_scale(largest) if whole else number.activation_scale(largest)
-    return round_inputs(tensor, scheme, stored)
 
 
 def _nothing(width: int, inputs: torch.Tensor) -> torch.Tensor:

@@ -92,8 +92,7 @@ def estimate(
     shared = len(own) < len(plans) or not plans  # without a recipe, what matters is looked for
     n_streams = len(own) + shared
     following = sum(plan.recipe.follows_source for plan in own)  # the source's states go along
-    matrices = max([4 if plan.recipe.drifts else 1 for plan in plans] or [1])
-    squares = matrices * (n_streams if n_ranks > 1 else 1)
+    squares = n_streams if n_ranks > 1 else 1
     batch = max(length, TOKENS_PER_BATCH[device.type] // length * length)
     n_blocks = _n_blocks(architecture)
     tallest = max(rows * columns for rows, columns in groups)

@@ -164,6 +164,7 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
     done = ranks.share([journal.n_done for journal in journals])
     status = Status(progress, calibration.n_tokens, device)
     progress.start("calibrate", len(decoder.blocks) * len(streams), "blocks")
+    visits: list[Visit] = []
     with Delivery() as delivery:
         for index, state in decoder.read_ahead(require_finite):
             visits = [
@@ -181,12 +182,14 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
     progress.finish()
     if importance is not None:
         importance.add_up(ranks, device)
-    states = followed.states
+    states, made = followed.states, followed.made(visits, plans)
     if not ranks.is_first:
         return decoder.written, None
     if watcher is not None:
         watcher.finish(decoder, calibration)
-    return decoder.written, probe.perplexity(decoder, states, calibration, progress)
+    perplexity = probe.perplexity(decoder, states, calibration, progress)
+    probe.hold_against(perplexity, made, decoder, calibration, progress)
+    return decoder.written, perplexity
 
 
 def _begin(

@@ -1,7 +1,11 @@
-"""What the source makes of its calibration tokens: text of another kind looks like noise to it."""
+"""What models make of some calibration tokens.
+
+To the source, text of another kind looks like noise. To what a recipe has made of it, its own
+calibration tokens must not.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,10 +13,13 @@ import torch
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.model.blocks import Decoder
 from quantkit.onepass.visit import Visit
+from quantkit.plan.checkpoint import Plan
 from quantkit.progress import Progress
 
 NOISE = 5
 """Calibration tokens that are this near to guessing are no text."""
+WORSE = 1.5
+"""Times the source's perplexity from which a recipe's own is worth a word."""
 SURPRISE_SAMPLES = 2
 SURPRISE_TOKENS = 512
 
@@ -50,6 +57,15 @@ class Probe:
         assert self.last is not None
         return self.last.first(SURPRISE_SAMPLES)
 
+    def made(self, visits: Sequence[Visit], plans: Sequence[Plan]) -> dict[str, torch.Tensor]:
+        """The same samples after the last block of every recipe that has a stream of its own."""
+        return {
+            plans[index].recipe.name: visit.first(SURPRISE_SAMPLES)
+            for visit in visits
+            if visit.stream.propagates and not self.is_lost
+            for index in visit.stream.indices
+        }
+
 
 def perplexity(
     decoder: Decoder,
@@ -57,10 +73,42 @@ def perplexity(
     calibration: CalibrationTokens,
     progress: Progress,
 ) -> float | None:
-    """Of the samples that the probe followed.
+    """Of the samples that the probe followed."""
+    found = _perplexity(decoder, states, calibration, progress)
+    guessing = float(decoder.model.config.get_text_config().vocab_size)
+    if found is not None and found > guessing / NOISE:
+        progress.note(
+            f"warning: the model's perplexity on the calibration tokens is {found:,.0f}, "
+            f"where guessing has {guessing:,.0f}: they look like noise to it; are they text, and "
+            "of its own tokenizer?"
+        )
+    return found
 
-    Only advice, so that nothing which goes wrong here stops a run.
-    """
+
+def hold_against(
+    source: float | None,
+    made: Mapping[str, torch.Tensor],
+    decoder: Decoder,
+    calibration: CalibrationTokens,
+    progress: Progress,
+) -> None:
+    """Say of which recipes the same samples come out much worse, by their states at the end."""
+    for name, states in made.items():
+        found = _perplexity(decoder, states, calibration, progress)
+        if source is not None and found is not None and found > WORSE * source:
+            progress.note(
+                f"warning: recipe {name} raises the perplexity of its own calibration tokens from "
+                f"{source:,.1f} to {found:,.1f}; score it before anybody is served with it"
+            )
+
+
+def _perplexity(
+    decoder: Decoder,
+    states: torch.Tensor | None,
+    calibration: CalibrationTokens,
+    progress: Progress,
+) -> float | None:
+    """Only advice, so that nothing which goes wrong here stops a run."""
     if states is None:
         return None
     states = states[:, :SURPRISE_TOKENS]
@@ -75,12 +123,4 @@ def perplexity(
     except Exception as error:  # no room for the head, or a family that does it in its own way
         progress.detail(f"the perplexity of the calibration tokens is not known: {error}")
         return None
-    found = math.exp(min(mean, 700.0)) if math.isfinite(mean) else None
-    guessing = float(decoder.model.config.get_text_config().vocab_size)
-    if found is not None and found > guessing / NOISE:
-        progress.note(
-            f"warning: the model's perplexity on the calibration tokens is {found:,.0f}, "
-            f"where guessing has {guessing:,.0f}: they look like noise to it; are they text, and "
-            "of its own tokenizer?"
-        )
-    return found
+    return math.exp(min(mean, 700.0)) if math.isfinite(mean) else None

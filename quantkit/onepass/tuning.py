@@ -26,7 +26,7 @@ from quantkit.onepass.calibrated import Work
 from quantkit.onepass.hidden import HiddenStates
 from quantkit.onepass.padding import real
 from quantkit.onepass.result import BlockResult
-from quantkit.onepass.visit import Visit, rounded
+from quantkit.onepass.visit import Visit
 from quantkit.recipe import Recipe
 from quantkit.schemes import WeightScheme
 
@@ -143,9 +143,8 @@ def tune(visit: Visit, work: Work, result: BlockResult, recipe: Recipe, steps: i
     }
     if not positions:
         return
-    roundings = visit.roundings_of(result, recipe)
     state = visit.after(result, recipe)
-    with visit.decoder.loaded(visit.index, state) as block, rounded(block, roundings):
+    with visit.decoder.loaded(visit.index, state) as block:
         block.requires_grad_(False)
         lesson = _Lesson(visit, block, wanted)
         before = lesson.held_out_error({})

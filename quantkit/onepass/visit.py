@@ -3,10 +3,9 @@
 Where ranks share the samples, each runs its own; what they have seen is the same on all of them.
 """
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from quantkit.model import experts
 from quantkit.model.block_calls import Call
 from quantkit.model.blocks import Decoder
 from quantkit.model.shards import DTYPES
-from quantkit.numbers.activations import round_inputs
 from quantkit.onepass import feeders, kvcache
 from quantkit.onepass.calibrated import Work
 from quantkit.onepass.collector import Collector
@@ -28,10 +26,8 @@ from quantkit.onepass.ranks import Ranks
 from quantkit.onepass.result import BlockResult
 from quantkit.onepass.streams import Stream
 from quantkit.plan.checkpoint import Plan
-from quantkit.recipe import ActivationScheme, Recipe
+from quantkit.recipe import Recipe
 
-Rounding = tuple[ActivationScheme, torch.Tensor | None]
-"""What inputs are rounded to, and the scale that is fixed, where one is."""
 TOKENS_REPLAYED = {"cuda": 4096, "cpu": 512}
 
 
@@ -77,14 +73,9 @@ class Visit:
         with self.decoder.loaded(self.index, state) as block:
             return self.decoder.run(block, hidden, arguments)
 
-    def advance(
-        self, state: Mapping[str, torch.Tensor], roundings: Mapping[str, Rounding] | None = None
-    ) -> None:
-        """Take the stream's hidden states through the block with these parameters.
-
-        `roundings` tells of linears how their inputs are rounded at run time.
-        """
-        with self.decoder.loaded(self.index, state) as block, rounded(block, roundings or {}):
+    def advance(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take the stream's hidden states through the block with these parameters."""
+        with self.decoder.loaded(self.index, state) as block:
             for place, batch in self.stream.hidden:
                 with self.stream.watching(block, self.module, self.padding.keep[place]):
                     output = self._pass(block, place, batch)
@@ -132,12 +123,10 @@ class Visit:
                 mixtures if smooths else {},
                 holds_out,
                 n_kept,
-                drifts=any(plans[i].recipe.drifts for i in pending),
-                roundings=self._roundings(linears, [plans[i].recipe for i in pending]),
             )
             cached = kvcache.Observer.of(block, [plans[i] for i in pending])
             inputs_only = self.stream.propagates and not cached.attentions
-            for place, batch in self._beside_source(block, collector):
+            for place, batch in self._beside_source(block):
                 keep = self.padding.keep[place]
                 seen = self.stream.watching(block, self.module, keep)
                 watched = experts.watched(block, keep)
@@ -162,24 +151,7 @@ class Visit:
                 found = self.ranks.share(found)
         return Observation(self, collector, cached, found, samples, arguments)
 
-    def _roundings(
-        self, linears: Iterable[str], recipes: Sequence[Recipe]
-    ) -> dict[str, ActivationScheme]:
-        """Of linears whose recipe makes up for what rounding does to their inputs.
-
-        Not where channels are scaled first: how they round is known only once they are.
-        """
-        parts = {
-            name: recipe.part(self.module(name))
-            for recipe in recipes
-            for name in linears
-            if recipe.drifts and not recipe.smooths
-        }
-        return {n: p.input_activations for n, p in parts.items() if p.input_activations is not None}
-
-    def _beside_source(
-        self, block: torch.nn.Module, collector: Collector | None = None
-    ) -> Iterator[tuple[int, torch.Tensor]]:
+    def _beside_source(self, block: torch.nn.Module) -> Iterator[tuple[int, torch.Tensor]]:
         """Places and batches of the stream; the source's own go through the block before each."""
         source = self.stream.source
         if source is None:
@@ -187,29 +159,24 @@ class Visit:
             return
         for (place, own), (_, batch) in zip(source, self.stream.hidden, strict=True):
             arguments = self.call.of_batch(place, len(own), self.decoder.device)
-            with collector.following() if collector else nullcontext():
-                source.replace(place, self.decoder.run(block, own, arguments))
+            source.replace(place, self.decoder.run(block, own, arguments))
             yield place, batch
 
     def replay(self, plans: Sequence[Plan], writers: Sequence[FolderWriter]) -> None:
         """Go through a block that was finished before, from what was written of it."""
         after: dict[str, torch.Tensor] = self.state
-        roundings: dict[str, Rounding] = {}
         if self.stream.propagates:
             (place,) = self.stream.indices
             found = self._stored(plans[place], writers[place]) if self.ranks.is_first else None
-            after, roundings = self.ranks.share(found)
+            after = self.ranks.share(found)
         if self.stream.source is not None:
             with self.decoder.loaded(self.index, self.state) as block:
                 for _ in self._beside_source(block):
                     pass
-        self.advance(after, roundings)
+        self.advance(after)
 
-    def _stored(
-        self, plan: Plan, writer: FolderWriter
-    ) -> tuple[dict[str, torch.Tensor], dict[str, Rounding]]:
+    def _stored(self, plan: Plan, writer: FolderWriter) -> dict[str, torch.Tensor]:
         device, state = self.decoder.device, {}
-        scales: dict[str, torch.Tensor | None] = {}
         for name, source in self.decoder.tensors(self.index).items():
             stored = self.decoder.stored(self.index, name)
             module = (stored or "").removesuffix(".weight")
@@ -223,13 +190,11 @@ class Visit:
             parts = {s.name: writer.stored(s.name).read().to(device) for s in specs}
             quantized = formats.unpack(module, parts, plan.recipe)
             state[name] = grid.dequantize(quantized, plan.recipe.part(module).weights)
-            scales[name.removesuffix(".weight")] = formats.input_scale(module, parts, plan.recipe)
-        schemes = self._roundings(scales, [plan.recipe])
-        return state, {name: (scheme, scales[name]) for name, scheme in schemes.items()}
+        return state
 
     def proceed(self, result: BlockResult, recipe: Recipe) -> None:
         """Let a stream that propagates go on with what its recipe made of the block."""
-        self.advance(self.after(result, recipe), self.roundings_of(result, recipe))
+        self.advance(self.after(result, recipe))
 
     def after(self, result: BlockResult, recipe: Recipe) -> dict[str, torch.Tensor]:
         """The block's parameters as a recipe leaves them."""
@@ -238,11 +203,6 @@ class Visit:
             scheme = recipe.part(self.module(name)).weights
             after[f"{name}.weight"] = grid.dequantize(linear.quantized, scheme)
         return after
-
-    def roundings_of(self, result: BlockResult, recipe: Recipe) -> dict[str, Rounding]:
-        """How the inputs of a block's linears are rounded, where its recipe minds that."""
-        schemes = self._roundings(result.linears, [recipe])
-        return {name: (s, result.linears[name].input_scale) for name, s in schemes.items()}
 
 
 @dataclass
@@ -300,27 +260,6 @@ class Replay:
         state = self._visit.state | weights
         output = self._visit.run(state, self._samples, self._arguments)
         return real(output - self._wanted, self._keep).float().square().sum()
-
-
-@contextmanager
-def rounded(block: torch.nn.Module, roundings: Mapping[str, Rounding]) -> Iterator[None]:
-    """Linears see rounded inputs within."""
-
-    def hook(rounding: Rounding, module: torch.nn.Module, inputs: Any) -> Any:
-        near = round_inputs(inputs[0].detach(), *rounding)
-        if inputs[0].requires_grad:  # rounding passes gradients on as they are
-            near = inputs[0] + (near - inputs[0]).detach()
-        return (near, *inputs[1:])
-
-    handles = [
-        block.get_submodule(name).register_forward_pre_hook(partial(hook, rounding))
-        for name, rounding in roundings.items()
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _require_finite(name: str, collector: Collector) -> None:

@@ -239,12 +239,7 @@ class Recipe(Named):
     @property
     def holds_out(self) -> bool:
         """Whether some tokens judge instead of teaching."""
-        return bool(self.options.get("held_out", False)) or self.drifts
-
-    @property
-    def drifts(self) -> bool:
-        """Whether weights make up for how far their inputs are from the source's."""
-        return self.propagates and bool(self.options.get("drift", False))
+        return bool(self.options.get("held_out", False))
 
     @property
     def has_signed_scales(self) -> bool:
@@ -259,7 +254,7 @@ class Recipe(Named):
     @property
     def follows_source(self) -> bool:
         """Whether the source's own states go along, to be compared with."""
-        return self.drifts or self.tuning_steps > 0
+        return self.tuning_steps > 0
 
     def tuned(self, steps: int = TUNING_STEPS) -> "Recipe":
         """The same with a gradient stage after each block."""

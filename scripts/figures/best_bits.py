@@ -25,3 +25,21 @@ def best_bits() -> str:
         f"({link('recorded', name)}, {run['device']})."
     )
     return f"{paragraph(told)}\n\n" + table(["", "perplexity:", "KL:", "same first token:"], rows)
+
+
+@region
+def drift() -> str:
+    """What the correction for drifted inputs did on a real model, before it was deleted."""
+    name = "drift-h200"
+    run = result(name)
+    source = run["source"]["perplexity"]
+    rows = [
+        [recipe, f"{100 * (one['perplexity'] / source - 1):+.1f}%", number(one["kl_mean"])]
+        for recipe, one in run["rows"].items()
+    ]
+    told = (
+        f"{run['model']} ({run['origin']}), {run['windows']} windows of {run['length']} tokens of "
+        f"WikiText-2 ({link('recorded', name)}, {run['device']}). `floor` is the source's own "
+        "weights with rounded inputs; gptq-w3 had no correction, the others had it."
+    )
+    return f"{paragraph(told)}\n\n" + table(["", "perplexity:", "KL:"], rows)

@@ -14,6 +14,7 @@ PROGRAMS = {
     "calibration_domains": "calibration_domains.py",
     "data_free": "data_free.py",
     "demo": "demo_output.py",
+    "drift": "fp4.py",
     "families": "families.py",
     "fp4": "fp4.py",
     "faults": "tests/faults/campaign.py",

@@ -5,9 +5,8 @@ import torch
 from tiny import READABLE
 
 from quantkit import grid, numbers
-from quantkit.methods import drift, gptq, products, refine
+from quantkit.methods import gptq, products, refine
 from quantkit.methods.products import Halves
-from quantkit.methods.statistics import Statistics
 from quantkit.model.source import ModelSource
 from quantkit.onepass import onepass, tuning
 from quantkit.onepass.prepare import CalibrationChoice
@@ -131,44 +130,6 @@ def test_the_nearest_stored_scale_is_the_nearest(number):
         every = torch.exp2(torch.arange(-20.0, 20.0))
     nearest = (every - steps[:, None]).abs().amin(1)
     assert torch.allclose((found - steps).abs(), nearest, rtol=1e-4, atol=1e-7)
-
-
-def test_corrected_weights_are_the_least_squares_answer_to_drifted_inputs(layer):
-    weight, inputs, _ = layer
-    noise = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(1))
-    moved = 0.9 * inputs + noise
-    statistics = Statistics.zeros(192, weight.device, held_out=True, drifts=True)
-    statistics.add(moved, wanted=inputs)
-    statistics.complete()
-    taught = moved[: len(moved) - len(moved) // 8], inputs[: len(moved) - len(moved) // 8]
-    factor = gptq.factor(statistics.gram - statistics.held)
-    found, strengths = drift.corrected(weight, statistics, factor, (10, 14))
-    target = taught[1] @ weight.t()
-    damped = taught[0].t() @ taught[0]
-    damped.diagonal().add_(factor.damping * damped.diagonal().mean())
-    missing = taught[0].t() @ (target - taught[0] @ weight.t())
-    step = torch.linalg.solve(damped.double(), missing.double())
-    rows = torch.repeat_interleave(strengths, torch.tensor([10, 14]))
-    assert torch.allclose(found, weight + rows[:, None] * step.t().float(), atol=2e-3)
-    held = moved[len(taught[0]) :], inputs[len(taught[0]) :]
-
-    def error(share, rows):
-        tried = weight[rows] + share * step.t().float()[rows]
-        return (held[0] @ tried.t() - held[1] @ weight[rows].t()).square().sum().item()
-
-    for place, rows in enumerate((slice(0, 10), slice(10, 24))):
-        best = min(torch.linspace(0, 1, 101).tolist(), key=lambda share: error(share, rows))
-        assert strengths[place].item() == pytest.approx(best, abs=0.011)
-
-
-def test_inputs_that_did_not_drift_change_nothing(layer):
-    weight, inputs, _ = layer
-    statistics = Statistics.zeros(192, weight.device, held_out=True, drifts=True)
-    statistics.add(inputs)
-    statistics.complete()
-    factor = gptq.factor(statistics.gram - statistics.held)
-    found, _ = drift.corrected(weight, statistics, factor, (24,))
-    assert torch.equal(found, weight)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s.words())

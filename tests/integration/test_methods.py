@@ -7,6 +7,7 @@ import torch
 
 from quantkit import grid
 from quantkit.methods import awq, gptq, products, rounding, smoothquant
+from quantkit.methods.contract import Linears
 from quantkit.methods.products import Halves
 from quantkit.methods.statistics import Statistics
 from quantkit.recipe import WeightScheme
@@ -31,6 +32,27 @@ def layer():
     statistics.add(inputs[1:])
     statistics.complete()
     return weight, inputs.reshape(-1, 160), statistics
+
+
+def test_one_token_a_thousand_times_as_long_does_not_decide_over_the_others(layer):
+    weight, inputs, usual = layer
+    sink = inputs.clone()
+    sink[0] = 2000 * torch.nn.functional.one_hot(torch.tensor(11), 160)
+    statistics = Statistics.zeros(160, weight.device)
+    statistics.add(sink)
+    statistics.complete()
+    longest = 10 * sink.norm(dim=1).median()
+    expected = sink[1:].t() @ sink[1:]
+    expected[11, 11] += longest**2
+    assert torch.allclose(statistics.gram, expected, rtol=1e-4, atol=1e-2)
+    assert statistics.max_abs[11] == 2000  # scales must still reach it
+    errors = {}
+    for name, found in (("usual", usual), ("sink", statistics)):
+        linears = Linears(weight, torch.float32, SCHEMES[0], {"sweeps": 2}, found)
+        made = gptq.ColumnByColumn().round(linears).quantized
+        change = grid.dequantize(made, SCHEMES[0]) - weight
+        errors[name] = (inputs[1:] @ change.t()).square().sum().item()
+    assert errors["sink"] < 1.2 * errors["usual"]
 
 
 def test_statistics_are_sums_over_tokens(layer):

@@ -1,13 +1,15 @@
 """The calibrated pass on a model of two blocks: what it writes, and what it refuses."""
 
 import pytest
+from notes import Notes
 from tiny import cut_demo
 
 from quantkit.cli.main import main
 from quantkit.errors import DataError, MethodError
 from quantkit.model.source import ModelSource
+from quantkit.onepass import probe
 from quantkit.onepass.prepare import CalibrationChoice
-from quantkit.onepass.run import quantize
+from quantkit.onepass.run import Run, quantize
 from quantkit.pipeline import finished_before
 from quantkit.recipe import Recipe
 from quantkit.verification.checkpoint import verify
@@ -43,6 +45,15 @@ def test_every_layer_is_accounted_for(together, name):
         assert (layer.damping is not None) == (name != "awq-w4a16")
     assert checkpoint.manifest.calibration.n_samples == 8
     assert (checkpoint.folder / "folded.scales").exists() == (name != "gptq-w4a16")
+
+
+def test_a_recipe_that_ruins_its_own_calibration_tokens_says_so(short_demo, tmp_path, monkeypatch):
+    notes = Notes()
+    recipes = [Recipe.load("gptq-w4a16"), Recipe.load("gptq-w2a16")]
+    monkeypatch.setattr(probe, "WORSE", 1.1)
+    quantize(short_demo, recipes, tmp_path, calibration=FEW, run=Run(progress=notes))
+    (warning,) = [note for note in notes.notes if "perplexity" in note]
+    assert "gptq-w2a16" in warning
 
 
 def test_a_changed_norm_is_found(together, tmp_path):
