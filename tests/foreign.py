@@ -126,7 +126,10 @@ def save_gpt_oss(folder: Path) -> Path:
         num_key_value_heads=1, head_dim=64, num_local_experts=4, num_experts_per_tok=2,
         vocab_size=4096, max_position_embeddings=512, bos_token_id=0, eos_token_id=0,
         pad_token_id=0, layer_types=["sliding_attention", "full_attention"], dtype="bfloat16",
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        rope_parameters={  # as published: vLLM asks for all of these
+            "rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0,
+            "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 4096,
+        },
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(0)

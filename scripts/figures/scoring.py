@@ -88,3 +88,20 @@ def divergence() -> str:
         f"{number(disk['head'] / 2**20)} MiB for its output layer, once for all texts."
     )
     return f"{table(head, rows)}\n\n{beside}"
+
+
+@region
+def answers() -> str:
+    run = result("generation-h200")
+    ours, theirs, same = run["ours"], run["lm_eval"], run["same"]
+    exact = "exact_match,strict-match"
+    return paragraph(
+        f"{run['task'].upper()}, {ours['questions']:,} questions, five-shot, greedy, "
+        f"{run['model']} in bfloat16 on one {run['device']}: {seconds(ours['seconds'])} by "
+        f"`quantkit score`, {seconds(theirs['seconds'])} by lm-eval's `hf` at a batch size of "
+        f"{theirs['batch_size']}, its best of {len(run['batch_sizes']['rows'])} "
+        f"({times(ours['times_faster'])} as fast; aim 5). Right are "
+        f"{ours['scores'][exact]:.1%} and {theirs['scores'][exact]:.1%}: in 16 bits batches of "
+        f"another shape round otherwise, and of {same['looked_into']} answers that differ "
+        f"{same['between_the_two_likeliest']} part between the two likeliest tokens."
+    )

@@ -19,6 +19,7 @@ PROGRAMS = {
     "fp4": "fp4.py",
     "faults": "tests/faults/campaign.py",
     "frontier": "frontier.py",
+    "generation": "generation.py",
     "gguf_blocks": "gguf_blocks.py",
     "gguf_llamacpp": "gguf_llamacpp.py",
     "gguf_quality": "gguf_quality.py",

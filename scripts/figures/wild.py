@@ -1,6 +1,6 @@
 """Checkpoints of other tools: how fast their headers are judged."""
 
-from figures.regions import region, result, table
+from figures.regions import link, paragraph, region, result, table
 
 
 @region
@@ -20,3 +20,27 @@ def wild_headers() -> str:
     ]
     head = ["model", "shards:", "tensors:", "size:", "judged in:", "peak memory:"]
     return f"{table(head, rows)}\n\nOn {found['machine']}, with the start of Python."
+
+
+@region
+def wild_in_vllm() -> str:
+    """What was foretold of a corpus of checkpoints, beside what vLLM did with them."""
+    found = result("wild-h200")
+    tried = found["checkpoints"].items()
+    kinds = {"loads": "loads and agrees", "refuses": "refuses", "garbage": "serves garbage"}
+    rows = []
+    for verdict, words in kinds.items():
+        these = [one for _, one in tried if one["foretold"]["verdict"] == verdict]
+        rows.append([words, f"{len(these)}", f"{sum(one['agrees'] for one in these)}"])
+    told = (
+        f"Foretold by quantkit, then loaded by vLLM {found['version']} on an {found['gpu']}: "
+        f"{found['agree']} of {found['of']} as foretold ({link('recorded', 'wild-h200')})."
+    )
+    for name, one in tried:
+        if not one["agrees"]:
+            told += (
+                f" Not so `{name}`: foretold {one['foretold']['verdict']}, found "
+                f"{one['found']['outcome']}, {one['found']['nats_apart']} nats per token from the "
+                "sound one."
+            )
+    return f"{paragraph(told)}\n\n" + table(["foretold", "checkpoints:", "found so:"], rows)
