@@ -89,18 +89,29 @@ SIZES: dict[str, Any] = families.SMALL | {
 }
 """What kernels for Hopper accept: heads of 64 or 128, MLA and linear attention as published."""
 TEXT: dict[str, dict[str, Any]] = {
+    "glm4_moe": {"head_dim": 64},
+    "glm4_moe_lite": {"first_k_dense_replace": 1},
     "glm4v_moe": {
+        "head_dim": 64,
         "rope_parameters": families.DEFAULT_ROPE
-        | {"partial_rotary_factor": 0.5, "mrope_section": [4, 6, 6]}
+        | {"partial_rotary_factor": 0.5, "mrope_section": [4, 6, 6]},
     },
-    "deepseek_v2": {"num_experts_per_tok": 2},
-    "hunyuan_v1_moe": {"head_dim": 64},
-    "kimi_linear": {"linear_head_dim": 128},
+    "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "deepseek_v3": {"topk_method": "noaux_tc"},
+    "deepseek_v32": {"topk_method": "noaux_tc"},
+    "glm_moe_dsa": {"topk_method": "noaux_tc"},
+    "hunyuan_v1_moe": {"head_dim": 64, "moe_intermediate_size": 512},
+    "kimi_linear": {"linear_head_dim": 128, "mla_use_nope": True},
+    "lfm2": {"conv_dim": 256},
+    "llama4": {"num_experts_per_tok": 1},
+    "minimax_m2": {"rotary_dim": 64},
+    "qwen3_vl_moe": {"norm_topk_prob": True},
     "minimax_m3_vl": {"index_n_heads": 2, "index_head_dim": 128},
     "qwen2_5_vl": {"rope_parameters": families.DEFAULT_ROPE | {"mrope_section": [8, 12, 12]}},
     "zamba2": {"attention_hidden_size": 512, "attention_head_dim": 128, "mamba_headdim": 64},
 }
-"""What families set themselves, in these sizes."""
+"""What families set themselves, in these sizes; and what published configs have, vLLM asks for and
+transformers' own do not keep."""
 PUBLISHED = {
     "kimi_k25": (r"^language_model\.model\.blocks\.", "language_model.model.layers."),
     "kimi_linear": (r"\.block_sparse_moe\.(gate|up|down)_proj\.", r".mlp.\1_proj."),
@@ -109,6 +120,9 @@ PUBLISHED = {
 VISION = {"out_hidden_size": 256, "text_hidden_size": 256}
 TOP = {"out_hidden_size": 256, "projector_hidden_size": 256}
 TOWERS_LEFT_OUT = {"language_model_only": True}
+LINEAR_ATTENTION = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+TRITON = {"gdn_prefill_backend": "triton"}
+"""For those: the default on Hopper needs FlashInfer and compiles for minutes."""
 N_PROMPTS = 24
 
 
@@ -269,7 +283,8 @@ def _try(
     name: str, kind: str, recipe: str, options: Options, record: Record, started: float
 ) -> None:
     folder, source = options.work / name / recipe, options.work / name / "source"
-    settings = TOWERS_LEFT_OUT if kind == "vision-language" else {}
+    settings: dict[str, Any] = dict(TOWERS_LEFT_OUT if kind == "vision-language" else {})
+    settings |= TRITON if name in LINEAR_ATTENTION else {}
     found, facts = in_vllm(folder, source, Small(options, settings))
     if not found.get("agrees"):
         found["source"] = source_in_vllm(source, Small(options, settings))

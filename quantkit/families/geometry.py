@@ -11,7 +11,14 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 def of_object(config: Any) -> dict[str, Any]:
     """What is asked for here of a config of transformers, whose names may be other ones."""
     asked = ("model_type", "head_dim", "hidden_size", "num_attention_heads", "num_key_value_heads")
-    return {key: getattr(config, key, None) for key in asked}
+    return {key: _value(config, key) for key in asked}
+
+
+def _value(config: Any, key: str) -> Any:
+    try:
+        return getattr(config, key, None)
+    except Exception:  # transformers refuses what differs between layers; blocks have it themselves
+        return vars(config).get(key)
 
 
 def head_dim(config: Mapping[str, Any]) -> int:

@@ -78,3 +78,21 @@ def test_a_family_without_a_record_has_the_usual_names():
     assert families.of({"model_type": "nobody"}) == Family()
     assert geometry.head_dim({**CONFIG, "model_type": "nobody"}) == 16
     assert geometry.n_kv_heads({**CONFIG, "multi_query": True}) == 1
+
+
+def test_what_differs_between_layers_is_read_without_asking_for_it():
+    class Heterogeneous:
+        """As transformers has configs whose layers differ, Gemma 4's among them."""
+
+        def __init__(self) -> None:
+            self.model_type, self.hidden_size, self.num_attention_heads = "gemma4_text", 256, 4
+            self.head_dim, self.num_key_value_heads = 64, 2
+
+        def __getattribute__(self, key: str) -> object:
+            if key == "head_dim":
+                raise RuntimeError("'head_dim' is a per-layer attribute and may vary across layers")
+            return super().__getattribute__(key)
+
+    found = geometry.of_object(Heterogeneous())
+    assert geometry.head_dim(found) == 64
+    assert geometry.n_kv_heads(found) == 2
