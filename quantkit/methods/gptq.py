@@ -37,7 +37,7 @@ SIGNED = Option("true or false", lambda value: isinstance(value, bool))
 TUNE = Option("a whole number from 0 to 1000", lambda v: type(v) is int and 0 <= v <= 1000)
 """Steps of the gradient stage that the pass makes after each block."""
 ENOUGH = 2
-"""Tokens for each column of a matrix that is trusted without damping."""
+"""Tokens for each column of a matrix that sweeps can trust."""
 
 
 class ColumnByColumn:
@@ -91,7 +91,7 @@ def _learnt(linears: Linears) -> torch.Tensor:
 
 
 def _refined(linears: Linears, solved: grid.QuantizedWeight) -> grid.QuantizedWeight:
-    """The same after coordinate descent, where there are tokens enough to trust undamped.
+    """The same after coordinate descent, where there are tokens enough to trust.
 
     Not of experts: hundreds of small descents would take longer than all else.
     """

@@ -3,12 +3,6 @@
     G = sum of x^T x      m = mean |x|      a = max |x|      n = tokens seen
 
 G is symmetric: only blocks on and above its diagonal are computed, and mirrored at the end.
-
-Many models give the first token of a text a hidden state a thousand times as large as any other's
-(Sun et al., "Massive Activations in Large Language Models", https://arxiv.org/abs/2402.17762). In
-G one such token outweighs a million others, and weights are bent to its liking: in the layer of
-SmolLM2 that makes it, GPTQ had four times the error of plain rounding on all other tokens. So a
-token counts in G as if it were no longer than ten times the median.
 """
 
 from dataclasses import dataclass
@@ -18,8 +12,6 @@ import torch
 HELD = 8
 """One of so many tokens is held out: those at the end of a batch, so that they are of other texts,
 or at least of another part of a text, than the rest."""
-LONGEST = 10
-"""Times the median length of a batch's tokens that a token may have in G."""
 SLAB = 1024
 """Rows of G that one product makes."""
 
@@ -47,10 +39,9 @@ class Statistics:
     def add(self, inputs: torch.Tensor) -> None:
         """Count the tokens of one batch; `complete` is due after the last."""
         flat = inputs.reshape(-1, inputs.shape[-1])
-        evened = _evened(flat)
-        _add_products(self.gram, evened)
+        _add_products(self.gram, flat)
         if self.held is not None:
-            _add_products(self.held, evened[flat.shape[0] - flat.shape[0] // HELD :])
+            _add_products(self.held, flat[flat.shape[0] - flat.shape[0] // HELD :])
         self.total += torch.linalg.vector_norm(flat, 1, 0, dtype=torch.float32)
         largest = torch.linalg.vector_norm(flat, float("inf"), 0)
         torch.maximum(self.max_abs, largest.float(), out=self.max_abs)
@@ -78,17 +69,6 @@ class Statistics:
             self.n_tokens,
             None if self.held is None else (self.held / scale).div_(scale[:, None]),
         )
-
-
-def _evened(flat: torch.Tensor) -> torch.Tensor:
-    """Tokens with those of exceptional length shortened; all others are the same to the bit."""
-    if not len(flat):
-        return flat
-    lengths = torch.linalg.vector_norm(flat, dim=1, keepdim=True, dtype=torch.float32)
-    most = LONGEST * lengths.median()
-    # Without a branch, which a GPU would have to wait for.
-    shares = torch.where(lengths > most, most / lengths, 1.0)
-    return flat * shares.to(flat.dtype)
 
 
 def _add_products(matrix: torch.Tensor, flat: torch.Tensor) -> None:

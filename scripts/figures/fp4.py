@@ -22,5 +22,7 @@ def fp4() -> str:
         f"{run['windows']} windows of {run['length']} tokens of held-out text "
         f"({link('recorded', name)}, {run['device']})."
     )
+    if "note" in run:
+        told += f" Since then: {run['note']}."
     head = ["", "perplexity:", "KL:", "of the peer's:"]
     return f"{paragraph(told)}\n\n{table(head, rows)}"

@@ -53,24 +53,23 @@ def errors_of(made, weight, gram, scheme):
 def test_descent_lowers_the_error_of_every_row_and_keeps_the_types(layer, scheme):
     weight, _, gram = layer
     before = rounded(weight, gram, scheme)
-    last = errors_of(before, weight, gram, scheme)
-    first = last.sum()
+    first = errors_of(before, weight, gram, scheme)
     for sweeps in (1, 2, 4):
         made = refine.refine(weight, gram, before, scheme, sweeps)
         errors = errors_of(made, weight, gram, scheme)
-        assert (errors <= last * (1 + 1e-5)).all()
-        last = errors
+        assert (errors <= first * (1 + 1e-5)).all()
         assert made.scale.dtype == before.scale.dtype
         assert made.values.dtype == before.values.dtype
         again = grid.quantize(
             grid.dequantize(made, scheme), made.scale, made.zero_point, scheme, made.global_scale
         )
         assert torch.equal(grid.dequantize(again, scheme), grid.dequantize(made, scheme))
-    assert last.sum() < 0.97 * first
+    assert errors.sum() < 0.97 * first.sum()
 
 
-def test_after_the_descent_no_single_code_or_scale_can_do_better(layer):
+def test_after_the_descent_no_single_code_or_scale_can_do_better(layer, monkeypatch):
     weight, _, gram = layer
+    monkeypatch.setattr(refine, "DAMPING", 0.0)
     weight = weight[:3]
     made = refine.refine(weight, gram, rounded(weight, gram, INT4), INT4, 20)
     best = errors_of(made, weight, gram, INT4)
@@ -172,7 +171,7 @@ def test_a_tuned_block_is_no_worse_on_held_out_batches_and_comes_out_the_same_tw
     monkeypatch.setitem(
         onepass.TOKENS_PER_BATCH, "cpu", 128
     )  # so that there are batches to hold out
-    recipe = Recipe.load("best-w3a16").tuned(12)
+    recipe = Recipe.load("best-w2a16").tuned(12)
     made = [
         quantize(
             ModelSource.open(str(folder)),

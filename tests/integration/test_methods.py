@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quantkit import grid
-from quantkit.methods import awq, gptq, products, rounding, smoothquant
+from quantkit.methods import awq, gptq, products, refine, rounding, smoothquant
 from quantkit.methods.contract import Linears
 from quantkit.methods.products import Halves
 from quantkit.methods.statistics import Statistics
@@ -34,25 +34,38 @@ def layer():
     return weight, inputs.reshape(-1, 160), statistics
 
 
-def test_one_token_a_thousand_times_as_long_does_not_decide_over_the_others(layer):
-    weight, inputs, usual = layer
-    sink = inputs.clone()
-    sink[0] = 2000 * torch.nn.functional.one_hot(torch.tensor(11), 160)
-    statistics = Statistics.zeros(160, weight.device)
-    statistics.add(sink)
+def test_sweeps_do_not_serve_a_few_huge_tokens_at_the_cost_of_all_others(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator)
+
+    weight = normal(48, 256)
+    mixing = normal(256, 256) / 16 + torch.eye(256)
+    inputs = torch.nn.functional.silu(normal(2000, 256) @ mixing) * (normal(2000, 256) @ mixing)
+    huge = torch.exp(2 * normal(256)) * normal(256).sign()
+    inputs[::500] = huge * (48000 / huge.norm()) * (1 + 0.01 * normal(4, 256))
+    others = inputs[torch.arange(2000) % 500 > 0]
+    statistics = Statistics.zeros(256, weight.device)
+    statistics.add(inputs)
     statistics.complete()
-    longest = 10 * sink.norm(dim=1).median()
-    expected = sink[1:].t() @ sink[1:]
-    expected[11, 11] += longest**2
-    assert torch.allclose(statistics.gram, expected, rtol=1e-4, atol=1e-2)
-    assert statistics.max_abs[11] == 2000  # scales must still reach it
-    errors = {}
-    for name, found in (("usual", usual), ("sink", statistics)):
-        linears = Linears(weight, torch.float32, SCHEMES[0], {"sweeps": 2}, found)
-        made = gptq.ColumnByColumn().round(linears).quantized
-        change = grid.dequantize(made, SCHEMES[0]) - weight
-        errors[name] = (inputs[1:] @ change.t()).square().sum().item()
-    assert errors["sink"] < 1.2 * errors["usual"]
+    gram, scheme = statistics.gram.clone(), SCHEMES[0]
+    plain = (
+        gptq.ColumnByColumn()
+        .round(Linears(weight, torch.float32, scheme, {}, statistics))
+        .quantized
+    )
+    swept = refine.refine(weight, statistics.gram, plain, scheme, 2)
+    assert torch.equal(statistics.gram, gram)
+    monkeypatch.setattr(refine, "DAMPING", 0.0)
+    undamped = refine.refine(weight, statistics.gram, plain, scheme, 2)
+
+    def lost(made, tokens):
+        change = grid.dequantize(made, scheme) - weight
+        return (tokens @ change.t()).square().sum().item()
+
+    assert lost(swept, others) < 0.85 * lost(undamped, others)
+    assert lost(swept, inputs) < lost(undamped, inputs) < lost(plain, inputs)
 
 
 def test_statistics_are_sums_over_tokens(layer):
