@@ -158,9 +158,20 @@ class Engine:
                     continue
                 source = one.get("source", {})
                 also = "" if not source or source.get("agrees") else "; so does the 16-bit source"
-                reason = str(one.get("reason", "")).replace("|", "/")
+                reason = _said(str(one.get("reason", ""))).replace("|", "/")
                 found.append(f"{name}, {recipe}: {reason}{also}")
         return found
+
+
+def _said(reason: str) -> str:
+    """The error itself, without an engine's last lines around it and without folders."""
+    reason = re.sub(r"(/[\w.+-]+){2,}(/|: )", "", reason)
+    _, found, after = reason.partition("Its last lines: ")
+    if not found:
+        return reason
+    errors = re.findall(r"(\w*(?:Error|Exception): .*?)(?= \.\.\. | File | Loading |  |$)", after)
+    words = errors[-1] if errors else re.sub(r"\^+|Loading safetensors.*", "", after)
+    return f"`{' '.join(words.split())[:160]}`"
 
 
 def _agrees(found: dict[str, Any]) -> bool:

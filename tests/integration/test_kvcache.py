@@ -85,7 +85,9 @@ def test_scales_are_the_largest_magnitudes_over_448(made, short_demo, base):
             expected, _ = calculate_qparams(-top, top, fp8)
             stored = checkpoint.tensors[f"{name}.{kind}_scale"].read()
             assert stored.dtype == torch.bfloat16
-            assert torch.allclose(stored.float(), expected.float(), rtol=0.008)  # one bf16 step
+            # One bf16 step, and two more where the stream sees the recipe's own block before.
+            near = 0.024 if base == "awq-gptq-w4a16" and index else 0.008
+            assert torch.allclose(stored.float(), expected.float(), rtol=near)
     # Which blocks fold something that moves the largest value depends on the last bit of a search.
     assert any(folded) if base == "awq-gptq-w4a16" else not folded
 
