@@ -27,7 +27,7 @@ from typing import Any
 
 import families
 import torch
-from recording import write
+from recording import without_folders, write
 from safetensors.torch import load_file, save_file
 
 from quantkit import device as devices
@@ -186,7 +186,7 @@ def prepare(name: str, recipes: list[str], work: Path) -> dict[str, Any]:
         try:
             families.make(source, [recipe], work / name)
         except Exception as error:
-            found["recipes"][recipe] = {"made": False, "reason": families.words(error)}
+            found["recipes"][recipe] = {"made": False, "reason": families.words(error, source)}
     return found
 
 
@@ -331,5 +331,5 @@ def source_in_vllm(source: Path, engine: Small) -> dict[str, Any]:
 
 def short(words: str) -> str:
     """One line of an engine's last words, without this machine's folders."""
-    line = re.sub(r"(/[\w.+-]+){2,}/", "", " ".join(words.split()))
+    line = without_folders(" ".join(words.split()))
     return line if len(line) <= 400 else f"{line[:200]} ... {line[-200:]}"

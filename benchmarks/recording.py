@@ -8,6 +8,7 @@ machine) the commit is None, unless QUANTKIT_COMMIT names it.
 import datetime
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -52,3 +53,8 @@ def git(*arguments: str) -> str:
     except FileNotFoundError:
         return ""
     return answer.stdout.strip()
+
+
+def without_folders(words: str) -> str:
+    """What a program said, less where it lay on the machine that measured."""
+    return re.sub(r"(/[\w.+-]+){2,}/", "", words)

@@ -24,7 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from recording import write
+from recording import without_folders, write
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -95,7 +95,11 @@ def outcome(
     try:
         answer = engine.ask(job)
     except QuantkitError as error:
-        return {"outcome": "refuses", "reason": str(error)[:600], "seconds": _since(started)}
+        return {
+            "outcome": "refuses",
+            "reason": without_folders(str(error))[:600],
+            "seconds": _since(started),
+        }
     off = min(apart(answer.prompt_logprobs, rows) for rows in expected)
     return {
         "outcome": "garbage" if off > GARBAGE else "loads",

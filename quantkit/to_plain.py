@@ -135,7 +135,7 @@ def _file_in(path: Path) -> Path | None:
 
 
 def _typed(tensor: StoredTensor, dtype: str) -> StoredTensor:
-    """The same in another type; what is no weight, such as indices, keeps its own."""
+    """The same in another type; tensors other than weights, such as indices, keep theirs."""
     if tensor.dtype not in WEIGHT_TYPES or tensor.dtype == dtype:
         return tensor
     if isinstance(tensor, DerivedTensor):  # computed in float32, and rounded once

@@ -30,7 +30,7 @@ class Setup:
     host: str = "127.0.0.1"
     port: int = 8000
     flags: Sequence[str] = ()
-    """For the engine, in place of ours."""
+    """Passed to the engine instead of what quantkit would choose."""
 
 
 @dataclass(frozen=True)

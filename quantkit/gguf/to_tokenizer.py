@@ -77,7 +77,7 @@ def _byte_level(file: GGUF, tokens: Sequence[str]) -> dict[str, Any]:
     for text in _texts(file, Keys.Tokenizer.MERGES):
         pair = text.split(" ")
         if len(pair) != 2:
-            raise _refusal(file, f"its merge {text[:40]!r} is no pair")
+            raise _refusal(file, f"its merge {text[:40]!r} is not a pair of tokens")
         merges.append(pair)
     model = {"type": "BPE", "merges": merges, "ignore_merges": skips, "byte_fallback": False}
     bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
@@ -168,7 +168,7 @@ def _specials(file: GGUF, tokens: Sequence[str]) -> dict[str, int]:
         if number is None:
             continue
         if type(number) is not int or not 0 <= number < len(tokens):
-            raise _refusal(file, f"its {key} {str(number)[:40]} is no token")
+            raise _refusal(file, f"its {key} {str(number)[:40]} is not the id of a token")
         found[name] = number
     return found
 

@@ -286,7 +286,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         hint = "; a GGUF file in a hub is named as org/repo:Q4_K_M"
         hint = hint if folder.resolve().parent.name == "snapshots" else ""
-        raise SourceError(f"{folder} is no model folder: it has no config.json{hint}")
+        raise SourceError(f"{folder} is not a model folder: it has no config.json{hint}")
     try:
         config = parse_json(path.read_bytes(), finite=False)
         if not isinstance(config, dict):
@@ -397,4 +397,4 @@ def _shard_files(folder: Path) -> dict[str, list[str] | None]:
             "convert them where you trust them: AutoModelForCausalLM.from_pretrained(DIR)"
             ".save_pretrained(NEW)"
         )
-    raise SourceError(f"{folder} is no model folder: it has no safetensors weights")
+    raise SourceError(f"{folder} is not a model folder: it has no safetensors weights")

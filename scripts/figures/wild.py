@@ -38,9 +38,11 @@ def wild_in_vllm() -> str:
     )
     for name, one in tried:
         if not one["agrees"]:
-            told += (
-                f" Not so `{name}`: foretold {one['foretold']['verdict']}, found "
-                f"{one['found']['outcome']}, {one['found']['nats_apart']} nats per token from the "
-                "sound one."
-            )
+            told += f" Not so `{name}`: foretold {one['foretold']['verdict']}, found "
+            told += one["found"]["outcome"]
+            if (apart := one["found"].get("nats_apart")) is not None:
+                told += f", {apart} nats per token from the sound one"
+            told += "."
+    if "note" in found:
+        told += f" Of these, {found['note']}."
     return f"{paragraph(told)}\n\n" + table(["foretold", "checkpoints:", "found so:"], rows)

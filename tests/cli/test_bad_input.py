@@ -12,7 +12,7 @@ INDEX = "model.safetensors.index.json"
 def test_folder_that_is_no_model(refused, tmp_path):
     folder = tmp_path / "empty"
     folder.mkdir()
-    assert refused(folder) == f"{folder} is no model folder: it has no config.json"
+    assert refused(folder) == f"{folder} is not a model folder: it has no config.json"
 
 
 def test_missing_folder(refused, tmp_path):
@@ -172,7 +172,7 @@ def test_config_that_describes_no_model(refused, tiny_model, edit_config, keys, 
 def test_no_weights(refused, tiny_model):
     folder = tiny_model()
     (folder / "model.safetensors").unlink()
-    assert refused(folder) == f"{folder} is no model folder: it has no safetensors weights"
+    assert refused(folder) == f"{folder} is not a model folder: it has no safetensors weights"
 
 
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "consolidated.00.pth"])

@@ -156,7 +156,7 @@ def test_an_expert_is_read_without_the_others(tmp_path):
         ({"llama.rope.scaling.type": "su"}, "scales its rotary frequencies by su"),
         ({"tokenizer.ggml.pre": "mine"}, "cuts text by the name 'mine'"),
         ({"tokenizer.ggml.model": "t5"}, "tokenizer is of kind t5"),
-        ({"tokenizer.ggml.bos_token_id": 5000}, "is no token"),
+        ({"tokenizer.ggml.bos_token_id": 5000}, "is not the id of a token"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
