@@ -44,5 +44,5 @@ def wild_in_vllm() -> str:
                 told += f", {apart} nats per token from the sound one"
             told += "."
     if "note" in found:
-        told += f" Of these, {found['note']}."
+        told += f" {found['note']}."
     return f"{paragraph(told)}\n\n" + table(["foretold", "checkpoints:", "found so:"], rows)
