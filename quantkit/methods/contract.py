@@ -94,6 +94,8 @@ class Rounded:
     held_out: Mapping[str, torch.Tensor] | None = None
     """Output error on held-out tokens of each of the linears, by way of rounding; the way with the
     least was taken. None: there was no choice."""
+    errors: torch.Tensor | None = None
+    """The squared error of each row's output over all tokens, where the method knows it."""
 
 
 class Smoothing(Protocol):

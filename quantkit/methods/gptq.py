@@ -36,6 +36,9 @@ SIGNED = Option("true or false", lambda value: isinstance(value, bool))
 """Whether scales of symmetric integers may be negative: few bits reach further below zero."""
 TUNE = Option("a whole number from 0 to 1000", lambda v: type(v) is int and 0 <= v <= 1000)
 """Steps of the gradient stage that the pass makes after each block."""
+PANEL = 1024
+"""Columns that hear of each other's errors at once on a GPU; all later ones hear of them together:
+few large products, where each block on its own would read and write all that remains."""
 ENOUGH = 2
 """Tokens for each column of a matrix that sweeps can trust."""
 
@@ -64,7 +67,9 @@ class ColumnByColumn:
             nearest = grid.quantize(linears.weight, scale, zero, linears.scheme, whole)
             return Rounded(nearest, fallback=True)
         solved = solve(linears.weight, matrix, scale, zero, linears.scheme, whole)
-        return _judged(linears, _refined(linears, solved), matrix.damping)
+        damping = matrix.damping
+        del matrix  # as large as the Gram matrix
+        return _judged(linears, *_refined(linears, solved), damping)
 
     def round_batch(self, batch: Sequence[Linears]) -> list[Rounded]:
         """Linears of one shape and scheme, such as experts, solved side by side.
@@ -79,7 +84,7 @@ class ColumnByColumn:
         weights = [linears.weight for linears in batch]
         solved = gptq_batch.solve(weights, matrices, found, wholes, batch[0].scheme)
         return [
-            _judged(linears, _refined(linears, one), DAMPING[0]) if ok else self.round(linears)
+            _judged(linears, *_refined(linears, one), DAMPING[0]) if ok else self.round(linears)
             for linears, one, ok in zip(batch, solved, factored, strict=True)
         ]
 
@@ -90,9 +95,12 @@ def _learnt(linears: Linears) -> torch.Tensor:
     return linears.inputs.gram if held is None else linears.inputs.gram - held
 
 
-def _refined(linears: Linears, solved: grid.QuantizedWeight) -> grid.QuantizedWeight:
+def _refined(
+    linears: Linears, solved: grid.QuantizedWeight
+) -> tuple[grid.QuantizedWeight, torch.Tensor | None]:
     """The same after coordinate descent, where there are tokens enough to trust.
 
+    With the error of every row, where that is known for all tokens and the source's own weights.
     Not of experts: hundreds of small descents would take longer than all else.
     """
     from quantkit.methods import refine
@@ -103,9 +111,11 @@ def _refined(linears: Linears, solved: grid.QuantizedWeight) -> grid.QuantizedWe
         or linears.is_expert
         or linears.inputs.n_tokens < ENOUGH * linears.weight.shape[1]
     ):
-        return solved
-    gram = _learnt(linears)
-    return refine.refine(linears.weight, gram, solved, linears.scheme, sweeps, linears.activations)
+        return solved, None
+    made, errors = refine.refine(
+        linears.weight, _learnt(linears), solved, linears.scheme, sweeps, linears.activations
+    )
+    return made, errors if linears.inputs.held is None else None
 
 
 def _scales(linears: Linears) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -123,7 +133,12 @@ def _scales(linears: Linears) -> tuple[torch.Tensor, torch.Tensor | None]:
     )
 
 
-def _judged(linears: Linears, solved: grid.QuantizedWeight, damping: float) -> Rounded:
+def _judged(
+    linears: Linears,
+    solved: grid.QuantizedWeight,
+    row_errors: torch.Tensor | None,
+    damping: float,
+) -> Rounded:
     """Of every linear what loses less of its output on held-out tokens, where some are."""
     import torch
 
@@ -132,7 +147,7 @@ def _judged(linears: Linears, solved: grid.QuantizedWeight, damping: float) -> R
 
     weight, scheme, held = linears.weight, linears.scheme, linears.inputs.held
     if held is None:
-        return Rounded(solved, damping)
+        return Rounded(solved, damping, errors=row_errors)
     nearest = grid.quantize(weight, solved.scale, solved.zero_point, scheme, solved.global_scale)
     matrix = products.Halves.of(held)
     heights = list(linears.heights) or [weight.shape[0]]
@@ -227,23 +242,44 @@ def solve(
     zeros = zero_point.float().contiguous() if zero_point is not None else None
     chosen = torch.empty_like(remaining, dtype=torch.int8)
     bottom, top = number.limits
-    update = kernel() if weight.device.type == "cuda" else update_block
-    for start in range(0, columns, BLOCK):
-        stop = min(start + BLOCK, columns)
-        errors = update(
-            remaining[:, start:stop],
-            chosen[:, start:stop],
-            factor.upper[start:stop, start:stop],
-            scales,
-            zeros,
-            tile[start:stop],
-            bottom,
-            top,
-            scheme.kind == "fp4",
-        )
-        remaining[:, stop:].addmm_(errors, factor.upper[start:stop, stop:], alpha=-1)
+    on_gpu = weight.device.type == "cuda"
+    update = kernel() if on_gpu else update_block
+    panel = PANEL if on_gpu else BLOCK
+    for first in range(0, columns, panel):
+        last = min(first + panel, columns)
+        found = []
+        for start in range(first, last, BLOCK):
+            stop = min(start + BLOCK, last)
+            errors = update(
+                remaining[:, start:stop],
+                chosen[:, start:stop],
+                factor.upper[start:stop, start:stop],
+                scales,
+                zeros,
+                tile[start:stop],
+                bottom,
+                top,
+                scheme.kind == "fp4",
+            )
+            if stop < last:
+                _tell(remaining[:, stop:last], errors, factor.upper[start:stop, stop:last])
+            found.append(errors)
+        if last < columns:
+            errors = torch.cat(found, 1) if len(found) > 1 else found[0]
+            _tell(remaining[:, last:], errors, factor.upper[first:last, last:])
+    del remaining
     values = torch.empty_like(chosen)
     values[:, factor.order] = chosen
     if scheme.kind == "fp4":
         values = values.view(torch.uint8)
     return grid.QuantizedWeight(values, scale, zero_point, global_scale)
+
+
+def _tell(remaining: torch.Tensor, errors: torch.Tensor, upper: torch.Tensor) -> None:
+    """Let columns still to come make up for errors."""
+    from quantkit.methods import products
+
+    if remaining.device.type == "cuda":
+        products.add_precise_(remaining, errors, products.Halves.of(upper), alpha=-1)
+    else:
+        remaining.addmm_(errors, upper, alpha=-1)

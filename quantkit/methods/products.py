@@ -6,6 +6,7 @@ speed; one product gives 8 bits, which is enough to choose by.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -49,8 +50,51 @@ def precise(left: torch.Tensor, right: Halves) -> torch.Tensor:
         return left @ right.high
     parts = Halves.of(left)
     assert parts.low is not None
-    small = _mm(parts.high, right.low).add_(_mm(parts.low, right.high))
-    return small.add_(_mm(parts.high, right.high))
+    found = _mm(parts.high, right.low)
+    add_(found, parts.low, right.high)
+    return add_(found, parts.high, right.high)
+
+
+def add_(
+    target: torch.Tensor, left: torch.Tensor, right: torch.Tensor, alpha: float = 1.0
+) -> torch.Tensor:
+    """Add a product to a float32 matrix, in place: nothing lies between, where torch can do that.
+
+    The matrices that are multiplied are both float32, or both bf16 on the tensor cores.
+    """
+    if left.dtype == torch.float32:
+        return target.addmm_(left, right, alpha=alpha)
+    if _adds_in_place():
+        return torch.addmm(target, left, right, out_dtype=torch.float32, alpha=alpha, out=target)
+    return target.add_(_mm(left, right), alpha=alpha)
+
+
+def add_precise_(
+    target: torch.Tensor, left: torch.Tensor, right: Halves, alpha: float = 1.0
+) -> torch.Tensor:
+    """Add the product, good to about 1e-5, to a float32 matrix.
+
+    The three products are one of matrices side by side, so that the target is read and written
+    once: for few columns on the left.
+    """
+    if right.low is None:
+        return target.add_(left @ right.high, alpha=alpha)
+    parts = Halves.of(left)
+    assert parts.low is not None
+    wide = torch.cat((parts.high, parts.low, parts.high), 1)
+    return add_(target, wide, torch.cat((right.low, right.high, right.high)), alpha)
+
+
+@cache
+def _adds_in_place() -> bool:
+    """Whether torch adds a product of bf16 to float32; releases before 2.10 refuse."""
+    target = torch.zeros(16, 16, device="cuda")
+    part = torch.zeros(16, 16, device="cuda", dtype=torch.bfloat16)
+    try:
+        torch.addmm(target, part, part, out_dtype=torch.float32, out=target)
+    except (RuntimeError, TypeError):
+        return False
+    return True
 
 
 def row_energies(change: torch.Tensor, gram: Halves, exactly: bool = True) -> torch.Tensor:

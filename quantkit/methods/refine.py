@@ -31,7 +31,7 @@ PANEL = 1024
 """Columns that hear of each other's moves at once; all others hear of them together."""
 DAMPING = 0.1
 """Of the mean of G's diagonal in the first sweep; the last has about a hundredth of that."""
-ELEMENTS = 1 << 27
+ELEMENTS = 1 << 26
 """Weights that are worked on at a time, which bounds the memory of what lies between."""
 
 
@@ -42,25 +42,34 @@ def refine(
     scheme: WeightScheme,
     sweeps: int,
     activations: ActivationScheme | None = None,
-) -> grid.QuantizedWeight:
-    """The same weights with codes and scales of less error; rows that gain nothing stay."""
+) -> tuple[grid.QuantizedWeight, torch.Tensor | None]:
+    """The same weights with codes and scales of less error; rows that gain nothing stay.
+
+    And the error of every row, unless there was nothing to do.
+    """
     columns = weight.shape[1]
     size = columns // made.scale.shape[-1]
     if sweeps < 1 or scheme.strategy not in ("group", "tensor_group", "channel"):
-        return made
+        return made, None
     moves_scales = BLOCK % size == 0 and not channel_scales.apply_to(scheme, activations)
     halves = products.Halves.of(gram)
     diagonal = gram.diagonal().clone()
     values, scale = made.values.clone(), made.scale.clone()
     n_rows = max(1, ELEMENTS // columns)
+    errors = []
     for start in range(0, weight.shape[0], n_rows):
         rows = slice(start, start + n_rows)
         zero = None if made.zero_point is None else made.zero_point[rows]
         part = grid.QuantizedWeight(values[rows], scale[rows], zero, made.global_scale)
-        _descend(weight[rows], gram, halves, part, scheme, sweeps, moves_scales)
+        errors.append(_descend(weight[rows], gram, halves, part, scheme, sweeps, moves_scales))
         _set_diagonal(gram, halves, diagonal)
+    before, after = (torch.cat(parts) for parts in zip(*errors, strict=True))
+    gains = (after < before)[:, None]
+    kind = torch.uint8 if scale.element_size() == 1 else scale.dtype
+    scale = torch.where(gains, scale.view(kind), made.scale.view(kind)).view(scale.dtype)
+    values = torch.where(gains, values, made.values)
     found = grid.QuantizedWeight(values, scale, made.zero_point, made.global_scale)
-    return better_rows(weight, halves, made, found, scheme)
+    return found, torch.minimum(before, after)
 
 
 def _set_diagonal(gram: torch.Tensor, halves: products.Halves, diagonal: torch.Tensor) -> None:
@@ -72,29 +81,6 @@ def _set_diagonal(gram: torch.Tensor, halves: products.Halves, diagonal: torch.T
         halves.low.diagonal().copy_(diagonal - high)
 
 
-def better_rows(
-    weight: torch.Tensor,
-    gram: products.Halves,
-    before: grid.QuantizedWeight,
-    after: grid.QuantizedWeight,
-    scheme: WeightScheme,
-) -> grid.QuantizedWeight:
-    """Of every row the version with the lesser error."""
-    errors = [
-        products.row_energies(grid.dequantize(made, scheme).sub_(weight), gram)
-        for made in (before, after)
-    ]
-    gains = (errors[1] < errors[0])[:, None]
-    kind = torch.uint8 if before.scale.element_size() == 1 else before.scale.dtype
-    scale = torch.where(gains, after.scale.view(kind), before.scale.view(kind))
-    return grid.QuantizedWeight(
-        torch.where(gains, after.values, before.values),
-        scale.view(before.scale.dtype),
-        before.zero_point,
-        before.global_scale,
-    )
-
-
 def _descend(
     weight: torch.Tensor,
     gram: torch.Tensor,
@@ -103,8 +89,11 @@ def _descend(
     scheme: WeightScheme,
     sweeps: int,
     moves_scales: bool,
-) -> None:
-    """Sweep over all blocks of columns; codes and scales of `made` change in place."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sweep over all blocks of columns; codes and scales of `made` change in place.
+
+    Returns the error of every row before and after: with D G at hand, a sum.
+    """
     number = numbers.of(scheme)
     columns = weight.shape[1]
     size = columns // made.scale.shape[1]
@@ -122,17 +111,18 @@ def _descend(
         scales = made.scale, None if zero is None else zero.float().contiguous()
     change = grid.dequantize(made, scheme).sub_(weight)
     slope = products.precise(change, halves)
+    before = (change * slope).sum(1)
     codes = made.values.view(torch.int8)
-    diagonal, before = gram.diagonal().clone(), 0.0
+    diagonal, damped = gram.diagonal().clone(), 0.0
     mean = float(diagonal.mean())
     for sweep in range(sweeps):
         damping = mean * DAMPING * 0.01 ** (sweep / sweeps)
         if sweep:
             change = grid.dequantize(made, scheme).sub_(weight)
-        slope.add_(change, alpha=damping - before)
+        slope.add_(change, alpha=damping - damped)
         del change
         _set_diagonal(gram, halves, diagonal + damping)
-        before = damping
+        damped = damping
         for start in range(0, columns, PANEL):
             panel = slice(start, min(start + PANEL, columns))
             near = slope[:, panel].clone()
@@ -156,8 +146,12 @@ def _descend(
                 # Enough to choose by; what columns of other panels hear of is exact.
                 later = slice(here.stop, panel.stop)
                 if later.start < later.stop:
-                    near[:, inside.stop :] += products.coarse(change, _part(halves, here, later))
-            slope += products.precise(moved, _part(halves, panel, slice(None)))
+                    other = _part(halves, here, later).high
+                    products.add_(near[:, inside.stop :], change.to(other.dtype), other)
+            products.add_precise_(slope, moved, _part(halves, panel, slice(None)))
+    change = grid.dequantize(made, scheme).sub_(weight)
+    slope.add_(change, alpha=-damped)
+    return before, slope.mul_(change).sum(1)
 
 
 def _fit_scales(

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from quantkit.methods import products
+
 HELD = 8
 """One of so many tokens is held out: those at the end of a batch, so that they are of other texts,
 or at least of another part of a text, than the rest."""
@@ -76,8 +78,4 @@ def _add_products(matrix: torch.Tensor, flat: torch.Tensor) -> None:
     for start in range(0, flat.shape[1], SLAB):
         rows = flat[:, start : start + SLAB].t()
         slab = matrix[start : start + SLAB, start:]
-        if flat.dtype == torch.float32:
-            slab.addmm_(rows, flat[:, start:])
-        else:
-            # bf16 operands on the tensor cores, float32 sums.
-            slab += torch.mm(rows, flat[:, start:], out_dtype=torch.float32)
+        products.add_(slab, rows, flat[:, start:])

@@ -106,7 +106,15 @@ class Work:
         return weight
 
     def _stacked(self, names: list[str]) -> torch.Tensor:
-        return torch.cat([self.weight(name) for name in names])
+        """All rows; one weight at a time, so that none lies there twice."""
+        if len(names) == 1:
+            return self.weight(names[0])
+        first = self.state[f"{names[0]}.weight"]
+        stacked = first.new_empty(self._shape(names), dtype=torch.float32)
+        heights = [self.state[f"{name}.weight"].shape[0] for name in names]
+        for name, rows in zip(names, torch.split(stacked, heights), strict=True):
+            rows.copy_(self.weight(name))
+        return stacked
 
     def smoothing(self, behind_norms: bool) -> list[Job]:
         """Scale the inputs of every group that a norm feeds, or a linear.
@@ -298,7 +306,9 @@ class Work:
         scheme, stacked, solved = linears.scheme, linears.weight, rounded.quantized
         change = grid.dequantize(solved, scheme).sub_(stacked)
         gram = Halves.of(linears.inputs.gram)
-        errors = products.row_energies(change, gram)
+        errors = rounded.errors
+        if errors is None:
+            errors = products.row_energies(change, gram)
         whole = products.row_energies(stacked, gram, exactly=False)
         start = 0
         results = {}

@@ -218,9 +218,9 @@ def test_descent_kernel_equals_its_twin(columns, scheme, monkeypatch):
     view = grid.tiles(weight, scheme)
     scale, _ = grid.parameters(view.amin(-1).bfloat16(), view.amax(-1).bfloat16(), scheme)
     start = grid.quantize(weight, scale, None, scheme)
-    fused = refine.refine(weight, gram, start, scheme, 2)
+    fused, known = refine.refine(weight, gram, start, scheme, 2)
     monkeypatch.setattr(refine, "_kernel", lambda: refine.descend_block)
-    plain = refine.refine(weight, gram, start, scheme, 2)
+    plain, _ = refine.refine(weight, gram, start, scheme, 2)
 
     def error(result):
         change = grid.dequantize(result, scheme) - weight
@@ -230,3 +230,4 @@ def test_descent_kernel_equals_its_twin(columns, scheme, monkeypatch):
     assert (fused.values == plain.values).float().mean() > 0.9
     assert error(fused) == pytest.approx(error(plain), rel=1e-2)
     assert error(fused) < 0.9 * error(start)
+    assert known.sum().item() == pytest.approx(error(fused), rel=1e-3)
