@@ -41,16 +41,20 @@ class Statistics:
     def add(self, inputs: torch.Tensor) -> None:
         """Count the tokens of one batch; `complete` is due after the last."""
         flat = inputs.reshape(-1, inputs.shape[-1])
-        _add_products(self.gram, flat)
+        # What is held out is added to the rest at the end: no token is multiplied twice.
+        n_taught = flat.shape[0] - (0 if self.held is None else flat.shape[0] // HELD)
+        _add_products(self.gram, flat[:n_taught])
         if self.held is not None:
-            _add_products(self.held, flat[flat.shape[0] - flat.shape[0] // HELD :])
+            _add_products(self.held, flat[n_taught:])
         self.total += torch.linalg.vector_norm(flat, 1, 0, dtype=torch.float32)
         largest = torch.linalg.vector_norm(flat, float("inf"), 0)
         torch.maximum(self.max_abs, largest.float(), out=self.max_abs)
         self.n_tokens += flat.shape[0]
 
     def complete(self) -> None:
-        """Fill the lower half of G."""
+        """Fill the lower half of G, and count what was held out."""
+        if self.held is not None:
+            self.gram += self.held
         for matrix in (self.gram, self.held):
             if matrix is None:
                 continue

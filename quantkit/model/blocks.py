@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 
 from quantkit.errors import SourceError
-from quantkit.model import experts
+from quantkit.model import experts, quick
 from quantkit.model.block_calls import ADDED, Call, Given, Recorder, Recording, Stop
 from quantkit.model.links import Links
 from quantkit.model.shards import StoredTensor
@@ -140,7 +140,8 @@ class Decoder:
         block.load_state_dict(cast, strict=True, assign=True)
         block.to(self.device)
         try:
-            yield block
+            with quick.quickened(block):
+                yield block
         finally:
             # Buffers that no file holds, such as rotary frequencies, stay.
             empty = {name: tensor.to("meta") for name, tensor in block.state_dict().items()}

@@ -7,6 +7,7 @@ from quantkit import grid, numbers
 from quantkit.methods import gptq, products, refine, rounding, scales
 from quantkit.methods.contract import Linears
 from quantkit.methods.statistics import Statistics
+from quantkit.model import quick
 from quantkit.numbers.activations import round_inputs
 from quantkit.recipe import ActivationScheme, WeightScheme
 from quantkit.scoring.distribution import Distribution, block_sums
@@ -231,3 +232,31 @@ def test_descent_kernel_equals_its_twin(columns, scheme, monkeypatch):
     assert error(fused) == pytest.approx(error(plain), rel=1e-2)
     assert error(fused) < 0.9 * error(start)
     assert known.sum().item() == pytest.approx(error(fused), rel=1e-3)
+
+
+@pytest.mark.parametrize("width", [4096, 5120, 128])
+def test_norms_and_gated_units_equal_their_twins(width):
+    torch.manual_seed(0)
+    states = 3 * torch.randn(2, 33, width, device="cuda").bfloat16()
+    weight = (1 + torch.randn(width, device="cuda") / 3).bfloat16()
+    gate, up = (torch.randn(2, 33, 3 * width, device="cuda").bfloat16() for _ in range(2))
+    for found, expected in (
+        (quick.norm(states, weight, 1e-5), quick.norm(states.cpu(), weight.cpu(), 1e-5)),
+        (quick.gated(4 * gate, up), quick.gated(4 * gate.cpu(), up.cpu())),
+    ):
+        assert (found.cpu() == expected).float().mean() > 0.99
+        torch.testing.assert_close(found.cpu(), expected, rtol=2**-7, atol=1e-6)
+
+
+def test_products_that_are_added_are_those_that_were_not_there():
+    torch.manual_seed(0)
+    target = torch.randn(300, 1000, device="cuda")
+    left, right = torch.randn(300, 500, device="cuda"), torch.randn(500, 400, device="cuda")
+    wanted = target.double()
+    wanted[:, 600:] -= left.double() @ right.double()
+    products.add_precise_(target[:, 600:], left, products.Halves.of(right), alpha=-1)
+    assert (target - wanted).norm() / wanted.norm() < 2e-5
+    low, narrow = left.bfloat16(), right.bfloat16()
+    wanted[:, :400] += low.double() @ narrow.double()
+    products.add_(target[:, :400], low, narrow)
+    assert (target - wanted).norm() / wanted.norm() < 2e-5

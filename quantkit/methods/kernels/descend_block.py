@@ -1,6 +1,8 @@
 """One block of coordinate descent in one kernel; its torch twin is `methods.refine.descend_block`.
 
-As in `gptq_block`, a program keeps a tile of rows with all columns of the block in registers. With
+As in `gptq_block`, a program keeps a tile of rows with all columns of the block in registers, and
+asks for what the next column needs before it works on the present one: the walk waits for nothing
+but its own arithmetic. With
 `scales` it fits each of those, too, right after the codes of its columns: what takes the twin some
 thirty small operations per block is then part of the same walk.
 """
@@ -13,6 +15,7 @@ from triton.language.extra import libdevice
 from quantkit.numbers.kernels import fp4_code, fp4_of, nearest_fp4
 
 ROWS = 16
+WARPS = 4
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -33,18 +36,27 @@ def _descend(  # type: ignore[no-untyped-def]
     moved = tl.zeros_like(slope)
     plain = tl.zeros_like(slope)  # the numbers of the present scale's columns
     weighed = tl.zeros_like(slope)  # the same times the Gram matrix
+    in_block = columns < n_columns
+    next_scale = rows * scale_stride + tl.load(tile_ptr)
+    next_step = tl.load(step_ptr + next_scale, present, 1.0)
+    next_code = tl.load(chosen_ptr + rows * chosen_stride, present, 0).to(tl.float32)
+    next_gram = tl.load(gram_ptr + columns, in_block, 0.0)
+    next_pivot = tl.load(gram_ptr)
     for j in range(n_columns):
+        at_scale, step, code, gram, pivot = next_scale, next_step, next_code, next_gram, next_pivot
+        after = tl.minimum(j + 1, n_columns - 1)
+        next_scale = rows * scale_stride + tl.load(tile_ptr + after)
+        next_step = tl.load(step_ptr + next_scale, present, 1.0)
+        next_code = tl.load(chosen_ptr + rows * chosen_stride + after, present, 0).to(tl.float32)
+        next_gram = tl.load(gram_ptr + after * gram_stride + columns, in_block, 0.0)
+        next_pivot = tl.load(gram_ptr + after * gram_stride + after)
         here = columns[None, :] == j
-        own = tl.sum(tl.where(here, slope, 0.0), 1)
-        code = tl.sum(tl.where(here, chosen, 0.0), 1)
-        at_scale = rows * scale_stride + tl.load(tile_ptr + j)
-        step = tl.load(step_ptr + at_scale, present, 1.0)
-        gram = tl.load(gram_ptr + j * gram_stride + columns, columns < n_columns, 0.0)
-        pivot = tl.load(gram_ptr + j * gram_stride + j)
+        inverse = tl.div_rn(tl.zeros_like(step) + 1.0, tl.where(pivot > 0.0, pivot, 1.0) * step)
         before = code
         if IS_FP4:
             before = fp4_of(code)
-        vertex = before - tl.div_rn(own, tl.where(pivot > 0.0, pivot, 1.0) * step)
+        own = tl.sum(tl.where(here, slope, 0.0), 1)
+        vertex = before - own * inverse
         if IS_FP4:
             value = nearest_fp4(vertex)
             stored = fp4_code(value, vertex < 0.0)
@@ -111,6 +123,6 @@ def descend_block(
         slope.stride(0), chosen.stride(0), moved.stride(0), gram.stride(0), steps.stride(0),
         bottom, top,
         IS_FP4=is_fp4, FITS=scales is not None, ZERO=zero is not None,
-        ROWS=ROWS, COLUMNS=triton.next_power_of_2(n_columns), num_warps=4,
+        ROWS=ROWS, COLUMNS=triton.next_power_of_2(n_columns), num_warps=WARPS,
     )  # fmt: skip
     return moved

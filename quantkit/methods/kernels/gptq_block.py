@@ -1,8 +1,9 @@
 """One block of GPTQ columns in one kernel; its torch twin is `methods.gptq.update_block`.
 
 A program keeps a tile of rows with all columns of the block in registers and walks over the
-columns, so that the block is read and written once instead of once a column. Several weights of one
-shape, each with a factor of its own, are the second dimension of the grid.
+columns, so that the block is read and written once instead of once a column. What the next column
+needs is asked for before the present one is worked on. Several weights of one shape, each with a
+factor of its own, are the second dimension of the grid.
 """
 
 import torch
@@ -13,6 +14,7 @@ from triton.language.extra import libdevice
 from quantkit.numbers.kernels import fp4_code, nearest_fp4
 
 ROWS = 16
+WARPS = 4
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -38,17 +40,26 @@ def _update(  # type: ignore[no-untyped-def]
     weight = tl.load(weight_ptr + rows[:, None] * weight_stride + columns[None, :], inside, 0.0)
     chosen = tl.zeros_like(weight)
     errors = tl.zeros_like(weight)
+    in_block = columns < n_columns
     zero = tl.zeros_like(rows).to(tl.float32)
+    next_zero = zero
+    at_scale = rows * scale_stride + tl.load(tile_ptr)
+    next_scale = tl.load(scale_ptr + at_scale, present, 1.0)
+    if HAS_ZERO:
+        next_zero = tl.load(zero_ptr + at_scale, present, 0.0)
+    next_upper = tl.load(upper_ptr + columns, in_block, 0.0)
+    next_pivot = tl.load(upper_ptr)
     for j in range(n_columns):
+        scale, zero, upper, pivot = next_scale, next_zero, next_upper, next_pivot
+        after = tl.minimum(j + 1, n_columns - 1)
+        at_scale = rows * scale_stride + tl.load(tile_ptr + after)
+        next_scale = tl.load(scale_ptr + at_scale, present, 1.0)
+        if HAS_ZERO:
+            next_zero = tl.load(zero_ptr + at_scale, present, 0.0)
+        next_upper = tl.load(upper_ptr + after * upper_stride + columns, in_block, 0.0)
+        next_pivot = tl.load(upper_ptr + after * upper_stride + after)
         here = columns[None, :] == j
         column = tl.sum(tl.where(here, weight, 0.0), 1)
-        # Straight from memory: neighbouring columns mostly share these, so they stay in cache.
-        at_scale = rows * scale_stride + tl.load(tile_ptr + j)
-        scale = tl.load(scale_ptr + at_scale, present, 1.0)
-        if HAS_ZERO:
-            zero = tl.load(zero_ptr + at_scale, present, 0.0)
-        upper = tl.load(upper_ptr + j * upper_stride + columns, columns < n_columns, 0.0)
-        pivot = tl.load(upper_ptr + j * upper_stride + j)
         scaled = tl.div_rn(column, scale) + zero
         if IS_FP4:
             value = nearest_fp4(scaled)
@@ -57,8 +68,7 @@ def _update(  # type: ignore[no-untyped-def]
             value = tl.minimum(tl.maximum(libdevice.rint(scaled), bottom), top)
             stored = value
         error = tl.div_rn(column - (value - zero) * scale, pivot)
-        later = columns[None, :] > j
-        weight -= tl.where(later, error[:, None] * upper[None, :], 0.0)
+        weight -= error[:, None] * upper[None, :]  # zero before j, and j itself is done
         chosen = tl.where(here, stored[:, None], chosen)
         errors = tl.where(here, error[:, None], errors)
     at_chosen = rows[:, None] * chosen_stride + columns[None, :]
@@ -93,6 +103,6 @@ def update_block(
         weight.stride(0), chosen.stride(0), upper.stride(0), scale.stride(0), tile.stride(0),
         bottom, top,
         HAS_ZERO=zero is not None, IS_FP4=is_fp4,
-        ROWS=ROWS, COLUMNS=triton.next_power_of_2(n_columns), num_warps=4,
+        ROWS=ROWS, COLUMNS=triton.next_power_of_2(n_columns), num_warps=WARPS,
     )  # fmt: skip
     return errors
