@@ -72,22 +72,16 @@ class Clipping:
         return Cost()  # Gram matrices of tiles are narrow
 
     def round(self, linears: Linears) -> Rounded:
-        import torch
-
         from quantkit import grid
-        from quantkit.methods import products, rounding
+        from quantkit.methods import rounding, scales
 
         weight, scheme = linears.weight, linears.scheme
-        size = grid.tiles(weight[:1], scheme).shape[-1]
-        n_tiles = weight.shape[1] // size
-        blocks = linears.inputs.gram.view(n_tiles, size, n_tiles, size)
-        grams = torch.stack([blocks[i, :, i, :] for i in range(n_tiles)])
-
-        def error(scale: torch.Tensor, zero: torch.Tensor | None) -> torch.Tensor:
-            moved = grid.tiles(rounding.change(weight, scale, zero, scheme), scheme)
-            return products.tile_energies(moved.transpose(0, 1), grams).t()
-
-        return Rounded(grid.quantize(weight, *rounding.clipped(linears, error), scheme))
+        grams = scales.tile_grams(linears.inputs.gram, grid.tiles(weight[:1], scheme).shape[-1])
+        found = rounding.clipped(
+            linears,
+            lambda scale, zero: rounding.tile_error(weight, scale, zero, grams, scheme),
+        )
+        return Rounded(grid.quantize(weight, *found, scheme))
 
 
 AWQ = Method(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from quantkit import grid
+from quantkit.methods import products
 from quantkit.methods.contract import Linears
 from quantkit.schemes import WeightScheme
 
@@ -55,6 +56,23 @@ def weighted_error(
         return round_tiles.weighted_error(weight, scale, zero_point, importance, scheme)
     moved = change(weight, scale, zero_point, scheme).square_().mul_(importance)
     return grid.tiles(moved, scheme).sum(-1)
+
+
+def tile_error(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    grams: torch.Tensor,
+    scheme: WeightScheme,
+) -> torch.Tensor:
+    """What the change of every tile [rows, tiles] does to the output, by `tile_grams`."""
+    size = grams.shape[-1]
+    if _fused(weight, scheme) and scheme.strategy == "group" and size in (16, 32, 64, 128):
+        from quantkit.methods.kernels import round_tiles
+
+        return round_tiles.energies(weight, scale, zero_point, grams.bfloat16(), scheme)
+    moved = grid.tiles(change(weight, scale, zero_point, scheme), scheme)
+    return products.tile_energies(moved.transpose(0, 1), grams).t()
 
 
 def smoothed_change(

@@ -94,6 +94,25 @@ def test_rounding_kernels_equal_their_twins(scheme, monkeypatch):
         assert (ours - twin).norm() / twin.norm() < 4e-3  # bf16 against float32
 
 
+@pytest.mark.parametrize("scheme", SCHEMES[:2], ids=str)
+def test_errors_of_tiles_equal_their_twin(scheme, monkeypatch):
+    torch.manual_seed(0)
+    weight = torch.randn(301, 1152, device="cuda")
+    inputs = torch.randn(2000, 1152, device="cuda") * torch.rand(1152, device="cuda")
+    grams = scales.tile_grams(inputs.t() @ inputs, scheme.group_size)
+    view = grid.tiles(weight, scheme)
+    low, high = view.amin(-1) * 0.8, view.amax(-1) * 0.8
+    parameters = grid.parameters(low.bfloat16(), high.bfloat16(), scheme)
+    fused = rounding.tile_error(weight, *parameters, grams, scheme)
+    monkeypatch.setattr(rounding, "_fused", lambda weight, scheme: False)
+    twin = rounding.tile_error(weight.cpu(), *(_host(p) for p in parameters), grams.cpu(), scheme)
+    assert (fused.cpu() - twin).norm() / twin.norm() < 4e-3
+
+
+def _host(tensor):
+    return None if tensor is None else tensor.cpu()
+
+
 def test_products_on_tensor_cores_are_precise():
     torch.manual_seed(0)
     left, right = torch.randn(300, 500, device="cuda"), torch.randn(500, 400, device="cuda")

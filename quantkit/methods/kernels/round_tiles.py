@@ -13,6 +13,8 @@ from quantkit import grid
 from quantkit.schemes import WeightScheme
 
 ROWS = 32
+JUDGED = 64
+"""Rows of a tile that are multiplied by its Gram matrix."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -63,6 +65,32 @@ def _round(  # type: ignore[no-untyped-def]
         tl.store(out_ptr + rows * n_tiles + tile, error, inside)
     else:
         tl.store(out_ptr + at, change.to(out_ptr.dtype.element_ty), inside[:, None])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _energy(  # type: ignore[no-untyped-def]
+    weight_ptr, scale_ptr, zero_ptr, grams_ptr, out_ptr,
+    n_rows, n_columns, n_tiles, bottom, top,
+    ZERO: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    tile = tl.program_id(1)
+    within = tl.arange(0, SIZE)
+    present = rows < n_rows
+    at = rows[:, None].to(tl.int64) * n_columns + tile * SIZE + within[None, :]
+    weight = tl.load(weight_ptr + at, present[:, None], 0.0)
+    at_scale = rows * n_tiles + tile
+    scale = tl.load(scale_ptr + at_scale, present, 1.0).to(tl.float32)
+    zero = tl.zeros_like(scale)
+    if ZERO:
+        zero = tl.load(zero_ptr + at_scale, present, 0).to(tl.float32)
+    wide = tl.broadcast_to(scale[:, None], (ROWS, SIZE))
+    value = libdevice.rint(tl.div_rn(weight, wide) + zero[:, None])
+    value = tl.minimum(tl.maximum(value, bottom), top)
+    change = ((value - zero[:, None]) * wide - weight).to(tl.bfloat16)
+    gram = tl.load(grams_ptr + tile * SIZE * SIZE + within[:, None] * SIZE + within[None, :])
+    product = tl.dot(change, gram, out_dtype=tl.float32)
+    tl.store(out_ptr + at_scale, tl.sum(product * change.to(tl.float32), 1), present)
 
 
 def _launch(
@@ -136,4 +164,23 @@ def smoothed_change(
     """The change when columns are multiplied, rounded and divided again, in bf16."""
     out = torch.empty_like(weight, dtype=torch.bfloat16)
     _launch(weight, scheme, out, _tile_size(weight, scheme), smoothing=smoothing)
+    return out
+
+
+def energies(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    grams: torch.Tensor,
+    scheme: WeightScheme,
+) -> torch.Tensor:
+    """d G d^T of every tile's change d; `grams` is [tiles, size, size] in bf16."""
+    n_tiles, size, _ = grams.shape
+    n_rows, n_columns = weight.shape
+    out = torch.empty(n_rows, n_tiles, device=weight.device)
+    _energy[(triton.cdiv(n_rows, JUDGED), n_tiles)](
+        weight, scale.contiguous(), out if zero_point is None else zero_point.contiguous(), grams,
+        out, n_rows, n_columns, n_tiles, *grid.limits(scheme),
+        ZERO=zero_point is not None, ROWS=JUDGED, SIZE=size, num_warps=4,
+    )  # fmt: skip
     return out
