@@ -46,9 +46,9 @@ class Statistics:
         _add_products(self.gram, flat[:n_taught])
         if self.held is not None:
             _add_products(self.held, flat[n_taught:])
-        self.total += torch.linalg.vector_norm(flat, 1, 0, dtype=torch.float32)
-        largest = torch.linalg.vector_norm(flat, float("inf"), 0)
-        torch.maximum(self.max_abs, largest.float(), out=self.max_abs)
+        sums, largest = magnitudes(flat)
+        self.total += sums
+        torch.maximum(self.max_abs, largest, out=self.max_abs)
         self.n_tokens += flat.shape[0]
 
     def complete(self) -> None:
@@ -83,3 +83,13 @@ def _add_products(matrix: torch.Tensor, flat: torch.Tensor) -> None:
         rows = flat[:, start : start + SLAB].t()
         slab = matrix[start : start + SLAB, start:]
         products.add_(slab, rows, flat[:, start:])
+
+
+def magnitudes(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of every column the sum of its magnitudes, and the largest, in float32."""
+    if flat.device.type == "cuda":
+        from quantkit.methods.kernels import magnitudes as kernel
+
+        return kernel.magnitudes(flat)
+    sums = torch.linalg.vector_norm(flat, 1, 0, dtype=torch.float32)
+    return sums, torch.linalg.vector_norm(flat, float("inf"), 0).float()

@@ -6,7 +6,7 @@ import torch
 from quantkit import grid, numbers
 from quantkit.methods import gptq, products, refine, rounding, scales
 from quantkit.methods.contract import Linears
-from quantkit.methods.statistics import Statistics
+from quantkit.methods.statistics import Statistics, magnitudes
 from quantkit.model import quick
 from quantkit.numbers.activations import round_inputs
 from quantkit.recipe import ActivationScheme, WeightScheme
@@ -279,3 +279,15 @@ def test_products_that_are_added_are_those_that_were_not_there():
     wanted[:, :400] += low.double() @ narrow.double()
     products.add_(target[:, :400], low, narrow)
     assert (target - wanted).norm() / wanted.norm() < 2e-5
+
+
+@pytest.mark.parametrize("shape", [(1, 40), (700, 1000), (2048, 4096)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_magnitudes_equal_their_twin(shape, dtype):
+    torch.manual_seed(0)
+    flat = torch.randn(shape, device="cuda").to(dtype)
+    sums, largest = magnitudes(flat)
+    expected = magnitudes(flat.cpu())
+    torch.testing.assert_close(sums.cpu(), expected[0], rtol=1e-5, atol=1e-6)
+    assert torch.equal(largest.cpu(), expected[1])
+    assert [part.sum().item() for part in magnitudes(flat[:0])] == [0, 0]
