@@ -207,15 +207,18 @@ def factor(gram: torch.Tensor) -> Factor | None:
     if not mean > 0:
         return None
     for damping in DAMPING:
-        damped = gram[backwards[:, None], backwards]
+        # One dimension after the other: for both at once torch spreads indices as large as G.
+        damped = gram.index_select(0, backwards).index_select(1, backwards)
         # Also lifts channels that were never active off zero.
         damped.diagonal().add_(damping * mean)
         lower, failed = torch.linalg.cholesky_ex(damped)
         del damped
         if failed:
             continue
-        turned = torch.arange(len(order) - 1, -1, -1, device=order.device)
-        upper = products.invert_lower_(lower)[turned[:, None], turned]  # rows contiguous again
+        turned = products.invert_lower_(lower).flip(0, 1)
+        del lower
+        upper = turned.contiguous()  # by rows
+        del turned
         if upper.diagonal().isfinite().all():
             return Factor(upper, order, damping)
     return None
