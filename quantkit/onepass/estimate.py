@@ -123,7 +123,7 @@ def estimate(
         n_blocks,
         n_tokens,
         n_streams,
-        (n_streams + following) * n_positions * narrow * bytes_each,
+        int((n_streams + following) * n_positions * narrow * bytes_each),
         working,
         2 * parameters,
         seconds,
