@@ -152,6 +152,17 @@ def dequantize(weight: QuantizedWeight, scheme: WeightScheme) -> torch.Tensor:
     return untile(scaled, weight.values.shape, scheme)
 
 
+def fold(
+    weight: torch.Tensor, in_scale: torch.Tensor | None, out_scale: torch.Tensor | None
+) -> torch.Tensor:
+    """Fold scales into a weight: columns are multiplied, rows divided."""
+    if in_scale is not None:
+        weight = weight * in_scale
+    if out_scale is not None:
+        weight = weight / out_scale[:, None]
+    return weight
+
+
 def unfold(
     weight: torch.Tensor, in_scale: torch.Tensor | None, out_scale: torch.Tensor | None
 ) -> torch.Tensor:

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 # Calibrated methods may move weights further where inputs are quiet: what counts is the output.
 MAX_OUTPUT_ERROR = 0.25
 FAR_OFF = 0.9
-"""Of any weight, however quiet its inputs: that of a swapped one is 1.4."""
+"""Of any weight as it is stored, with the scales that were folded into it: that of a swapped one is
+1.4. Without them columns whose inputs are quiet would count as much as those that matter."""
 ERROR_TOLERANCE = 1e-3
 
 
@@ -335,15 +336,13 @@ def _value_faults(
         if not scales.are_scales(steps.abs() if plan.recipe.has_signed_scales else steps):
             yield f"{module} has scales that are not finite and positive"
             continue
-        weight = grid.dequantize(quantized, scheme)
-        if number.has_nan(quantized.values) or not weight.isfinite().all():
+        stored = grid.dequantize(quantized, scheme)
+        if number.has_nan(quantized.values) or not stored.isfinite().all():
             yield f"{module} dequantises to NaN or infinity"
         elif source is not None:
-            folded = checkpoint.scales
-            weight = grid.unfold(
-                weight, folded.get(f"{module}.in_scale"), folded.get(f"{module}.out_scale")
-            )
-            error = grid.relative_error(source.tensors[spec.name].read(), weight)
+            scaled = [checkpoint.scales.get(f"{module}.{side}_scale") for side in ("in", "out")]
+            original = source.tensors[spec.name].read()
+            error = grid.relative_error(original, grid.unfold(stored, *scaled))
             errors[module] = error
             layer = checkpoint.manifest.layers[module]
             noted = layer.relative_error
@@ -351,8 +350,8 @@ def _value_faults(
                 yield f"{module} is infinitely far off its source"
             elif layer.output_error is None and not error <= limit:
                 yield f"{module} is {error:.3f} off its source, more than {limit}"
-            elif not error <= FAR_OFF:
-                yield f"{module} is {error:.3f} off its source, more than {FAR_OFF}"
+            elif not (off := grid.relative_error(grid.fold(original, *scaled), stored)) <= FAR_OFF:
+                yield f"{module} is {off:.3f} off its source, more than {FAR_OFF}"
             elif layer.output_error is not None and not layer.output_error <= MAX_OUTPUT_ERROR:
                 yield f"{module} loses {layer.output_error:.0%} of its output on calibration data"
             elif not abs(error - noted) <= ERROR_TOLERANCE * max(error, noted):

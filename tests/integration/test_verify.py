@@ -22,6 +22,7 @@ from quantkit.recipe import Recipe
 from quantkit.storage import sha256_of
 from quantkit.verification.checkpoint import verify
 
+GATE = "model.layers.1.mlp.gate_proj.weight"
 # One for each way of storing weights: with and without zero points, packed and not, folded.
 RECIPES = ["awq-w4a16", "fp8-block", "fp8-dynamic", "fp8-static", "int8-w8a8", "rtn-w4a16"]
 
@@ -233,3 +234,25 @@ def test_a_manifest_without_numbers_is_refused(checkpoints, tmp_path):
     (folder / FILE).write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="relative_error"):
         verify(folder)
+
+
+def test_quiet_columns_do_not_make_a_layer_wrong(short_demo, tmp_path):
+    """One input far above all others: SmoothQuant makes its column loud, and others round away.
+
+    Without the folded scales such a layer is further off than a swapped one; with them it is not.
+    """
+    source = shutil.copytree(short_demo.folder, tmp_path / "source")
+    norm = "model.layers.1.post_attention_layernorm.weight"
+    rewrite(source, lambda tensors: tensors[norm][7].mul_(20_000))
+    (made,) = quantize(
+        ModelSource.open(str(source)),
+        [Recipe.load("int8-w8a8")],
+        tmp_path / "out",
+        calibration=CalibrationChoice("python-docs", 8, 64),
+    )
+    result = verify(made.folder)
+    assert result.ok, result.faults
+    assert result.worst[0][1] > 0.9
+    rewrite(made.folder, lambda t: t.update({GATE: t[GATE].flip(0)}))
+    forge_hashes(made.folder)
+    assert any("off its source" in fault for fault in verify(made.folder).faults)
