@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from quantkit import resources
 from quantkit.advise import families, sizes
 from quantkit.errors import SourceError
-from quantkit.families import geometry
+from quantkit.families import geometry, rows_by_head
 from quantkit.home import expanded
 from quantkit.model.architecture import (
     EXPERT,
@@ -116,7 +116,7 @@ class ModelShape:
     def architecture(self) -> Architecture:
         """What a recipe's targets are matched with."""
         found = {t.name.removesuffix(".weight"): t.shape for t in self.tensors if t.is_linear}
-        kept = {m: reason for m in found if (reason := kept_reason(m) or _outside(m))}
+        kept = {m: reason for m in found if (reason := kept_reason(m, found) or _outside(m))}
         return Architecture(
             shapes={t.name: t.shape for t in self.tensors},
             linears={m: (shape[0], shape[1]) for m, shape in found.items() if m not in kept},
@@ -125,6 +125,7 @@ class ModelShape:
             routers=self.routers,
             kept=kept,
             n_kv_heads=geometry.n_kv_heads(self.config),
+            rows_by_head=rows_by_head(self.config),
         )
 
     @cached_property

@@ -202,6 +202,9 @@ EXPERTS_NOT_SERVED = {
     "`ignore: [lm_head, 're:.*experts.*']`",
 }
 """Families whose quantised experts an engine does not load, and what to do."""
+ROWS_BY_HEAD = {"gpt_neox": "query_key_value"}
+"""Layers whose rows vLLM (before 0.32) sorts anew as it loads them, those of every tensor of theirs
+alike: what has no such rows, packed words' `weight_shape` among them, ends the load."""
 
 
 def of(config: Mapping[str, Any]) -> Family:
@@ -212,6 +215,11 @@ def of(config: Mapping[str, Any]) -> Family:
 def serving_note(config: Mapping[str, Any]) -> str | None:
     """What somebody should know who quantises the experts of a model to serve them."""
     return EXPERTS_NOT_SERVED.get(str(config.get("model_type")))
+
+
+def rows_by_head(config: Mapping[str, Any]) -> str | None:
+    """The last name of layers that are quantised only where each of their tensors has rows."""
+    return ROWS_BY_HEAD.get(str(config.get("model_type")))
 
 
 def fused() -> tuple[tuple[str, ...], ...]:

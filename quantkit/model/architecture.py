@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ EXPERT = re.compile(r"(?:^|\.)experts\.\d+\.")
 ROUTERS = ("gate", "router", "wg")
 """Parts of the names of what chooses experts."""
 SMALL = "a small projection, which serving engines keep in 16 bits"
+BEFORE_0_28 = "it stands beside a short convolution, and vLLM before 0.28 builds it in 16 bits only"
 STREAMS = "it mixes the model's parallel streams (AltUp): a few columns"
 KEPT = {
     "shared_expert_gate": "it weighs the shared expert, and serving engines keep it in 16 bits",
@@ -51,8 +52,11 @@ KEPT = {
     "modality_router": STREAMS,
     "laurel.linear_left": SMALL,
     "laurel.linear_right": SMALL,
+    "conv.in_proj": BEFORE_0_28,
+    "conv.out_proj": BEFORE_0_28,
 }
 """Linear layers within blocks that no recipe means, by the end of their names, and why."""
+MIXER = "it belongs to a mixer of the first Mamba, which vLLM builds in 16 bits only"
 OUTSIDE = "outside the decoder blocks"
 NOT_BUILT = "not part of the model as transformers builds it, such as a head that predicts ahead"
 SHARED = "shared between blocks"
@@ -100,6 +104,8 @@ class Architecture:
     """A tensor whose name in files is not that of its module; empty where there is none."""
     experts_note: str | None = None
     """What to know before quantised experts are served; None: nothing."""
+    rows_by_head: str | None = None
+    """The last name of layers whose rows engines sort anew; None: there are none."""
 
     @classmethod
     def of(
@@ -121,7 +127,11 @@ class Architecture:
         model = skeleton(folder, trust_remote_code)
         found = links.Links.of(model, names or usual_names(model))
         looked = _look(model, found, names, folder)
-        return replace(looked, experts_note=families.serving_note(config))
+        return replace(
+            looked,
+            experts_note=families.serving_note(config),
+            rows_by_head=families.rows_by_head(config),
+        )
 
     @property
     def never(self) -> list[str]:
@@ -224,11 +234,12 @@ def _look(
             kept[own] = OTHER_KIND
         elif name in inside and f"{own}.weight" in tied:
             kept[own] = SHARED
-        elif name in inside and (reason := kept_reason(name)):
+        elif name in inside and (reason := kept_reason(name, modules)):
             kept[own] = reason
         else:
             linears[own] = (module.weight.shape[0], module.weight.shape[1])
-    shared = {tied[name].removesuffix(".weight") for name in tied} & set(inside.values())
+    owners = {owner.removesuffix(".weight") for owner in tied.values()}
+    shared = [own for own in dict.fromkeys(inside.values()) if own in owners]  # in one order always
     kept |= dict.fromkeys(shared, SHARED)
     linears = {name: shape for name, shape in linears.items() if name not in shared}
     if not any(own in linears for own in inside.values()):
@@ -317,15 +328,19 @@ def _without_linears(model: Any) -> str:
     )
 
 
-def kept_reason(name: str) -> str | None:
-    """Why a layer within a block stays in 16 bits, going by its name; None where it does not."""
+def kept_reason(name: str, among: Container[str] = ()) -> str | None:
+    """Why a layer within a block stays in 16 bits, going by its name and by those of others; None
+    where it does not."""
     parts = name.split(".")
+    beside = ".".join((*parts[:-1], "x_proj"))
+    if parts[-1] in ("in_proj", "out_proj") and beside in among:
+        return MIXER
     return KEPT.get(parts[-1]) or KEPT.get(".".join(parts[-2:]))
 
 
-def is_kept(name: str) -> bool:
-    """Whether a layer within a block is never quantised, going by its name."""
-    return kept_reason(name) is not None or bool(set(ROUTERS) & set(name.split(".")))
+def is_kept(name: str, among: Container[str] = ()) -> bool:
+    """Whether a layer within a block is never quantised, going by its name and by others'."""
+    return kept_reason(name, among) is not None or bool(set(ROUTERS) & set(name.split(".")))
 
 
 def _weights(shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, ...]]]:

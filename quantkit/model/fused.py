@@ -9,7 +9,7 @@ does not.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,14 +38,17 @@ class Style:
     down: str
     experts: str
     layers: Mapping[str, str]
+    families: tuple[str, ...] = ()
+    """Those whose experts have these names; none: those of no other style."""
 
 
+OWN_NAMES = {"gate_proj": "gate_proj", "up_proj": "up_proj", "down_proj": "down_proj"}
 STYLES = (
     Style(
         "experts.gate_up_proj",
         "experts.down_proj",
         "experts",
-        {"gate_proj": "gate_proj", "up_proj": "up_proj", "down_proj": "down_proj"},
+        OWN_NAMES,
     ),
     Style(
         "experts.up_proj",
@@ -53,7 +56,15 @@ STYLES = (
         "experts",
         {"up_proj": "up_proj", "down_proj": "down_proj"},
     ),
-    # Granite's; vLLM takes these apart under Mixtral's names.
+    # Granite's with state-space blocks: vLLM has a loader of its own for them.
+    Style(
+        "input_linear.weight",
+        "output_linear.weight",
+        "experts",
+        OWN_NAMES,
+        ("granitemoehybrid",),
+    ),
+    # Granite's others; vLLM takes these apart under Mixtral's names.
     Style(
         "input_linear.weight",
         "output_linear.weight",
@@ -70,13 +81,14 @@ def separated(
     tensors: Mapping[str, StoredTensor], config: Mapping[str, Any]
 ) -> dict[str, StoredTensor]:
     """The same tensors with every expert's layers by name; others are what they were."""
-    alternating = any(c.get("model_type") in ALTERNATING for c in _configs(config))
+    types = {str(c.get("model_type")) for c in _configs(config)}
+    alternating = not types.isdisjoint(ALTERNATING)
     result: dict[str, StoredTensor] = {}
     done: set[str] = set()
     for name, tensor in tensors.items():
         if name in done:
             continue
-        found = _pair(name, tensors)
+        found = _pair(name, tensors, types)
         if found is None:
             result[name] = tensor
             continue
@@ -114,9 +126,13 @@ def _configs(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [config, *(value for value in config.values() if isinstance(value, dict))]
 
 
-def _pair(name: str, tensors: Mapping[str, StoredTensor]) -> tuple[Style, str] | None:
+def _pair(
+    name: str, tensors: Mapping[str, StoredTensor], types: Set[str]
+) -> tuple[Style, str] | None:
     """The style and the block of a tensor that is one of a pair of fused experts."""
     for style in STYLES:
+        if style.families and types.isdisjoint(style.families):
+            continue
         for last in (style.first, style.down):
             if not name.endswith(f".{last}"):
                 continue

@@ -173,8 +173,9 @@ def _try_norm(
         indices = range(mixtures[mixture].n_experts)
         upper = [f"{mixture}.{index}.{layer}" for index in indices for layer in layers]
     plain = [n for n in readers if n not in mixtures]
+    modules = dict(block.named_modules())
     others = tuple(
-        n for n in plain if is_kept(n) or not isinstance(block.get_submodule(n), torch.nn.Linear)
+        n for n in plain if is_kept(n, modules) or not isinstance(modules[n], torch.nn.Linear)
     )
     changed = [block.get_submodule(n) for n in (*plain, *upper)]
     width = weight.shape[0]

@@ -92,6 +92,13 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
     resolved, word = recipe.resolved({name: architecture.linears[name][1] for name in modules})
     _check_blocks(recipe, architecture, modules)
     quantized = {name: by_name[f"{name}.weight"] for name in modules}
+    rowless = [
+        name
+        for name, weight in quantized.items()
+        if name.rpartition(".")[2] == architecture.rows_by_head
+        and any(part.shape[:1] != weight.shape[:1] for part in formats.specs(name, weight, resolved))
+    ]
+    quantized = {name: weight for name, weight in quantized.items() if name not in rowless}
     replaced = {weight.name: name for name, weight in quantized.items()}
     specs: list[TensorSpec] = []
     for spec in stored:
@@ -113,7 +120,11 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
         kv_scales=kv_scales,
         n_parameters=sum(spec.n_elements for spec in stored),
         unquantised={name: by_name[f"{name}.weight"] for name in every if name in kept},
-        notes=[note for note in (word, _experts_note(architecture, modules)) if note],
+        notes=[
+            note
+            for note in (word, _experts_note(architecture, modules), _rowless_note(rowless))
+            if note
+        ],
     )
 
 
@@ -140,6 +151,16 @@ def _module_of_head(architecture: Architecture, quantized: Collection[str]) -> l
 def _experts_note(architecture: Architecture, modules: list[str]) -> str | None:
     has_experts = any(EXPERT.search(name) for name in modules)
     return architecture.experts_note if has_experts else None
+
+
+def _rowless_note(left: list[str]) -> str | None:
+    if not left:
+        return None
+    return (
+        f"{left[0]} and {len(left) - 1} more stay in 16 bits: vLLM before 0.32 sorts their rows by "
+        "head, which it cannot do with this recipe's tensors; fp8-dynamic and int8-w8a8 "
+        "quantise them"
+    )
 
 
 def _kv_scales(

@@ -78,13 +78,44 @@ def test_layers_that_no_engine_serves_quantised_are_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("family", "last"), [("deepseek_v32", "indexer.wk"), ("laguna", "self_attn.g_proj")]
+    ("family", "last"),
+    [
+        ("deepseek_v32", "indexer.wk"),
+        ("laguna", "self_attn.g_proj"),
+        ("lfm2", "conv.in_proj"),
+        ("jamba", "mamba.out_proj"),
+        ("gpt_neox", "attention.query_key_value"),
+    ],
 )
 def test_what_vllm_keeps_in_16_bits_is_left_alone(tmp_path, family, last):
     families.build(family, tmp_path / "model")
     found = plan(tmp_path / "model")
     assert any(name.endswith(f".{last}") for name in found.ignored)
     assert not any(name.endswith(f".{last}") for name in found.quantized)
+
+
+def test_rows_that_vllm_sorts_are_quantised_where_every_tensor_has_them(tmp_path):
+    families.build("gpt_neox", tmp_path / "model")
+    last = ".attention.query_key_value"
+    assert "sorts their rows by head" in " ".join(plan(tmp_path / "model").notes)
+    for name in ("fp8-dynamic", "int8-w8a8"):
+        found = plan(tmp_path / "model", Recipe.load(name))
+        assert any(module.endswith(last) for module in found.quantized)
+        assert not found.notes
+
+
+def test_mixers_of_the_second_mamba_are_quantised(tmp_path):
+    families.build("bamba", tmp_path / "model")
+    found = plan(tmp_path / "model")
+    assert {"model.layers.0.mamba.in_proj", "model.layers.0.mamba.out_proj"} <= set(found.quantized)
+
+
+def test_what_blocks_share_is_named_in_the_models_order(tmp_path):
+    families.build("zamba2", tmp_path / "model")
+    kept = Architecture.of(tmp_path / "model").kept
+    owner, other = ([n for n in kept if f".{i}.shared_transformer." in n] for i in (1, 2))
+    assert len(owner) > 5
+    assert owner == [name.replace(".2.", ".1.", 1) for name in other]
 
 
 def test_a_head_is_left_alone_by_both_of_its_names(tmp_path):
