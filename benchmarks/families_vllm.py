@@ -145,6 +145,8 @@ PUBLISHED = {
     "kimi_linear": (r"\.block_sparse_moe\.(gate|up|down)_proj\.", r".mlp.\1_proj."),
 }
 """Names that transformers saves otherwise than published checkpoints have them."""
+CLASSES = {"kimi_k25": "KimiK25ForConditionalGeneration", "phimoe": "PhiMoEForCausalLM"}
+"""What published configs call the model, where transformers' own class has another name."""
 VISION = {"out_hidden_size": 256, "text_hidden_size": 256}
 TOP = {"out_hidden_size": 256, "projector_hidden_size": 256}
 TOWERS_LEFT_OUT = {"language_model_only": True}
@@ -207,6 +209,10 @@ def prepare(name: str, recipes: list[str], work: Path) -> dict[str, Any]:
         del model
         if name in PUBLISHED:
             _rename(source / "model.safetensors", *PUBLISHED[name])
+        if name in CLASSES:
+            config = json.loads((source / "config.json").read_bytes())
+            config["architectures"] = [CLASSES[name]]
+            (source / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     for recipe in recipes:
         folder = work / name / recipe
         if (folder / "quantkit.json").is_file() or any(folder.glob("*.safetensors")):

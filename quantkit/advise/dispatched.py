@@ -14,7 +14,7 @@ from quantkit.hardware.gpus import GPU
 from quantkit.model.headers import TensorSpec
 from quantkit.recipe import AnyRecipe, Recipe
 
-OWN = ("config-shape", "headers")
+OWN = ("config-shape", "headers", "family-gone")
 """Rules about a model as it is, whatever is made of it."""
 BLOCK = re.compile(r"\.(\d+)\.")
 

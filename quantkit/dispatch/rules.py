@@ -224,6 +224,36 @@ RULES = (
           "static beside blocks", QUANTIZE, f"{FP8}: Fp8Config"),
     Rule("modelopt-algo", ("refuses",), "`quant_algo` is none of vLLM's", QUANTIZE,
           f"{MODELOPT}: QUANT_ALGOS"),
+    Rule("family-gone", ("refuses",),
+          "The model's class was taken out of vLLM, and its path through transformers has no state "
+          "for it",
+          "serve with vLLM 0.23, or by transformers",
+          "models/registry.py: _PREVIOUSLY_SUPPORTED_MODELS", (0, 24)),
+    Rule("laguna-rope", ("refuses",),
+          "vLLM's own config of Laguna reads one set of rotary parameters, config.json has one for "
+          "each kind of layer, as transformers writes it",
+          "serve with vLLM 0.32, which takes transformers' config",
+          "transformers_utils/configs/laguna.py: LagunaConfig", None, (0, 32)),
+    Rule("plain-mixer", ("refuses",),
+          "Projections of a mixer that vLLM builds in 16 bits only (the first Mamba's, and before "
+          "0.28 those beside a short convolution) are stored quantised",
+          "quantise the model again with quantkit, which leaves them in 16 bits",
+          "layers/mamba/mamba_mixer.py, layers/mamba/short_conv.py: __init__"),
+    Rule("neox-rows", ("refuses",),
+          "GPT-NeoX's query_key_value has tensors without a row for each of the weight's, and the "
+          "loader sorts the rows of all of them by head",
+          "quantise it with fp8-dynamic or int8-w8a8, or leave query_key_value in 16 bits",
+          "models/gpt_neox.py: _repack_qkv", None, (0, 32)),
+    Rule("granite-experts", ("refuses",),
+          "Quantised experts of a Granite with state-space blocks, which vLLM reads by their own "
+          "names (gate_proj, up_proj, down_proj) and from 0.29 on",
+          "serve with vLLM 0.29 or later; quantise older files again",
+          "models/granitemoehybrid.py: load_weights"),
+    Rule("gpt-oss-experts", ("refuses", "garbage"),
+          "Experts of gpt-oss stored one by one: vLLM finds no parameter for their biases, or "
+          "(from 0.31) leaves their weights out without a word",
+          "serve the published model, whose experts are MXFP4",
+          "models/gpt_oss.py: _load_weights_other"),
     Rule("mxfp4-family", ("refuses",), "`mxfp4` outside gpt-oss: linear layers have no method",
           "store it as compressed-tensors", "layers/quantization/mxfp4.py: GptOssMxfp4Config"),
     Rule("mxfp4-experts", ("garbage", "refuses"),

@@ -1,7 +1,7 @@
 """What a run will write, worked out before any weight is read."""
 
 from collections import Counter
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -92,12 +92,7 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
     resolved, word = recipe.resolved({name: architecture.linears[name][1] for name in modules})
     _check_blocks(recipe, architecture, modules)
     quantized = {name: by_name[f"{name}.weight"] for name in modules}
-    rowless = [
-        name
-        for name, weight in quantized.items()
-        if name.rpartition(".")[2] == architecture.rows_by_head
-        and any(part.shape[:1] != weight.shape[:1] for part in formats.specs(name, weight, resolved))
-    ]
+    rowless = _rowless(architecture, quantized, resolved)
     quantized = {name: weight for name, weight in quantized.items() if name not in rowless}
     replaced = {weight.name: name for name, weight in quantized.items()}
     specs: list[TensorSpec] = []
@@ -151,6 +146,18 @@ def _module_of_head(architecture: Architecture, quantized: Collection[str]) -> l
 def _experts_note(architecture: Architecture, modules: list[str]) -> str | None:
     has_experts = any(EXPERT.search(name) for name in modules)
     return architecture.experts_note if has_experts else None
+
+
+def _rowless(
+    architecture: Architecture, quantized: Mapping[str, TensorSpec], recipe: Recipe
+) -> list[str]:
+    """Layers whose rows engines sort, with tensors in this recipe's format that have others."""
+    return [
+        name
+        for name, weight in quantized.items()
+        if name.rpartition(".")[2] == architecture.rows_by_head
+        and any(part.shape[:1] != weight.shape[:1] for part in formats.specs(name, weight, recipe))
+    ]
 
 
 def _rowless_note(left: list[str]) -> str | None:

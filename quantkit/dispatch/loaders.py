@@ -1,0 +1,88 @@
+"""What vLLM's loaders of single families do otherwise than all others: one function for each."""
+
+from collections.abc import Iterator
+
+from quantkit.dispatch.layers import EXPERT
+from quantkit.dispatch.rules import Finding, found
+from quantkit.dispatch.schemes import Judged
+
+GRANITE_NAMES = ("gate_proj", "up_proj", "down_proj")
+GONE = ("BambaForCausalLM", "MiniMaxForCausalLM")
+"""Classes of transformers that vLLM once had, and now neither has nor runs by transformers."""
+
+
+def findings(judged: Judged) -> Iterator[Finding]:
+    """Of the family that the config names."""
+    for check in (_gone, _laguna, _plain_layers, _neox, _granite, _gpt_oss):
+        yield from check(judged)
+
+
+def _type(judged: Judged) -> str:
+    return str(judged.checkpoint.config.get("model_type"))
+
+
+def _gone(judged: Judged) -> Iterator[Finding]:
+    for name in judged.checkpoint.config.get("architectures") or ():
+        if name in GONE:
+            yield found("family-gone", "config.json", f"{name} was last served by 0.23")
+
+
+def _laguna(judged: Judged) -> Iterator[Finding]:
+    rope = judged.checkpoint.config.get("rope_parameters")
+    if _type(judged) != "laguna" or not isinstance(rope, dict):
+        return
+    if any(isinstance(value, dict) for value in rope.values()):
+        yield found("laguna-rope", "config.json", f"rope_parameters holds {', '.join(rope)}")
+
+
+def _plain_layers(judged: Judged) -> Iterator[Finding]:
+    """Mixers built without a quantised method: short convolutions, and the first Mamba's."""
+    layers = judged.checkpoint.layers
+    for name, layer in layers.items():
+        parent, _, last = name.rpartition(".")
+        if not layer.is_quantized or last not in ("in_proj", "out_proj"):
+            continue
+        if _type(judged).startswith("lfm2") and parent.endswith(".conv"):
+            if judged.version < (0, 28):
+                yield found("plain-mixer", name, "beside a short convolution, before 0.28")
+        elif f"{parent}.x_proj" in layers:
+            yield found("plain-mixer", name, "in a mixer of the first Mamba")
+
+
+def _neox(judged: Judged) -> Iterator[Finding]:
+    if _type(judged) != "gpt_neox":
+        return
+    for name, layer in judged.checkpoint.linears.items():
+        if not layer.is_quantized or not name.endswith(".query_key_value"):
+            continue
+        rows = 3 * int(judged.checkpoint.config.get("hidden_size") or 0)
+        odd = [part for part, spec in layer.parts.items() if spec.shape[:1] != (rows,)]
+        if odd:
+            yield found("neox-rows", name, f"{odd[0]} has no row for each of the weight's {rows}")
+
+
+def _granite(judged: Judged) -> Iterator[Finding]:
+    if _type(judged) != "granitemoehybrid":
+        return
+    for name, layer in judged.checkpoint.linears.items():
+        match = EXPERT.match(name)
+        if match is None or not layer.is_quantized:
+            continue
+        if match["layer"] not in GRANITE_NAMES:
+            yield found("granite-experts", name, f"it is called {match['layer']}")
+            return
+        if judged.version < (0, 29):
+            words = "quantised experts are read one by one from 0.29 on"
+            yield found("granite-experts", name, words)
+            return
+
+
+def _gpt_oss(judged: Judged) -> Iterator[Finding]:
+    if _type(judged) != "gpt_oss" or judged.method in ("mxfp4", "quark"):
+        return
+    for name in judged.checkpoint.linears:
+        if EXPERT.match(name):
+            late = judged.version >= (0, 31)
+            words = "its experts are read in MXFP4, or all of a block in one 16-bit tensor"
+            yield found("gpt-oss-experts", name, words, "garbage" if late else "refuses")
+            return

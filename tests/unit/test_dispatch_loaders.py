@@ -1,0 +1,93 @@
+"""What vLLM's loaders of single families read, foretold from config and headers."""
+
+import pytest
+
+from quantkit import formats
+from quantkit.dispatch import prediction
+from quantkit.recipe import Recipe
+from quantkit.tensorspec import TensorSpec
+
+WIDTH = 256
+
+
+def faults(config, layers, version, recipe="rtn-w4a16"):
+    """Rules that a checkpoint of these layers breaks, and how."""
+    chosen, _ = Recipe.load(recipe).resolved({name: shape[1] for name, shape in layers.items()})
+    specs = [
+        part
+        for name, shape in layers.items()
+        for part in formats.specs(name, TensorSpec(f"{name}.weight", "BF16", shape), chosen)
+    ]
+    whole = {**config, "quantization_config": formats.config(chosen, ["lm_head"])}
+    told = prediction.foretell(whole, specs, version)
+    return {one.rule.id: one.consequence for one in told.faults}
+
+
+def experts(*names):
+    block = "model.layers.0.block_sparse_moe.experts"
+    return {f"{block}.{e}.{name}": (WIDTH, WIDTH) for e in range(2) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "version", "broken"),
+    [
+        ("lfm2", {"model.layers.0.conv.in_proj": (768, WIDTH)}, "0.26", "plain-mixer"),
+        ("lfm2_moe", {"model.layers.0.conv.out_proj": (WIDTH, WIDTH)}, "0.27", "plain-mixer"),
+        ("lfm2", {"model.layers.0.conv.in_proj": (768, WIDTH)}, "0.28", None),
+        (
+            "jamba",
+            dict.fromkeys(
+                ("model.layers.0.mamba.in_proj", "model.layers.0.mamba.x_proj"), (WIDTH, WIDTH)
+            ),
+            "0.32",
+            "plain-mixer",
+        ),
+        ("bamba", {"model.layers.0.mamba.in_proj": (WIDTH, WIDTH)}, "0.32", None),
+        ("granitemoehybrid", experts("gate_proj", "up_proj", "down_proj"), "0.28", True),
+        ("granitemoehybrid", experts("gate_proj", "up_proj", "down_proj"), "0.29", None),
+        ("granitemoehybrid", experts("w1", "w2", "w3"), "0.32", True),
+        ("granitemoe", experts("w1", "w2", "w3"), "0.26", None),
+    ],
+)
+def test_layers_that_a_loader_does_not_take_are_foretold(kind, layers, version, broken):
+    found = faults({"model_type": kind}, layers, version)
+    wanted = {"granite-experts" if broken is True else broken: "refuses"} if broken else {}
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("recipe", "version", "broken"),
+    [
+        ("rtn-w4a16", "0.26", True),
+        ("rtn-w4a16", "0.32", False),
+        ("fp8-dynamic", "0.26", False),
+        ("int8-w8a8", "0.31", False),
+    ],
+)
+def test_rows_that_are_sorted_by_head(recipe, version, broken):
+    layers = {"gpt_neox.layers.0.attention.query_key_value": (3 * WIDTH, WIDTH)}
+    config = {"model_type": "gpt_neox", "hidden_size": WIDTH}
+    wanted = {"neox-rows": "refuses"} if broken else {}
+    assert faults(config, layers, version, recipe) == wanted
+
+
+@pytest.mark.parametrize(("version", "how"), [("0.26", "refuses"), ("0.32", "garbage")])
+def test_experts_of_gpt_oss_are_read_in_one_form(version, how):
+    layers = {
+        f"model.layers.0.mlp.experts.{e}.{name}": (WIDTH, WIDTH)
+        for e in range(2)
+        for name in ("gate_proj", "up_proj", "down_proj")
+    }
+    assert faults({"model_type": "gpt_oss"}, layers, version) == {"gpt-oss-experts": how}
+
+
+def test_families_that_are_gone_and_configs_of_another_form():
+    layers = {"model.layers.0.mlp.down_proj": (WIDTH, WIDTH)}
+    gone = {"model_type": "bamba", "architectures": ["BambaForCausalLM"]}
+    assert faults(gone, layers, "0.23") == {}
+    assert faults(gone, layers, "0.24") == {"family-gone": "refuses"}
+    rope = {"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e4}}
+    laguna = {"model_type": "laguna", "rope_parameters": rope}
+    assert faults(laguna, layers, "0.26") == {"laguna-rope": "refuses"}
+    assert faults(laguna, layers, "0.32") == {}
+    assert faults(laguna | {"rope_parameters": {"rope_theta": 1e4}}, layers, "0.26") == {}
