@@ -118,11 +118,14 @@ MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def save_gpt_oss(folder: Path) -> Path:
-    """A small random gpt-oss in 16 bits, the same every time, without a tokenizer."""
+    """A small random gpt-oss in 16 bits, the same every time, without a tokenizer.
+
+    vLLM 0.26 on Hopper has no kernel for MXFP4 experts with 128 rows or fewer.
+    """
     from transformers import GptOssConfig, GptOssForCausalLM
 
     config = GptOssConfig(
-        hidden_size=128, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, head_dim=64, num_local_experts=4, num_experts_per_tok=2,
         vocab_size=4096, max_position_embeddings=512, bos_token_id=0, eos_token_id=0,
         pad_token_id=0, layer_types=["sliding_attention", "full_attention"], dtype="bfloat16",

@@ -181,8 +181,8 @@ EXPERTS = "model.layers.1.mlp.experts"
         ("down_proj_scales", None, "is missing"),
         ("down_proj_blocks", None, "is missing"),
         ("gate_up_proj_bias", None, "is missing"),
-        ("gate_up_proj_scales", slice(0, 64), "is [4, 64, 4], mxfp4 makes it [4, 128, 4]"),
-        ("gate_up_proj_scales", 0xFF, "1 of 2,048 scales is NaN (E8M0)"),
+        ("gate_up_proj_scales", slice(0, 64), "is [4, 64, 8], mxfp4 makes it [4, 512, 8]"),
+        ("gate_up_proj_scales", 0xFF, "1 of 16,384 scales is NaN (E8M0)"),
     ],
 )
 def test_damaged_experts_of_gpt_oss_are_named(gpt_oss, tmp_path, part, value, words):
