@@ -140,8 +140,8 @@ def main() -> None:
     source = loading.load(args.source, device)
     result: dict[str, Any] = {
         "what": "KL divergence of FP4 and other checkpoints from their source, on the same tokens",
-        "model": args.source.name,
-        "calibration": args.calibration,
+        "model": args.source.label,
+        "calibration": Path(args.calibration).name,
         "text": args.text.name if args.text else "held-out Python documentation",
         "windows": len(windows),
         "length": args.length,
