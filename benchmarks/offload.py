@@ -1,7 +1,7 @@
 """Decoding of a GGUF file with 0 to 100% of its layers on the GPU: predicted, then llama.cpp's own.
 
     python benchmarks/offload.py make FOLDER
-    python benchmarks/offload.py predict FILE.gguf --gpu H200 --out PREDICTED
+    python benchmarks/offload.py predict --gpu H200 --out PREDICTED [--host-bandwidth GB/S]
     python benchmarks/offload.py measure FILE.gguf PREDICTED --out MEASURED [--server llama-server]
         [--libraries FOLDER]
 
@@ -11,7 +11,9 @@ host's bandwidth in the prediction, and nothing of llama.cpp; commit what it wri
 measured.
 `measure` starts llama.cpp's server (built with CUDA) once for each share, asks for 128 tokens after
 a prompt, and holds what the server says of its own speed against the prediction. `--libraries` has
-llama.cpp's shared libraries do the same (llama_library.py), where there is no server at hand.
+llama.cpp's shared libraries do the same (llama_library.py), where there is no server at hand. What
+it has is written after every share; a share that fails or takes too long is written down as such,
+and the exit code is 1.
 """
 
 import argparse
@@ -37,6 +39,9 @@ from recording import write  # noqa: E402
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 PROMPT, OUTPUT = 64, 128
 ENDS = ("low", "typical", "high")
+RECIPE = "gguf-q4_k_m"
+POINT_SECONDS = 120.0
+"""After which a share is given up."""
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16",
     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 16,
@@ -46,6 +51,14 @@ CONFIG = {
 }  # fmt: skip
 
 
+def config() -> dict[str, Any]:
+    """With the vocabulary of the demo model, whose tokenizer it gets."""
+    from quantkit import resources
+    from quantkit.model.source import read_config
+
+    return CONFIG | {"vocab_size": read_config(resources.DEMO_MODEL)["vocab_size"]}
+
+
 def make(folder: Path) -> None:
     """A source with random weights and the demo model's tokenizer, then its Q4_K_M file."""
     import torch
@@ -53,17 +66,14 @@ def make(folder: Path) -> None:
 
     from quantkit import resources
     from quantkit.advise import families
-    from quantkit.model.source import read_config
 
     source = folder / "source"
     source.mkdir(parents=True)
-    vocabulary = read_config(resources.DEMO_MODEL)["vocab_size"]
-    config = CONFIG | {"vocab_size": vocabulary}
-    (source / "config.json").write_text(json.dumps(config))
+    (source / "config.json").write_text(json.dumps(config()))
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (source / file).write_bytes((resources.DEMO_MODEL / file).read_bytes())
     torch.manual_seed(0)
-    found = families.shapes(families.completed(config), "source")
+    found = families.shapes(families.completed(config()), "source")
     tensors = {
         name: torch.ones(shape, dtype=torch.bfloat16)
         if len(shape) == 1
@@ -71,9 +81,9 @@ def make(folder: Path) -> None:
         for name, shape in found.items()
     }
     save_file(tensors, source / "model.safetensors", {"format": "pt"})
-    command = [sys.executable, "-m", "quantkit", "quantize", str(source), "-r", "gguf-q4_k_m"]
+    command = [sys.executable, "-m", "quantkit", "quantize", str(source), "-r", RECIPE]
     subprocess.run([*command, "-o", str(folder)], check=True, env={**os.environ})
-    print(*(folder / "gguf-q4_k_m").glob("source*.gguf"))
+    print(*(folder / RECIPE).glob("source*.gguf"))
 
 
 def host_gb_s(n_threads: int | None = None) -> float:
@@ -91,23 +101,22 @@ def host_gb_s(n_threads: int | None = None) -> float:
     return sum(part.nbytes for part in parts) / best / 1e9
 
 
-def predict(path: Path, gpu: str, bandwidth: float | None) -> dict[str, Any]:
+def predict(gpu: str, bandwidth: float | None) -> dict[str, Any]:
     """Ranges of tokens a second for one user at every share."""
+    from quantkit import recipe
     from quantkit.advise import efficiency, formats, kv, offload, parallel, speed, weights, work
+    from quantkit.advise import shape as shapes
     from quantkit.advise.offload import Host, Offload
     from quantkit.advise.work import Part
     from quantkit.hardware import gpus
-    from quantkit.serving.target import open_target
 
-    target = open_target(path)
-    assert target.shape is not None
-    assert target.recipe is not None
-    shape, form, device = target.shape, formats.of(target.recipe), gpus.find(gpu)
+    file = recipe.load(RECIPE)
+    shape, form, device = shapes.from_config(config(), "source"), formats.of(file), gpus.find(gpu)
     case = speed.Case(shape, work.of(shape, form), form, device)
     rate = bandwidth or host_gb_s()
     n_layers = int(shape.config["num_hidden_layers"])
     layers, depth = [0] * n_layers, PROMPT + OUTPUT // 2
-    for name, size in weights.gguf_tensors(shape, target.recipe).items():
+    for name, size in weights.gguf_tensors(shape, file).items():
         if match := parallel.BLOCK.match(name):
             layers[int(match[1])] += size
     values = [layer.values(depth) for layer in kv.layers(shape.config)]
@@ -126,10 +135,7 @@ def predict(path: Path, gpu: str, bandwidth: float | None) -> dict[str, Any]:
     return {
         "what": "tokens a second of one user in llama.cpp, predicted",
         "gpu": device.name,
-        "machine": platform.machine(),
-        "n_cores": len(os.sched_getaffinity(0)),
         "host_gb_s": rate,
-        "file_bytes": path.stat().st_size,
         "points": points,
     }
 
@@ -168,28 +174,46 @@ def by_server(server: str, path: Path, n_gpu_layers: int) -> float:
             child.wait(60)
 
 
-def by_libraries(folder: Path, path: Path, n_gpu_layers: int) -> float:
+def by_libraries(folder: Path, path: Path, n_gpu_layers: int, seconds: float) -> float:
     """The best of three answers of llama.cpp's libraries, in a process of their own."""
     program = Path(__file__).with_name("llama_library.py")
-    command = [sys.executable, program, folder, path, "--n-gpu-layers", str(n_gpu_layers)]
-    answer = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, check=True)
-    return max(json.loads(answer.stdout)["tokens_per_second"])
+    words = [sys.executable, program, folder, path, "--n-gpu-layers", n_gpu_layers]
+    command = [str(word) for word in words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=seconds)
+    return max(json.loads(done.stdout)["tokens_per_second"])
 
 
-def measure(
-    path: Path, predicted: dict[str, Any], server: str, libraries: Path | None, out: Path
-) -> None:
-    points = []
+def measure(args: argparse.Namespace) -> bool:
+    """Every share of a prediction; whether none failed."""
+    predicted = json.loads(args.predicted.read_text())
+    points: list[dict[str, Any]] = []
     for point in predicted["points"]:
-        if libraries is None:
-            rate = by_server(server, path, point["n_gpu_layers"])
+        layers = point["n_gpu_layers"]
+        try:
+            if args.libraries is None:
+                rate = by_server(args.server, args.file, layers)
+            else:
+                rate = by_libraries(args.libraries, args.file, layers, args.point_seconds)
+        except (subprocess.SubprocessError, OSError, SystemExit) as error:
+            points.append({**point, "failed": f"{type(error).__name__}: {error}"})
+            print(f"{point['share']:4.0%} on the GPU failed: {error}", flush=True)
         else:
-            rate = by_libraries(libraries, path, point["n_gpu_layers"])
-        points.append({**point, "measured": rate, "error": point["typical"] / rate - 1})
-        span = f"{point['low']:.1f} to {point['high']:.1f}, {point['typical']:.1f}"
-        print(f"{point['share']:4.0%} on the GPU: {span}; measured {rate:.1f} "
-              f"({points[-1]['error']:+.0%})", flush=True)  # fmt: skip
-        write(out, {**predicted, "what": "tokens a second in llama.cpp", "points": points})
+            points.append({**point, "measured": rate, "error": point["typical"] / rate - 1})
+            span = f"{point['low']:.1f} to {point['high']:.1f}, {point['typical']:.1f}"
+            print(f"{point['share']:4.0%} on the GPU: {span}; measured {rate:.1f} "
+                  f"({points[-1]['error']:+.0%})", flush=True)  # fmt: skip
+        result = {**predicted, "what": "tokens a second of one user in llama.cpp", **machine()}
+        write(args.out, {**result, "file_bytes": args.file.stat().st_size, "points": points})
+    return all("measured" in point for point in points)
+
+
+def machine() -> dict[str, Any]:
+    """The host, whose cores compute what does not lie on the GPU."""
+    listed = Path("/proc/cpuinfo")
+    lines = listed.read_text().splitlines() if listed.is_file() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    cores = len(os.sched_getaffinity(0))
+    return {"machine": platform.machine(), "cpu": names[0] if names else "", "n_cores": cores}
 
 
 def wait(child: subprocess.Popen[bytes], url: str, seconds: float = 300) -> None:
@@ -207,12 +231,11 @@ def wait(child: subprocess.Popen[bytes], url: str, seconds: float = 300) -> None
     raise SystemExit("llama-server was not ready in time")
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parts = parser.add_subparsers(dest="part", required=True)
     parts.add_parser("make").add_argument("folder", type=Path)
     second = parts.add_parser("predict")
-    second.add_argument("file", type=Path)
     second.add_argument("--gpu", required=True)
     second.add_argument("--host-bandwidth", type=float, help="GB/s; default: timed here")
     third = parts.add_parser("measure")
@@ -220,16 +243,16 @@ def main() -> None:
     third.add_argument("predicted", type=Path)
     third.add_argument("--server", default="llama-server")
     third.add_argument("--libraries", type=Path, help="folder of llama.cpp's shared libraries")
+    third.add_argument("--point-seconds", type=float, default=POINT_SECONDS)
     for part in (second, third):
         part.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     if args.part == "make":
         make(args.folder)
     elif args.part == "predict":
-        write(args.out, predict(args.file, args.gpu, args.host_bandwidth))
-    else:
-        predicted = json.loads(args.predicted.read_text())
-        measure(args.file, predicted, args.server, args.libraries, args.out)
+        write(args.out, predict(args.gpu, args.host_bandwidth))
+    elif not measure(args):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

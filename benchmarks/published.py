@@ -32,7 +32,10 @@ KEYS = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "vocab_size",
 )  # fmt: skip
-NAMES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+NAMES = {
+    "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}  # fmt: skip
 NOT_FORMATS = {"model", "gpu", "count", "seen"}
 
 
@@ -46,7 +49,7 @@ def shape_of(model: str, models: dict[str, list[Any]]) -> ModelShape:
         "max_position_embeddings": 131072,
         **dict(zip(KEYS, sizes, strict=False)),
     }
-    if kind == "qwen3":
+    if kind in ("mistral", "qwen3"):
         config["head_dim"] = 128
     return shape.from_config(config, model)
 

@@ -4,18 +4,23 @@ Each has a slow end, a typical value and a fast end. Where they come from:
 
 - Bandwidth. Decoding Llama 3 8B in 16 bits, llama.cpp reads 15.0 GB a token 54.8 times a second on
   an RTX 4090, 47.4 times on an RTX 3090 and 18.8 times on an M1 Max: 0.82, 0.76 and 0.70 of peak
-  (https://github.com/XiongjieDai/GPU-Benchmarks-on-LLM-Inference).
-- Unpacking. The same page has Q4_K_M at 0.6 of peak on both cards and at 0.41 to 0.46 on Apple's,
-  so blocks of fewer bits cost a quarter, there a third. vLLM's Marlin kernel keeps close to what
-  its bytes promise where memory is slow (https://github.com/IST-DASLab/marlin).
+  (https://github.com/XiongjieDai/GPU-Benchmarks-on-LLM-Inference), on the cards 0.9 of it without
+  what layers take beside reading, below.
+- Unpacking. The same page has a 70B in Q4_K_M at 0.8 of peak on both cards, where layers are large,
+  so blocks of fewer bits cost a tenth. Prompts of such files run there at 0.76 of what they do in
+  16 bits. Apple's reach 0.41 to 0.46 of peak. vLLM's Marlin kernel keeps close to what its bytes
+  promise where memory is slow (https://github.com/IST-DASLab/marlin).
 - Unpacking in vLLM where memory is fast. On an H200 the 4-bit layers of an 8B take 2.3 ms a step
   whatever the memory could do, 1.6 TB/s, and 3.4 ms for 64 users: what is multiplied comes on top
   (benchmarks/results/vllm-speed-h200.json). For newer GPUs the same by their number of cores is
   assumed.
-- Unpacking on data-centre GPUs. llama.cpp reads Q4_K_M files there no faster than arithmetic
-  allows: one of 18.3 GB 28, 43, 68 and 75 times a second on V100, A100, H100 and B300
+- Unpacking on data-centre GPUs, and layers. llama.cpp reads Q4_K_M files there no faster than
+  arithmetic allows, and each layer takes 50 us besides: both follow from files of 1.8, 2.7, 5.7,
+  16.8 and 18.3 GB with 26 to 64 layers on V100, A100, H100, H200 and B300, of which they give all
+  within a third, on Hopper within a fifth
   (https://pavlokhmel.com/llm_throughput_benchmark_on_13_gpus_and_10_models.html). AMD's are taken
   to be like NVIDIA's of their time; nothing was measured there.
+- CPUs. What a desktop's memory gives llama.cpp for Q4_K_M: 0.6 of peak. Assumed.
 - Compute. On the first page prompts run at 0.55 (M2 Ultra) to 0.85 (RTX 4090) of the dense
   16-bit rate.
 - Time of its own, for each layer and each step: launching kernels, drawing tokens, scheduling.
@@ -26,7 +31,7 @@ Each has a slow end, a typical value and a fast end. Where they come from:
   the slow end. The typical value and the fast end are assumed of later versions. llama.cpp has
   that model in Q4_K_M at 196 tokens a second on an RTX 4090 and 167 on a 3090 Ti (https://
   runaihome.com/blog/qwen3-30b-a3b-local-ai-guide-2026/, https://smeltcore.com/recipes/
-  qwen3-30b-a3b-rtx-3090-ti/): 40 us a layer beside reading. The ends are assumed.
+  qwen3-30b-a3b-rtx-3090-ti/): 10 us more a layer than without experts. The ends are assumed.
 - The host's time. vLLM 0.26 on an H200 decodes a model of 1B no faster in fewer bits: 1.5 ms a step
   for one user and 2.2 ms for 64, in which its CPU prepares the next step
   (benchmarks/results/vllm-speed-small-h200.json). The ends are assumed, and so are the same growth
@@ -49,7 +54,7 @@ class Efficiency:
     bandwidth: float
     """Share of peak bandwidth."""
     unpacking: float
-    """Share of it, and of 16-bit compute, that weight-only formats are left with."""
+    """Share of it that weight-only formats are left with."""
     compute: float
     """Share of the dense peak rate."""
     layer_seconds: float
@@ -68,6 +73,12 @@ class Efficiency:
     """More of it for each user."""
     expert_seconds: float = 0.0
     """Added by each layer of a mixture of experts."""
+    packed_compute: float | None = None
+    """Share of 16-bit compute that weight-only formats are left with; None: as of bandwidth."""
+
+    @property
+    def unpacked_compute(self) -> float:
+        return self.unpacking if self.packed_compute is None else self.packed_compute
 
 
 SLOW, TYPICAL, FAST = 0, 1, 2
@@ -77,6 +88,11 @@ VLLM = (
     Efficiency(0.92, 1.00, 0.80, 5e-6, 0.1e-3, 0.85, 5e-6, EVERYBODY, 0.5e-3, 4e-6, 15e-6),
 )
 LLAMA_CPP = (
+    Efficiency(0.68, 0.65, 0.35, 110e-6, 0.8e-3, 0.35, 20e-6, 1, 2e-3, 0.0, 50e-6, 0.55),
+    Efficiency(0.90, 0.90, 0.60, 50e-6, 0.3e-3, 0.60, 10e-6, 4, 0.8e-3, 0.0, 10e-6, 0.76),
+    Efficiency(0.97, 1.00, 0.85, 15e-6, 0.0, 0.85, 5e-6, 16, 0.3e-3, 0.0, 0.0, 0.95),
+)
+LLAMA_CPP_CPU = (
     Efficiency(0.62, 0.55, 0.35, 20e-6, 0.5e-3, 0.35, 20e-6, 1, 2e-3, 0.0, 70e-6),
     Efficiency(0.82, 0.76, 0.60, 5e-6, 0.1e-3, 0.60, 10e-6, 4, 0.8e-3, 0.0, 40e-6),
     Efficiency(0.92, 0.95, 0.85, 1e-6, 0.0, 0.85, 5e-6, 16, 0.3e-3, 0.0, 15e-6),
@@ -90,8 +106,8 @@ LLAMA_CPP_APPLE = (
 
 UNPACKED_GB_S = {
     "llama.cpp": {
-        "7.0": 510.0, "8.0": 790.0, "9.0": 1240.0, "10.0": 1370.0, "10.3": 1370.0,
-        "gfx90a": 790.0, "gfx942": 1240.0, "gfx950": 1370.0,
+        "7.0": 500.0, "8.0": 810.0, "9.0": 1560.0, "10.0": 1750.0, "10.3": 1750.0,
+        "gfx90a": 810.0, "gfx942": 1560.0, "gfx950": 1750.0,
     },
     "vllm": {"9.0": 1600.0, "10.0": 1800.0, "10.3": 1800.0, "gfx942": 1600.0, "gfx950": 1800.0},
 }  # fmt: skip
@@ -102,4 +118,9 @@ def of(engine: str, vendor: str) -> tuple[Efficiency, Efficiency, Efficiency]:
     """Slow end, middle and fast end."""
     if engine == "vllm":
         return VLLM
-    return LLAMA_CPP_APPLE if vendor == "apple" else LLAMA_CPP
+    return {"apple": LLAMA_CPP_APPLE, "cpu": LLAMA_CPP_CPU}.get(vendor, LLAMA_CPP)
+
+
+def of_host(end: Efficiency) -> Efficiency:
+    """What llama.cpp reaches in the memory of a GPU's host, at the same end as on the GPU."""
+    return LLAMA_CPP_CPU[LLAMA_CPP.index(end)]

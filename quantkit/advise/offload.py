@@ -9,7 +9,7 @@ what lies in the host's memory over PCIe for every 512 tokens.
 
 from dataclasses import dataclass, replace
 
-from quantkit.advise import kv, links, memory, parallel, weights
+from quantkit.advise import efficiency, kv, links, memory, parallel, weights
 from quantkit.advise import speed as speeds
 from quantkit.advise.efficiency import Efficiency
 from quantkit.advise.memory import Fit
@@ -212,12 +212,13 @@ def step_seconds(case: Case, users: int, depth: int, end: Efficiency, offload: O
     there = offload.host_values * depth / offload.context
     on_gpu = speeds.read_seconds(case, gpu.dense + gpu.experts * wanted, end)
     on_gpu += together * max(0.0, values - there) * bits / (case.gpu.bandwidth_gb_s * 1e9)
-    on_gpu += speeds.head_seconds(case, together, end) + speeds.own_seconds(case, end)
-    rate = offload.host.bandwidth_gb_s * 1e9 * end.bandwidth
-    packed = rate * (end.unpacking if case.is_unpacked else 1.0)
+    on_gpu += speeds.head_seconds(case, together, end)
+    own = speeds.own_seconds(case, end, offload.on_gpu)
+    cpu = efficiency.of_host(end)
+    rate = offload.host.bandwidth_gb_s * 1e9 * cpu.bandwidth
+    packed = rate * (cpu.unpacking if case.is_unpacked else 1.0)
     # A CPU is near its limit with one user, so that others gain nothing by being computed together.
     on_host = together * ((host.dense + host.experts * own) / packed + there * bits / rate)
     n_hops = 2 * offload.n_cpu_moe if offload.n_cpu_moe else 1
     hops = n_hops * HOPS * end.reduce_seconds
-    longest = max(on_gpu + on_host + hops, speeds.host_seconds(case, together, end))
-    return longest if together == users else longest * users / together
+    return speeds.in_turns(case, users, end, own + on_gpu + on_host + hops, own)

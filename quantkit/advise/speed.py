@@ -232,10 +232,16 @@ def step_seconds(case: Case, users: int, depth: int, end: Efficiency) -> float:
 def pass_seconds(case: Case, users: int, n_tokens: int, depth: int, end: Efficiency) -> float:
     """Several tokens of every user at once, as when a target checks what a draft proposed."""
     together = min(users, end.together)
-    longest = max(
-        gpu_seconds(case, together, n_tokens, depth, end), host_seconds(case, together, end)
-    )
-    return longest if together == users else longest * users / together
+    on_gpu = gpu_seconds(case, together, n_tokens, depth, end)
+    return in_turns(case, users, end, on_gpu, own_seconds(case, end))
+
+
+def in_turns(case: Case, users: int, end: Efficiency, longest: float, own: float) -> float:
+    """A pass of all users, from what one takes of those who are computed together, `own` of which
+    is the same for any number of users."""
+    together = min(users, end.together)
+    turns = users / together
+    return max(own + (longest - own) * turns, host_seconds(case, together, end) * turns)
 
 
 def gpu_seconds(case: Case, users: int, n_tokens: int, depth: int, end: Efficiency) -> float:
@@ -384,7 +390,7 @@ def _own_tflops(case: Case, end: Efficiency) -> float | None:
 def _plain_tflops(case: Case, end: Efficiency) -> float | None:
     """The rate of products in 16 bits."""
     rate = case.gpu.fp16_tflops
-    return rate if rate is None or not case.is_unpacked else rate * end.unpacking
+    return rate if rate is None or not case.is_unpacked else rate * end.unpacked_compute
 
 
 def _attention(case: Case, pairs: float, end: Efficiency) -> float:
@@ -417,10 +423,11 @@ def host_seconds(case: Case, users: int, end: Efficiency) -> float:
     return min(case.n_stages, users) * end.host_seconds + end.host_user_seconds * users
 
 
-def own_seconds(case: Case, end: Efficiency) -> float:
-    """What every step takes beside reading and multiplying."""
+def own_seconds(case: Case, end: Efficiency, n_layers: int | None = None) -> float:
+    """What every step takes beside reading and multiplying, by all layers if not so many."""
     each = end.layer_seconds + (end.expert_seconds if case.work.n_experts > 1 else 0.0)
-    return end.step_seconds + each * int(case.shape.config["num_hidden_layers"])
+    n = int(case.shape.config["num_hidden_layers"]) if n_layers is None else n_layers
+    return end.step_seconds + each * n
 
 
 def _bound(case: Case, users: int, depth: int) -> str:

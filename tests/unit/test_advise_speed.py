@@ -318,9 +318,9 @@ def test_engines_have_their_own_limits():
     free = case("gguf-q4_k_m", replace(GPUS["H200 SXM"], compute_capability="8.9"))
     end = efficiency.LLAMA_CPP[efficiency.TYPICAL]
     assert step_seconds(slow, 1, 64, end) > 1.5 * step_seconds(free, 1, 64, end)
-    # Users of llama.cpp wait for each other beyond a few.
+    # Users of llama.cpp wait for each other beyond a few, but not to have kernels launched.
     four, eight = (step_seconds(slow, n, 64, end) for n in (4, 8))
-    assert eight == pytest.approx(2 * four)
+    assert eight == pytest.approx(2 * four - speed.own_seconds(slow, end))
 
 
 @pytest.mark.parametrize(

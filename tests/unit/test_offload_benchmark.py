@@ -1,0 +1,54 @@
+"""The program that holds predictions for layers in host memory against llama.cpp."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def program():
+    spec = importlib.util.spec_from_file_location("offload", ROOT / "benchmarks/offload.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def predicted(program):
+    return program.predict("H200", 90.0)
+
+
+def test_each_quarter_of_the_layers_is_predicted_before_anything_is_measured(predicted):
+    points = predicted["points"]
+    assert [point["share"] for point in points] == [0, 0.25, 0.5, 0.75, 1]
+    # The output layer counts as one; then a quarter of 16 layers each.
+    assert [point["n_gpu_layers"] for point in points] == [1, 5, 9, 13, 999]
+    rates = [point["typical"] for point in points]
+    assert rates == sorted(rates)
+    assert all(point["low"] < point["typical"] < point["high"] for point in points)
+    # 1.97 GiB a token, nearly all of it from the host: what its memory gives llama.cpp.
+    assert rates[0] == pytest.approx(90 * 0.82 * 0.76 / 2.1, rel=0.05)
+    assert "measured" not in json.dumps(predicted)
+
+
+def test_half_of_the_layers_cost_half_of_the_hosts_time(predicted):
+    none, _, half, _, everything = (1 / point["typical"] for point in predicted["points"])
+    assert half == pytest.approx((none + everything) / 2, rel=0.02)
+
+
+def test_shares_that_fail_are_written_down_and_the_others_still_tried(program, tmp_path, predicted):
+    """Libraries that are not there: every share ends by itself, and says why."""
+    file, before, out = (tmp_path / name for name in ("x.gguf", "before.json", "out.json"))
+    file.write_bytes(b"GGUF")
+    before.write_text(json.dumps(predicted | {"points": predicted["points"][:2]}))
+    words = ["measure", file, before, "--libraries", tmp_path, "--out", out]
+    with pytest.raises(SystemExit, match="1"):
+        program.main([str(word) for word in words])
+    found = json.loads(out.read_text())
+    assert [point["share"] for point in found["points"]] == [0, 0.25]
+    assert all("llama_library.py" in point["failed"] for point in found["points"])
+    assert found["n_cores"] >= 1
