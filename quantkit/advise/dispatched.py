@@ -4,7 +4,7 @@ Which formats a GPU runs stands in `hardware/support.py`; here the layers of thi
 at: blocks that do not divide fused layers, sizes that no kernel takes.
 """
 
-import re
+from typing import Any
 
 from quantkit import formats
 from quantkit.advise import weights
@@ -16,7 +16,6 @@ from quantkit.recipe import AnyRecipe, Recipe
 
 OWN = ("config-shape", "headers", "family-gone")
 """Rules about a model as it is, whatever is made of it."""
-BLOCK = re.compile(r"\.(\d+)\.")
 
 
 def refusal(shape: ModelShape, recipe: AnyRecipe | None, gpu: GPU) -> str | None:
@@ -31,24 +30,37 @@ def refusal(shape: ModelShape, recipe: AnyRecipe | None, gpu: GPU) -> str | None
 
 
 def _refusal(shape: ModelShape, recipe: Recipe, gpu: GPU) -> str | None:
-    plan = weights.plan(shape, recipe)
-    config = {**shape.config, "quantization_config": formats.config(plan.recipe, plan.ignored)}
-    linears = {*plan.quantized, *plan.ignored}
-    specs = [spec for spec in plan.specs if spec.name.rpartition(".")[0] in linears]
-    for one in prediction.foretell(config, _unlike(specs), gpu=gpu).faults:
+    config, specs = _to_be(shape, recipe)
+    for one in prediction.foretell(config, specs, gpu=gpu).faults:
         if one.consequence == "refuses" and one.rule.id not in OWN:
             return f"vLLM would refuse it: {one.layer}: {one.words}"
     return None
 
 
+def _to_be(shape: ModelShape, recipe: Recipe) -> tuple[dict[str, Any], list[TensorSpec]]:
+    """What vLLM would read on any GPU: the config, and tensors of layers."""
+    key = "to be", weights.digest(shape, recipe)
+    if key not in shape.made:
+        plan = weights.plan(shape, recipe)
+        config = {**shape.config, "quantization_config": formats.config(plan.recipe, plan.ignored)}
+        # A cache in FP8 adds no tensor to a layer: both plans have one dict of them.
+        layers = "unlike", id(plan.quantized)
+        if layers not in shape.made:
+            linears = {*plan.quantized, *plan.ignored}
+            specs = [spec for spec in plan.specs if spec.name.rpartition(".")[0] in linears]
+            shape.made[layers] = _unlike(specs)
+        shape.made[key] = config, shape.made[layers]
+    found: tuple[dict[str, Any], list[TensorSpec]] = shape.made[key]
+    return found
+
+
 def _unlike(specs: list[TensorSpec]) -> list[TensorSpec]:
     """Tensors of blocks that differ from each other, one block of each kind."""
-    blocks: dict[str, list[TensorSpec]] = {}
+    blocks: dict[int | None, tuple[list[tuple[Any, ...]], list[TensorSpec]]] = {}
     for spec in specs:
-        found = BLOCK.search(spec.name)
-        blocks.setdefault(found[1] if found else "", []).append(spec)
-    kinds = {
-        tuple((BLOCK.sub(".", s.name, count=1), s.dtype, s.shape) for s in held): held
-        for held in reversed(blocks.values())
-    }
-    return [spec for held in kinds.values() for spec in held]
+        before, number, behind = weights.at_block(spec.name)
+        kinds, held = blocks.setdefault(number, ([], []))
+        kinds.append((before, behind, spec.dtype, spec.shape))
+        held.append(spec)
+    unlike = {tuple(kinds): held for kinds, held in reversed(blocks.values())}
+    return [spec for held in unlike.values() for spec in held]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 from quantkit import resources
 from quantkit.hardware import support
@@ -44,6 +45,13 @@ class Format:
     def is_whole(self) -> bool:
         """Whether every number of the model stays what it is."""
         return self.name in (AS_IT_IS, AS_FILE)
+
+    @property
+    def least_bits(self) -> int:
+        """No weight takes fewer."""
+        if isinstance(self.recipe, Recipe):
+            return self.recipe.weights.num_bits
+        return 16 if self.recipe is None else 2
 
     @property
     def kv_bits(self) -> int:
@@ -96,10 +104,16 @@ def considered(scored: Iterable[str] = (), is_mixture: bool = False) -> tuple[Fo
 
     Recipes that ship with quantkit and were `scored` in a report of the model are among them.
     """
+    usual = _usual(is_mixture)
+    names, shipped = {one.name for one in usual}, resources.names("recipes")
+    more = [name for name in scored if name not in names and split_addition(name)[0] in shipped]
+    return (*usual, *(of(load(name)) for name in more))
+
+
+@cache
+def _usual(is_mixture: bool) -> tuple[Format, ...]:
     bases = SERVED_OF_MIXTURES if is_mixture else SERVED
     plain = [Recipe.load(base) for base in bases]
     found: list[AnyRecipe] = [r for recipe in plain for r in (recipe, recipe.plus("kv-fp8"))]
     found += map(load, FILES)
-    names, shipped = {recipe.name for recipe in found}, resources.names("recipes")
-    more = [name for name in scored if name not in names and split_addition(name)[0] in shipped]
-    return (of(None), *map(of, found), *(of(load(name)) for name in more))
+    return (of(None), *map(of, found))

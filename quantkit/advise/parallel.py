@@ -28,7 +28,6 @@ KEYS = ("k_proj", "v_proj")
 WHOLE = ("q_a_proj", "kv_a_proj_with_mqa")
 """What latent attention compresses with, which every GPU has all of."""
 BLOCK = re.compile(r"blk\.(\d+)\.")
-NUMBER = re.compile(r"\.(\d+)\.")
 """The first one in a tensor's name is its layer's."""
 
 
@@ -90,28 +89,39 @@ def _stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> l
     return sizes
 
 
-def _kinds_of_tensors(
-    shape: ModelShape, recipe: Recipe | None
-) -> tuple[list[TensorSpec], list[tuple[TensorSpec, dict[int, int]]]]:
+Kinds = tuple[list[TensorSpec], list[tuple[TensorSpec, dict[int, int]]]]
+
+
+def _kinds_of_tensors(shape: ModelShape, recipe: Recipe | None) -> Kinds:
     """Tensors outside of layers, and one for all that are the same part of other layers, with how
     many of them each layer has."""
     key = "tensors", weights.digest(shape, recipe)
     if key not in shape.made:
-        outside, alike = [], dict[Hashable, tuple[TensorSpec, dict[int, int]]]()
-        for spec, n in weights.counted(shape, recipe):
-            number = NUMBER.search(spec.name)
-            if number is None:
-                outside.append(spec)
-                continue
-            start, end = number.span()
-            kind = spec.name[:start], spec.name[end:], spec.dtype, spec.shape
-            if kind not in alike:
-                alike[kind] = spec, {}
-            layer, layers = int(number[1]), alike[kind][1]
-            layers[layer] = layers.get(layer, 0) + n
-        shape.made[key] = outside, list(alike.values())
-    found: tuple[list[TensorSpec], list[tuple[TensorSpec, dict[int, int]]]] = shape.made[key]
+        specs = weights.counted(shape, recipe)
+        scales = [] if recipe is None else weights.plan(shape, recipe).kv_scales
+        if recipe is not None and scales:  # behind all that is there without them
+            outside, alike = _kinds_of_tensors(shape, weights.without_cache(shape, recipe))
+            more, other = _sorted_out(specs[-len(scales) :])
+            shape.made[key] = [*outside, *more], [*alike, *other]
+        else:
+            shape.made[key] = _sorted_out(specs)
+    found: Kinds = shape.made[key]
     return found
+
+
+def _sorted_out(specs: list[tuple[TensorSpec, int]]) -> Kinds:
+    outside, alike = [], dict[Hashable, tuple[TensorSpec, dict[int, int]]]()
+    for spec, n in specs:
+        before, layer, behind = weights.at_block(spec.name)
+        if layer is None:
+            outside.append(spec)
+            continue
+        kind = before, behind, spec.dtype, spec.shape
+        if kind not in alike:
+            alike[kind] = spec, {}
+        layers = alike[kind][1]
+        layers[layer] = layers.get(layer, 0) + n
+    return outside, list(alike.values())
 
 
 def _share(spec: TensorSpec, cut: Container[str], config: Mapping[str, Any], n_gpus: int) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quantkit.advise import offload, shape, sizes
+from quantkit.advise import formats, offload, parallel, shape, sizes
 from quantkit.advise.candidates import NO_LIMITS, Candidate, Catalogue, Limits, Question, evaluate
 from quantkit.advise.ranking import ranked
 from quantkit.advise.split import ANY
@@ -150,8 +150,17 @@ def _smaller_model(question: Question, gpu: GPU) -> Remedy | None:
         if size > 0.9 * n_weights:
             continue
         of_it = shape.of(text)
+        room = question.count * gpu.usable_bytes
+        # What cannot fit by its bits alone need not be planned.
+        among = [
+            one
+            for one in formats.considered(is_mixture=parallel.n_experts(of_it) > 0)
+            if of_it.n_parameters * one.least_bits // 8 < room
+        ]
+        if not among:
+            continue
         other = question.but(
-            catalogue=Catalogue(of_it), qualities={}, measured=None, speculation=None
+            catalogue=Catalogue(of_it, tuple(among)), qualities={}, measured=None, speculation=None
         )
         if first := _first(other, gpu):
             like = of_it.note.removeprefix("taken to be like ").partition(" with ")[0]
@@ -170,8 +179,16 @@ def _kept(candidate: Candidate) -> float:
 
 def _first(question: Question, gpu: GPU) -> Candidate | None:
     """What would be the choice then."""
+    if question.host is None and question.count * gpu.usable_bytes < _least_bytes(question):
+        return None
     best = ranked(question, gpu)[0]
     return best if best.serves else None
+
+
+def _least_bytes(question: Question) -> int:
+    """What the smallest format takes without anything beside it."""
+    works = map(question.catalogue.work, question.catalogue.formats)
+    return min((one.stored_bytes for one in works if not isinstance(one, str)), default=0)
 
 
 def _longest_context(question: Question, gpu: GPU) -> tuple[int, Candidate] | None:

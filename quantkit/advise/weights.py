@@ -3,11 +3,16 @@
 The plans are the same that a run makes; here they are made from a shape, without torch.
 """
 
+import re
+from functools import lru_cache
+
 from quantkit.advise.shape import ModelShape
 from quantkit.model.architecture import EXPERT
 from quantkit.model.headers import TensorSpec
 from quantkit.plan import checkpoint as planning
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
+
+NUMBER = re.compile(r"\.(\d+)\.")
 
 
 def weight_bytes(shape: ModelShape, recipe: AnyRecipe, has_importance: bool = False) -> int:
@@ -36,6 +41,16 @@ def thinned(shape: ModelShape, recipe: Recipe | None) -> tuple[ModelShape, int]:
     return (shape, 1) if any("experts" in name for name in named) else shape.thin
 
 
+@lru_cache(1 << 16)
+def at_block(name: str) -> tuple[str, int | None, str]:
+    """A name before the number of its block, the number, and what is behind; without one, all of
+    it comes first. Formats of a model have most names in common."""
+    found = NUMBER.search(name)
+    if found is None:
+        return name, None, ""
+    return name[: found.start()], int(found[1]), name[found.end() :]
+
+
 def digest(shape: ModelShape, recipe: AnyRecipe | None) -> str:
     """What a recipe is remembered by: its digest, which takes longer than it should."""
     if recipe is None:
@@ -55,10 +70,19 @@ def plan(shape: ModelShape, recipe: Recipe) -> planning.Plan:
         if recipe.kv_cache is None:
             made = planning.make(thin.architecture, thin.stored, recipe)
         else:
-            plain = plan(shape, recipe.model_copy(update={"kv_cache": None}))
+            plain = plan(shape, without_cache(shape, recipe))
             made = planning.with_cache(plain, recipe, thin.architecture, thin.stored)
         shape.made[key] = made
     found: planning.Plan = shape.made[key]
+    return found
+
+
+def without_cache(shape: ModelShape, recipe: Recipe) -> Recipe:
+    """The recipe without its FP8 cache; the same one each time."""
+    key = "plain", digest(shape, recipe)
+    if key not in shape.made:
+        shape.made[key] = recipe.model_copy(update={"kv_cache": None})
+    found: Recipe = shape.made[key]
     return found
 
 

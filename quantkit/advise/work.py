@@ -62,8 +62,10 @@ def of(shape: ModelShape, format: Format) -> Work:
     else:
         sizes = {spec.name: n * spec.size_bytes for spec, n in weights.counted(shape, recipe)}
         looked_up, last, experts = EMBEDDING, HEAD.removesuffix("weight"), EXPERT
+    n_experts = _first(shape, EXPERTS)
+    is_mixture = n_experts > 1
     read = _part(
-        (size, bool(experts.search(name)))
+        (size, is_mixture and experts.search(name) is not None)
         for name, size in sizes.items()
         if tied or name != looked_up
     )
@@ -74,10 +76,9 @@ def of(shape: ModelShape, format: Format) -> Work:
         (t.name.removesuffix(".weight"), (t.n_elements * (n_alike if of_expert else 1), of_expert))
         for t in thin.tensors
         if t.is_linear and t.name != HEAD
-        for of_expert in (EXPERT.search(t.name) is not None,)
+        for of_expert in (is_mixture and EXPERT.search(t.name) is not None,)
     ]
     head = next((t for t in shape.tensors if t.name == (EMBEDDING if tied else HEAD)), None)
-    n_experts = _first(shape, EXPERTS)
     return Work(
         stored_bytes=sum(sizes.values()),
         read=read,
