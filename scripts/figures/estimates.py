@@ -5,6 +5,7 @@ from statistics import median
 from typing import Any
 
 from figures.regions import (
+    RESULTS,
     at_most,
     count,
     items,
@@ -21,6 +22,7 @@ from figures.regions import (
 CASES = {"decode_1": "1 user", "decode_64": "64 users", "prefill": "a prompt of 8,192"}
 WEIGHT_ONLY = ("w4a16", "w8a16")
 NEAR = 0.25
+OFFLOAD_WITHIN = 0.30
 
 
 # Memory: tokens of the KV cache.
@@ -111,14 +113,42 @@ def speed_points() -> str:
                     f"{rate:,.0f}" + ("" if inside else ", outside"),
                 ]
             )
+    left = n_points - len(rows)
     told = (
-        f"{n_inside} of {len(rows)} points measured so far lie in their range, with a median error "
-        f"of {median(errors):.0%}; {n_points - len(rows)} of the {n_points} that were written down "
-        f"({link('predicted', 'speed_points-predicted')}, {link('measured', 'speed_points-h200')}) "
-        "are not measured yet."
+        f"{n_inside} of {len(rows)} points lie in their range, with a median error of "
+        f"{median(errors):.0%} ({link('predicted', 'speed_points-predicted')}, "
+        f"{link('measured', 'speed_points-h200')})"
+        + (f"; {left} more are not measured yet." if left else ".")
     )
     head = ["model", "users:", "predicted tokens per second:", "measured:"]
     return f"{paragraph(told)}\n\n{table(head, rows)}"
+
+
+@region
+def offload() -> str:
+    """A file with some of its layers in the host's memory, before and after it was measured."""
+    is_measured = (RESULTS / "offload-h200.json").is_file()
+    found = result("offload-h200" if is_measured else "offload-predicted")
+    rows = []
+    for point in found["points"]:
+        ends = f"{point['low']:,.0f} to {point['high']:,.0f}, {point['typical']:,.0f}"
+        row = [f"{point['share']:.0%}", ends]
+        if is_measured:
+            rate = point.get("measured")
+            row += [f"{rate:,.0f}", f"{point['error']:+.0%}"] if rate else ["failed", ""]
+        rows.append(row)
+    told = f"The host's memory is read at {found['host_gb_s']:.0f} GB/s"
+    links = link("predicted", "offload-predicted")
+    if is_measured:
+        links += f", {link('measured', 'offload-h200')}"
+        errors = [abs(point["error"]) for point in found["points"] if "error" in point]
+        within = sum(error <= OFFLOAD_WITHIN for error in errors)
+        told += f"; {within} of {len(rows)} are within {OFFLOAD_WITHIN:.0%}"
+    else:
+        told += "; llama.cpp is not measured yet"
+    head = ["layers on the GPU", "predicted tokens per second:"]
+    head += ["measured:", "off:"] if is_measured else []
+    return f"{paragraph(f'{told} ({links}).')}\n\n{table(head, rows)}"
 
 
 @region
