@@ -3,7 +3,19 @@
 from collections.abc import Iterable
 from typing import Any
 
-from figures.regions import count, items, paragraph, percent, region, result, span, table
+from figures.regions import (
+    count,
+    gib,
+    items,
+    link,
+    paragraph,
+    percent,
+    region,
+    result,
+    seconds,
+    span,
+    table,
+)
 
 
 def checkpoints(models: dict[str, Any]) -> dict[str, Any]:
@@ -58,6 +70,64 @@ def proof_summed_up() -> str:
         f"{engine(run['models'])} on an H200: {told} with our reference, at "
         f"{span(map(ratio, found), lambda x: f'{x:.2f} times')} the difference that rounding alone "
         "makes. Mean absolute differences of log-probabilities per token, in nats:"
+    )
+
+
+@region
+def proof_again() -> str:
+    """A later run of the same checkpoints, cut off before the source's own row."""
+    run = result("vllm-proof-again-h200")
+    found = run["models"]
+    agree = sum(one["ok"] for one in found.values())
+    return paragraph(
+        f"Made anew since ({link('measured', 'vllm-proof-again-h200')}): {agree} of "
+        f"{len(found)} agree, at {span(map(ratio, found.values()), lambda x: f'{x:.2f} times')} "
+        "the difference that rounding makes; that run ended before the source's own row."
+    )
+
+
+@region
+def formats_served() -> str:
+    """FP4, 8-bit MX, mixed ones and integers of few bits; NVFP4 with rounded inputs is emulated."""
+    run, emulated = result("vllm-formats-h200"), result("vllm-formats-emulated-h200")
+    found = run["models"] | {
+        f"{name} (emulated)": one for name, one in checkpoints(emulated["models"]).items()
+    }
+    rows = [
+        [
+            name if name == "source" else f"`{name}`",
+            "yes" if one["ok"] else "no",
+            f"{one['read']['mean']:.4f}",
+            f"{one['read']['noise_mean']:.4f}",
+            "" if name == "source" else f"{one['attribution']['power']:.3f}",
+        ]
+        for name, one in found.items()
+    ]
+    head = ["", "agrees", "engine from float32:", "our own rounding:", "power:"]
+    caught = sum(one["sources_caught"] for one in (run, emulated))
+    made = checkpoints(found)
+    text = paragraph(
+        f"{count(len(made)).capitalize()} checkpoints of the demo model in {engine(found)} on an "
+        f"H200 ({link('measured', 'vllm-formats-h200')}): "
+        f"{sum(one['ok'] for one in made.values())} agree, and the unquantised source, served in their place, is found out {caught} times. "
+        "`power` is how often that test would do so."
+    )
+    return f"{text}\n\n{table(head, rows)}"
+
+
+@region
+def experts_speed() -> str:
+    """Blocks of a large mixture."""
+    run = result("moe_speed-h200")
+    told = [
+        f"{one['n_blocks']} blocks at {seconds(one['seconds_a_block'])} each, "
+        f"{gib(one['peak_device_bytes'])} of GPU and {gib(one['peak_host_bytes'])} of host memory"
+        for one in run["by_size"]
+    ]
+    return paragraph(
+        f"GPTQ of blocks of Qwen3-30B-A3B's shape with {run['samples']} x {run['length']:,} tokens "
+        f"({link('measured', 'moe_speed-h200')}): {'; '.join(told)}. Other measurements shared "
+        "the GPU, more of them in the longer run."
     )
 
 

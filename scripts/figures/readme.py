@@ -30,7 +30,7 @@ def measured_in_short() -> str:
             "GPTQ, AWQ, AWQ-GPTQ, INT8 and FP8 from one pass, per block",
             one_pass.five_together(),
             "",
-            source("one_pass-h200"),
+            source("one_pass-latest-h200"),
         ],
         *peers.short_rows(source("peers_speed-h200")),
         [
