@@ -109,7 +109,8 @@ def formats_served() -> str:
     text = paragraph(
         f"{count(len(made)).capitalize()} checkpoints of the demo model in {engine(found)} on an "
         f"H200 ({link('measured', 'vllm-formats-h200')}): "
-        f"{sum(one['ok'] for one in made.values())} agree, and the unquantised source, served in their place, is found out {caught} times. "
+        f"{sum(one['ok'] for one in made.values())} agree, and the unquantised source, served in "
+        f"their place, is found out {caught} times. "
         "`power` is how often that test would do so."
     )
     return f"{text}\n\n{table(head, rows)}"

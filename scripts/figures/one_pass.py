@@ -131,7 +131,8 @@ def an_8b_on_one_gpu() -> str:
         f"{seconds(gptq['seconds_a_block'])} per block for GPTQ and "
         f"{seconds(awq['seconds_a_block'])} for AWQ with {run['samples']} x {run['length']:,} "
         f"tokens ({link('measured', 'one_pass-latest-h200', '')}), and GPTQ, AWQ and dynamic FP8 "
-        f"of the whole model {seconds(three['seconds'])} ({link('measured', 'whole_model-h200', '')})."
+        f"of the whole model {seconds(three['seconds'])} "
+        f"({link('measured', 'whole_model-h200', '')})."
     )
 
 
