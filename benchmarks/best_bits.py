@@ -28,21 +28,23 @@ from quantkit.onepass.run import quantize
 from quantkit.recipe import Recipe
 from quantkit.scoring import loading
 
-OFF: dict[str, Any] = {"sweeps": 0, "signed": False}
+OFF: dict[str, Any] = {"sweeps": 0, "signed": False, "tune": 0}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "w4 GPTQ with AWQ's scales": ("best-w4a16", OFF),
     "w4 and two sweeps": ("best-w4a16", OFF | {"sweeps": 2}),
     "w4 and signed scales": ("best-w4a16", OFF | {"signed": True}),
-    "w4 and both": ("best-w4a16", {}),
-    "w4 and tuning": ("best-w4a16", {"tune": 64}),
+    "w4 and both": ("best-w4a16", {"tune": 0}),
+    "w4 and tuning": ("best-w4a16", {}),
     "w3 GPTQ with AWQ's scales": ("best-w3a16", OFF),
     "w3 and two sweeps": ("best-w3a16", OFF | {"sweeps": 2}),
-    "w3 and both": ("best-w3a16", {}),
-    "w3 and tuning": ("best-w3a16", {"tune": 64}),
+    "w3 and signed scales": ("best-w3a16", OFF | {"signed": True}),
+    "w3 and both": ("best-w3a16", {"tune": 0}),
+    "w3 and tuning": ("best-w3a16", {}),
     "w2 GPTQ with AWQ's scales": ("best-w2a16", OFF),
-    "w2 and six sweeps": ("best-w2a16", {"signed": False}),
-    "w2 and both": ("best-w2a16", {}),
-    "w2 and tuning": ("best-w2a16", {"tune": 64}),
+    "w2 and two sweeps": ("best-w2a16", OFF | {"sweeps": 2}),
+    "w2 and signed scales": ("best-w2a16", OFF | {"signed": True}),
+    "w2 and both": ("best-w2a16", {"tune": 0}),
+    "w2 and tuning": ("best-w2a16", {}),
     "nvfp4 with held-out choice": ("nvfp4", {}),
     "nvfp4 and two sweeps": ("nvfp4", {"sweeps": 2}),
 }

@@ -53,7 +53,7 @@ class Call:
         return ids[: self.n_samples]
 
 
-def quantkit(*recipes: str, tune: bool = False) -> Callable[[Call], None]:
+def quantkit(*recipes: str) -> Callable[[Call], None]:
     """Our own recipes, one or several from one pass."""
 
     def run(call: Call) -> None:
@@ -64,7 +64,7 @@ def quantkit(*recipes: str, tune: bool = False) -> Callable[[Call], None]:
 
         loaded = []
         for name in recipes:
-            recipe = Recipe.load(name).tuned() if tune else Recipe.load(name)
+            recipe = Recipe.load(name)
             weights = recipe.weights.model_copy(update={"group_size": call.group_size})
             loaded.append(recipe.model_copy(update={"weights": weights}))
         source = ModelSource.open(str(call.model))
@@ -158,13 +158,12 @@ OWN = {
     "quantkit-gptq-w2": "gptq-w2a16",
     "quantkit-best-w2": "best-w2a16",
 }
-"""Our recipes of the frontier; with `-tune` behind a name, with the gradient stage."""
+"""Our recipes of the frontier."""
 RUNS_BY_WIDTH: dict[int, dict[str, Callable[[Call], None]]] = {
     4: {
         "quantkit-gptq": RUNS["quantkit-gptq"],
         "quantkit-awq-gptq": RUNS["quantkit-awq-gptq"],
         "quantkit-best": quantkit("best-w4a16"),
-        "quantkit-best-tune": quantkit("best-w4a16", tune=True),
         "llmcompressor-gptq": RUNS["llmcompressor-gptq"],
         "llmcompressor-awq": RUNS["llmcompressor-awq"],
         "autoround-200": RUNS["autoround-200"],
@@ -172,7 +171,6 @@ RUNS_BY_WIDTH: dict[int, dict[str, Callable[[Call], None]]] = {
     3: {
         "quantkit-gptq-w3": quantkit("gptq-w3a16"),
         "quantkit-best-w3": quantkit("best-w3a16"),
-        "quantkit-best-w3-tune": quantkit("best-w3a16", tune=True),
         "llmcompressor-gptq-w3": llmcompressor("gptq", 3),
         "autoround-0-w3": autoround(0, None, 3),
         "autoround-200-w3": autoround(200, None, 3),
@@ -180,7 +178,6 @@ RUNS_BY_WIDTH: dict[int, dict[str, Callable[[Call], None]]] = {
     2: {
         "quantkit-gptq-w2": quantkit("gptq-w2a16"),
         "quantkit-best-w2": quantkit("best-w2a16"),
-        "quantkit-best-w2-tune": quantkit("best-w2a16", tune=True),
         "llmcompressor-gptq-w2": llmcompressor("gptq", 2),
         "autoround-0-w2": autoround(0, None, 2),
         "autoround-200-w2": autoround(200, None, 2, extension=True),
@@ -212,8 +209,7 @@ def checkpoints(run: str, out: Path) -> dict[str, Path]:
     if run == "quantkit-one-pass":
         return {f"quantkit-{name.removesuffix('-w4a16')}": out / name for name in RECIPES}
     if package_of(run) == "quantkit":
-        plain = run.removesuffix("-tune")
-        return {run: out / OWN.get(plain, f"{plain.removeprefix('quantkit-')}-w4a16")}
+        return {run: out / OWN.get(run, f"{run.removeprefix('quantkit-')}-w4a16")}
     # AutoRound makes a folder of its own within the one that it is given.
     return {run: next((path.parent for path in out.glob("**/config.json")), out)}
 

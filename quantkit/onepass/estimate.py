@@ -25,6 +25,8 @@ from quantkit.plan.checkpoint import Plan
 from quantkit.recipe import Recipe
 from quantkit.storage import gib
 
+TUNED_BYTES = 32
+"""Per weight of a block that learns: its position and gradient, and what lies between."""
 TOKENS_PER_BATCH = {"cuda": 8192, "cpu": 2048}
 OFFLOAD = ("auto", "always", "never")
 """When hidden states go to host memory."""
@@ -102,6 +104,8 @@ def estimate(
         batches = (min(n, batch_size(*shape)) * batch_bytes(*shape) for shape, n in experts.items())
         solving = max(solving, *batches, 0)
     running = bytes_each * batch * ((6 + padded) * wide + 12 * narrow)
+    if any(plan.recipe.tuning_steps for plan in plans):
+        running = 2 * running + TUNED_BYTES * parameters
     working = (
         2 * parameters * bytes_each
         # Several ranks solve all streams of a block at once.

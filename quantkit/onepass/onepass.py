@@ -151,7 +151,7 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
     if ranks.size > 1 and (tuned := [p.recipe.name for p in plans if p.recipe.tuning_steps]):
         raise RecipeError(
             f"recipe {tuned[0]} tunes blocks by gradients, which one process does; start it "
-            "without torchrun, or leave out --tune"
+            "without torchrun, or take a recipe without `tune`, and leave out --tune"
         )
     calibration = calibration.longest_first()
     hidden, calls, padding = _begin(decoder, calibration, ranks)

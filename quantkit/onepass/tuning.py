@@ -32,7 +32,7 @@ from quantkit.schemes import WeightScheme
 
 REACH = 0.1
 """How far all steps together move a position, in cells: half of it while the rate falls."""
-SCALE_REACH = 0.01
+SCALE_REACH = 0.03
 """The same of scales, as a share of the scale."""
 INSIDE = 0.45
 """How far from the middle of its cell a position may start."""

@@ -77,9 +77,7 @@ def test_rows_say_what_share_of_the_mark_they_have(programs):
     assert "share_of_kl" not in rows[2]
     assert "share_of_kl" not in rows[3]
     out = Path("out")
-    assert peers.checkpoints("quantkit-best-w3-tune", out) == {
-        "quantkit-best-w3-tune": out / "best-w3a16"
-    }
+    assert peers.checkpoints("quantkit-best-w3", out) == {"quantkit-best-w3": out / "best-w3a16"}
     assert peers.checkpoints("quantkit-awq-gptq", out) == {
         "quantkit-awq-gptq": out / "awq-gptq-w4a16"
     }
