@@ -20,7 +20,8 @@ Each has a slow end, a typical value and a fast end. Where they come from:
   within a third, on Hopper within a fifth
   (https://pavlokhmel.com/llm_throughput_benchmark_on_13_gpus_and_10_models.html). AMD's are taken
   to be like NVIDIA's of their time; nothing was measured there.
-- CPUs. What a desktop's memory gives llama.cpp for Q4_K_M: 0.6 of peak. Assumed.
+- CPUs. What a desktop's memory gives llama.cpp for Q4_K_M: 0.6 of peak, and that cores are near
+  their limit with few users, in either engine. Assumed.
 - Compute. On the first page prompts run at 0.55 (M2 Ultra) to 0.85 (RTX 4090) of the dense
   16-bit rate.
 - Time of its own, for each layer and each step: launching kernels, drawing tokens, scheduling.
@@ -42,7 +43,7 @@ Each has a slow end, a typical value and a fast end. Where they come from:
 - Links. What all-reduces get of a link's one-way rate, and what each takes at least. Assumed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 EVERYBODY = 1 << 30
 
@@ -94,8 +95,13 @@ LLAMA_CPP = (
 )
 LLAMA_CPP_CPU = (
     Efficiency(0.62, 0.55, 0.35, 20e-6, 0.5e-3, 0.35, 20e-6, 1, 2e-3, 0.0, 70e-6),
-    Efficiency(0.82, 0.76, 0.60, 5e-6, 0.1e-3, 0.60, 10e-6, 4, 0.8e-3, 0.0, 40e-6),
-    Efficiency(0.92, 0.95, 0.85, 1e-6, 0.0, 0.85, 5e-6, 16, 0.3e-3, 0.0, 15e-6),
+    Efficiency(0.82, 0.76, 0.60, 5e-6, 0.1e-3, 0.60, 10e-6, 2, 0.8e-3, 0.0, 40e-6),
+    Efficiency(0.92, 0.95, 0.85, 1e-6, 0.0, 0.85, 5e-6, 4, 0.3e-3, 0.0, 15e-6),
+)
+VLLM_CPU = (
+    replace(VLLM[SLOW], together=1),
+    replace(VLLM[TYPICAL], together=2),
+    replace(VLLM[FAST], together=4),
 )
 LLAMA_CPP_APPLE = (
     Efficiency(0.55, 0.50, 0.35, 20e-6, 0.5e-3, 0.35, 20e-6, 1, 2e-3, 0.0, 70e-6),
@@ -117,7 +123,7 @@ UNPACKED_GB_S = {
 def of(engine: str, vendor: str) -> tuple[Efficiency, Efficiency, Efficiency]:
     """Slow end, middle and fast end."""
     if engine == "vllm":
-        return VLLM
+        return VLLM_CPU if vendor == "cpu" else VLLM
     return {"apple": LLAMA_CPP_APPLE, "cpu": LLAMA_CPP_CPU}.get(vendor, LLAMA_CPP)
 
 

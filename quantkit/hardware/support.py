@@ -29,6 +29,8 @@ GENERATIONS = {
 }  # fmt: skip
 """NVIDIA's, by the compute capability that each starts at."""
 LATEST = float("inf")
+BOARDS = ("Raspberry Pi",)
+"""Computers of a few small cores, whose CPUs are not those of vLLM's table."""
 
 
 class Support(NamedTuple):
@@ -254,6 +256,8 @@ def runs(gpu: GPU, format: str, engine: str = "vllm") -> Support:
         return _llama_cpp(gpu, format)
     if gpu.vendor == "apple":
         return Support("no", "vLLM does not use Apple's GPUs; take a GGUF file and llama.cpp")
+    if gpu.name.startswith(BOARDS):
+        return Support("no", "vLLM is not made for boards; take a GGUF file and llama.cpp")
     if gpu.capability is not None and gpu.capability < min(GENERATIONS):
         return Support("no", "vLLM needs compute capability 7.0 or later")
     platform = "gaudi" if gpu.generation == "Gaudi" else gpu.vendor

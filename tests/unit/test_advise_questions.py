@@ -298,6 +298,27 @@ def test_a_cpu_is_a_device_too():
     assert 2 < chosen(found).speed.each.typical < 25
 
 
+@pytest.mark.parametrize("name", ["Raspberry Pi 5", "CPU 12 x DDR5-4800"])
+def test_many_users_of_a_cpu_are_promised_little_more_than_one(name):
+    """Its compute rate is not known, and cores have little to spare while memory is read."""
+    found = ask(("1B",), name, objective="throughput").found[0]
+    alone = {c.format.name: c for c in ask(("1B",), name).found[0].candidates}
+    for candidate in found.candidates:
+        if candidate.speed is not None:
+            one = alone[candidate.format.name].speed
+            assert candidate.load.users > 10
+            assert candidate.speed.total.typical < 2.1 * one.total.typical
+            assert candidate.speed.total.high < 4.1 * one.total.high
+
+
+def test_a_board_is_served_by_llama_cpp_alone():
+    found = ask(("1B",), "Raspberry Pi 5").found[0]
+    assert {c.format.engine for c in found.candidates if c.serves} == {"llama.cpp"}
+    vllm = [c for c in found.candidates if c.format.engine == "vllm"]
+    assert vllm
+    assert all("vLLM is not made for boards" in c.problem for c in vllm)
+
+
 # --- several models
 
 
