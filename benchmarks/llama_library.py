@@ -23,9 +23,9 @@ LAYERS_AT, CONTEXT_AT = 16, 0
 
 
 class Params(Structure):
-    """Room for either kind of parameters: what is behind their end is never read."""
+    """Room for any kind of parameters: what is behind their end is never read."""
 
-    _fields_ = (("bytes", c_char * 512),)
+    _fields_ = (("bytes", c_char * 1024),)
 
     def number(self, at: int) -> c_int32:
         return c_int32.from_buffer(self, at)
@@ -58,6 +58,7 @@ def load(folder: Path) -> ctypes.CDLL:
         ("llama_model_load_from_file", c_void_p, [c_char_p, Params]),
         ("llama_init_from_model", c_void_p, [c_void_p, Params]),
         ("llama_set_n_threads", None, [c_void_p, c_int32, c_int32]),
+        ("llama_attach_threadpool", None, [c_void_p, c_void_p, c_void_p]),
         ("llama_batch_get_one", Batch, [POINTER(c_int32), c_int32]),
         ("llama_decode", c_int32, [c_void_p, Batch]),
         ("llama_sampler_init_greedy", c_void_p, []),
@@ -70,6 +71,21 @@ def load(folder: Path) -> ctypes.CDLL:
         function.restype, function.argtypes = result, arguments
     found.llama_backend_init()
     return found
+
+
+def threads_of(folder: Path, n: int) -> int:
+    """Threads that stay between steps, as llama.cpp's own programs have them; without, every step
+    starts its own."""
+    base, backends = library(folder, "libggml-base"), library(folder, "libggml")
+    find, address = backends.ggml_backend_reg_by_name, base.ggml_backend_reg_get_proc_address
+    find.restype, find.argtypes = c_void_p, [c_char_p]
+    address.restype, address.argtypes = c_void_p, [c_void_p, c_char_p]
+    params = Params()
+    base.ggml_threadpool_params_init.argtypes = [c_void_p, c_int32]
+    base.ggml_threadpool_params_init(byref(params), n)
+    make = ctypes.CFUNCTYPE(c_void_p, c_void_p)(address(find(b"CPU"), b"ggml_threadpool_new"))
+    made: int = make(ctypes.addressof(params))
+    return made
 
 
 def library(folder: Path, stem: str) -> ctypes.CDLL:
@@ -109,6 +125,7 @@ def rates(folder: Path, file: Path, n_gpu_layers: int, n_threads: int) -> list[f
     if not session:
         raise SystemExit(f"{file}: llama.cpp made no context")
     llama.llama_set_n_threads(session, n_threads, n_threads)
+    llama.llama_attach_threadpool(session, threads_of(folder, n_threads), None)
     greedy = llama.llama_sampler_init_greedy()
     return [round_rate(llama, session, greedy) for _ in range(ROUNDS)][1:]
 

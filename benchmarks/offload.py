@@ -12,14 +12,15 @@ measured.
 `measure` starts llama.cpp's server (built with CUDA) once for each share, asks for 128 tokens after
 a prompt, and holds what the server says of its own speed against the prediction. `--libraries` has
 llama.cpp's shared libraries do the same (llama_library.py), where there is no server at hand. What
-it has is written after every share; a share that fails or takes too long is written down as such,
-and the exit code is 1.
+it has is written after every share, with the cores that others had meanwhile; a share that fails or
+takes too long is written down as such, and the exit code is 1.
 """
 
 import argparse
 import json
 import os
 import platform
+import resource
 import socket
 import subprocess
 import sys
@@ -155,8 +156,8 @@ def asked(url: str) -> float:
         return float(json.loads(answer.read())["timings"]["predicted_per_second"])
 
 
-def by_server(server: str, path: Path, n_gpu_layers: int) -> float:
-    """The best of three answers of llama.cpp's server."""
+def by_server(server: str, path: Path, n_gpu_layers: int) -> dict[str, Any]:
+    """Three answers of llama.cpp's server."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -168,19 +169,41 @@ def by_server(server: str, path: Path, n_gpu_layers: int) -> float:
         try:
             wait(child, url)
             asked(url)  # to warm up
-            return max(asked(url) for _ in range(3))
+            return {"rounds": [asked(url) for _ in range(3)]}
         finally:
             child.terminate()
             child.wait(60)
 
 
-def by_libraries(folder: Path, path: Path, n_gpu_layers: int, seconds: float) -> float:
-    """The best of three answers of llama.cpp's libraries, in a process of their own."""
+def by_libraries(folder: Path, path: Path, n_gpu_layers: int, seconds: float) -> dict[str, Any]:
+    """Three answers of llama.cpp's libraries, in a process of their own."""
     program = Path(__file__).with_name("llama_library.py")
     words = [sys.executable, program, folder, path, "--n-gpu-layers", n_gpu_layers]
     command = [str(word) for word in words]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=seconds)
-    return max(json.loads(done.stdout)["tokens_per_second"])
+    told = json.loads(done.stdout)
+    return {"rounds": told["tokens_per_second"], "threads": told["threads"]}
+
+
+class Cores:
+    """How many of the machine's cores others kept busy, and how many were not given to it."""
+
+    def __init__(self) -> None:
+        self.started = self.now()
+
+    @staticmethod
+    def now() -> tuple[float, float, float, float]:
+        """Seconds on the clock, of all processes, of ours that have ended, and taken away."""
+        words = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+        user, nice, system, _, _, irq, soft, steal = map(int, words[:8])
+        tick = os.sysconf("SC_CLK_TCK")
+        own = resource.getrusage(resource.RUSAGE_CHILDREN)
+        busy = (user + nice + system + irq + soft) / tick
+        return time.monotonic(), busy, own.ru_utime + own.ru_stime, steal / tick
+
+    def told(self) -> dict[str, float]:
+        clock, busy, own, stolen = (b - a for a, b in zip(self.started, self.now(), strict=True))
+        return {"others_cores": max(0.0, busy - own) / clock, "stolen_cores": stolen / clock}
 
 
 def measure(args: argparse.Namespace) -> bool:
@@ -188,17 +211,19 @@ def measure(args: argparse.Namespace) -> bool:
     predicted = json.loads(args.predicted.read_text())
     points: list[dict[str, Any]] = []
     for point in predicted["points"]:
-        layers = point["n_gpu_layers"]
+        layers, cores = point["n_gpu_layers"], Cores()
         try:
             if args.libraries is None:
-                rate = by_server(args.server, args.file, layers)
+                found = by_server(args.server, args.file, layers)
             else:
-                rate = by_libraries(args.libraries, args.file, layers, args.point_seconds)
+                found = by_libraries(args.libraries, args.file, layers, args.point_seconds)
         except (subprocess.SubprocessError, OSError, SystemExit) as error:
             points.append({**point, "failed": f"{type(error).__name__}: {error}"})
             print(f"{point['share']:4.0%} on the GPU failed: {error}", flush=True)
         else:
-            points.append({**point, "measured": rate, "error": point["typical"] / rate - 1})
+            rate = max(found["rounds"])
+            held = {"measured": rate, "error": point["typical"] / rate - 1}
+            points.append({**point, **held, **found, **cores.told()})
             span = f"{point['low']:.1f} to {point['high']:.1f}, {point['typical']:.1f}"
             print(f"{point['share']:4.0%} on the GPU: {span}; measured {rate:.1f} "
                   f"({points[-1]['error']:+.0%})", flush=True)  # fmt: skip

@@ -52,3 +52,12 @@ def test_shares_that_fail_are_written_down_and_the_others_still_tried(program, t
     assert [point["share"] for point in found["points"]] == [0, 0.25]
     assert all("llama_library.py" in point["failed"] for point in found["points"])
     assert found["n_cores"] >= 1
+
+
+def test_cores_that_others_keep_busy_are_told_and_ours_do_not_count(program, monkeypatch):
+    first = program.Cores.now()
+    assert all(a <= b for a, b in zip(first, program.Cores.now(), strict=True))
+    # In two seconds six of processors, three of them our own, and one that was not to be had.
+    seen = iter([(0.0, 10.0, 1.0, 0.0), (2.0, 16.0, 4.0, 1.0)])
+    monkeypatch.setattr(program.Cores, "now", staticmethod(lambda: next(seen)))
+    assert program.Cores().told() == {"others_cores": 1.5, "stolen_cores": 0.5}
