@@ -239,7 +239,7 @@ FAMILIES: dict[str, Family] = {
     "hunyuan_v1_moe": Family({"head_dim": 32, "rope_parameters": DEFAULT_ROPE}),
     "jamba": Family({"num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 1}),
     "bamba": Family({"attn_layer_indices": [1]}),
-    "kimi_k25": Family(MLA),
+    "kimi_k25": Family(MLA, top={"tie_word_embeddings": False}),
     "kimi_linear": Family(
         MLA
         | {

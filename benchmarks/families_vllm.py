@@ -134,19 +134,54 @@ TEXT: dict[str, dict[str, Any]] = {
     "llama4": {"num_experts_per_tok": 1},
     "minimax_m2": {"rotary_dim": 64, "scoring_func": "sigmoid", "use_routing_bias": True},
     "qwen3_vl_moe": {"norm_topk_prob": True},
-    "minimax_m3_vl": {"index_n_heads": 2, "index_head_dim": 128},
+    "minimax_m3_vl": {
+        "head_dim": 128,
+        "index_n_heads": 2,
+        "index_head_dim": 128,
+        "shared_intermediate_size": 512,
+        "rope_parameters": families.DEFAULT_ROPE | {"partial_rotary_factor": 0.5},
+    },
+    "phimoe": {"attention_bias": True, "lm_head_bias": True},
     "qwen2_5_vl": {"rope_parameters": families.DEFAULT_ROPE | {"mrope_section": [8, 12, 12]}},
     "zamba2": {"attention_hidden_size": 512, "attention_head_dim": 128, "mamba_headdim": 64},
 }
 """What families set themselves, in these sizes; and what published configs have, vLLM asks for and
 transformers' own do not keep."""
-PUBLISHED = {
-    "kimi_k25": (r"^language_model\.model\.blocks\.", "language_model.model.layers."),
-    "kimi_linear": (r"\.block_sparse_moe\.(gate|up|down)_proj\.", r".mlp.\1_proj."),
+NAMES = {
+    "kimi_k25": (
+        (r"^language_model\.model\.blocks\.", "language_model.model.layers."),
+        (r"^model\.mm_projector\.", "mm_projector."),
+    ),
+    "kimi_linear": ((r"\.block_sparse_moe\.(gate|up|down)_proj\.", r".mlp.\1_proj."),),
 }
 """Names that transformers saves otherwise than published checkpoints have them."""
-CLASSES = {"kimi_k25": "KimiK25ForConditionalGeneration", "phimoe": "PhiMoEForCausalLM"}
-"""What published configs call the model, where transformers' own class has another name."""
+CONFIGS: dict[str, dict[str, Any]] = {
+    "kimi_k25": {"architectures": ["KimiK25ForConditionalGeneration"]},
+    "minimax_m3_vl": {
+        "text_config": {
+            "hidden_act": "swigluoai",
+            "moe_layer_freq": [1, 1],
+            "n_shared_experts": 1,
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "sparse_attention_config": {
+                "use_sparse_attention": True,
+                "sparse_index_dim": 128,
+                "sparse_num_index_heads": 2,
+                "sparse_topk_blocks": 16,
+                "sparse_block_size": 128,
+                "sparse_disable_index_value": [0, 1],
+                "sparse_score_type": "max",
+                "sparse_init_block": 0,
+                "sparse_local_block": 1,
+                "sparse_attention_freq": [0, 1],
+            },
+        },
+        "vision_config": {"img_token_compression_config": {"spatial_merge_size": 2}},
+    },
+    "phimoe": {"architectures": ["PhiMoEForCausalLM"]},
+}
+"""What published configs say, transformers reads and does not write again."""
 VISION = {"out_hidden_size": 256, "text_hidden_size": 256}
 TOP = {"out_hidden_size": 256, "projector_hidden_size": 256}
 TOWERS_LEFT_OUT = {"language_model_only": True}
@@ -207,12 +242,7 @@ def prepare(name: str, recipes: list[str], work: Path) -> dict[str, Any]:
         except Exception as error:  # transformers does not have it, or not with these numbers
             return {"built": False, "reason": " ".join(str(error).split())[:160]}
         del model
-        if name in PUBLISHED:
-            _rename(source / "model.safetensors", *PUBLISHED[name])
-        if name in CLASSES:
-            config = json.loads((source / "config.json").read_bytes())
-            config["architectures"] = [CLASSES[name]]
-            (source / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        _publish(name, source)
     for recipe in recipes:
         folder = work / name / recipe
         if (folder / "quantkit.json").is_file() or any(folder.glob("*.safetensors")):
@@ -224,9 +254,16 @@ def prepare(name: str, recipes: list[str], work: Path) -> dict[str, Any]:
     return found
 
 
-def _rename(path: Path, pattern: str, instead: str) -> None:
-    tensors = {re.sub(pattern, instead, name): t for name, t in load_file(path).items()}
-    save_file(tensors, path, {"format": "pt"})
+def _publish(name: str, source: Path) -> None:
+    """Give a saved model the names and the config that its published ones have."""
+    path = source / "model.safetensors"
+    for pattern, instead in NAMES.get(name, ()):
+        tensors = {re.sub(pattern, instead, key): t for key, t in load_file(path).items()}
+        save_file(tensors, path, {"format": "pt"})
+    config = json.loads((source / "config.json").read_bytes())
+    for key, value in CONFIGS.get(name, {}).items():
+        config[key] = config[key] | value if isinstance(value, dict) else value
+    (source / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 @dataclass

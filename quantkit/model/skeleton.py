@@ -74,7 +74,10 @@ def _build(config: Any, trust_remote_code: bool, arguments: dict[str, Any]) -> A
     if hasattr(own, "_from_config") and not brings_code:
         build = own._from_config  # type: ignore[union-attr]
     else:
-        build = transformers.AutoModelForCausalLM.from_config
+        # Published configs may have another name for the class than transformers.
+        auto, seeing = transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText
+        is_seeing = type(config) in seeing._model_mapping and type(config) not in auto._model_mapping
+        build = (seeing if is_seeing else auto).from_config
         arguments = arguments | {"trust_remote_code": trust_remote_code}
     # The fused attention drops soft-capping (Gemma 2) without a word.
     capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)

@@ -71,6 +71,16 @@ def test_all_that_is_not_language_is_copied_and_ignored(tmp_path):
     assert "re:.*vision_tower.*" in config["ignore"]
 
 
+def test_a_class_by_its_published_name_is_taken(tmp_path):
+    """Kimi K2.5's config names a class that transformers writes otherwise."""
+    families.build("kimi_k25", tmp_path)
+    wanted = Architecture.of(tmp_path).linears
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    config["architectures"] = ["KimiK25ForConditionalGeneration"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert Architecture.of(tmp_path).linears == wanted
+
+
 def test_layers_that_no_engine_serves_quantised_are_named(tmp_path):
     families.build("gpt2", tmp_path)
     with pytest.raises(SourceError, match=r"Conv1D.*transformer\.h\.0\.attn\.c_attn.*unquantised"):
