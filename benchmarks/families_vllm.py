@@ -31,9 +31,11 @@ from recording import without_folders, write
 from safetensors.torch import load_file, save_file
 
 from quantkit import device as devices
+from quantkit.dispatch import prediction
 from quantkit.engine.vllm_job import Answer, Job, Vllm
 from quantkit.errors import QuantkitError
 from quantkit.export.manifest import versions
+from quantkit.hardware import gpus
 from quantkit.model.source import ModelSource
 from quantkit.progress import Silent
 from quantkit.proof.run import Asked, ask, compare, prove
@@ -189,6 +191,8 @@ LINEAR_ATTENTION = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 TRITON = {"gdn_prefill_backend": "triton"}
 """For those: the default on Hopper needs FlashInfer and compiles for minutes."""
 N_PROMPTS = 24
+VERSION = "0.26"
+"""Of vLLM, where none has answered yet."""
 
 
 @dataclass(frozen=True)
@@ -289,6 +293,7 @@ class Record:
     def add(self, name: str, kind: str, found: Mapping[str, Any], **facts: str) -> None:
         with self._lock:
             known = self.families.setdefault(name, {"kind": kind, "recipes": {}})
+            known.pop("reason", None)  # it was not built, then
             known |= {key: value for key, value in found.items() if key != "recipes"}
             known["recipes"] |= found.get("recipes", {})
             self.facts |= facts
@@ -359,6 +364,9 @@ def _try(
     found, facts = in_vllm(folder, source, Small(options, settings))
     if not found.get("agrees"):
         found["source"] = source_in_vllm(source, Small(options, settings))
+        version = record.facts.get("vllm") or VERSION
+        told = prediction.predict(folder, version=version, gpu=gpus.find("H200"))
+        found["foretold"] = [f"{one.rule.id}: {one.words}" for one in told.faults][:3]
     record.add(name, kind, {"recipes": {recipe: found}}, **facts)
     said = found.get("reason") or f"off by {found['mean']:.4f}, noise {found['noise']:.4f}"
     if "source" in found:

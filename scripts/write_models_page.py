@@ -159,7 +159,9 @@ class Engine:
                 source = one.get("source", {})
                 also = "" if not source or source.get("agrees") else "; so does the 16-bit source"
                 reason = _said(str(one.get("reason", ""))).replace("|", "/")
-                found.append(f"{name}, {recipe}: {reason}{also}")
+                rules = [str(told).split(":")[0] for told in one.get("foretold", ())]
+                known = f" (`verify --for vllm` foretells it: {rules[0]})" if rules else ""
+                found.append(f"{name}, {recipe}: {reason}{also}{known}")
         return found
 
 

@@ -197,11 +197,11 @@ FAMILIES = {
 }
 UNKNOWN = Family()
 EXPERTS_NOT_SERVED = {
-    "gpt_oss": "vLLM reads the experts of gpt-oss in MXFP4 only, and leaves others out without a "
-    "word (seen in 0.26 to 0.28): serve the published model, or quantise with "
-    "`ignore: [lm_head, 're:.*experts.*']`",
+    "gpt_oss": "vLLM reads the experts of gpt-oss in MXFP4, or all of a block in one tensor of 16 "
+    "bits, and not one by one as they are written here (0.26 to 0.32): this checkpoint is for "
+    "transformers; serve the published model, whose experts are MXFP4",
 }
-"""Families whose quantised experts an engine does not load, and what to do."""
+"""Families whose experts an engine does not load as they are written, and what to do."""
 ROWS_BY_HEAD = {"gpt_neox": "query_key_value"}
 """Layers whose rows vLLM (before 0.32) sorts anew as it loads them, those of every tensor of theirs
 alike: what has no such rows, packed words' `weight_shape` among them, ends the load."""
@@ -213,7 +213,7 @@ def of(config: Mapping[str, Any]) -> Family:
 
 
 def serving_note(config: Mapping[str, Any]) -> str | None:
-    """What somebody should know who quantises the experts of a model to serve them."""
+    """What somebody should know who serves a model's experts as they are written."""
     return EXPERTS_NOT_SERVED.get(str(config.get("model_type")))
 
 

@@ -103,7 +103,7 @@ class Architecture:
     renamed: str = ""
     """A tensor whose name in files is not that of its module; empty where there is none."""
     experts_note: str | None = None
-    """What to know before quantised experts are served; None: nothing."""
+    """What to know before experts are served as they are written; None: nothing."""
     rows_by_head: str | None = None
     """The last name of layers whose rows engines sort anew; None: there are none."""
 

@@ -1,7 +1,7 @@
 """What a run will write, worked out before any weight is read."""
 
 from collections import Counter
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -117,7 +117,7 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
         unquantised={name: by_name[f"{name}.weight"] for name in every if name in kept},
         notes=[
             note
-            for note in (word, _experts_note(architecture, modules), _rowless_note(rowless))
+            for note in (word, _experts_note(architecture, by_name), _rowless_note(rowless))
             if note
         ],
     )
@@ -143,8 +143,8 @@ def _module_of_head(architecture: Architecture, quantized: Collection[str]) -> l
     return [HEAD] if architecture.head not in (HEAD, *quantized) else []
 
 
-def _experts_note(architecture: Architecture, modules: list[str]) -> str | None:
-    has_experts = any(EXPERT.search(name) for name in modules)
+def _experts_note(architecture: Architecture, stored: Iterable[str]) -> str | None:
+    has_experts = any(EXPERT.search(name) for name in stored)
     return architecture.experts_note if has_experts else None
 
 
