@@ -76,8 +76,8 @@ def _build(config: Any, trust_remote_code: bool, arguments: dict[str, Any]) -> A
     else:
         # Published configs may have another name for the class than transformers.
         auto, seeing = transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText
-        is_seeing = type(config) in seeing._model_mapping and type(config) not in auto._model_mapping
-        build = (seeing if is_seeing else auto).from_config
+        sees = type(config) in seeing._model_mapping and type(config) not in auto._model_mapping
+        build = (seeing if sees else auto).from_config
         arguments = arguments | {"trust_remote_code": trust_remote_code}
     # The fused attention drops soft-capping (Gemma 2) without a word.
     capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)

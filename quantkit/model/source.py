@@ -340,9 +340,14 @@ def check_kind(config: Mapping[str, Any], folder: Path, trust_remote_code: bool 
 
 def refuse_experts(config: Mapping[str, Any], folder: Path, reason: str) -> None:
     """Stop at a mixture of experts where only dense models work; `reason` ends the sentence."""
-    nested = [v for v in config.values() if isinstance(v, dict)]
-    if key := next((k for c in (config, *nested) for k in EXPERTS if c.get(k)), None):
+    if key := experts_key(config):
         raise SourceError(f"{folder} is a mixture of experts ({key} in its config), {reason}")
+
+
+def experts_key(config: Mapping[str, Any]) -> str | None:
+    """The key of a config that makes it a mixture of experts; None where it is dense."""
+    nested = [v for v in config.values() if isinstance(v, dict)]
+    return next((k for c in (config, *nested) for k in EXPERTS if c.get(k)), None)
 
 
 def _is_native(config: Mapping[str, Any]) -> bool:
