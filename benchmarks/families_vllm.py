@@ -96,6 +96,7 @@ TEXT: dict[str, dict[str, Any]] = {
     "glm4_moe_lite": {"first_k_dense_replace": 1},
     "glm4v_moe": {
         "head_dim": 64,
+        "use_qk_norm": False,
         "rope_parameters": families.DEFAULT_ROPE
         | {"partial_rotary_factor": 0.5, "mrope_section": [4, 6, 6]},
     },
@@ -103,6 +104,7 @@ TEXT: dict[str, dict[str, Any]] = {
     "deepseek_v3": DEEPSEEK,
     "deepseek_v32": DEEPSEEK,
     "glm_moe_dsa": DEEPSEEK,
+    "gemma4": {"global_head_dim": 64},
     "hunyuan_v1_moe": {
         "head_dim": 64,
         "moe_intermediate_size": 512,
@@ -158,6 +160,8 @@ NAMES = {
 }
 """Names that transformers saves otherwise than published checkpoints have them."""
 CONFIGS: dict[str, dict[str, Any]] = {
+    # Heads are alike here, and vLLM asks for the size of all.
+    "gemma4": {"text_config": {"allow_global_per_layer_attribute_access": True}},
     "kimi_k25": {"architectures": ["KimiK25ForConditionalGeneration"]},
     "minimax_m3_vl": {
         "text_config": {
@@ -391,7 +395,7 @@ def in_vllm(folder: Path, source: Path, engine: Small) -> tuple[dict[str, Any], 
     if told.read is not None:
         found |= {"mean": round(told.read.mean, 5), "noise": round(told.read.noise_mean, 5)}
     if not told.ok:
-        found["reason"] = told.faults[0]
+        found |= {"reason": told.faults[0], "texts": told.written.by_text if told.written else []}
     return found, {"vllm": told.version, "device": told.device}
 
 
@@ -405,7 +409,8 @@ def source_in_vllm(source: Path, engine: Small) -> dict[str, Any]:
     except Exception as error:
         return {"loads": False, "agrees": False, "reason": families.words(error)}
     found: dict[str, Any] = {"loads": True, "agrees": told.ok}
-    return found if told.ok else found | {"reason": told.faults[0]}
+    texts = told.written.by_text if told.written else []
+    return found if told.ok else found | {"reason": told.faults[0], "texts": texts}
 
 
 def short(words: str) -> str:

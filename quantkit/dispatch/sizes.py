@@ -34,6 +34,13 @@ def heads(judged: Judged) -> Iterator[Finding]:
     yield found("mtp", "config.json", f"{n} such layers are declared, none is stored")
 
 
+HEADS_APART = (
+    "per_layer_config", "global_head_dim", "attention_head_dim", "swa_head_dim",
+    "num_attention_heads_per_layer",
+)  # fmt: skip
+"""Keys of configs whose attention layers are not all of one size, or not of the usual one."""
+
+
 def model(judged: Judged) -> Iterator[Finding]:
     """Sizes of config.json against those of the files."""
     text, tensors = judged.checkpoint.text, judged.checkpoint.tensors
@@ -47,7 +54,8 @@ def model(judged: Judged) -> Iterator[Finding]:
                 words = f"{list(spec.shape)}, config.json has vocab_size {vocabulary}"
                 yield found("config-shape", name, words)
     wanted: dict[str, int] = {}
-    if text.get("num_attention_heads") and (hidden or text.get("head_dim")):
+    is_usual_head = bool(hidden or text.get("head_dim")) and not any(map(text.get, HEADS_APART))
+    if text.get("num_attention_heads") and is_usual_head:
         width = geometry.head_dim(text)
         wanted["q_proj"] = int(text["num_attention_heads"]) * width
         wanted["k_proj"] = geometry.n_kv_heads(text) * width

@@ -39,6 +39,8 @@ class Agreement(Record):
     limit_mean: float
     """... and what follows from it: more than this is no rounding."""
     limit_p99: float
+    by_text: list[float] = []
+    """The mean of each text, where texts are few."""
 
 
 class Attribution(Record):

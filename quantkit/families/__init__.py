@@ -202,6 +202,14 @@ EXPERTS_NOT_SERVED = {
     "transformers; serve the published model, whose experts are MXFP4",
 }
 """Families whose experts an engine does not load as they are written, and what to do."""
+OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    "zamba2": (r"re:.*\bfeed_forward\b.*", r"re:^model\.(q|k|v|o|qkv)_proj$"),
+    **dict.fromkeys(
+        ("gemma3n", "gemma3n_text"),
+        ("re:.*altup_projections.*", "re:.*per_layer_model_projection.*"),
+    ),
+}
+"""Layers that stay in 16 bits, by what vLLM calls them where that is not what files do."""
 ROWS_BY_HEAD = {"gpt_neox": "query_key_value"}
 """Layers whose rows vLLM (before 0.32) sorts anew as it loads them, those of every tensor of theirs
 alike: what has no such rows, packed words' `weight_shape` among them, ends the load."""
@@ -215,6 +223,11 @@ def of(config: Mapping[str, Any]) -> Family:
 def serving_note(config: Mapping[str, Any]) -> str | None:
     """What somebody should know who serves a model's experts as they are written."""
     return EXPERTS_NOT_SERVED.get(str(config.get("model_type")))
+
+
+def other_names(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Patterns for layers that are never quantised and have other names inside vLLM."""
+    return OTHER_NAMES.get(str(config.get("model_type")), ())
 
 
 def rows_by_head(config: Mapping[str, Any]) -> str | None:

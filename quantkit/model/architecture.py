@@ -60,6 +60,7 @@ MIXER = "it belongs to a mixer of the first Mamba, which vLLM builds in 16 bits 
 OUTSIDE = "outside the decoder blocks"
 NOT_BUILT = "not part of the model as transformers builds it, such as a head that predicts ahead"
 SHARED = "shared between blocks"
+INSIDE_VLLM = "what vLLM calls layers that stay in 16 bits"
 OTHER_KIND = "not a plain linear layer"
 TOWER = re.compile(r"(vision|visual|audio|video|image|multi_modal|mm_projector|patch_merge)\w*")
 """In the names of parts that see or hear, and of what brings their output to the language part."""
@@ -127,8 +128,10 @@ class Architecture:
         model = skeleton(folder, trust_remote_code)
         found = links.Links.of(model, names or usual_names(model))
         looked = _look(model, found, names, folder)
+        others = dict.fromkeys(families.other_names(config), INSIDE_VLLM)
         return replace(
             looked,
+            kept={**looked.kept, **others},
             experts_note=families.serving_note(config),
             rows_by_head=families.rows_by_head(config),
         )

@@ -242,7 +242,7 @@ def compare(
         ends = texts_expected.last(made.max_tokens)
         mixture = experts_key(read_config(target.folder)) is not None
         written = agreement.compare(answer.token_logprobs, ends, spare=mixture)
-        read = agreement.compare(answer.prompt_logprobs, expected)
+        read = agreement.compare(answer.prompt_logprobs, expected, spare=mixture)
         found += agreement.faults("prompts", read) + agreement.faults("generated tokens", written)
         found += [known for known in [_known(target, answer)] if found and known]
         if original is not None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -126,6 +127,9 @@ def test_what_blocks_share_is_named_in_the_models_order(tmp_path):
     owner, other = ([n for n in kept if f".{i}.shared_transformer." in n] for i in (1, 2))
     assert len(owner) > 5
     assert owner == [name.replace(".2.", ".1.", 1) for name in other]
+    # Inside vLLM the shared block has no number.
+    for name in ("model.feed_forward.down_proj", "model.qkv_proj", "model.o_proj"):
+        assert any(re.match(p.removeprefix("re:"), name) for p in kept if p.startswith("re:"))
 
 
 def test_a_head_is_left_alone_by_both_of_its_names(tmp_path):
