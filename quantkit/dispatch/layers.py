@@ -22,9 +22,9 @@ TOGETHER = re.compile(r"^.*\.experts\.(gate_up_proj|gate_proj|up_proj|down_proj)
 """Layers of all experts of a block in one tensor."""
 BLOCK = re.compile(r"^(?P<before>.*?\blayers)\.(?P<index>\d+)\.")
 UNQUANTIZED = (
-    "embed_tokens", "embed_tokens_per_layer", "wte", "wpe", "embeddings", "word_embeddings", "gate",
-    "router",
-    "shared_expert_gate", "lm_head", "conv1d", "patch_embed", "position_embedding", "weights_proj",
+    "embed_tokens", "embed_tokens_per_layer", "embed_in", "wte", "wpe", "embeddings",
+    "word_embeddings", "gate", "router", "shared_expert_gate", "lm_head", "conv1d", "patch_embed",
+    "position_embedding", "weights_proj",
 )  # fmt: skip
 """Modules with a matrix that vLLM builds without a quantised method unless they are named."""
 VISION = re.compile(r"\b(visual|vision_tower|vision_model|vision_encoder|audio_tower|mtp)\b")

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from quantkit.dispatch.layers import EXPERT
-from quantkit.dispatch.rules import Finding, found
+from quantkit.dispatch.rules import Consequence, Finding, found
 from quantkit.dispatch.schemes import Judged
 
 GRANITE_NAMES = ("gate_proj", "up_proj", "down_proj")
-GONE = ("BambaForCausalLM", "MiniMaxForCausalLM")
-"""Classes of transformers that vLLM once had, and now neither has nor runs by transformers."""
+GONE: dict[str, Consequence] = {"BambaForCausalLM": "refuses", "MiniMaxForCausalLM": "garbage"}
+"""Classes of transformers that vLLM once had, and what it does with them now."""
 
 
 def findings(judged: Judged) -> Iterator[Finding]:
@@ -24,7 +24,7 @@ def _type(judged: Judged) -> str:
 def _gone(judged: Judged) -> Iterator[Finding]:
     for name in judged.checkpoint.config.get("architectures") or ():
         if name in GONE:
-            yield found("family-gone", "config.json", f"{name} was last served by 0.23")
+            yield found("family-gone", "config.json", f"{name} was last served by 0.23", GONE[name])
 
 
 def _laguna(judged: Judged) -> Iterator[Finding]:

@@ -224,9 +224,9 @@ RULES = (
           "static beside blocks", QUANTIZE, f"{FP8}: Fp8Config"),
     Rule("modelopt-algo", ("refuses",), "`quant_algo` is none of vLLM's", QUANTIZE,
           f"{MODELOPT}: QUANT_ALGOS"),
-    Rule("family-gone", ("refuses",),
-          "The model's class was taken out of vLLM, and its path through transformers has no state "
-          "for it",
+    Rule("family-gone", ("refuses", "garbage"),
+          "The model's class was taken out of vLLM, and its path through transformers refuses it "
+          "or runs it without the state that it needs",
           "serve with vLLM 0.23, or by transformers",
           "models/registry.py: _PREVIOUSLY_SUPPORTED_MODELS", (0, 24)),
     Rule("laguna-rope", ("refuses",),

@@ -1,6 +1,7 @@
 """A config held against the files that it describes: sizes, blocks, heads, scales of a cache."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from quantkit.dispatch.layers import BLOCK, VISION
 from quantkit.dispatch.rules import Finding, found
@@ -41,6 +42,11 @@ HEADS_APART = (
 """Keys of configs whose attention layers are not all of one size, or not of the usual one."""
 
 
+def _is_gated(text: Mapping[str, Any]) -> bool:
+    """Whether q_proj makes a gate beside the queries where the config does not say so."""
+    return str(text.get("model_type")).startswith(("qwen3_next", "qwen3_5"))
+
+
 def model(judged: Judged) -> Iterator[Finding]:
     """Sizes of config.json against those of the files."""
     text, tensors = judged.checkpoint.text, judged.checkpoint.tensors
@@ -68,13 +74,13 @@ def model(judged: Judged) -> Iterator[Finding]:
             continue
         blocks.add(int(match["index"]))
         last = name.rpartition(".")[2]
-        is_usual = name.endswith(("self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj"))
+        is_usual = name.endswith((".self_attn.q_proj", ".self_attn.k_proj", ".mlp.gate_proj"))
         size = wanted.get(last)
         if not size or not is_usual or last in told or "q_lora_rank" in text:
             continue
         scheme = scheme_of(judged, name)
         rows, _ = layer.shape(scheme.bits if scheme else 8, judged.method == "awq")
-        gated = last == "q_proj" and text.get("attn_output_gate")
+        gated = last == "q_proj" and text.get("attn_output_gate", _is_gated(text))
         if rows and rows != size * (2 if gated else 1) and last != "gate_proj":
             told.add(last)
             yield found("config-shape", name, f"{rows} rows, config.json makes it {size}")

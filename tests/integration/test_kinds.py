@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from quantkit.dispatch import prediction
 from quantkit.errors import SourceError
 from quantkit.model import fused
 from quantkit.model.architecture import Architecture
@@ -56,6 +57,14 @@ def test_names_are_those_that_were_read(made):
     kept = {name for name in opened.tensors if name.removesuffix(".weight") not in layers}
     assert kept <= set(checkpoint.tensors)
     assert {f"{name}.weight" for name in layers} <= set(opened.tensors)
+
+
+def test_vllm_is_foretold_to_load_what_is_written(made):
+    source, checkpoints = made
+    for checkpoint in checkpoints:
+        told = {one.rule.id for one in prediction.predict(checkpoint.folder).faults}
+        is_known = ModelSource.open(str(source)).config["model_type"] == "gpt_oss"
+        assert told == ({"gpt-oss-experts"} if is_known else set())
 
 
 def test_all_that_is_not_language_is_copied_and_ignored(tmp_path):

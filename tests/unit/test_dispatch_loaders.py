@@ -81,6 +81,43 @@ def test_experts_of_gpt_oss_are_read_in_one_form(version, how):
     assert faults({"model_type": "gpt_oss"}, layers, version) == {"gpt-oss-experts": how}
 
 
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        ({"model_type": "qwen3_next"}, {"model.layers.0.self_attn.q_proj": (512, WIDTH)}),
+        ({"model_type": "hy_v3"}, {"model.layers.0.mlp.shared_mlp.gate_proj": (128, WIDTH)}),
+        (
+            {"model_type": "gemma4_text", "per_layer_config": {"0": {"head_dim": 512}}},
+            {"model.layers.0.self_attn.q_proj": (2048, WIDTH)},
+        ),
+        (
+            {"model_type": "zamba2", "attention_head_dim": 128},
+            {"model.layers.0.shared_transformer.self_attn.k_proj": (512, WIDTH)},
+        ),
+    ],
+)
+def test_sizes_that_families_have_are_no_fault(config, layers):
+    sizes = {
+        "hidden_size": WIDTH, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+        "intermediate_size": 512, "num_hidden_layers": 1,
+    }  # fmt: skip
+    assert faults(sizes | config, layers, "0.26") == {}
+    if config["model_type"] == "qwen3_next":  # and others have no gate
+        assert faults(sizes | {"model_type": "qwen3"}, layers, "0.26") == {
+            "config-shape": "refuses"
+        }
+
+
+@pytest.mark.parametrize("name", ["gpt_neox.embed_in", "model.embed_tokens_per_layer"])
+def test_embeddings_of_any_name_are_no_layers(name):
+    layer = "model.layers.0.mlp.down_proj"
+    chosen, _ = Recipe.load("rtn-w4a16").resolved({layer: WIDTH})
+    specs = formats.specs(layer, TensorSpec(f"{layer}.weight", "BF16", (WIDTH, WIDTH)), chosen)
+    specs.append(TensorSpec(f"{name}.weight", "BF16", (4096, WIDTH)))
+    config = {"quantization_config": formats.config(chosen, ["lm_head"])}
+    assert prediction.foretell(config, specs, "0.26").faults == []
+
+
 def test_families_that_are_gone_and_configs_of_another_form():
     layers = {"model.layers.0.mlp.down_proj": (WIDTH, WIDTH)}
     gone = {"model_type": "bamba", "architectures": ["BambaForCausalLM"]}
