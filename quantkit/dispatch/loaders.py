@@ -10,6 +10,8 @@ GRANITE_NAMES = ("gate_proj", "up_proj", "down_proj")
 GONE: dict[str, Consequence] = {"BambaForCausalLM": "refuses", "MiniMaxForCausalLM": "garbage"}
 """Classes of transformers that vLLM once had, and what it does with them now."""
 
+YOUNG = ("MuseGlimmerForCausalLM", "MuseGlimmerForConditionalGeneration")
+
 
 def findings(judged: Judged) -> Iterator[Finding]:
     """Of the family that the config names."""
@@ -25,6 +27,8 @@ def _gone(judged: Judged) -> Iterator[Finding]:
     for name in judged.checkpoint.config.get("architectures") or ():
         if name in GONE:
             yield found("family-gone", "config.json", f"{name} was last served by 0.23", GONE[name])
+        if name in YOUNG:
+            yield found("family-new", "config.json", f"{name} has a class of its own from 0.28 on")
 
 
 def _laguna(judged: Judged) -> Iterator[Finding]:

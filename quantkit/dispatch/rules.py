@@ -229,6 +229,10 @@ RULES = (
           "or runs it without the state that it needs",
           "serve with vLLM 0.23, or by transformers",
           "models/registry.py: _PREVIOUSLY_SUPPORTED_MODELS", (0, 24)),
+    Rule("family-new", ("garbage",),
+          "vLLM has no class for the model yet and runs it through transformers, where it computes "
+          "something else, of the 16-bit model as well",
+          "serve with vLLM 0.28 or later", "models/registry.py", None, (0, 28)),
     Rule("laguna-rope", ("refuses",),
           "vLLM's own config of Laguna reads one set of rotary parameters, config.json has one for "
           "each kind of layer, as transformers writes it",

@@ -123,6 +123,9 @@ def test_families_that_are_gone_and_configs_of_another_form():
     gone = {"model_type": "bamba", "architectures": ["BambaForCausalLM"]}
     assert faults(gone, layers, "0.23") == {}
     assert faults(gone, layers, "0.24") == {"family-gone": "refuses"}
+    new = {"model_type": "muse_glimmer", "architectures": ["MuseGlimmerForConditionalGeneration"]}
+    assert faults(new, layers, "0.26") == {"family-new": "garbage"}
+    assert faults(new, layers, "0.28") == {}
     rope = {"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e4}}
     laguna = {"model_type": "laguna", "rope_parameters": rope}
     assert faults(laguna, layers, "0.26") == {"laguna-rope": "refuses"}
