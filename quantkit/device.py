@@ -17,6 +17,9 @@ NO_MEMORY = (
     "can't start new thread",
 )
 """How libraries put it that there is none left, in small letters."""
+FEW_BYTES = 32 << 20
+"""Who has less than this left has none: what fails then fails for lack of memory, whatever it says.
+Python itself loses errors there, and imports end half done."""
 
 
 def choose(name: str = "auto") -> "torch.device":
@@ -89,7 +92,8 @@ def out_of_memory(error: BaseException) -> str | None:
         if isinstance(found, MemoryError) or any(words in text.lower() for words in NO_MEMORY):
             return _lacking(text)
         found = found.__cause__ or found.__context__
-    return None
+    free = available_host_bytes()
+    return _lacking("") if free is not None and free < FEW_BYTES else None
 
 
 def _lacking(text: str) -> str:

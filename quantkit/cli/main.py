@@ -38,6 +38,8 @@ GROUPS = ("sweep", "calibrate", "recipes")
 """Those with commands of their own."""
 ANSWERS = ("gate", "recipes", "recommend", "gpus")
 """Those that only read small files."""
+SPARE_BYTES = 4 << 20
+"""Enough to say that memory is out."""
 
 
 def made(names: Iterable[str] = COMMANDS) -> typer.Typer:
@@ -74,6 +76,16 @@ def _without_collector(is_quick: bool) -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+@contextmanager
+def _spare_memory() -> Iterator[None]:
+    """Keep memory back while a command runs, so that there is some to say that there is none."""
+    spare = [bytearray(SPARE_BYTES)]
+    try:
+        yield
+    finally:
+        spare.clear()
 
 
 def __getattr__(name: str) -> Any:
@@ -121,8 +133,9 @@ def _answered(given: list[str]) -> int:
     _open_closed_streams()
     threads.settle()
     try:
-        app = made(given[:1] if given[:1] and given[0] in COMMANDS else COMMANDS)
-        result = app(given, standalone_mode=False, prog_name="quantkit")
+        with _spare_memory():
+            app = made(given[:1] if given[:1] and given[0] in COMMANDS else COMMANDS)
+            result = app(given, standalone_mode=False, prog_name="quantkit")
         if result == EXIT_INTERRUPTED:  # Typer's own answer to Ctrl-C
             return _interrupted("finished work is kept; run the same command again to go on")
         return result if isinstance(result, int) else 0

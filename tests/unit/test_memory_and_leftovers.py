@@ -47,6 +47,41 @@ def test_other_errors_are_not_a_lack_of_memory():
     assert out_of_memory(outer) is not None
 
 
+STARVED = """
+import resource
+import sys
+from pathlib import Path
+
+from quantkit import doctor
+from quantkit.cli.main import main
+
+
+def starve():
+    kept = []
+    for size in (1 << 16, 64):
+        try:
+            while True:
+                kept.append(bytearray(size))
+        except MemoryError:
+            pass
+    raise SystemError("error return without exception set")
+
+
+doctor.examine = starve
+mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (mapped + (64 << 20),) * 2)
+sys.exit(main(["doctor"]))
+"""
+
+
+def test_whatever_fails_without_memory_left_is_a_lack_of_memory():
+    """Python loses errors there, and does not even have the memory to print one."""
+    done = subprocess.run([sys.executable, "-c", STARVED], capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.startswith("quantkit: out of memory: ")
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.fixture
 def dead():
     """The number of a process that is gone."""
