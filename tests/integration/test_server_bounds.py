@@ -118,18 +118,38 @@ def test_what_is_no_list_of_models_is_refused(answer, words):
         endpoint.Endpoint(url)
 
 
-@pytest.mark.parametrize("value", ["1" * 401, "-1e999", "NaN", "-Infinity", '"-1.0"', "true"])
-def test_a_log_probability_that_is_none(value):
+def one_after_another(*answers):
+    left = list(answers)
+
+    def answer(connection, ended):
+        connection.sendall(left.pop(0) if len(left) > 1 else left[0])
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("-1.0", None),
+        ("-" + "1" * 400, "a number has 401 digits"),
+        ("-1e999", "gives -inf as a log-probability"),
+        ("NaN", "gives nan as a log-probability"),
+        ("-Infinity", "gives -inf as a log-probability"),
+        ('"-1.0"', "gives no log-probabilities"),
+        ("true", "gives no log-probabilities"),
+    ],
+)
+def test_a_log_probability_that_is_none(value, words):
     card = {"data": [{"id": "a", "max_model_len": 64}]}
     told = {"tokens": ["x", "y"], "token_logprobs": [None, 0], "top_logprobs": [None, {"y": -1.0}]}
     answer = json.dumps({"model": "a", "choices": [{"index": 0, "logprobs": told}]})
     answer = answer.replace("[null, 0]", f"[null, {value}]")
-
-    with server(whole(card)) as url:
+    with server(one_after_another(whole(card), whole(answer.encode()))) as url:
         served = endpoint.Endpoint(url)
-    with server(whole(answer.encode())) as url:
-        served.url = f"{url}/v1"
-        with pytest.raises(ScoreError):
+        if words is None:
+            assert served.echo_text("xy").own == [-1.0]
+            return
+        with pytest.raises(ScoreError, match=words):
             served.echo_text("xy")
 
 
