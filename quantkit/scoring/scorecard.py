@@ -203,4 +203,4 @@ class Scorecard(Record):
             first = problems(error, cls)[0]
             raise ScoreError(f"{path} is no score file: {first}") from error
         except ValueError as error:
-            raise ScoreError(f"{path} is no score file: it is not valid JSON") from error
+            raise ScoreError(f"{path} is no score file: it is not valid JSON: {error}") from error

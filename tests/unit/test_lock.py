@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from quantkit.cli.main import main
 from quantkit.errors import StorageError
 from quantkit.storage import MANIFEST, claimed, output_folder, scratch_folder
 
+PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m" / "scores"
 HOLDER = """
 import sys
 from pathlib import Path
@@ -92,6 +94,24 @@ def test_second_writer_into_a_folder(tmp_path, first):
     before = tree(tmp_path)
     with pytest.raises(StorageError, match="another run is writing"):
         output_folder(tmp_path / "out").__enter__()
+    assert tree(tmp_path) == before
+    finish(child)
+    assert tree(tmp_path) == {"out": "", "out/weights": "first"}
+
+
+@pytest.mark.parametrize("command", ["calibrate", "report"])
+def test_second_command_on_an_output(tmp_path, tmp_path_factory, first, command, capsys):
+    """Commands look for another writer before they read, and do not end with 0 beside it."""
+    child = first("plain" if command == "calibrate" else "filled")
+    before = tree(tmp_path)
+    text = tmp_path_factory.mktemp("in") / "text.txt"
+    text.write_text("All work and no play makes Jack a dull boy.\n" * 50)
+    line = {
+        "calibrate": ["calibrate", "build", str(text), "--model", "demo", "--length", "16"],
+        "report": ["report", str(PUBLISHED)],
+    }[command]
+    assert main([*line, "-o", str(tmp_path / "out")]) == 3
+    assert "another run is writing" in " ".join(capsys.readouterr().err.split())
     assert tree(tmp_path) == before
     finish(child)
     assert tree(tmp_path) == {"out": "", "out/weights": "first"}

@@ -118,18 +118,16 @@ def test_a_full_disk_is_told_before_the_start(tmp_path):
 
 def test_halves_of_killed_writers_go_and_those_of_living_ones_stay(tmp_path):
     program = (
-        "import sys, time\n"
-        "from pathlib import Path\n"
-        "from quantkit.sweep import place\n"
-        "with place._half(Path(sys.argv[1]), b'half'):\n"
-        "    print('there', flush=True)\n"
-        "    time.sleep(60)\n"
+        "import os, sys, time\n"
+        "from quantkit.sweep.place import Place\n"
+        "os.fsync = lambda stream: print('there', flush=True) or time.sleep(60)\n"
+        "Place(sys.argv[1]).write('done/a.json', b'half')\n"
     )
-    line = [sys.executable, "-c", program, str(tmp_path / "done" / "a.json")]
+    line = [sys.executable, "-c", program, str(tmp_path)]
     with subprocess.Popen(line, stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         writer.stdout.readline()
-        (half,) = tmp_path.rglob(".*.half")
+        (half,) = tmp_path.rglob(".*")
         Place(tmp_path).require(0)
         assert half.exists()
         writer.kill()
