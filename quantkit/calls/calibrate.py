@@ -32,7 +32,7 @@ class Build:
     revision: str | None = None
     force: bool = False
 
-    needs_transformers = False
+    needs_transformers = True
 
     @property
     def needs_hub(self) -> bool:

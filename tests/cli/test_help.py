@@ -38,12 +38,22 @@ def test_help_loads_nothing_heavy(arguments):
     assert loaded_by(arguments) == (0, [])
 
 
-@pytest.mark.slow
-def test_quantising_loads_no_package_that_it_does_not_use(tmp_path):
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(["quantize", "demo", "-r", "rtn-w8a16"], marks=pytest.mark.slow),
+        ["calibrate", "build", "rows.txt", "--model", "demo", "--samples", "2", "--length", "16"],
+    ],
+    ids=["quantize", "calibrate"],
+)
+def test_commands_load_no_package_that_they_do_not_use(tmp_path, command):
+    (tmp_path / "rows.txt").write_text("All work and no play makes Jack a dull boy.\n" * 50)
     made = "import sys\nfrom quantkit.cli.main import main\n"
-    made += f"main(['quantize', 'demo', '-r', 'rtn-w8a16', '-o', {str(tmp_path)!r}, '--quiet'])\n"
+    made += f"main({[*command, '-o', 'out', '--quiet']!r})\n"
     made += "print([name for name in ('scipy', 'sklearn', 'lm_eval') if name in sys.modules])\n"
-    run = subprocess.run([sys.executable, "-c", made], capture_output=True, text=True, check=True)
+    line = [sys.executable, "-c", made]
+    run = subprocess.run(line, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert (tmp_path / "out").is_dir()
     assert run.stdout.splitlines()[-1] == "[]"
 
 

@@ -39,6 +39,8 @@ kind."""
 ATTEMPT = re.compile(r"(results/[^/]+/)[0-9a-f]{12}")
 """A folder of a sweep that is called otherwise each time."""
 TRIES = 4
+HANGS_S = 60
+"""Of the processor, where a command takes ten."""
 
 Arguments = Callable[[Path, Path], list[str]]
 
@@ -123,6 +125,8 @@ class Field:
         arguments = COMMANDS[name](self.world, out)
         code = _waited(_forked(arguments, self.room / "log", LIMITS[limit], chance.random()))
         said = (self.room / "log").read_text(errors="replace")
+        if code == -signal.SIGXCPU:
+            return limit, "", f"{name} hangs: {said[-300:]}"
         if code < 0 or (code == 1 and name != "gate"):
             # Libraries in C end the process where they get no memory; nothing can be said then.
             if limit != "little memory":
@@ -186,6 +190,8 @@ def _little_memory(share: float) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + int((400 << 20) * share)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    # OpenBLAS asks for its buffers for ever.
+    resource.setrlimit(resource.RLIMIT_CPU, (HANGS_S, resource.RLIM_INFINITY))
 
 
 LIMITS: dict[str, Callable[[float], None]] = {

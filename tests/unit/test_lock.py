@@ -107,7 +107,10 @@ def test_second_command_on_an_output(tmp_path, tmp_path_factory, first, command,
     text = tmp_path_factory.mktemp("in") / "text.txt"
     text.write_text("All work and no play makes Jack a dull boy.\n" * 50)
     line = {
-        "calibrate": ["calibrate", "build", str(text), "--model", "demo", "--length", "16"],
+        "calibrate": [
+            *("calibrate", "build", str(text), "--model", "demo"),
+            *("--samples", "2", "--length", "16"),
+        ],
         "report": ["report", str(PUBLISHED)],
     }[command]
     assert main([*line, "-o", str(tmp_path / "out")]) == 3
