@@ -22,7 +22,7 @@ from quantkit.errors import EngineError, QuantkitError, UnknownName
 from quantkit.export import manifest, verified
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.verified import Verified
-from quantkit.model.source import ModelSource, context_of, experts_key, read_config
+from quantkit.model.source import ModelSource, context_of, read_config
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress, Silent
 from quantkit.quiet import hushed
@@ -240,9 +240,8 @@ def compare(
                 original = sources.reference(target, made, asked, kind)
         # Both kinds of tokens: generating runs through other kernels than reading a prompt does.
         ends = texts_expected.last(made.max_tokens)
-        mixture = experts_key(read_config(target.folder)) is not None
-        written = agreement.compare(answer.token_logprobs, ends, spare=mixture)
-        read = agreement.compare(answer.prompt_logprobs, expected, spare=mixture)
+        written = agreement.compare(answer.token_logprobs, ends)
+        read = agreement.compare(answer.prompt_logprobs, expected)
         found += agreement.faults("prompts", read) + agreement.faults("generated tokens", written)
         found += [known for known in [_known(target, answer)] if found and known]
         if original is not None:

@@ -13,12 +13,6 @@ every sum:
 An engine is another such rounding of the same sums, in another order, so it lies about as far from
 float32 as our own rounding does. Twice that is more than order can explain. A wrong scale, zero
 point or layout shows as a multiple of it.
-
-A mixture of experts has steps in it: where two experts are wanted alike, the last bit of a sum
-sends a token to the one or the other, and all that comes after it differs by more than rounding.
-Some texts meet such a step in the engine and others in the reference. So a quarter of a mixture's
-texts, those that are off most, is left out on both sides; what is wrong with the engine's
-arithmetic is wrong in the others, too.
 """
 
 from typing import Any
@@ -37,17 +31,15 @@ SLACK = 0.002
 MANY = 1000
 """Tokens from which on the far end of the differences is judged too."""
 
-
 FEW = 16
-SPARED = 4
-"""One in so many of a mixture's texts."""
+"""Texts up to which each one's own difference is kept."""
 
 
-def compare(told: list[list[float]], reference: Reference, spare: bool = False) -> Agreement:
-    """An engine's log-probabilities beside the reference's; `spare` leaves out the worst texts."""
+def compare(told: list[list[float]], reference: Reference) -> Agreement:
+    """An engine's log-probabilities beside the reference's."""
     apart = (torch.tensor(told, dtype=torch.float64) - reference.exact).abs()
     rounding = (reference.rounded.double() - reference.exact).abs()
-    off, noise = (_spared(one) if spare else one.flatten() for one in (apart, rounding))
+    off, noise = apart.flatten(), rounding.flatten()
     return Agreement(
         n_tokens=off.numel(),
         mean=float(off.mean()),
@@ -59,11 +51,6 @@ def compare(told: list[list[float]], reference: Reference, spare: bool = False) 
         limit_p99=P99_TIMES * float(noise.quantile(0.99)) + 5 * SLACK,
         by_text=[round(mean, 5) for mean in apart.mean(1).tolist()] if len(apart) <= FEW else [],
     )
-
-
-def _spared(apart: torch.Tensor) -> torch.Tensor:
-    order = apart.mean(1).argsort()
-    return apart[order[: len(order) - len(order) // SPARED]].flatten()
 
 
 def faults(what: str, found: Agreement) -> list[str]:
