@@ -55,10 +55,10 @@ def test_sweeps_do_not_serve_a_few_huge_tokens_at_the_cost_of_all_others(monkeyp
         .round(Linears(weight, torch.float32, scheme, {}, statistics))
         .quantized
     )
-    swept = refine.refine(weight, statistics.gram, plain, scheme, 2)
+    swept, _ = refine.refine(weight, statistics.gram, plain, scheme, 2)
     assert torch.equal(statistics.gram, gram)
     monkeypatch.setattr(refine, "DAMPING", 0.0)
-    undamped = refine.refine(weight, statistics.gram, plain, scheme, 2)
+    undamped, _ = refine.refine(weight, statistics.gram, plain, scheme, 2)
 
     def lost(made, tokens):
         change = grid.dequantize(made, scheme) - weight
