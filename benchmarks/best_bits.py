@@ -1,18 +1,23 @@
 """What each idea for few bits is worth, alone and together, on one model and one set of tokens.
 
     python benchmarks/best_bits.py --out FILE [--model demo --calibration python-docs --samples 48]
-        [--windows 40 --length 512] [--work DIR] [--variants NAME ...]
+        [--windows 40 --length 512] [--work DIR] [--variants NAME ...] [--also JSON ...]
 
-Every variant is a recipe with other options. All are calibrated on the same tokens and compared
+Every variant is a recipe with other options; `--also` takes further ones, with constants of modules
+too: '{"recipe": "gptq-w4a16", "options": {"tune": 50},
+"set": {"quantkit.onepass.tuning.REACH": 0.2}}'. All are calibrated on the same tokens and compared
 with the source on whole windows of held-out text, as `fp4.py` does it: perplexity, exact KL
 divergence over the whole vocabulary and top-1 agreement. FILE is written after every variant, and
 those that it holds are not made again.
 """
 
 import argparse
+import importlib
 import json
 import shutil
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +55,34 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@contextmanager
+def constants(asked: Mapping[str, Any]) -> Iterator[None]:
+    """Other values of constants, by module and name."""
+    places = {key: key.rpartition(".")[::2] for key in asked}
+    before = {k: getattr(importlib.import_module(m), n) for k, (m, n) in places.items()}
+    try:
+        for key, (module, name) in places.items():
+            value = asked[key]
+            value = tuple(value) if isinstance(value, list) else value
+            setattr(importlib.import_module(module), name, value)
+        yield
+    finally:
+        for key, (module, name) in places.items():
+            setattr(importlib.import_module(module), name, before[key])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo")
     parser.add_argument("--calibration", default="python-docs")
     parser.add_argument("--samples", type=int)
+    parser.add_argument("--calibration-length", type=int)
     parser.add_argument("--windows", type=int, default=40)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--text", type=Path)
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS))
+    parser.add_argument("--variants", nargs="*", default=list(VARIANTS))
+    parser.add_argument("--also", nargs="+", default=[], metavar="JSON")
+    parser.add_argument("--group-size", type=int)
     parser.add_argument("--work", type=Path, default=Path("best-bits"))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
@@ -68,8 +92,8 @@ def main() -> None:
     windows = windows_of(args)
     about = {
         "what": "perplexity and KL divergence of ideas for few bits, alone and together",
-        "model": args.source.name,
-        "calibration": args.calibration,
+        "model": args.source.label,
+        "calibration": Path(args.calibration).name,
         "samples": args.samples,
         "windows": len(windows),
         "length": args.length,
@@ -86,21 +110,28 @@ def main() -> None:
         "rows": known.get("rows", {}),
         "recorded": recorded(),
     }
-    for name in args.variants:
+    further = {text: json.loads(text) for text in args.also}
+    for name in [*args.variants, *further]:
         if name in result["rows"]:
             continue
-        base, options = VARIANTS[name]
+        asked = further.get(name, {})
+        base, options = VARIANTS.get(name) or (asked["recipe"], asked.get("options", {}))
         recipe = Recipe.load(base)
-        recipe = recipe.model_copy(update={"options": recipe.options | options})
+        size = {"group_size": args.group_size or recipe.weights.group_size}
+        weights = recipe.weights.model_copy(update=size)
+        changed = {"options": recipe.options | options, "weights": weights}
+        recipe = recipe.model_copy(update=changed)
         shutil.rmtree(args.work, ignore_errors=True)
         started = time.monotonic()
-        choice = CalibrationChoice(args.calibration, args.samples)
-        (made,) = quantize(args.source, [recipe], args.work, args.device, calibration=choice)
+        choice = CalibrationChoice(args.calibration, args.samples, args.calibration_length)
+        with constants(asked.get("set", {})):
+            (made,) = quantize(args.source, [recipe], args.work, args.device, calibration=choice)
         seconds = time.monotonic() - started
         found = compare(source, loading.load(made, device), windows)
         result["rows"][name] = {
             "recipe": base,
             "options": recipe.options,
+            **({"set": asked["set"]} if "set" in asked else {}),
             "change_percent": 100 * (found["perplexity"] / result["source"]["perplexity"] - 1),
             "seconds": seconds,
             **found,

@@ -1,5 +1,8 @@
 """What ideas for few bits are worth (benchmarks/best_bits.py)."""
 
+import json
+from typing import Any
+
 from figures.regions import RESULTS, link, number, paragraph, region, result, table
 
 PLACES = ("best_bits-h200", "best_bits-cpu")
@@ -43,3 +46,54 @@ def drift() -> str:
         "weights with rounded inputs; gptq-w3 had no correction, the others had it."
     )
     return f"{paragraph(told)}\n\n" + table(["", "perplexity:", "KL:"], rows)
+
+
+WORDS = {
+    "tune": "{} gradient steps",
+    "signed": "signed scales",
+    "sweeps": "{} sweeps",
+    "DAMPING": "GPTQ's matrix damped by {}",
+    "REACH": "positions moved by {}",
+    "SCALE_REACH": "scales moved by {}",
+    "TOKENS_PER_BATCH": "{} tokens per step",
+}
+
+
+@region
+def best_bits_real() -> str:
+    """The same ideas on a real model; recipes as they were then, see each row's commit."""
+    run = result("best_bits-smollm2-h200")
+    rows = sorted(run["rows"].items(), key=lambda item: (item[1]["recipe"], -item[1]["kl_mean"]))
+    told = [
+        [
+            f"`{row['recipe']}`{_changes(json.loads(name))}",
+            f"{row['perplexity']:.2f}",
+            number(row["kl_mean"]),
+            f"{row['top1_agreement']:.1%}",
+        ]
+        for name, row in rows
+    ]
+    text = paragraph(
+        f"{run['model']} ({run['origin']}), groups of {run['group_size']}, calibrated on "
+        f"{run['samples']} x {run['calibration_length']:,} tokens, {run['windows']} windows of "
+        f"{run['length']:,} tokens of WikiText-2 ({link('recorded', 'best_bits-smollm2-h200')}, "
+        f"{run['device']}). Recipes are those before this table, with two sweeps, without signed "
+        "scales at 4 bits and with GPTQ's matrix damped by 0.01; `best-w4a16` had AWQ's scales, "
+        "signed ones and six sweeps."
+    )
+    head = ["", "perplexity:", "KL:", "same first token:"]
+    return f"{text}\n\n{table(head, told)}"
+
+
+def _changes(asked: dict[str, Any]) -> str:
+    said = []
+    constants = {key.rpartition(".")[2]: value for key, value in asked.get("set", {}).items()}
+    if any("refine" in key for key in asked.get("set", {})):
+        constants = {"sweeps damped by {}": constants["DAMPING"]}
+    for key, value in {**asked.get("options", {}), **constants}.items():
+        words = WORDS.get(key, key)
+        shown = value[0] if isinstance(value, list) else value
+        shown = f"{shown['cuda']:,}" if isinstance(shown, dict) else shown
+        if (key, value) != ("sweeps", 2):
+            said.append(words.format(shown if shown else "no"))
+    return "".join(f", {one}" for one in said)
