@@ -8,7 +8,16 @@ PEERS = {"nvfp4-a16": "llmcompressor-NVFP4A16", "mxfp4-a16": "llmcompressor-MXFP
 @region
 def fp4() -> str:
     """Every row; what has a peer says what share of its divergence it has."""
-    name = "fp4-demo-h200"
+    return _told("fp4-demo-h200")
+
+
+@region
+def fp4_since() -> str:
+    """The recipes as they are since, on a CPU and without the peer."""
+    return _told("fp4-demo-cpu")
+
+
+def _told(name: str) -> str:
     run = result(name)
     rows = []
     source = run["source"]["perplexity"]
@@ -25,4 +34,6 @@ def fp4() -> str:
     if "note" in run:
         told += f" Since then: {run['note']}."
     head = ["", "perplexity:", "KL:", "of the peer's:"]
+    if not any(row[-1] for row in rows):
+        head, rows = head[:-1], [row[:-1] for row in rows]
     return f"{paragraph(told)}\n\n{table(head, rows)}"
