@@ -75,6 +75,8 @@ def machine(name: str, run: dict[str, Any]) -> str:
     if cores and "core" not in processor:
         processor += f", {cores} cores"
     device = one.get("device") or ("NVIDIA H200" if name.endswith("-h200") else "")
+    if told is None and device.startswith("cpu ("):
+        return str(device.removeprefix("cpu (").removesuffix(")"))
     return f"{device}, {processor}" if device.startswith("NVIDIA") else processor
 
 
