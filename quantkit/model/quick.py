@@ -19,8 +19,8 @@ SAME = 0.95
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
-_same: dict[type[torch.nn.Module], bool] = {}
-"""By class, what its trial has shown."""
+_same: dict[tuple[object, ...], bool] = {}
+"""What a trial has shown, by class and settings."""
 
 
 @contextmanager
@@ -60,8 +60,7 @@ def gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def _forward_of(module: torch.nn.Module) -> Forward | None:
-    kind = type(module)
-    if "forward" in vars(module) or _same.get(kind) is False:
+    if "forward" in vars(module):
         return None
     forward: Forward
     if _is_norm(module):
@@ -70,9 +69,17 @@ def _forward_of(module: torch.nn.Module) -> Forward | None:
         forward = partial(_fed_forward, module)
     else:
         return None
-    if kind not in _same:
-        _same[kind] = _gives_the_same(module, forward)
-    return forward if _same[kind] else None
+    alike = _alike(module)
+    if alike not in _same:
+        _same[alike] = _gives_the_same(module, forward)
+    return forward if _same[alike] else None
+
+
+def _alike(module: torch.nn.Module) -> tuple[object, ...]:
+    """What modules of one trial have in common: a class may compute by its settings."""
+    plain = (bool, int, float, str)
+    settings = ((k, v) for k, v in vars(module).items() if isinstance(v, plain) or callable(v))
+    return type(module), repr(module), *settings
 
 
 def _is_norm(module: torch.nn.Module) -> bool:
