@@ -129,15 +129,19 @@ def _input_error(rows: Rows, candidate: Candidate) -> torch.Tensor:
 def gptq_share(change: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
     """The part of rounding's error that GPTQ is expected to leave.
 
-    With U the upper factor of G's inverse, GPTQ leaves d_j^2 / U_jj^2 of column j's change, where
-    rounding alone costs d_j^2 G_jj. The more inputs depend on each other, the less is left.
+    With U the upper factor of the inverse of G + cI, GPTQ changes weights by d_j / U_jj times row j
+    of U for what column j is off. By G that costs d_j^2 / U_jj^2 times (U G U^T)_jj, which is 1
+    less c times the square of the row; rounding alone costs d_j^2 G_jj. The more inputs depend on
+    each other, the less is left.
     """
     found = gptq.factor(gram)
     squares = change.square().sum(0)
     whole = (squares * gram.diagonal()).sum()
     if found is None or not whole > 0:
         return change.new_ones(())
-    left = squares[found.order] / found.upper.diagonal().square()
+    added = found.damping * gram.diagonal().mean()
+    undamped = 1 - added * found.upper.square().sum(1)
+    left = squares[found.order] / found.upper.diagonal().square() * undamped
     return (left.sum() / whole).clamp(max=1.0)
 
 

@@ -172,7 +172,7 @@ def test_a_tuned_block_is_no_worse_on_held_out_batches_and_comes_out_the_same_tw
     monkeypatch.setitem(
         onepass.TOKENS_PER_BATCH, "cpu", 128
     )  # so that there are batches to hold out
-    recipe = Recipe.load("best-w2a16").tuned(12)
+    recipe = Recipe.load("best-w2a16").tuned(50)
     made = [
         quantize(
             ModelSource.open(str(folder)),

@@ -143,6 +143,9 @@ def test_outliers_do_not_break_the_numbers(tmp_path):
     recipes = [Recipe.load(name) for name in ("awq-gptq-w4a16", "int8-w8a8")]
     by_awq, by_smoothing = quantize(source, recipes, tmp_path / "out", calibration=FEW)
     assert verify(by_awq.folder).ok
-    # One channel is so large that smoothing leaves its layer hardly any of the others: said, once.
-    (fault,) = verify(by_smoothing.folder).faults
-    assert "layers.1.mlp.down_proj" in fault
+    # One channel is so large that smoothing leaves its layer hardly any of the others: that costs
+    # little of its output, and it is first among the layers that are told.
+    smoothed = verify(by_smoothing.folder)
+    assert smoothed.ok, smoothed.faults
+    assert "layers.1.mlp.down_proj" in smoothed.worst[0][0]
+    assert smoothed.worst[0][1] > 0.9
