@@ -2,7 +2,7 @@
 
     python benchmarks/frontier.py --model DIR --name NAME --origin TEXT --group-size 128
         --calibration FILE [FILE ...] --text FILE --work DIR --out FILE [--widths 4 3 2]
-        [--runs NAME ...] [--max-windows N] [--path PACKAGE=DIRS ...] [--draw SVG]
+        [--runs NAME ...] [--max-windows N] [--path PACKAGE=DIRS ...] [--draw SVG] [--shared]
 
 One call per model; all write to the same FILE, after every checkpoint. Runs that --work has a
 result of are not made again, rows that FILE holds are not scored again: a stopped call resumes.
@@ -11,7 +11,8 @@ Every run gets the same token ids and is a process of its own, from its start to
 wide. Sources that come from a 4-bit file are moved off its grid first (`off_grid.py`), and the
 record of that is copied.
 
-Each row beside AutoRound's of that width says what share of its KL and of its seconds it has.
+Each row beside AutoRound's of that width says what share of its KL and of its seconds it has. With
+--shared other work is on the machine: rows say so, and no seconds are compared.
 """
 
 import json
@@ -47,7 +48,8 @@ def relate(rows: list[dict[str, Any]], bits: int) -> None:
     for row in rows:
         if mark is not None and row["bits"] == bits and "kl_mean" in row:
             row["share_of_kl"] = row["kl_mean"] / mark["kl_mean"]
-            row["share_of_seconds"] = row["seconds"] / mark["seconds"]
+            if not (row.get("shared") or mark.get("shared")):
+                row["share_of_seconds"] = row["seconds"] / mark["seconds"]
 
 
 def draw(models: dict[str, Any], target: Path) -> None:
@@ -65,7 +67,7 @@ def draw(models: dict[str, Any], target: Path) -> None:
     for line, (name, entry) in zip(axes, models.items(), strict=True):
         for axis, bits in zip(line, widths, strict=True):
             for row in entry["rows"]:
-                if row["bits"] != bits or "kl_mean" not in row:
+                if row["bits"] != bits or "kl_mean" not in row or row.get("shared"):
                     continue
                 axis.loglog(
                     row["seconds"], row["kl_mean"], "o", color=colours[row["run"].split("-")[0]]
@@ -82,6 +84,7 @@ def main() -> None:
     parser = parser_of(__doc__.splitlines()[0])
     parser.add_argument("--widths", type=int, nargs="+", default=[4, 3, 2])
     parser.add_argument("--runs", nargs="+", help="only these; by default all of every width")
+    parser.add_argument("--shared", action="store_true", help="other work is on the machine")
     parser.add_argument("--draw", type=Path, help="also draw what FILE holds")
     args = parser.parse_args()
     result, tokens = begin(args, "KL divergence against seconds of 4-, 3- and 2-bit checkpoints")
@@ -108,7 +111,7 @@ def main() -> None:
             row = whole(name, args.model, tokens, size, args.work, args.path, args.limit)
             result["versions"] |= row.pop("versions", {})
             row.pop("stage_seconds", None)
-            row |= {"bits": bits, "group_size": size}
+            row |= {"bits": bits, "group_size": size} | ({"shared": True} if args.shared else {})
             if row["error"] is None:
                 (folder,) = peers.checkpoints(name, args.work / name / "out").values()
                 score(row, folder, source, args.model, windows)
