@@ -18,6 +18,7 @@ import argparse
 import functools
 import json
 import platform
+import re
 import shutil
 import tempfile
 import traceback
@@ -28,6 +29,7 @@ from typing import Any
 
 import torch
 from recording import write
+from safetensors.torch import load_file, save_file
 
 import quantkit
 from quantkit import resources
@@ -370,10 +372,26 @@ def build(
         model = AutoModelForCausalLM.from_config(config)
     _spread(model)
     model.to(torch.bfloat16).save_pretrained(folder)
+    _add_unused(folder, config.get_text_config())
     for pattern in ("tokenizer*", "*.jinja", "special_tokens_map.json"):
         for path in resources.DEMO_MODEL.glob(pattern):
             shutil.copy(path, folder / path.name)
     return model
+
+
+def _add_unused(folder: Path, config: Any) -> None:
+    """Keys and values of layers that share another's: published files have them all the same."""
+    path, n_layers = folder / "model.safetensors", config.num_hidden_layers
+    first = n_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
+    tensors = load_file(path) if first < n_layers else {}
+    for layer in range(first, n_layers):
+        alike = (i for i in range(first) if config.layer_types[i] == config.layer_types[layer])
+        donor = f".layers.{max(alike)}.self_attn."
+        for name in [n for n in tensors if donor in n and UNUSED.search(n)]:
+            unused = name.replace(donor, f".layers.{layer}.self_attn.")
+            tensors.setdefault(unused, tensors[name].clone())
+    if tensors:
+        save_file(tensors, path, {"format": "pt"})
 
 
 @torch.no_grad()
@@ -385,7 +403,11 @@ def _spread(model: torch.nn.Module) -> None:
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
         elif parameter.ndim >= 2:
             width = parameter.shape[-1]
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) / width**0.5)
+            # Random experts have nothing in common: where two weigh alike to a router, rounding
+            # would choose between answers, and drown every other difference.
+            scale = 0.25 if parameter.ndim == 3 and EXPERTS_LAST.search(name) else 1.0
+            random = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(scale * random / width**0.5)
 
 
 @torch.no_grad()
@@ -501,6 +523,9 @@ def check(checkpoint: Checkpoint, source: Path, out: Path) -> dict[str, Any]:
     return result | {"transformers": "the same logits"}
 
 
+UNUSED = re.compile(r"\.(k_proj|v_proj|k_norm)\.")
+EXPERTS_LAST = re.compile(r"\bdown_proj|\boutput_linear|\bw2\b")
+"""Experts' last layers, all of a block in one tensor."""
 SAME = 2e-2
 """Of the spread of logits: transformers' experts and ours add up in another order."""
 

@@ -14,7 +14,7 @@ from quantkit.hardware.gpus import GPU
 from quantkit.model.headers import TensorSpec
 from quantkit.recipe import AnyRecipe, Recipe
 
-OWN = ("config-shape", "headers", "family-gone")
+OWN = ("config-shape", "headers", "family-gone", "deepseek-v4")
 """Rules about a model as it is, whatever is made of it."""
 
 

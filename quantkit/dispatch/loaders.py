@@ -15,7 +15,7 @@ YOUNG = ("MuseGlimmerForCausalLM", "MuseGlimmerForConditionalGeneration")
 
 def findings(judged: Judged) -> Iterator[Finding]:
     """Of the family that the config names."""
-    for check in (_gone, _laguna, _plain_layers, _neox, _granite, _gpt_oss):
+    for check in (_gone, _laguna, _plain_layers, _neox, _granite, _gpt_oss, _deepseek_v4):
         yield from check(judged)
 
 
@@ -89,4 +89,19 @@ def _gpt_oss(judged: Judged) -> Iterator[Finding]:
             late = judged.version >= (0, 31)
             words = "its experts are read in MXFP4, or all of a block in one 16-bit tensor"
             yield found("gpt-oss-experts", name, words, "garbage" if late else "refuses")
+            return
+
+
+def _deepseek_v4(judged: Judged) -> Iterator[Finding]:
+    if _type(judged) != "deepseek_v4" or judged.method in ("fp8", "deepseek_v4_fp8"):
+        return
+    kinds = judged.checkpoint.config.get("mlp_layer_types") or ()
+    if odd := [kind for kind in kinds if kind not in ("sparse", "dense")]:
+        words = f"mlp_layer_types has {odd[0]}; published files say num_hash_layers"
+        yield found("deepseek-v4", "config.json", words)
+    if judged.version >= (0, 30):
+        return
+    for name in judged.checkpoint.linears:
+        if name.endswith(".wo_a"):
+            yield found("deepseek-v4", name, "it has no FP8 blocks, which are read before 0.30")
             return

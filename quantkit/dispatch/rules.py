@@ -258,6 +258,12 @@ RULES = (
           "(from 0.31) leaves their weights out without a word",
           "serve the published model, whose experts are MXFP4",
           "models/gpt_oss.py: _load_weights_other"),
+    Rule("deepseek-v4", ("refuses",),
+          "DeepSeek V4 as vLLM does not read it: config.json lists its layers as transformers "
+          "writes them, or (before 0.30) attention's wo_a is not in the published FP8 blocks",
+          "keep the published config.json; serve with vLLM 0.30 or later",
+          "transformers_utils/configs/deepseek_v4.py; "
+          "vllm/models/deepseek_v4/nvidia/ops/o_proj.py: deep_gemm_fp8_o_proj"),
     Rule("mxfp4-family", ("refuses",), "`mxfp4` outside gpt-oss: linear layers have no method",
           "store it as compressed-tensors", "layers/quantization/mxfp4.py: GptOssMxfp4Config"),
     Rule("mxfp4-experts", ("garbage", "refuses"),

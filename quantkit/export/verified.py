@@ -40,7 +40,9 @@ class Agreement(Record):
     """... and what follows from it: more than this is no rounding."""
     limit_p99: float
     by_text: list[float] = []
-    """The mean of each text, where texts are few."""
+    """The mean of each text, where texts are few ..."""
+    by_place: list[float] = []
+    """... and of each place in them: a state that drifts grows, a wrong kernel is off at once."""
 
 
 class Attribution(Record):

@@ -200,8 +200,10 @@ EXPERTS_NOT_SERVED = {
     "gpt_oss": "vLLM reads the experts of gpt-oss in MXFP4, or all of a block in one tensor of 16 "
     "bits, and not one by one as they are written here (0.26 to 0.32): this checkpoint is for "
     "transformers; serve the published model, whose experts are MXFP4",
+    "deepseek_v4": "vLLM before 0.30 computes DeepSeek V4's attention from published FP8 blocks "
+    "and nothing else: serve this checkpoint with 0.30 or later",
 }
-"""Families whose experts an engine does not load as they are written, and what to do."""
+"""Families that an engine does not load, or not yet, as they are written, and what to do."""
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "zamba2": (r"re:.*\bfeed_forward\b.*", r"re:^model\.(q|k|v|o|qkv)_proj$"),
     **dict.fromkeys(

@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,10 @@ KEPT = {
     "x_proj": SMALL,
     "weights_proj": "it weighs an indexer's heads, and serving engines keep it in 16 bits",
     "indexer.wk": "vLLM fuses it with weights_proj, which stays in 16 bits",
+    **dict.fromkeys(
+        ("compressor.kv_proj", "compressor.gate_proj", "indexer.kv_proj", "indexer.gate_proj"),
+        "vLLM computes DeepSeek V4's compressed entries from its 16-bit weight",
+    ),
     "g_proj": "it gates attention heads: a small projection",
     "f_a_proj": SMALL,
     "f_b_proj": SMALL,
@@ -59,6 +63,10 @@ KEPT = {
 MIXER = "it belongs to a mixer of the first Mamba, which vLLM builds in 16 bits only"
 OUTSIDE = "outside the decoder blocks"
 NOT_BUILT = "not part of the model as transformers builds it, such as a head that predicts ahead"
+BESIDE_UNUSED = (
+    "vLLM loads it as one layer with others that the file has and the model does not use, such as "
+    "keys and values of layers that share those of another"
+)
 SHARED = "shared between blocks"
 INSIDE_VLLM = "what vLLM calls layers that stay in 16 bits"
 OTHER_KIND = "not a plain linear layer"
@@ -247,11 +255,14 @@ def _look(
     linears = {name: shape for name, shape in linears.items() if name not in shared}
     if not any(own in linears for own in inside.values()):
         raise SourceError(f"{folder}: {_without_linears(model)}")
-    kept |= {
-        name.removesuffix(".weight"): NOT_BUILT
+    unused = [
+        name.removesuffix(".weight")
         for name in links.unknown
         if name.endswith(".weight") and len(names.get(name, ())) == 2
-    }
+    ]
+    kept |= dict.fromkeys(unused, NOT_BUILT)
+    kept |= dict.fromkeys(_beside(linears, set(unused)), BESIDE_UNUSED)
+    linears = {name: shape for name, shape in linears.items() if name not in kept}
     kept |= _towers(kept)
     share = 1.0
     if fused_experts:
@@ -276,6 +287,18 @@ def _look(
         n_kv_heads=heads,
         renamed=renamed,
     )
+
+
+def _beside(linears: Collection[str], unused: Set[str]) -> list[str]:
+    """Layers that engines load as one with any that is not used."""
+    fused = families.fused()
+    found = []
+    for name in linears if unused else ():
+        parent, _, last = name.rpartition(".")
+        others = {f"{parent}.{part}" for parts in fused if last in parts for part in parts}
+        if not others.isdisjoint(unused):
+            found.append(name)
+    return found
 
 
 def _towers(kept: Mapping[str, str]) -> dict[str, str]:

@@ -232,8 +232,8 @@ def prepare(
     return resume.without_finished(job, force, progress)
 
 
-OWN = ("config-shape", "missing-layer", "family-gone", "gpt-oss-experts")
-"""Rules about a model as it is, whatever is made of it; a note of the plan tells of the last."""
+OWN = ("config-shape", "missing-layer", "family-gone", "gpt-oss-experts", "deepseek-v4")
+"""Rules about a model as it is, whatever is made of it; notes of the plan tell of the last two."""
 
 
 def _check_engine(source: ModelSource, plan: Plan) -> None:

@@ -49,7 +49,8 @@ def compare(told: list[list[float]], reference: Reference) -> Agreement:
         noise_p99=float(noise.quantile(0.99)),
         limit_mean=MEAN_TIMES * float(noise.mean()) + SLACK,
         limit_p99=P99_TIMES * float(noise.quantile(0.99)) + 5 * SLACK,
-        by_text=[round(mean, 5) for mean in apart.mean(1).tolist()] if len(apart) <= FEW else [],
+        by_text=_rounded(apart.mean(1)) if len(apart) <= FEW else [],
+        by_place=_rounded(apart.mean(0)) if len(apart) <= FEW else [],
     )
 
 
@@ -95,6 +96,10 @@ def prompt_faults(logprobs: list[list[float]], asked: Prompts) -> list[str]:
         f"it was asked about {sum(wanted):,} tokens of {len(wanted)} prompts and told of "
         f"{sum(told):,} tokens of {len(told)}"
     ]
+
+
+def _rounded(means: torch.Tensor) -> list[float]:
+    return [round(mean, 5) for mean in means.tolist()]
 
 
 def _finite(values: Any) -> bool:

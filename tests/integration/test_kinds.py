@@ -31,7 +31,7 @@ KINDS = {
     "gemma3": "a language model behind a vision tower",
     "granitemoehybrid": "state-space blocks, and experts under other names",
     "gpt_neox": "tensors that transformers renames",
-    "gemma3n_text": "several streams side by side, samples in the second dimension",
+    "gemma3n_text": "several streams side by side, and keys and values that no layer uses",
 }
 RECIPES = ["fp8-dynamic", "awq-gptq-w4a16"]
 
@@ -105,6 +105,9 @@ def test_layers_that_no_engine_serves_quantised_are_named(tmp_path):
         ("lfm2", "conv.in_proj"),
         ("jamba", "mamba.out_proj"),
         ("gpt_neox", "attention.query_key_value"),
+        ("deepseek_v4", "indexer.compressor.wkv"),
+        ("gemma3n_text", "layers.3.self_attn.q_proj"),
+        ("gemma4", "layers.5.self_attn.q_proj"),
     ],
 )
 def test_what_vllm_keeps_in_16_bits_is_left_alone(tmp_path, family, last):

@@ -82,6 +82,16 @@ def test_experts_of_gpt_oss_are_read_in_one_form(version, how):
 
 
 @pytest.mark.parametrize(
+    ("kinds", "version", "broken"),
+    [(None, "0.29", True), (None, "0.30", False), (["hash_moe", "moe"], "0.32", True)],
+)
+def test_deepseek_v4_is_read_as_published(kinds, version, broken):
+    config = {"model_type": "deepseek_v4", "mlp_layer_types": kinds}
+    found = faults(config, {"layers.0.attn.wo_a": (WIDTH, WIDTH)}, version)
+    assert found == ({"deepseek-v4": "refuses"} if broken else {})
+
+
+@pytest.mark.parametrize(
     ("config", "layers"),
     [
         ({"model_type": "qwen3_next"}, {"model.layers.0.self_attn.q_proj": (512, WIDTH)}),
