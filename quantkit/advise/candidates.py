@@ -294,6 +294,12 @@ def served(question: Question, gpu: GPU) -> list[Candidate]:
     return [_candidate(question, gpu, format) for format in question.catalogue.formats]
 
 
+def any_serves(question: Question, gpu: GPU) -> bool:
+    """Whether a format serves, whichever; the rest of them is not looked at."""
+    every = (_candidate(question, gpu, format) for format in question.catalogue.formats)
+    return any(judged(one, question.min_quality).serves for one in every)
+
+
 def judged(candidate: Candidate, min_quality: float) -> Candidate:
     """A candidate, or what its quality lacks."""
     known = candidate.quality

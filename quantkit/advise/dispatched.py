@@ -8,7 +8,7 @@ from typing import Any
 
 from quantkit import formats
 from quantkit.advise import weights
-from quantkit.advise.shape import ModelShape
+from quantkit.advise.shape import ModelShape, at_block
 from quantkit.dispatch import prediction
 from quantkit.hardware.gpus import GPU
 from quantkit.model.headers import TensorSpec
@@ -58,7 +58,7 @@ def _unlike(specs: list[TensorSpec]) -> list[TensorSpec]:
     """Tensors of blocks that differ from each other, one block of each kind."""
     blocks: dict[int | None, tuple[list[tuple[Any, ...]], list[TensorSpec]]] = {}
     for spec in specs:
-        before, number, behind = weights.at_block(spec.name)
+        before, number, behind = at_block(spec.name)
         kinds, held = blocks.setdefault(number, ([], []))
         kinds.append((before, behind, spec.dtype, spec.shape))
         held.append(spec)

@@ -8,11 +8,11 @@ and, where that is tied, the embeddings again. llama.cpp gives whole layers to e
 
 import math
 import re
-from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from quantkit.advise import weights
-from quantkit.advise.shape import EMBEDDING, EMBEDDINGS, HEAD, ModelShape
+from quantkit.advise.shape import EMBEDDING, EMBEDDINGS, HEAD, ModelShape, Sample
 from quantkit.advise.split import ONE, Split, Wish, stage_of_layers
 from quantkit.families import geometry
 from quantkit.model.architecture import EXPERT
@@ -60,10 +60,10 @@ def stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> li
 
 def _stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> list[int]:
     if isinstance(recipe, GGUFRecipe):
-        return [_by_layers(weights.gguf_tensors(shape, recipe), shape.config, split.pipeline)]
+        by_layer, rest = _by_layers(shape, recipe)
+        return [rest + fullest(by_layer, split.pipeline)]
     outside, alike = _kinds_of_tensors(shape, recipe)
-    cut = weights.thinned(shape, recipe)[0].architecture.linears
-    stage_of = stage_of_layers(shape.config["num_hidden_layers"], split.pipeline)
+    cut = weights.sample_of(shape, recipe).shape.architecture.linears
     # The first have one more where experts cannot be given out evenly.
     held = -(-n_experts(shape) // split.tensor) if split.has_whole_experts else None
     tied = not any(spec.name == HEAD for spec in outside)
@@ -74,54 +74,54 @@ def _stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> l
         sizes[0 if looked_up else -1] += size
         if tied and spec.name == EMBEDDING and split.pipeline > 1:
             sizes[-1] += size
-    for spec, layers in alike:
+    blocks: dict[Layers, int] = {}
+    for spec, layers, n in alike:
         if held is not None and (expert := EXPERT.search(spec.name)):
             first = int(expert[0].split(".")[2])
-            for layer, n in layers.items():
-                sizes[stage_of.get(layer, -1)] += spec.size_bytes * max(0, min(held - first, n))
-            continue
-        share = _share(spec, cut, shape.config, split.tensor)
-        if split.pipeline == 1:
-            sizes[0] += share * sum(layers.values())
-            continue
-        for layer, n in layers.items():
-            sizes[stage_of.get(layer, -1)] += share * n
+            size = spec.size_bytes * max(0, min(held - first, n))
+        else:
+            size = n * _share(spec, cut, shape.config, split.tensor)
+        blocks[layers] = blocks.get(layers, 0) + size
+    if split.pipeline == 1:
+        sizes[0] += sum(size * len(layers) for layers, size in blocks.items())
+        return sizes
+    stage_of = stage_of_layers(shape.config["num_hidden_layers"], split.pipeline)
+    for layers, size in blocks.items():
+        for layer in layers:
+            sizes[stage_of.get(layer, -1)] += size
     return sizes
 
 
-Kinds = tuple[list[TensorSpec], list[tuple[TensorSpec, dict[int, int]]]]
+Layers = tuple[int, ...]
+Kinds = tuple[list[TensorSpec], list[tuple[TensorSpec, Layers, int]]]
 
 
 def _kinds_of_tensors(shape: ModelShape, recipe: Recipe | None) -> Kinds:
-    """Tensors outside of layers, and one for all that are the same part of other layers, with how
-    many of them each layer has."""
+    """Tensors outside of layers, and one for all that are the same part of other layers, with
+    those layers and how many of them each has."""
     key = "tensors", weights.digest(shape, recipe)
     if key not in shape.made:
-        specs = weights.counted(shape, recipe)
-        scales = [] if recipe is None else weights.plan(shape, recipe).kv_scales
-        if recipe is not None and scales:  # behind all that is there without them
+        sample = weights.sample_of(shape, recipe)
+        plan = None if recipe is None else weights.plan(shape, recipe)
+        specs = sample.shape.stored if plan is None else plan.specs
+        if recipe is not None and plan is not None and plan.kv_scales:  # behind all others
             outside, alike = _kinds_of_tensors(shape, weights.without_cache(shape, recipe))
-            more, other = _sorted_out(specs[-len(scales) :])
+            more, other = _sorted_out(sample, specs[-len(plan.kv_scales) :])
             shape.made[key] = [*outside, *more], [*alike, *other]
         else:
-            shape.made[key] = _sorted_out(specs)
+            shape.made[key] = _sorted_out(sample, specs)
     found: Kinds = shape.made[key]
     return found
 
 
-def _sorted_out(specs: list[tuple[TensorSpec, int]]) -> Kinds:
-    outside, alike = [], dict[Hashable, tuple[TensorSpec, dict[int, int]]]()
-    for spec, n in specs:
-        before, layer, behind = weights.at_block(spec.name)
-        if layer is None:
+def _sorted_out(sample: Sample, specs: Sequence[TensorSpec]) -> Kinds:
+    outside, alike = [], []
+    for spec in specs:
+        if layers := sample.layers_of(spec.name):
+            alike.append((spec, layers, sample.experts(spec.name)))
+        else:
             outside.append(spec)
-            continue
-        kind = before, behind, spec.dtype, spec.shape
-        if kind not in alike:
-            alike[kind] = spec, {}
-        layers = alike[kind][1]
-        layers[layer] = layers.get(layer, 0) + n
-    return outside, list(alike.values())
+    return outside, alike
 
 
 def _share(spec: TensorSpec, cut: Container[str], config: Mapping[str, Any], n_gpus: int) -> int:
@@ -151,13 +151,18 @@ def _padded(n_words: int) -> int:
     return -(-n_words // PADDED_TO) * PADDED_TO
 
 
-def _by_layers(sizes: Mapping[str, int], config: Mapping[str, Any], n_gpus: int) -> int:
-    """Layers in a row, and all that lies outside of layers, which some GPU has to take."""
-    layers = [0] * int(config["num_hidden_layers"])
-    for name, size in sizes.items():
-        if match := BLOCK.match(name):
-            layers[int(match[1])] += size
-    return sum(sizes.values()) - sum(layers) + fullest(layers, n_gpus)
+def _by_layers(shape: ModelShape, recipe: GGUFRecipe) -> tuple[list[int], int]:
+    """Bytes of each layer, and of all that lies outside of layers, which some GPU has to take."""
+    sizes = weights.gguf_tensors(shape, recipe)
+    key = "layers", weights.digest(shape, recipe)
+    if key not in shape.made:
+        layers = [0] * int(shape.config["num_hidden_layers"])
+        for name, size in sizes.items():
+            if match := BLOCK.match(name):
+                layers[int(match[1])] += size
+        shape.made[key] = layers, sum(sizes.values()) - sum(layers)
+    found: tuple[list[int], int] = shape.made[key]
+    return found
 
 
 def fullest(layers: Sequence[int], n_gpus: int) -> int:
@@ -210,7 +215,7 @@ def _widths(shape: ModelShape, split: Split) -> Iterator[tuple[int, str]]:
     """What MLPs are wide inside, as far as they are cut."""
     found = {
         (columns, "an expert" if EXPERT.search(module) else "an MLP")
-        for module, (_, columns) in shape.thin[0].architecture.linears.items()
+        for module, (_, columns) in shape.sample.shape.architecture.linears.items()
         if module.endswith("down_proj")
     }
     if not found and (inner := shape.config.get("intermediate_size")):

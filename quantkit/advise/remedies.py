@@ -4,7 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quantkit.advise import formats, offload, parallel, shape, sizes
-from quantkit.advise.candidates import NO_LIMITS, Candidate, Catalogue, Limits, Question, evaluate
+from quantkit.advise.candidates import (
+    NO_LIMITS,
+    Candidate,
+    Catalogue,
+    Question,
+    any_serves,
+    evaluate,
+)
 from quantkit.advise.ranking import ranked
 from quantkit.advise.split import ANY
 from quantkit.hardware import gpus
@@ -124,7 +131,7 @@ def _partly(question: Question, gpu: GPU) -> Remedy | None:
         return None
     host = offload.usual_host(gpu)
     # Who takes this bears its speed.
-    first = _first(question.but(host=host, limits=Limits()), gpu)
+    first = _first(question.but(host=host, limits=NO_LIMITS), gpu)
     if first is None or first.size is None or first.size.offload is None or not first.fit:
         return None
     found, needed = first.size.offload, first.fit.host_bytes
@@ -196,16 +203,23 @@ def _longest_context(question: Question, gpu: GPU) -> tuple[int, Candidate] | No
     low, high = 0, (question.context - 1) // LEAST_CONTEXT
     if question.shared_prefix:  # which prompts must hold in any case
         low = min(high, -(-4 * question.shared_prefix // 3) // LEAST_CONTEXT + 1)
-    best: tuple[int, Candidate] | None = None
+
+    def shortened(context: int) -> Question:
+        answer = None if question.answer is None else min(question.answer, context // 4)
+        return question.but(context=context, answer=answer)
+
+    best: int | None = None
     while low < high:
         middle = (low + high + 1) // 2
-        context = middle * LEAST_CONTEXT
-        answer = None if question.answer is None else min(question.answer, context // 4)
-        if first := _first(question.but(context=context, answer=answer), gpu):
-            low, best = middle, (context, first)
+        if any_serves(shortened(middle * LEAST_CONTEXT), gpu):
+            low = best = middle
         else:
             high = middle - 1
-    return best
+    if best is None:
+        return None
+    context = best * LEAST_CONTEXT
+    first = _first(shortened(context), gpu)
+    return None if first is None else (context, first)
 
 
 def _smallest_gpu(question: Question, gpu: GPU) -> Candidate | None:

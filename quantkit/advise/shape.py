@@ -4,11 +4,12 @@ From a folder or the hub it is what the headers of the files say; from a `config
 formulas say; from a size such as 70B, an assumption.
 """
 
-from collections.abc import Hashable, Iterable, Mapping
+import re
+from collections.abc import Container, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quantkit import resources
 from quantkit.advise import families, sizes
@@ -29,14 +30,14 @@ from quantkit.model.headers import ITEM_BYTES, TensorSpec
 from quantkit.model.source import INDEX, check_kind, read_config, read_tensors, text_config
 from quantkit.parsing import parse_json
 
-if TYPE_CHECKING:
-    from quantkit.gguf.tensors import GGUFTensor
-
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 EMBEDDINGS = ("embed", "wte", "wpe")
 """In the last part of a module's name that looks words or positions up, and is no Linear."""
+NUMBER = re.compile(r"\.(\d+)\.")
+Block = tuple[str, int]
+"""What stands before the number of a block, and the number."""
 CACHED = ("k_proj", "qkv_proj", "query_key_value", "kv_a_proj_with_mqa", "Wqkv", "c_attn")
 """What a module that caches keys and values has as a part."""
 
@@ -46,6 +47,48 @@ class Tensor(TensorSpec):
     """A tensor of the source, and whether it is the weight of a Linear."""
 
     is_linear: bool = False
+
+
+@lru_cache(1 << 16)
+def at_block(name: str) -> tuple[str, int | None, str]:
+    """A name before the number of its block, the number, and what is behind; without one, all of
+    it comes first. Formats of a model have most names in common."""
+    found = NUMBER.search(name)
+    if found is None:
+        return name, None, ""
+    return name[: found.start()], int(found[1]), name[found.end() :]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A model without what is there many times: one expert of each layer, one block of each kind.
+
+    Plans of it name the same tensors as plans of the whole and take a fraction of the time.
+    """
+
+    shape: "ModelShape"
+    n_experts: int = 1
+    """Experts that each one stands for."""
+    layers: Mapping[Block, tuple[int, ...]] = field(default_factory=dict)
+    """Blocks that each one stands for, itself among them; one that is not named, for itself."""
+
+    def layers_of(self, name: str) -> tuple[int, ...]:
+        """Numbers of the blocks that have a tensor such as this one; none outside of blocks."""
+        before, number, _ = at_block(name)
+        return () if number is None else self.layers.get((before, number), (number,))
+
+    def has_block(self, name: str) -> bool:
+        """Whether a tensor's block is one of the sample; so is what lies outside of blocks."""
+        before, number, _ = at_block(name)
+        return number is None or (before, number) in self.layers
+
+    def count(self, name: str) -> int:
+        """Tensors that one stands for."""
+        return self.experts(name) * max(1, len(self.layers_of(name)))
+
+    def experts(self, name: str) -> int:
+        """The same in one block."""
+        return self.n_experts if self.n_experts > 1 and EXPERT.search(name) else 1
 
 
 @dataclass(frozen=True)
@@ -99,18 +142,48 @@ class ModelShape:
         Mixtures have tens of thousands of tensors, and experts are alike; where they are not, this
         is the model itself.
         """
-        kinds: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+        kept, alike, n_first = [], True, 0
+        kinds: dict[str, list[Any]] = {}
         for tensor in self.tensors:
-            if EXPERT.search(tensor.name):
-                kind = EXPERT.sub(".experts.", tensor.name, count=1)
-                kinds.setdefault(kind, []).append((tensor.dtype, tensor.shape))
-        kept = [t for t in self.tensors if not EXPERT.search(t.name) or ".experts.0." in t.name]
-        numbers = {len(alike) for alike in kinds.values()}
-        n_kept = sum(".experts.0." in t.name for t in kept)
-        is_alike = all(len(set(alike)) == 1 for alike in kinds.values())
-        if len(numbers) != 1 or n_kept != len(kinds) or not is_alike:
+            found = EXPERT.search(tensor.name)
+            if found is None:
+                kept.append(tensor)
+                continue
+            is_first = found[0].endswith("experts.0.")
+            if is_first:
+                n_first += 1
+                kept.append(tensor)
+            kind = f"{tensor.name[: found.start()]}.{tensor.name[found.end() :]}"
+            seen = kinds.setdefault(kind, [tensor, 0])
+            seen[1] += 1
+            alike &= (tensor.dtype, tensor.shape) == (seen[0].dtype, seen[0].shape)
+        numbers = {n for _, n in kinds.values()}
+        if len(numbers) != 1 or n_first != len(kinds) or not alike:
             return self, 1
         return replace(self, tensors=tuple(kept)), numbers.pop()
+
+    @cached_property
+    def sample(self) -> Sample:
+        """The same with the first of all blocks that are alike."""
+        thin, n_experts = self.thin
+        blocks: dict[Block, list[Hashable]] = {}
+        for tensor in thin.tensors:
+            before, number, behind = at_block(tensor.name)
+            if number is not None:
+                kind = behind, tensor.dtype, tensor.shape, tensor.is_linear
+                blocks.setdefault((before, number), []).append(kind)
+        alike: dict[Hashable, list[Block]] = {}
+        for block, kinds in blocks.items():
+            alike.setdefault((block[0], *kinds), []).append(block)
+        layers = {same[0]: tuple(number for _, number in same) for same in alike.values()}
+        found = Sample(thin, n_experts, layers)
+        first = replace(
+            thin,
+            tensors=tuple(tensor for tensor in thin.tensors if found.has_block(tensor.name)),
+            routers=tuple(name for name in thin.routers if found.has_block(f"{name}.")),
+            _attentions=tuple(n for n in thin._attentions if found.has_block(f"{n}.")),
+        )
+        return replace(found, shape=first)
 
     @cached_property
     def architecture(self) -> Architecture:
@@ -129,16 +202,24 @@ class ModelShape:
         )
 
     @cached_property
-    def gguf(self) -> "tuple[list[GGUFTensor], dict[str, Any]]":
-        """The tensors of a GGUF file of this model and its metadata, whatever its types."""
+    def gguf(self) -> tuple[list[tuple[str, tuple[int, ...]]], dict[str, Any]]:
+        """Names and shapes of a GGUF file of this model and its metadata, whatever its types."""
         from quantkit.gguf.families import family_of, metadata_of
-        from quantkit.gguf.tensors import tensors_of
+        from quantkit.gguf.tensors import BLOCK, tensors_of
 
         place = Path(self.label)
         family = family_of(self.config, place)
         metadata = metadata_of(family, self.config, place)
-        tensors = tensors_of({t.name: t for t in self.tensors}, family, self.config, place)
-        return tensors, {"general.architecture": family.llamacpp, **metadata}
+        # Blocks of the sample with all of their experts, and what lies outside of blocks.
+        blocks = tuple(f"{before}.{number}." for before, number in self.sample.layers)
+        known = {t.name for t in self.sample.shape.tensors}
+        first = {t.name: t for t in self.tensors if t.name in known or t.name.startswith(blocks)}
+        found = []
+        for one in tensors_of(first, family, self.config, place):
+            layers = self.sample.layers_of(one.parts[0]) if one.parts else ()
+            names = [BLOCK.sub(f"blk.{layer}.", one.name, count=1) for layer in layers]
+            found += [(name, one.shape) for name in names or [one.name]]
+        return found, {"general.architecture": family.llamacpp, **metadata}
 
 
 def of(model: str) -> ModelShape:
@@ -214,7 +295,8 @@ def _shape(
     note: str = "",
 ) -> ModelShape:
     routers = find_routers(Path(label), {tensor.name: tensor.shape for tensor in stored})
-    tensors = tuple(Tensor(t.name, t.dtype, tuple(t.shape), _is_linear(t, routers)) for t in stored)
+    among = frozenset(routers)
+    tensors = tuple(Tensor(t.name, t.dtype, tuple(t.shape), _is_linear(t, among)) for t in stored)
     parents = (t.name.removesuffix(".weight").rpartition(".") for t in tensors if t.is_linear)
     attentions = dict.fromkeys(parent for parent, _, last in parents if last in CACHED)
     return ModelShape(label, config, tensors, assumed, routers, note, _attentions=tuple(attentions))
@@ -238,15 +320,14 @@ def _language(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _is_linear(tensor: TensorSpec, routers: tuple[str, ...]) -> bool:
+def _is_linear(tensor: TensorSpec, routers: Container[str]) -> bool:
     """Whether a tensor is the weight of a Linear, going by its name and shape."""
     module, _, last = tensor.name.rpartition(".")
     if last != "weight" or len(tensor.shape) != 2 or module in routers:
         return False
-    if EXPERT.search(module):
-        return True
     own = module.rpartition(".")[2]
-    return not any(part in own for part in EMBEDDINGS)
+    looks_up = any(part in own for part in EMBEDDINGS)
+    return not looks_up or EXPERT.search(module) is not None
 
 
 def _label(model: str, folder: Path) -> str:

@@ -4,15 +4,15 @@ The plans are the same that a run makes; here they are made from a shape, withou
 """
 
 import re
-from functools import lru_cache
+from collections.abc import Mapping
+from itertools import chain
 
-from quantkit.advise.shape import ModelShape
-from quantkit.model.architecture import EXPERT
+from quantkit.advise.shape import ModelShape, Sample
 from quantkit.model.headers import TensorSpec
 from quantkit.plan import checkpoint as planning
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 
-NUMBER = re.compile(r"\.(\d+)\.")
+DIGIT = re.compile(r"\d|\\[dw]")
 
 
 def weight_bytes(shape: ModelShape, recipe: AnyRecipe, has_importance: bool = False) -> int:
@@ -28,27 +28,21 @@ def weight_bytes(shape: ModelShape, recipe: AnyRecipe, has_importance: bool = Fa
 
 def counted(shape: ModelShape, recipe: Recipe | None) -> list[tuple[TensorSpec, int]]:
     """Every tensor of the checkpoint, or of the model as it is, and how many it stands for."""
-    thin, n_experts = thinned(shape, recipe)
-    specs = thin.stored if recipe is None else plan(shape, recipe).specs
-    if n_experts == 1:
-        return [(spec, 1) for spec in specs]
-    return [(spec, n_experts if EXPERT.search(spec.name) else 1) for spec in specs]
+    sample = sample_of(shape, recipe)
+    specs = sample.shape.stored if recipe is None else plan(shape, recipe).specs
+    return [(spec, sample.count(spec.name)) for spec in specs]
 
 
-def thinned(shape: ModelShape, recipe: Recipe | None) -> tuple[ModelShape, int]:
-    """`ModelShape.thin`, unless a recipe tells experts apart."""
-    named = [] if recipe is None else [*recipe.targets, *recipe.ignore]
-    return (shape, 1) if any("experts" in name for name in named) else shape.thin
-
-
-@lru_cache(1 << 16)
-def at_block(name: str) -> tuple[str, int | None, str]:
-    """A name before the number of its block, the number, and what is behind; without one, all of
-    it comes first. Formats of a model have most names in common."""
-    found = NUMBER.search(name)
-    if found is None:
-        return name, None, ""
-    return name[: found.start()], int(found[1]), name[found.end() :]
+def sample_of(shape: ModelShape, recipe: Recipe | None) -> Sample:
+    """`ModelShape.sample`, as far as a recipe does not tell experts or blocks apart."""
+    if recipe is None:
+        return shape.sample
+    named = [*recipe.targets, *recipe.ignore, *recipe.unquantised, *chain(*recipe.group_targets)]
+    if any("experts" in name for name in named):
+        return Sample(shape)
+    if any(DIGIT.search(name) for name in named):
+        return Sample(*shape.thin)
+    return shape.sample
 
 
 def digest(shape: ModelShape, recipe: AnyRecipe | None) -> str:
@@ -63,10 +57,10 @@ def digest(shape: ModelShape, recipe: AnyRecipe | None) -> str:
 
 
 def plan(shape: ModelShape, recipe: Recipe) -> planning.Plan:
-    """The plan of the checkpoint, made once, and of a mixture for one expert of each layer."""
+    """The plan of the checkpoint, made once, for one of all experts and blocks that are alike."""
     key = digest(shape, recipe)
     if key not in shape.made:
-        thin, _ = thinned(shape, recipe)
+        thin = sample_of(shape, recipe).shape
         if recipe.kv_cache is None:
             made = planning.make(thin.architecture, thin.stored, recipe)
         else:
@@ -94,21 +88,15 @@ def remember(shape: ModelShape, recipe: GGUFRecipe, sizes: dict[str, int]) -> No
 
 def gguf_tensors(
     shape: ModelShape, recipe: GGUFRecipe, has_importance: bool = False
-) -> dict[str, int]:
+) -> Mapping[str, int]:
     """Bytes of every tensor of the file, by its name there."""
     from quantkit.gguf import mixture
     from quantkit.gguf.tensors import size_bytes
 
     key = digest(shape, recipe), has_importance
-    if key in shape.made:
-        return dict(shape.made[key])
-    tensors, metadata = shape.gguf
-    choices = mixture.choose(
-        recipe.gguf,
-        [(tensor.name, tensor.shape) for tensor in tensors],
-        metadata,
-        has_importance,
-        recipe.tensors,
-    )
-    shape.made[key] = {t.name: size_bytes(t.shape, choices[t.name].kind) for t in tensors}
-    return dict(shape.made[key])
+    if key not in shape.made:
+        tensors, metadata = shape.gguf
+        choices = mixture.choose(recipe.gguf, tensors, metadata, has_importance, recipe.tensors)
+        shape.made[key] = {name: size_bytes(size, choices[name].kind) for name, size in tensors}
+    found: Mapping[str, int] = shape.made[key]
+    return found

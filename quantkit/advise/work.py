@@ -71,14 +71,10 @@ def of(shape: ModelShape, format: Format) -> Work:
     )
     begins = looked_up if tied else last
     chosen = _own_modules(shape, format)
-    thin, n_alike = (shape, 1) if isinstance(recipe, GGUFRecipe) else weights.thinned(shape, recipe)
-    multiplied = [
-        (t.name.removesuffix(".weight"), (t.n_elements * (n_alike if of_expert else 1), of_expert))
-        for t in thin.tensors
-        if t.is_linear and t.name != HEAD
-        for of_expert in (is_mixture and EXPERT.search(t.name) is not None,)
-    ]
-    head = next((t for t in shape.tensors if t.name == (EMBEDDING if tied else HEAD)), None)
+    multiplied = _multiplied(shape, None if isinstance(recipe, GGUFRecipe) else recipe)
+    head = next(
+        (t for t in shape.sample.shape.tensors if t.name == (EMBEDDING if tied else HEAD)), None
+    )
     return Work(
         stored_bytes=sum(sizes.values()),
         read=read,
@@ -92,6 +88,29 @@ def of(shape: ModelShape, format: Format) -> Work:
     )
 
 
+def _multiplied(shape: ModelShape, recipe: Recipe | None) -> list[tuple[str, tuple[int, bool]]]:
+    """Layers but the last, each with its weights, those of all that it stands for, and whether it
+    is an expert's."""
+    sample = weights.sample_of(shape, recipe)
+    key = "multiplied", id(sample.shape)
+    if key not in shape.made:
+        is_mixture = _first(shape, EXPERTS) > 1
+        found = [
+            (
+                t.name.removesuffix(".weight"),
+                (
+                    t.n_elements * sample.count(t.name),
+                    is_mixture and EXPERT.search(t.name) is not None,
+                ),
+            )
+            for t in sample.shape.tensors
+            if t.is_linear and t.name != HEAD
+        ]
+        shape.made[key] = sample, found  # with the sample, so that its id stays its own
+    known: list[tuple[str, tuple[int, bool]]] = shape.made[key][1]
+    return known
+
+
 def _own_modules(shape: ModelShape, format: Format) -> set[str]:
     if not format.has_own_arithmetic or not isinstance(format.recipe, Recipe):
         return set()
@@ -100,7 +119,7 @@ def _own_modules(shape: ModelShape, format: Format) -> set[str]:
 
 def _is_tied(shape: ModelShape) -> bool:
     """Whether the table of embeddings is also the last layer, and so is read as a whole."""
-    return not any(tensor.name == HEAD for tensor in shape.tensors)
+    return not any(tensor.name == HEAD for tensor in shape.sample.shape.tensors)
 
 
 def _part(amounts: Iterable[tuple[int, bool]]) -> Part:

@@ -9,6 +9,7 @@ size and the types that people know by its name. Its exceptions for Falcon are l
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from quantkit.errors import RecipeError, SourceError, UnknownName
@@ -66,6 +67,9 @@ KEPT = re.compile(
     r"|time_mix_(first|[wva][012]|g[12]|decay_w[12]|lerp_fused)\.weight"
 )
 VALUES = ("attn_qkv.weight", "attn_kv_b.weight", "attn_v.weight")
+DOWN, KEYS, ATTENTION_OUTPUT = ("ffn_down",), ("attn_k.weight",), ("attn_output.weight",)
+ROLES = (VALUES, DOWN, KEYS, ATTENTION_OUTPUT)
+"""What the rules ask of a name, in their order."""
 EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 OUTER = ("output.weight", *EMBEDDINGS)
 LAYER = re.compile(r"blk\.(\d+)\.")
@@ -120,6 +124,7 @@ def choose(
     return {name: choices[name] for name, _ in tensors}
 
 
+@lru_cache(1 << 16)
 def quantised(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor takes the file's type; norms, biases and other small ones stay in F32."""
     # A dimension of one in front is none to llama.cpp.
@@ -128,6 +133,7 @@ def quantised(name: str, shape: tuple[int, ...]) -> bool:
     return len(shape) >= 2 and name.endswith("weight") and not KEPT.search(name)
 
 
+@lru_cache(1 << 10)
 def _fitted(kind: Kind, columns: int) -> Choice:
     """The type itself, or what takes its place when blocks do not divide the columns."""
     found = kind
@@ -150,6 +156,13 @@ def _compiled(overrides: Mapping[str, str]) -> dict[re.Pattern[str], Kind]:
     return found
 
 
+@lru_cache(1 << 16)
+def _role(name: str) -> tuple[str, ...] | None:
+    """The first of `ROLES` of which a part is in a name."""
+    return next((role for role in ROLES if any(part in name for part in role)), None)
+
+
+@lru_cache(1 << 16)
 def _layer(name: str) -> int:
     match = LAYER.match(name)
     return int(match[1]) if match else -1
@@ -171,7 +184,7 @@ class _Rules:
         self._base = BASE[file_type]
         self._importance = importance
         self._tied = "output.weight" not in names
-        self._n_values = sum(any(part in name for part in VALUES) for name in names)
+        self._n_values = sum(_role(name) == VALUES for name in names)
         self._values_seen = 0
         self._downs_seen = 0
         family = metadata.get("general.architecture")
@@ -197,17 +210,18 @@ class _Rules:
             return Kind.BF16 if name in OUTER else self._base
         if name == "output.weight" or (self._tied and name in EMBEDDINGS):
             return Kind.Q8_0 if self._base == Kind.Q8_0 else Kind.Q6_K
-        if any(part in name for part in VALUES):
+        role = _role(name)
+        if role == VALUES:
             kind = self._attention_values()
             self._values_seen += 1
             return kind
-        if "ffn_down" in name:
+        if role == DOWN:
             kind = self._down(name)
             self._downs_seen += 1
             return kind
-        if "attn_k.weight" in name and self._n_experts == 8:
+        if role == KEYS and self._n_experts == 8:
             return Kind.Q8_0
-        if "attn_output.weight" in name:
+        if role == ATTENTION_OUTPUT:
             return self._attention_output()
         return self._base
 

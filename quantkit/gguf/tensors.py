@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from quantkit.model.headers import WEIGHT_TYPES, TensorSpec
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 NVFP4_BLOCK = GGML_QUANT_SIZES[GGMLQuantizationType.NVFP4][0]
+NUMBER = re.compile(r"\.(\d+)\.")
+BLOCK = re.compile(r"^blk\.\d+\.")
 ROPE_TENSORS = {
     MODEL_TENSOR.ROPE_FREQS: "llama3",
     MODEL_TENSOR.ROPE_FACTORS_LONG: "long_factor",
@@ -69,7 +72,6 @@ def tensors_of(
     source: Mapping[str, TensorSpec], family: Family, config: Mapping[str, Any], folder: Path
 ) -> list[GGUFTensor]:
     """The tensors that a model's own become, refusing what llama.cpp does not know."""
-    names = get_tensor_name_map(ARCHITECTURES[family.llamacpp], config["num_hidden_layers"])
     tensors: list[GGUFTensor] = []
     experts: dict[str, list[TensorSpec]] = {}
     tied = config.get("tie_word_embeddings", False)
@@ -81,7 +83,7 @@ def tensors_of(
         if family.experts and (stack := expert_stack(stored.name, family)) is not None:
             experts.setdefault(stack, []).append(stored)
             continue
-        name = names.get_name(stored.name, try_suffixes=(".weight", ".bias"))
+        name = file_name(stored.name, family, config["num_hidden_layers"])
         if name is None or stored.dtype not in WEIGHT_TYPES:
             raise SourceError(
                 f"{folder} has {stored.name} ({stored.dtype}), which has no place in a "
@@ -92,6 +94,27 @@ def tensors_of(
     if missing:
         raise SourceError(f"{folder} lacks {missing[0]}; download it again")
     return tensors + _stacks(experts, config, folder) + _computed(config)
+
+
+def file_name(stored: str, family: Family, n_layers: int) -> str | None:
+    """What a tensor is called in a file; None where llama.cpp has no place for it.
+
+    Blocks have the same names, so that those of one are enough.
+    """
+    found = NUMBER.search(stored)
+    if found is not None and int(found[1]) >= n_layers:
+        return None
+    first = stored if found is None else f"{stored[: found.start()]}.0.{stored[found.end() :]}"
+    name: str | None = _names(family.llamacpp).get_name(first, try_suffixes=(".weight", ".bias"))
+    if name is None or found is None:
+        return name
+    return BLOCK.sub(f"blk.{int(found[1])}.", name, count=1)
+
+
+@cache
+def _names(architecture: str) -> Any:
+    """By what models call them, the names in files, of the first block."""
+    return get_tensor_name_map(ARCHITECTURES[architecture], 1)
 
 
 EXPERT_TENSORS = (MODEL_TENSOR.FFN_GATE_EXP, MODEL_TENSOR.FFN_UP_EXP, MODEL_TENSOR.FFN_DOWN_EXP)

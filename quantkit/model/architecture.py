@@ -315,17 +315,16 @@ def find_routers(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[s
     """What stands beside a block's experts and chooses among them: by its name, or by its shape."""
     weights = _weights(shapes)
     numbers: dict[str, int] = {}
-    for module, _ in weights:
+    others = []
+    for module, shape in weights:
         if found := EXPERT.search(module):
             block = module[: found.start()]
             numbers[block] = max(numbers.get(block, 0), int(found[0].strip(".").split(".")[1]) + 1)
+        else:
+            others.append((module, shape))
     routers = []
     for block, n_experts in numbers.items():
-        beside = [
-            (module, shape)
-            for module, shape in weights
-            if module.startswith(f"{block}.") and not EXPERT.search(module)
-        ]
+        beside = [(module, shape) for module, shape in others if module.startswith(f"{block}.")]
         named = [m for m, _ in beside if set(ROUTERS) & set(m.removeprefix(block).split("."))]
         found_routers = named or [m for m, shape in beside if shape[0] == n_experts]
         if not found_routers:

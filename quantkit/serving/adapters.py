@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantkit.advise.parallel import BY_COLUMNS
-from quantkit.advise.shape import ModelShape
+from quantkit.advise.shape import NUMBER, ModelShape
 from quantkit.advise.split import ONE, Split, stage_of_layers
-from quantkit.advise.weights import NUMBER
 from quantkit.errors import CheckpointError
 from quantkit.home import expanded
 from quantkit.parsing import parse_json

@@ -34,8 +34,8 @@ NAMES = ("awq-w4a16", "fp8-dynamic", "fp8-block", "gptq-w8a16+kv-fp8")
 RECIPES = {name: load(name) for name in NAMES} | {"as it is": None}
 
 
-def mixture(n_experts=12, inner=768, heads=32):
-    """A model as Qwen3-30B-A3B is, with fewer layers."""
+def mixture(n_experts=12, inner=768, heads=32, dense=()):
+    """A model as Qwen3-30B-A3B is, with fewer layers; `dense` ones have no experts."""
     config = {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "dtype": "bfloat16",
         "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": inner,
@@ -52,8 +52,13 @@ def mixture(n_experts=12, inner=768, heads=32):
             f"{place}.self_attn.v_proj.weight": (512, 2048),
             f"{place}.self_attn.o_proj.weight": (2048, heads * 128),
             f"{place}.input_layernorm.weight": (2048,),
-            f"{place}.mlp.gate.weight": (n_experts, 2048),
         }
+        if layer in dense:
+            tensors[f"{place}.mlp.gate_proj.weight"] = (6144, 2048)
+            tensors[f"{place}.mlp.up_proj.weight"] = (6144, 2048)
+            tensors[f"{place}.mlp.down_proj.weight"] = (2048, 6144)
+            continue
+        tensors[f"{place}.mlp.gate.weight"] = (n_experts, 2048)
         for expert in range(n_experts):
             own = f"{place}.mlp.experts.{expert}"
             tensors[f"{own}.gate_proj.weight"] = (inner, 2048)
@@ -65,6 +70,20 @@ def mixture(n_experts=12, inner=768, heads=32):
 
 
 MIXTURE = mixture()
+
+
+def whole(model):
+    """A model of which every expert and every block is looked at."""
+    full = replace(model)
+    full.__dict__["thin"], full.__dict__["sample"] = (full, 1), shape.Sample(full)
+    return full
+
+
+def widened(tensor):
+    """The MLP of one layer at twice its width."""
+    if ".5.mlp." not in tensor.name:
+        return tensor
+    return TensorSpec(tensor.name, "BF16", tuple(n * 2 if n == INNER else n for n in tensor.shape))
 
 
 def test_the_first_stage_has_the_embeddings_and_the_last_the_head():
@@ -106,8 +125,7 @@ def test_whole_experts_are_given_out_and_the_rest_is_cut():
 @pytest.mark.parametrize("name", [*NAMES, "int8-w8a8", "as it is"])
 def test_one_expert_speaks_for_all_that_are_like_it(name):
     recipe = None if name == "as it is" else load(name)
-    full = replace(MIXTURE)
-    full.__dict__["thin"] = (full, 1)
+    full = whole(MIXTURE)
     assert MIXTURE.thin[1] == 12
     assert len(full.tensors) - len(MIXTURE.thin[0].tensors) == 4 * 11 * 3
     for split in (Split(), Split(2, 2), Split(4, has_whole_experts=True), Split(1, 3)):
@@ -115,6 +133,33 @@ def test_one_expert_speaks_for_all_that_are_like_it(name):
         assert obstacle(MIXTURE, recipe, split) == obstacle(full, recipe, split)
     form = formats.of(recipe)
     assert work.of(MIXTURE, form) == work.of(full, form)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "nvfp4", "gguf-q4_k_m", "as it is"])
+def test_one_block_speaks_for_all_that_are_like_it(name):
+    recipe = None if name == "as it is" else load(name)
+    form = formats.of(recipe)
+    # One block has a wider MLP than the others, two have experts and two do not.
+    wide = shape.from_tensors(LLAMA_8B, [widened(t) for t in LLAMA.tensors], "wide")
+    half = mixture(dense=(1, 2))
+    assert len(LLAMA.sample.layers) == 1 and len(LLAMA.sample.layers["model.layers", 0]) == LAYERS
+    assert sorted(wide.sample.layers) == [("model.layers", 0), ("model.layers", 5)]
+    assert half.sample.layers == {("model.layers", 0): (0, 3), ("model.layers", 1): (1, 2)}
+    assert half.sample.n_experts == 12
+    mixed = MIXTURE if name.startswith("gguf") else half  # of which llama.cpp has no name
+    for model in (LLAMA, TIED, wide, mixed):
+        full = whole(model)
+        for split in (Split(), Split(2, 2), Split(1, 3)):
+            assert stage_bytes(model, recipe, split) == stage_bytes(full, recipe, split)
+            assert obstacle(model, recipe, split) == obstacle(full, recipe, split)
+        assert work.of(model, form) == work.of(full, form)
+
+
+def test_blocks_that_a_recipe_names_are_counted_one_by_one():
+    recipe = load("fp8-dynamic")
+    named = recipe.model_copy(update={"ignore": ["lm_head", "re:.*layers.3.mlp.*"]})
+    kept = 3 * HIDDEN * INNER - 2 * (2 * INNER + HIDDEN)  # without scales in 16 bits
+    assert weight_bytes(LLAMA, named) - weight_bytes(LLAMA, recipe) == kept
 
 
 def test_experts_that_differ_or_are_named_are_counted_one_by_one():
