@@ -16,7 +16,7 @@ import time
 from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_int32, c_void_p
 from pathlib import Path
 
-PROMPT, OUTPUT, ROUNDS = 64, 128, 4
+PROMPT, OUTPUT, ROUNDS, ROUNDS_STARTED = 64, 128, 4, 2
 WARNING, ERROR = 3, 4
 LAYERS_AT, CONTEXT_AT = 16, 0
 """Where llama_model_params keeps n_gpu_layers, and llama_context_params n_ctx."""
@@ -59,6 +59,7 @@ def load(folder: Path) -> ctypes.CDLL:
         ("llama_init_from_model", c_void_p, [c_void_p, Params]),
         ("llama_set_n_threads", None, [c_void_p, c_int32, c_int32]),
         ("llama_attach_threadpool", None, [c_void_p, c_void_p, c_void_p]),
+        ("llama_detach_threadpool", None, [c_void_p]),
         ("llama_batch_get_one", Batch, [POINTER(c_int32), c_int32]),
         ("llama_decode", c_int32, [c_void_p, Batch]),
         ("llama_sampler_init_greedy", c_void_p, []),
@@ -75,7 +76,8 @@ def load(folder: Path) -> ctypes.CDLL:
 
 def threads_of(folder: Path, n: int) -> int:
     """Threads that stay between steps, as llama.cpp's own programs have them; without, every step
-    starts its own."""
+    that has more to do on the CPU than to look tokens up starts its own and ends them
+    (ggml_graph_compute in ggml-cpu.c)."""
     base, backends = library(folder, "libggml-base"), library(folder, "libggml")
     find, address = backends.ggml_backend_reg_by_name, base.ggml_backend_reg_get_proc_address
     find.restype, find.argtypes = c_void_p, [c_char_p]
@@ -108,8 +110,9 @@ def n_physical() -> int:
     return len(siblings)
 
 
-def rates(folder: Path, file: Path, n_gpu_layers: int, n_threads: int) -> list[float]:
-    """Tokens a second of every round but the first, which warms up."""
+def rates(folder: Path, file: Path, n_gpu_layers: int, n_threads: int) -> dict[str, list[float]]:
+    """Tokens a second of every round but the first, which warms up: with threads that stay, and
+    with threads that each step starts."""
     llama = load(folder)
     if n_gpu_layers and not llama.llama_supports_gpu_offload():
         raise SystemExit(f"no GPU: libggml-cuda of {folder} is missing, or did not load")
@@ -127,7 +130,10 @@ def rates(folder: Path, file: Path, n_gpu_layers: int, n_threads: int) -> list[f
     llama.llama_set_n_threads(session, n_threads, n_threads)
     llama.llama_attach_threadpool(session, threads_of(folder, n_threads), None)
     greedy = llama.llama_sampler_init_greedy()
-    return [round_rate(llama, session, greedy) for _ in range(ROUNDS)][1:]
+    staying = [round_rate(llama, session, greedy) for _ in range(ROUNDS)][1:]
+    llama.llama_detach_threadpool(session)
+    started = [round_rate(llama, session, greedy) for _ in range(ROUNDS_STARTED)][1:]
+    return {"tokens_per_second": staying, "with_threads_started_each_step": started}
 
 
 def round_rate(llama: ctypes.CDLL, session: int, greedy: int) -> float:
@@ -156,7 +162,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=n_physical())
     args = parser.parse_args()
     found = rates(args.folder.resolve(), args.file, args.n_gpu_layers, args.threads)
-    print(json.dumps({"tokens_per_second": found, "threads": args.threads}))
+    print(json.dumps({**found, "threads": args.threads}))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ host's bandwidth in the prediction, and nothing of llama.cpp; commit what it wri
 measured.
 `measure` starts llama.cpp's server (built with CUDA) once for each share, asks for 128 tokens after
 a prompt, and holds what the server says of its own speed against the prediction. `--libraries` has
-llama.cpp's shared libraries do the same (llama_library.py), where there is no server at hand. What
-it has is written after every share, with the cores that others had meanwhile; a share that fails or
-takes too long is written down as such, and the exit code is 1.
+llama.cpp's shared libraries do the same (llama_library.py), where there is no server at hand, and
+once more with threads that every step starts anew: what those cost is no part of the prediction.
+What it has is written after every share, with the cores that others had meanwhile; a share that
+fails or takes too long is written down as such, and the exit code is 1.
 """
 
 import argparse
@@ -125,7 +126,7 @@ def predict(gpu: str, bandwidth: float | None) -> dict[str, Any]:
     for share in SHARES:
         first = n_layers - round(share * n_layers)
         split = Offload(
-            Host(rate), n_layers, n_layers - first,
+            Host(rate, is_measured=True), n_layers, n_layers - first,
             gpu_read=Part(sum(layers[first:])), host_read=Part(sum(layers[:first])),
             host_values=sum(values[:first]), context=depth,
         )  # fmt: skip
@@ -182,7 +183,7 @@ def by_libraries(folder: Path, path: Path, n_gpu_layers: int, seconds: float) ->
     command = [str(word) for word in words]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=seconds)
     told = json.loads(done.stdout)
-    return {"rounds": told["tokens_per_second"], "threads": told["threads"]}
+    return {"rounds": told.pop("tokens_per_second"), **told}
 
 
 class Cores:
@@ -208,7 +209,7 @@ class Cores:
 
 def measure(args: argparse.Namespace) -> bool:
     """Every share of a prediction; whether none failed."""
-    predicted = json.loads(args.predicted.read_text())
+    predicted, host = json.loads(args.predicted.read_text()), machine()
     points: list[dict[str, Any]] = []
     for point in predicted["points"]:
         layers, cores = point["n_gpu_layers"], Cores()
@@ -227,7 +228,7 @@ def measure(args: argparse.Namespace) -> bool:
             span = f"{point['low']:.1f} to {point['high']:.1f}, {point['typical']:.1f}"
             print(f"{point['share']:4.0%} on the GPU: {span}; measured {rate:.1f} "
                   f"({points[-1]['error']:+.0%})", flush=True)  # fmt: skip
-        result = {**predicted, "what": "tokens a second of one user in llama.cpp", **machine()}
+        result = {**predicted, "what": "tokens a second of one user in llama.cpp", **host}
         write(args.out, {**result, "file_bytes": args.file.stat().st_size, "points": points})
     return all("measured" in point for point in points)
 
@@ -238,7 +239,8 @@ def machine() -> dict[str, Any]:
     lines = listed.read_text().splitlines() if listed.is_file() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     cores = len(os.sched_getaffinity(0))
-    return {"machine": platform.machine(), "cpu": names[0] if names else "", "n_cores": cores}
+    found = {"machine": platform.machine(), "cpu": names[0] if names else "", "n_cores": cores}
+    return {**found, "host_gb_s_when_measured": host_gb_s()}
 
 
 def wait(child: subprocess.Popen[bytes], url: str, seconds: float = 300) -> None:
@@ -262,7 +264,8 @@ def main(words: list[str] | None = None) -> None:
     parts.add_parser("make").add_argument("folder", type=Path)
     second = parts.add_parser("predict")
     second.add_argument("--gpu", required=True)
-    second.add_argument("--host-bandwidth", type=float, help="GB/s; default: timed here")
+    known = "GB/s that cores were timed to read at; default: timed here"
+    second.add_argument("--host-bandwidth", type=float, help=known)
     third = parts.add_parser("measure")
     third.add_argument("file", type=Path)
     third.add_argument("predicted", type=Path)

@@ -40,6 +40,8 @@ class Host:
     memory_bytes: int | None = None
     """None: not known, and then not checked."""
     name: str = "the host's memory"
+    is_measured: bool = False
+    """Whether its cores were timed at reading, so that nothing is to be taken off its bandwidth."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,9 @@ def step_seconds(case: Case, users: int, depth: int, end: Efficiency, offload: O
     on_gpu += speeds.head_seconds(case, together, end)
     own = speeds.own_seconds(case, end, offload.on_gpu)
     cpu = efficiency.of_host(end)
-    rate = offload.host.bandwidth_gb_s * 1e9 * cpu.bandwidth
+    rate = offload.host.bandwidth_gb_s * 1e9
+    if not offload.host.is_measured:
+        rate *= cpu.bandwidth
     packed = rate * (cpu.unpacking if case.is_unpacked else 1.0)
     # A CPU is near its limit with one user, so that others gain nothing by being computed together.
     on_host = together * ((host.dense + host.experts * own) / packed + there * bits / rate)

@@ -129,6 +129,8 @@ def offload() -> str:
     """A file with some of its layers in the host's memory, before and after it was measured."""
     is_measured = (RESULTS / "offload-h200.json").is_file()
     found = result("offload-h200" if is_measured else "offload-predicted")
+    started = "with_threads_started_each_step"
+    has_started = any(started in point for point in found["points"])
     rows = []
     for point in found["points"]:
         ends = f"{point['low']:,.0f} to {point['high']:,.0f}, {point['typical']:,.0f}"
@@ -136,6 +138,8 @@ def offload() -> str:
         if is_measured:
             rate = point.get("measured")
             row += [f"{rate:,.0f}", f"{point['error']:+.0%}"] if rate else ["failed", ""]
+        if has_started:
+            row.append(f"{max(point[started]):,.0f}" if started in point else "")
         rows.append(row)
     told = f"The host's memory is read at {found['host_gb_s']:.0f} GB/s"
     links = link("predicted", "offload-predicted")
@@ -148,6 +152,7 @@ def offload() -> str:
         told += "; llama.cpp is not measured yet"
     head = ["layers on the GPU", "predicted tokens per second:"]
     head += ["measured:", "off:"] if is_measured else []
+    head += ["with threads started each step:"] if has_started else []
     return f"{paragraph(f'{told} ({links}).')}\n\n{table(head, rows)}"
 
 

@@ -142,7 +142,7 @@ def test_one_block_speaks_for_all_that_are_like_it(name):
     # One block has a wider MLP than the others, two have experts and two do not.
     wide = shape.from_tensors(LLAMA_8B, [widened(t) for t in LLAMA.tensors], "wide")
     half = mixture(dense=(1, 2))
-    assert len(LLAMA.sample.layers) == 1 and len(LLAMA.sample.layers["model.layers", 0]) == LAYERS
+    assert LLAMA.sample.layers == {("model.layers", 0): tuple(range(LAYERS))}
     assert sorted(wide.sample.layers) == [("model.layers", 0), ("model.layers", 5)]
     assert half.sample.layers == {("model.layers", 0): (0, 3), ("model.layers", 1): (1, 2)}
     assert half.sample.n_experts == 12

@@ -189,6 +189,16 @@ def test_more_layers_on_the_gpu_are_faster_and_a_faster_host_is():
     assert 1 < speeds[1] < 5
 
 
+def test_nothing_is_taken_off_a_bandwidth_that_was_timed():
+    printed, timed = (
+        chosen(ask("70B", "RTX 4090", host=Host(90.0, 200 * GIB, is_measured=is_measured)))
+        for is_measured in (False, True)
+    )
+    share = of("llama.cpp", "cpu")[TYPICAL].bandwidth
+    ratio = printed.speed.step.typical / timed.speed.step.typical
+    assert 1.1 < ratio < 1 / share  # the GPU's part stays as it is
+
+
 def test_without_the_hosts_memory_it_is_a_way_out():
     found = ask("70B", "RTX 4090").found[0]
     assert found.chosen is None

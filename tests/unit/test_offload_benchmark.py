@@ -30,8 +30,8 @@ def test_each_quarter_of_the_layers_is_predicted_before_anything_is_measured(pre
     rates = [point["typical"] for point in points]
     assert rates == sorted(rates)
     assert all(point["low"] < point["typical"] < point["high"] for point in points)
-    # 1.97 GiB a token, nearly all of it from the host: what its memory gives llama.cpp.
-    assert rates[0] == pytest.approx(90 * 0.82 * 0.76 / 2.1, rel=0.05)
+    # 1.97 GiB a token, nearly all of it from a host that was timed: only unpacking comes on top.
+    assert rates[0] == pytest.approx(90 * 0.76 / 2.1, rel=0.05)
     assert "measured" not in json.dumps(predicted)
 
 
