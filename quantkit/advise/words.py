@@ -39,8 +39,10 @@ def span(found: Span) -> str:
 
 
 def span_of_seconds(found: Span) -> str:
-    """A range of times, with one unit where both ends have it."""
+    """A range of times; minutes at one end are minutes at the other."""
     low, high = seconds(found.low), seconds(found.high)
+    if high.endswith("min"):
+        low = f"{number(found.low / 60)} min"
     if low == high:
         return low
     same = low.split()[1] == high.split()[1]
@@ -73,9 +75,18 @@ def memory(fit: Fit) -> str:
         held.append(f"{gib(fit.shared_bytes)} for the shared prefix, once")
     return (
         f"{', '.join(held)}, {gib(fit.overhead_bytes)} for the engine and {gib(fit.user_bytes)} "
-        f"per user{own}, of {gib(fit.usable_bytes)} on each GPU: room for {users(fit.users)}, "
+        f"per user{own}, of {gib(fit.usable_bytes)}{whose(fit)}: room for {users(fit.users)}, "
         f"{fit.kv_tokens:,} tokens"
     )
+
+
+def whose(fit: Fit) -> str:
+    """Which of several GPUs has that memory; nothing where there is one."""
+    if fit.split.n_gpus == 1:
+        return ""
+    if fit.host_bytes:
+        return f" on {fit.split.n_gpus} GPUs together"
+    return " on each GPU" if fit.split.pipeline == 1 else " on the fullest GPU"
 
 
 def offloaded(found: Offload, fit: Fit | None) -> str:
@@ -106,7 +117,8 @@ def figure(candidate: Candidate, objective: str) -> str:
     """What an objective is about, of one candidate."""
     speed, load = candidate.speed, candidate.load
     if objective == "memory" or speed is None:
-        return f"{gib(candidate.needed_bytes)} on each GPU for {users(load.users)}"
+        where = whose(candidate.fit) if candidate.fit else ""
+        return f"{gib(candidate.needed_bytes)}{where} for {users(load.users)}"
     if objective == "throughput":
         return f"{span(speed.total)} tokens/s of answers with {users(load.users)}"
     if objective == "quality":
@@ -117,9 +129,14 @@ def figure(candidate: Candidate, objective: str) -> str:
 MEANING = {
     "latency": "seconds for a whole answer",
     "throughput": "tokens of answers a second, all users together",
-    "memory": "GiB on each GPU",
+    "memory": "GiB of memory",
     "quality": "share of the quality that is kept",
 }
+
+
+def meaning(objective: str, count: int) -> str:
+    """What the numbers of a table are."""
+    return "GiB on each GPU" if objective == "memory" and count > 1 else MEANING[objective]
 
 
 UNITS = {
@@ -130,7 +147,7 @@ UNITS = {
 
 
 def short_figure(candidate: Candidate, objective: str) -> str:
-    """The same as a number alone, typical; see `MEANING`."""
+    """The same as a number alone, typical; see `meaning`."""
     speed = candidate.speed
     if objective == "quality":
         return kept(candidate)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 HEADINGS = ("format", "GiB", "room", "first", "each", "all", "quality")
 SHORT = {"draft model": "draft", "LoRA adapters": "LoRA"}
 LEGEND = """\
-Typical figures. GiB: weights on each GPU. room: users at this context.
+Typical figures. GiB: weights{where}. room: users at this context.
 first: time to the first token. each, all: tokens/s of one user, of all users.
 quality: the share that is kept; ~ is a prior."""
 
@@ -66,16 +66,25 @@ def show_one(answers: "Answers") -> None:
         headings = [*HEADINGS[:2], *(SHORT[name] for name in more), *HEADINGS[2:]]
         headings += ["per 1M"] if serving[0].cost is not None else []
         console.print_table(headings, [_row(c, more) for c in serving])
-        typer.echo(LEGEND)
+        each = _each(serving)
+        typer.echo(LEGEND.format(where=each))
         if more:
             names = ", ".join(SHORT[name] for name in more)
-            typer.echo(f"{names}: GiB on each GPU, beside the weights.")
+            typer.echo(f"{names}: GiB{each}, beside the weights.")
     if rest := _rest(found.candidates):
         console.print_lines("Left out", rest)
     console.print_lines("Assumed", [("-", note) for note in (*found.notes, *answers.notes)])
     if answers.plan is not None:
         typer.echo("\nServe it")
         serving_view.show(answers.plan)
+
+
+def _each(shown: "Sequence[Candidate]") -> str:
+    """Whose memory a table is about, where there are several GPUs."""
+    if not shown or shown[0].count == 1:
+        return ""
+    is_partly = any(one.size is not None and one.size.offload is not None for one in shown)
+    return " on all GPUs together" if is_partly else " on each GPU"
 
 
 def _answer(
@@ -166,7 +175,7 @@ def show_models(answers: "Answers") -> None:
 
     found = answers.found
     question = found[0].question
-    meaning = words.MEANING[question.objective]
+    meaning = words.meaning(question.objective, question.count)
     console.say(
         f"{len(found)} models on {words.on(found[0].gpu, question.count)}: {meaning}; * marks the "
         "choice"
@@ -176,7 +185,7 @@ def show_models(answers: "Answers") -> None:
     rows = [[_label(one), *_row(one.chosen)] for one in found if one.chosen is not None]
     if rows:
         console.print_table(["model", *HEADINGS], rows)
-        typer.echo(LEGEND)
+        typer.echo(LEGEND.format(where=_each([one.chosen for one in found if one.chosen])))
     across = answers.across
     if across is not None and across.best is not None:
         told = [(name, f"{share:.3f}") for name, share in across.accuracy.items()]
@@ -203,7 +212,7 @@ def show_many(found: "Sequence[Recommendation]", notes: "Sequence[str]" = ()) ->
     question = found[0].question
     label = question.catalogue.shape.label
     of_each = "" if question.count == 1 else f", {question.count} of each GPU"
-    meaning = words.MEANING[question.objective]
+    meaning = words.meaning(question.objective, question.count)
     console.say(f"{label}{of_each}: {meaning}; * marks the choice")
     _side_by_side_tables(found)
     priced = [one for one in found if one.chosen is not None and one.chosen.cost is not None]

@@ -24,9 +24,10 @@ def flags(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
     if size.fit is not None:
         cache = f", {gib(size.sequences * size.fit.user_bytes)} in all"
     yield Flag(("--parallel", str(size.sequences)), "requests at a time, a slot each")
+    slots = "1 slot" if size.sequences == 1 else f"{size.sequences} slots"
     yield Flag(
         ("--ctx-size", str(total)),
-        f"{size.sequences} slots of {size.context:,} tokens{cache}: memory is set aside at once",
+        f"{slots} of {size.context:,} tokens{cache}: memory is set aside at once",
     )
     yield from _layers(size, on_gpu)
     if (n_gpus := size.split.n_gpus) > 1:

@@ -76,8 +76,9 @@ def _why_memory(gpu: GPU, size: Size) -> str:
         return f"of the {gib(gpu.usable_bytes)} of {gpu.name} that programs see"
     fit = size.fit
     held = ", ".join(f"{gib(taken)} {name}" for name, taken in fit.parts.items())
+    whose = "the GPU" if fit.split.n_gpus == 1 else "each GPU"
     return (
-        f"{gib(fit.usable_bytes)} of each GPU: {held}, about {gib(fit.overhead_bytes)} for the "
+        f"{gib(fit.usable_bytes)} of {whose}: {held}, about {gib(fit.overhead_bytes)} for the "
         f"engine, {gib(fit.kv_bytes)} KV cache"
     )
 

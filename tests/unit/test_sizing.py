@@ -74,12 +74,13 @@ def test_the_plan_has_the_memory_that_the_recommendation_has(model, gpu, context
 def test_every_number_that_both_print_is_the_same(run_cli, asked):
     text = run_cli(["recommend", *asked]).stdout
     above, below = text.split("\nServe it\n")
-    room_for = r"on each GPU: room for ([\d,]+) users?, ([\d,]+) tokens"
-    found = printed(above, rf"memory (.*?) per user[^,]*, of ([\d.]+ GiB) {room_for}")
+    where = " on each GPU" if "--count" in asked else ""
+    room_for = rf"{where}: room for ([\d,]+) users?, ([\d,]+) tokens"
+    found = printed(above, rf"memory (.*?) per user[^,]*, of ([\d.]+ GiB){room_for}")
     parts, usable, room, tokens = found
     sizes = re.findall(r"[\d.]+ [MG]iB", parts)
     why = printed(
-        below, r"--gpu-memory-utilization [\d.]+ ([\d.]+ GiB) of each GPU: (.*?) KV cache"
+        below, r"--gpu-memory-utilization [\d.]+ ([\d.]+ GiB) of (?:each|the) GPU: (.*?) KV cache"
     )
     assert why[0] == usable
     # Weights, what lies beside them, and the engine; then a user here, the whole cache there.
