@@ -3,7 +3,7 @@
     python benchmarks/quality.py --model DIR --name NAME --origin TEXT --group-size 128
         --calibration FILE [FILE ...] --text FILE --work DIR --out FILE [--path PACKAGE=DIRS ...]
 
-Runs every command of `peers_speed.py whole` that --work has no result of, then scores all of them
+Runs every command of `peers_speed.py whole` that --work has no result of, and scores each of them
 with one evaluator: each checkpoint is read and dequantised by compressed-tensors' own code into the
 same transformers model in bfloat16, inputs unquantised, and compared with the source on all whole
 windows of --text. Perplexity leaves out the first token of each window; KL divergence (over the
@@ -191,31 +191,25 @@ def main() -> None:
     result, tokens = begin(
         args, "perplexity, exact KL divergence and top-1 agreement of 4-bit checkpoints"
     )
-    rows = []
-    for name in args.runs:
-        rows.append(
-            whole(name, args.model, tokens, args.group_size, args.work, args.path, args.limit)
-        )
-        print(f"{name}: {rows[-1]['seconds']:.1f} s", rows[-1]["error"] or "", flush=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     windows = windows_of(load_tokenizer(args.model), args.text, args.length)[: args.max_windows]
     source = load(args.model, args.model, device)
     about = scored_text(args, tokens, windows)
     before = scored_before(result, args.name, about)
-    scored = {row["run"]: row for row in before.get("rows", []) if "perplexity" in row}
     entry = result["models"][args.name] = {
         "recorded": result["recorded"],
         **about,
         "source": before.get("source") or compare(source, source, windows),
         "rows": [],
     }
-    for row in rows:
-        if row["run"] in scored:
-            entry["rows"].append(scored[row["run"]])
-            continue
+    scored = {row["run"]: row for row in before.get("rows", []) if "perplexity" in row}
+    for name in args.runs:
+        row = scored.get(name) or whole(
+            name, args.model, tokens, args.group_size, args.work, args.path, args.limit
+        )
         result["versions"] |= row.pop("versions", {})
         row.pop("stage_seconds", None)
-        if row["error"] is None:
+        if name not in scored and row["error"] is None:
             (folder,) = peers.checkpoints(row["run"], args.work / row["run"] / "out").values()
             try:
                 model = load(args.model, folder, device)
