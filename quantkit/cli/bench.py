@@ -20,91 +20,118 @@ def command(
         str,
         typer.Option(
             metavar="NAME",
-            help="vllm, llama.cpp, or server: one that runs.",
+            help="vllm, llama.cpp, or server (one that is already running).",
             callback=one_of("vllm", "llama.cpp", "server"),
         ),
     ] = "vllm",
     server: Annotated[
-        str | None, typer.Option(metavar="URL", help="Of the running server.")
+        str | None, typer.Option(metavar="URL", help="Address of the running server.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Its model, where it serves several.")
+        str | None,
+        typer.Option(metavar="NAME", help="Model to ask for, where the server has several."),
     ] = None,
     python: Annotated[
-        str | None, typer.Option(metavar="PATH", help="The Python that has vLLM.")
+        str | None, typer.Option(metavar="PATH", help="Python interpreter of vLLM's environment.")
     ] = None,
     llama_server: Annotated[
-        str | None, typer.Option(metavar="PATH", help="llama.cpp's server; default: on the path.")
+        str | None,
+        typer.Option(metavar="PATH", help="llama.cpp's server; default: llama-server on the PATH."),
     ] = None,
     engine_args: Annotated[
-        str, typer.Option(metavar="TEXT", help="Further flags, given to the engine as they are.")
+        str, typer.Option(metavar="TEXT", help="More engine flags, passed through unchanged.")
     ] = "",
     offline: Annotated[
-        bool, typer.Option("--offline", help="Batches straight into vLLM, with no server between.")
+        bool, typer.Option("--offline", help="Send batches to vLLM in process, without a server.")
     ] = False,
     prompt: Annotated[
-        str, typer.Option(metavar="N,M", help="Tokens of prompts, random ones.")
+        str, typer.Option(metavar="N,M", help="Prompt length in tokens (random tokens).")
     ] = "512",
     output: Annotated[
-        str, typer.Option(metavar="N,M", help="Tokens of answers, to the last one.")
+        str, typer.Option(metavar="N,M", help="Answer length in tokens, exact.")
     ] = "128",
     shared_prefix: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Tokens that all prompts begin with.")
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Length of the prefix that all prompts share, in tokens."
+        ),
     ] = 0,
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Traffic to replay, as JSON lines.")
+        Path | None, typer.Option(metavar="FILE", help="Recorded traffic to replay (JSON lines).")
     ] = None,
     calibration: Annotated[
-        str | None, typer.Option(metavar="SET", help="Prompts of a calibration set.")
+        str | None, typer.Option(metavar="SET", help="Take prompts from a calibration set.")
     ] = None,
     concurrency: Annotated[
-        str | None, typer.Option(metavar="N,M", help="Users who wait for each answer.")
+        str | None,
+        typer.Option(
+            metavar="N,M", help="Concurrent users, each waiting for its answer (closed loop)."
+        ),
     ] = None,
     rate: Annotated[
-        str | None, typer.Option(metavar="R,S", help="Requests a second, come what may.")
+        str | None, typer.Option(metavar="R,S", help="Requests per second (open loop).")
     ] = None,
     arrivals: Annotated[
         str,
         typer.Option(
             metavar="KIND",
-            help="Of --rate: poisson or constant.",
+            help="Arrival process of --rate: poisson or constant.",
             callback=one_of("poisson", "constant"),
         ),
     ] = "poisson",
     requests: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="A repetition; default: by the load.")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Requests per repetition; default: depends on the load."
+        ),
     ] = None,
     warmup: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Requests before; default: one a user.")
+        int | None,
+        typer.Option(min=0, metavar="N", help="Warm-up requests; default: one per user."),
     ] = None,
-    repeat: Annotated[int, typer.Option(min=1, metavar="N", help="Repetitions.")] = 1,
+    repeat: Annotated[int, typer.Option(min=1, metavar="N", help="Number of repetitions.")] = 1,
     sweep: Annotated[
         list[str] | None,
-        typer.Option(metavar="FLAG=A,B", help="Serving flags to try, all combinations; repeats."),
+        typer.Option(
+            metavar="FLAG=A,B", help="Serving flags to try, in all combinations. Repeatable."
+        ),
     ] = None,
     ttft: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Target: first token, such as 500ms.")
+        str | None, typer.Option(metavar="TIME", help="Target for the first token, such as 500ms.")
     ] = None,
     tpot: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Target: each further token, such as 30ms.")
+        str | None, typer.Option(metavar="TIME", help="Target for each later token, such as 30ms.")
     ] = None,
     attain: Annotated[
-        float, typer.Option(min=1, max=100, metavar="PERCENT", help="Of requests within it.")
+        float,
+        typer.Option(
+            min=1, max=100, metavar="PERCENT", help="Share of requests that must meet the targets."
+        ),
     ] = 99.0,
     gpu_hour: Annotated[
-        float | None, typer.Option(min=0, metavar="PRICE", help="Of one GPU, for cost of tokens.")
+        float | None,
+        typer.Option(
+            min=0, metavar="PRICE", help="Price of one GPU per hour, for the cost per token."
+        ),
     ] = None,
     gpus: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="That serve; default: as flags say, or 1."),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Number of GPUs that serve; default: from the engine's flags, or 1.",
+        ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="For one request.")
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Time limit of one request.")
     ] = 300.0,
     start_timeout: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="For an engine to be ready.")
+        float,
+        typer.Option(min=1, metavar="SECONDS", help="Time limit for an engine to become ready."),
     ] = 900.0,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of prompts and arrivals.")] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Random seed of prompts and arrivals.")
+    ] = 0,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", metavar="DIR", help="Write bench.json, .csv and .html here."),
@@ -115,10 +142,10 @@ def command(
 ) -> None:
     """Measure how fast checkpoints serve: latency, throughput, memory and cost.
 
-    Flags to --sweep: max_num_seqs, max_num_batched_tokens, kv_cache_dtype, prefix_caching,
+    Flags for --sweep: max_num_seqs, max_num_batched_tokens, kv_cache_dtype, prefix_caching,
     chunked_prefill (on, off), gpu_memory_utilization, tensor_parallel, speculative (none, ngram:K,
     suffix:K, mtp:K, DIR:K, eagle:DIR:K, eagle3:DIR:K, medusa:DIR:K). Several checkpoints get the
-    same requests at the same times, and are compared request by request.
+    same requests at the same times and are compared request by request.
     """
     from quantkit.calls import bench as calls
     from quantkit.cli import bench_view, start

@@ -23,7 +23,7 @@ app = typer.Typer(help="Build calibration sets that look like your traffic.", no
 
 @app.command("list")
 def list_sets(json: AsJson = False) -> None:
-    """Show the sets that ship with quantkit."""
+    """List the sets that ship with quantkit."""
     from quantkit import resources
     from quantkit.calibration import spec
     from quantkit.cli import console
@@ -48,15 +48,18 @@ def list_sets(json: AsJson = False) -> None:
 @app.command("build")
 def build(
     model: Annotated[
-        str, typer.Option("--model", metavar="MODEL", help="Whose tokenizer and template are used.")
+        str,
+        typer.Option(
+            "--model", metavar="MODEL", help="The model whose tokenizer and chat template to use."
+        ),
     ],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="The folder to write.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Output folder.")],
     name: Annotated[
-        str | None, typer.Argument(metavar="[SET]", help="A set's name or its YAML file.")
+        str | None, typer.Argument(metavar="[SET]", help="A set's name or YAML file.")
     ] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option("--from", metavar="PATH", help="Data of your own; `-` reads stdin; repeats."),
+        typer.Option("--from", metavar="PATH", help="Your own data; `-` reads stdin. Repeatable."),
     ] = None,
     samples: Samples = None,
     length: Length = None,
@@ -64,7 +67,7 @@ def build(
         str | None,
         typer.Option(
             metavar="HOW",
-            help="Rows shorter than a sample: pack or pad.",
+            help="What to do with rows shorter than a sample: pack or pad.",
             callback=one_of("pack", "pad"),
         ),
     ] = None,
@@ -72,28 +75,37 @@ def build(
         str | None,
         typer.Option(
             metavar="HOW",
-            help="cover (stand for all rows) or random.",
+            help="How to choose samples: cover (represent all rows) or random.",
             callback=one_of("cover", "random"),
         ),
     ] = None,
     redact: Annotated[
-        bool, typer.Option("--redact", help="Replace addresses, numbers and keys of people.")
+        bool,
+        typer.Option(
+            "--redact", help="Replace personal data and secrets: addresses, numbers, keys."
+        ),
     ] = False,
     avoid: Annotated[
-        str, typer.Option(metavar="A,B", help="Tasks or files that models will be scored on.")
+        str,
+        typer.Option(
+            metavar="A,B",
+            help="Leave out rows that overlap these tasks or files (what you will score on).",
+        ),
     ] = "",
     tree: Datasets = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Count rows that cannot be used, and go on.")
+        bool, typer.Option("--skip-bad", help="Skip and count unusable rows instead of stopping.")
     ] = False,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Another choice.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Random seed of the choice.")
+    ] = None,
     revision: Revision = None,
     force: Force = False,
     json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Make a calibration set for a model."""
+    """Build a calibration set for a model."""
     from quantkit.calls.calibrate import Build
     from quantkit.cli import start
 
@@ -116,13 +128,15 @@ def build(
 
 @app.command("inspect")
 def inspect(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A set that was built.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A calibration set made by `calibrate build`.")
+    ],
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page with plots as well.")
+        Path | None, typer.Option(metavar="FILE", help="Also write an HTML page with plots.")
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Show whether a set is any good, before hours are spent with it."""
+    """Show how well a set represents its data."""
     show(folder, json, n_samples=10)
     if html is not None:
         from quantkit.calibration import calibration_set, page

@@ -12,19 +12,19 @@ def command(
     checkpoints: Checkpoints,
     scores: Annotated[
         list[Path] | None,
-        typer.Option(metavar="PATH", help="A score file, or a folder of them; repeat for more."),
+        typer.Option(metavar="PATH", help="A score file, or a folder of them. Repeatable."),
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A report.json that has the checkpoint.")
+        Path | None, typer.Option(metavar="FILE", help="A report.json that covers the checkpoint.")
     ] = None,
     without_scores: Annotated[
-        bool, typer.Option("--without-scores", help="Let scores that a card tells go.")
+        bool, typer.Option("--without-scores", help="Drop the card's existing scores.")
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Write a checkpoint's model card anew.
+    """Rewrite a checkpoint's model card.
 
-    What people wrote into its README.md stays; scores are those of the folder's own files.
+    Keeps what people wrote into its README.md, and takes scores only of the folder's own files.
     """
     from quantkit.calls.report import Describing
     from quantkit.cli import console, start

@@ -24,7 +24,9 @@ from quantkit.cli.options import (
 def command(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help="A source and its checkpoints, of any tool."),
+        typer.Argument(
+            metavar="MODEL...", help="A source model and its checkpoints, made by any tool."
+        ),
     ],
     out: Annotated[
         Path, typer.Option("-o", "--out", metavar="DIR", help="Write the report and scores/ here.")

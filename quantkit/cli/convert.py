@@ -33,12 +33,14 @@ def command(
     out: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--out", metavar="DIR", help="The new folder; default: beside the old one."
+            "-o", "--out", metavar="DIR", help="Output folder; default: next to the input."
         ),
     ] = None,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Mend a checkpoint of another tool; its format stays."),
+        typer.Option(
+            "--repair", help="Repair a checkpoint of another tool; its format stays the same."
+        ),
     ] = False,
     allow_rounding: Annotated[
         bool,
@@ -50,13 +52,13 @@ def command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write a checkpoint in another format, if that loses nothing.
+    """Write a checkpoint in another format, losslessly.
 
-    The numbers stay what they are; where the other format cannot hold them, it says why. To bf16,
-    f16 or f32, a GGUF file or a quantised folder becomes a plain Hugging Face folder. With
-    --repair, what is mechanical is mended in a copy: names in `ignore`, unknown and missing keys,
-    padded integers, missing weight_shape, stray tensors, unlike global scales of fused layers,
-    experts in one tensor (gpt-oss's mxfp4: one by one). repaired.json lists every change.
+    The values stay the same; if the other format cannot hold them, quantkit explains why. --to
+    bf16, f16 or f32 dequantises a GGUF file or a quantised folder into a plain Hugging Face folder.
+    --repair fixes mechanical faults in a copy: names in `ignore`, unknown and missing keys, padded
+    integers, missing weight_shape, stray tensors, differing global scales of fused layers, experts
+    in one tensor (gpt-oss's mxfp4: one by one). repaired.json lists every change.
     """
     from quantkit.calls.convert import Conversion, Dequantization, Mending
     from quantkit.cli import start

@@ -24,9 +24,9 @@ def command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Try the whole line on a small model that ships with quantkit.
+    """Run the whole pipeline on a small model that ships with quantkit.
 
-    It needs no network and no GPU.
+    Needs no network and no GPU.
     """
     from quantkit.calls.run import demo
     from quantkit.cli import start

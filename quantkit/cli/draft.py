@@ -9,32 +9,45 @@ from quantkit.cli.options import AsJson, Device, Quiet, Revision, Seed, TrustRem
 
 def command(
     target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="The model to be served: a folder, a hub id.")
+        str, typer.Argument(metavar="TARGET", help="The model to serve: a folder or a hub id.")
     ],
     draft: Annotated[
-        str, typer.Argument(metavar="DRAFT", help="The one that drafts, such as a 4-bit folder.")
+        str, typer.Argument(metavar="DRAFT", help="The draft model, such as a 4-bit checkpoint.")
     ],
     calibration: Annotated[
-        str, typer.Option(metavar="SET", help="Prompts: a calibration set, its file, or a text.")
+        str,
+        typer.Option(
+            metavar="SET",
+            help="Source of prompts: a calibration set's name or file, or a text file.",
+        ),
     ],
-    samples: Annotated[int, typer.Option(min=1, metavar="N", help="Prompts to continue.")] = 32,
-    prompt: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens of a prompt.")] = 64,
+    samples: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of prompts to continue.")
+    ] = 32,
+    prompt: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens per prompt.")] = 64,
     tokens: Annotated[
-        int, typer.Option(min=9, metavar="N", help="Tokens that the target adds to each.")
+        int, typer.Option(min=9, metavar="N", help="Tokens that the target generates per prompt.")
     ] = 64,
     temperature: Annotated[
-        float, typer.Option(min=0.01, metavar="T", help="Of the target when it samples.")
+        float, typer.Option(min=0.01, metavar="T", help="Sampling temperature of the target.")
     ] = 1.0,
     on_text: Annotated[
         bool,
-        typer.Option("--on-text", help="Use the set's own continuations: faster, and leans low."),
+        typer.Option(
+            "--on-text",
+            help="Use the set's own continuations: faster, but underestimates acceptance.",
+        ),
     ] = False,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Speed-ups on it, by the roofline of `recommend`."),
+        typer.Option(
+            metavar="NAME",
+            help="Estimate the speed-up on this GPU, with the roofline of `recommend`.",
+        ),
     ] = None,
     users: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="At a time, on that GPU; default: 1.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Concurrent users on that GPU; default: 1."),
     ] = None,
     seed: Seed = 0,
     device: Device = "auto",
@@ -44,10 +57,11 @@ def command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Tell what a draft model is worth to a target, before anybody starts a server.
+    """Measure what a draft model gains for a target, without starting a server.
 
     The target continues real prompts; how much of that the draft would have proposed gives the
-    acceptance rate, tokens a step for 1 to 8 drafted tokens, and the speed-up at small batches.
+    acceptance rate, the tokens per step for 1 to 8 drafted tokens, and the speed-up at small batch
+    sizes.
     """
     from quantkit.calls.draft import Continuations, Drafting
     from quantkit.cli import draft_view, start

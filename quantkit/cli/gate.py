@@ -11,15 +11,22 @@ from quantkit.cli.options import AsJson
 def command(
     report: Annotated[Path, typer.Argument(metavar="REPORT", help="A report.json.")],
     policy: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Rules in YAML; default: ours, by bits.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Policy in YAML; default: the shipped one, with limits by bits."
+        ),
     ] = None,
     against: Annotated[
         Path | None,
-        typer.Option(metavar="REPORT", help="The last release: is this one any worse?"),
+        typer.Option(
+            metavar="REPORT", help="Report of the last release; fail if this one is worse."
+        ),
     ] = None,
     checkpoint: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR", help="Must be what was scored, unchanged; repeat for more."),
+        typer.Option(
+            metavar="DIR", help="Checkpoint that must be unchanged since it was scored. Repeatable."
+        ),
     ] = None,
     junit: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the result as JUnit XML.")
@@ -29,7 +36,7 @@ def command(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Judge a report by a policy: exit 0 pass, 1 fail, 3 cannot be judged."""
+    """Judge a report by a policy: exit 0 pass, 1 fail, 3 cannot judge."""
     from quantkit.calls.gate import Judging
     from quantkit.cli import gate_view, start
 

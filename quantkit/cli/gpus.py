@@ -15,11 +15,12 @@ HEADINGS = ("GPU", "GB", "GB/s", "16-bit", "FP8", "INT8", "FP4", "compute")
 
 def command(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="One GPU, or `auto` for this machine's.")
+        str | None,
+        typer.Argument(metavar="[NAME]", help="A GPU's name, or `auto` for this machine's."),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """List GPUs that quantkit knows, or show one with what it runs and where figures come from."""
+    """List known GPUs, or show one: its formats and the sources of its figures."""
     from quantkit.cli import console
     from quantkit.hardware.gpus import find, load
 

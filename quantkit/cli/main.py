@@ -46,7 +46,7 @@ def made(names: Iterable[str] = COMMANDS) -> typer.Typer:
     """The app with these commands: whoever runs one need not wait for the others."""
     app = typer.Typer(
         name="quantkit",
-        help="Quantise language models, and know what it cost.",
+        help="Quantise language models and measure what it costs.",
         no_args_is_help=True,
         epilog="Exit codes: "
         + ", ".join(f"{code} {text}" for code, text in EXIT_CODES.items())

@@ -48,7 +48,7 @@ _RECIPES = typer.Option(
     "-r",
     "--recipe",
     metavar="NAME",
-    help="A recipe or its file, +kv-fp8 behind it for an FP8 KV cache; repeat for more.",
+    help="A recipe's name or file; append +kv-fp8 for an FP8 KV cache. Repeatable.",
 )
 Recipes = Annotated[list[str], _RECIPES]
 MaybeRecipes = Annotated[list[str] | None, _RECIPES]
@@ -56,13 +56,15 @@ Fit = Annotated[
     str | None,
     typer.Option(metavar="GPU", help="Choose the recipe for a GPU; not with --recipe."),
 ]
-FitCount = Annotated[int, typer.Option("--count", min=1, metavar="N", help="With --fit: GPUs.")]
+FitCount = Annotated[
+    int, typer.Option("--count", min=1, metavar="N", help="With --fit: number of GPUs.")
+]
 FitContext = Annotated[
     int | None,
-    typer.Option("--context", min=1, metavar="N", help="With --fit: tokens a user needs."),
+    typer.Option("--context", min=1, metavar="N", help="With --fit: tokens per user."),
 ]
 FitUsers = Annotated[
-    int, typer.Option("--users", min=1, metavar="N", help="With --fit: users at a time.")
+    int, typer.Option("--users", min=1, metavar="N", help="With --fit: concurrent users.")
 ]
 Bits = Annotated[
     float | None,
@@ -98,25 +100,25 @@ Formats = Annotated[
 Sensitivity = Annotated[
     Path | None,
     typer.Option(
-        metavar="DIR", help="With --bits, --size or --mixed: a table of `quantkit sensitivity`."
+        metavar="DIR", help="With --bits, --size or --mixed: the output of `quantkit sensitivity`."
     ),
 ]
-Out = Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where results go.")]
+Out = Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Output folder.")]
 Calibration = Annotated[
     str | None,
-    typer.Option(metavar="SET", help="A calibration set, its file, or a text file."),
+    typer.Option(metavar="SET", help="A calibration set's name or file, or a text file."),
 ]
 Samples = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Calibration samples; default: the set's.")
 ]
 Length = Annotated[
-    int | None, typer.Option(min=2, metavar="N", help="Tokens of a sample; default: the set's.")
+    int | None, typer.Option(min=2, metavar="N", help="Tokens per sample; default: the set's.")
 ]
 Engine = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="native, or llmcompressor (an extra; for GPUs).",
+        help="native, or llmcompressor (an extra; needs a GPU).",
         callback=one_of(*ENGINES),
     ),
 ]
@@ -124,7 +126,7 @@ Format = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Form of the files: compressed-tensors, gptq, awq or fp8; default: the recipe's.",
+        help="File format: compressed-tensors, gptq, awq or fp8; default: the recipe's.",
         callback=one_of(*FORMATS),
     ),
 ]
@@ -135,57 +137,65 @@ Offload = Annotated[
     str,
     typer.Option(
         metavar="MODE",
-        help="Hidden states in host memory: auto (as room allows), always or never.",
+        help="Keep hidden states in host memory: auto (when they do not fit), always or never.",
         callback=one_of("auto", "always", "never"),
     ),
 ]
 Tune = Annotated[
     bool,
-    typer.Option("--tune", help="Tune codes and scales of each block by gradients (GPTQ recipes)."),
+    typer.Option(
+        "--tune",
+        help="Fine-tune the codes and scales of each block by gradient descent (GPTQ recipes).",
+    ),
 ]
 Imatrix = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Importance matrix for GGUF, of llama.cpp's or ours, not a new one."
+        metavar="FILE", help="Use an existing importance matrix for GGUF (llama.cpp's or ours)."
     ),
 ]
 Requantize = Annotated[
-    bool, typer.Option("--requantize", help="Take a model or GGUF file that is quantised already.")
+    bool,
+    typer.Option("--requantize", help="Accept a model or GGUF file that is already quantised."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace results that exist.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite existing results.")]
 Revision = Annotated[
     str | None, typer.Option(metavar="REV", help="Branch, tag or commit of a hub model.")
 ]
 TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run modelling code that the model brings.")
+    bool, typer.Option("--trust-remote-code", help="Run modelling code that ships with the model.")
 ]
 Tasks = Annotated[
     str | None,
     typer.Option(
         metavar="A,B",
-        help="Tasks of lm-eval, folders of your own, or damage; default: wikitext,mmlu.",
+        help="lm-eval tasks, folders with your own tasks, or damage; default: wikitext,mmlu.",
     ),
 ]
 Limit = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Only the first N documents of each task.")
+    int | None,
+    typer.Option(min=1, metavar="N", help="Score only the first N documents of each task."),
 ]
 MaxLength = Annotated[
-    int | None, typer.Option(min=2, metavar="N", help="Window; default: the model's context.")
+    int | None,
+    typer.Option(min=2, metavar="N", help="Window in tokens; default: the model's context."),
 ]
 Datasets = Annotated[
     Path | None,
     typer.Option(
-        "--data", metavar="DIR", help="Datasets without a hub: a folder tree like a hub's."
+        "--data",
+        metavar="DIR",
+        help="Read datasets from this folder instead of the hub (same layout).",
     ),
 ]
 Source = Annotated[
     str | None,
-    typer.Option(metavar="MODEL", help="The model that checkpoints were made from."),
+    typer.Option(metavar="MODEL", help="The model that the checkpoints were made from."),
 ]
 Server = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="A running server of the model, such as vLLM's."),
+    typer.Option(metavar="URL", help="A running server of the model, for example vLLM's."),
 ]
 Checkpoints = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Checkpoint folders or GGUF files.")
@@ -193,7 +203,7 @@ Checkpoints = Annotated[
 Seed = Annotated[int, typer.Option(metavar="N", help="Random seed.")]
 Lora = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=DIR", help="A LoRA adapter, or a folder of them; repeat for more."),
+    typer.Option(metavar="NAME=DIR", help="A LoRA adapter, or a folder of them. Repeatable."),
 ]
 MaxLoras = Annotated[
     int | None,
@@ -213,56 +223,63 @@ DraftText = Annotated[
     ),
 ]
 DraftTokens = Annotated[
-    int | None, typer.Option(min=1, max=32, metavar="N", help="Tokens drafted for each step.")
+    int | None, typer.Option(min=1, max=32, metavar="N", help="Tokens drafted per step.")
 ]
 DraftSampling = Annotated[
     str | None,
     typer.Option(
         metavar="HOW",
-        help="How the draft proposes: greedy (vLLM's default) or probabilistic.",
+        help="How the draft samples: greedy (vLLM's default) or probabilistic.",
         callback=one_of("greedy", "probabilistic"),
     ),
 ]
 HostMemory = Annotated[
     str | None,
     typer.Option(
-        metavar="SIZE", help="Host memory, such as 64GB: GGUF layers may lie there partly."
+        metavar="SIZE",
+        help="Host memory, such as 64GB; GGUF layers that do not fit the GPU go there.",
     ),
 ]
 HostBandwidth = Annotated[
     str | None,
-    typer.Option(metavar="RATE", help="Of that memory, such as 80GB/s; default: as usual."),
+    typer.Option(
+        metavar="RATE", help="Bandwidth of the host memory, such as 80GB/s; default: a typical one."
+    ),
 ]
 Replicas = Annotated[
     str | None,
-    typer.Option(metavar="N-M", help="Of --emit k8s: a fleet of N to M servers with autoscaling."),
+    typer.Option(metavar="N-M", help="With --emit k8s: autoscale between N and M servers."),
 ]
 EmitTo = Annotated[
-    Path | None, typer.Option("-o", "--out", metavar="DIR", help="Where --emit writes.")
+    Path | None, typer.Option("-o", "--out", metavar="DIR", help="Output folder of --emit.")
 ]
 EmitImage = Annotated[
     str | None,
     typer.Option(
         "--image",
         metavar="IMAGE",
-        help="Of --emit: a container image, or :TAG for another version of the usual one.",
+        help="With --emit: the container image, or :TAG for another version of the default one.",
     ),
 ]
 AlertFirst = Annotated[
     str | None,
     typer.Option(
-        "--ttft", metavar="TIME", help="Of --emit: alert at slower first tokens; default: 1s."
+        "--ttft",
+        metavar="TIME",
+        help="With --emit: alert when the first token is slower; default: 1s.",
     ),
 ]
 AlertToken = Annotated[
     str | None,
     typer.Option(
-        "--tpot", metavar="TIME", help="Of --emit: alert at slower tokens; default: 100ms."
+        "--tpot",
+        metavar="TIME",
+        help="With --emit: alert when a later token is slower; default: 100ms.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress and no notes.")]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="More notes on what happens.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print no progress and no notes.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print more notes.")]
 
 
 def split(names: str) -> list[str]:

@@ -73,12 +73,12 @@ def command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Make quantised checkpoints of a model.
+    """Quantise a model.
 
-    Writes DIR/RECIPE/ for every recipe, all from one read of the model. Started by torchrun,
-    as `torchrun --nproc-per-node 8 -m quantkit quantize ...`, all GPUs share the work. With
-    --bits, --size or --fit GPU --mixed, formats are chosen layer by layer, and DIR/NAME/ is
-    written with the choice as recipe.yaml.
+    Writes DIR/RECIPE/ for every recipe, all from one pass over the model. `torchrun
+    --nproc-per-node 8 -m quantkit quantize ...` shares the work among GPUs. --bits, --size and
+    --fit GPU --mixed choose formats layer by layer and write DIR/NAME/ with the choice as
+    recipe.yaml.
     """
     from quantkit import launch
     from quantkit.calls.data import Data

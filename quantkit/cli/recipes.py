@@ -39,7 +39,7 @@ def list_recipes(context: typer.Context, json: AsJson = False) -> None:
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe or its file.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A recipe's name or file.")],
     json: AsJson = False,
 ) -> None:
     """Explain one recipe."""
@@ -63,7 +63,7 @@ def validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Recipe files.")],
     json: AsJson = False,
 ) -> int:
-    """Check recipe files and list everything that is wrong."""
+    """Check recipe files and list all problems."""
     from quantkit.cli import console
     from quantkit.recipe import GGUFRecipe, read
 

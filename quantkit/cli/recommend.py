@@ -30,15 +30,19 @@ def command(
         list[str],
         typer.Argument(
             metavar="MODEL...",
-            help="Folders, hub ids, config.json files, or sizes such as 70B; several: compared.",
+            help="Folders, hub ids, config.json files, or sizes such as 70B; several are compared.",
         ),
     ],
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="A GPU, several with commas, `cpu`, `auto` or `all`."),
+        typer.Option(
+            metavar="NAME",
+            help="A GPU's name, several separated by commas, `cpu`, `auto` or `all`.",
+        ),
     ] = None,
     count: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="GPUs that share it; default: 1.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Number of GPUs that share the model; default: 1."),
     ] = None,
     tensor_parallel: Annotated[
         int | None,
@@ -49,88 +53,113 @@ def command(
         typer.Option(min=1, metavar="N", help="Pipeline-parallel size; default: the best."),
     ] = None,
     expert_parallel: Annotated[
-        bool, typer.Option("--expert-parallel", help="Keep experts whole; for MoE models.")
+        bool,
+        typer.Option(
+            "--expert-parallel", help="Expert parallel: place whole experts on GPUs (MoE models)."
+        ),
     ] = False,
     context: Annotated[
         int | None,
         typer.Option(
             parser=tokens,
             metavar="N",
-            help="Tokens of prompt and answer, such as 16k; default: 8192, or all it takes.",
+            help="Tokens of prompt and answer, such as 16k; default: 8192, or the model's context.",
         ),
     ] = None,
     answer: Annotated[
         int | None,
-        typer.Option(parser=tokens, metavar="N", help="Tokens of the answer; default: a quarter."),
+        typer.Option(
+            parser=tokens,
+            metavar="N",
+            help="Tokens of the answer; default: a quarter of the context.",
+        ),
     ] = None,
     shared_prefix: Annotated[
         int | None,
-        typer.Option(parser=tokens, metavar="N", help="Tokens that all prompts begin with."),
+        typer.Option(
+            parser=tokens,
+            metavar="N",
+            help="Length of the prefix that all prompts share, in tokens.",
+        ),
     ] = None,
     users: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="At a time; default: 1; for throughput, all that fit."
+            min=1, metavar="N", help="Concurrent users; default: 1, or all that fit for throughput."
         ),
     ] = None,
     objective: Annotated[
         str | None,
         typer.Option(
             metavar="WHAT",
-            help="latency (default), throughput, memory or quality.",
+            help="What to optimise: latency (default), throughput, memory or quality.",
             callback=one_of("latency", "throughput", "memory", "quality"),
         ),
     ] = None,
     ttft: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Require first tokens within, such as 1s."),
+        typer.Option(metavar="TIME", help="Longest time to the first token, such as 1s."),
     ] = None,
     tpot: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Require each further token within, such as 50ms."),
+        typer.Option(metavar="TIME", help="Longest time per later token, such as 50ms."),
     ] = None,
     min_quality: Annotated[
         float | None,
         typer.Option(
-            min=0, max=1, metavar="SHARE", help="Of the source's accuracy; default: 0.97."
+            min=0,
+            max=1,
+            metavar="SHARE",
+            help="Share of the source's accuracy to keep; default: 0.97.",
         ),
     ] = None,
     report: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="A report.json of the model; one for each of several."),
+        typer.Option(
+            metavar="FILE", help="A report.json of the model; with several models, one for each."
+        ),
     ] = None,
     memory: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Of a GPU that is not listed: 24GB, 23034MiB."),
+        typer.Option(
+            metavar="SIZE", help="Memory of a GPU that is not listed, such as 24GB or 23034MiB."
+        ),
     ] = None,
     bandwidth: Annotated[
-        str | None, typer.Option(metavar="RATE", help="Of that GPU: 1008GB/s.")
+        str | None,
+        typer.Option(metavar="RATE", help="Memory bandwidth of that GPU, such as 1008GB/s."),
     ] = None,
     capability: Annotated[
-        str | None, typer.Option(metavar="X.Y", help="Of that GPU: 8.9, or gfx942 of AMD's.")
+        str | None,
+        typer.Option(
+            metavar="X.Y", help="Compute capability of that GPU, such as 8.9, or gfx942 for AMD."
+        ),
     ] = None,
     tflops: Annotated[
-        float | None, typer.Option(metavar="N", help="Of that GPU, dense, in 16 bits.")
+        float | None, typer.Option(metavar="N", help="Dense 16-bit TFLOPS of that GPU.")
     ] = None,
     host_memory: HostMemory = None,
     host_bandwidth: HostBandwidth = None,
     gpu_hour: Annotated[
         float | None,
-        typer.Option(min=0, metavar="PRICE", help="Of one GPU: adds what tokens cost."),
+        typer.Option(
+            min=0, metavar="PRICE", help="Price of one GPU per hour; adds the cost per token."
+        ),
     ] = None,
     prices: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Prices of GPUs an hour with their date, as YAML."),
+        typer.Option(metavar="FILE", help="YAML file of hourly GPU prices with their date."),
     ] = None,
     bench: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A bench.json: what was measured replaces estimates."),
+        typer.Option(metavar="FILE", help="A bench.json; its measurements replace estimates."),
     ] = None,
     draft: DraftText = None,
     acceptance: Annotated[
         str | None,
         typer.Option(
-            metavar="SHARE", help="Of the draft: a share such as 0.7, or `quantkit draft` JSON."
+            metavar="SHARE",
+            help="Acceptance rate of the draft, such as 0.7, or the JSON of `quantkit draft`.",
         ),
     ] = None,
     draft_tokens: DraftTokens = None,
@@ -142,7 +171,7 @@ def command(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Plan for chat, batch or mixed traffic.",
+            help="Kind of traffic: chat, batch or mixed.",
             callback=one_of("chat", "batch", "mixed"),
         ),
     ] = None,
@@ -150,7 +179,7 @@ def command(
         str | None,
         typer.Option(
             metavar="KIND",
-            help="Write the plan's files: compose, k8s or grafana.",
+            help="Write deployment files of the plan: compose, k8s or grafana.",
             callback=one_of("compose", "k8s", "grafana"),
         ),
     ] = None,
@@ -159,18 +188,18 @@ def command(
     replicas: Replicas = None,
     force: Force = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write everything as a page.")
+        Path | None, typer.Option(metavar="FILE", help="Write the full answer as an HTML page.")
     ] = None,
     sensitivity: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="A table of `quantkit sensitivity`: what mixed formats make of the room.",
+            help="The output of `quantkit sensitivity`; adds what mixed formats would gain.",
         ),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Say which format to serve a model in on a GPU, and why; exit 1 where none serves."""
+    """Recommend a format to serve a model in on a GPU; exit 1 if none fits."""
     from quantkit.calls import recommend as calls
     from quantkit.calls.serve import Additions, Files
     from quantkit.cli import recommend_view, serving_view, start

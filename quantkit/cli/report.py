@@ -13,7 +13,7 @@ def command(
         list[Path] | None,
         typer.Argument(
             metavar="SCORES...",
-            help="Score files, folders of them, checkpoints' folders, and bench.json files.",
+            help="Score files, folders of them, checkpoint folders, and bench.json files.",
         ),
     ] = None,
     out: Annotated[
@@ -21,7 +21,7 @@ def command(
     ] = None,
     note: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT", help="Something that readers should know; repeats."),
+        typer.Option(metavar="TEXT", help="A note for readers of the report. Repeatable."),
     ] = None,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of report.json, and stop.")

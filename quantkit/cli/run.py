@@ -48,7 +48,7 @@ def command(
 ) -> None:
     """Quantize, verify, score and report in one go.
 
-    What an earlier run in the same folder finished is taken up, not made again.
+    Resumes what an earlier run in the same folder has finished.
     """
     from quantkit.calls.data import Data
     from quantkit.calls.run import Line

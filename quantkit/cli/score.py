@@ -31,13 +31,15 @@ def command(
     tasks: Tasks = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Follow the source's own answers to these prompts."),
+        typer.Option(
+            metavar="FILE", help="Compare with the source's own answers to these prompts."
+        ),
     ] = None,
     judge: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Judge answers to --prompts: exact, json or tool-calls; default: by row.",
+            help="How to judge answers to --prompts: exact, json or tool-calls; default: set per row.",
             callback=one_of("exact", "json", "tool-calls"),
         ),
     ] = None,
@@ -46,51 +48,58 @@ def command(
     ] = None,
     limit: Limit = None,
     num_fewshot: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Examples shown before each question.")
+        int | None,
+        typer.Option(min=0, metavar="N", help="Number of few-shot examples before each question."),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Sequences at a time; default: fitting.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Sequences per batch; default: as many as fit."),
     ] = None,
     max_length: MaxLength = None,
     seed: Seed = 0,
     data: Datasets = None,
     cache: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where answers are kept for next time.")
+        Path | None, typer.Option(metavar="DIR", help="Folder of cached answers.")
     ] = None,
     baseline: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Scores of the source, from before, to compare with."),
+        typer.Option(metavar="FILE", help="Existing score file of the source to compare with."),
     ] = None,
     source: Source = None,
     until: Annotated[
         str | None,
-        typer.Option(metavar="POINTS", help="Random questions until +-POINTS, such as 1.0pp."),
+        typer.Option(
+            metavar="POINTS",
+            help="Sample questions at random until the interval is +-POINTS, such as 1.0pp.",
+        ),
     ] = None,
     backend: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="What computes: transformers, vllm (started here), or llama.cpp for GGUF.",
+            help="Engine: transformers, vllm (started for you), or llama.cpp for GGUF.",
             callback=one_of("transformers", "llama.cpp", "vllm"),
         ),
     ] = "transformers",
     python: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="The Python that has vLLM.")
+        Path | None, typer.Option(metavar="PATH", help="Python interpreter of vLLM's environment.")
     ] = None,
     server: Server = None,
     apply_chat_template: Annotated[
-        bool, typer.Option("--apply-chat-template", help="Ask in the model's chat format.")
+        bool, typer.Option("--apply-chat-template", help="Ask through the model's chat template.")
     ] = False,
     fewshot_as_multiturn: Annotated[
         bool,
-        typer.Option("--fewshot-as-multiturn", help="Show examples as turns of a conversation."),
+        typer.Option(
+            "--fewshot-as-multiturn", help="Give few-shot examples as turns of a conversation."
+        ),
     ] = False,
     system_instruction: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="System prompt of the conversation.")
+        str | None, typer.Option(metavar="TEXT", help="System prompt.")
     ] = None,
     allow_code: Annotated[
         bool,
-        typer.Option("--allow-code", help="Let tasks run code that the model wrote, in a box."),
+        typer.Option("--allow-code", help="Run code that the model writes, in a sandbox."),
     ] = False,
     device: Device = "auto",
     revision: Revision = None,

@@ -47,7 +47,7 @@ def command(
 ) -> None:
     """Measure what each layer costs in each format.
 
-    Writes DIR/sensitivity.json and a page beside it. `quantize --bits N --sensitivity DIR` then
+    Writes DIR/sensitivity.json and an HTML page. `quantize --bits N --sensitivity DIR` then
     chooses formats without another pass.
     """
     from quantkit.calls.data import Data

@@ -27,41 +27,43 @@ from quantkit.cli.options import (
 
 def command(
     checkpoint: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A checkpoint's folder, a GGUF file, or a hub id.")
+        Path, typer.Argument(metavar="DIR", help="A checkpoint folder, a GGUF file, or a hub id.")
     ],
     extra: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- FLAGS]", help="Flags for the engine, in place of ours."),
+        typer.Argument(metavar="[-- FLAGS]", help="Engine flags; they override quantkit's."),
     ] = None,
     profile: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="Set up for chat, batch or mixed traffic.",
+            help="Kind of traffic: chat, batch or mixed.",
             callback=one_of("chat", "batch", "mixed"),
         ),
     ] = "chat",
     gpu: Annotated[
-        str, typer.Option(metavar="NAME", help="auto, cpu, or one of `quantkit gpus`.")
+        str, typer.Option(metavar="NAME", help="auto, cpu, or a name from `quantkit gpus`.")
     ] = "auto",
-    count: Annotated[int, typer.Option(min=1, metavar="N", help="GPUs that share the model.")] = 1,
+    count: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of GPUs that share the model.")
+    ] = 1,
     context: Annotated[
         int | None,
         typer.Option(
             parser=tokens,
             metavar="N",
-            help="Tokens of a request, such as 16k; default: 8192, or what fits.",
+            help="Tokens per request, such as 16k; default: 8192, or what fits.",
         ),
     ] = None,
     users: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="At the same time; default: as many as fit."),
+        typer.Option(min=1, metavar="N", help="Concurrent users; default: as many as fit."),
     ] = None,
     kv_cache: Annotated[
         str,
         typer.Option(
             metavar="TYPE",
-            help="auto (as the checkpoint says), 16 or 8 bits.",
+            help="KV cache type: auto (the checkpoint's), or 16 or 8 bits.",
             callback=one_of("auto", "16", "8"),
         ),
     ] = "auto",
@@ -72,9 +74,12 @@ def command(
     max_loras: MaxLoras = None,
     max_cpu_loras: MaxCpuLoras = None,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0: to everybody.")
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Address to listen on; 0.0.0.0 listens on every interface."
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="Where to listen.")] = (
+    port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="Port to listen on.")] = (
         8000
     ),
     gpu_utilization: Annotated[
@@ -83,29 +88,35 @@ def command(
     ] = 0.9,
     python: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The Python of vLLM's environment; default: this one."),
+        typer.Option(
+            metavar="FILE", help="Python interpreter of vLLM's environment; default: this one."
+        ),
     ] = None,
     llama_server: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="llama.cpp's server; default: on the PATH.")
+        Path | None,
+        typer.Option(metavar="FILE", help="llama.cpp's server; default: llama-server on the PATH."),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="How long a start may take.")
+        float,
+        typer.Option(min=1, metavar="SECONDS", help="Time limit for the server to become ready."),
     ] = 900.0,
     log: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep what the engine writes.")
+        Path | None, typer.Option(metavar="FILE", help="Write the engine's log to this file.")
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Check the folder first.")
+        bool, typer.Option("--check/--no-check", help="Check the checkpoint first.")
     ] = True,
     once: Annotated[
-        bool, typer.Option("--once", help="End after one answered request, as a test.")
+        bool, typer.Option("--once", help="Stop after one answered request, as a smoke test.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the engine's command and stop.")
+    ] = False,
     emit: Annotated[
         str | None,
         typer.Option(
             metavar="KIND",
-            help="Write files instead: compose, k8s or grafana.",
+            help="Write deployment files instead: compose, k8s or grafana.",
             callback=one_of("compose", "k8s", "grafana"),
         ),
     ] = None,
@@ -120,8 +131,8 @@ def command(
 ) -> None:
     """Serve a checkpoint with vLLM, or a GGUF file with llama.cpp.
 
-    Prints the engine's command with the reason of every flag, starts it, waits until it is
-    healthy, sends one real request, and stays until Ctrl-C.
+    Prints the engine's command with the reason for every flag, starts it, waits until it is
+    healthy, sends one real request, and serves until Ctrl-C.
     """
     from quantkit.calls import serve as calls
     from quantkit.cli import serving_view, start

@@ -19,31 +19,35 @@ Runs = Annotated[str, typer.Argument(metavar="DIR", help="The --out of `sweep ru
 
 @app.command("run")
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The sweep, in YAML.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The sweep's YAML file.")],
     out: Annotated[
-        str, typer.Option("-o", "--out", metavar="DIR", help="A folder, s3://, gs:// or the like.")
+        str,
+        typer.Option(
+            "-o", "--out", metavar="DIR", help="Output folder, or a bucket such as s3:// or gs://."
+        ),
     ] = "runs",
     on: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="here, one step after another, or ray.",
+            help="Where to run: here (one step after another) or ray.",
             callback=one_of("here", "ray"),
         ),
     ] = "here",
     address: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="A Ray cluster, or auto; default: one made here."),
+        typer.Option(
+            metavar="HOST:PORT", help="Address of a Ray cluster, or auto; default: start one here."
+        ),
     ] = None,
     dry_run: DryRun = False,
     json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Do all steps of a sweep that are not done yet.
+    """Run the unfinished steps of a sweep.
 
-    Started again after a stop, it goes on where it was; a changed recipe reruns only what depends
-    on it.
+    Resumes after a stop; a changed recipe reruns only what depends on it.
     """
     from quantkit.cli import console, sweep_view
     from quantkit.sweep import start
@@ -70,11 +74,11 @@ def run(
 def status(
     out: Runs,
     check: Annotated[
-        bool, typer.Option("--check", help="Read every file, and compare it with its digest.")
+        bool, typer.Option("--check", help="Compare every file with its digest.")
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Show where a sweep stands."""
+    """Show the progress of a sweep."""
     from quantkit.cli import console, sweep_view
     from quantkit.sweep.place import Place
     from quantkit.sweep.status import status as look
@@ -90,7 +94,7 @@ def status(
 
 @app.command("report")
 def report(out: Runs, json: AsJson = False) -> None:
-    """Write one report over everything that is done."""
+    """Write one report over all finished steps."""
     from quantkit.cli import sweep_view
     from quantkit.sweep.start import report as write
 

@@ -26,7 +26,7 @@ def command(
         str,
         typer.Option(
             metavar="NAME",
-            help="vllm: ask the engine too, once the files are right.",
+            help="files, or vllm to also load the checkpoint in the engine.",
             callback=one_of("files", "vllm"),
         ),
     ] = "files",
@@ -34,36 +34,38 @@ def command(
         str,
         typer.Option(
             metavar="NAME",
-            help="Of vllm: config (no weights), generate or logprobs.",
+            help="With vllm: config (no weights), generate or logprobs.",
             callback=one_of("config", "generate", "logprobs"),
         ),
     ] = "logprobs",
     python: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="The Python of vLLM's own environment.")
+        Path | None, typer.Option(metavar="PATH", help="Python interpreter of vLLM's environment.")
     ] = None,
     server: Server = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="What the server calls it, where not by its folder."),
+        typer.Option(
+            metavar="NAME", help="The model's name on the server; default: its folder's name."
+        ),
     ] = None,
     prompts: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Prompts of level logprobs.")
+        int, typer.Option(min=1, metavar="N", help="Number of prompts for level logprobs.")
     ] = 64,
     dtype: Annotated[
-        str, typer.Option(metavar="NAME", help="What vLLM computes in: auto, bfloat16, float16.")
+        str, typer.Option(metavar="NAME", help="vLLM's dtype: auto, bfloat16 or float16.")
     ] = "auto",
     jobs: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Engines at a time, on one GPU.")
+        int, typer.Option(min=1, metavar="N", help="Engines to run at once on one GPU.")
     ] = 1,
     timeout: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="For one engine, from start to end.")
+        float, typer.Option(min=1, metavar="SECONDS", help="Time limit per engine.")
     ] = 600.0,
     predicted_for: Annotated[
         str | None,
         typer.Option(
             "--for",
             metavar="ENGINE",
-            help="Predict what vllm or llama.cpp will do, from config and headers alone.",
+            help="Predict from config and headers what vllm or llama.cpp will do.",
             callback=one_of("vllm", "llama.cpp"),
         ),
     ] = None,
@@ -73,7 +75,7 @@ def command(
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="With --for: the GPU, for the kernel of each layer."),
+        typer.Option(metavar="NAME", help="With --for: the GPU, to name the kernel of each layer."),
     ] = None,
     device: Device = "auto",
     revision: Revision = None,
@@ -82,13 +84,13 @@ def command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Check that checkpoints are whole and right, also those of other tools.
+    """Check that checkpoints are complete and correct, whichever tool made them.
 
-    Files against their hashes, tensors against the recipe or the config that declares them, weights
-    against the source. Exit code 1: something is wrong; 3: it could not be checked. With
-    --backend vllm the engine then loads each, generates, and its log-probabilities are compared
-    with ours; verified.json beside the checkpoint keeps what was found. --for asks no engine and
-    reads no weights: it applies the engine's own rules, in seconds.
+    Checks files against their hashes, tensors against the recipe or the config that declares them,
+    and weights against the source. Exit code 1: something is wrong; 3: the check could not run.
+    --backend vllm also loads each checkpoint in the engine, generates, and compares its
+    log-probabilities with ours; verified.json in the checkpoint keeps the result. --for predicts
+    what an engine will do in seconds, from its own rules, without starting it.
     """
     from quantkit.calls import verify as calls
     from quantkit.cli import prediction_view, start, verify_view
