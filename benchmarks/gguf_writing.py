@@ -124,7 +124,7 @@ def main() -> None:
     args = parser.parse_args()
     device = torch.device(args.device) if args.device else devices.choose()
     wanted = recipe.load(args.recipe)
-    assert isinstance(wanted, GGUFRecipe), f"{args.recipe} is no GGUF recipe"
+    assert isinstance(wanted, GGUFRecipe), f"{args.recipe} is not a GGUF recipe"
     with tempfile.TemporaryDirectory(dir=args.work) as scratch:
         folder, path = Path(scratch) / "model", Path(scratch) / "model.gguf"
         make_model(folder, args.blocks, args.hidden, args.intermediate, args.vocabulary)

@@ -88,7 +88,7 @@ def dequantized(folder: Path, device: torch.device) -> Iterator[tuple[str, torch
 
 
 INPUT_SCALES = (".input_scale", ".input_global_scale", ".input_zero_point")
-"""What a checkpoint stores for its inputs, which is no parameter of the model."""
+"""What a checkpoint stores for its inputs, which is not a parameter of the model."""
 
 
 def load(source: Path, folder: Path, device: torch.device) -> Any:

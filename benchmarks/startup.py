@@ -79,7 +79,7 @@ REFUSED: dict[str, dict[str, str]] = {
     },
     "convert": {
         "a folder": "nowhere/x --to gptq",
-        "a folder that is no checkpoint": "others --to gptq",
+        "a folder that is not a checkpoint": "others --to gptq",
         "a format": "made/fp8-dynamic --to fpp8",
         "an output that exists": "made/fp8-dynamic --to fp8 -o others",
         "an output that cannot be": "made/fp8-dynamic --to fp8 -o plain/x",

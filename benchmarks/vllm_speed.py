@@ -88,7 +88,7 @@ def shaped(folder: Path, shape: str, into: Path) -> Path:
     """A folder with a config only: the format of one model on the shape of another."""
     config = json.loads((folder / "config.json").read_text())
     if config.get("model_type") != "llama":
-        raise SystemExit(f"{folder} is no Llama, whose shape --shape {shape} has")
+        raise SystemExit(f"{folder} is not a Llama, whose shape --shape {shape} has")
     quantised = config.get("quantization_config", {})
     if quantised.get("quant_method") == "gptq":  # else it looks into the weights for what is
         quantised["modules_in_block_to_quantize"] = GPTQ_LAYERS

@@ -78,7 +78,7 @@ def references(folder: Path, score: list[list[int]], device: str) -> list[list[l
 
 
 def apart(one: list[list[float]], other: list[list[float]]) -> float:
-    """Mean difference in nats per token; infinite where one of them is no number."""
+    """Mean difference in nats per token; infinite where one of them is not a number."""
     pairs = [abs(a - b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)]
     mean = statistics.fmean(pairs)
     return mean if math.isfinite(mean) else math.inf

@@ -197,7 +197,7 @@ def compare(
 
         return Report.of(score(scores, tasks=tasks, **how), tuple(notes))
     if how:
-        raise UsageError(f"{next(iter(how))} goes with tasks: name what models are scored on")
+        raise UsageError(f"{next(iter(how))} needs tasks: name what to score on")
     from quantkit.calls.report import Reporting
     from quantkit.scoring.evaluation import Evaluation
 
@@ -327,7 +327,7 @@ def recommend(
     )
     found = _done(call, None).answers.found
     if len(found) > 1:
-        raise UsageError(f"{gpu} are several GPUs: ask for one at a time")
+        raise UsageError(f"{gpu} names several GPUs: ask for one at a time")
     return found[0]
 
 

@@ -11,5 +11,5 @@ def expanded(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:  # no such user, or one whom the system does not know
         raise StorageError(
-            f"{path}: nobody knows that home folder; set HOME, or give the path without ~"
+            f"cannot expand {path}: unknown user; set HOME, or give the path without ~"
         ) from error

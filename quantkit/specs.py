@@ -112,7 +112,7 @@ def problems(
         place, model = _place(fault["loc"], kind)
         path = ".".join(part for part in place if part not in unseen)
         sort, context = fault["type"], fault.get("ctx", {})
-        if sort in ("extra_forbidden", "invalid_key"):  # a number is no name of a field either
+        if sort in ("extra_forbidden", "invalid_key"):  # a number is not a name of a field either
             lines.append((path, f"unknown key; {meant(place[-1], _keys(model))}"))
         elif sort == "missing":
             lines.append((path, "is missing"))

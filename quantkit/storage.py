@@ -239,7 +239,9 @@ def refuse_existing(target: Path, force: bool, marker: str = MANIFEST) -> None:
     if not (target / marker).is_file():
         known = {MANIFEST: "checkpoint", DEQUANTIZED: "model folder"}
         what = known.get(marker, "calibration set")
-        raise StorageError(f"{target} is no {what} of quantkit, so it is not replaced")
+        raise StorageError(
+            f"{target} is not a {what} made by quantkit, so --force does not replace it"
+        )
 
 
 def sync_folder(folder: Path) -> None:

@@ -112,8 +112,8 @@ def _opened(path: Path, dtype: str, trust_remote_code: bool) -> ModelSource:
     if any(name.endswith("_blocks") for name in stored):
         raise SourceError(
             f"{path} holds all experts of a block in one tensor (MXFP4 of gpt-oss), which quantkit "
-            "does not put together again; transformers dequantises it by itself, and `quantkit "
-            "quantize --requantize` reads it as it is"
+            "does not dequantise; transformers does so by itself, and `quantkit quantize "
+            "--requantize` reads it directly"
         )
     return ModelSource(
         str(path), path, None, plain_config(given), found, trust_remote_code, False, method, stored

@@ -658,7 +658,7 @@ def _positive(rng: random.Random, kind: str) -> Case:
     if ":" in secret and not place.startswith("["):
         place = place.replace("{}:", "[{}]:").replace("/{}/", "/[{}]/")
     text = _set(rng, place.replace("{}", secret))
-    if kind == "phone":  # the word before it is no secret
+    if kind == "phone":  # the word before it is not a secret
         secret = secret[next(i for i, c in enumerate(secret) if c in "+(0123456789") :]
     if kind == "card":
         secret = secret.removeprefix("Visa ")

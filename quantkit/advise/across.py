@@ -37,7 +37,7 @@ def compare(found: Sequence[Recommendation], reports: Mapping[str, "Document"]) 
         said = f"no report of {', '.join(without)}" if reports else "no reports were given"
         return Across((), {}, said)
     if not serving:
-        return Across((), {}, "nothing serves any of them")
+        return Across((), {}, "no format fits for any of them")
     entries = {}
     for name, one in zip(names, serving, strict=True):
         assert one.chosen is not None

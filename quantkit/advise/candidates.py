@@ -83,7 +83,7 @@ class Limits:
         """What is too slow, with its figure and the limit; empty where nothing is."""
         slow, first = [], found.first_token
         if self.ttft is not None and first is None:
-            slow.append("its first token cannot be told without the GPU's compute rate (--tflops)")
+            slow.append("the time to its first token needs the GPU's compute rate (--tflops)")
         elif self.ttft is not None and first is not None and first.typical > self.ttft:
             slow.append(f"first token after {_time(first.typical)}, {_time(self.ttft)} is wanted")
         if self.tpot is not None and found.step.typical > self.tpot:
@@ -200,7 +200,7 @@ class Question:
         if self.profile is not None:
             profiles.find(self.profile)
         if self.gpu_hour is not None and not 0 < self.gpu_hour < math.inf:
-            raise AdviceError("the price of an hour must be a number, and more than nothing")
+            raise AdviceError("the price per hour must be a number above 0")
 
     def _check_wish(self) -> None:
         wish, shape = self.wish, self.catalogue.shape
@@ -212,13 +212,15 @@ class Question:
             raise AdviceError(f"{asked} takes {needed}, and --count says {self.count}")
         if wish.has_whole_experts and not parallel.n_experts(shape):
             raise AdviceError(
-                f"{shape.label} is no mixture of experts, so there are none to give out to GPUs; "
+                f"{shape.label} is not a mixture of experts, so there is nothing to place by "
+                "expert; "
                 "leave out --expert-parallel"
             )
         if wish.has_whole_experts and (self.count == 1 or wish.tensor == 1):
             raise AdviceError(
-                "experts are given out to GPUs that cut the other layers: expert parallel wants "
-                "tensor parallel over 2 or more"
+                "expert parallel needs tensor parallel over 2 or more GPUs for the other layers; "
+                "raise "
+                "--count or --tensor-parallel"
             )
 
     @property
@@ -326,7 +328,7 @@ def _candidate(question: Question, gpu: GPU, format: Format) -> Candidate:
     if reason := question.refused.get(format.engine):
         return replace(candidate, problem=reason, lacks="support")
     if count > 1 and gpu.vendor in ALONE:
-        return replace(candidate, problem="several of them do not share a model", lacks="support")
+        return replace(candidate, problem="several of them cannot share a model", lacks="support")
     if support.how == "no" or isinstance(made, str):
         reason = made if isinstance(made, str) else support.reason
         return replace(candidate, problem=reason, lacks="support")
@@ -349,7 +351,9 @@ def _no_way(question: Question, format: Format) -> str:
     if not wish.is_any:
         return parallel.obstacle(shape, usual, parallel.usual(usual, question.count))
     split = Split(wish.tensor or 1, wish.pipeline or 1, wish.has_whole_experts)
-    return parallel.obstacle(shape, usual, split) or "its GPUs cannot be shared as you wish"
+    return (
+        parallel.obstacle(shape, usual, split) or "the model cannot be split over the GPUs as asked"
+    )
 
 
 def _shared(question: Question, candidate: Candidate, made: work.Work, split: Split) -> Candidate:

@@ -93,8 +93,8 @@ def shapes(config: Mapping[str, Any], label: str) -> dict[str, tuple[int, ...]]:
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
         raise SourceError(
-            f"{label} is of a family whose shapes quantkit cannot tell from the config alone "
-            f"({kind}; it knows {', '.join(FAMILIES)}); give a folder with the weights"
+            f"{label} belongs to a family whose shapes do not follow from the config alone "
+            f"({kind}; known: {', '.join(FAMILIES)}); give a folder with the weights"
         )
     require(config, (*NEEDED, "head_dim"), label)
     if FAMILIES[kind].experts and not _n_experts(config):

@@ -25,7 +25,7 @@ def choose(model: str, place: Place) -> Fitting:
     device = gpus.find(place.gpu)
     of_model = shape.of(model)
     if of_model.assumed:
-        raise AdviceError(f"{model} is only a size, and nothing to quantise; name a model")
+        raise AdviceError(f"{model} is only a size, with nothing to quantise; name a model")
     every = formats.considered(is_mixture=parallel.n_experts(of_model) > 0)
     among = tuple(format for format in every if not format.is_whole)
     tokens = min(8192, context_of(of_model.config)) if place.context is None else place.context
@@ -44,4 +44,4 @@ def choose(model: str, place: Place) -> Fitting:
     reasons = [f"{name} for {where}: {found.reason}"]
     if found.runner_up is not None:
         reasons.append(f"The runner-up is {found.runner_up.format.name}: {found.runner_up_reason}")
-    return Fitting(name, [*reasons, "`quantkit recommend` tells the rest."])
+    return Fitting(name, [*reasons, "`quantkit recommend` shows the details."])

@@ -65,7 +65,7 @@ def _windows(config: Mapping[str, Any]) -> list[int | None]:
     for kind in kinds:
         if kind not in FULL + WINDOWED:
             raise SourceError(
-                f"the config has layers of kind {kind}, whose memory quantkit cannot tell; "
-                f"it knows {', '.join(FULL + WINDOWED)}"
+                f"the config has layers of kind {kind}, whose cache size is unknown; "
+                f"known: {', '.join(FULL + WINDOWED)}"
             )
     return [sizes.get(kind) for kind in kinds]

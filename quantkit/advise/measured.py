@@ -58,7 +58,7 @@ def speeds(found: Iterable[Seen], question: Question, gpu: GPU) -> Measurements:
     with the most tokens a second."""
     if question.users is None and question.objective == "throughput":
         raise AdviceError(
-            "for throughput say with --users how many there are: what was measured holds for its "
+            "for throughput give --users: what was measured holds for its "
             "own number of users, not for as many as fit"
         )
     load = question.load(question.users or 1)
@@ -70,7 +70,7 @@ def speeds(found: Iterable[Seen], question: Question, gpu: GPU) -> Measurements:
             and seen.gpu is not None
             and normal(seen.gpu) in {normal(name) for name in (gpu.name, *gpu.aliases)}
             and (seen.n_gpus, seen.concurrency) == (question.count, load.users)
-            # Several copies of a model are no way to share it.
+            # Several copies of a model are not a way to share it.
             and (seen.sharing is None or Split(*seen.sharing).n_gpus == question.count)
             and _near(seen.prompt_tokens, load.prompt)
             and _near(seen.output_tokens, load.answer)

@@ -40,10 +40,10 @@ def _one(found: Recommendation) -> str:
         Section("Why", _why(found)),
         Section("Formats that serve", [_formats(serving, chosen)] if serving else []),
         Section("Speed and quality", [_picture(found)] if len(serving) > 1 else []),
-        Section("Formats that do not serve", [_rest(found)]),
+        Section("Formats that do not fit", [_rest(found)]),
         Section("What was assumed", _assumed(found)),
     ]
-    lead = f"Serve it as {chosen.format.name}." if chosen else "No format serves this load."
+    lead = f"Serve it as {chosen.format.name}." if chosen else "No format fits this load."
     return document(
         f"{label} on {where}",
         [section for section in sections if any(section.parts)],
@@ -82,10 +82,10 @@ def _many(found: Sequence[Recommendation]) -> str:
                     searchable=True,
                     wide=True,
                 ),
-                f"Nothing serves this load on {', '.join(without)}." if without else "",
+                f"No format fits this load on {', '.join(without)}." if without else "",
             ],
         ),
-        Section("All at a glance", [heatmap("Typical speed", names, columns, values, axis)]),
+        Section("Overview", [heatmap("Typical speed", names, columns, values, axis)]),
         Section(
             "Every format on every GPU",
             [
@@ -130,14 +130,14 @@ def _facts(chosen: Candidate) -> list[Fact]:
     speed, fit = chosen.speed, chosen.fit
     shown = []
     if speed is not None:
-        shown.append(Fact(words.span(speed.each), "tokens/s for each user"))
+        shown.append(Fact(words.span(speed.each), "tokens/s per user"))
         if speed.first_token is not None:
             shown.append(Fact(words.span_of_seconds(speed.first_token), "to the first token"))
     if fit is not None:
         shown.append(Fact(f"{fit.users:,}", "users have room"))
-    shown.append(Fact(words.kept(chosen), "of the quality is kept"))
+    shown.append(Fact(words.kept(chosen), "of the quality kept"))
     if chosen.cost is not None:
-        shown.append(Fact(words.span(chosen.cost), "a million tokens cost"))
+        shown.append(Fact(words.span(chosen.cost), "per million tokens"))
     return shown
 
 
@@ -222,7 +222,7 @@ def _picture(found: Recommendation) -> Markup:
         "Speed against quality",
         points,
         Axis("tokens/s of one user, typical", log=True),
-        Axis("share of the quality that is kept", digits=3),
+        Axis("share of the quality kept", digits=3),
         note="Formats that fit. Quality is a prior where no report of this model was given.",
     )
 
@@ -255,9 +255,9 @@ def _assumed(found: Recommendation) -> list[str | Markup]:
         qualities["FP8 KV cache, times the weights' own"] = kept
     return [
         *found.notes,
-        "Slow end, typical value and fast end of what vLLM is taken to reach:",
+        "Slow end, typical value and fast end assumed for vLLM:",
         details(shown),
-        "Where qualities come from:",
+        "Sources of the quality figures:",
         details(qualities),
     ]
 
@@ -267,4 +267,4 @@ def _from(source: str) -> str:
 
 
 def _footer() -> str:
-    return f"Written by quantkit {__version__}. Nothing on this page is loaded from elsewhere."
+    return f"Written by quantkit {__version__}. This page loads nothing from the network."

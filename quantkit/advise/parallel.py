@@ -37,7 +37,7 @@ def usual(recipe: AnyRecipe | None, n_gpus: int) -> Split:
 
 
 def n_experts(shape: ModelShape) -> int:
-    """Experts that each token chooses from; 0 in a model that is no mixture."""
+    """Experts that each token chooses from; 0 in a model that is not a mixture."""
     if "experts" not in shape.made:
         has_any = any(EXPERT.search(tensor.name) for tensor in shape.tensors)
         known = (shape.config.get(key) for key in EXPERTS)
@@ -190,11 +190,11 @@ def _obstacle(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> str:
     config, n_gpus = shape.config, split.tensor
     if isinstance(recipe, GGUFRecipe):
         cuts = n_gpus > 1 or split.has_whole_experts
-        return "llama.cpp gives whole layers to GPUs and cuts none" if cuts else ""
+        return "llama.cpp places whole layers on GPUs: no tensor parallel" if cuts else ""
     if split.has_whole_experts and not n_experts(shape):
-        return "it has no experts to give out"
+        return "it has no experts to distribute"
     if split.has_whole_experts and n_gpus == 1:
-        return "experts are given out to GPUs that cut layers (tensor parallel): one cuts none"
+        return "expert parallel needs tensor parallel over 2 or more GPUs"
     if n_gpus == 1:
         return ""
     heads = config["num_attention_heads"]
@@ -238,7 +238,7 @@ def _tile_obstacle(shape: ModelShape, recipe: Recipe, split: Split) -> str:
         if last in KEYS:
             ways = math.gcd(n_gpus, shape.config["num_key_value_heads"])
         if size % ways or (size // ways) % tile:
-            return f"{module} of {rows} x {columns} cannot be cut into {ways} between its scales"
+            return f"{module} of {rows} x {columns} cannot be split {ways} ways between its scales"
     return ""
 
 

@@ -34,9 +34,9 @@ PROFILES = {
     "chat": Profile(
         "chat",
         batch_tokens=(2048, 2048),
-        why_tokens="prompts are read in small pieces, so that others' next tokens do not wait",
+        why_tokens="small prefill chunks, so that running answers do not stall",
         filled=1.0,
-        why_sequences="each may fill its context without another being thrown out of the cache",
+        why_sequences="each can fill its context without another being preempted",
         slots=4,
     ),
     "mixed": Profile(
@@ -44,15 +44,15 @@ PROFILES = {
         batch_tokens=(2048, 8192),
         why_tokens="vLLM's default for a server on such a GPU",
         filled=0.5,
-        why_sequences="contexts are taken to be half full",
+        why_sequences="assumes contexts half full",
         slots=8,
     ),
     "batch": Profile(
         "batch",
         batch_tokens=(8192, 16384),
-        why_tokens="large pieces make the best of the GPU; nobody waits for a first token",
+        why_tokens="large prefill chunks use the GPU best; time to first token does not matter",
         filled=0.25,
-        why_sequences="contexts are taken to be a quarter full; more at a time is more a second",
+        why_sequences="assumes contexts a quarter full; more concurrency is more throughput",
         slots=16,
     ),
 }

@@ -190,9 +190,8 @@ def _refuse_another(baseline: "Entry", shape: ModelShape, path: str) -> None:
             )
     elif shape.label.rpartition("/")[2].lower() != baseline.name.lower():
         raise AdviceError(
-            f"{path} is a report of {baseline.name}, and without weights nothing but its name and "
-            f"size tells whether {shape.label} is that model; give the folder that was scored, or "
-            f"one called {baseline.name}"
+            f"{path} is a report of {baseline.name}, and {shape.label} has no weights here to "
+            f"compare with; give the folder that was scored, or one called {baseline.name}"
         )
 
 
@@ -216,7 +215,7 @@ def measured(document: "Document", entry: "Entry", path: str) -> Quality | None:
     if not shares:
         return None
     mean = sum(shares.values()) / len(shares)
-    basis = f"accuracy on {', '.join(shares)}, of too few questions: +-{100 * widest:.0f} points"
+    basis = f"accuracy on {', '.join(shares)}, with too few questions: +-{100 * widest:.0f} points"
     return Quality(min(1.0, mean), False, basis, path)
 
 

@@ -43,7 +43,7 @@ def _find(question: Question, gpu: GPU) -> Iterator[Remedy]:
         yield Remedy(
             "without --tensor-parallel and the like",
             first.format.name,
-            f"another way to share it: {first.split} with {first.format.name}",
+            f"another way to split it: {first.split} with {first.format.name}",
         )
     found = evaluate(question, gpu)
     # Formats that fit and only lack quality: of those, the one that keeps most.
@@ -117,7 +117,7 @@ def _slower(question: Question, gpu: GPU) -> Remedy | None:
             # Rounded up, so that the option lets it in.
             options.append(f"{option} {-(-span.typical * 1000 // 1):.0f}ms")
     if unknown:
-        says = f"no limit on a time that nobody can tell of {gpu.name}: {name} serves then"
+        says = f"no limit on a time that cannot be estimated for {gpu.name}: then {name} fits"
         return Remedy(", ".join(unknown + options), name, says)
     if not options:
         return None
@@ -140,7 +140,7 @@ def _partly(question: Question, gpu: GPU) -> Remedy | None:
         flag = f"--n-cpu-moe {found.n_cpu_moe}"
     memory = -(-(needed + offload.SPARE_BYTES) // 10**9)
     rate = first.speed.each if first.speed else None
-    speed = f", {rate.low:.2g}-{rate.high:.2g} tokens/s for each user" if rate else ""
+    speed = f", {rate.low:.2g}-{rate.high:.2g} tokens/s per user" if rate else ""
     return Remedy(
         f"--host-memory {memory}GB",
         first.format.name,
@@ -174,8 +174,8 @@ def _smaller_model(question: Question, gpu: GPU) -> Remedy | None:
             return Remedy(
                 f"{text} as the model",
                 first.format.name,
-                f"a smaller model: {text} (such as {like}) with {first.format.name}; how good it "
-                "is for you, a report of each tells",
+                f"a smaller model: {text} (such as {like}) with {first.format.name}; compare "
+                "reports of both before you switch",
             )
     return None
 

@@ -342,5 +342,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{path} is neither a model's folder nor its config: {error}") from error
     if not isinstance(config, dict):
-        raise SourceError(f"{path} is no config: it is not a JSON object")
+        raise SourceError(f"{path} is not a config: it is not a JSON object")
     return config

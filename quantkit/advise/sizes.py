@@ -66,7 +66,7 @@ def hub_id(name: str, config: dict[str, Any]) -> str:
 
 
 def parse(text: str) -> int | None:
-    """Weights in `70B`, `7 b` or `7000M`; None where it is no size."""
+    """Weights in `70B`, `7 b` or `7000M`; None where it is not a size."""
     match = SIZE.fullmatch(text.strip())
     number = round(float(match[1]) * SCALE[match[2].lower()]) if match else 0
     return number if 10**6 <= number <= 10**14 else None

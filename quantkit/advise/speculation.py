@@ -73,7 +73,7 @@ def acceptance(text: str, sampling: str | None = None) -> Acceptance:
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise AdviceError(
-            f"{text} does not say what is accepted; give what `quantkit draft --json` prints"
+            f"{text} has no acceptance rates; give the output of `quantkit draft --json`"
         ) from error
     if sampling is not None:
         return found[sampling]
@@ -102,7 +102,7 @@ def estimate(case: Case, load: Load, speculation: Speculation) -> Speed:
     n = speculation.n_tokens
     if n is not None and n > len(tokens):
         raise AdviceError(
-            f"what is accepted of {n} drafted tokens is not known: at most {len(tokens)}"
+            f"the acceptance of {n} drafted tokens is not known, only up to {len(tokens)}"
         )
     choices = [n] if n else range(1, len(tokens) + 1)
     best = min(choices, key=lambda k: seconds_a_token(k, load.users, typical))

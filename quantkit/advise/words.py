@@ -100,11 +100,14 @@ def cost(candidate: Candidate) -> str:
     """What tokens cost, apart for prompts and answers where that is known."""
     if candidate.cost is None:
         return ""
-    said = f"{span(candidate.cost)} a million tokens of answers with their prompts"
+    said = f"{span(candidate.cost)} per million answer tokens, prompts included"
     if candidate.costs is None:
         return said
     prompt, answer = candidate.costs.prompt, candidate.costs.answer
-    return f"{said}: {span(prompt)} a million of prompts, {span(answer)} a million of answers alone"
+    return (
+        f"{said}: {span(prompt)} per million prompt tokens, {span(answer)} per million answer "
+        "tokens alone"
+    )
 
 
 def beside(candidates: Iterable[Candidate]) -> list[str]:
@@ -120,7 +123,7 @@ def figure(candidate: Candidate, objective: str) -> str:
         where = whose(candidate.fit) if candidate.fit else ""
         return f"{gib(candidate.needed_bytes)}{where} for {users(load.users)}"
     if objective == "throughput":
-        return f"{span(speed.total)} tokens/s of answers with {users(load.users)}"
+        return f"{span(speed.total)} output tokens/s with {users(load.users)}"
     if objective == "quality":
         return f"{kept(candidate)} of the quality"
     return f"a whole answer in {span_of_seconds(speed.answer)} with {users(load.users)}"
@@ -128,21 +131,21 @@ def figure(candidate: Candidate, objective: str) -> str:
 
 MEANING = {
     "latency": "seconds for a whole answer",
-    "throughput": "tokens of answers a second, all users together",
+    "throughput": "output tokens per second, all users together",
     "memory": "GiB of memory",
-    "quality": "share of the quality that is kept",
+    "quality": "share of the quality kept",
 }
 
 
 def meaning(objective: str, count: int) -> str:
     """What the numbers of a table are."""
-    return "GiB on each GPU" if objective == "memory" and count > 1 else MEANING[objective]
+    return "GiB per GPU" if objective == "memory" and count > 1 else MEANING[objective]
 
 
 UNITS = {
     "latency": "take {} s for an answer",
     "throughput": "give {} tokens/s",
-    "memory": "take {} GiB on each GPU",
+    "memory": "take {} GiB per GPU",
 }
 
 
@@ -157,13 +160,13 @@ def short_figure(candidate: Candidate, objective: str) -> str:
 
 
 BOUND = {
-    "weights": "reading weights takes most of it",
-    "cache": "reading the KV cache takes most of it",
-    "compute": "products with weights take most of it",
-    "attention": "products of attention take most of it",
-    "links": "the way between GPUs takes most of it",
-    "host": "the CPU that prepares each step sets the pace",
-    "host memory": "reading what lies in the host's memory takes most of it",
+    "weights": "bound by reading weights",
+    "cache": "bound by reading the KV cache",
+    "compute": "bound by the matrix products with the weights",
+    "attention": "bound by the matrix products of attention",
+    "links": "bound by the links between GPUs",
+    "host": "bound by the CPU work of each step",
+    "host memory": "bound by reading host memory",
 }
 
 
@@ -183,7 +186,7 @@ def lack(candidate: Candidate) -> tuple[str, str]:
 
 BEST = {
     "latency": "the fastest answers",
-    "throughput": "the most tokens a second",
+    "throughput": "the most tokens per second",
     "memory": "the least memory",
     "quality": "the best quality",
 }
@@ -204,9 +207,9 @@ def reason(chosen: Candidate, serving: Sequence[Candidate], question: Question) 
     if objective == "quality" or best is chosen:
         return said
     if kept_step(best) < kept_step(chosen):
-        return f"{said}; {best.format.name} is hardly better and keeps less"
+        return f"{said}; {best.format.name} is barely better and keeps less quality"
     if best.format.engine != chosen.format.engine:
-        return f"{said}; {best.format.name} is hardly better and wants {best.format.engine}"
+        return f"{said}; {best.format.name} is barely better and needs {best.format.engine}"
     return said
 
 
@@ -219,8 +222,8 @@ def _least(said: str, chosen: Candidate, serving: Sequence[Candidate]) -> str:
         return said.replace(BEST["memory"], "the least memory of those in the report,", 1)
     but = "keeps less" if kept_step(best) < kept_step(chosen) else "keeps as much"
     if but == "keeps as much" and best.format.engine != chosen.format.engine:
-        but = f"wants {best.format.engine}"
-    said = said.replace(BEST["memory"], "hardly more than the least memory", 1)
+        but = f"needs {best.format.engine}"
+    said = said.replace(BEST["memory"], "barely more than the least memory", 1)
     return f"{said}; {best.format.name} takes {gib(best.needed_bytes)} and {but}"
 
 
@@ -255,7 +258,7 @@ def sharing(chosen: Candidate, question: Question) -> str:
     if count == 1:
         return ""
     if chosen.format.engine == "llama.cpp":
-        return f"whole layers on each of the {count} GPUs, which take turns"
+        return f"whole layers on each of the {count} GPUs, one after another"
     said = f"{split}{idle(split, count)}"
     others = sorted(chosen.others, key=lambda one: merit(one, question.objective))
     compared = [f"{one.split} {_would(one, question)}" for one in others]
@@ -298,8 +301,8 @@ def nothing_serves(found: Sequence[Candidate], question: Question) -> str:
         best = min(tight, key=lambda c: c.needed_bytes)
         return f"even {best.format.name} does not fit: {best.problem}"
     if question.wish.is_any:
-        return f"GPUs cannot share it as you asked: {found[0].problem}"
-    return f"no engine that we know runs it there: {found[0].problem}"
+        return f"the GPUs cannot split it as asked: {found[0].problem}"
+    return f"no known engine runs it there: {found[0].problem}"
 
 
 def _unknown(gpu: GPU) -> list[str]:
@@ -307,8 +310,9 @@ def _unknown(gpu: GPU) -> list[str]:
     notes = []
     if gpu.bandwidth_gb_s == 0:
         notes.append(
-            f"The bandwidth of {gpu.name} is not known (--bandwidth): what fits is told, and no "
-            "speed."
+            f"The bandwidth of {gpu.name} is not known (--bandwidth), so there are no speeds, only "
+            "what "
+            "fits."
         )
     elif gpu.fp16_tflops is None:
         flag = " (--tflops)" if gpu.vendor == "unknown" or not gpu.sources else ""
@@ -321,7 +325,7 @@ def _unknown(gpu: GPU) -> list[str]:
     if gpu.vendor == "unknown":
         notes.append(
             "vLLM's formats are left out, since what runs depends on the chip: --capability 8.9 "
-            "(NVIDIA's compute capability) or gfx942 (AMD) brings them back."
+            "(NVIDIA's compute capability) or gfx942 (AMD) adds them."
         )
     return notes
 
@@ -337,8 +341,9 @@ def assumptions(question: Question, gpu: GPU) -> tuple[str, ...]:
         f"Each user has a context of {load.context:,} tokens: a prompt of {load.prompt:,}, then an "
         f"answer of {load.answer:,}. Engines may use {share:.0%} of the memory, and are set up for "
         f"{question.traffic.name} traffic.",
-        "Memory is exact but for what engines take themselves. Speeds are a roofline with slow "
-        "and fast ends, not a promise; measure before you buy.",
+        "Memory is exact except for the engines' own overhead. Speeds are a roofline estimate with "
+        "a "
+        "slow and a fast end, not a promise; measure before you buy.",
     ]
     if not question.qualities:
         notes.append(
@@ -347,7 +352,8 @@ def assumptions(question: Question, gpu: GPU) -> tuple[str, ...]:
         )
     else:
         notes.append(
-            "Formats that the report does not cover come last, whatever is published (~) of them."
+            "Formats that the report does not cover come last, whatever their published figures "
+            "(~)."
         )
     if read := gpu.derived.get("memory_bytes"):
         notes.append(
@@ -367,7 +373,7 @@ def assumptions(question: Question, gpu: GPU) -> tuple[str, ...]:
             f"{'by sampling' if accepted.sampling == 'probabilistic' else 'greedily'}."
         )
     if question.count > 1 and gpu.link_gb_s is None and gpu.pcie is None:
-        notes.append(f"GPUs are taken to be joined by PCIe {ASSUMED_PCIE}.")
+        notes.append(f"GPUs are assumed to be connected by PCIe {ASSUMED_PCIE}.")
     if gpu.link_gpus and question.count > gpu.link_gpus:
         notes.append(
             f"{gpu.link} bridges join {gpu.link_gpus} {gpu.name}: tensor parallel over more, and "
@@ -375,7 +381,7 @@ def assumptions(question: Question, gpu: GPU) -> tuple[str, ...]:
         )
     if question.count > IN_ONE_MACHINE:
         notes.append(
-            "All GPUs are taken to be joined as those of one machine are; several machines talk "
+            "All GPUs are assumed to be in one machine; several machines talk "
             "to each other more slowly."
         )
     return tuple(notes)

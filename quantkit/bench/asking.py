@@ -29,7 +29,7 @@ def rates(text: str) -> list[float]:
     except ValueError:
         found = []
     if not found or not all(0 < rate < float("inf") for rate in found):
-        raise UsageError(f"--rate takes requests a second such as 0.5,2,8, not '{text}'")
+        raise UsageError(f"--rate takes requests per second such as 0.5,2,8, not '{text}'")
     return list(dict.fromkeys(found))
 
 

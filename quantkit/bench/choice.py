@@ -23,7 +23,7 @@ def _choice(model: str, rows: Sequence[Row], target: Target | None) -> Choice:
         return Choice(model=model, setting=None, reason=_why_none(rows, target))
     best = max(good, key=lambda row: row.output_tokens_per_s.mean)
     n_settings = len({row.setting_name for row in rows})
-    reason = f"{best.output_tokens_per_s.mean:,.0f} output tokens a second, the most"
+    reason = f"{best.output_tokens_per_s.mean:,.0f} output tokens per second, the most"
     reason += f" of {n_settings} settings" if n_settings > 1 else ""
     reason += f" with {words(target)}" if target is not None else ""
     if best.n_failed:

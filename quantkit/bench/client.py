@@ -103,7 +103,7 @@ class _Taking:
             if self._failure:
                 return
         if not self._finished:
-            self.fail(kinds.CUT, "the stream ended without a last word")
+            self.fail(kinds.CUT, "the stream ended without its final event")
 
     def _event(self, data: bytes, now: float) -> None:
         try:
@@ -134,7 +134,7 @@ class _Taking:
         if self._last is not None and n_output > len(self._pieces):
             self._pieces.append(self._last)
         if not self._pieces:
-            self.fail(kinds.EMPTY, "the server ended its answer before it said anything")
+            self.fail(kinds.EMPTY, "the server ended its answer before the first token")
         return Answer(
             self._sent,
             tuple(self._pieces),

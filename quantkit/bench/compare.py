@@ -70,7 +70,7 @@ def _comparison(row: Row, against: str, metric: str, logs: Sequence[float]) -> C
         load=row.load_name,
         metric=metric,
         n_pairs=len(logs),
-        verdict="too few paired requests to tell",
+        verdict="too few paired requests to compare",
     )
     n_blocks = min(MOST_BLOCKS, len(logs) // LEAST_IN_BLOCK)
     if n_blocks < LEAST_BLOCKS:
@@ -78,7 +78,7 @@ def _comparison(row: Row, against: str, metric: str, logs: Sequence[float]) -> C
     means = block_means(logs, n_blocks)
     low, middle, high = (math.exp(value) for value in interval(means))
     if low <= 1 <= high:
-        verdict = "no difference that these requests tell"
+        verdict = "no difference within the noise"
     else:
         verdict = "slower" if middle > 1 else "faster"
     return told.model_copy(update={"ratio": middle, "low": low, "high": high, "verdict": verdict})

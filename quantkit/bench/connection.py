@@ -41,7 +41,7 @@ class Address:
         try:
             parts = urlsplit(url)
             port = parts.port
-        except ValueError:  # half a pair of brackets, or a port that is no number
+        except ValueError:  # half a pair of brackets, or a port that is not a number
             parts, port = urlsplit(""), None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise EngineError(

@@ -88,7 +88,7 @@ def read(words: str) -> dict[str, Any]:
     """What a worker printed last."""
     lines = [line for line in words.splitlines() if line.startswith(vllm_worker.MARK)]
     if not lines:
-        raise EngineError("the engine ended without a result; its log is what it printed")
+        raise EngineError("the engine ended without a result; see its output")
     found: dict[str, Any] = json.loads(lines[-1].removeprefix(vllm_worker.MARK))
     return found
 
@@ -174,7 +174,7 @@ def engine_arguments(arguments: tuple[str, ...]) -> dict[str, Any]:
     while waiting:
         flag, _, value = waiting.pop(0).partition("=")
         if not flag.startswith("--"):
-            raise EngineError(f"'{flag}' is no flag of vLLM; write it as --name value")
+            raise EngineError(f"'{flag}' is not a flag of vLLM; write it as --name value")
         name = flag[2:].replace("-", "_")
         if not value and waiting and not waiting[0].startswith("--"):
             value = waiting.pop(0)
@@ -191,5 +191,5 @@ def _value(text: str) -> Any:
         try:
             return json.loads(text)
         except ValueError as error:
-            raise EngineError(f"--engine-args has '{text}', which is no JSON: {error}") from error
+            raise EngineError(f"--engine-args has '{text}', which is not JSON: {error}") from error
     return text

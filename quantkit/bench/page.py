@@ -33,7 +33,7 @@ def render(bench: Bench) -> str:
         kind="Benchmark",
         lead=_lead(bench),
         top=[
-            notices("To know before reading on", [*bench.notes, *_compared(bench)]),
+            notices("Read this first", [*bench.notes, *_compared(bench)]),
             facts(_facts(bench)),
         ],
         footer=f"Written by quantkit {bench.versions.get('quantkit', '')}. Nothing on this page is "
@@ -50,7 +50,7 @@ def _facts(bench: Bench) -> list[Fact]:
     if not good:
         return []
     most = max(good, key=lambda row: row.output_tokens_per_s.mean)
-    found = [Fact(table.number(most.output_tokens_per_s.mean), "output tokens a second, at most")]
+    found = [Fact(table.number(most.output_tokens_per_s.mean), "output tokens per second, at most")]
     first = [row.ttft_s.p50 for row in good if row.ttft_s]
     if first:
         found.append(Fact(f"{1000 * min(first):.3g} ms", "to the first token, at best (median)"))
@@ -77,7 +77,7 @@ def _choices(bench: Bench) -> list[str | Markup]:
         chosen = "none" if one.setting is None else named
         asked = [one.workload or ""] if several else []
         rows.append([one.model, *asked, chosen, one.load or "", one.reason])
-    return [drawn_table("The most tokens a second within the target", columns, rows)]
+    return [drawn_table("Most tokens per second within the target", columns, rows)]
 
 
 def _trade(bench: Bench) -> list[str | Markup]:
@@ -99,11 +99,11 @@ def _trade(bench: Bench) -> list[str | Markup]:
         if len(points) > 1:
             parts.append(
                 scatter.scatter(
-                    f"Output tokens a second against time of a request, {workload} tokens",
+                    f"Output tokens per second against request time, {workload} tokens",
                     points,
                     Axis("median time of a request, ms"),
-                    Axis("output tokens a second"),
-                    front="nothing is both faster and more",
+                    Axis("output tokens per second"),
+                    front="no other is faster with more tokens",
                 )
             )
     return parts
@@ -146,10 +146,10 @@ def _curves(rows: Sequence[Row], axis: str, kind: str, workload: str) -> list[Ma
     x = Axis(kind, log=True, digits=0 if axis == "concurrency" else None)
     return [
         lines.lines(
-            f"Output tokens a second, {workload} tokens",
+            f"Output tokens per second, {workload} tokens",
             series("rate"),
             x,
-            Axis("output tokens a second"),
+            Axis("output tokens per second"),
         ),
         lines.lines(
             f"Time to first token, {workload} tokens",
@@ -172,7 +172,7 @@ def _figures(bench: Bench) -> Markup:
 
 def _engines(bench: Bench) -> Markup:
     found = table.engine(bench.rows, named=True)
-    return _plain("What the engine says of itself", found) if found.rows else Markup()
+    return _plain("The engine's own metrics", found) if found.rows else Markup()
 
 
 def _plain(caption: str, found: table.Table) -> Markup:
@@ -201,7 +201,7 @@ def _refusals(bench: Bench) -> list[str | Markup]:
         [one.model, " ".join(f"{k}={v}" for k, v in one.setting.items()) or "default", one.reason]
         for one in bench.refusals
     ]
-    return [drawn_table("Engines that would not serve", columns, rows)]
+    return [drawn_table("Engines that did not start", columns, rows)]
 
 
 def _how(bench: Bench) -> Markup:

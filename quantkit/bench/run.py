@@ -74,7 +74,7 @@ def engine_run(
         more["engine_environment"] = dict(program.environment)
         progress.note(cpu.sentence(program.environment))
     for number, (model, setting) in enumerate(product(served, settings), start=1):
-        shown = " ".join(f"{name}={value}" for name, value in setting.items()) or "as it is"
+        shown = " ".join(f"{name}={value}" for name, value in setting.items()) or "default flags"
         progress.note(f"{model.name}, {shown}: starting {program.engine}")
         log = kept.logs / f"{number:02}-{Path(model.name).name}.log" if kept.logs else None
         try:
@@ -185,15 +185,15 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
     if failed:
         total = sum(row.n_requests for row in rows)
         yield (
-            f"{failed} of {total} requests failed; they are in no latency and no throughput, "
-            "and count as missing any target"
+            f"{failed} of {total} requests failed; latency and throughput leave them out, and they "
+            "count as missing any target"
         )
     if short := sum(row.n_short for row in rows):
-        yield f"{short} answers were shorter than asked for: the server ends them when it likes"
+        yield f"{short} answers were shorter than asked for: the server ignores the length"
     late = [row for row in rows if (row.lag_p99_s or 0) > SLOW_CLIENT_S]
     if late:
         worst = max(row.lag_p99_s or 0 for row in late)
         yield (
-            f"this client sent late, by up to {1000 * worst:.0f} ms: it is a bottleneck of its "
-            "own; run it on another machine than the server, or lower the load"
+            f"this client sent late, by up to {1000 * worst:.0f} ms: the client is a bottleneck; "
+            "run it on another machine than the server, or lower the load"
         )

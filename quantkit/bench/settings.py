@@ -6,7 +6,7 @@ kv_cache_dtype=auto,fp8          what keys and values are kept in
 prefix_caching=on,off            common beginnings are computed once
 chunked_prefill=on,off           long prompts are computed in parts
 gpu_memory_utilization=0.85,0.95 share of each GPU's memory that vLLM takes
-tensor_parallel=1,2              GPUs that every layer is cut over
+tensor_parallel=1,2              GPUs that tensor parallel over
 speculative=none,ngram:4,DIR:4   none, or what `engine/speculation.py` names, and tokens a step
 """
 
@@ -38,7 +38,7 @@ def grid(sweeps: Iterable[str]) -> list[dict[str, str]]:
         if not found:
             raise UsageError(f"--sweep {sweep}: name values, as in {name}=A,B")
         for value in found:
-            VLLM[name](value)  # refuses what is no value of it
+            VLLM[name](value)  # refuses what is not a value of it
         axes[name] = list(dict.fromkeys([*axes.get(name, []), *found]))
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
@@ -68,7 +68,7 @@ def drafts(value: str) -> tuple[Kind, str, int] | None:
     head, _, tail = value.rpartition(":")
     named, k = (head, int(tail)) if head and tail.isdecimal() else (value, DRAFTED)
     if k < 1:
-        raise UsageError(f"'{value}' drafts {k} tokens a step; it takes at least one")
+        raise UsageError(f"'{value}' drafts {k} tokens per step; give at least 1")
     kind, place = speculation.named(named)
     return kind, _folder(place) if place else "", k
 

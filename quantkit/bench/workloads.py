@@ -109,14 +109,14 @@ def trace(path: Path, seed: int = 0) -> Recorded:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no trace: it is not text in UTF-8") from error
+        raise DataError(f"{path} is not a trace: it is not text in UTF-8") from error
     found = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
                 found.append(_row(parse_json(line), random.Random(f"{seed} {number}"), seed))
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-                raise DataError(f"{path}:{number} is no request: {_words(error)}") from error
+                raise DataError(f"{path}:{number} is not a request: {_words(error)}") from error
     if not found:
         raise DataError(f"{path} has no requests")
     return Recorded(path.stem, found)
@@ -131,7 +131,7 @@ def _row(row: dict[str, Any], draw: random.Random, seed: int) -> Request:
     at = row.get("at", row.get("timestamp"))
     at = None if at is None else float(at)
     if at is not None and not math.isfinite(at):
-        raise ValueError(f"it comes at {at}, which is no time")
+        raise ValueError(f"it comes at {at}, which is not a time")
     if "hash_ids" in row:
         prompt = _of_blocks(row["hash_ids"], _count(row, "input_length"), seed)
         return Request(prompt, n_output, at=None if at is None else at / 1000)

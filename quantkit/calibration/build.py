@@ -99,7 +99,7 @@ def build(
     candidates = _candidates(rendered, gathered, model, spec.seed)
     pictured = any(item.piece.pictures for item in rendered)
     if pictured and spec.short == "pack":
-        progress.note("one chat a sample, since images are not cut")
+        progress.note("one chat per sample, since images are not cut")
     shape = Shape(spec.n_samples, length, spec.short == "pack" and not pictured)
     names, accounts = [s.name for s in gathered], [describe(s.account) for s in gathered]
     selection.require_enough(candidates, shape, names, accounts)
@@ -157,7 +157,7 @@ def _vision(
         return None
     try:
         if spec.redact:
-            raise Unusable("rows are redacted, and nobody redacts images")
+            raise Unusable("rows are redacted, and images cannot be")
         if spec.chat == "plain":
             raise Unusable("`chat: plain` renders text alone")
         return Vision.of(model.folder)
@@ -184,7 +184,7 @@ def _note_unusual(spec: SetSpec, progress: Progress) -> None:
     elif spec.n_samples > many:
         progress.note(
             f"warning: {spec.n_samples} samples are unusual: over {many}, calibration takes longer "
-            "and hardly gets better"
+            "and gains little"
         )
 
 
@@ -248,7 +248,7 @@ def _candidates(
     if largest >= model.n_tokens:
         raise DataError(
             f"the tokenizer gives the id {largest}, the model has {model.n_tokens} tokens: "
-            "they do not belong together"
+            "they do not match"
         )
     weights = np.array([0.0 if s.weight is None else s.weight for s in gathered])
     if not weights.any():  # as much as each has, those rows included that were not drawn

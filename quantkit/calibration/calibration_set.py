@@ -150,10 +150,14 @@ def read_manifest(folder: Path) -> Manifest:
         return as_record(Manifest, parse_json((folder / FILE).read_bytes()))
     except ValidationError as error:
         first = problems(error, Manifest)[0]
-        raise DataError(f"{folder} is no calibration set of this version: {first}") from error
+        raise DataError(
+            f"{folder} is not a calibration set that this version reads: {first}"
+        ) from error
     except (OSError, ValueError) as error:
         first = str(error).splitlines()[0]
-        raise DataError(f"{folder} is no calibration set of this version: {first}") from error
+        raise DataError(
+            f"{folder} is not a calibration set that this version reads: {first}"
+        ) from error
 
 
 def read(folder: Path) -> CalibrationSet:
@@ -166,7 +170,7 @@ def read(folder: Path) -> CalibrationSet:
     for name in (TOKENS, SAMPLES):
         path = folder / name
         if not path.is_file() or sha256_of(path) != manifest.files.get(name):
-            raise DataError(f"{path} is not the file that {FILE} tells of; build the set again")
+            raise DataError(f"{path} does not match its digest in {FILE}; build the set again")
     try:
         stored = load_file(folder / TOKENS)
         ids, lengths = stored["input_ids"].long(), stored["lengths"]
@@ -204,9 +208,9 @@ def _pictures(
 
 def _require_shapes(ids: torch.Tensor, lengths: torch.Tensor, manifest: Manifest) -> None:
     if ids.dim() != 2 or lengths.shape != ids.shape[:1] or ids.shape[1] != manifest.length:
-        raise ValueError(f"{TOKENS} holds tokens of another shape than {FILE} tells of")
+        raise ValueError(f"{TOKENS} has another shape than {FILE} declares")
     if not ids.numel() or not bool(((lengths > 0) & (lengths <= manifest.length)).all()):
-        raise ValueError(f"{TOKENS} holds samples of no length")
+        raise ValueError(f"{TOKENS} has empty samples")
     if bool((ids < 0).any()) or int(ids.max()) >= manifest.tokenizer.vocabulary:
         raise ValueError(f"{TOKENS} holds tokens that are not in the vocabulary")
 

@@ -14,7 +14,7 @@ def warnings(found: CalibrationSet) -> list[str]:
     manifest = found.manifest
     said = [*_sizes(manifest, manifest.tokenizer.widest), *_sources(manifest), *_rows(manifest)]
     for name in worse_than_random(manifest):
-        said.append(f"{NAMES[name]} is no better than that of a random choice")
+        said.append(f"{NAMES[name]} is no better than in a random choice")
     return said
 
 
@@ -51,7 +51,7 @@ def _sizes(manifest: Manifest, widest: int | None) -> list[str]:
         said.append(f"{manifest.n_samples} samples are few; {few} to {many} are usual")
     if widest is not None and manifest.n_tokens < 2 * widest:
         said.append(
-            f"{manifest.n_tokens:,} tokens are few for layers of {widest:,} inputs; "
+            f"{manifest.n_tokens:,} tokens are too few for layers of {widest:,} inputs; "
             f"{2 * widest:,} or more would be better"
         )
     if manifest.n_tokens < 0.5 * manifest.n_samples * manifest.length:

@@ -37,10 +37,10 @@ def render(found: CalibrationSet) -> str:
     return document(
         manifest.name,
         [
-            Section("Does it stand for the pool?", _figures(manifest)),
+            Section("Does it represent the pool?", _figures(manifest)),
             Section("Lengths", _lengths(manifest)),
             Section("Sources", _sources(manifest)),
-            Section("What became of every row", _rows(manifest)),
+            Section("What happened to every row", _rows(manifest)),
             Section("Replaced in the text", _redacted(manifest)),
             Section("Samples", _samples(found)),
             Section("How it was made", _making(manifest)),
@@ -48,7 +48,7 @@ def render(found: CalibrationSet) -> str:
         kind="Calibration set",
         lead=manifest.spec.summary,
         top=[
-            notices(f"{len(said)} thing{'' if one else 's'} to think about first", said),
+            notices(f"{len(said)} warning{'' if one else 's'}", said),
             facts(_facts(manifest)),
         ],
         footer=f"Written by quantkit {manifest.version}. Nothing on this page is loaded from "
@@ -108,7 +108,7 @@ def _comparison(manifest: Manifest) -> str:
         )
     better = n - len(worse_than_random(manifest))
     return (
-        f"Samples were chosen to stand for a pool of {manifest.pool.n_pieces:,} pieces of text. "
+        f"Samples were chosen to represent a pool of {manifest.pool.n_pieces:,} pieces of text. "
         f"In {better} of {n} figures this set is as close to the pool as the mean of "
         f"{manifest.n_random} random draws, or closer."
     )
@@ -148,9 +148,8 @@ def _lengths(manifest: Manifest) -> list[str | Markup]:
             "How long pieces are",
             [Series("this set", quantiles(ours)), Series("pool", quantiles(pool))],
             Axis("tokens of a piece"),
-            Axis("pieces that are no longer", percent=True),
-            note="Every 5% of the pieces is marked. Lines that lie on each other are what a good "
-            "choice looks like.",
+            Axis("share of pieces up to this length", percent=True),
+            note="Every 5% of the pieces is marked. The closer the lines, the better the choice.",
         ),
     ]
 
@@ -210,7 +209,7 @@ def _rows(manifest: Manifest) -> list[str | Markup]:
         for reason, example in source.examples.items()
     ]
     if examples:
-        headings = [Column("Source"), Column("What became of it"), Column("The first such row")]
+        headings = [Column("Source"), Column("What happened"), Column("The first such row")]
         parts.append(table("One row of each", headings, examples, searchable=len(examples) > 8))
     parts += [
         f"{source.name}: {n:,} rows {remark}."
@@ -228,15 +227,15 @@ def _count(n: int, of: int = 0) -> Cell:
 def _redacted(manifest: Manifest) -> list[str | Markup]:
     counts = sorted(manifest.redacted.items())
     if not counts:
-        return ["Nothing was looked for: the set was built without `redact`."]
+        return ["Not searched: the set was built without `redact`."]
     total = sum(n for _, n in counts)
     if not total:
         return [f"Looked for {', '.join(kind for kind, _ in counts)}: none was found."]
     columns = [Column("Kind"), Column("Replaced", numeric=True)]
     rows = [[Cell(kind), _count(n)] for kind, n in counts]
     return [
-        f"{total:,} things that should not leave the house have placeholders in their stead. "
-        "Look through the samples below all the same: no rule finds everything.",
+        f"{total:,} private strings were replaced by placeholders. "
+        "Look through the samples below anyway: no rule finds everything.",
         table("Replacements by kind", columns, rows),
     ]
 
@@ -284,7 +283,7 @@ def _making(manifest: Manifest) -> list[str | Markup]:
     spec, tokenizer = manifest.spec, manifest.tokenizer
     alike = spec.near_duplicates
     settings = {
-        "Choice": "samples that stand for the pool" if spec.select == "cover" else "at random",
+        "Choice": "samples that represent the pool" if spec.select == "cover" else "at random",
         "Seed": str(spec.seed),
         "Short rows": "packed, several in a sample" if spec.short == "pack" else "padded",
         "Chats": "through the chat template" if spec.chat == "template" else "as plain text",

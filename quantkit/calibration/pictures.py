@@ -115,7 +115,7 @@ class Vision:
 
         assert Image
         if getattr(self.processor, "image_processor", None) is None:
-            raise Unusable("it takes no images")
+            raise Unusable("the model takes no images")
         if not getattr(self.processor, "chat_template", None):
             self.processor.chat_template = self.processor.tokenizer.chat_template
 

@@ -111,7 +111,7 @@ class Renderer:
         except (TemplateFault, ValueError, TypeError, KeyError, IndexError) as error:
             raise Refused(
                 f"{row.place}: the model's processor refuses it ({str(error)[:160]}); change the "
-                "row, or use --skip-bad to go on without it"
+                "row, or use --skip-bad to leave it out"
             ) from error
         if len(ids) > self.length:
             raise TooLong(
@@ -182,7 +182,7 @@ class Renderer:
             roles = ", ".join(str(m.get("role")) for m in messages[:6])
             raise Refused(
                 f"{row.place}: the model's chat template refuses it ({error}); its "
-                f"roles are {roles}; change the row, or use --skip-bad to go on without it"
+                f"roles are {roles}; change the row, or use --skip-bad to leave it out"
             ) from error
 
     def _apply(self, messages: Sequence[Message], row: Row) -> list[int]:

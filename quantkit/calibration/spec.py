@@ -128,11 +128,11 @@ def read(path: Path) -> SetSpec:
     """A set's file; everything that is wrong with it is said at once."""
     data = read_yaml(path, DataError)
     if not isinstance(data, dict):
-        raise DataError(f"{path} is no calibration set: it has no fields such as `sources`")
+        raise DataError(f"{path} is not a calibration set: it has no fields such as `sources`")
     try:
         return SetSpec.model_validate(data)
     except ValidationError as error:
-        raise DataError(f"{path} is no valid calibration set:\n" + _problems(error)) from error
+        raise DataError(f"{path} is not a valid calibration set:\n" + _problems(error)) from error
 
 
 def changed(wanted: SetSpec, changes: Mapping[str, Any], name: str) -> SetSpec:

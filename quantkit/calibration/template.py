@@ -109,7 +109,7 @@ def _answered(
     except MemoryError:
         return None, f"it takes more than {EXTRA_BYTES >> 30} GiB of memory"
     except RecursionError:
-        return None, "it calls itself without an end"
+        return None, "it recurses without end"
     except Exception as error:  # somebody else's program
         return None, next(iter(str(error).splitlines()), "")[:300] or type(error).__name__
     return text, None

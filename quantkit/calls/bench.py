@@ -131,7 +131,9 @@ class Measuring:
         sources = asking.sources(lengths, recording, first, progress)
         recorded = sources[0] if isinstance(sources[0], Recorded) else None
         if offline and recorded:
-            raise UsageError("--offline measures fixed lengths; leave the trace or set to a server")
+            raise UsageError(
+                "--offline measures fixed lengths; --trace and --calibration need a server"
+            )
         loads = asking.loads(asked.concurrency, asked.rate, asked.arrivals, recorded, offline)
         return Plan(
             sources,

@@ -37,7 +37,7 @@ class Data:
         if self.is_given:
             return self
         chosen = default_set(model)
-        tell(f"It learns from the set {chosen}; --calibration names another.")
+        tell(f"Calibrating on the set {chosen}; --calibration names another.")
         return replace(self, calibration=chosen)
 
     def choice(self) -> "CalibrationChoice | None":

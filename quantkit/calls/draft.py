@@ -101,7 +101,7 @@ def _costs(target: Path, draft: Path, gpu: str, users: int, depth: int) -> "tupl
     for folder in (target, draft):
         model = open_target(folder)
         if model.shape is None or (model.is_stored and model.recipe is not None):
-            raise AdviceError(f"{folder} is of a family whose speed cannot be told; omit --gpu")
+            raise AdviceError(f"{folder} belongs to a family without a speed estimate; omit --gpu")
         form = formats.of(model.recipe)
         support = runs(place, form.key, form.engine)
         if support.how == "no":

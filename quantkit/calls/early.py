@@ -65,7 +65,7 @@ def tasks(names: Sequence[str], data: Path | None = None, prompts: Path | None =
 
     task_names.check(names)
     if data is not None and not data.is_dir():
-        raise ScoreError(f"--data {data} is no folder")
+        raise ScoreError(f"--data {data} is not a folder")
     if prompts is not None and not prompts.is_file():
         raise DataError(f"--prompts {prompts}: there is no such file")
 
@@ -75,7 +75,7 @@ def program(python: Path | None) -> None:
     from quantkit.home import expanded
 
     if python is not None and not expanded(python).is_file():
-        raise EngineError(f"--python {python} is no file; name the Python of vLLM's environment")
+        raise EngineError(f"--python {python} is not a file; name the Python of vLLM's environment")
 
 
 def file(path: Path | None) -> None:

@@ -137,13 +137,15 @@ class Quantization:
             from quantkit.advise import fitting
 
             if self.is_file:
-                raise UsageError("--fit does not go with a GGUF file as MODEL; name a recipe")
+                raise UsageError(
+                    "--fit cannot be combined with a GGUF file as MODEL; name a recipe"
+                )
             chosen = fitting.choose(str(self.model), self.fit)
             recipes = [chosen.recipe]
             for reason in chosen.reasons:
                 tell(reason)
         if self.is_file and self.engine != NATIVE:
-            raise UsageError("--engine does not go with a GGUF file as MODEL; leave it out")
+            raise UsageError("--engine cannot be combined with a GGUF file as MODEL; leave it out")
         loaded = load_recipes(recipes, self.engine, self.format, self.tune)
         if self.is_file and not data.is_given and _are_files(loaded):
             return self._ready_for_file(loaded)
@@ -187,10 +189,13 @@ class Quantization:
             "--tune": self.tune,
         }
         if wrong := [option for option, is_given in given.items() if is_given]:
-            raise UsageError(f"{wrong[0]} does not go with --bits, --size or --mixed; leave it out")
+            raise UsageError(
+                f"{wrong[0]} cannot be combined with --bits, --size or --mixed; leave it out"
+            )
         if self.dry_run and spending.table is None:
             raise UsageError(
-                "--dry-run of a budget needs a table: make one with `quantkit sensitivity`, and "
+                "--dry-run with a budget needs a sensitivity table: make one with `quantkit "
+                "sensitivity`, and "
                 "name it with --sensitivity"
             )
         self.data.check()
@@ -218,7 +223,9 @@ class Quantization:
     def _ready_for_file(self, recipes: "list[AnyRecipe]") -> "Work[Quantized]":
         """One file from another: of any architecture, since only types change."""
         if self.dry_run:
-            raise UsageError("--dry-run does not go with a GGUF file of another; leave it out")
+            raise UsageError(
+                "--dry-run does not apply when a GGUF file is made from another; leave it out"
+            )
 
         def work(progress: "Progress") -> Quantized:
             from quantkit.onepass.from_gguf import quantize_file
@@ -265,7 +272,9 @@ def load_recipes(
     loaded = [load(str(one)) if isinstance(one, str | Path) else one for one in named]
     if tune:
         if engine != NATIVE:
-            raise UsageError(f"--tune is quantkit's own; leave it out, or --engine {engine}")
+            raise UsageError(
+                f"--tune needs the native engine; leave out --tune or --engine {engine}"
+            )
         loaded = [recipe.tuned() for recipe in loaded]
     if format is not None:
         loaded = [_in_format(recipe, format) for recipe in loaded]
@@ -286,4 +295,4 @@ def _in_format(recipe: "AnyRecipe", format: str) -> "AnyRecipe":
 
     if isinstance(recipe, Recipe):
         return recipe.in_format(format)
-    raise UsageError(f"recipe {recipe.name} makes a GGUF file, with which --format does not go")
+    raise UsageError(f"recipe {recipe.name} makes a GGUF file, so --format does not apply")

@@ -49,11 +49,11 @@ class Place:
             return list(gpus.load())
         names = [name.strip() for name in self.names.split(",") if name.strip()]
         if not names:
-            raise UsageError("--gpu names none")
+            raise UsageError("--gpu is empty; name a GPU")
         found = [gpus.find(name) for name in names]
         for name, gpu in zip(names, found, strict=True):
             if name != "auto" and (others := gpus.siblings(name)):
-                tell(f"{name} is taken as {gpu.name}; there is also {', '.join(others)}")
+                tell(f"{name} means {gpu.name} here; there is also {', '.join(others)}")
         return list({gpu.name: gpu for gpu in found}.values())
 
     def host(self, gpu: "GPU") -> "Host | None":
@@ -64,7 +64,7 @@ class Place:
         from quantkit.hardware import gpus
 
         if self.host_memory is None:
-            raise UsageError("--host-bandwidth: goes with --host-memory")
+            raise UsageError("--host-bandwidth needs --host-memory")
         try:
             size = gpus.printed_bytes(self.host_memory)
             if self.host_bandwidth is None:

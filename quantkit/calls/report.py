@@ -111,8 +111,8 @@ class Describing:
 
         if not runs and not self.without_scores and card.has_scores(card.existing(folder)):
             raise ScoreError(
-                f"{folder}: its card tells scores, which would go; give them with --scores or "
-                "--report, or say --without-scores"
+                f"{folder}: its card has scores, which would be lost; give them with --scores or "
+                "--report, or drop them with --without-scores"
             )
 
 

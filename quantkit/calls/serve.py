@@ -123,9 +123,8 @@ class Planning:
         from quantkit.serving import program
 
         here = program.look(planned.plan.engine)
-        note = (
-            f"{program.missing(planned.plan.engine)} here, so this is how it is called where it is"
-        )
+        missing = program.missing(planned.plan.engine)
+        note = f"{missing} on this machine; run this command where it is installed"
         plan = planned.plan if here is not None else planned.plan.with_note(note)
         return lambda progress: replace(planned, plan=plan, engine=here)
 

@@ -139,9 +139,11 @@ class EngineCheck:
             if served.python is not None or len(self.checkpoints.folders) != 1:
                 raise UsageError("a server serves one checkpoint: give its folder, and no --python")
             if self.level == "config":
-                raise UsageError("a running server is past its config: use --level generate")
+                raise UsageError(
+                    "a running server has loaded its config already: use --level generate"
+                )
         elif served.model is not None:
-            raise UsageError("--model goes with --server")
+            raise UsageError("--model needs --server")
         folders = self.checkpoints.check()
         early.program(served.python)
         original = self.checkpoints.original()

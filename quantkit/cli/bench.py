@@ -153,12 +153,13 @@ def command(
     _check(backend, server, checkpoints or [], sweep or [], offline)
     if offline and (shared_prefix or requests):
         raise typer.BadParameter(
-            "a batch has prompts of its own, --concurrency of them: leave out --shared-prefix and "
+            "--offline makes its own prompts, as many as --concurrency: leave out --shared-prefix "
+            "and "
             "--requests",
             param_hint="--offline",
         )
     if model is not None and backend != "server":
-        raise typer.BadParameter("goes with --backend server", param_hint="--model")
+        raise typer.BadParameter("needs --backend server", param_hint="--model")
     call = calls.Measuring(
         checkpoints or [],
         calls.Engine(
@@ -202,15 +203,19 @@ def _check(
         if not server:
             raise typer.BadParameter("name the server with --server URL", param_hint="--backend")
         if len(folders) > 1:
-            raise typer.BadParameter("a server serves one of them", param_hint="DIR")
+            raise typer.BadParameter(
+                "a server has one model: leave out the folders", param_hint="DIR"
+            )
         if sweep:
-            raise typer.BadParameter("flags belong to its start: use vllm", param_hint="--sweep")
+            raise typer.BadParameter(
+                "a running server cannot change its flags: use --backend vllm", param_hint="--sweep"
+            )
     elif server:
-        raise typer.BadParameter("goes with --backend server", param_hint="--server")
+        raise typer.BadParameter("needs --backend server", param_hint="--server")
     elif not folders:
         raise typer.BadParameter("name a model's folder", param_hint="DIR")
     if offline and backend != "vllm":
-        raise typer.BadParameter("goes with --backend vllm", param_hint="--offline")
+        raise typer.BadParameter("needs --backend vllm", param_hint="--offline")
 
 
 def _words(engine_args: str) -> list[str]:

@@ -61,7 +61,7 @@ def _show_sources(manifest: "Manifest") -> None:
     console.print_table(["source", "tokens", "", "asked", "rows", "used"], rows, words=(0, 1))
     # Reasons are many, and names may be long: they have a line of their own.
     if others:
-        console.print_lines("rows that are not in the set:", others)
+        console.print_lines("rows left out of the set:", others)
 
 
 def _show_figures(manifest: "Manifest") -> None:
@@ -102,7 +102,7 @@ def _show_samples(found: "CalibrationSet", n: int) -> None:
     from quantkit.cli import console
 
     step = max(1, len(found.samples) // n)
-    # Nothing wraps where the output is no terminal.
+    # Nothing wraps where the output is not a terminal.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 2 * SHOWN
     for piece in found.samples[::step][:n]:
         text = " ".join(piece["text"].split())

@@ -162,7 +162,7 @@ def table_text(
     """A table; columns in `words` hold text, the others numbers.
 
     Headings and text may wrap, a long name in the first column too; a number is never cut, and
-    what does not fit then is left to the terminal. Where the output is no terminal, nothing wraps.
+    what does not fit then is left to the terminal. Outside a terminal nothing wraps.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console as Screen

@@ -64,9 +64,9 @@ def command(
     from quantkit.cli import start
 
     if allow_rounding and not repair:
-        raise typer.BadParameter("goes with --repair", param_hint="--allow-rounding")
+        raise typer.BadParameter("needs --repair", param_hint="--allow-rounding")
     if to == MENDED_ONLY and not repair:
-        raise typer.BadParameter("mxfp4 goes with --repair", param_hint="--to")
+        raise typer.BadParameter("mxfp4 needs --repair", param_hint="--to")
     if to in PLAIN and repair:
         raise typer.BadParameter("--repair keeps the format", param_hint="--to")
     if repair:

@@ -67,7 +67,7 @@ def command(
     from quantkit.cli import draft_view, start
 
     if users is not None and gpu is None:
-        raise typer.BadParameter("goes with --gpu", param_hint="--users")
+        raise typer.BadParameter("needs --gpu", param_hint="--users")
     text = Continuations(calibration, samples, prompt, tokens, temperature, on_text, seed)
     call = Drafting(target, draft, text, gpu, users or 1, device, revision, trust_remote_code)
     draft_view.show(start.run(call, quiet, verbose), json)

@@ -113,7 +113,7 @@ def _root(
     place, name = launch.place(), context.invoked_subcommand
     if place is not None and place.size > 1 and name not in SHARES_WORK:
         error = HardwareError(
-            f"quantkit {name} works in one process, and torchrun started {place.size}; call it "
+            f"quantkit {name} works in one process, and torchrun started {place.size}; run it "
             "without torchrun"
         )
         error.told = place.rank > 0
@@ -137,7 +137,7 @@ def _answered(given: list[str]) -> int:
             app = made(given[:1] if given[:1] and given[0] in COMMANDS else COMMANDS)
             result = app(given, standalone_mode=False, prog_name="quantkit")
         if result == EXIT_INTERRUPTED:  # Typer's own answer to Ctrl-C
-            return _interrupted("finished work is kept; run the same command again to go on")
+            return _interrupted("finished work is kept; run the same command again to resume")
         return result if isinstance(result, int) else 0
     except Interrupted as error:
         return _interrupted(str(error))
@@ -148,7 +148,7 @@ def _answered(given: list[str]) -> int:
         if isinstance(stop.__context__, BrokenPipeError):
             return EXIT_UNREAD
         raise
-    except OSError as error:  # what the system refuses is no bug of ours
+    except OSError as error:  # what the system refuses is not a bug of ours
         return _fail(f"{error.strerror or error}: {error.filename or ''}".strip(" :"), EXIT_ERROR)
     except Exception as error:
         # Typer keeps its own copy of click, whose errors know how to show themselves.
@@ -173,10 +173,10 @@ def _show_usage(error: Any) -> None:
         typer.echo(f"{context.get_usage()}\nTry '{context.command_path} -h' for help.\n", err=True)
     message = re.sub(r"^Invalid value: ", "", message)
     message = re.sub(r"^Invalid value for '?([^':]+)'?: ", r"\1: ", message)
-    message = re.sub(r"is not a valid (int|integer)( range)?\.$", "is no whole number", message)
+    message = re.sub(r"is not a valid (int|integer)( range)?\.$", "is not a whole number", message)
     message = re.sub(r"is not in the range x>=([^ ]+)\.$", r"is below \1", message)
     message = re.sub(r"is not in the range (.+)<=x<=(.+)\.$", r"is not in \1 to \2", message)
-    message = re.sub(r"is not a valid float( range)?\.$", "is no number", message)
+    message = re.sub(r"is not a valid float( range)?\.$", "is not a number", message)
     if message[1:2].islower():  # and not the name of an argument
         message = message[0].lower() + message[1:]
     _fail(message, EXIT_USAGE)

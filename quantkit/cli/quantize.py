@@ -92,7 +92,7 @@ def command(
         room = place if mixed else None
         spending = Spending(bits, size, room, among, sensitivity, target)
     elif target != "vllm" or formats or sensitivity:
-        raise typer.BadParameter("--for, --formats and --sensitivity go with --bits or --size")
+        raise typer.BadParameter("--for, --formats and --sensitivity need --bits or --size")
     elif not recipe and place is None:
         raise typer.BadParameter("name a recipe with -r / --recipe, or a GPU with --fit")
     elif recipe and place is not None:
@@ -128,6 +128,6 @@ def _place(gpu: str | None, count: int, context: int | None, users: int) -> Plac
     """The GPUs of --fit."""
     if gpu is None:
         if (count, context, users) != (1, None, 1):
-            raise typer.BadParameter("--count, --context and --users go with --fit")
+            raise typer.BadParameter("--count, --context and --users need --fit")
         return None
     return Place(gpu, count, context, users)

@@ -42,7 +42,7 @@ def _show_choice(choice: "Choice", checkpoints: "list[Checkpoint]", as_json: boo
     mixed_view.show_choice(choice)
     console.say(
         f"{choice.bits:.3f} bits per weight, predicted KL {choice.allocation.cost:.3g}, at most "
-        f"{choice.allocation.gap:.1%} from the best there is."
+        f"{choice.allocation.gap:.1%} from the optimum."
     )
     if more := one_percent_more(choice):
         console.say(more)

@@ -34,7 +34,9 @@ def list_recipes(context: typer.Context, json: AsJson = False) -> None:
     )
     for addition, meaning in ADDITIONS.items():
         example = next(r.name for r in recipes if not isinstance(r, GGUFRecipe))
-        console.say(f"+{addition} behind any name but GGUF's {meaning}: -r {example}+{addition}")
+        console.say(
+            f"append +{addition} to any recipe except GGUF: {meaning}: -r {example}+{addition}"
+        )
 
 
 @app.command("show")

@@ -206,9 +206,9 @@ def command(
 
     for given, option in ((image, "--image"), (replicas, "--replicas")):
         if emit is None and given is not None:
-            raise typer.BadParameter("goes with --emit", param_hint=option)
+            raise typer.BadParameter("needs --emit", param_hint=option)
     if draft is None and (acceptance or draft_tokens or draft_sampling):
-        raise typer.BadParameter("goes with --draft", param_hint="--acceptance")
+        raise typer.BadParameter("needs --draft", param_hint="--acceptance")
     call = calls.Advising(
         models,
         calls.Place(gpu, memory, bandwidth, capability, tflops, host_memory, host_bandwidth),

@@ -189,10 +189,10 @@ def show_models(answers: "Answers") -> None:
     across = answers.across
     if across is not None and across.best is not None:
         told = [(name, f"{share:.3f}") for name, share in across.accuracy.items()]
-        console.print_lines(f"Accuracy on {', '.join(across.tasks)}, of the same questions", told)
-        console.say(f"{across.best} is right most often.")
+        console.print_lines(f"Accuracy on {', '.join(across.tasks)}, on the same questions", told)
+        console.say(f"{across.best} answers most questions correctly.")
     elif across is not None:
-        console.say(f"\nWhich model is better is not claimed: {across.why_not}.")
+        console.say(f"\nThese figures do not say which model is better: {across.why_not}.")
     for one in found:
         if one.chosen is None:
             console.print_lines(f"{_label(one)} is not served", _refusal(one))

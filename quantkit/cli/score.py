@@ -39,7 +39,7 @@ def command(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="How to judge answers to --prompts: exact, json or tool-calls; default: set per row.",
+            help="How to judge answers to --prompts: exact, json or tool-calls; default: per row.",
             callback=one_of("exact", "json", "tool-calls"),
         ),
     ] = None,

@@ -139,7 +139,7 @@ def command(
 
     if emit is None and (image is not None or replicas is not None):
         hint = "--replicas" if image is None else "--image"
-        raise typer.BadParameter("goes with --emit", param_hint=hint)
+        raise typer.BadParameter("needs --emit", param_hint=hint)
     planning = calls.Planning(
         checkpoint,
         calls.Setup(

@@ -82,7 +82,7 @@ def telling_what_is_kept(out: Path) -> Iterator[None]:
         checkpoints = sorted(path.parent.name for path in out.glob(f"*/{MANIFEST}"))
         scores = sorted(f"scores/{path.name}" for path in out.glob("scores/*.json"))
         kept = ", ".join([*checkpoints, *scores]) or "nothing yet"
-        words = f"kept in {out}: {kept}; run the same command again to go on from there"
+        words = f"kept in {out}: {kept}; run the same command again to resume"
         raise Interrupted(words) from None
 
 

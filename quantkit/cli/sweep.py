@@ -63,7 +63,7 @@ def run(
     if found.given_up:
         n = len(found.given_up)
         raise SweepError(
-            f"{n} step{'s' * (n > 1)} could not be done; the same command tries "
+            f"{n} step{'s' * (n > 1)} failed; the same command tries "
             f"{'them' if n > 1 else 'it'} again:\n"
             + "\n".join(f"  {lost.title}: {lost.error}" for lost in found.given_up)
         )

@@ -123,7 +123,7 @@ def show_status(found: "Status") -> None:
     elif found.is_done:
         typer.echo("everything is done")
     else:
-        typer.echo("nobody drives it; `quantkit sweep run` goes on where it was")
+        typer.echo("not running; `quantkit sweep run` resumes it")
 
 
 def show_overview(found: "Overview", out: str, as_json: bool) -> None:
@@ -144,7 +144,7 @@ def show_overview(found: "Overview", out: str, as_json: bool) -> None:
             )
         if model.gate is not None:
             open_ones = sum(c["answer"] == "cannot tell" for c in model.gate["checks"])
-            but = f"; {open_ones} of {len(model.gate['checks'])} checks cannot be told"
+            but = f"; {open_ones} of {len(model.gate['checks'])} checks are undecided"
             console.say(
                 f"{model.label}: the gate says {model.gate['outcome']}{but if open_ones else ''}"
             )

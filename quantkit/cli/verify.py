@@ -97,14 +97,14 @@ def command(
 
     if predicted_for is not None:
         if backend != "files" or server is not None or source is not None:
-            raise typer.BadParameter("predicts alone: not with --backend, --server or --source")
+            raise typer.BadParameter("cannot be combined with --backend, --server or --source")
         rules = calls.RuleCheck(checkpoints, predicted_for, for_version, gpu)
         prediction_view.end(start.run(rules, quiet, verbose), json)
         return
     if for_version is not None or gpu is not None:
-        raise typer.BadParameter("--for-version and --gpu go with --for")
+        raise typer.BadParameter("--for-version and --gpu need --for")
     if model is not None and server is None:
-        raise typer.BadParameter("goes with --server", param_hint="--model")
+        raise typer.BadParameter("needs --server", param_hint="--model")
     of = calls.Checkpoints(checkpoints, source, revision, trust_remote_code)
     view = verify_view.View(len(checkpoints) > 1, verbose, json)
     if backend == "files":

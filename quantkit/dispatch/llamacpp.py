@@ -24,7 +24,7 @@ def findings(path: Path) -> Iterator[Finding]:
     """What keeps llama.cpp from loading a file, or makes it write nonsense."""
     files = [one for one in files_of(path) if not one.name.startswith("mmproj")]
     if not files:
-        yield found("not-gguf", path.name, "no .gguf file is in it")
+        yield found("not-gguf", path.name, "it has no .gguf file")
         return
     from gguf.constants import MODEL_ARCH_NAMES
 

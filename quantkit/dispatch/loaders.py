@@ -48,7 +48,7 @@ def _plain_layers(judged: Judged) -> Iterator[Finding]:
             continue
         if _type(judged).startswith("lfm2") and parent.endswith(".conv"):
             if judged.version < (0, 28):
-                yield found("plain-mixer", name, "beside a short convolution, before 0.28")
+                yield found("plain-mixer", name, "next to a short convolution, before 0.28")
         elif f"{parent}.x_proj" in layers:
             yield found("plain-mixer", name, "in a mixer of the first Mamba")
 

@@ -145,18 +145,18 @@ def _judged(
     except Unsupported:
         pass  # among the findings
     if joint := gptoss.n_layers(judged):
-        result.schemes["mxfp4 (experts of a block together)"] = joint
+        result.schemes["mxfp4 (fused experts)"] = joint
     if version >= (0, 26) and any(map(layers.TOGETHER.match, checkpoint.linears)):
         result.left_out.append(
             "experts in one tensor: vLLM 0.26 and later reads them in some families; "
             "`quantkit convert DIR --to FORMAT --repair` splits them"
         )
     if judged.method == "bitsandbytes" and not result.faults:
-        result.left_out.append("bitsandbytes itself, which has to be installed beside vLLM")
+        result.left_out.append("bitsandbytes itself, which must be installed with vLLM")
     if gpu is not None and capability is None:
         result.findings += _by_table(judged, gpu)
     if (joint or set(checkpoint.experts) - chosen) and capability is not None:
-        result.left_out.append("kernels of experts: chosen by what is installed beside vLLM")
+        result.left_out.append("kernels of experts: depend on what is installed with vLLM")
     return result
 
 

@@ -113,8 +113,8 @@ REPAIR = "`quantkit convert DIR --to FORMAT --repair` rewrites the config"
 RULES = (
     Rule("headers", ("refuses",), "A shard is truncated, missing or corrupt",
           "download the file again", "safetensors: deserialize"),
-    Rule("method", ("refuses",), "`quant_method` is none of this version's methods",
-          "take a version that has it, or quantise the source model",
+    Rule("method", ("refuses",), "this version does not have that `quant_method`",
+          "use a version that has it, or quantise the source model",
           "layers/quantization/__init__.py: get_quantization_config"),
     Rule("unknown-key", ("refuses",),
           "The config has a key or value that the pinned compressed-tensors forbids",
@@ -135,11 +135,11 @@ RULES = (
           "`ignore` leaves some layers out that vLLM fuses (q/k/v, gate/up), but not all",
           "quantise all of them or none", f"{UTILS}: should_ignore_layer; {SKIPPED}"),
     Rule("fused-scheme", ("refuses", "garbage"),
-          "Layers that vLLM fuses have unlike schemes; it takes one for all, and a group that "
+          "Layers that vLLM fuses have different schemes; it takes one for all, and a group that "
           "targets Linear wins over one that names the shards",
           "give all of them the same scheme", f"{UTILS}: find_matched_target"),
     Rule("experts-scheme", ("refuses", "garbage"),
-          "Experts have unlike schemes; vLLM looks at expert 0 and builds all alike",
+          "Experts have different schemes; vLLM reads expert 0 and builds all the same way",
           "give all experts of a layer the same scheme", f"{MOE}: get_moe_method"),
     Rule("experts-together", ("refuses",),
           "Quantised experts of a block are stored in one tensor; these versions read them one by "
@@ -151,7 +151,8 @@ RULES = (
           "tensor, FP8 and INT8 cast the weights without a scale",
           f"add the layer to `ignore`; {REPAIR}", f"{UNNAMED}; {LOADER}"),
     Rule("stored-quantized", ("refuses",),
-          "A layer is stored quantised and built in 16 bits, since `ignore` or no group means it",
+          "A layer is stored quantised and built in 16 bits, since `ignore` names it or no group "
+          "covers it",
           f"take it out of `ignore` or add a target; {REPAIR}", UNNAMED),
     Rule("ignore-name", ("refuses", "garbage"),
           "An entry of `ignore` misses vLLM's module names: names must be whole, patterns (re:) "
@@ -164,15 +165,16 @@ RULES = (
     Rule("missing-layer", ("garbage",),
           "A block of the model has no tensors in the files", "download again",
           f"{LOADER} (enable_weights_track)"),
-    Rule("shape", ("refuses",), "A tensor has not the shape of vLLM's parameter",
+    Rule("shape", ("refuses",), "A tensor's shape differs from vLLM's parameter",
           "check that config.json belongs to these files",
           "parameter.py: load_column_parallel_weight, load_row_parallel_weight"),
     Rule("config-shape", ("refuses",),
-          "config.json describes another model than the files hold",
+          "config.json does not describe the model in the files",
           "restore the config.json that belongs to these weights",
           "layers/vocab_parallel_embedding.py: weight_loader; parameter.py"),
     Rule("global-scales", ("garbage",),
-          "NVFP4 shards of a fused layer have unlike global scales; vLLM takes the largest for all",
+          "NVFP4 shards of a fused layer have different global scales; vLLM takes the largest for "
+          "all",
           "`quantkit convert DIR --to compressed-tensors --repair` makes them equal",
           f"{NVFP4}: process_weights_after_loading; {MODELOPT}: ModelOptNvFp4LinearMethod"),
     Rule("fp8-merge", ("accuracy",),
@@ -184,13 +186,13 @@ RULES = (
           "calibrate the fused layers together",
           f"{NVFP4}: process_weights_after_loading; {FP8}: process_weights_after_loading"),
     Rule("capability", ("refuses",), "The GPU's compute capability is below the method's or "
-          "scheme's minimum", "take another GPU or recipe (`quantkit recommend`)",
+          "scheme's minimum", "use another GPU or recipe (`quantkit recommend`)",
           f"{CT}: _check_scheme_supported; config/vllm.py: _get_quantization_config"),
     Rule("kernel", ("refuses",), "No kernel of this version runs the layer on this GPU",
-          "take another GPU or recipe (`quantkit recommend`)",
+          "use another GPU or recipe (`quantkit recommend`)",
           f"{KERNELS}: choose_mp_linear_kernel, choose_scaled_mm_linear_kernel"),
     Rule("slow-kernel", ("slow path",), "The layer runs by a fallback kernel on this GPU",
-          "take a recipe that the GPU runs natively (`quantkit recommend`)", KERNELS),
+          "use a recipe that the GPU runs natively (`quantkit recommend`)", KERNELS),
     Rule("fp8-blocks", ("refuses",),
           "Blocks do not divide the rows of a fused layer's shards",
           "use fp8-dynamic for this model",
@@ -220,9 +222,10 @@ RULES = (
           REPAIR, "layers/quantization/base_config.py: get_from_keys"),
     Rule("awq-numbers", ("refuses",), "AWQ other than 4 bits", QUANTIZE,
           f"{AWQ}: AutoAWQConfig.TYPE_MAP"),
-    Rule("fp8-scheme", ("refuses",), "`activation_scheme` is neither static nor dynamic, or is "
-          "static beside blocks", QUANTIZE, f"{FP8}: Fp8Config"),
-    Rule("modelopt-algo", ("refuses",), "`quant_algo` is none of vLLM's", QUANTIZE,
+    Rule("fp8-scheme", ("refuses",),
+          "`activation_scheme` is neither static nor dynamic, or is static with blocks",
+          QUANTIZE, f"{FP8}: Fp8Config"),
+    Rule("modelopt-algo", ("refuses",), "vLLM does not have that `quant_algo`", QUANTIZE,
           f"{MODELOPT}: QUANT_ALGOS"),
     Rule("family-gone", ("refuses", "garbage"),
           "The model's class was taken out of vLLM, and its path through transformers refuses it "
@@ -231,7 +234,7 @@ RULES = (
           "models/registry.py: _PREVIOUSLY_SUPPORTED_MODELS", (0, 24)),
     Rule("family-new", ("garbage",),
           "vLLM has no class for the model yet and runs it through transformers, where it computes "
-          "something else, of the 16-bit model as well",
+          "something else, also for the 16-bit model",
           "serve with vLLM 0.28 or later", "models/registry.py", None, (0, 28)),
     Rule("laguna-rope", ("refuses",),
           "vLLM's own config of Laguna reads one set of rotary parameters, config.json has one for "
@@ -240,7 +243,7 @@ RULES = (
           "transformers_utils/configs/laguna.py: LagunaConfig", None, (0, 32)),
     Rule("plain-mixer", ("refuses",),
           "Projections of a mixer that vLLM builds in 16 bits only (the first Mamba's, and before "
-          "0.28 those beside a short convolution) are stored quantised",
+          "0.28 those next to a short convolution) are stored quantised",
           "quantise the model again with quantkit, which leaves them in 16 bits",
           "layers/mamba/mamba_mixer.py, layers/mamba/short_conv.py: __init__"),
     Rule("neox-rows", ("refuses",),
@@ -255,7 +258,7 @@ RULES = (
           "models/granitemoehybrid.py: load_weights"),
     Rule("gpt-oss-experts", ("refuses", "garbage"),
           "Experts of gpt-oss stored one by one: vLLM finds no parameter for their biases, or "
-          "(from 0.31) leaves their weights out without a word",
+          "(from 0.31) silently leaves their weights out",
           "serve the published model, whose experts are MXFP4",
           "models/gpt_oss.py: _load_weights_other"),
     Rule("deepseek-v4", ("refuses",),
@@ -288,13 +291,13 @@ RULES = (
           "files have none: it serves, and speculative decoding with them stops at loading",
           "take a checkpoint that keeps them, or another draft",
           "models/deepseek_mtp.py: load_weights"),
-    Rule("not-gguf", ("refuses",), "The folder holds no GGUF file",
+    Rule("not-gguf", ("refuses",), "The folder has no GGUF file",
           "quantise the source model with a GGUF recipe, such as gguf-q4_k_m",
           "src/llama-model-loader.cpp", engine="llama.cpp"),
     Rule("gguf-header", ("refuses",), "The file's header or length is damaged",
           "download the file again", "ggml/src/gguf.cpp: gguf_init_from_file", engine="llama.cpp"),
-    Rule("gguf-architecture", ("refuses",), "`general.architecture` is none of llama.cpp's",
-          "take a later llama.cpp", "src/llama-arch.cpp: LLM_ARCH_NAMES", engine="llama.cpp"),
+    Rule("gguf-architecture", ("refuses",), "llama.cpp does not have that `general.architecture`",
+          "use a newer llama.cpp", "src/llama-arch.cpp: LLM_ARCH_NAMES", engine="llama.cpp"),
     Rule("gguf-type", ("refuses",), "A tensor's type was removed from ggml (4, 5, 31 to 33, 36 to "
           "38)", "take the file in another type; ggml repacks Q4_0 itself",
           "ggml/include/ggml.h: ggml_type", engine="llama.cpp"),
@@ -303,7 +306,7 @@ RULES = (
           engine="llama.cpp"),
     Rule("gguf-pre-tokenizer", ("garbage",),
           "A BPE tokenizer without `tokenizer.ggml.pre` is read by the default "
-          "pattern, which cuts text otherwise than the model learnt",
+          "pattern, which splits text differently from the model's training",
           "convert the model again", "src/llama-vocab.cpp: load", engine="llama.cpp"),
     Rule("gguf-tensors", ("refuses",), "A tensor that the architecture needs is missing",
           "download again, with all parts of a split file",

@@ -41,7 +41,7 @@ def storage(judged: Judged) -> Iterator[Finding]:
         scheme = scheme_of(judged, name)
         if scheme is None and layer.is_quantized and is_readable(judged):
             entry = judged.ignoring(judged.checkpoint.inside(name))
-            why = f"`ignore` has {entry}" if entry else "no group of the config means it"
+            why = f"`ignore` has {entry}" if entry else "no group of the config covers it"
             yield found("stored-quantized", name, f"stored quantised, and {why}")
         elif scheme is not None and not layer.is_quantized:
             casts = scheme.kind in ("fp8", "fp8-block", "fp8-a16", "int8")
@@ -52,7 +52,7 @@ def storage(judged: Judged) -> Iterator[Finding]:
         inside = [judged.checkpoint.inside(name) for name in judged.checkpoint.layers]
         for entry, mapped in judged.ignore:
             if not any(judged.ignores(mapped, name) for name in inside):
-                words = f"it names none of vLLM's modules, such as {inside[-1]}"
+                words = f"it matches none of vLLM's modules, such as {inside[-1]}"
                 yield found("ignore-name", f"ignore: {entry}", words, odd[0][1])
 
 
@@ -198,7 +198,7 @@ def order(judged: Judged) -> Iterator[Finding]:
         if scheme is None or scheme.kind != "wna16" or scheme.act_order:
             continue
         if "weight_g_idx" in layer.parts and judged.method == "compressed-tensors":
-            words = "weight_g_idx is stored, and actorder is not declared"
+            words = "weight_g_idx is stored, but actorder is not declared"
             how: Consequence = "garbage" if judged.version < (0, 30) else "refuses"
             yield found("act-order", name, words, how)
         index = layer.parts.get("g_idx")
@@ -207,7 +207,7 @@ def order(judged: Judged) -> Iterator[Finding]:
         raw = judged.read(index)
         places = struct.unpack(f"<{len(raw) // 4}i", raw)
         if any(place != n // scheme.group_size for n, place in enumerate(places)):
-            yield found("act-order", name, "g_idx has an order of its own, and desc_act is false")
+            yield found("act-order", name, "g_idx has its own order, but desc_act is false")
         return  # one layer tells it of all
     for block, experts in judged.checkpoint.experts.items():
         layer = next(iter(next(iter(experts.values())).values()))

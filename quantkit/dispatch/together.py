@@ -77,7 +77,7 @@ def experts(judged: Judged) -> Iterator[Finding]:
                 tags.setdefault(scheme.tag if scheme else "16 bits", f"{block}.{index}.{name}")
         if len(tags) > 1:
             told = "; ".join(f"{tag} ({name})" for tag, name in tags.items())
-            yield found("experts-scheme", block, f"declared unlike: {told}", "refuses")
+            yield found("experts-scheme", block, f"declared differently: {told}", "refuses")
 
 
 def _expert_scheme(judged: Judged, name: str) -> Scheme | None:
@@ -92,7 +92,7 @@ def _expert_scheme(judged: Judged, name: str) -> Scheme | None:
 def _form(layer: Layer, other: Layer) -> str:
     """What a layer is stored as, in so many words as tell it from another."""
     if layer.is_quantized != other.is_quantized:
-        return "numbers of its own" if layer.is_quantized else "16 bits"
+        return "its own format" if layer.is_quantized else "16 bits"
     mine, its = set(layer.parts), set(other.parts)
     if mine != its:
         return f"{', '.join(sorted(mine - its)) or 'fewer tensors'}"

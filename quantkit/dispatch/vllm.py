@@ -131,7 +131,7 @@ def _numbers(judged: Judged) -> Iterator[Finding]:
         if scheme not in ("static", "dynamic"):
             yield found("fp8-scheme", "quantization_config", f"activation_scheme is {scheme!r}")
         elif blocks and scheme == "static":
-            yield found("fp8-scheme", "quantization_config", "static inputs beside blocks")
+            yield found("fp8-scheme", "quantization_config", "static inputs with blocks")
     if method == "bitsandbytes" and section.get("bnb_4bit_quant_storage", "uint8") != "uint8":
         words = f"bnb_4bit_quant_storage is {section['bnb_4bit_quant_storage']}, vLLM reads uint8"
         yield found("bnb-state", "quantization_config", words)

@@ -141,8 +141,8 @@ def _require_one_vocabulary(target: Target, draft: Target, trust_remote_code: bo
     sizes = [int(read_config(m.folder).get("vocab_size") or 0) for m in (target, draft)]
     if words.get_vocab() != theirs.get_vocab():
         raise SourceError(
-            f"{draft.label} has another vocabulary than {target.label}: its tokens mean other "
-            "words; take a draft of the same family"
+            f"{draft.label} has another vocabulary than {target.label}; use a draft of the same "
+            "family"
         )
     if sizes[0] != sizes[1]:
         raise SourceError(

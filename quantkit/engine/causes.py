@@ -8,7 +8,7 @@ from quantkit.engine.rootcause import root_cause, without_chatter
 CAUSES: tuple[tuple[str, str], ...] = (
     (
         r"No module named '?(vllm|llama_cpp|xllamacpp)",
-        "That Python has no such engine: name one that has with --python.",
+        "That Python does not have the engine: name one that does with --python.",
     ),
     (
         r"(CUDA out of memory|OutOfMemoryError|cudaErrorMemoryAllocation|"
@@ -18,12 +18,13 @@ CAUSES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Free memory on device .* is less than desired GPU memory utilization",
-        "Something else holds memory of that GPU: end it, or lower --gpu-utilization.",
+        "Another process holds memory of that GPU: stop it, or lower --gpu-utilization.",
     ),
     (
         r"Available memory on node .* is less than",
-        "vLLM for CPUs wants more of the main memory than is free: set VLLM_CPU_KVCACHE_SPACE to "
-        "the GiB that its KV cache may take.",
+        "vLLM for CPUs asks for more memory than is free: set VLLM_CPU_KVCACHE_SPACE to the size "
+        "of "
+        "its KV cache in GiB.",
     ),
     (
         r"(No available memory for the cache blocks|larger than the maximum number of tokens|"
@@ -39,7 +40,7 @@ CAUSES: tuple[tuple[str, str], ...] = (
     (
         r"(not divisible by|group_size .* (invalid|not supported|unsupported)|"
         r"is not supported .* group_size)",
-        "A layer's width and the group size do not go together in this engine: use groups that "
+        "A layer's width and the group size do not fit in this engine: use groups that "
         "divide every layer, over as many GPUs as you ask for.",
     ),
     (
@@ -66,12 +67,12 @@ CAUSES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"(unrecognized arguments|invalid argument: -|the argument has been removed)",
-        "This version of the engine does not know one of the flags: give another in its place "
-        "behind `--`, or take the version that the documentation names.",
+        "This version of the engine does not know one of the flags: override it after `--`, or "
+        "install the version that the documentation names.",
     ),
     (
         r"LoRA rank .* (greater|larger) than max_lora_rank",
-        "An adapter is larger than the others: raise --max-lora-rank behind `--`.",
+        "An adapter is larger than the others: raise --max-lora-rank after `--`.",
     ),
     (
         r"(path not implemented|not implemented for '|expected at most 0 argument)",

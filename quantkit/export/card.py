@@ -1,7 +1,7 @@
 """The model card of a checkpoint folder, its README.md.
 
 The card belongs to whoever edits it; ours is what stands between two marks, and those keys of the
-metadata that nobody changed since. It is no part of what the manifest hashes.
+metadata that nobody changed since. It is not part of what the manifest hashes.
 """
 
 import json
@@ -103,8 +103,8 @@ def _block(rest: str, where: object) -> tuple[int, int] | None:
         return None
     if [mark["kind"] for mark in marks] != ["begin", "end"]:
         raise CheckpointError(
-            f"{where} must hold one line {BEGIN} and below it one line {END}; "
-            "repair them, or remove them all to get a new part at the end"
+            f"{where} must have one line {BEGIN} and below it one line {END}; repair them, or "
+            "remove them all to get a new part at the end"
         )
     return marks[0].start(), marks[1].end()
 

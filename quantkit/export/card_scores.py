@@ -12,7 +12,7 @@ Z95 = 1.96
 def scores(scored: Sequence[Scored]) -> str:
     """What is known of a checkpoint's quality, run by run."""
     if not scored:
-        return "None are known: what quantising cost was not measured, or not told to this card."
+        return "No scores: the cost of quantisation was not measured, or not given to this card."
     return "\n\n".join(_run(run) for run in scored)
 
 

@@ -115,9 +115,9 @@ def _yaml(recipe: dict[str, object]) -> str:
 def _calibration(manifest: Manifest) -> str:
     data = manifest.calibration
     if data is None and imatrix.FILE in manifest.files:
-        return f"an importance matrix that was made before, `{imatrix.FILE}`"
+        return f"an existing importance matrix, `{imatrix.FILE}`"
     if data is None:
-        return "none: no data took part"
+        return "none: no data used"
     tokens = data.n_tokens if data.n_tokens is not None else data.n_samples * data.length
     return (
         f"{plain(facts.last_part(data.name))}, {data.n_samples:,} samples, {tokens:,} tokens, "
@@ -186,7 +186,7 @@ def _serving(manifest: Manifest, has_chat: bool) -> str:
         )
     if any(file.endswith(".py") for file in manifest.files):
         words.append(
-            "The model brings code of its own. Read it, then add `--trust-remote-code` if the "
+            "The model ships its own code. Read it, then add `--trust-remote-code` if the "
             "engine does not know the architecture."
         )
     asked: dict[str, object] = {"model": name, "max_tokens": 64}
@@ -228,11 +228,11 @@ def _limits(manifest: Manifest, scored: Sequence[Scored]) -> str:
     if manifest.calibration is None and imatrix.FILE in manifest.files:
         lines.append("Which text its importance matrix was made from is not known to this card.")
     elif manifest.calibration is None:
-        lines.append("No data took part, so no kind of text was favoured.")
+        lines.append("No data was used, so no kind of text was favoured.")
     else:
         lines.append(
-            f"Calibrated on {plain(facts.last_part(manifest.calibration.name))}: text unlike it "
-            "may lose more than the scores show."
+            f"Calibrated on {plain(facts.last_part(manifest.calibration.name))}: other kinds of "
+            "text may lose more than the scores show."
         )
     tasks = list(dict.fromkeys(task for run in scored for task in run.tasks))
     if tasks:
@@ -252,7 +252,7 @@ def _limits(manifest: Manifest, scored: Sequence[Scored]) -> str:
     lines.append(f"Runs on: {support.where(support.format_of(recipe))}.")
     if not isinstance(recipe, GGUFRecipe) and recipe.kv_cache is not None:
         lines.append(f"Its FP8 KV cache runs on: {support.where('kv-fp8')}.")
-    lines.append("Whatever limits and biases the source has, this checkpoint has too.")
+    lines.append("This checkpoint has all limits and biases of the source.")
     return "\n".join(f"- {line}" for line in lines)
 
 
@@ -260,11 +260,11 @@ def _licence(manifest: Manifest) -> str:
     said = facts.described(manifest)
     stated = [said.license] if isinstance(said.license, str) else said.license or []
     files = sorted(name for name in manifest.files if name.upper().startswith("LICENSE"))
-    beside = f" Its text lies beside this card: {plain(', '.join(files))}." if files else ""
+    beside = f" Its text is next to this card: {plain(', '.join(files))}." if files else ""
     if not stated:
         return (
             "Unknown: the source does not state one where quantkit reads it, so none is stated "
-            f"here. The source's terms hold; look them up before you pass this on.{beside}"
+            f"here. The source's terms hold; check them before you redistribute this.{beside}"
         )
     name = f" ({plain(said.license_name)})" if said.license_name else ""
     return (

@@ -81,7 +81,7 @@ def _check(name: str, tensor: StoredTensor, layer: str, config: Mapping[str, Any
     if rows and tensor.shape[1] != rows:
         raise CheckpointError(
             f"{name} is {list(tensor.shape)}, where each expert has {rows} rows: it is stored "
-            "transposed, and splitting it is not mechanical; quantise the source model"
+            "transposed and cannot be split mechanically; quantise the source model"
         )
 
 
@@ -124,12 +124,12 @@ def fuse(stored: Mapping[str, StoredTensor]) -> tuple[Stored, list[Change]]:
             parents = _in_order(found, layers, new)
             result[new] = _stacked(new, parents, len(found), len(layers), part)
             taken |= {parent.name for parent in parents}
-            changes.append((new, f"put together from those of {len(found)} experts"))
+            changes.append((new, f"joined from those of {len(found)} experts"))
     kept = {name: tensor for name, tensor in stored.items() if name not in taken}
     mixtures = {block for block, part in experts if part == "weight_packed"}
     if left := [n for n in kept if (m := APART.match(n)) and m["block"] in mixtures]:
         raise CheckpointError(
-            f"{left[0]} has no place in gpt-oss's MXFP4, which holds blocks, scales and biases; "
+            f"{left[0]} does not fit gpt-oss's MXFP4, which has blocks, scales and biases; "
             "quantise the source model"
         )
     return {**kept, **result}, changes
@@ -145,7 +145,7 @@ def _in_order(
                 raise CheckpointError(f"{new} cannot be made: {layer} of expert {index} is missing")
             parents.append(found[index][layer])
     if len({(parent.dtype, parent.shape) for parent in parents}) > 1:
-        raise CheckpointError(f"{new} cannot be made: experts have unlike shapes or types")
+        raise CheckpointError(f"{new} cannot be made: experts differ in shape or dtype")
     return parents
 
 

@@ -83,8 +83,8 @@ class ForeignCheckpoint(ModelSource):
         found = self.declared.part(module)
         if found is None:
             raise CheckpointError(
-                f"{self.folder}: {module} is stored quantised, and no group of "
-                "quantization_config means it; run quantkit verify"
+                f"{self.folder}: {module} is stored quantised, but no group of quantization_config "
+                "covers it; run quantkit verify"
             )
         return found
 

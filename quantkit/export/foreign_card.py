@@ -53,7 +53,9 @@ class Foreign:
         if (file := foreign_gguf.file_of(path)) is not None:
             return cls._of_file(file)
         if not path.is_dir():
-            raise CheckpointError(f"there is no folder {path}; give a checkpoint's, or a GGUF file")
+            raise CheckpointError(
+                f"there is no folder {path}; give a checkpoint folder or a GGUF file"
+            )
         model = ModelSource.open(str(path), requantize=True)
         if model.quantized_by is None:
             raise CheckpointError(

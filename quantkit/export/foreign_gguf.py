@@ -141,4 +141,4 @@ def _other_tokens(file: "GGUF", original: ModelSource) -> Iterator[str]:
     own = load_tokenizer(original.folder, original.trust_remote_code).get_vocab()
     unlike = [text for text, n in own.items() if n >= len(tokens) or tokens[n] != text]
     if len(unlike) > MOST_UNLIKE * len(own):
-        yield f"{len(unlike):,} of {len(own):,} tokens are others, such as {unlike[0]!r}"
+        yield f"{len(unlike):,} of {len(own):,} tokens differ, such as {unlike[0]!r}"

@@ -141,7 +141,9 @@ class Manifest(Record):
     def weights_recipe(self) -> Recipe:
         """The recipe of a checkpoint that vLLM serves."""
         if not isinstance(self.recipe, Recipe):
-            raise CheckpointError(f"{self.name} is a {self.format} file, which has no such weights")
+            raise CheckpointError(
+                f"{self.name} is a {self.format} file, which does not have such weights"
+            )
         return self.recipe
 
     @property
@@ -159,7 +161,7 @@ class Manifest(Record):
         path = folder / FILE
         if not path.is_file():
             raise CheckpointError(
-                f"{folder} is no quantkit checkpoint: it has no {FILE}{_within(folder)}"
+                f"{folder} is not a quantkit checkpoint: it has no {FILE}{_within(folder)}"
                 if folder.is_dir()
                 else f"there is no folder {folder}"
             )

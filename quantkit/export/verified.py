@@ -37,7 +37,7 @@ class Agreement(Record):
     """The same of the reference in the engine's type against the reference in float32 ..."""
     noise_p99: float
     limit_mean: float
-    """... and what follows from it: more than this is no rounding."""
+    """... and what follows from it: more than this is not rounding."""
     limit_p99: float
     by_text: list[float] = []
     """The mean of each text, where texts are few ..."""

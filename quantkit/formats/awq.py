@@ -39,9 +39,9 @@ def objection(
     if reason := words.objection(NAME, weights, activations, kv_cache):
         return reason
     if weights.num_bits != BITS:
-        return f"awq has 4 bits a weight; {weights.num_bits} go into gptq or compressed-tensors"
+        return f"awq has 4 bits per weight; for {weights.num_bits} use gptq or compressed-tensors"
     if weights.strategy != "group":
-        return "awq has a scale for each group; one scale a row goes into gptq"
+        return "awq has a scale per group; for a scale per row use gptq"
     return None
 
 

@@ -153,7 +153,7 @@ def of(config: Mapping[str, Any], where: str, card: str = "") -> Declared:
     if method not in DIALECTS:
         raise CheckpointError(
             f"{where} is quantised by {method or 'a method without a name'}, which quantkit does "
-            f"not read; it reads {', '.join(DIALECTS)}"
+            f"not read; supported: {', '.join(DIALECTS)}"
         )
     try:
         parts, ignore = DIALECTS[method].read(found)
@@ -194,7 +194,7 @@ def _compressed_tensors(found: Mapping[str, Any]) -> Read:
     parts = []
     for name, group in found["config_groups"].items():
         if not isinstance(group, dict):
-            raise ValueError(f"group {name} is not spelt out")
+            raise ValueError(f"group {name} is incomplete")
         if (weights := group.get("weights")) is None:
             continue
         made = Weights(

@@ -32,13 +32,13 @@ def objection(
 ) -> str | None:
     """None where vLLM reads it."""
     if weights.type != "float":
-        return "fp8 holds FP8 weights; integers go into gptq, awq or compressed-tensors"
+        return "fp8 is for FP8 weights; for integers use gptq, awq or compressed-tensors"
     if numbers.of(weights).tag != "fp8":
         name = numbers.of(weights).words.partition(" ")[0]
         return f"fp8 holds FP8 (E4M3) alone; {name} goes into compressed-tensors"
     if weights.strategy == "channel":
         return (
-            "FP8 with one scale a row exists only in compressed-tensors; for fp8 use the recipe "
+            "FP8 with a scale per row exists only in compressed-tensors; for fp8 use the recipe "
             "fp8-tensor, fp8-static or fp8-block"
         )
     if activations is None:

@@ -37,7 +37,7 @@ def objection(
     if reason := words.objection(NAME, weights, activations, kv_cache):
         return reason
     if weights.num_bits not in (4, 8):
-        return f"vLLM reads gptq with 4 or 8 bits; {weights.num_bits} go into compressed-tensors"
+        return f"vLLM reads gptq with 4 or 8 bits; for {weights.num_bits} use compressed-tensors"
     if not weights.symmetric:
         return "vLLM reads gptq only without zero points; use awq or compressed-tensors"
     return None

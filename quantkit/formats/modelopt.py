@@ -33,7 +33,7 @@ def objection(
 ) -> str | None:
     """None for NVFP4."""
     if numbers.of(weights).tag != "nvfp4":
-        return "modelopt holds NVFP4; all else goes into compressed-tensors"
+        return "modelopt is for NVFP4; for others use compressed-tensors"
     return words.per_head(NAME, kv_cache)
 
 

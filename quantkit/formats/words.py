@@ -96,10 +96,7 @@ def objection(
     if activations is not None:
         return f"{name} leaves activations in 16 bits; 8-bit ones need compressed-tensors"
     if kv_cache is not None:
-        return (
-            f"vLLM reads no scales of a KV cache beside {name} weights; "
-            "fp8 and compressed-tensors have them"
-        )
+        return f"vLLM reads no KV cache scales with {name} weights; use fp8 or compressed-tensors"
     return None
 
 

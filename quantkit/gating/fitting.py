@@ -33,7 +33,7 @@ def require_sound(document: Document, what: str) -> None:
         if differences := entry.settings.differences(baseline.settings):
             raise ScoreError(
                 f"{plain(entry.name)} of {what} was scored with other settings than its source "
-                f"({plain(', '.join(differences))}); score them alike"
+                f"({plain(', '.join(differences))}); score them with the same settings"
             )
 
 
@@ -48,7 +48,7 @@ def require_comparable(document: Document, earlier: Document) -> None:
     if differences := ours.settings.differences(theirs.settings):
         raise ScoreError(
             "the reports were scored with different settings "
-            f"({plain(', '.join(differences))}); score both alike"
+            f"({plain(', '.join(differences))}); score both with the same settings"
         )
 
 
@@ -91,11 +91,11 @@ def _wrong_limits(figure: Figure, limit: Limit) -> list[str]:
     name, found = plain(figure.key), []
     for bound in limit.bounds:
         if figure.more_is_better and bound.kind in ("max", "max_increase", "max_increase_pct"):
-            found.append(f"{name} is the better the higher: limit it by min or max_drop")
+            found.append(f"for {name}, higher is better: limit it by min or max_drop")
         if not figure.more_is_better and bound.kind == "max_drop":
-            found.append(f"{name} is the better the lower: limit it by max or max_increase")
+            found.append(f"for {name}, lower is better: limit it by max or max_increase")
         if not figure.more_is_better and bound.kind == "min" and not figure.is_size:
-            found.append(f"{name} is the better the lower: limit it by max or max_increase")
+            found.append(f"for {name}, lower is better: limit it by max or max_increase")
     changes = any(bound.kind in RELATIVE for bound in limit.bounds)
     bare = not figure.is_scored or (changes and not figure.is_paired)
     if limit.confidence is not None and bare:

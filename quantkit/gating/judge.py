@@ -156,7 +156,7 @@ def _lacking(
         return f"the source has no {key} to compare {name} with; score it with that task"
     if case.before is None:
         return f"the earlier report has no {name} to compare with"
-    return f"{name} has no {key} in the earlier report; score both alike"
+    return f"{name} has no {key} in the earlier report; score both with the same settings"
 
 
 def _guessed(figure: Figure, bound: Bound, case: Case) -> str:
@@ -183,8 +183,8 @@ def _amount(
     if bound.kind == "max_increase_pct":
         if old <= 0:
             raise ScoreError(
-                f"{plain(figure.key)} of {words.AGAINST[case.against]} is {before:g}, of which "
-                "there is no percentage; limit it by max or max_increase"
+                f"{plain(figure.key)} of {words.AGAINST[case.against]} is {before:g}, so a "
+                "percentage means nothing; limit it by max or max_increase"
             )
         return 100 * (new / old - 1)
     counted = case.comparisons(figure.key) if case.earlier is None else []

@@ -183,7 +183,7 @@ def default(with_earlier: bool = False) -> Policy:
 
 def _validated(data: Any, where: str) -> Policy:
     if not isinstance(data, dict):
-        raise PolicyError(f"{where} is no policy: it has no `rules:`")
+        raise PolicyError(f"{where} is not a policy: it has no `rules:`")
     try:
         return Policy.model_validate(data)
     except ValidationError as error:

@@ -57,11 +57,11 @@ def sentence(check: Check, needed_of: str = "", n: int | None = None) -> str:
     if check.answer is not Answer.CANNOT_TELL:
         return f"{found}; {allowed}"
     way = "less" if check.kind == "min" else "more"
-    found += f"; {allowed}, and {way} than that is neither shown nor ruled out"
+    found += f"; {allowed}, and {way} is neither shown nor ruled out"
     if check.needed is not None and n is not None:
         about = f"{float(f'{check.needed:.2g}'):,.0f}"
-        return f"{found}: about {about} {needed_of} would tell, {n:,} were compared"
-    return f"{found}: what was found is the limit itself, so no number of {needed_of} would tell"
+        return f"{found}: about {about} {needed_of} would settle it, {n:,} were compared"
+    return f"{found}: the estimate lies on the limit, so no number of {needed_of} would settle it"
 
 
 def last_line(verdict: Verdict) -> str:
@@ -76,7 +76,7 @@ def last_line(verdict: Verdict) -> str:
         return f"cannot tell: {len(counted)} of {whole}: {_names(counted)}"
     left = f"; not judged: {', '.join(map(plain, verdict.unjudged))}" if verdict.unjudged else ""
     if verdict.warnings:
-        return f"pass with {len(verdict.warnings)} that cannot be told: {whole}{left}"
+        return f"pass: {whole}, {len(verdict.warnings)} undecided{left}"
     return f"pass: {whole}{left}"
 
 
@@ -98,7 +98,7 @@ def _allowed(check: Check) -> str:
     told = _told(check, check.bound or 0.0, shortest=True, unsigned=True)
     verb = "are" if told.endswith("points") else "is"
     return (
-        f"at least {told} is demanded" if check.kind == "min" else f"at most {told} {verb} allowed"
+        f"the limit is at least {told}" if check.kind == "min" else f"at most {told} {verb} allowed"
     )
 
 

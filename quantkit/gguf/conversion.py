@@ -105,7 +105,7 @@ def _convert(
     weight = plan.layout.build(tensor.name, device)
     # One pass that makes no mask as large as the tensor.
     if not torch.stack(weight.aminmax()).isfinite().all():
-        raise SourceError(f"{tensor.name} holds NaN or infinity; get the source again")
+        raise SourceError(f"{tensor.name} has NaN or infinity; download the source again")
     weight = weight.reshape(-1, weight.shape[-1])
     data = _blocks(weight, kind, importance)
     file.write(tensor.name, data)

@@ -30,8 +30,8 @@ def family_of(config: Mapping[str, Any], folder: Path) -> Family:
     family = WRITTEN.get(names[0])
     if family is None:
         raise SourceError(
-            f"{folder} is a {names[0]}, which cannot be written as GGUF; "
-            f"there are: {', '.join(sorted(WRITTEN))}"
+            f"{folder} is a {names[0]}, which GGUF output does not support; supported: "
+            f"{', '.join(sorted(WRITTEN))}"
         )
     return family
 
@@ -167,8 +167,8 @@ def _rope(family: Family, config: Mapping[str, Any], folder: Path) -> dict[str, 
         values[Keys.Rope.SCALING_ATTN_FACTOR] = float(usual if given is None else given)
     elif kind not in ("default", "llama3"):
         raise SourceError(
-            f"{folder} scales its rotary frequencies in a way that GGUF has no keys for "
-            f"(rope_type {kind}); it can only be quantised in another format"
+            f"{folder} scales its rotary frequencies in a way that GGUF cannot express (rope_type "
+            f"{kind}); it can only be quantised in another format"
         )
     return values
 
@@ -202,7 +202,7 @@ def _check(family: Family, config: Mapping[str, Any], folder: Path) -> None:
         if list(config.get("no_rope_layers") or rotated) != rotated:
             problems.append(f"rotation other than in all but each {every}th block")
     if family.head_norms == "all" and n_kv_heads(config) != config["num_attention_heads"]:
-        problems.append("fewer heads of keys than of queries")
+        problems.append("fewer key heads than query heads")
     if family.experts:
         # A key that a class does not have stands for its only way.
         if config.get("norm_topk_prob", family.weights_sum_to_one) != family.weights_sum_to_one:
@@ -211,6 +211,6 @@ def _check(family: Family, config: Mapping[str, Any], folder: Path) -> None:
             problems.append("blocks without experts")
     if problems:
         raise SourceError(
-            f"{folder} is unlike the {family.llamacpp} models that llama.cpp knows "
-            f"({'; '.join(problems)}), so it would compute something else"
+            f"{folder} differs from the {family.llamacpp} models that llama.cpp supports "
+            f"({'; '.join(problems)}), so llama.cpp would compute something else"
         )

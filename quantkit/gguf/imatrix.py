@@ -64,7 +64,7 @@ class ImportanceMatrix:
         clear_halves_of(path)
         scratch = path.with_name(f".{path.name}.{os.getpid()}")
         writer = gguf.GGUFWriter(scratch, TYPE)
-        del writer.kv_data[0]["general.architecture"]  # a matrix is no model
+        del writer.kv_data[0]["general.architecture"]  # a matrix is not a model
         writer.add_type(TYPE)
         # llama.cpp requires the key, and the package writes no empty lists.
         writer.add_array(DATASETS, list(self.datasets) or [""])
@@ -137,7 +137,8 @@ def _from_gguf(file: GGUF) -> ImportanceMatrix:
     path, metadata = file.path, file.metadata
     if metadata.get("general.type", TYPE) != TYPE:
         raise DataError(
-            f"{path} is no importance matrix but a GGUF file of type {metadata['general.type']!r}"
+            f"{path} is not an importance matrix but a GGUF file of type "
+            f"{metadata['general.type']!r}"
         )
     values, counts = {}, {}
     names = [name.removesuffix(SUMS) for name in file.tensors if name.endswith(SUMS)]
@@ -157,7 +158,7 @@ def _from_gguf(file: GGUF) -> ImportanceMatrix:
         values[name] = _means(sums.view(len(seen), -1), seen)
         counts[name] = seen.round().long()
     if not values:
-        raise DataError(f"{path} is no importance matrix: it has no tensor named *{SUMS}")
+        raise DataError(f"{path} is not an importance matrix: it has no tensor named *{SUMS}")
     datasets = metadata.get(DATASETS, [])
     chunk = metadata.get(CHUNK_SIZE, DEFAULT_CHUNK)
     return ImportanceMatrix(
@@ -178,9 +179,7 @@ def _means(sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
 
 def _check_finite(path: Path, name: str, values: torch.Tensor) -> None:
     if not bool((values.isfinite() & (values >= 0)).all()):
-        raise DataError(
-            f"{path}: {name} has a value that is negative or no number; compute it again"
-        )
+        raise DataError(f"{path}: {name} has a value that is negative or NaN; compute it again")
 
 
 class _Old:
@@ -204,7 +203,7 @@ class _Old:
             if not name or n_chunks < 0 or n_values < 1:
                 self._refuse(f"the entry {name!r:.80} is empty")
             if name in values:
-                self._refuse(f"the entry {name!r:.80} stands in it twice")
+                self._refuse(f"the entry {name!r:.80} occurs twice")
             raw = bytearray(self._take(4 * n_values))
             sums = torch.frombuffer(raw, dtype=torch.float32)
             _check_finite(self._path, name[:80], sums)
@@ -216,14 +215,14 @@ class _Old:
         if self._left:
             datasets = tuple(filter(None, [self._text()]))
         if self._left:
-            self._refuse("something follows its end")
+            self._refuse("there is data after its end")
         return ImportanceMatrix(values, counts, datasets)
 
     def _text(self) -> str:
         try:
             return self._take(self._number()).decode("utf-8")
         except UnicodeDecodeError:
-            self._refuse("a name is no UTF-8 text")
+            self._refuse("a name is not UTF-8 text")
 
     def _number(self) -> int:
         return struct.unpack("<i", self._take(4))[0]
@@ -234,11 +233,11 @@ class _Old:
         self._left -= n
         raw = self._stream.read(n)
         if len(raw) < n:
-            self._refuse("it became shorter while it was read")
+            self._refuse("it became shorter while being read")
         return raw
 
     def _refuse(self, reason: str) -> NoReturn:
         raise DataError(
-            f"{self._path} is no importance matrix or is damaged: {reason}; give the file that "
+            f"{self._path} is not an importance matrix or is damaged: {reason}; give the file that "
             "llama.cpp's imatrix tool wrote"
         )

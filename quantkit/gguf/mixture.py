@@ -118,8 +118,8 @@ def choose(
     for pattern in patterns:
         if pattern.pattern not in used:
             raise RecipeError(
-                f"the override '{pattern.pattern}' applies to no tensor: it is in the name of none "
-                "that is quantised, such as blk.0.ffn_down.weight, or an earlier override takes it"
+                f"the override '{pattern.pattern}' matches no tensor that is quantised, such as "
+                "blk.0.ffn_down.weight, or an earlier override takes it"
             )
     return {name: choices[name] for name, _ in tensors}
 
@@ -151,7 +151,7 @@ def _compiled(overrides: Mapping[str, str]) -> dict[re.Pattern[str], Kind]:
             found[re.compile(pattern)] = KINDS[name.upper()]
         except re.error as error:
             raise RecipeError(
-                f"the override '{pattern}' is no regular expression: {error}"
+                f"the override '{pattern}' is not a regular expression: {error}"
             ) from error
     return found
 
@@ -206,7 +206,7 @@ class _Rules:
     def kind(self, name: str) -> Kind:
         if self._base in UNQUANTISED:
             return self._base
-        if self._base == Kind.NVFP4:  # converted: what is no layer there is as the model has it
+        if self._base == Kind.NVFP4:  # converted: what is not a layer there is as the model has it
             return Kind.BF16 if name in OUTER else self._base
         if name == "output.weight" or (self._tied and name in EMBEDDINGS):
             return Kind.Q8_0 if self._base == Kind.Q8_0 else Kind.Q6_K
@@ -252,7 +252,7 @@ class _Rules:
             # Several tensors a layer: only the name tells which layer it is.
             layer = _layer(name)
             if not 0 <= layer < n:
-                raise SourceError(f"tensor {name} belongs to none of the model's {n} layers")
+                raise SourceError(f"tensor {name} is not in any of the model's {n} layers")
         early = layer < n // 8
         match self._type:
             case "Q2_K":

@@ -102,5 +102,5 @@ def _round_away(x: torch.Tensor) -> torch.Tensor:
 
 
 def _finite(x: torch.Tensor) -> torch.Tensor:
-    """Zero for what is no number: the inverse of the smallest scales is infinite."""
+    """Zero for what is not a number: the inverse of the smallest scales is infinite."""
     return x.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)

@@ -136,6 +136,6 @@ def _step(part: Mapping[str, Any]) -> tuple[Any, ...]:
 def _refusal(place: str, normal: Steps, cut: Steps, known: list[str]) -> SourceError:
     found = ", then ".join(" ".join(map(str, step)) for step in normal + cut) or "nothing"
     return SourceError(
-        f"{place} prepares text in a way that llama.cpp has no name for ({found[:300]}), "
-        f"and under another name the file would tokenise wrongly; known are: {', '.join(known)}"
+        f"{place} prepares text in a way that llama.cpp does not support ({found[:300]}), "
+        f"and under another name the file would tokenise wrongly; known: {', '.join(known)}"
     )

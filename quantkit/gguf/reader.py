@@ -126,7 +126,9 @@ class GGUF:
         if self.tensors[name].kind != GGMLQuantizationType.NVFP4 or beside not in self.tensors:
             return 1.0
         if self.tensors[beside].shape != (1,):
-            raise CheckpointError(f"{self.path}: {beside} has several scales; one is known here")
+            raise CheckpointError(
+                f"{self.path}: {beside} has several scales; only one is supported"
+            )
         return self.dequantized(beside).item()
 
     def _entry(self, name: str) -> Entry:
@@ -179,7 +181,7 @@ class _Header:
         for _ in range(n_keys):
             key = self._text("a key", MAX_KEY_BYTES)
             if key in metadata:
-                self._refuse(f"key {key!r} stands in it twice")
+                self._refuse(f"key {key!r} occurs twice")
             start = self._at
             metadata[key] = self._value(key)
             spans[key] = (start, self._at)
@@ -189,14 +191,14 @@ class _Header:
         tensors: dict[str, Entry] = {}
         for info in infos:
             if info.name in tensors:
-                self._refuse(f"tensor {info.name!r} stands in it twice")
+                self._refuse(f"tensor {info.name!r} occurs twice")
             tensors[info.name] = self._placed(info, base, alignment)
         self._check_overlap(tensors)
         return GGUF(self._path, metadata, tensors, spans)
 
     def _preamble(self) -> None:
         if self._take(4, "its magic") != MAGIC:
-            raise CheckpointError(f"{self._path} is no GGUF file: it does not begin with GGUF")
+            raise CheckpointError(f"{self._path} is not a GGUF file: it does not begin with GGUF")
         version = self._number("I")
         if version and version & 0xFFFF == 0:
             raise CheckpointError(
@@ -213,7 +215,7 @@ class _Header:
             return self._values(key, kind, 1)[0]
         kind = self._value_type(key)
         if kind == GGUFValueType.ARRAY:
-            self._refuse(f"key {key!r} holds arrays inside an array")
+            self._refuse(f"key {key!r} has nested arrays")
         return self._values(key, kind, self._number("Q"))
 
     def _value_type(self, key: str) -> GGUFValueType:
@@ -233,7 +235,7 @@ class _Header:
         values: list[Scalar] = np.frombuffer(raw, numbers).tolist()
         if kind == GGUFValueType.BOOL:
             if any(value not in (0, 1) for value in values):
-                self._refuse(f"key {key!r} holds a truth value other than 0 and 1")
+                self._refuse(f"key {key!r} has a boolean other than 0 and 1")
             return [bool(value) for value in values]
         return values
 
@@ -241,7 +243,7 @@ class _Header:
         alignment = metadata.get(ALIGNMENT_KEY, gguf.GGUF_DEFAULT_ALIGNMENT)
         # A bool is an int to Python; as an alignment it is nonsense.
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-            self._refuse(f"its alignment {alignment!r:.40} is no power of two")
+            self._refuse(f"its alignment {alignment!r:.40} is not a power of two")
         return alignment
 
     def _info(self) -> Entry:
@@ -258,7 +260,7 @@ class _Header:
         except ValueError:
             self._refuse(f"tensor {name!r} has the unknown type {number}")
         if 0 in shape:
-            self._refuse(f"tensor {name!r} has shape {list(shape)} and so no values")
+            self._refuse(f"tensor {name!r} has shape {list(shape)} and thus no values")
         entry = Entry(name, shape, kind, offset, 0)
         block, _ = gguf.GGML_QUANT_SIZES[kind]
         if entry.columns % block:
@@ -296,7 +298,7 @@ class _Header:
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
-            self._refuse(f"{what} is no UTF-8 text")
+            self._refuse(f"{what} is not UTF-8 text")
 
     def _number(self, code: str) -> int:
         return struct.unpack("<" + code, self._take(struct.calcsize(code), "its header"))[0]
@@ -306,7 +308,7 @@ class _Header:
             self._refuse(f"{what} takes {n} bytes where {self._left()} are left")
         raw = self._stream.read(n)
         if len(raw) < n:
-            self._refuse("it became shorter while it was read")
+            self._refuse("it became shorter while being read")
         self._at += n
         return raw
 

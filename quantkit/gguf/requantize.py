@@ -35,7 +35,7 @@ class FileLayout:
     def of(cls, file: GGUF, requantize: bool = False) -> "FileLayout":
         """Refuse a file whose numbers were rounded before, unless that is wanted."""
         if Keys.General.ARCHITECTURE not in file.metadata:
-            raise SourceError(f"{file.path} is no model: it has no {Keys.General.ARCHITECTURE}")
+            raise SourceError(f"{file.path} is not a model: it has no {Keys.General.ARCHITECTURE}")
         if int(str(file.metadata.get(Keys.Split.LLM_KV_SPLIT_COUNT, 1))) > 1:
             raise SourceError(
                 f"{file.path} is one part of several; merge them with llama.cpp first"
@@ -43,7 +43,7 @@ class FileLayout:
         rounded = [e for e in file.tensors.values() if e.kind not in FLOATS]
         if rounded and not requantize:
             raise SourceError(
-                f"{file.path} is quantised already ({rounded[0].name} is {rounded[0].kind.name}), "
+                f"{file.path} is already quantised ({rounded[0].name} is {rounded[0].kind.name}), "
                 "and errors would add up; give an F32, F16 or BF16 file, or --requantize"
             )
         return cls(file)

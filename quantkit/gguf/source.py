@@ -107,7 +107,7 @@ def open_file(path: Path, requantize: bool = False, dtype: str | None = None) ->
     faults = [*differences(file, layout), *_unlike_factors(file, layout), *_unknown(file, layout)]
     if faults:
         raise SourceError(
-            f"{path}: no model folder says what it says: {faults[0]}; give the model that it was "
+            f"{path}: cannot be written as a model folder: {faults[0]}; give the model that it was "
             "made from"
         )
     load_tokenizer(held.path)
@@ -206,7 +206,7 @@ def differences(file: GGUF, layout: Layout) -> Iterator[str]:
             yield f"{known.name} is {list(entry.shape)}, the model makes it {list(known.shape)}"
     scales = {f"{name.removesuffix('weight')}scale" for name in layout.by_name}
     if extra := [n for n in file.tensors if n not in {*layout.by_name, *BESIDE, *scales}]:
-        yield f"it holds {extra[0]}, of which the model has nothing"
+        yield f"it has {extra[0]}, which the model does not have"
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -219,11 +219,11 @@ def _unlike_factors(file: GGUF, layout: Layout) -> Iterator[str]:
     """Factors of rotary frequencies that the config does not make."""
     for name in BESIDE:
         if (name in file.tensors) != (name in layout.by_name):
-            yield f"{name} follows from no setting"
+            yield f"{name} does not follow from any setting"
         elif name in file.tensors:
             ours, theirs = layout.build(name), file.dequantized(name)
             if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=1e-4):
-                yield f"{name} follows from no setting"
+                yield f"{name} does not follow from any setting"
 
 
 def _unknown(file: GGUF, layout: Layout) -> Iterator[str]:
@@ -231,7 +231,7 @@ def _unknown(file: GGUF, layout: Layout) -> Iterator[str]:
     for key, value in file.metadata.items():
         family, _, rest = key.partition(".")
         if family == layout.architecture and key not in layout.metadata and rest not in UNSAID:
-            yield f"{key} is {value!r:.60}, for which quantkit knows no setting"
+            yield f"{key} is {value!r:.60}, which quantkit cannot express as a setting"
 
 
 def _card(file: GGUF) -> str:
@@ -257,8 +257,8 @@ def _card(file: GGUF) -> str:
             "---",
             f"# {' '.join(title.split())[:200]}",
             "",
-            f"Made by quantkit from `{file.path.name}`, {from_what}: its numbers are those that "
-            "the file's blocks stand for, not those of the model before it was quantised.",
+            f"Made by quantkit from `{file.path.name}`, {from_what}: its values are the file's "
+            "blocks dequantised, not those of the model before it was quantised.",
             "",
         ]
     )

@@ -86,8 +86,8 @@ def tensors_of(
         name = file_name(stored.name, family, config["num_hidden_layers"])
         if name is None or stored.dtype not in WEIGHT_TYPES:
             raise SourceError(
-                f"{folder} has {stored.name} ({stored.dtype}), which has no place in a "
-                f"GGUF file of architecture {family.llamacpp}; give the model as it was published"
+                f"{folder} has {stored.name} ({stored.dtype}), which does not fit a GGUF file of "
+                f"architecture {family.llamacpp}; give the model as it was published"
             )
         tensors.append(_tensor(name, stored.name, stored.shape, family, config))
     missing = [n for n in (EMBEDDING, *(() if tied else (HEAD,))) if n not in source]
@@ -198,5 +198,7 @@ def size_bytes(shape: Sequence[int], kind: GGMLQuantizationType) -> int:
     """Bytes that a tensor of this shape, in torch's order, takes in a file."""
     weights, block_bytes = GGML_QUANT_SIZES[kind]
     columns = shape[-1] if shape else 1
-    assert columns % weights == 0, f"rows of {columns} are no multiple of {kind.name}'s {weights}"
+    assert columns % weights == 0, (
+        f"rows of {columns} are not a multiple of {kind.name}'s {weights}"
+    )
     return math.prod(shape) // weights * block_bytes

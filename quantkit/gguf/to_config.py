@@ -84,8 +84,8 @@ def family_of(file: GGUF) -> tuple[str, Family]:
             return model_type, family
     known = sorted({family.llamacpp for family in FAMILIES.values() if family.llamacpp})
     raise SourceError(
-        f"{file.path} is of architecture {architecture}, of which quantkit makes no model folder; "
-        f"give the model that it was made from, or a file of one of: {', '.join(known)}"
+        f"{file.path} is of architecture {architecture}, which quantkit cannot write as a model "
+        f"folder; give the model that it was made from, or a file of one of: {', '.join(known)}"
     )
 
 
@@ -119,7 +119,7 @@ class _Keys:
         name = key.format(arch=self._family.llamacpp)
         what = f"lacks {name}" if found is None else f"has {name} {str(found)[:60]}"
         raise SourceError(
-            f"{self._file.path} {what}, from which no config can be made; give the model that it "
+            f"{self._file.path} {what}, so no config can be derived; give the model that it "
             "was made from"
         )
 
@@ -183,8 +183,8 @@ def _llama3(file: GGUF, theta: float, n_columns: int) -> dict[str, Any]:
             del settings["rope_theta"]
             return {"rope_type": "llama3", **settings}
     raise SourceError(
-        f"{file.path} divides its rotary frequencies by factors (rope_freqs.weight) that no Llama "
-        "has; give the model that it was made from"
+        f"{file.path} divides its rotary frequencies by factors (rope_freqs.weight) that Llama "
+        "does not have; give the model that it was made from"
     )
 
 

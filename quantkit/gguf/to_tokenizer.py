@@ -39,7 +39,7 @@ def write(file: GGUF, folder: Path) -> None:
     elif kind == "llama":
         described = _pieces(file, tokens, kinds)
     else:
-        raise _refusal(file, f"its tokenizer is of kind {str(kind)[:40]}")
+        raise _refusal(file, f"its tokenizer's kind is {str(kind)[:40]}")
     # Rows of the embedding beyond the tokenizer have names of the converter's.
     known = {t: n for n, t in enumerate(tokens) if kinds[n] != TokenType.UNUSED}
     if len(known) < sum(k != TokenType.UNUSED for k in kinds):
@@ -71,7 +71,7 @@ def _byte_level(file: GGUF, tokens: Sequence[str]) -> dict[str, Any]:
     steps = {known: (cut, skips) for (cut, skips), known in BYTE_LEVEL.items()}
     found = steps.get(ALIASES.get(name, name))
     if found is None:
-        raise _refusal(file, f"its tokenizer cuts text by the name {name[:40]!r}")
+        raise _refusal(file, f"its pre-tokenizer is {name[:40]!r}")
     cut, skips = found
     merges = []
     for text in _texts(file, Keys.Tokenizer.MERGES):
@@ -232,6 +232,5 @@ def _list(file: GGUF, key: str, length: int, kind: type) -> list[Any]:
 
 def _refusal(file: GGUF, reason: str) -> SourceError:
     return SourceError(
-        f"{file.path}: no tokenizer can be made of it: {reason}; give the model that it was made "
-        "from"
+        f"{file.path}: cannot derive its tokenizer: {reason}; give the model that it was made from"
     )

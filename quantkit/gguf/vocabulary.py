@@ -105,7 +105,7 @@ def _tokens(
     if max(known) >= n_tokens:
         raise SourceError(
             f"{place} has tokens up to {max(known)}, but the model's embedding only {n_tokens} "
-            "rows; they do not belong together"
+            "rows; they do not match"
         )
     tokens, kinds = [], []
     for index in range(n_tokens):
@@ -124,7 +124,7 @@ def _tokens(
     if len(set(tokens)) < n_tokens or any("\0" in text for text in tokens):
         raise SourceError(
             f"{place} has two tokens of the same text, or one with a null character, "
-            "which no GGUF file can hold"
+            "which a GGUF file cannot hold"
         )
     return tokens, kinds
 
@@ -172,8 +172,8 @@ def _scores(
     file = folder / "tokenizer.model"
     if missing and not file.is_file():
         raise SourceError(
-            f"{folder / 'tokenizer.json'} never joins {missing[0][0]!r} and {missing[0][1]!r} "
-            "though their sum is a token, so it is no SentencePiece model and llama.cpp would "
+            f"{folder / 'tokenizer.json'} never merges {missing[0][0]!r} and {missing[0][1]!r} "
+            "though their sum is a token, so it is not a SentencePiece model and llama.cpp would "
             "tokenise differently"
         )
     given = {text: score for text, score in _pieces(file)} if missing else {}
@@ -196,7 +196,7 @@ def _pieces(file: Path) -> Iterator[tuple[str, float]]:
                 piece = dict(_fields(value))
                 yield piece[1].decode(), struct.unpack("<f", piece.get(2, bytes(4)))[0]
     except (OSError, ValueError, IndexError, KeyError, struct.error) as error:
-        raise SourceError(f"{file} is no SentencePiece model: {error}") from error
+        raise SourceError(f"{file} is not a SentencePiece model: {error}") from error
 
 
 def _fields(raw: bytes) -> Iterator[tuple[int, bytes]]:
@@ -222,7 +222,7 @@ def _fields(raw: bytes) -> Iterator[tuple[int, bytes]]:
             continue
         size = {1: 8, 5: 4}.get(kind) or (number() if kind == 2 else 0)
         if kind not in (1, 2, 5) or place + size > len(raw):
-            raise ValueError("a field that no such file has")
+            raise ValueError("an unknown field")
         yield key >> 3, raw[place : place + size]
         place += size
 
@@ -248,8 +248,8 @@ def _specials(source: ModelSource, tokenizer: Any, n_tokens: int) -> dict[str, V
                 values[Keys.Tokenizer.ADD_EOS] = back
                 return values
     raise SourceError(
-        f"the tokenizer of {source.folder} adds {dressed} around {bare}, which is more than the "
-        "begin and end tokens that a GGUF file can ask for"
+        f"the tokenizer of {source.folder} adds {dressed} around {bare}, more than the begin and "
+        "end tokens that a GGUF file supports"
     )
 
 

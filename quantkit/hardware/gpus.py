@@ -214,7 +214,7 @@ def describe(
     """
     for rate in rates.values():
         if rate is not None and not 0 < rate < MOST:  # nor is NaN
-            raise HardwareError(f"{rate:g} is no rate of computing; write TFLOPS, such as 165")
+            raise HardwareError(f"{rate:g} is not a compute rate; give TFLOPS, such as 165")
     size = printed_bytes(memory)
     read = f"{memory.strip()} is taken as vendors print it, {size / (1 << 30):.4g} GiB"
     found = GPU(
@@ -263,7 +263,7 @@ def parse_bytes(text: str, per_second: bool = False) -> float:
         number = 0.0
     if match is None or rate is not per_second or not 0 < number < MOST:
         what, example = ("bandwidth", "1008GB/s") if per_second else ("size of memory", "24GB")
-        raise HardwareError(f"'{text}' is no {what}; write it like {example}")
+        raise HardwareError(f"'{text}' is not a {what}; write it like {example}")
     return float(number * (1024 if match[3] else 1000) ** UNITS[match[2].lower()])
 
 

@@ -56,6 +56,6 @@ def read(path: Path) -> Prices:
     found = {}
     for name, price in data["per_hour"].items():
         if not isinstance(price, int | float) or not 0 < price < math.inf:
-            raise AdviceError(f"{path}: {name} costs {price}, which is no price")
+            raise AdviceError(f"{path}: {name} costs {price}, which is not a price")
         found[gpus.find(str(name)).name] = float(price)
     return Prices(path, date, found, str(data.get("currency") or ""))

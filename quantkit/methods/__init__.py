@@ -58,7 +58,7 @@ def _load(name: str) -> Method:
     try:
         method = entry.load()
     except Exception as error:  # another package's code can fail in any way
-        raise MethodError(f"{where} cannot be loaded: {error}; mend or uninstall it") from error
+        raise MethodError(f"{where} cannot be loaded: {error}; fix or uninstall it") from error
     if not isinstance(method, Method):
         raise MethodError(f"{where} is not a quantkit.methods.contract.Method")
     return method

@@ -114,7 +114,7 @@ AWQ_GPTQ = Method(
 
 
 def candidates(mean_abs: torch.Tensor, weight_abs: torch.Tensor) -> list[torch.Tensor]:
-    """Scales to try; the first is no scaling at all."""
+    """Scales to try; the first does not scale."""
     import torch
 
     inputs = mean_abs.clamp(min=1e-6 * mean_abs.max().clamp(min=1e-30))

@@ -171,7 +171,7 @@ def _by_linear(rows: torch.Tensor, heights: list[int]) -> torch.Tensor:
 
 
 GPTQ = Method(
-    "round column by column, let the rest make up for the error",
+    "round column by column, compensating the error in the rest",
     "GPTQ rounds a layer column by column, and lets the columns still to come make up for the "
     "error, judged by the inputs that the layer sees.",
     ColumnByColumn(),

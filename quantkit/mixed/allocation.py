@@ -75,7 +75,7 @@ def _options(costs: Sequence[float | None], sizes: Sequence[int | None]) -> list
     """What a unit can have, in the order of size, without what is larger and no better."""
     pairs = enumerate(zip(costs, sizes, strict=True))
     known = [(place, s, c) for place, (c, s) in pairs if s is not None and c is not None]
-    assert known, "a unit without any format"
+    assert known, "a unit has no format"
     kept: list[_Option] = []
     for option in sorted(known, key=lambda o: (o[1], o[2])):
         if not kept or option[2] < kept[-1][2]:

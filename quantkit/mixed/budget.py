@@ -184,7 +184,7 @@ def _too_small(table: Table, budget: Budget, target: Target, smallest: int) -> H
     made = target.recipe(table, choice, budget.label, "smallest")
     size = target.file_bytes(made)
     return HardwareError(
-        f"{budget.told} are too few for {table.model} in {', '.join(table.formats[:-1])}: the "
+        f"{budget.told} are not enough for {table.model} in {', '.join(table.formats[:-1])}: the "
         f"smallest that works is {bits:.3f} bits per weight, {gib(size)} ({size} bytes) of files"
     )
 
@@ -217,7 +217,7 @@ def comments(choice: Choice) -> list[str]:
         f"{table.calibration}:",
         f"{choice.bits:.3f} bits per weight, {cost} {found.cost:.3g}"
         + (" nats per token" if weighted else "")
-        + f", at most {found.gap:.1%} from the best there is.",
+        + f", at most {found.gap:.1%} from the optimum.",
         "Weights by format: "
         + ", ".join(f"{name} {n / total:.1%}" for name, n in choice.counts.items())
         + ".",

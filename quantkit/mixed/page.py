@@ -39,7 +39,7 @@ def render(found: Table, chosen: Allocation | None = None) -> str:
     """The whole page; the chosen point is marked."""
     cost = "Predicted KL" if found.is_weighted else "Relative error"
     sections = [
-        Section("What a bit buys", [_curve(found, chosen, cost)]),
+        Section("What each bit gains", [_curve(found, chosen, cost)]),
         Section("Units by formats", [_map(found, cost)]),
         Section("Numbers", [_numbers(found, chosen)]),
     ]
@@ -51,8 +51,8 @@ def render(found: Table, chosen: Allocation | None = None) -> str:
             f"What each of {len(found.units)} units costs in each of {len(found.formats)} formats, "
             f"from {found.n_tokens:,} tokens of {found.calibration}."
         ),
-        top=[notices("To know before reading on", _warnings(found)), facts(_facts(found))],
-        footer=f"Written by quantkit {__version__}. Nothing on this page is loaded from elsewhere.",
+        top=[notices("Read this first", _warnings(found)), facts(_facts(found))],
+        footer=f"Written by quantkit {__version__}. This page loads nothing from the network.",
     )
 
 
@@ -67,7 +67,7 @@ def _facts(found: Table) -> list[Fact]:
         Fact(str(len(found.units)), "units"),
         Fact(str(len(found.formats)), "formats"),
         Fact(f"{found.n_weights:,}", "weights in units"),
-        Fact(gib(found.other_bytes), "in 16 bits whatever is chosen"),
+        Fact(gib(found.other_bytes), "always in 16 bits"),
         Fact(duration(found.seconds), "to measure"),
     ]
 

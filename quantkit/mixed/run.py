@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from quantkit.mixed.rounding import AnyCandidate
 
 PAGE = "sensitivity.html"
-NO_DATA = (
-    "formats are chosen by what they cost on data: give --calibration, a set's name or a text file"
-)
+NO_DATA = "choosing formats needs calibration data: give --calibration, a set's name or a text file"
 
 
 @dataclass(frozen=True)

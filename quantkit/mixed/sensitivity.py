@@ -244,8 +244,8 @@ def measure(
     quantize_blocks(wanted, "always" if job.on_host else run.offload)
     if watch.probe.is_lost:
         run.progress.note(
-            "warning: this family's blocks hand on more than hidden states, so that units could "
-            "not be changed one at a time; errors are relative to each unit's own output"
+            "warning: this family's blocks pass more than hidden states, so units could not be "
+            "changed one at a time; errors are relative to each unit's own output"
         )
     if layout is not None:
         weights = {n: TensorSpec(n, "BF16", t.shape) for n, t in files.tensors(layout).items()}

@@ -28,7 +28,7 @@ EXPERT = re.compile(r"(?:^|\.)experts\.\d+\.")
 ROUTERS = ("gate", "router", "wg")
 """Parts of the names of what chooses experts."""
 SMALL = "a small projection, which serving engines keep in 16 bits"
-BEFORE_0_28 = "it stands beside a short convolution, and vLLM before 0.28 builds it in 16 bits only"
+BEFORE_0_28 = "it is next to a short convolution, and vLLM before 0.28 builds it in 16 bits only"
 STREAMS = "it mixes the model's parallel streams (AltUp): a few columns"
 KEPT = {
     "shared_expert_gate": "it weighs the shared expert, and serving engines keep it in 16 bits",
@@ -329,7 +329,7 @@ def find_routers(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[s
         found_routers = named or [m for m, shape in beside if shape[0] == n_experts]
         if not found_routers:
             raise SourceError(
-                f"{folder}: {block} has {n_experts} experts, but nothing beside them is called "
+                f"{folder}: {block} has {n_experts} experts, but no module next to them is called "
                 f"{' or '.join(ROUTERS)} or has {n_experts} rows: quantkit finds no router there"
             )
         routers += found_routers
@@ -343,8 +343,8 @@ def _without_linears(model: Any) -> str:
     for name, module in blocks.named_modules():
         if getattr(getattr(module, "weight", None), "ndim", 0) == 2:
             return (
-                f"the blocks of {named} have {type(module).__name__} in place of Linear layers "
-                f"({prefix}.{name}), whose weights lie transposed, and vLLM loads those in 16 bits "
+                f"the blocks of {named} have {type(module).__name__} instead of Linear layers "
+                f"({prefix}.{name}), whose weights are transposed, and vLLM loads those in 16 bits "
                 "only; serve it unquantised, or take a model of Linear layers"
             )
     return (

@@ -314,7 +314,8 @@ def _gptq(
     num_bits = 32 * zeros.shape[1] // rows
     if num_bits not in (2, 4, 8):
         raise SourceError(
-            f"{tensor.file.parent}: {tensor.name} has {num_bits} bits a weight; quantkit reads 2, "
+            f"{tensor.file.parent}: {tensor.name} has {num_bits} bits per weight; quantkit reads "
+            "2, "
             "4 and 8 in this format"
         )
     columns = tensor.shape[0] * 32 // num_bits

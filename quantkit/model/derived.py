@@ -18,7 +18,7 @@ Compute = Callable[[Sequence["torch.Tensor"]], "torch.Tensor"]
 
 
 def _nothing(parents: Sequence["torch.Tensor"]) -> "torch.Tensor":
-    raise AssertionError("a derived tensor knows how it is computed")
+    raise AssertionError("a derived tensor must know how it is computed")
 
 
 @dataclass(frozen=True)

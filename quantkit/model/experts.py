@@ -105,7 +105,7 @@ class Experts(nn.Module):
             self.add_module(str(index), Expert(experts))
         self.is_watched = False
         self.real: torch.Tensor | None = None
-        """While watched, the places of tokens that are no padding; None where all are."""
+        """While watched, the places of tokens that are not padding; None where all are."""
 
     def forward(self, *values: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
         given = dict(zip(self._arguments, values, strict=False)) | named

@@ -67,7 +67,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             length = int.from_bytes(prefix, "little")
             if len(prefix) < 8 or length > min(MAX_HEADER_BYTES, size - 8):
                 raise ShardError(
-                    f"{path} is no safetensors file or is truncated: it has {size} bytes; "
+                    f"{path} is not a safetensors file or is truncated: it has {size} bytes; "
                     "copy or download it again"
                 )
             raw = stream.read(length)
@@ -97,11 +97,11 @@ def _parse(raw: bytes) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) != len(pairs):
-            raise ValueError("a key stands in it twice")
+            raise ValueError("a key occurs twice")
         return result
 
     def refuse(text: str) -> Any:
-        raise ValueError(f"{text} is no number here")
+        raise ValueError(f"{text} is not a number here")
 
     def natural(text: str) -> int:
         return refuse(text) if text.startswith("-") else int(text)
@@ -113,9 +113,9 @@ def _parse(raw: bytes) -> dict[str, Any]:
         raise ValueError("it is not a JSON object")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(type(v) is str for v in metadata.values()):
-        raise ValueError("its metadata must be texts by name")
+        raise ValueError("its metadata must map names to text")
     for name in header:
-        name.encode("utf-8")  # lone surrogates are no text
+        name.encode("utf-8")  # lone surrogates are not text
     return header
 
 
@@ -127,8 +127,8 @@ def _entry(path: Path, name: str, base: int, value: Any) -> StoredTensor:
         raise ValueError(f"{name} has an impossible shape or offset")
     for n in range(len(shape) + 1):
         if math.prod(shape[:n]) * ITEM_BYTES[dtype] >= 1 << 63:
-            raise ValueError(f"{name} has a shape beyond all files")
+            raise ValueError(f"{name} has an impossibly large shape")
     tensor = StoredTensor(name, dtype, tuple(shape), path, base + start)
     if tensor.size_bytes != stop - start:
-        raise ValueError(f"{name} has {stop - start} bytes where its shape needs another number")
+        raise ValueError(f"{name} has {stop - start} bytes, which does not match its shape")
     return tensor

@@ -194,9 +194,9 @@ class _Resolver:
             example = next(iter(entry.by_pattern.values()))[0]
             shape = list(self.names[example])
             raise SourceError(
-                f"{module} is a mixture of experts of an unknown layout ({example} {shape}); "
-                "quantkit takes experts stored one by one, or all of them with gate and up above "
-                "each other or side by side: save the model anew with save_pretrained"
+                f"{module} stores its experts in an unknown layout ({example} {shape}); "
+                "quantkit reads experts stored one by one, or fused with gate and up stacked or "
+                "side by side: save the model again with save_pretrained"
             )
         for layer, names in zip(layers, found, strict=True):
             for index, name in enumerate(names):

@@ -41,8 +41,8 @@ def skeleton(
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         if "trust_remote_code" in str(error):
             raise SourceError(
-                f"{folder} brings code of its own, which quantkit does not run; read it, and give "
-                "--trust-remote-code if you trust it"
+                f"{folder} ships its own code, which quantkit does not run by default; read it, "
+                "then give --trust-remote-code if you trust it"
             ) from error
         raise SourceError(
             f"transformers cannot build the model that {folder / 'config.json'} describes: {reason}"
@@ -60,7 +60,7 @@ def require_countable(folder: Path) -> None:
             if COUNTED.search(key) and isinstance(value, int) and value > MOST_MODULES:
                 raise SourceError(
                     f"{folder / 'config.json'}: {key} is {value:,}, and no model has more than "
-                    f"{MOST_MODULES:,}; take the config that the model came with"
+                    f"{MOST_MODULES:,}; use the model's original config"
                 )
 
 

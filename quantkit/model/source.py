@@ -150,7 +150,7 @@ def _refuse_links(folder: Path) -> None:
     for path in side_files(folder):
         if path.is_symlink() and not path.resolve().is_relative_to(home):
             raise SourceError(
-                f"{path} is a link to a place outside of {folder}; put the file itself there, or "
+                f"{path} is a link to outside {folder}; put the file itself there, or "
                 "remove the link"
             )
 
@@ -169,9 +169,7 @@ def hub_file(name: str) -> Path | None:
         return folder / found[0]
     what = "several GGUF files" if found else "no GGUF file"
     there = f"; there are: {', '.join(files[:8])}" if files else ""
-    raise SourceError(
-        f"{repo} has {what} with {kind} in the name{there}; name one of them by more of its name"
-    )
+    raise SourceError(f"{repo} has {what} with {kind} in the name{there}; give more of the name")
 
 
 def placed(name: str | Path) -> Path:
@@ -228,7 +226,7 @@ def _download(
     """The snapshot of a hub model, and its commit; with `patterns`, only such files."""
     for word in (name, revision or "main"):
         if not HUB_NAME.fullmatch(word) or ".." in word:
-            raise SourceError(f"{word!r} is no model or revision in the hub; check the name")
+            raise SourceError(f"{word!r} is not a model or revision in the hub; check the name")
     if _is_offline() and not _cache_of(name).is_dir():  # importing the library takes a second
         raise _not_here(name)
     from huggingface_hub import snapshot_download
@@ -314,11 +312,11 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_kind(config: Mapping[str, Any], folder: Path, trust_remote_code: bool = False) -> None:
-    """Refuse what is no plain decoder, or is quantised already."""
+    """Refuse what is not a plain decoder, or is quantised already."""
     if method := method_of(config):
         raise SourceError(
-            f"{folder} is quantised already ({method}); give the original model, since a second "
-            "rounding adds to the error, or --requantize to start from what its numbers stand for"
+            f"{folder} is already quantised ({method}); give the original model, since a second "
+            "rounding adds to the error, or --requantize to start from the dequantised values"
         )
     named = config.get("architectures") or []
     architectures = [str(a) for a in (named if isinstance(named, list) else [named])]
@@ -328,13 +326,13 @@ def check_kind(config: Mapping[str, Any], folder: Path, trust_remote_code: bool 
         for a in architectures
     ):
         raise SourceError(
-            f"{folder} is of an unsupported kind ({kind}); quantkit takes decoders that write "
-            "text, alone (…ForCausalLM) or behind a tower (…ForConditionalGeneration)"
+            f"{folder} has an unsupported architecture ({kind}); quantkit supports decoders that "
+            "generate text, alone (…ForCausalLM) or with a tower (…ForConditionalGeneration)"
         )
     if config.get("auto_map") and not trust_remote_code and not _is_native(config):
         raise SourceError(
-            f"{folder} brings its own modelling code; "
-            "read it, then allow it with --trust-remote-code"
+            f"{folder} ships its own modelling code; read it, then allow it with "
+            "--trust-remote-code"
         )
 
 
@@ -384,7 +382,7 @@ def _shard_files(folder: Path) -> dict[str, list[str] | None]:
                 assert names is not None
                 names.append(name)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise SourceError(f"{index} is no valid index: {error}") from error
+            raise SourceError(f"{index} is not a valid index: {error}") from error
         for file in files:
             if not (folder / file).is_file():
                 raise SourceError(f"{index} names {file}, which is missing; download it again")

@@ -31,7 +31,7 @@ def e4m3_of(code):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def power_of(code):  # type: ignore[no-untyped-def]
-    """The power of two that a scale of MX means; code 0 is no normal float32."""
+    """The power of two that a scale of MX means; code 0 is not a normal float32."""
     bits = tl.where(code == 0, 0x00400000, code << 23)
     return bits.to(tl.float32, bitcast=True)
 

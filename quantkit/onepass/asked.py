@@ -36,13 +36,13 @@ def check_learning(
     learning = [r for r in recipes if r not in files and r.needs_calibration]
     if learning and not calibrated:
         raise DataError(
-            f"recipe {learning[0].name} learns from data: give --calibration, a set's name "
+            f"recipe {learning[0].name} needs calibration data: give --calibration, a set's name "
             f"({', '.join(resources.names('calibration'))}) or a text file"
         )
     if imatrix is not None and not files:
-        raise RecipeError("--imatrix is for GGUF recipes, and none was asked for")
+        raise RecipeError("--imatrix is for GGUF recipes, and none was given")
     if imatrix is not None and not imatrix.is_file():
-        what = "it is no file" if imatrix.exists() else "No such file or directory"
+        what = "not a file" if imatrix.exists() else "No such file or directory"
         raise DataError(f"cannot read {imatrix}: {what}")
     if engine != NATIVE and files:
         raise RecipeError(f"engine {engine} makes no GGUF files; use --engine native")
@@ -52,7 +52,7 @@ def refuse_twice(recipes: Sequence[AnyRecipe]) -> None:
     """Two recipes of one name would share a folder."""
     names = [recipe.name for recipe in recipes]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise RecipeError(f"recipe {min(twice)} was asked for twice")
+        raise RecipeError(f"recipe {min(twice)} is given twice")
 
 
 def require_least_space(source: ModelSource, recipes: Sequence[AnyRecipe], out: Path) -> None:

@@ -192,7 +192,7 @@ def require_finite(tensor: StoredTensor, values: torch.Tensor) -> None:
     if not torch.stack(values.aminmax()).isfinite().all():
         raise SourceError(
             f"{tensor.name} in {tensor.file} holds NaN or infinity; "
-            "the source is damaged, get it again"
+            "the source is damaged; download it again"
         )
 
 

@@ -83,8 +83,8 @@ def compare(
             # As bytes: NaN is a fault of its own, found when the tensor is copied.
             copies = [t.reshape(-1).view(torch.uint8) for t in (original, made.cpu())]
             if original.shape != made.shape or not torch.equal(*copies):
-                problems.append(f"{spec.name} was changed without a word")
-    problems += [f"{name} has no place in the plan" for name in state if name not in plan.names]
+                problems.append(f"{spec.name} changed silently")
+    problems += [f"{name} is not in the plan" for name in state if name not in plan.names]
     if problems:
         rest = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         raise MethodError(

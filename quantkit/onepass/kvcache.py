@@ -130,7 +130,7 @@ def scales(
     found = {}
     for attention in observer.attentions:
         if attention not in observer.keys:
-            raise MethodError(f"{name_of(attention)} puts no keys and values into a cache")
+            raise MethodError(f"{name_of(attention)} does not use a KV cache")
         keys, values = observer.keys[attention], observer.values[attention]
         projection = result.linears.get(f"{attention}.v_proj")
         if projection is not None and projection.out_scale is not None:
@@ -138,7 +138,7 @@ def scales(
         for kind, largest in (("k", keys), ("v", values)):
             if largest.numel() % shape[0]:
                 raise MethodError(
-                    f"{name_of(attention)} has heads that the config does not tell of; use +kv-fp8"
+                    f"{name_of(attention)} has heads that the config does not list; use +kv-fp8"
                 )
             top = largest.view(shape[0], -1).amax(1).to(dtype).view(shape)
             if not top.isfinite().all():

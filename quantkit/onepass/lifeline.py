@@ -19,7 +19,7 @@ from quantkit.errors import QuantkitError, RankLost
 CONNECT_SECONDS = 300.0
 """For all ranks to come; some read their libraries from a slow disk."""
 KEY = "quantkit/lifeline"
-KEPT = "what is finished is kept: run the same command again to go on"
+KEPT = "finished work is kept: run the same command again to resume"
 MAX_LINE_BYTES = 4000
 SLEEP_SECONDS = (0.0002, 0.02)
 """Between two looks: at first, and at last."""
@@ -81,7 +81,7 @@ class Lifeline:
                         continue
                     raise RankLost(
                         f"only {len(self._lines) + 1} of {self.size} ranks came within "
-                        f"{CONNECT_SECONDS:.0f} s; look for what the others said"
+                        f"{CONNECT_SECONDS:.0f} s; see the output of the others"
                     ) from None
                 except OSError:  # a stranger who went away again
                     continue
@@ -119,7 +119,7 @@ class Lifeline:
                     expected = other in self._done or self.lost is not None
                 if not expected:
                     self.first_is_gone = other == 0
-                    self._learn(f"rank {other} ended before its work was done; {KEPT}")
+                    self._learn(f"rank {other} ended early; {KEPT}")
                 return
 
     def _learn(self, sentence: str) -> None:

@@ -74,8 +74,8 @@ def check(recipes: Sequence[Recipe], device: torch.device, progress: Progress) -
             )
         if recipe.kv_cache is not None:
             raise RecipeError(
-                f"recipe {recipe.name}: the engine llmcompressor makes no scales for a KV cache "
-                "here; use --engine native"
+                f"recipe {recipe.name}: the engine llmcompressor makes no KV cache scales here; "
+                "use --engine native"
             )
         method = methods.find(recipe.method)
         if not method.modifiers:
@@ -166,7 +166,7 @@ def carry_out(
     except Exception as error:  # whatever goes wrong in somebody else's code
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise MethodError(
-            f"llm-compressor {version()} could not carry out {plan.recipe.name}: {reason}"
+            f"llm-compressor {version()} failed at {plan.recipe.name}: {reason}"
         ) from error
     finally:
         gc.collect()  # the next recipe loads the model again

@@ -99,8 +99,8 @@ def quantize_blocks(wanted: Pass, offload: str = "auto") -> list[CalibratedOutco
     if passed is None:  # outside of the handler, whose traceback would hold on to the memory
         progress.finish()
         progress.note(
-            f"{device} ran out of memory; going on with hidden states in host memory, which "
-            "changes nothing in the result"
+            f"{device} ran out of memory; continuing with hidden states in host memory, with the "
+            "same result"
         )
         if importance is not None:
             importance.forget()
@@ -131,8 +131,8 @@ def quantize_blocks(wanted: Pass, offload: str = "auto") -> list[CalibratedOutco
         _check_fallbacks(plan, outcome)
         if plan.recipe.smooths and not outcome.scales:
             progress.note(
-                f"warning: {plan.recipe.name} found nothing to fold scales into in this model: no "
-                "norm or projection feeds its layers alone; it is its rounding without the scales"
+                f"warning: {plan.recipe.name} cannot fold scales in this model: no norm or "
+                "projection feeds its layers alone; it only rounds"
             )
     return outcomes
 
@@ -150,7 +150,7 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
     _require_blocks_only(decoder, plans)
     if ranks.size > 1 and (tuned := [p.recipe.name for p in plans if p.recipe.tuning_steps]):
         raise RecipeError(
-            f"recipe {tuned[0]} tunes blocks by gradients, which one process does; start it "
+            f"recipe {tuned[0]} tunes blocks by gradients, which needs a single process; run it "
             "without torchrun, or take a recipe without `tune`, and leave out --tune"
         )
     calibration = calibration.longest_first()
@@ -201,8 +201,8 @@ def _begin(
     if calibration.pictures:
         if ranks.size > 1:
             raise HardwareError(
-                f"{calibration.name} has images, which quantkit looks at in one process only; call "
-                "it without torchrun"
+                f"{calibration.name} has images, which need a single process; run it without "
+                "torchrun"
             )
         usual = 1  # images of a sample, however many, go through the model by themselves
     mine = calibration.share(ranks.rank, ranks.size)
@@ -214,8 +214,8 @@ def _begin(
     )
     if ranks.size > 1 and any(call.carried or call.shared for call in calls):
         raise HardwareError(
-            f"{type(decoder.model).__name__} hands more than hidden states from block to block, "
-            "which quantkit follows in one process only; call it without torchrun"
+            f"{type(decoder.model).__name__} passes more than hidden states between blocks, which "
+            "needs a single process; run it without torchrun"
         )
     states = HiddenStates(hidden if len(mine.ids) else [], decoder.device)
     padding = Padding.of(calibration, usual, decoder.device)
@@ -324,8 +324,8 @@ def _require_blocks_only(decoder: Decoder, plans: Sequence[Plan]) -> None:
         ]
         if outside:
             raise RecipeError(
-                f"recipe {plan.recipe.name}: {outside[0]} lies outside the decoder blocks, where "
-                "calibrated methods do not reach; put it into `ignore`"
+                f"recipe {plan.recipe.name}: {outside[0]} is outside the decoder blocks, where "
+                "calibrated methods do not apply; put it into `ignore`"
             )
 
 
@@ -334,6 +334,6 @@ def _check_fallbacks(plan: Plan, outcome: CalibratedOutcome) -> None:
     if len(fallen) > MAX_FALLBACK_SHARE * len(outcome.layers):
         raise MethodError(
             f"recipe {plan.recipe.name}: {len(fallen)} of {len(outcome.layers)} layers could only "
-            f"be rounded to nearest, {fallen[0]} first: their inputs are zero or do not factor; "
+            f"be rounded to nearest, {fallen[0]} first: their inputs are zero or singular; "
             "calibrate on other or more text"
         )

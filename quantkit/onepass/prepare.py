@@ -173,7 +173,7 @@ def prepare(
     force, progress = run.force, run.progress
     if engine != NATIVE and ranks.size > 1:
         raise HardwareError(
-            f"engine {engine} works in one process, not in {ranks.size}; call it without torchrun"
+            f"engine {engine} works in one process, not in {ranks.size}; run it without torchrun"
         )
     if run.offload not in OFFLOAD:
         raise UnknownName("offload mode", run.offload, OFFLOAD)
@@ -268,7 +268,9 @@ def _architecture(source: ModelSource, progress: Progress) -> Architecture:
     if not architecture.routers:
         refuse_experts(source.config, source.folder, "but quantkit finds no experts in it")
     for name in architecture.check(source):
-        progress.note(f"{name} is not part of the model as its config tells; it is copied as it is")
+        progress.note(
+            f"{name} is not part of the model that the config describes; it is copied unchanged"
+        )
     planning.check_tied(source, architecture)
     return architecture
 

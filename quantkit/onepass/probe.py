@@ -17,7 +17,7 @@ from quantkit.plan.checkpoint import Plan
 from quantkit.progress import Progress
 
 NOISE = 5
-"""Calibration tokens that are this near to guessing are no text."""
+"""Calibration tokens that are this near to guessing are not text."""
 WORSE = 1.5
 """Times the source's perplexity from which a recipe's own is worth a word."""
 SURPRISE_SAMPLES = 2
@@ -79,8 +79,8 @@ def perplexity(
     if found is not None and found > guessing / NOISE:
         progress.note(
             f"warning: the model's perplexity on the calibration tokens is {found:,.0f}, "
-            f"where guessing has {guessing:,.0f}: they look like noise to it; are they text, and "
-            "of its own tokenizer?"
+            f"where guessing has {guessing:,.0f}: they look like noise; are they text, tokenised "
+            "by this model's tokenizer?"
         )
     return found
 
@@ -98,7 +98,7 @@ def hold_against(
         if source is not None and found is not None and found > WORSE * source:
             progress.note(
                 f"warning: recipe {name} raises the perplexity of its own calibration tokens from "
-                f"{source:,.1f} to {found:,.1f}; score it before anybody is served with it"
+                f"{source:,.1f} to {found:,.1f}; score it before you serve it"
             )
 
 

@@ -47,7 +47,7 @@ class Ranks:
         """Replace tensors by their sums over all ranks."""
 
     def max_(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replace tensors by their maxima over all ranks; what is no number becomes infinite."""
+        """Replace tensors by their maxima over all ranks; what is not a number becomes infinite."""
 
     def part(self) -> None:
         """Nothing more is shared: the first goes on alone, and the others have done their work."""

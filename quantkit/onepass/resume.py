@@ -62,7 +62,7 @@ def finished(keys: Mapping[Path, Key], force: bool, progress: Progress) -> dict[
         if left != key:
             refuse_existing(target, force)
         found[target] = Checkpoint.open(target)
-        progress.note(f"{target.name}: taken up as it was finished before")
+        progress.note(f"{target.name}: already finished, resumed")
     return found
 
 

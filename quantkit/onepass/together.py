@@ -91,7 +91,7 @@ def own_device(place: launch.Place, name: str) -> torch.device:
         name = f"cuda:{place.local_rank}"
     elif place.size > 1 and name.startswith("cuda:"):
         raise HardwareError(
-            f"--device {name} is one GPU, and {place.size} ranks want one each; leave --device out"
+            f"--device {name} is one GPU, and {place.size} ranks need one each; leave --device out"
         )
     return devices.choose(name)
 
@@ -138,7 +138,7 @@ class Together(Ranks):
 
     def _finish(self, work: Any) -> None:
         try:
-            self.line.wait(work.is_completed, PATIENCE_SECONDS, "to add up or share their results")
+            self.line.wait(work.is_completed, PATIENCE_SECONDS, "to exchange results")
             work.wait()
         except RuntimeError as error:
             sentence = self.line.news(NEWS_SECONDS)

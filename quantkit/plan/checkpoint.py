@@ -183,7 +183,7 @@ def _kv_scales(
     n_heads = architecture.n_kv_heads if recipe.kv_cache.strategy == "attn_head" else None
     specs = [s for name in architecture.attentions for s in formats.kv_specs(name, dtype, n_heads)]
     if taken := {spec.name for spec in specs} & {spec.name for spec in stored}:
-        raise RecipeError(f"recipe {recipe.name}: the source has a {min(taken)} of its own")
+        raise RecipeError(f"recipe {recipe.name}: the source already has a {min(taken)}")
     return specs
 
 
@@ -193,8 +193,8 @@ def _check_head(recipe: Recipe, architecture: Architecture, modules: list[str]) 
     heads = [name for name in modules if name == architecture.head]
     if not heads:
         raise RecipeError(
-            f"recipe {recipe.name}: this model's {HEAD} has no weight of its own but shares the "
-            "embedding's, which stays in 16 bits; leave out +head-int8"
+            f"recipe {recipe.name}: this model's {HEAD} shares the embedding's weight, which stays "
+            "in 16 bits; leave out +head-int8"
         )
     if recipe.part(heads[0]).weights == recipe.weights:
         raise RecipeError(

@@ -73,7 +73,7 @@ class Server(Endpoint):
             tokens = [[int(token.removeprefix(ID)) for token in row] for row in named]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise EngineError(
-                f"{self.url} does not tell the ids and log-probabilities of what it generates; "
-                "a server is needed that does, such as vLLM"
+                f"{self.url} does not return the ids and log-probabilities of what it generates; "
+                "use a server that does, such as vLLM"
             ) from error
         return tokens, told, texts

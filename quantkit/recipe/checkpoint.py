@@ -121,7 +121,7 @@ class Recipe(Named):
             try:
                 re.compile(pattern.removeprefix("re:") if pattern.startswith("re:") else "")
             except re.error as error:
-                raise ValueError(f"'{pattern}' is no valid pattern: {error}") from error
+                raise ValueError(f"'{pattern}' is not a valid pattern: {error}") from error
         return patterns
 
     @field_validator("options")
@@ -142,7 +142,7 @@ class Recipe(Named):
         path = resources.find("recipes", name)
         data = files.content(path)
         if "gguf" in data:
-            raise RecipeError(f"recipe {name} makes a GGUF file, which does not belong here")
+            raise RecipeError(f"recipe {name} makes a GGUF file, which is not supported here")
         return cls.validated({"name": path.stem, **data}, path)
 
     def plus(self, addition: str) -> "Recipe":
@@ -159,7 +159,7 @@ class Recipe(Named):
             }
         else:
             if self.kv_cache is not None:
-                raise RecipeError(f"recipe {self.name} has an FP8 KV cache already")
+                raise RecipeError(f"recipe {self.name} already has an FP8 KV cache")
             added = {
                 "summary": f"{self.name} with an FP8 KV cache, whose scales come from calibration",
                 "kv_cache": files.KV_CACHES[addition],
@@ -296,7 +296,7 @@ class Recipe(Named):
         """What the recipe does, in words."""
         inputs = self.input_activations
         activations = f"Activations: {inputs.words()}" if inputs else "Activations stay in 16 bits"
-        cache = "in the engine's own type; +kv-fp8 behind the recipe's name makes it FP8"
+        cache = "in the engine's own type; append +kv-fp8 to the recipe's name for FP8"
         if self.kv_cache is not None:
             cache = self.kv_cache.words()
         form = "" if self.format == COMPRESSED_TENSORS else f" Files in {self.format} form."
@@ -344,8 +344,8 @@ def _wrong_method(method: str, weights: WeightScheme) -> str:
     if weights.kind in methods.find(method).types:
         return ""
     if weights.kind == "fp4":
-        return f"method {method} rounds to integers; FP4 goes with methods rtn and gptq"
-    return f"method {method} rounds to integers; FP8 goes with method rtn"
+        return f"method {method} rounds to integers; FP4 needs method rtn or gptq"
+    return f"method {method} rounds to integers; FP8 needs method rtn"
 
 
 def _wrong_activations(weights: WeightScheme, activations: ActivationScheme | None) -> str:
@@ -361,16 +361,16 @@ def _wrong_activations(weights: WeightScheme, activations: ActivationScheme | No
     if channel_scales.apply_to(weights, activations):
         if (weights.num_bits, weights.symmetric, weights.group_size) != (4, True, 128):
             return (
-                "FP8 activations go with FP8 weights, or with symmetric 4-bit integers of "
+                "FP8 activations need FP8 weights, or symmetric 4-bit integers of "
                 "group_size 128 (W4AFP8)"
             )
         return "" if activations.strategy == "token" else "W4AFP8 has one scale for each token"
     if (weights.type, weights.num_bits) != (activations.type, 8) or activations.num_bits != 8:
         return "activations need 8-bit weights of the same type"
     if (weights.strategy == "block") != (activations.strategy == "group"):
-        return "weights in blocks go with activations in groups, and only with them"
+        return "block weights need group activations, and the other way round"
     if activations.group_size not in (None, 128):
-        return "activations beside weights in blocks have group_size 128"
+        return "activations with block weights have group_size 128"
     if not weights.symmetric or weights.strategy == "group":
         return "vLLM computes in 8 bits only with symmetric weights and strategy channel or tensor"
     return ""

@@ -9,9 +9,9 @@ from quantkit.specs import read_yaml
 KV_CACHES: dict[str, dict[str, Any]] = {"kv-fp8": {}, "kv-fp8-head": {"strategy": "attn_head"}}
 HEAD = "head-int8"
 ADDITIONS = {
-    "kv-fp8": "keeps keys and values of attention in FP8, with scales from calibration",
-    "kv-fp8-head": "the same with a scale per head, which vLLM runs with FlashAttention",
-    HEAD: "rounds lm_head to 8-bit integers, which no recipe does by itself",
+    "kv-fp8": "KV cache in FP8, with scales from calibration",
+    "kv-fp8-head": "KV cache in FP8 with a scale per head, for FlashAttention in vLLM",
+    HEAD: "also rounds lm_head to 8-bit integers",
 }
 """What can stand behind a recipe's name, after a plus."""
 
@@ -34,5 +34,5 @@ def content(path: Path) -> dict[str, Any]:
     """What a file says, as plain data."""
     data = read_yaml(path, RecipeError)
     if not isinstance(data, dict):
-        raise RecipeError(f"{path} is no recipe: it must be a list of `key: value` lines")
+        raise RecipeError(f"{path} is not a recipe: it must be a list of `key: value` lines")
     return data

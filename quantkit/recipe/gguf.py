@@ -47,7 +47,8 @@ class GGUFRecipe(Named):
         name = str(kind).upper()
         if name not in (*GGUF_TYPES, CONVERTED):
             raise ValueError(
-                f"'{kind}' is no file type of llama.cpp's that we write; {meant(name, GGUF_TYPES)}"
+                f"'{kind}' is not a llama.cpp file type that quantkit writes; "
+                f"{meant(name, GGUF_TYPES)}"
             )
         return name
 
@@ -58,9 +59,11 @@ class GGUFRecipe(Named):
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ValueError(f"'{pattern}' is no valid pattern: {error}") from error
+                raise ValueError(f"'{pattern}' is not a valid pattern: {error}") from error
             if kind.upper() not in BLOCK_TYPES:
-                raise ValueError(f"'{kind}' is no block type; there are: {', '.join(BLOCK_TYPES)}")
+                raise ValueError(
+                    f"'{kind}' is not a block type; choose from: {', '.join(BLOCK_TYPES)}"
+                )
         return {pattern: kind.upper() for pattern, kind in tensors.items()}
 
     def explain(self) -> str:
@@ -69,6 +72,5 @@ class GGUFRecipe(Named):
         return (
             f"One GGUF file of type {self.gguf} for llama.cpp and what is built on it, with types "
             f"chosen tensor by tensor as llama.cpp does{f', but {others}' if others else ''}.\n"
-            "Needs no data; with --calibration or --imatrix errors are weighted by what inputs "
-            "matter."
+            "Needs no data; with --calibration or --imatrix errors are weighted by the inputs."
         )

@@ -21,7 +21,7 @@ def load(name: str) -> AnyRecipe:
     require_addition(addition)
     recipe = load(base)
     if isinstance(recipe, GGUFRecipe):
-        raise RecipeError(f"{addition} does not go with {recipe.name}, a file for llama.cpp")
+        raise RecipeError(f"{addition} cannot be combined with {recipe.name}, a file for llama.cpp")
     return recipe.plus(addition)
 
 

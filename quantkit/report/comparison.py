@@ -64,7 +64,7 @@ class Report:
             if differences := card.settings.differences(baseline.settings):
                 raise ScoreError(
                     f"{card.name} and {baseline.name} were scored with different settings "
-                    f"({', '.join(differences)}); score them alike"
+                    f"({', '.join(differences)}); score them with the same settings"
                 )
         headline = headline_of(baseline)
         return cls(baseline, tuple(sorted(candidates, key=lambda c: decision.loss(c, headline))))
@@ -186,7 +186,7 @@ def _refuse_another(card: Scorecard, baseline: Scorecard) -> None:
 def _taken_for(baseline: Scorecard, candidates: Sequence[Scorecard]) -> list[str]:
     """What readers should know of checkpoints that others made."""
     return [
-        f"{card.name} was not made by quantkit ({card.made.by_others}). No file of it says which "
+        f"{card.name} was not made by quantkit ({card.made.by_others}). Its files do not say which "
         f"model it was made from: it is taken for one of {baseline.name} by architecture and "
         "vocabulary."
         for card in candidates

@@ -143,7 +143,7 @@ def _accuracy(key: str, card: Scorecard, change: AccuracyChange, at_chance: bool
         return Judgement(key, Answer.VOID, reason)
     if at_chance:
         return Judgement(
-            key, Answer.OPEN, f"is not told from guessing even in the source: it {short}"
+            key, Answer.OPEN, f"is no better than guessing even in the source: it {short}"
         )
 
     def answer(times: float) -> Answer:
@@ -206,7 +206,7 @@ def _unpaired(key: str, baseline: Scorecard, card: Scorecard) -> Judgement:
     found = _worst(_answer(best, worst, limit), short)
     if found is not Answer.OPEN:
         return Judgement(key, found)
-    paired = "the answers of both models, paired, would tell more: keep them beside the scores"
+    paired = "the paired answers of both models would narrow it: keep them next to the scores"
     return Judgement(key, found, short or f"{told} by the scores alone; {paired}")
 
 

@@ -75,7 +75,7 @@ class Counted:
             for name, n in pairs
         )
         wanted = " and ".join(f"{getattr(floor, name):,} {name}" for name, _ in pairs)
-        return f"rests on {found}, and {wanted} are the least to judge by"
+        return f"rests on {found}, and a judgement needs at least {wanted}"
 
 
 def judged(

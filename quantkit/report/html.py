@@ -20,7 +20,7 @@ SEARCHABLE = 8
 def render(report: Document, quantkit: str) -> str:
     """The whole page; the same report gives the same bytes."""
     sections = [
-        Section("Which to take", [_reason(report), _table(report)]),
+        Section("Which one to use", [_reason(report), _table(report)]),
         Section("Quality against size", pictures.against_size(report)),
         Section("How fast they serve", speed.parts(report)),
         Section("Is a difference real?", _verdicts(report)),
@@ -36,15 +36,15 @@ def render(report: Document, quantkit: str) -> str:
         [section for section in sections if any(section.parts)],
         kind="Quality report",
         lead=_lead(report),
-        top=[notices("To know before reading on", _warnings(report)), facts(_facts(report))],
-        footer=f"Written by quantkit {quantkit}. Nothing on this page is loaded from elsewhere.",
+        top=[notices("Read this first", _warnings(report)), facts(_facts(report))],
+        footer=f"Written by quantkit {quantkit}. This page loads nothing from the network.",
     )
 
 
 def _lead(report: Document) -> str:
     chosen = report.recommended.name if report.recommended else None
     n = len(report.candidates)
-    what = f"{n} version{'' if n == 1 else 's'} of the model beside the original."
+    what = f"{n} version{'' if n == 1 else 's'} of the model next to the original."
     return f"{what} Recommended: {chosen}." if chosen else f"{what} None is recommended."
 
 
@@ -81,7 +81,7 @@ def _warnings(report: Document) -> list[str]:
     without = [entry.name for entry in report.candidates if not entry.comparisons]
     if without:
         said.append(
-            f"{_listed(without)}: answers one by one are missing, so nothing says whether its "
+            f"{_listed(without)}: the single answers are missing, so it is unknown whether its "
             "differences are real; keep the Parquet files beside the scores."
         )
     return said
@@ -234,7 +234,7 @@ def _how(report: Document) -> list[str | Markup]:
     told = {
         "Tasks": ", ".join(f"{name} (version {v})" for name, v in settings.tasks.items()),
         "Documents": f"the first {settings.limit} of each" if settings.limit else "all",
-        "Examples before a question": "as the task says"
+        "Few-shot examples": "as the task says"
         if settings.num_fewshot is None
         else str(settings.num_fewshot),
         "Window": f"{settings.max_length:,} tokens",

@@ -56,7 +56,7 @@ def against_size(report: Document) -> list[str | Markup]:
             points,
             Axis("GiB in memory" if unit == 1 << 30 else "MiB in memory", digits=2),
             y,
-            front="nothing is both smaller and better",
+            front="no other is both smaller and better",
             note="Bars are 95% intervals of the change against the source. "
             + ("Lower is better." if perplexity else "Higher is better."),
         )
@@ -110,7 +110,7 @@ def divergence(report: Document) -> list[str | Markup]:
         return []
     return [
         "The Kullback-Leibler divergence of each token's prediction from the source's, in nats: "
-        "an average hides the few tokens where a model goes astray.",
+        "an average hides the few tokens where a model diverges.",
         lines(
             "Divergence of the worst tokens",
             series,
@@ -177,15 +177,15 @@ def cost(report: Document) -> list[str | Markup]:
         return []
     return [
         bars(
-            "Time of the run that made it",
+            "Time to quantise",
             [Bar(name, seconds) for name, seconds, _ in told[: 3 * SHOWN]],
             Axis("seconds", digits=1),
-            note="Recipes that were made in one run share its time.",
+            note="Recipes made in one run share its time.",
         ),
         bars(
-            "Most memory that was in use",
+            "Peak memory",
             [Bar(name, peak / (1 << 30)) for name, _, peak in told[: 3 * SHOWN]],
             Axis("GiB", digits=2),
-            note="Of the GPU, or of the host where none was used.",
+            note="On the GPU, or on the host where there was none.",
         ),
     ]

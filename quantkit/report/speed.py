@@ -118,7 +118,7 @@ def parts(report: Document) -> list[str | Markup]:
         Column("Model"),
         Column("Load"),
         Column("Tokens", note="prompt/answer"),
-        Column("Tokens a second", numeric=True, note="of answers"),
+        Column("Tokens per second", numeric=True, note="of answers"),
         Column("First token", numeric=True, note="ms, p50"),
         Column("First token", numeric=True, note="ms, p99"),
         Column("Each token", numeric=True, note="ms, p50"),
@@ -126,7 +126,7 @@ def parts(report: Document) -> list[str | Markup]:
         Column("GPU memory", numeric=True, note="peak"),
         Column("KV cache", numeric=True, note="tokens"),
         Column("Failed", numeric=True),
-        Column("Cost", numeric=True, note="a million tokens"),
+        Column("Cost", numeric=True, note="per million tokens"),
     ]
     shown = [_cells(one) for one in report.speed]
     many = len(shown) > SEARCHABLE
@@ -170,7 +170,7 @@ def _against_quality(report: Document) -> list[Markup]:
         scatter(
             f"{report.headline} against speed, {load}, {workload} tokens",
             points,
-            Axis("output tokens a second"),
+            Axis("output tokens per second"),
             Axis(report.headline),
         )
     ]

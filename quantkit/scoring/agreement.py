@@ -79,11 +79,11 @@ def shape_faults(
     lengths = [*map(len, tokens), *map(len, logprobs)]
     if any(length != n_tokens for length in lengths):
         odd = next(length for length in lengths if length != n_tokens)
-        found.append(f"it was asked for {n_tokens} tokens a prompt and gave {odd}")
+        found.append(f"it was asked for {n_tokens} tokens per prompt and gave {odd}")
     if not _finite(logprobs):
         found.append("it gives log-probabilities that are not finite")
     if texts and not any(text.strip() for text in texts):
-        found.append("it generates nothing but blanks")
+        found.append("it generates only whitespace")
     return found
 
 
@@ -93,7 +93,7 @@ def prompt_faults(logprobs: list[list[float]], asked: Prompts) -> list[str]:
     if told == wanted:
         return []
     return [
-        f"it was asked about {sum(wanted):,} tokens of {len(wanted)} prompts and told of "
+        f"it was asked about {sum(wanted):,} tokens of {len(wanted)} prompts and returned "
         f"{sum(told):,} tokens of {len(told)}"
     ]
 

@@ -144,9 +144,9 @@ def read(path: Path) -> Answers:
             if name in table.column_names or name == "chance"  # files of old have no chance
         }
     except (OSError, ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise ScoreError(f"{path} holds no answers: {error}; score the model again") from error
+        raise ScoreError(f"{path} has no answers: {error}; score the model again") from error
     if missing := [name for name in Outcome.__annotations__ if name not in columns]:
-        raise ScoreError(f"{path} holds no answers: it has no {missing[0]}; score the model again")
+        raise ScoreError(f"{path} has no answers: it has no {missing[0]}; score the model again")
     for name in ("doc_id", "value", "weight", "chance"):
         if columns[name].dtype.kind not in "iufb" or not np.isfinite(columns[name]).all():
             raise ScoreError(f"{path}: {name} is not a number everywhere; score the model again")

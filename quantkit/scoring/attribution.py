@@ -122,7 +122,7 @@ def fault(found: Attribution) -> str | None:
     hint = f"; --prompts {found.prompts_needed} would do" if found.prompts_needed else ""
     return (
         f"{UNDECIDED} with {found.n_tokens:,} positions: their references differ by "
-        f"{found.apart:.4f} nats, and the source would be told apart in {found.power:.0%} of "
+        f"{found.apart:.4f} nats, and the source would be recognised in {found.power:.0%} of "
         f"cases{hint}"
     )
 

@@ -136,19 +136,19 @@ def check() -> None:
     """Refuse where the box does not hold."""
     if sys.platform != "linux":
         raise ScoreError(
-            "code that a model wrote is run on Linux only, which can wall it off; leave out tasks "
+            "code that a model wrote runs in a sandbox, which needs Linux; leave out tasks "
             "such as humaneval and mbpp here"
         )
     found = run(PROBE)
     if not found.passed:
         raise ScoreError(
-            f"the box for code that a model wrote does not hold on this machine ({found.why}); "
+            f"the sandbox for code that a model wrote does not hold on this machine ({found.why}); "
             "leave out tasks such as humaneval and mbpp here"
         )
 
 
 REFUSAL = (
-    "{task} runs code that the model wrote; allow it with --allow-code, which runs it in a box "
+    "{task} runs code that the model wrote; allow it with --allow-code, which runs it in a sandbox "
     "without network and files, or choose another task"
 )
 

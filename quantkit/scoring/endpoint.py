@@ -77,7 +77,7 @@ class Endpoint:
         try:
             parts = urlsplit(url)
             _ = parts.port
-        except ValueError:  # half a pair of brackets, or a port that is no number
+        except ValueError:  # half a pair of brackets, or a port that is not a number
             parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ScoreError(
@@ -258,7 +258,7 @@ class Endpoint:
             text, why = _text(choice["text"]), _text(choice["finish_reason"])
             n_tokens = answer["usage"]["completion_tokens"] if why == "length" else rules.max_new
         except (KeyError, TypeError, ValueError) as error:
-            raise ScoreError(f"{self.url}/completions answered in a form of its own") from error
+            raise ScoreError(f"{self.url}/completions answered in an unknown form") from error
         if why not in ("stop", "length"):
             raise ScoreError(f"{self.url} broke off an answer ({why[:40]}); run again")
         if n_tokens != rules.max_new:
@@ -309,7 +309,7 @@ class Endpoint:
             choices = sorted(answer["choices"], key=lambda choice: choice["index"])
             found = [choice.get("logprobs") for choice in choices]
         except (KeyError, TypeError, AttributeError) as error:
-            raise ScoreError(f"{self.url}/completions answered in a form of its own") from error
+            raise ScoreError(f"{self.url}/completions answered in an unknown form") from error
         if len(found) != n_prompts:
             raise ScoreError(f"{self.url} was sent {n_prompts} prompts and answered {len(found)}")
         return [self._read(logprobs) for logprobs in found]
@@ -348,11 +348,11 @@ class Endpoint:
                 status, content = self._exchange(method, where, body, most_bytes)
             except TimeoutError as error:
                 raise ScoreError(
-                    f"{where} gave no answer within {self._timeout_s:g} s; look whether the server "
-                    "is stuck, or ask less at a time"
+                    f"{where} gave no answer within {self._timeout_s:g} s; check whether the "
+                    "server is stuck, or lower its load"
                 ) from error
             except TooLong as error:
-                raise ScoreError(f"{where} {error}; it is no server of a model") from error
+                raise ScoreError(f"{where} {error}; it is not a model server") from error
             except Unreachable as error:
                 problem = f"cannot be reached ({error})"
                 continue
@@ -363,9 +363,7 @@ class Endpoint:
                 raise ScoreError(f"{where} {problem}; the model's outputs are not finite")
             if status != 429 and status < 500:
                 raise ScoreError(f"{where} {problem}")
-        raise ScoreError(
-            f"{where} {problem}, {tried} times; look at the server's log, then run again"
-        )
+        raise ScoreError(f"{where} {problem}, {tried} times; see the server's log, then run again")
 
     def _exchange(
         self, method: str, url: str, body: Any, most_bytes: int = MOST_BYTES
@@ -400,13 +398,13 @@ class Endpoint:
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise TypeError(f"{value!r:.40} is no text")
+        raise TypeError(f"{value!r:.40} is not text")
     return value
 
 
 def _number(value: Any) -> float:
     if type(value) not in (int, float):
-        raise TypeError(f"{value!r:.40} is no number")
+        raise TypeError(f"{value!r:.40} is not a number")
     return float(value)
 
 
@@ -428,7 +426,7 @@ def _data(where: str, content: bytes) -> Any:
     try:
         return parse_json(content, finite=False)
     except json.JSONDecodeError as error:
-        raise ScoreError(f"{where} answered what is no JSON: {_reason(content)}") from error
+        raise ScoreError(f"{where} did not answer with JSON: {_reason(content)}") from error
     except ValueError as error:
         raise ScoreError(f"{where} answered JSON that cannot be read: {error}") from error
 

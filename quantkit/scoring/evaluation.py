@@ -42,7 +42,7 @@ def read_all(paths: list[Path]) -> list[Evaluation]:
         if path.is_dir():
             inside = sorted(path.glob("*.json"))
             if not inside:
-                raise ScoreError(f"{path} holds no score files")
+                raise ScoreError(f"{path} has no score files")
             files += inside
         else:
             files.append(path)

@@ -125,7 +125,7 @@ def of_file(path: Path, max_new: int = DEFAULT_TOKENS, judge: str | None = None)
         tools.append(list(row.tools))
         judges.append(judging.of_row(record.place, record.value, row.tools, said, judge))
     if not rows:
-        raise DataError(f"{path} holds no prompts: give lines of text, or JSON with messages")
+        raise DataError(f"{path} has no prompts: give lines of text, or JSON with messages")
     return Prompts(
         path.stem,
         tuple(rows),
@@ -142,7 +142,7 @@ def _encoded(row: Any, tools: Any, tokenizer: Any, name: str) -> Sequence[int]:
     if getattr(tokenizer, "chat_template", None) is None:
         raise DataError(
             f"the prompts of {name} are conversations, and the model has no chat template; "
-            "give texts, or a model that is made for chats"
+            "give texts, or a chat model"
         )
     more = {"tools": tools} if tools else {}
     made = tokenizer.apply_chat_template(row, add_generation_prompt=True, return_dict=True, **more)

@@ -79,7 +79,7 @@ class Generator:
         An answer may go on beyond a stop text, where the caller cuts it.
         """
         if not all(prompts):
-            raise ScoreError("a prompt without tokens cannot be answered")
+            raise ScoreError("a prompt has no tokens")
         if self.decoder is not None:
             yield from self.decoder.answers(prompts, rules, text_of)
             return

@@ -57,7 +57,7 @@ def of_row(
     if wanted is None:
         named = fields.get("judge")
         if named is not None and named not in METRICS:
-            raise DataError(f"{place}: judge {named!r} is none of {', '.join(METRICS)}")
+            raise DataError(f"{place}: unknown judge {named!r}; choose from {', '.join(METRICS)}")
         inferred = ((EXACT, "reference"), (REGEX, "regex"), (JSON, "schema"))
         wanted = named or next((kind for kind, name in inferred if name in fields), None)
     if wanted == EXACT:
@@ -107,7 +107,7 @@ def _require_schema(place: str, schema: Any) -> None:
         jsonschema.validators.validator_for(schema).check_schema(schema)
     except (jsonschema.SchemaError, AttributeError, TypeError) as error:
         reason = str(getattr(error, "message", error)).splitlines()[0]
-        raise DataError(f"{place} holds a JSON schema that is none: {reason}") from error
+        raise DataError(f"{place}: invalid JSON schema: {reason}") from error
 
 
 def _fits(value: Any, schema: Any) -> bool:

@@ -111,7 +111,7 @@ class LlamaCpp:
         told = self._complete(before, ["a", CERTAIN], 1 << 20)
         every = {} if told is None else {e["id"]: e["logprob"] for e in told["top_logprobs"]}
         if token not in every:
-            raise ScoreError(f"llama.cpp tells no probability of token {token} of {self.model}")
+            raise ScoreError(f"llama.cpp returns no probability for token {token} of {self.model}")
         return every[token], max(every.values())
 
     def _complete(self, before: list[int], bias: list[Any], n_told: int) -> dict[str, Any] | None:

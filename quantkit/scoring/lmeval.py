@@ -228,7 +228,7 @@ def _inside(path: str) -> tuple[str, ...]:
     members = {m for name in inside for m in _members(index[name])}
     chosen = tuple(sorted(name for name in inside if name not in members))
     if not chosen:
-        raise ScoreError(f"--tasks {path} holds no task: lm-eval's definitions are YAML files")
+        raise ScoreError(f"--tasks {path} has no task: lm-eval's definitions are YAML files")
     FOLDERS.add(str(folder))
     return chosen
 
@@ -293,7 +293,7 @@ def _data_from(folder: Path | None, digest: str | None) -> Iterator[None]:
 
 def _folder_digest(folder: Path) -> str:
     if not folder.is_dir():
-        raise ScoreError(f"--data {folder} is no folder")
+        raise ScoreError(f"--data {folder} is not a folder")
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():

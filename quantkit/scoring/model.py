@@ -191,7 +191,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         if not self._n_kept:
             return ""
         share = "all" if self._n_kept == self._n_asked else f"{self._n_kept / self._n_asked:.0%}"
-        return f"{self._label}: {share} of the answers were kept from before"
+        return f"{self._label}: {share} of the answers come from the cache"
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         self._progress.start(f"score {self._label}", len(requests), "questions")
@@ -341,8 +341,8 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
             write_json(kept, written)
         elif not kept.is_file():
             raise ScoreError(
-                f"the source's own answers to {asked.name} are not known yet; score the source "
-                f"first, or with {self._label} in one command"
+                f"the source's own answers to {asked.name} are missing; score the source first, or "
+                f"together with {self._label} in one command"
             )
         else:
             written = [tuple(tokens) for tokens in json.loads(kept.read_text())]

@@ -178,7 +178,7 @@ def compare_perplexity(
     """
     before, after, length = _aligned("documents", source_nll, candidate_nll, tokens)
     if (length < 0).any() or not length.any():
-        raise ScoreError("documents are compared by their tokens; give the number of each one's")
+        raise ScoreError("documents are compared by their tokens; give the token count of each")
     # The same draws whatever the order of documents and whichever model is called the source.
     order = np.lexsort((before + after, np.abs(after - before), length))
     order = order[length[order] > 0]
@@ -281,7 +281,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def _aligned(what: str, *vectors: ArrayLike) -> list[Floats]:
     arrays = [np.asarray(vector, np.float64) for vector in vectors]
     if any(array.ndim != 1 or array.shape != arrays[0].shape for array in arrays):
-        raise ScoreError(f"the models were not scored on the same {what}; score them alike")
+        raise ScoreError(
+            f"the models were not scored on the same {what}; score them with the same settings"
+        )
     if not arrays[0].size or not all(np.isfinite(array).all() for array in arrays):
         raise ScoreError(f"a comparison needs {what}, with a finite score for each")
     return arrays

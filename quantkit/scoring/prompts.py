@@ -48,7 +48,7 @@ def make(tokenizer: Any, context: int, where: object, n_scored: int = N_SCORED) 
     length = min(SCORED_TOKENS, context - 1)
     if length < GENERATED_FROM + MAX_TOKENS:
         raise DataError(
-            f"{where} has a context of {context} tokens: too short to be asked anything; "
+            f"{where} has a context of {context} tokens: too short for a prompt; "
             f"{GENERATED_FROM + MAX_TOKENS + 1} are needed"
         )
     found: list[list[int]] = []
@@ -58,7 +58,7 @@ def make(tokenizer: Any, context: int, where: object, n_scored: int = N_SCORED) 
             apart = max(1, n_scored // N_GENERATED)
             begun = [ids[:GENERATED_FROM] for ids in found[::apart]][:N_GENERATED]
             return Prompts(begun, MAX_TOKENS, found)
-    raise DataError(f"{where}: its tokenizer makes only {len(found)} prompts of the texts at hand")
+    raise DataError(f"{where}: its tokenizer makes only {len(found)} prompts from the texts here")
 
 
 def _windows(tokenizer: Any, length: int) -> Iterator[list[int]]:

@@ -55,7 +55,7 @@ def of_task(task: str, asked: dict[str, Any], lm: Any, usual: Rules) -> Rules:
     if unknown or given.get("num_beams", 1) != 1:
         name = sorted(unknown)[0] if unknown else "num_beams"
         raise ScoreError(
-            f"task {task} wants answers written with {name}: {given[name]!r}, which is not "
+            f"task {task} sets {name}: {given[name]!r}, which is not "
             f"supported; supported are {', '.join(sorted(SUPPORTED))}"
         )
     end = lm.tok_decode([lm.eot_token_id], skip_special_tokens=False)
@@ -77,7 +77,7 @@ def fitting(task: str, prompt: Sequence[int], rules: Rules, max_length: int) -> 
     room = max_length - rules.max_new
     if room <= 0:
         raise ScoreError(
-            f"task {task} wants answers of {rules.max_new} tokens, and windows have "
+            f"task {task} needs {rules.max_new} tokens for the answer, and the window has "
             f"{max_length}; use a longer --max-length, or another task"
         )
     return tuple(prompt[-room:])

@@ -33,7 +33,7 @@ class Score(Record):
     @classmethod
     def _finite(cls, value: float) -> float:
         if not math.isfinite(value):
-            raise ValueError(f"{value} is no score")
+            raise ValueError(f"{value} is not a score")
         return value
 
 
@@ -201,6 +201,6 @@ class Scorecard(Record):
             raise ScoreError(f"cannot read {path}: {error.strerror}") from error
         except ValidationError as error:
             first = problems(error, cls)[0]
-            raise ScoreError(f"{path} is no score file: {first}") from error
+            raise ScoreError(f"{path} is not a score file: {first}") from error
         except ValueError as error:
-            raise ScoreError(f"{path} is no score file: it is not valid JSON: {error}") from error
+            raise ScoreError(f"{path} is not a score file: not valid JSON: {error}") from error

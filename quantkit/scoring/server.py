@@ -90,8 +90,8 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         self._max_length = _windows(endpoint, max_length)
         if not endpoint.echo_text(PROBE).is_of(self.tok_encode(PROBE)):
             raise ScoreError(
-                f"{endpoint.url} reads a text as other tokens than the tokenizer of "
-                f"{tokenizer.name_or_path}; it serves another model"
+                f"{endpoint.url} tokenises text differently from {tokenizer.name_or_path}; it "
+                "serves another model"
             )
 
     @property
@@ -289,7 +289,7 @@ def _windows(endpoint: "Engine", asked: int | None) -> int:
     """The length of windows: their first token comes on top, and the server adds one of its own."""
     if endpoint.max_model_len is None:
         if asked is None:
-            raise ScoreError(f"{endpoint.url} does not tell its context; give a maximum length")
+            raise ScoreError(f"{endpoint.url} does not report its context; give --max-length")
         return asked
     most = endpoint.max_model_len - 2
     if asked is not None and asked > most:

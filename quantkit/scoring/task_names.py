@@ -1,6 +1,6 @@
 """Whether lm-eval has a task, told from its files alone: importing it takes twenty times as long.
 
-Its definitions are YAML files. A name that no file holds is no task; one that some file holds is
+Its definitions are YAML files. A name that no file holds is not a task; one that some file holds is
 left to lm-eval, which reads them properly.
 """
 
@@ -40,7 +40,7 @@ def unknown(task: str, known: Sequence[str]) -> UnknownName:
     # Most names are too short or too long to be near, which is quick to see.
     likely = [name for name in known if abs(len(name) - len(task)) <= max(2, len(task) // 2)]
     near = difflib.get_close_matches(task, likely, n=3, cutoff=0.6) or USUAL
-    return UnknownName("task", task, near, "All of lm-eval's other tasks work, too.")
+    return UnknownName("task", task, near, "All other lm-eval tasks work too.")
 
 
 def _definitions() -> Path | None:

@@ -138,7 +138,7 @@ def wall_off_calls(libc: ctypes.CDLL, machine: str) -> None:
 def _call(result: int, what: str) -> None:
     if result < 0:
         reason = os.strerror(ctypes.get_errno())
-        raise Breach(f"the system does not give {what}: {reason}")
+        raise Breach(f"the system does not provide {what}: {reason}")
 
 
 def main() -> None:

@@ -86,7 +86,7 @@ def _adapters(text: str, is_gguf: bool) -> list[Adapter]:
     folder = expanded(text)
     if equals or not folder.is_dir():
         raise CheckpointError(
-            f"'{text}' names no adapter; write NAME=DIR, or a folder that holds adapters"
+            f"'{text}' is not an adapter; write NAME=DIR, or a folder of adapters"
         )
     inside = sorted(folder.glob("*.gguf") if is_gguf else _folders(folder))
     if not inside:
@@ -106,20 +106,20 @@ def _adapter(name: str, place: str, is_gguf: bool) -> Adapter:
     if is_gguf:
         if path.suffix != ".gguf" or not path.is_file():
             raise CheckpointError(
-                f"{place} is no GGUF file; llama.cpp takes adapters as such, made by its own "
-                "convert_lora_to_gguf.py"
+                f"{place} is not a GGUF file; llama.cpp needs adapters as GGUF files; convert with "
+                "its convert_lora_to_gguf.py"
             )
         return Adapter(name, str(path), None)
     try:
         rank = parse_json((path / CONFIG).read_bytes())["r"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{place} is no LoRA adapter: no rank in its {CONFIG} ({error})"
+            f"{place} is not a LoRA adapter: no rank in its {CONFIG} ({error})"
         ) from error
     if not isinstance(rank, int) or not 0 < rank <= RANKS[-1]:
         raise CheckpointError(f"{place} has rank {rank}; vLLM takes 1 to {RANKS[-1]}")
     if not any(path.glob("adapter_model.*")):
-        raise CheckpointError(f"{place} is no LoRA adapter: it has no adapter_model.safetensors")
+        raise CheckpointError(f"{place} is not a LoRA adapter: it has no adapter_model.safetensors")
     return Adapter(name, str(path), rank)
 
 

@@ -14,9 +14,7 @@ def check(target: Target, progress: Progress) -> None:
     costs little: the engine finds the files in memory afterwards.
     """
     if not target.has_manifest:
-        progress.note(
-            f"{target.name} has no manifest of quantkit's, so nothing is known to check it by"
-        )
+        progress.note(f"{target.name} has no quantkit manifest to check it by")
         return
     from quantkit.verification.checkpoint import verify
 
@@ -26,6 +24,6 @@ def check(target: Target, progress: Progress) -> None:
         more = len(result.faults) - SHOWN
         rest = f"\n  and {more} more" if more > 0 else ""
         raise CheckpointError(
-            f"{target.folder} is not served, for an engine may load it and answer wrongly; "
+            f"{target.folder} is not served: an engine may load it and answer wrongly; "
             f"`quantkit verify` says more:\n{faults}{rest}"
         )

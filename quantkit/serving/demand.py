@@ -29,7 +29,7 @@ class Demand:
     gpu: GPU
     count: int = 1
     split: Split | None = None
-    """How GPUs share the model; None: every layer is cut over all of them, or what else fits."""
+    """How GPUs share the model; None: tensor parallel over all of them, or what else fits."""
     context: int | None = None
     """None: what the model allows, at most 8,192 tokens, or less where that does not fit."""
     users: int | None = None

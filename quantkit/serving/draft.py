@@ -130,7 +130,7 @@ def _require_own_head(target: Target) -> None:
         return
     if not any(target.shape.config.get(key) for key in OWN_HEADS):
         raise CheckpointError(
-            f"{target.shape.described} brings no layers for drafting (its config has no "
+            f"{target.shape.described} has no layers for drafting (its config has no "
             f"{OWN_HEADS[0]}); take ngram, a small model or eagle:DIR"
         )
 
@@ -138,13 +138,13 @@ def _require_own_head(target: Target) -> None:
 def _head(
     kind: Kind, place: Path, target: Target, n_tokens: int | None, sampling: str | None
 ) -> Draft:
-    """A trained head, which is no model of its own."""
+    """A trained head, which is not a model of its own."""
     if target.is_gguf:
         if kind == "medusa":
             raise CheckpointError("llama.cpp has no Medusa heads; take eagle:FILE.gguf or ngram")
         if place.suffix != ".gguf" or not place.is_file():
             raise CheckpointError(
-                f"{place} is no GGUF file; llama.cpp takes heads as such: eagle:FILE.gguf"
+                f"{place} is not a GGUF file; llama.cpp needs heads as GGUF files: eagle:FILE.gguf"
             )
         # The only kind of head that llama.cpp has.
         return Draft("eagle3", n_tokens or TOKENS["eagle3"], open_target(place))
@@ -154,9 +154,9 @@ def _head(
         size = sum(file.stat().st_size for file in files)
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{place} holds no head for drafting: {error}; {kind}:DIR wants its config and weights"
+            f"{place} has no draft head: {error}; {kind}:DIR needs its config and weights"
         ) from error
     if not isinstance(config, dict) or size == 0:
-        raise CheckpointError(f"{place} holds no head for drafting: no weights beside its config")
+        raise CheckpointError(f"{place} has no draft head: no weights next to its config")
     head = Target(str(place), place.name, None, None, is_gguf=False)
     return Draft(kind, n_tokens or TOKENS[kind], head, size, sampling)

@@ -40,7 +40,7 @@ def check(kind: str, folder: Path, fleet: Fleet, force: bool = False) -> None:
         raise UnknownName("kind of files", kind, KINDS)
     images.check(fleet.image)
     if fleet.image is not None and kind == "grafana":
-        raise EngineError("--image goes with --emit compose or k8s; a dashboard has none")
+        raise EngineError("--image needs --emit compose or k8s; a dashboard has no image")
     if fleet.is_scaled and kind != "k8s":
         raise EngineError(f"--replicas goes with --emit k8s; {kind} has no replicas")
     if folder.exists() and not folder.is_dir():
@@ -65,7 +65,7 @@ def placed(
     for path, text in made.items():
         if not force and path.exists() and path.read_bytes() != text.encode():
             raise StorageError(
-                f"{path} exists already and says something else; use --force to replace it"
+                f"{path} exists already with other content; use --force to replace it"
             )
     return made
 

@@ -52,7 +52,7 @@ def check(image: str | None) -> None:
     """Refuse what names no image."""
     if image is not None and not (IMAGE.fullmatch(image) or TAG.fullmatch(image)):
         raise EngineError(
-            f"'{image}' names no container image; write NAME:TAG, or :TAG for another version of "
+            f"'{image}' is not a container image; write NAME:TAG, or :TAG for another version of "
             "the usual one"
         )
 
@@ -71,8 +71,8 @@ def image_for(plan: Plan, asked: str | None = None) -> str:
     images = VLLM_IMAGES if plan.engine == "vllm" else LLAMA_CPP_IMAGES
     if vendor not in images:
         raise HardwareError(
-            f"there is no image of {plan.engine} for {plan.demand.gpu.name} ({vendor}) to write "
-            "into a file; name one with --image, or serve it without a container"
+            f"there is no default image of {plan.engine} for {plan.demand.gpu.name} ({vendor}); "
+            "name one with --image, or serve it without a container"
         )
     return images[vendor] if asked is None else images[vendor].partition(":")[0] + asked
 

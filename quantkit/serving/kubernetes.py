@@ -37,11 +37,11 @@ def kubernetes(plan: Plan, fleet: Fleet | None = None) -> str:
     folders = ", ".join(_inside_claim(here) for here, _ in box.mounts)
     lines = [
         "kubectl apply -f FILE",
-        f"The model lies in a volume: a PersistentVolumeClaim `{CLAIM}` with {folders}.",
+        f"The model is in a volume: a PersistentVolumeClaim `{CLAIM}` with {folders}.",
     ]
     if fleet.is_scaled:
         documents += [_budget(name, own, fleet), _route(name, own, fleet)]
-        lines.append(f"The route wants a Gateway `{fleet.gateway}` (Gateway API).")
+        lines.append(f"The route needs a Gateway `{fleet.gateway}` (Gateway API).")
         if fleet.most > 1:
             lines.append("The volume must be readable by several nodes (ReadOnlyMany).")
         if fleet.most > fleet.least:

@@ -16,30 +16,30 @@ ALL_LAYERS = "999"
 def flags(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
     """Every flag that follows from the numbers."""
     on_gpu = demand.gpu.vendor != "cpu"
-    yield Flag(("--alias", target.name), "what requests call the model")
+    yield Flag(("--alias", target.name), "the model's name in requests")
     yield Flag(("--host", demand.host), "where it listens: 127.0.0.1 is this machine only")
     yield Flag(("--port", str(demand.port)), "where it listens")
     total = size.context * size.sequences
     cache = ""
     if size.fit is not None:
         cache = f", {gib(size.sequences * size.fit.user_bytes)} in all"
-    yield Flag(("--parallel", str(size.sequences)), "requests at a time, a slot each")
+    yield Flag(("--parallel", str(size.sequences)), "concurrent requests, one slot each")
     slots = "1 slot" if size.sequences == 1 else f"{size.sequences} slots"
     yield Flag(
         ("--ctx-size", str(total)),
-        f"{slots} of {size.context:,} tokens{cache}: memory is set aside at once",
+        f"{slots} of {size.context:,} tokens{cache}: memory is reserved up front",
     )
     yield from _layers(size, on_gpu)
     if (n_gpus := size.split.n_gpus) > 1:
         yield Flag(("--split-mode", "layer"), f"whole layers on each of the {n_gpus} GPUs")
     yield Flag(
         ("--flash-attn", "on" if on_gpu else "auto"),
-        "attention without the large matrix" + ("; a small cache needs it" if on_gpu else ""),
+        "flash attention" + ("; a small cache needs it" if on_gpu else ""),
     )
     if size.kv_bits == 8:
         yield Flag(("--cache-type-k", "q8_0"), "keys in 8 bits: half the memory")
         yield Flag(("--cache-type-v", "q8_0"), "values in 8 bits: half the memory")
-    yield Flag(("--metrics",), "figures for Prometheus at /metrics")
+    yield Flag(("--metrics",), "Prometheus metrics at /metrics")
     for number, adapter in enumerate(demand.adapters):
         why = f"the adapter {adapter.name}: {request(number)} in a request adds it"
         yield Flag(("--lora", adapter.path), why)
@@ -63,7 +63,7 @@ def _layers(size: Size, on_gpu: bool) -> Iterator[Flag]:
     elif size.offload.n_cpu_moe:
         found = size.offload
         why = f"experts of the first {found.n_cpu_moe} of {found.n_layers} layers on the CPU"
-        yield Flag(("--n-gpu-layers", ALL_LAYERS), "every layer on the GPU, but for experts")
+        yield Flag(("--n-gpu-layers", ALL_LAYERS), "every layer on the GPU, except experts")
         yield Flag(("--n-cpu-moe", str(found.n_cpu_moe)), why)
     else:
         found = size.offload
@@ -73,18 +73,18 @@ def _layers(size: Size, on_gpu: bool) -> Iterator[Flag]:
 
 def _draft(draft: Draft, on_gpu: bool) -> Iterator[Flag]:
     why = {
-        "--spec-type": "another model guesses the next tokens",
-        "--model-draft": "the model that guesses",
-        "--spec-draft-n-max": "tokens guessed at a time, at most",
+        "--spec-type": "speculative decoding: a draft model proposes the next tokens",
+        "--model-draft": "the draft model",
+        "--spec-draft-n-max": "most tokens drafted per step",
     }
     if draft.kind == "ngram":
-        why["--spec-type"] = "guesses from what stood after the same words before"
+        why["--spec-type"] = "speculative decoding: drafts by n-gram lookup in the text so far"
     if draft.kind == "mtp":
-        why["--spec-type"] = "the model's own layers for it guess the next tokens"
-    why["--spec-draft-sampling"] = "how the guessing model proposes"
+        why["--spec-type"] = "speculative decoding: the model's own draft layers (MTP)"
+    why["--spec-draft-sampling"] = "how the draft model samples"
     for words in speculation.llama_cpp_flags(
         draft.kind, draft.model, draft.n_tokens, draft.sampling
     ):
         yield Flag(words, why[words[0]])
     if on_gpu and draft.target is not None:
-        yield Flag(("--spec-draft-ngl", ALL_LAYERS), "the guessing model on the GPU too")
+        yield Flag(("--spec-draft-ngl", ALL_LAYERS), "the draft model on the GPU too")

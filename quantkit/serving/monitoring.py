@@ -107,7 +107,7 @@ def _vllm_panels(plan: Plan, targets: Targets) -> list[Panel]:
             "percentunit",
             {"used": f"max(vllm:kv_cache_usage_perc{own})"},
             FULL_CACHE,
-            "Full: requests wait, or are thrown out and computed again.",
+            "When full, requests wait or are preempted and recomputed.",
         ),
         Panel(
             "Requests",
@@ -117,7 +117,7 @@ def _vllm_panels(plan: Plan, targets: Targets) -> list[Panel]:
                 "waiting": f"sum(vllm:num_requests_waiting{own})",
             },
             None,
-            f"At most {plan.size.sequences} run at a time.",
+            f"At most {plan.size.sequences} run at once.",
         ),
         Panel(
             "Time to first token",
@@ -148,7 +148,7 @@ def _vllm_panels(plan: Plan, targets: Targets) -> list[Panel]:
         Panel("Whole request", "s", _quantiles("e2e_request_latency_seconds", own)),
         Panel("Wait before computing", "s", _quantiles("request_queue_time_seconds", own)),
         Panel(
-            "Tokens a second",
+            "Tokens per second",
             "short",
             {
                 "read": _rate("prompt_tokens", own),
@@ -161,7 +161,7 @@ def _vllm_panels(plan: Plan, targets: Targets) -> list[Panel]:
             {"hits": hits},
         ),
         Panel(
-            "Requests ended, and thrown out of the cache",
+            "Requests finished and preempted",
             "reqps",
             {
                 "{{finished_reason}}": (
@@ -175,9 +175,7 @@ def _vllm_panels(plan: Plan, targets: Targets) -> list[Panel]:
         accepted = _rate("spec_decode_num_accepted_tokens", own)
         drafts, tokens = (_rate(f"spec_decode_num_{n}", own) for n in ("drafts", "draft_tokens"))
         panels += [
-            Panel(
-                "Guessed tokens that were right", "percentunit", {"all": f"{accepted} / {tokens}"}
-            ),
+            Panel("Accepted draft tokens", "percentunit", {"all": f"{accepted} / {tokens}"}),
             Panel("Tokens a step", "short", {"mean": f"1 + {accepted} / {drafts}"}),
         ]
     return panels
@@ -196,7 +194,7 @@ def _llama_cpp_panels(plan: Plan) -> list[Panel]:
             f"There are {plan.size.sequences} slots.",
         ),
         Panel(
-            "Tokens a second",
+            "Tokens per second",
             "short",
             {
                 "read": f"sum(rate(llamacpp:prompt_tokens_total[{WINDOW}]))",
@@ -204,7 +202,7 @@ def _llama_cpp_panels(plan: Plan) -> list[Panel]:
             },
         ),
         Panel(
-            "Slots at work in a step",
+            "Busy slots per step",
             "short",
             {"mean": "avg(llamacpp:n_busy_slots_per_decode)"},
         ),
@@ -241,7 +239,7 @@ def _vllm_alerts(plan: Plan, targets: Targets) -> list[Alert]:
             WINDOW,
             "warning",
             f"The KV cache of {name} has been more than {FULL_CACHE:.0%} full for 5 minutes",
-            "Requests wait or are computed again: take more GPUs, an FP8 cache, or a shorter "
+            "Requests wait or are preempted: use more GPUs, an FP8 cache, or a shorter "
             "--max-model-len.",
         ),
         Alert(
@@ -275,15 +273,15 @@ def _vllm_alerts(plan: Plan, targets: Targets) -> list[Alert]:
             f"{now} < {FEW_HITS} * ({before}) and {before} > 0.1",
             "30m",
             "info",
-            f"{name} finds less than half of what it used to in its prefix cache",
-            "Prompts have stopped to begin alike, or the cache is too full to keep beginnings.",
+            f"{name} hits its prefix cache less than half as often as before",
+            "Prompts no longer share a prefix, or the cache is too full to keep prefixes.",
         ),
         Alert(
             "RequestsThrownOut",
             f"{_rate('num_preemptions', own)} > 0.1",
             "10m",
             "info",
-            f"{name} throws requests out of its KV cache and computes them again",
+            f"{name} preempts requests and recomputes them",
             "Lower --max-num-seqs, or give the cache more room.",
         ),
         _down(plan, f"vllm:num_requests_running{own}"),
@@ -312,7 +310,7 @@ def _down(plan: Plan, metric: str) -> Alert:
         f"absent({metric})",  # whatever the job is called that scrapes it
         "2m",
         "critical",
-        f"{plan.target.name} tells Prometheus nothing",
+        f"{plan.target.name} sends no metrics",
         "The engine has died or still loads; its last lines say which.",
     )
 

@@ -77,7 +77,7 @@ class Plan:
         """Host and port, also where the user's own flags name them."""
         port = self.value("--port") or str(self.demand.port)
         if not port.isdecimal() or not 0 < int(port) < 1 << 16:
-            raise EngineError(f"--port {port} is no port; give a number from 1 to 65535")
+            raise EngineError(f"--port {port} is not a port; give a number from 1 to 65535")
         return self.value("--host") or self.demand.host, int(port)
 
     def command(self, program: Sequence[str] | None = None) -> list[str]:
@@ -143,15 +143,15 @@ def make(target: Target, demand: Demand, size: Size | None = None) -> Plan:
     size = _size(target, demand) if size is None else _explained(target, demand, size)
     asked, fit = demand.users, size.fit
     if asked and fit and fit.users < asked:
-        notes.append(f"{fit.reason}; {size.sequences} requests run at a time, the others wait")
+        notes.append(f"{fit.reason}; {size.sequences} requests run at once, the others wait")
     if fit is None:
-        notes.append("nothing is known of this model's memory, so it was not checked")
+        notes.append("the memory need of this model is unknown, so it was not checked")
     elif demand.context is None and size.context < _allowed(target, DEFAULT_CONTEXT):
         notes.append(f"the context was cut to {size.context:,} tokens, which is what fits")
     if size.offload is not None and fit is not None:
         notes.append(
-            f"it does not fit on the GPU: {size.offload.words}, {gib(fit.host_bytes)} in the "
-            "host's memory, which sets the pace"
+            f"it does not fit on the GPU: {size.offload.words}, {gib(fit.host_bytes)} in host "
+            "memory, which limits the speed"
         )
     if left := demand.count - size.split.n_gpus:
         are = "is" if left == 1 else "are"
@@ -159,8 +159,8 @@ def make(target: Target, demand: Demand, size: Size | None = None) -> Plan:
         notes.append(f"{left} of the {demand.count} GPUs {are} left idle{why}")
     if size.is_reduced:
         notes.append(
-            f"{size.batch_tokens:,} tokens are computed together, fewer than {demand.profile} "
-            "traffic wants: more would leave too little room for the cache"
+            f"{size.batch_tokens:,} tokens per batch, fewer than {demand.profile} traffic "
+            "would use: more would leave too little room for the KV cache"
         )
     make_flags = llamacpp.flags if engine == "llama.cpp" else vllm.flags
     flags = tuple(make_flags(target, demand, size))
@@ -183,7 +183,7 @@ def _refuse_unsupported(recipe: AnyRecipe | None, demand: Demand, engine: Engine
     for name in formats:
         how, reason = support.runs(gpu, name, engine)
         if how == "no" and gpu.vendor == "cpu":
-            notes.append(f"{name}: {reason}; it may run all the same")
+            notes.append(f"{name}: {reason}; it may still run")
         elif how == "no":
             raise HardwareError(
                 f"{gpu.name} does not run {name} in {engine}: {reason}; "
@@ -297,7 +297,7 @@ def kv_bits(text: str) -> int | None:
     """Bits of keys and values by what people write; None leaves it to the checkpoint."""
     known = {"auto": None, "16": 16, "bf16": 16, "fp16": 16, "8": 8, "fp8": 8, "q8_0": 8}
     if text.lower() not in known:
-        raise UnknownName("type of KV cache", text, ("auto", "16", "8"))
+        raise UnknownName("KV cache type", text, ("auto", "16", "8"))
     return known[text.lower()]
 
 

@@ -74,11 +74,11 @@ def how_to_install(engine: Engine, gpu: GPU) -> str:
     }
     if package := packages.get(gpu.vendor):
         return (
-            "Give it an environment of its own: `python3 -m venv vllm-env && vllm-env/bin/pip "
+            "Install it in its own environment: `python3 -m venv vllm-env && vllm-env/bin/pip "
             f"install {package}`; then add `--python vllm-env/bin/python`."
         )
     return (
-        f"How vLLM is installed for {gpu.name} ({gpu.vendor}) stands at "
+        f"To install vLLM for {gpu.name} ({gpu.vendor}), see "
         "https://docs.vllm.ai/en/latest/getting_started/installation/; then name its Python with "
         "--python."
     )

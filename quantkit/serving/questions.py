@@ -171,7 +171,8 @@ def _models(asked: Asked) -> list[_Model]:
                 reasons[0]
                 if len(models) == 1
                 else AdviceError(
-                    f"{path} is a report of {document.baseline.name}, which is none of the models"
+                    f"{path} is a report of {document.baseline.name}, which is not one of the "
+                    "models"
                 )
             )
     return models
@@ -269,8 +270,8 @@ def _notes(asked: Asked, found: Sequence[Recommendation], guess: Draft | None) -
     notes = []
     if guess is not None and asked.drafting is not None and asked.drafting.acceptance is None:
         notes.append(
-            "How much of the draft is accepted is not known, so speeds are those without it: "
-            "measure it with `quantkit draft` and give its JSON, or a share, with --acceptance."
+            "The draft's acceptance rate is not known, so speeds are without it: measure it with "
+            "`quantkit draft` and give its JSON, or a share, with --acceptance."
         )
     chosen = found[0].chosen if len(found) == 1 else None
     if chosen is not None and chosen.speed is not None and chosen.speed.drafted:
@@ -284,7 +285,7 @@ def _notes(asked: Asked, found: Sequence[Recommendation], guess: Draft | None) -
     if asked.prices is not None:
         notes.append(asked.prices.words)
         if missing := [gpu.name for gpu in asked.gpus if asked.prices.of(gpu) is None]:
-            notes.append(f"It has no price of {', '.join(missing)}.")
+            notes.append(f"No price for {', '.join(missing)}.")
     return notes
 
 

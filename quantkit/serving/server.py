@@ -60,10 +60,10 @@ class Server:
             time.sleep(0.5)
             why = str(error) or type(error).__name__
             raise self.child.failure(
-                f"{self.child.name} is healthy, and yet fails at a request ({why})"
+                f"{self.child.name} is healthy but fails a request ({why})"
             ) from error
         if not isinstance(text, str):
-            raise EngineError(f"{self.child.name} answers a request without text")
+            raise EngineError(f"{self.child.name} answered a request without text")
         return Answer(text, time.monotonic() - start)
 
     def stay(self, tick: float = 0.5) -> None:

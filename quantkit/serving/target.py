@@ -75,7 +75,7 @@ def open_target(path: Path) -> Target:
             return open_target(path.parent)
         return _file(path)
     if not path.is_dir():
-        raise CheckpointError(f"there is no folder {path}; give a checkpoint's, or a GGUF file")
+        raise CheckpointError(f"there is no folder {path}; give a checkpoint folder or a GGUF file")
     can_chat = (path / "chat_template.jinja").is_file() or _has_template(path)
     own = _read(path / MANIFEST) if (path / MANIFEST).is_file() else None
     files = [f for f in sorted(path.glob("*.gguf")) if f.name != IMATRIX]

@@ -17,7 +17,7 @@ from quantkit.storage import gib
 
 def flags(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
     """Every flag that follows from the numbers, the rest being vLLM's own business."""
-    yield Flag(("--served-model-name", target.name), "what requests call the model")
+    yield Flag(("--served-model-name", target.name), "the model's name in requests")
     yield Flag(("--host", demand.host), _who_reaches(demand.host))
     yield Flag(("--port", str(demand.port)), "where it listens")
     yield from _where(target, demand, size)
@@ -32,15 +32,15 @@ def flags(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
 
 def _who_reaches(host: str) -> str:
     if host in ("127.0.0.1", "localhost", "::1"):
-        return "this machine only; 0.0.0.0 lets others in"
-    return "others reach it too; vLLM asks for no password unless --api-key is given"
+        return "this machine only; 0.0.0.0 accepts other machines"
+    return "reachable from other machines; vLLM asks for no key unless --api-key is given"
 
 
 def _where(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
     gpu = demand.gpu
     if gpu.vendor == "cpu":
         # Compiling takes longer on a CPU than it gives back.
-        yield Flag(("--enforce-eager",), "no compilation, for a start in seconds")
+        yield Flag(("--enforce-eager",), "no compilation, to start in seconds")
         return
     yield from _split(target, size)
     yield Flag(("--gpu-memory-utilization", f"{demand.utilisation:g}"), _why_memory(gpu, size))
@@ -54,20 +54,23 @@ def _split(target: Target, size: Size) -> Iterator[Flag]:
     weights = f" ({gib(size.fit.model_bytes)} of weights on {on})" if size.fit else ""
     since = f": {size.why_split}" if size.why_split else ""
     if split.tensor > 1:
-        why = f"every layer is cut over {'the ' if not since else ''}{split.tensor} GPUs"
+        why = f"tensor parallel over {'the ' if not since else ''}{split.tensor} GPUs"
         yield Flag(("--tensor-parallel-size", str(split.tensor)), f"{why}{weights}{since}")
     if split.pipeline > 1:
-        why = f"layers in a row on {split.pipeline} x {split.tensor} GPUs"
+        why = f"pipeline parallel over {split.pipeline} x {split.tensor} GPUs"
         if split.tensor == 1:
-            why = f"layers in a row on {split.pipeline} GPUs{weights}{since}"
+            why = f"pipeline parallel over {split.pipeline} GPUs{weights}{since}"
         if target.shape is not None:
             rows = stages(int(target.shape.config["num_hidden_layers"]), split.pipeline)
-            why = f"{', '.join(str(len(row)) for row in rows)} {why}"
+            why = f"{why}, with {', '.join(str(len(row)) for row in rows)} layers each"
         yield Flag(("--pipeline-parallel-size", str(split.pipeline)), why)
     if split.has_whole_experts and target.shape is not None:
         n_experts = parallel.n_experts(target.shape)
         held = -(-n_experts // split.tensor)
-        why = f"{held} of {n_experts} experts on each GPU, whole; the rest is cut"
+        why = (
+            f"expert parallel: {held} of {n_experts} whole experts per GPU; tensor parallel for "
+            "the other layers"
+        )
         yield Flag(("--enable-expert-parallel",), why)
 
 
@@ -90,7 +93,7 @@ def _batches(demand: Demand, size: Size) -> Iterator[Flag]:
     yield Flag(("--max-model-len", str(size.context)), f"prompt and answer together{room}")
     yield Flag(
         ("--max-num-seqs", str(size.sequences)),
-        f"requests at a time: {size.profile.why_sequences}",
+        f"concurrent requests: {size.profile.why_sequences}",
     )
     yield Flag(("--max-num-batched-tokens", str(size.batch_tokens)), size.profile.why_tokens)
 
@@ -106,48 +109,48 @@ def _cache(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
     if size.kv_bits == 8:
         own = isinstance(target.recipe, Recipe) and target.recipe.kv_cache is not None
         scales = "with the checkpoint's scales" if own else "without scales: check the quality"
-        yield Flag(("--kv-cache-dtype", "fp8"), f"half the memory of each token, {scales}")
+        yield Flag(("--kv-cache-dtype", "fp8"), f"half the memory per token, {scales}")
     yield Flag(
         ("--enable-prefix-caching",),
-        "a beginning that was read before is not read again; costs next to nothing otherwise",
+        "a prefix seen before is not computed again; nearly free otherwise",
     )
     why = f"prompts longer than {size.batch_tokens:,} tokens are read in several steps"
     if size.batch_tokens >= size.context:
-        why = "prompts and next tokens of others are computed in one step"
+        why = "prefill and decode share a batch"
     yield Flag(("--enable-chunked-prefill",), why)
 
 
 def _adapters(demand: Demand) -> Iterator[Flag]:
     names = ", ".join(adapter.name for adapter in demand.adapters)
-    yield Flag(("--enable-lora",), "adapters beside the model")
+    yield Flag(("--enable-lora",), "LoRA adapters")
     places = [f"{adapter.name}={adapter.path}" for adapter in demand.adapters]
     yield Flag(("--lora-modules", *places), f"requests choose by the model's name: {names}")
     slots, n = demand.adapters.slots, len(demand.adapters)
-    why = "all of them may be used in the same step"
+    why = "all of them can be used in one batch"
     if slots < n:
         why = f"{slots} of the {n} have a slot on the GPU; requests for others wait for one"
     yield Flag(("--max-loras", str(slots)), why)
     if slots < n:
         held = demand.adapters.on_host
-        why = f"{held} stay in the host's memory, so that a slot is filled from there"
+        why = f"{held} stay in host memory, to fill slots from"
         yield Flag(("--max-cpu-loras", str(held)), why)
     rank = loras.max_rank(demand.adapters)
-    yield Flag(("--max-lora-rank", str(rank)), "the largest rank of them, as vLLM takes it")
+    yield Flag(("--max-lora-rank", str(rank)), "the largest rank, rounded up to what vLLM accepts")
 
 
 def _why_draft(draft: Draft) -> str:
     source = {
-        "draft_model": "a small model guesses",
-        "ngram": "guesses from what stood after the same words before:",
-        "suffix": "guesses from earlier text and answers (needs arctic-inference):",
-        "mtp": "the model's own layers for it guess",
-        "eagle": "a trained head guesses",
-        "eagle3": "a trained head guesses",
-        "medusa": "trained heads guess",
+        "draft_model": "a draft model proposes",
+        "ngram": "n-gram lookup proposes",
+        "suffix": "suffix decoding (needs arctic-inference) proposes",
+        "mtp": "the model's own draft layers (MTP) propose",
+        "eagle": "a trained head proposes",
+        "eagle3": "a trained head proposes",
+        "medusa": "trained heads propose",
     }[draft.kind]
-    drawn = "; drawn from its distribution" if draft.sampling == "probabilistic" else ""
+    drawn = "; sampled from its distribution" if draft.sampling == "probabilistic" else ""
     tokens = f"{draft.n_tokens} token{'s' * (draft.n_tokens > 1)} at a time"
-    return f"{source} {tokens}{drawn}; pays off at few requests at a time"
+    return f"{source} {tokens}{drawn}; pays off at low concurrency"
 
 
 def _is_bf16(target: Target) -> bool:

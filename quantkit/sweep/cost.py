@@ -72,7 +72,7 @@ def costs(sweep: Resolved, graph: Graph) -> Costs:
     gpu = gpus.find(sweep.spec.gpu)
     peak = (gpu.fp16_tflops or 0) * 1e12
     if not peak:
-        raise HardwareError(f"gpu: nothing is known of how fast {gpu.name} multiplies")
+        raise HardwareError(f"gpu: the compute rate of {gpu.name} is unknown")
     found: dict[str, Cost] = {}
     passes: dict[str, list[Step]] = defaultdict(list)
     for step in graph.steps.values():

@@ -190,5 +190,5 @@ def _telling_what_is_kept(going: Run) -> Iterator[None]:
     except KeyboardInterrupt:
         raise Interrupted(
             f"{len(going.records)} of {len(going.graph.steps)} steps are done and kept in "
-            f"{going.place.address}; run the same command again to go on from there"
+            f"{going.place.address}; run the same command again to resume"
         ) from None

@@ -73,7 +73,7 @@ class Graph:
         for name, step in named.items():
             for other in dict.fromkeys((*step.needs, *step.after)):
                 if other not in named:
-                    raise SweepError(f"{name} needs {other}, which is no step of this sweep")
+                    raise SweepError(f"{name} needs {other}, which is not a step of this sweep")
                 followers[other].append(name)
                 missing[name] += 1
         listed = {name: number for number, name in enumerate(named)}

@@ -120,7 +120,7 @@ class Lease:
         if not self.lost and self._clock() > self._mine.expires:
             self.lost = f"the lease on {self._place.address} ran out; this driver was too slow"
         if self.lost:
-            raise StorageError(f"{self.lost}; run the same command again to go on")
+            raise StorageError(f"{self.lost}; run the same command again to resume")
 
     def _keep(self) -> None:
         while not self._stop.wait(self._seconds / 4) and not self.lost:
@@ -140,7 +140,7 @@ def current(place: Place) -> tuple[int, Holder | None]:
     except (ValueError, TypeError) as error:
         name = place.told(_name(max(numbers)))
         raise StorageError(
-            f"{name} is no lease of quantkit; remove it if no driver runs"
+            f"{name} is not a lease file; remove it if no driver is running"
         ) from error
 
 

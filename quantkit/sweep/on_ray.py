@@ -87,7 +87,7 @@ class Cluster:
         for kind in KINDS:
             _require_node(kind, spec.of(kind), list(nodes.values()))
         if place.protocol == "memory":
-            raise StorageError(f"{place.address} is seen by this process alone; give a folder")
+            raise StorageError(f"{place.address} is visible to this process alone; give a folder")
         if place.local is not None:
             self._require_shared(place)
 
@@ -217,7 +217,7 @@ class OnRay:
         except errors.RayError as error:
             first = next(iter(str(error).splitlines()), type(error).__name__)
             raise SweepError(
-                f"the cluster went away: {first}; run the same command again to go on"
+                f"the cluster went away: {first}; run the same command again to resume"
             ) from error
 
 

@@ -26,7 +26,7 @@ def render(found: Overview) -> str:
         Section("Everything side by side", _everything(found)),
         Section("Recipes against calibration sets", list(_maps(found))),
         Section("Model by model", [_models(found)] if found.models else []),
-        Section("What was given up", [_given_up(found)] if found.given_up else []),
+        Section("Failed steps", [_given_up(found)] if found.given_up else []),
         Section("What it took", [_spent(found)]),
     ]
     return document(
@@ -34,8 +34,8 @@ def render(found: Overview) -> str:
         [section for section in sections if any(section.parts)],
         kind="Sweep report",
         lead=_lead(found),
-        top=[notices("To know before reading on", _warnings(found)), facts(_facts(found))],
-        footer=f"Written by quantkit {__version__}. Nothing on this page is loaded from elsewhere.",
+        top=[notices("Read this first", _warnings(found)), facts(_facts(found))],
+        footer=f"Written by quantkit {__version__}. This page loads nothing from the network.",
     )
 
 
@@ -51,7 +51,7 @@ def _warnings(found: Overview) -> list[str]:
     said = []
     if found.given_up:
         n = len(found.given_up)
-        said.append(f"{n} step{'s' * (n > 1)} of this sweep could not be done; see the end.")
+        said.append(f"{n} step{'s' * (n > 1)} of this sweep failed; see the end.")
     said += [f"{m.label}: {note}" for m in found.models for note in m.document.notes]
     said += [
         f"{m.label}: the gate says {m.gate['outcome']}."
@@ -192,7 +192,7 @@ def _given_up(found: Overview) -> Markup:
     rows: Sequence[list[Cell | str | Markup]] = [
         [lost.title, lost.error, lost.log] for lost in found.given_up
     ]
-    return table("Steps that could not be done", columns, rows, searchable=len(rows) > SEARCHABLE)
+    return table("Steps that failed", columns, rows, searchable=len(rows) > SEARCHABLE)
 
 
 def _spent(found: Overview) -> Markup:

@@ -262,7 +262,7 @@ def _opened(address: str) -> tuple[Any, str]:
         ) from error
     except ValueError as error:
         raise StorageError(
-            f"{address}: nothing is known of {scheme}://; give a folder, s3://, gs:// or the like"
+            f"{address}: unknown storage {scheme}://; give a folder or a bucket such as s3:// or gs://"
         ) from error
     except Exception as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)

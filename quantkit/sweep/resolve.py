@@ -104,7 +104,8 @@ def resolve(spec: SweepSpec, base: Path) -> Resolved:
     if learning and not spec.calibration:
         known = ", ".join(resources.names("calibration"))
         wrong.append(
-            f"recipe {learning[0]} learns from data: name sets under `calibration:` ({known}, or "
+            f"recipe {learning[0]} needs calibration data: name sets under `calibration:` "
+            f"({known}, or "
             "files of your own)"
         )
     if wrong:
@@ -203,7 +204,7 @@ def _data(wanted: set_spec.SetSpec, base: Path) -> dict[str, str]:
 
 def _units(tasks: Sequence[str]) -> tuple[tuple[Unit, ...], dict[str, dict[str, Any]]]:
     groups: dict[str, dict[str, Any]] = {}
-    if not all(suites.is_own(task) for task in tasks):  # ours are no groups
+    if not all(suites.is_own(task) for task in tasks):  # ours are not groups
         task_names.check(tasks)
         with lmeval.quiet():
             groups = lmeval.groups(tasks)

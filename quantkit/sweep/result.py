@@ -199,7 +199,7 @@ def faults(place: Place, record: Record, largest: int | None = SMALL) -> list[st
         elif (largest is None or file.size_bytes <= largest) and (
             _sha256(place, path) != file.sha256
         ):
-            found.append(f"{place.told(path)} is not what was written: its digest is another")
+            found.append(f"{place.told(path)} changed after it was written: its digest differs")
     return found
 
 
@@ -243,6 +243,6 @@ def materialise(place: Place, record: Record, scratch: Path) -> Path:
         if sha256_of(path) != file.sha256:
             raise Tampered(
                 record.step,
-                f"{place.told(base)}/{name} is not what was written: its digest is another",
+                f"{place.told(base)}/{name} changed after it was written: its digest differs",
             )
     return target

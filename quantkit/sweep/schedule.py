@@ -159,7 +159,7 @@ class Run:
         self.before = frozenset(self.records)
         if self.before:
             n = len(self.before)
-            self.progress.note(f"{n} of {len(self.graph.steps)} steps are done already")
+            self.progress.note(f"{n} of {len(self.graph.steps)} steps are already done")
 
     def _adopt(self) -> None:
         """Take results of before that fit, instead of making them again."""

@@ -84,14 +84,14 @@ class Resources(_Strict):
             return value
         found = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]?)(i?)b\s*", value, re.IGNORECASE)
         if not found or found[1].count(".") > 1 or found[1] == "." or len(found[1]) > 20:
-            raise ValueError(f"'{value}' is no amount of memory; write it like 64GiB")
+            raise ValueError(f"'{value}' is not an amount of memory; write it like 64GiB")
         return int(float(found[1]) * (1024 if found[3] else 1000) ** UNITS[found[2].lower()])
 
     @field_validator("memory")
     @classmethod
     def _enough(cls, value: int | None) -> int | None:
         if value is not None and value < 1 << 20:
-            raise ValueError(f"{value} bytes are less than any step takes; write it like 64GiB")
+            raise ValueError(f"{value} bytes are too little for any step; write it like 64GiB")
         return value
 
 
@@ -173,9 +173,9 @@ class SweepSpec(_Strict):
             for other in others:
                 if other not in waits:
                     hint = meant(other, waits)
-                    yield f"models: {label} comes after {other}, which is no model here; {hint}"
+                    yield f"models: {label} comes after {other}, which is not a model here; {hint}"
         if found := cycle(waits):
-            yield f"models: {' comes after '.join(found)}: nobody can begin"
+            yield f"models: {' comes after '.join(found)}: none of them can start"
 
     def _contradictions(self) -> Iterator[str]:
         for kind, wanted in self.resources.items():
@@ -218,7 +218,7 @@ def read(path: Path) -> SweepSpec:
     """A sweep from its file; everything that is wrong with it is said at once."""
     data = read_yaml(path, SweepError)
     if not isinstance(data, dict):
-        raise SweepError(f"{path} is no sweep: it has no lines such as `models: [demo]`")
+        raise SweepError(f"{path} is not a sweep: it has no lines such as `models: [demo]`")
     if _refers_to_itself(data):
         raise SweepError(f"{path} refers to itself: an alias stands inside what it names")
     return validated(data, path)

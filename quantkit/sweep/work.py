@@ -73,7 +73,7 @@ def quantize(steps: Sequence[Step], bench: Bench) -> list[Product]:
     for checkpoint in finished:
         mark.discard(checkpoint.folder)  # left where a run was stopped at the very end
     missing = [recipe for recipe in recipes if recipe.name not in have]
-    for recipe in missing:  # whatever else goes by that name is no result of this step
+    for recipe in missing:  # whatever else goes by that name is not a result of this step
         shutil.rmtree(bench.room / recipe.name, ignore_errors=True)
     if missing and work["ranks"] > 1:
         ranks.quantize(

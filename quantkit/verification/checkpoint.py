@@ -119,7 +119,7 @@ def verify(
     if checkpoint.folder.joinpath(SCALES_FILE).exists():
         result.record("folded scales", misfits)
     if wrong or misfits:
-        result.left_out.append("weights: not read back, since the tensors are not the right ones")
+        result.left_out.append("weights: not read back, since the tensors are wrong")
         return result
     if any(spec.name.endswith((*scales.INPUTS, "k_scale", "v_scale")) for spec in plan.specs):
         result.record("activation scales", list(scales.faults(checkpoint, plan, original)))
@@ -184,7 +184,7 @@ def _verify_gguf(
     if not read_weights:
         return result
     if faults:
-        result.left_out.append("weights: not read back, since the tensors are not the right ones")
+        result.left_out.append("weights: not read back, since the tensors are wrong")
         return result
     errors: dict[str, float] = {}
     faults = list(gguf.value_faults(checkpoint, plan, original, errors, progress))
@@ -267,14 +267,14 @@ def file_faults(path: Path, manifest: Manifest) -> Iterator[str]:
         if name not in manifest.files and name != verified.FILE:
             yield f"{name} does not belong to the checkpoint"
     if manifest.recipe.digest != manifest.recipe_digest:
-        yield "the recipe in the manifest does not have the digest that stands beside it"
+        yield "the recipe in the manifest does not match its digest"
 
 
 def _config_faults(path: Path, plan: Plan, source: ModelSource | None) -> Iterator[str]:
     config = read_config(path)
     expected = formats.config(plan.recipe, plan.ignored)
     if config.pop("quantization_config", None) != expected:
-        yield "quantization_config is not the one that the recipe demands"
+        yield "quantization_config does not match the recipe"
     if source is not None and config != source.config:
         changed = [k for k in {*config, *source.config} if config.get(k) != source.config.get(k)]
         yield f"{', '.join(sorted(changed))} differ from the source's config"
@@ -315,7 +315,7 @@ def _value_faults(
 ) -> Iterator[str]:
     progress.start(f"verify {checkpoint.folder.name}", plan.size_bytes)
     for name in checkpoint.manifest.layers.keys() - plan.quantized.keys():
-        yield f"{name} is in the manifest's list of layers, and the recipe quantises no such layer"
+        yield f"{name} is in the manifest's list of layers, but the recipe does not quantise it"
     for module, spec in plan.quantized.items():
         scheme = plan.recipe.part(module).weights
         number = numbers.of(scheme)
@@ -347,7 +347,7 @@ def _value_faults(
             layer = checkpoint.manifest.layers[module]
             noted = layer.relative_error
             if not math.isfinite(error):
-                yield f"{module} is infinitely far off its source"
+                yield f"{module} is not finite where its source is"
             elif layer.output_error is None and not error <= limit:
                 yield f"{module} is {error:.3f} off its source, more than {limit}"
             elif not (off := grid.relative_error(grid.fold(original, *scaled), stored)) <= FAR_OFF:

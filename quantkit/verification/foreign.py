@@ -109,7 +109,7 @@ def verify(
         return result
     result.record("scales", list(_scale_faults(files)))
     if wrong:
-        result.left_out.append("weights: not read back, since the tensors are not the right ones")
+        result.left_out.append("weights: not read back, since the tensors are wrong")
         return result
     try:
         opened = ModelSource.open(str(path), None, trust_remote_code, requantize=True)
@@ -126,7 +126,7 @@ def _config_faults(files: _Files) -> Iterator[str]:
     """Layers that are stored otherwise than the config declares."""
     known = files.declared
     stray = [e for e in known.ignore if not e.startswith("re:") and not _names(files, e)]
-    hint = f"; `ignore` has {stray[0]}, which is no module of this model" if stray else ""
+    hint = f"; `ignore` has {stray[0]}, which is not a module of this model" if stray else ""
     tied = {name.removesuffix(".weight") for name in files.architecture.tied}
     never = {*files.architecture.never, files.architecture.head}
     for module in files.architecture.linears:
@@ -135,7 +135,7 @@ def _config_faults(files: _Files) -> Iterator[str]:
             if entry is not None:
                 yield f"{module} is stored quantised, and `ignore` has {entry}"
             elif part is None:
-                yield f"{module} is stored quantised, and no group of the config means it"
+                yield f"{module} is stored quantised, but no group of the config covers it"
         elif entry is None and part is not None and known.dialect.by_config:
             by_default = not known.dialect.spells_out and module in never
             if module not in tied and not by_default:
@@ -283,14 +283,14 @@ def _fused_faults(files: _Files) -> Iterator[str]:
         kinds = {name: _kind(files, name) for name in group}
         if len(set(kinds.values())) > 1:
             told = ", ".join(f"{name.rpartition('.')[2]} {kind}" for name, kind in kinds.items())
-            yield f"{module} and what vLLM loads as one layer with it have unlike schemes: {told}"
+            yield f"{module} and the layers that vLLM fuses with it have different schemes: {told}"
 
 
 def _kind(files: _Files, module: str) -> str:
     if module not in files.quantized:
         return "in 16 bits"
     part = files.declared.part(module)
-    return "in no declared numbers" if part is None else part.tag
+    return "in undeclared numbers" if part is None else part.tag
 
 
 def _scale_faults(files: _Files) -> Iterator[str]:

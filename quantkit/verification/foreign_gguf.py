@@ -15,7 +15,7 @@ from quantkit.verification.checkpoint import Verification
 from quantkit.verification.foreign import dear
 
 MAX_OTHER = 0.5
-"""Relative error of what is no linear layer: norms, and embeddings in any type of ggml."""
+"""Relative error of what is not a linear layer: norms, and embeddings in any type of ggml."""
 
 
 def is_file(path: Path) -> bool:
@@ -41,7 +41,7 @@ def verify(
         except QuantkitError as error:
             result.record("header", [str(error)])
             continue
-        maker = held.metadata.get("general.quantized_by") or "a quantiser without a name"
+        maker = held.metadata.get("general.quantized_by") or "an unnamed quantiser"
         kinds = sorted({entry.kind.name for entry in held.tensors.values()})
         result.record(f"header ({', '.join(kinds)}, by {maker})", [])
         if not read_weights:

@@ -54,7 +54,7 @@ def shape_faults(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
         else:
             wanted = None
         if wanted is None:
-            yield f"{name} is a folded scale of no layer"
+            yield f"{name} is a folded scale without a layer"
         elif tuple(scale.shape) != tuple(wanted):
             yield f"{name} has the shape {list(scale.shape)}, it must be {list(wanted)}"
         elif not scale.is_floating_point() or not are_scales(scale):
@@ -73,7 +73,7 @@ def faults(checkpoint: Checkpoint, plan: Plan, source: ModelSource | None) -> It
         # Of several heads the one with the least room; the others are no worse off.
         room = _room(checkpoint, plan, name, scale.amin())
         if not SMALLEST <= room <= LARGEST:
-            yield f"{name} leaves room for {room:.3g}, which no activation needs"
+            yield f"{name} leaves room for {room:.3g}, more than any activation needs"
             continue
         sound[name] = room
     for name in names:

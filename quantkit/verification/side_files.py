@@ -39,7 +39,7 @@ def faults(checkpoint: Checkpoint, source: ModelSource | None) -> Iterator[str]:
         own |= {"config.json", INDEX}
     for path in sorted(folder.iterdir()):
         if path.is_symlink():
-            yield f"{path.name} is a link; a checkpoint holds its files itself"
+            yield f"{path.name} is a link; a checkpoint must contain its files"
         elif not path.is_file():
             yield f"{path.name} is a folder, which does not belong to the checkpoint"
     there = {path.name for path in folder.iterdir() if path.is_file()} - own
@@ -126,4 +126,4 @@ def _generation_faults(folder: Path, n_rows: int) -> Iterator[str]:
         found = data.get(key)
         for token in found if isinstance(found, list) else [found]:
             if token is not None and not (type(token) is int and -1 <= token < n_rows):
-                yield f"{GENERATION} has {key} {str(token)[:40]!r}, which is no token of the model"
+                yield f"{GENERATION} has {key} {str(token)[:40]!r}, which the model does not have"

@@ -158,7 +158,7 @@ def test_force_never_replaces_what_is_not_ours(run_cli, tiny_model, out):
     (folder / "thesis.tex").touch()
     result = run_cli(["quantize", tiny_model(), "-r", "rtn-w4a16", "-o", out, "--force", "-q"])
     assert result.code == 3
-    assert f"{folder} is no checkpoint of quantkit" in result.stderr
+    assert f"{folder} is not a checkpoint of quantkit" in result.stderr
     assert snapshot(folder) == {"thesis.tex": b""}
 
 

@@ -206,8 +206,8 @@ def test_errors_in_github_actions_are_annotated_and_command_nothing(
         ("", "is not valid JSON"),
         ("{", "is not valid JSON"),
         ("[" * 100_000, "is not valid JSON"),
-        ("[]", "is no report"),
-        ("{}", "is no report: baseline: is missing"),
+        ("[]", "is not a report"),
+        ("{}", "is not a report: baseline: is missing"),
         ('{"schema": 3}', "has schema 3, of a newer quantkit; upgrade quantkit"),
     ],
     ids=["empty", "cut", "deep", "list", "keys", "newer"],
@@ -234,7 +234,7 @@ def test_numbers_that_are_none(run_cli, written, good, number):
     value = json.dumps(good.candidates[0].scores["wiki/perplexity"].value)
     assert value in data
     message = one_error(run_cli(["gate", written(data.replace(value, number))]))
-    assert "is no report" in message
+    assert "is not a report" in message
 
 
 def test_reports_that_hold_nothing_to_judge(run_cli, written, good):
@@ -360,6 +360,8 @@ def test_a_folder_that_is_no_checkpoint(run_cli, written, good, tmp_path):
     path = written(good)
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "is no quantkit checkpoint" in one_error(run_cli(["gate", path, "--checkpoint", empty]))
+    assert "is not a quantkit checkpoint" in one_error(
+        run_cli(["gate", path, "--checkpoint", empty])
+    )
     message = one_error(run_cli(["gate", path, "--checkpoint", tmp_path / "none"]))
     assert "there is no folder" in message

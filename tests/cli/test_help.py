@@ -161,7 +161,7 @@ def test_show(run_cli, name):
 def test_show_with_an_addition(run_cli):
     plain = run_cli(["recipes", "show", "fp8-dynamic"]).stdout
     added = run_cli(["recipes", "show", "fp8-dynamic+kv-fp8"]).stdout
-    assert "+kv-fp8 behind the recipe's name" in plain
+    assert "append +kv-fp8" in plain
     assert "needs no data" in plain
     assert "KV cache: FP8" in added
     assert "needs calibration" in added

@@ -202,7 +202,7 @@ def test_health_is_no_proof_so_a_failing_request_is_an_error(run_cli, demo_made,
 
 def test_an_answer_without_text_is_an_error(run_cli, demo_made, engine, port):
     fake = engine("empty")
-    assert "yet fails at a request" in failure(run_cli, demo_made, fake, port)
+    assert "fails a request" in failure(run_cli, demo_made, fake, port)
     assert gone(fake.pids)
 
 
@@ -292,7 +292,7 @@ def test_folders_that_an_engine_would_load_wrongly_are_refused(run_cli, folder, 
         (["--lora", "me"], "'me' names no adapter; write NAME=DIR"),
         (["--lora", "me=nowhere"], "nowhere is no LoRA adapter"),
         (["--emit", "k8s", "--image", "a b"], "'a b' names no container image"),
-        (["--emit", "grafana", "--image", ":v1"], "a dashboard has none"),
+        (["--emit", "grafana", "--image", ":v1"], "a dashboard has no image"),
         (["--emit", "k8s", "-o", __file__], "is a file; --out names a folder"),
         (["--gpu", "M3 Max"], "does not run fp8-w8a8 in vllm"),
     ],

@@ -8,7 +8,7 @@
 
 Every range leaves a file in build/faults, written as it goes on; one that was stopped continues
 where it was. `again` is for what was mended, or for a machine that stood still meanwhile: a seed
-that is no defect any more is counted as what it is. `collect` adds up all of them. `make faults`
+that is not a defect any more is counted as what it is. `collect` adds up all of them. `make faults`
 does all of it.
 """
 

@@ -335,15 +335,15 @@ def test_real_llama_cpp_through_its_own_server(run_cli, tmp_path):
         ([], 2, "name a model's folder"),
         (["--backend", "tgi"], 2, "is not vllm, llama.cpp or server"),
         (["--backend", "server"], 2, "--server URL"),
-        (["--server", "http://a"], 2, "goes with --backend server"),
-        (["DIR", "--backend", "llama.cpp", "--offline"], 2, "goes with --backend vllm"),
+        (["--server", "http://a"], 2, "--backend server"),
+        (["DIR", "--backend", "llama.cpp", "--offline"], 2, "--backend vllm"),
         (["DIR", "--python", "/nowhere/python"], 3, "no Python at /nowhere/python"),
         (["DIR", "--backend", "llama.cpp", "--llama-server", "/no"], 3, "releases"),
         (["DIR", "--sweep", "speed=11"], 2, "unknown serving flag"),
         (["DIR", "--ttft", "soon"], 2, "--ttft takes a time"),
         (["DIR", "--offline", "--trace", "TRACE"], 2, "fixed lengths"),
         (["DIR", "--offline", "--shared-prefix", "4"], 2, "leave out --shared-prefix"),
-        (["DIR", "--model", "other"], 2, "goes with --backend server"),
+        (["DIR", "--model", "other"], 2, "--backend server"),
         (["DIR", "--engine-args", "'half"], 2, "no closing quotation"),
         (["nowhere"], 3, "no folder or file nowhere"),
     ],
@@ -370,7 +370,7 @@ def test_a_python_without_vllm_is_told_how_to_get_it(run_cli, tmp_path):
 def test_a_file_that_is_none_is_refused(tmp_path, text):
     path = tmp_path / "bench.json"
     path.write_text(text)
-    with pytest.raises(Exception, match="no file of quantkit bench"):
+    with pytest.raises(Exception, match="not a bench.json"):
         record.read(path)
 
 

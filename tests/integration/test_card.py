@@ -66,7 +66,7 @@ def test_refreshing_changes_neither_digest_nor_verification(run_cli, out, name):
     assert run_cli(["verify", folder, "-q"]).code == 0
     refused = run_cli(["card", folder])
     assert refused.code == 3
-    assert "its card tells scores, which would go; give them with --scores" in refused.stderr
+    assert "--without-scores" in refused.stderr
     assert text_of(folder) == whole
     bare = run_cli(["card", folder, "--without-scores"])
     assert (bare.code, bare.stdout) == (0, f"{folder / 'README.md'} written\n")
@@ -92,7 +92,7 @@ def test_what_a_person_wrote_outlives_everything(run_cli, out):
     assert run_cli(command).code == 0
     assert keys_of(folder)["license"] == "mit"
     assert text_of(folder).endswith("\n## Contact\n\nAsk us.\n")
-    assert "None are known" in text_of(folder)
+    assert "No scores" in text_of(folder)
 
 
 def test_scores_of_another_checkpoint_are_refused(run_cli, out):
@@ -119,7 +119,7 @@ def test_a_damaged_card_stops_a_run_before_its_work(run_cli, out):
     digest = Manifest.read(folder).digest
     found = run_cli(["quantize", "demo", "-r", "fp8-dynamic", "-o", out, "--force", "-q"])
     assert found.code == 3
-    assert "must hold one line" in found.stderr
+    assert "must have one line" in found.stderr
     assert text_of(folder) == "<!-- quantkit:begin -->\nmine\n"
     assert Manifest.read(folder).digest == digest
 

@@ -180,7 +180,7 @@ def test_card_keeps_what_people_wrote_and_adds_what_was_measured(
     assert f"llama-server -m {file.name}" in of_file
     again = run_cli(["card", theirs, lone, "--report", report / "report.json"])
     assert again.stdout.count("is up to date") == 2
-    # The card is no part of what was scored.
+    # The card is not part of what was scored.
     assert ModelSource.open(str(theirs), requantize=True).digest == Model.of(folder).digest
 
 

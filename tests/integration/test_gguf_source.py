@@ -152,7 +152,7 @@ def test_an_expert_is_read_without_the_others(tmp_path):
     [
         ({"general.architecture": "falcon"}, "is of architecture falcon"),
         ({"llama.attention.scale": 0.5}, "llama.attention.scale is 0.5, for which quantkit knows"),
-        ({"llama.attention.key_length": 32}, "no model folder says what it says"),
+        ({"llama.attention.key_length": 32}, "key_length"),
         ({"llama.rope.scaling.type": "su"}, "scales its rotary frequencies by su"),
         ({"tokenizer.ggml.pre": "mine"}, "cuts text by the name 'mine'"),
         ({"tokenizer.ggml.model": "t5"}, "tokenizer is of kind t5"),

@@ -29,7 +29,7 @@ def test_links_to_elsewhere_are_not_copied(tmp_path, model, name, capsys):
     (model / name).symlink_to(tmp_path / "secret")
     out = tmp_path / "out"
     assert main(["quantize", str(model), "-r", "rtn-w8a16", "-o", str(out), "-q"]) == 3
-    assert "is a link to a place outside" in " ".join(capsys.readouterr().err.split())
+    assert "is a link to outside" in " ".join(capsys.readouterr().err.split())
     assert not [p for p in out.rglob("*") if p.is_file() and "geheim" in p.read_text("latin-1")]
 
 

@@ -124,7 +124,7 @@ def test_an_honest_engine_agrees_within_rounding(made, recipe, python, tmp_path,
     assert record.attribution.nearer == "checkpoint"
     assert min(record.attribution.power, record.attribution.recognised) > 0.99
     assert "not the unquantised source's (power of that test: 1.00)" in record.sentence
-    assert run_cli(["verify", folder, "-q"]).code == 0, "verified.json is no foreign file"
+    assert run_cli(["verify", folder, "-q"]).code == 0, "verified.json is not a foreign file"
 
 
 def test_a_scale_that_is_wrong_in_one_layer_of_the_engine_is_found(
@@ -255,7 +255,7 @@ def test_levels_go_only_as_far_as_asked(folder, python, monkeypatch):
     [
         ("die", "generate", "The GPU's memory is too small"),
         ("refuse", "config", "no kernel for that GPU"),
-        ("blank", "generate", "nothing but blanks"),
+        ("blank", "generate", "only whitespace"),
         ("nan", "generate", "not finite"),
     ],
 )
@@ -292,7 +292,7 @@ def test_no_engine_says_how_to_get_one(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EngineError, match=r"there is no vLLM here.*pip install"):
         find_python(None)
-    with pytest.raises(EngineError, match="is no file"):
+    with pytest.raises(EngineError, match="is not a file"):
         find_python(tmp_path / "nowhere")
     plain = tmp_path / "text"
     plain.write_text("x")
@@ -304,7 +304,7 @@ def test_a_python_without_the_engine_is_named(folder, run_cli):
     command = ["verify", folder, "--backend", "vllm", "--python", sys.executable, "-q"]
     result = run_cli([*command, "--level", "config"])
     assert result.code == 3
-    assert "That Python has no such engine" in result.stderr
+    assert "name one that does with --python" in result.stderr
 
 
 def test_several_checkpoints_in_one_call(made, tmp_path, python, run_cli):

@@ -302,7 +302,7 @@ def test_a_changed_checkpoint_is_not_scored(tmp_path, data):
 
 
 def test_data_that_is_not_there_is_said(tmp_path):
-    with pytest.raises(ScoreError, match="is no folder"):
+    with pytest.raises(ScoreError, match="is not a folder"):
         ask(tmp_path / "nowhere", tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ScoreError, match="cannot be reached"):

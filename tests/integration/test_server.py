@@ -283,10 +283,10 @@ def without_logprobs(answer):
         (404, "answered 404: out of luck"),
         ("Out of range float values are not JSON compliant", "the model's outputs are not finite"),
         ("hang", r"gave no answer within 3 s; look whether the server is stuck"),
-        ("garbage", "answered what is no JSON: <html>hello"),
+        ("garbage", "answered what is not JSON: <html>hello"),
         (without_logprobs, "gives no log-probabilities of prompts"),
-        (lambda answer: {"model": "demo"}, "in a form of its own"),
-        (lambda answer: [], "in a form of its own"),
+        (lambda answer: {"model": "demo"}, "/completions"),
+        (lambda answer: [], "/completions"),
         (lambda answer: answer | {"choices": answer["choices"][1:]}, "3 prompts and answered 2"),
         (lambda answer: answer | {"model": "other"}, "asked for demo and answered as other"),
         (spoilt(token_logprobs=lambda v: [*v, -1.0]), "log-probabilities for . tokens"),
@@ -341,7 +341,7 @@ def test_one_of_several_models_by_name(fake):
 
 def test_another_tokenizer_is_found_before_anything_is_scored(fake):
     fake.faults = [spoilt(tokens=lambda v: [f"token_id:{i}" for i in range(len(v))])]
-    with pytest.raises(ScoreError, match="reads a text as other tokens"):
+    with pytest.raises(ScoreError, match="another model"):
         connect(fake)
 
 

@@ -23,7 +23,7 @@ HOSTILE = {
     "{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}",
     "huge by a filter": "{{ 'a' | center(9999999999) }}",
     "long": "{{ 'abc' * 30000000 }}",
-    "calls itself": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "recurses": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "half a character": "{{ '\\ud800' }}",
     "broken": "{% if %}",
     "reaches out": "{{ ''.__class__.__mro__[1].__subclasses__() }}",

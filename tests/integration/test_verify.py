@@ -182,7 +182,7 @@ def test_another_source_is_refused(checkpoints, tmp_path):
 
 
 def test_no_manifest_no_checkpoint(tmp_path):
-    with pytest.raises(CheckpointError, match="no quantkit checkpoint"):
+    with pytest.raises(CheckpointError, match="not a quantkit checkpoint"):
         verify(tmp_path)
     (tmp_path / FILE).write_text('{"schema_version": 99}')
     with pytest.raises(CheckpointError, match="newer quantkit"):

@@ -262,7 +262,7 @@ def test_wishes_are_obeyed(wish, expected):
 
 def test_layers_and_files_of_llama_cpp_have_limits_of_their_own():
     assert obstacle(LLAMA, None, Split(pipeline=33)) == "32 layers are fewer than 33 GPUs"
-    assert "cuts none" in obstacle(LLAMA, load("gguf-q4_k_m"), Split(2))
+    assert "no tensor parallel" in obstacle(LLAMA, load("gguf-q4_k_m"), Split(2))
     assert ways_to_share(LLAMA, load("gguf-q4_k_m"), 3, ANY) == [Split(1, 3)]
 
 
@@ -351,7 +351,7 @@ def test_one_line_tells_how_gpus_share_the_answer():
             "pipeline of 2 takes 4, and --count says 2",
         ),
         ({"wish": Wish(tensor=0)}, "start at 1"),
-        ({"count": 2, "wish": Wish(has_whole_experts=True)}, "no mixture of experts"),
+        ({"count": 2, "wish": Wish(has_whole_experts=True)}, "not a mixture of experts"),
     ],
 )
 def test_wishes_that_make_no_sense_are_refused(question, said):
@@ -369,14 +369,14 @@ def test_a_wish_that_a_format_cannot_fulfil_leaves_it_out():
     assert found.chosen is None
     problems = {c.format.name: c.problem for c in found.candidates}
     assert problems["fp8-dynamic"] == "32 heads cannot be divided over 3 GPUs"
-    assert "cuts none" in problems["gguf-q8_0"]
+    assert "no tensor parallel" in problems["gguf-q8_0"]
     assert found.reason.startswith("GPUs cannot share it as you asked: 32 heads")
     way = found.remedies[0]
     assert way.change.startswith("without --tensor-parallel")
     again = recommend(found.question.but(wish=ANY), gpus.find("L40S"))
     assert (way.format, way.says.split(" with ")[0]) == (
         again.chosen.format.name,
-        f"another way to share it: {again.chosen.split}",
+        f"another way to split it: {again.chosen.split}",
     )
 
 

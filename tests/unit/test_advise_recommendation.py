@@ -266,7 +266,7 @@ def test_a_bench_counts_under_the_load_in_question_only():
 )
 def test_a_bench_counts_for_the_way_in_which_gpus_shared_the_model(sharing, split):
     question, gpu = ask(users=8, count=2), gpus.find("L40S")
-    # Slower than any estimate, and the answer all the same: an estimate is no measurement.
+    # Slower than any estimate, and the answer all the same: an estimate is not a measurement.
     seen = Bench(n_gpus=2, sharing=sharing, tpot_s=9.0, output_tokens_per_s=1.0)
     known = measured.speeds([seen], question, gpu)
     found = next(
@@ -331,7 +331,7 @@ def test_what_a_report_covers_comes_before_what_is_only_published():
         ({"context": 100, "answer": 101}, "does not fit into a context"),
         ({"min_quality": 1.01}, "at most 1"),
         ({"min_quality": 0.0}, "above 0"),
-        ({"gpu_hour": 0.0}, "more than nothing"),
+        ({"gpu_hour": 0.0}, "above 0"),
     ],
 )
 def test_questions_that_contradict_themselves_are_refused(question, words):

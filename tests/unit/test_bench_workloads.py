@@ -65,9 +65,9 @@ def test_a_mooncake_trace_repeats_what_its_hashes_repeat(tmp_path):
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ("{", "is no request"),
-        ("[]", "is no request"),
-        ("[" * 100_000, "is no request"),
+        ("{", "is not a request"),
+        ("[]", "is not a request"),
+        ("[" * 100_000, "is not a request"),
         ({"prompt": "a"}, "output_tokens is missing"),
         ({"prompt": "a", "output_tokens": 0}, "output_tokens is 0"),
         ({"prompt": "a", "output_tokens": "many"}, "output_tokens is 'many'"),
@@ -75,7 +75,7 @@ def test_a_mooncake_trace_repeats_what_its_hashes_repeat(tmp_path):
         ({"prompt": ["a"], "output_tokens": 1}, "prompt is neither"),
         ({"output_tokens": 1}, "prompt_tokens is missing"),
         ('{"at": NaN, "prompt": "a", "output_tokens": 1}', "NaN"),
-        ({"at": "late", "prompt": "a", "output_tokens": 1}, "is no request"),
+        ({"at": "late", "prompt": "a", "output_tokens": 1}, "is not a request"),
         ({"input_length": 600, "output_length": 1, "hash_ids": [1]}, "512 tokens"),
     ],
 )

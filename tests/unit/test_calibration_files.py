@@ -245,7 +245,7 @@ def test_a_bad_json_line_is_named_or_skipped(put, case):
     message = fault(path)
     assert "a.jsonl, line 2: " in message
     assert reason in message
-    assert "use --skip-bad to go on without it" in message
+    assert "--skip-bad" in message
     troubles = []
     assert values(path, skip_bad=True, on_bad=troubles.append) == [{"text": "a"}, {"text": "c"}]
     (trouble,) = troubles
@@ -327,13 +327,13 @@ def test_a_cut_off_packed_file_is_an_error_even_with_skip_bad(put, ending, packi
     rows = [{"text": f"{number} {number**9}"} for number in range(5000)]
     content = b"text\n" * 5000 if ending == "txt" else written(rows, ending)
     path = put(f"a.{ending}{packing}", PACKINGS[packing](content)[:-20])
-    assert "is cut off: its compressed data ends in the middle" in fault(path)
+    assert "is truncated" in fault(path)
     with pytest.raises(DataError):
         values(path, skip_bad=True)
 
 
 def test_damaged_packed_files_are_told(put):
-    assert "damaged or no gzip file" in fault(put("a.jsonl.gz", b'{"text": "plain"}\n'))
+    assert "not a gzip file" in fault(put("a.jsonl.gz", b'{"text": "plain"}\n'))
     assert "damaged" in fault(put("a.jsonl.zst", b'{"text": "plain"}\n'))
 
 
@@ -346,7 +346,7 @@ def test_packed_files_of_several_pieces_are_read_to_the_end(put):
 @pytest.mark.parametrize("keep", [3, 100, -5])
 def test_a_cut_off_parquet_file_is_an_error(put, keep):
     message = fault(put("a.parquet", written(ROWS, "parquet")[:keep]))
-    assert "is cut off, damaged or no Parquet file" in message
+    assert "not a Parquet file" in message
 
 
 def test_parquet_rows_that_are_not_utf8_are_named_or_skipped(put):
@@ -399,7 +399,7 @@ def test_find_says_what_it_did_not_find(put, tmp_path):
         find(tmp_path / "none*")
     put("only/picture.png", "x")
     for path in (tmp_path / "only", tmp_path / "on*", tmp_path / "only/picture.png"):
-        with pytest.raises(DataError, match=r"known are \.jsonl"):
+        with pytest.raises(DataError, match=r"known: \.jsonl"):
             find(path)
 
 

@@ -79,7 +79,7 @@ def test_wrong_sets_are_told_where_and_why(tmp_path, data, words):
     with pytest.raises(DataError) as refused:
         spec.read(path)
     first, *problems = str(refused.value).splitlines()
-    assert first == f"{path} is no valid calibration set:"
+    assert first == f"{path} is not a valid calibration set:"
     assert len(problems) == 1
     for word in words:
         assert word in problems[0]
@@ -94,7 +94,7 @@ def test_all_problems_are_told_at_once(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "- a\n- b\n", "just words"])
 def test_a_file_that_is_no_mapping(tmp_path, text):
-    with pytest.raises(DataError, match="is no calibration set: it has no fields such as"):
+    with pytest.raises(DataError, match="is not a calibration set: it has no fields such as"):
         spec.read(written(tmp_path, text))
 
 

@@ -302,9 +302,9 @@ def test_a_card_that_is_wholly_a_persons_gets_our_part_at_its_end():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (f"a\n{card.BEGIN}\nb\n", "must hold one line"),
-        (f"{card.END}\n{card.BEGIN}\n", "must hold one line"),
-        (f"{card.BEGIN}\n{card.END}\n" * 2, "must hold one line"),
+        (f"a\n{card.BEGIN}\nb\n", "must have one line"),
+        (f"{card.END}\n{card.BEGIN}\n", "must have one line"),
+        (f"{card.BEGIN}\n{card.END}\n" * 2, "must have one line"),
         ("---\na: [\n---\n", "not valid YAML"),
         ("---\n- a\n---\n", "`key: value` lines"),
     ],

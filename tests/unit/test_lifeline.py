@@ -51,7 +51,7 @@ def test_a_death_is_known_to_all(lines, victim):
     die(lines[victim])
     for rank in {0, 1, 2} - {victim}:
         said = lines[rank].news(5)
-        assert said.startswith(f"rank {victim} ended before its work was done")
+        assert said.startswith(f"rank {victim} ended early")
         with pytest.raises(RankLost, match="run the same command again"):
             lines[rank].check()
         # The first says it for all.
@@ -61,7 +61,7 @@ def test_a_death_is_known_to_all(lines, victim):
 def test_when_the_first_dies_everybody_says_so(lines):
     die(lines[0])
     for line in lines[1:]:
-        assert line.news(5).startswith("rank 0 ended before its work was done")
+        assert line.news(5).startswith("rank 0 ended early")
         assert not line.told(RankLost("x")).told
 
 

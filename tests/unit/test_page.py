@@ -280,4 +280,4 @@ def test_page_of_a_set_that_was_not_compared_has_no_random_column():
     found = page.render(pages.calibration_set(random=None, redacted={}))
     assert "not compared with random draws" in found
     assert "mean of" not in found
-    assert "Nothing was looked for" in found
+    assert "Not searched" in found

@@ -178,9 +178,9 @@ def test_weights_that_nothing_serves(tmp_path, weights, words):
         (
             {**W4, "group_size": 64},
             PER_TOKEN,
-            "or with symmetric 4-bit integers of group_size 128 (W4AFP8)",
+            "symmetric 4-bit integers of group_size 128 (W4AFP8)",
         ),
-        (W8, PER_TOKEN, "FP8 activations go with FP8 weights"),
+        (W8, PER_TOKEN, "FP8 activations need FP8 weights"),
         (W4, {**PER_TOKEN, "type": "int"}, "need 8-bit weights of the same type"),
         (NVFP4, PER_TOKEN, "NVFP4 weights go with NVFP4 activations, or with none"),
         (FP8, {**PER_TOKEN, "dynamic": False}, "strategy tensor goes with dynamic false"),
@@ -394,7 +394,7 @@ def test_any_bytes_are_a_recipe_error(tmp_path, raw):
 @pytest.mark.parametrize("method", ["gptq", "awq", "awq-gptq", "smoothquant-gptq"])
 def test_fp8_weights_are_only_rounded(tmp_path, method):
     said = problems(tmp_path, {**GOOD, "method": method, "weights": FP8})
-    assert f"method {method} rounds to integers; FP8 goes with method rtn" in said
+    assert f"method {method} rounds to integers; FP8 needs method rtn" in said
 
 
 def test_every_gguf_type_has_a_recipe():
@@ -407,10 +407,10 @@ def test_every_gguf_type_has_a_recipe():
     [
         (
             {"gguf": "Q4_K_X"},
-            "gguf: 'Q4_K_X' is no file type of llama.cpp's that we write; did you",
+            "gguf: 'Q4_K_X' is not a file type of llama.cpp's that we write; did you",
         ),
-        ({"gguf": "Q4_K_M", "tensors": {"ffn": "Q9"}}, "tensors: 'Q9' is no block type"),
-        ({"gguf": "Q4_K_M", "tensors": {"(": "Q8_0"}}, "tensors: '(' is no valid pattern"),
+        ({"gguf": "Q4_K_M", "tensors": {"ffn": "Q9"}}, "tensors: 'Q9' is not a block type"),
+        ({"gguf": "Q4_K_M", "tensors": {"(": "Q8_0"}}, "tensors: '(' is not a valid pattern"),
         ({"gguf": "Q4_K_M", "weights": W4}, "weights: unknown key; there are: name, summary"),
     ],
 )

@@ -119,7 +119,7 @@ def test_flags_in_the_users_own_words_count_in_files_too():
 
 @pytest.mark.parametrize("image", ["", "a b", ":", "a:b:c", "-x", "a@sha256:12"])
 def test_what_names_no_image_is_refused(image):
-    with pytest.raises(EngineError, match="names no container image"):
+    with pytest.raises(EngineError, match="NAME:TAG"):
         compose(plan(), Fleet(image=image))
 
 

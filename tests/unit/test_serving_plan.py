@@ -178,7 +178,7 @@ def test_a_draft_of_another_vocabulary_is_refused():
 def test_heads_are_told_apart(tmp_path, architecture, kind):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
     wanted = target.planned(MODEL, None, "out")
-    with pytest.raises(CheckpointError, match="no weights beside its config"):
+    with pytest.raises(CheckpointError, match="no weights next to its config"):
         draft.parse(f"eagle:{tmp_path}", wanted)
     (tmp_path / "model.safetensors").write_bytes(bytes(1000))
     found = draft.parse(f"eagle:{tmp_path}", wanted)

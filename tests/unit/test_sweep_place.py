@@ -246,7 +246,7 @@ def test_storage_that_only_pretends_is_found_out(place, monkeypatch):
 
 def test_a_damaged_lease_is_named(place):
     place.write("lease/000001.json", b"{")
-    with pytest.raises(StorageError, match=r"lease/000001\.json is no lease"):
+    with pytest.raises(StorageError, match=r"lease/000001\.json is not a lease"):
         Lease(place).take()
 
 

@@ -165,7 +165,7 @@ def test_a_large_result_is_checked_when_it_is_used(tmp_path, monkeypatch):
     workers = Workers()
     going, notes = sweeps.run(line().values(), tmp_path, workers)
     assert workers.done == ["verify two", "two", "verify two"]
-    assert any("its digest is another" in note for note in notes.notes)
+    assert any("its digest differs" in note for note in notes.notes)
     assert texts(going) == wanted
 
 
@@ -262,7 +262,7 @@ def test_steps_that_need_each_other_are_refused():
 
 def test_a_step_that_is_not_there_is_refused():
     two = step("verify", "two", step("verify", "one"))
-    with pytest.raises(SweepError, match=r"needs verify-one-.*, which is no step"):
+    with pytest.raises(SweepError, match=r"needs verify-one-.*, which is not a step"):
         Graph.of([two])
 
 

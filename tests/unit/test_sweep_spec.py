@@ -51,7 +51,7 @@ def test_names_alone_are_enough(tmp_path):
             "resources.quantise: must be calibrate, quantize,",
         ),
         ("resources: {quantize: {gpu: 1}}", "resources.quantize.gpu: unknown key; did you mean"),
-        ("resources: {quantize: {memory: lots}}", "'lots' is no amount of memory"),
+        ("resources: {quantize: {memory: lots}}", "'lots' is not an amount of memory"),
         ("resources: {quantize: {memory: 8}}", "8 bytes are less than any step takes"),
         ("resources: {quantize: {cpus: 0}}", "resources.quantize.cpus: must be above 0, not 0"),
         ("resources: {quantize: {gpus: -1}}", "resources.quantize.gpus: must be 0 or more, not -1"),
@@ -63,7 +63,7 @@ def test_names_alone_are_enough(tmp_path):
         ("attempts: 0", "attempts: must be 1 or more, not 0"),
         ("tasks: [a, a]", "tasks: a stands twice"),
         ("models: [x/demo, demo]", "models: demo stands twice; give one of them a `name`"),
-        ("models: [{model: a, after: [b]}, c]", "a comes after b, which is no model here"),
+        ("models: [{model: a, after: [b]}, c]", "a comes after b, which is not a model here"),
         ("models: [{model: a, after: [a]}]", "a comes after a: nobody can begin"),
         (
             "models: [{model: a, after: [b]}, {model: b, after: [c]}, {model: c, after: [a]}]",
@@ -94,7 +94,7 @@ def test_bad_yaml(refused, text):
 
 @pytest.mark.parametrize("text", ["", "- demo", "demo"])
 def test_no_sweep_at_all(refused, text):
-    assert "is no sweep" in refused(text)
+    assert "is not a sweep" in refused(text)
 
 
 def test_a_file_that_holds_itself(refused):

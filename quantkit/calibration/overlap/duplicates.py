@@ -45,7 +45,9 @@ class Seen:
 
     def __init__(self, threshold: float = 0.8, seed: int = 0) -> None:
         if not 0 < threshold <= 1:
-            raise DataError(f"a similarity of {threshold} is none: give one above 0, at most 1")
+            raise DataError(
+                f"a similarity threshold must be above 0 and at most 1, not {threshold}"
+            )
         self._seed = seed
         # Of different elements, one in 256 has the same eight bits.
         self._needed = N_PERMUTATIONS * (threshold + (1 - threshold) / 256)

@@ -56,7 +56,7 @@ FORMATS: dict[str, Format] = {
     ".text": documents,
     ".log": _json_or_text,
 }
-KNOWN = f"{', '.join((*FORMATS, PARQUET))}, each also with {' or '.join(PACKINGS)} behind"
+KNOWN = f"{', '.join((*FORMATS, PARQUET))}, each also compressed ({' or '.join(PACKINGS)})"
 # They stand beside data and speak about it.
 ABOUT = ("readme", "license", "dataset_info", "dataset_infos")
 
@@ -80,7 +80,7 @@ def find(path: Path | str) -> list[Path]:
         known = sorted({file for file in found if _is_known(file)})
         found = [file for file in known if not _is_about(file)] or known
     if not found:
-        raise DataError(f"nothing in {path} has a known ending; known are {KNOWN}")
+        raise DataError(f"nothing in {path} has a known extension; known: {KNOWN}")
     return found
 
 
@@ -128,7 +128,7 @@ def _lines(stream: BinaryIO, reading: Reading) -> Iterator[bytes]:
         if len(line) > MAX_ROW_BYTES:
             while line and not line.endswith(b"\n"):
                 line = stream.readline(MAX_ROW_BYTES)
-            reading.bad(number, f"it is longer than {MAX_ROW_BYTES >> 20} MiB, as no row is")
+            reading.bad(number, f"it is longer than {MAX_ROW_BYTES >> 20} MiB, too long for a row")
             line = b"\n"  # so that those after it keep their numbers
         yield line
 
@@ -186,7 +186,7 @@ def _ending(path: Path) -> tuple[str, str]:
     ending = Path(name).suffix
     if ending in FORMATS or ending == PARQUET:
         return ending, packing
-    raise DataError(f"{path} has no known ending; known are {KNOWN}")
+    raise DataError(f"{path} has an unknown extension; known: {KNOWN}")
 
 
 def is_data(name: str) -> bool:

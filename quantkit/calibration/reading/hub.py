@@ -38,7 +38,7 @@ def stream(
                 # Every file format and every network layer below has errors of its own.
                 raise DataError(
                     f"{name}: row {number + 1} cannot be read ({_first_line(error)}); "
-                    "mend the dataset, or download it and give it as a `files` source"
+                    "repair the dataset, or download it and give it as a `files` source"
                 ) from error
             if value is None:
                 break
@@ -111,7 +111,7 @@ def _offline() -> bool:
 def _unreachable(what: str) -> str:
     if _offline():
         return (
-            f"{what} is no folder here and not in the hub cache, and HF_HUB_OFFLINE is set; "
+            f"{what} is not a folder here and not in the hub cache, and HF_HUB_OFFLINE is set; "
             "connect once to fill the cache, or give a local copy as a `files` source"
         )
     return (

@@ -68,7 +68,7 @@ def json_document(lines: Iterable[bytes], reading: Reading) -> Iterator[Record]:
         try:
             value = _leniently(whole)
         except ValueError as error:
-            raise DataError(f"{reading.path}: {error}; mend it or write it again") from error
+            raise DataError(f"{reading.path}: {error}; repair it or write it again") from error
     for number, row in enumerate(_rows(value, reading), 1):
         if isinstance(row, ROWS):
             yield Record(f"{reading.name}:{number}", row)
@@ -83,7 +83,7 @@ def _joined(lines: Iterable[bytes], reading: Reading) -> bytes:
         if len(found) > MAX_DOCUMENT_BYTES:
             raise DataError(
                 f"{reading.path} is a JSON document of more than {MAX_DOCUMENT_BYTES >> 30} GiB; "
-                "write it as JSON Lines, one row a line"
+                "write it as JSON Lines, one row per line"
             )
     return bytes(found)
 
@@ -140,7 +140,7 @@ def _leniently(raw: bytes) -> Any:
         where = f"line {breaks + 1}, byte {byte}" if breaks else f"byte {byte}"
         raise ValueError(f"{where} is not UTF-8 ({raw[error.start]:#04x})") from error
     if "\0" in text:
-        raise ValueError(f"byte {raw.index(0) + 1} is NUL, which no text holds")
+        raise ValueError(f"byte {raw.index(0) + 1} is NUL, which text cannot contain")
     try:
         value = json.loads(text)
         check_depth(value)  # how deep Python itself reads depends on its version

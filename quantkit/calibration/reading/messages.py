@@ -70,8 +70,8 @@ def _message(number: int, given: Any) -> dict[str, Any]:
     known = ROLES.get(role) or ROLES.get(role.strip().lower())
     if known is None:
         raise Malformed(
-            f"message {number} has the role {role[:40]!r}, which is none of system, user, "
-            "assistant and tool and their other names"
+            f"message {number} has the role {role[:40]!r}, which is not system, user, "
+            "assistant, tool or one of their aliases"
         )
     calls = _calls(number, given)
     content = given.get("content")
@@ -144,7 +144,7 @@ def _calls(number: int, given: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _written_calls(text: str) -> list[dict[str, Any]]:
-    """The calls that ShareGPT writes as JSON into a turn; none when it is no JSON."""
+    """The calls that ShareGPT writes as JSON into a turn; none when it is not JSON."""
     value = parsed(text)
     made = [_call(call) for call in (value if isinstance(value, list) else [value])]
     return [] if None in made else [call for call in made if call]
@@ -173,7 +173,7 @@ def tools(given: Any) -> list[dict[str, Any]]:
             return []
         given = parsed(given)
         if given is None:
-            raise Malformed("its tools are a text that is no JSON")
+            raise Malformed("its tools are a text that is not JSON")
     if not given:
         return []
     if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):

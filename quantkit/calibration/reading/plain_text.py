@@ -23,7 +23,7 @@ def documents(lines: Iterable[bytes], reading: Reading) -> Iterator[Record]:
             reading.bad(number, f"byte {error.start + 1} is not UTF-8 ({raw[error.start]:#04x})")
             continue
         if "\0" in line:
-            reading.bad(number, f"byte {raw.index(0) + 1} is NUL, which no text holds")
+            reading.bad(number, f"byte {raw.index(0) + 1} is NUL, which text cannot contain")
             continue
         line = line.removesuffix("\n").removesuffix("\r")
         if len(line) > TEXT_CHARACTERS:

@@ -132,7 +132,11 @@ class Recogniser:
 
     def _unrecognised(self, record: Record) -> Unrecognised:
         value = record.value
-        what = f"the row is no {self.kind}" if self.kind else "the row is of no known kind"
+        what = (
+            f"the row does not look like {self.kind}"
+            if self.kind
+            else "the row is of no known kind"
+        )
         hint = "`columns:` in the spec says which field is which"
         if isinstance(value, dict):
             fields = ", ".join(str(name)[:40] for name in list(value)[:20]) or "none"
@@ -220,7 +224,7 @@ def _finished(
     if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
     if not says_something(messages):
-        raise _Nothing("nobody says anything in its messages")
+        raise _Nothing("all its messages are empty")
     return {
         "messages": messages,
         "tools": tools(beside.get("tools") or beside.get("functions")),

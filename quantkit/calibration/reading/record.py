@@ -54,7 +54,7 @@ class Reading:
         """Report a row that cannot be read, or stop at it."""
         if not self.skip_bad:
             raise DataError(
-                f"{self.path}, {unit} {number}: {reason}; use --skip-bad to go on without it"
+                f"{self.path}, {unit} {number}: {reason}; use --skip-bad to leave it out"
             )
         self.n_bad += 1
         self.on_bad(Trouble(f"{self.name}:{number}", reason))
@@ -62,5 +62,5 @@ class Reading:
     def bad_file(self, reason: str) -> None:
         """Report a file that holds nothing, or stop at it."""
         if not self.skip_bad:
-            raise DataError(f"{self.path} {reason}; use --skip-bad to go on without it")
+            raise DataError(f"{self.path} {reason}; use --skip-bad to leave it out")
         self.on_bad(Trouble(self.name, f"the file {reason}"))

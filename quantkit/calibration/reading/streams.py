@@ -57,10 +57,10 @@ def explained(path: str) -> Iterator[None]:
         yield
     except EOFError as error:
         raise DataError(
-            f"{path} is cut off: its compressed data ends in the middle; copy it again"
+            f"{path} is truncated: its compressed data ends in the middle; copy it again"
         ) from error
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path} is damaged or no gzip file: {error}; copy it again") from error
+        raise DataError(f"{path} is damaged or not a gzip file: {error}; copy it again") from error
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path} begins like {error.encoding.upper()} but is not: {error.reason}; "

@@ -36,7 +36,7 @@ class _Decoded:
             )
             return line.decode(errors="replace")
         if "\0" in text:
-            self.fault = self.fault or f"byte {line.index(0) + 1} is NUL, which no text holds"
+            self.fault = self.fault or f"byte {line.index(0) + 1} is NUL, which text cannot contain"
         return text
 
 
@@ -109,7 +109,8 @@ def parquet(file: Path | BinaryIO, reading: Reading) -> Iterator[Record]:
         first = str(error).strip().splitlines()[0]
         where = f"after row {number} " if number else ""
         raise DataError(
-            f"{reading.path} is cut off, damaged or no Parquet file {where}({first}); copy it again"
+            f"{reading.path} is truncated, damaged or not a Parquet file {where}({first}); copy it "
+            "again"
         ) from error
 
 

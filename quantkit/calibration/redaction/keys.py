@@ -97,7 +97,7 @@ def _by_shape(text: str) -> Iterator[Span]:
 
 
 def _starts_freely(text: str, start: int) -> bool:
-    """Not in a word or in base64; the letter of an escape such as \\n is no word."""
+    """Not in a word or in base64; the letter of an escape such as \\n is not a word."""
     return not re.search(r"(?:[^\Wnrt]|(?<!\\)[nrt]|[_+])$", text[max(0, start - 3) : start])
 
 

@@ -47,7 +47,7 @@ def _before(text: str, start: int) -> str:
 
 
 _WORD_OR_DECIMAL_BEFORE = re.compile(r"(?:[^\Wnrt]|(?<!\\)[nrt]|[$€£¥#])$|[0-9][.:]$|\w[-/+]$")
-"""The letter of an escape such as \\n is no word."""
+"""The letter of an escape such as \\n is not a word."""
 _WORD_OR_DECIMAL_AFTER = re.compile(
     r"[\w%€]|[.:/+-][0-9]|,[0-9]{3}(?![0-9])| ?(?:€|EUR|USD)\b|-[A-Za-z]"
 )

@@ -1,7 +1,7 @@
 """Sums and maxima of magnitudes by column in one read; the torch twin is `statistics.magnitudes`.
 
 A program goes down some rows of some columns; what programs found is put together afterwards. What
-is no number shows in the Gram matrix.
+is not a number shows in the Gram matrix.
 """
 
 import torch
