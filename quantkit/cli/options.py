@@ -197,6 +197,9 @@ Server = Annotated[
     str | None,
     typer.Option(metavar="URL", help="A running server of the model, for example vLLM's."),
 ]
+VllmPython = Annotated[
+    Path | None, typer.Option(metavar="PATH", help="Python interpreter of vLLM's environment.")
+]
 Checkpoints = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Checkpoint folders or GGUF files.")
 ]

@@ -35,7 +35,7 @@ def list_recipes(context: typer.Context, json: AsJson = False) -> None:
     for addition, meaning in ADDITIONS.items():
         example = next(r.name for r in recipes if not isinstance(r, GGUFRecipe))
         console.say(
-            f"append +{addition} to any recipe except GGUF: {meaning}: -r {example}+{addition}"
+            f"+{addition}, appended to any recipe except GGUF, {meaning}: -r {example}+{addition}"
         )
 
 

@@ -19,6 +19,7 @@ from quantkit.cli.options import (
     Tasks,
     TrustRemoteCode,
     Verbose,
+    VllmPython,
     one_of,
     split,
 )
@@ -81,9 +82,7 @@ def command(
             callback=one_of("transformers", "llama.cpp", "vllm"),
         ),
     ] = "transformers",
-    python: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Python interpreter of vLLM's environment.")
-    ] = None,
+    python: VllmPython = None,
     server: Server = None,
     apply_chat_template: Annotated[
         bool, typer.Option("--apply-chat-template", help="Ask through the model's chat template.")

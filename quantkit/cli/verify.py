@@ -1,6 +1,5 @@
 """`quantkit verify`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +14,7 @@ from quantkit.cli.options import (
     Source,
     TrustRemoteCode,
     Verbose,
+    VllmPython,
     one_of,
 )
 
@@ -38,9 +38,7 @@ def command(
             callback=one_of("config", "generate", "logprobs"),
         ),
     ] = "logprobs",
-    python: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Python interpreter of vLLM's environment.")
-    ] = None,
+    python: VllmPython = None,
     server: Server = None,
     model: Annotated[
         str | None,

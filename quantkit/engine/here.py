@@ -62,4 +62,4 @@ def llama_server() -> Found | None:
         told = _BUILD.search(done.stdout + done.stderr)
     except (OSError, subprocess.TimeoutExpired):
         told = None
-    return Found(told[1] if told else "of an unknown build", program)
+    return Found(told[1] if told else "unknown build", program)

@@ -9,8 +9,8 @@ from quantkit.specs import read_yaml
 KV_CACHES: dict[str, dict[str, Any]] = {"kv-fp8": {}, "kv-fp8-head": {"strategy": "attn_head"}}
 HEAD = "head-int8"
 ADDITIONS = {
-    "kv-fp8": "KV cache in FP8, with scales from calibration",
-    "kv-fp8-head": "KV cache in FP8 with a scale per head, for FlashAttention in vLLM",
+    "kv-fp8": "keeps the KV cache in FP8, with scales from calibration",
+    "kv-fp8-head": "keeps the KV cache in FP8 with a scale per head (vLLM with FlashAttention)",
     HEAD: "also rounds lm_head to 8-bit integers",
 }
 """What can stand behind a recipe's name, after a plus."""

@@ -46,7 +46,7 @@ def verdict(change: AccuracyChange | PerplexityChange, adjusted_p: float | None 
     shift = 100 * (change.ratio - 1)
     if change.low is None or change.high is None or change.high > BROKEN:
         told = _told(PERCENT, shift, PERCENT.decimals)
-        return f"{told}: too few documents ({change.n_documents}) to judge"
+        return f"{told}: too few documents ({change.n_documents}) to tell"
     low, high = 100 * (change.low - 1), 100 * (change.high - 1)
     return _sentence(PERCENT, change.n_documents, shift, (low, high), p < ALPHA, chance)
 
@@ -76,7 +76,7 @@ def _sentence(
             tail = f"a {kind} is possible but not shown {chance}"
             tail += f"; {limit}" if worst > 0 else ""
     elif worst > scale.useful:
-        tail = f"too few {scale.noun} ({n:,}) to judge; {limit}"
+        tail = f"too few {scale.noun} ({n:,}) to tell; {limit}"
     else:
         tail = f"no evidence of a loss with {n:,} {scale.noun}; {limit}"
     return f"{told or _told(scale, shift, decimals)}, 95% interval {interval}: {tail}"

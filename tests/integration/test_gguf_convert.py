@@ -428,7 +428,7 @@ def test_skipping_merges_may_differ_where_it_changes_nothing(tmp_path):
     written = json.loads(file.read_text())
     del written["model"]["merges"][-1]  # now one token comes about only by skipping
     file.write_text(json.dumps(written))
-    with pytest.raises(SourceError, match="llama.cpp does not support"):
+    with pytest.raises(SourceError, match=r"llama\.cpp does not support"):
         vocabulary(source, 1300)
 
 
@@ -518,7 +518,7 @@ def test_scores_of_a_sentencepiece_model_stand_in_for_missing_merges(tmp_path):
 def test_an_unknown_pre_tokenizer_is_refused(splitter, tmp_path):
     inner = byte_level("gpt-2")
     inner.pre_tokenizer = splitter
-    with pytest.raises(SourceError, match="llama.cpp does not support"):
+    with pytest.raises(SourceError, match=r"llama\.cpp does not support"):
         vocabulary(save_with(inner, tmp_path), 2000)
 
 

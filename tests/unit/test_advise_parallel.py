@@ -338,7 +338,7 @@ def test_one_line_tells_how_gpus_share_the_answer():
     told = words.sharing(by_name(wished), wished)
     assert told.startswith("tensor parallel over 2 in a pipeline of 2: as you asked")
     files = by_name(two, "gguf-q8_0")
-    assert words.sharing(files, two) == "whole layers on each of the 2 GPUs, which take turns"
+    assert words.sharing(files, two) == "whole layers on each of the 2 GPUs, one after another"
     alone = ask(count=3, wish=Wish(tensor=1, pipeline=1))
     assert "one GPU of the 3 (room for 2 more such servers)" in words.sharing(by_name(alone), alone)
 
@@ -370,7 +370,7 @@ def test_a_wish_that_a_format_cannot_fulfil_leaves_it_out():
     problems = {c.format.name: c.problem for c in found.candidates}
     assert problems["fp8-dynamic"] == "32 heads cannot be divided over 3 GPUs"
     assert "no tensor parallel" in problems["gguf-q8_0"]
-    assert found.reason.startswith("GPUs cannot share it as you asked: 32 heads")
+    assert found.reason.startswith("the GPUs cannot split it as asked: 32 heads")
     way = found.remedies[0]
     assert way.change.startswith("without --tensor-parallel")
     again = recommend(found.question.but(wish=ANY), gpus.find("L40S"))
@@ -404,7 +404,9 @@ def test_the_plan_of_a_pipeline_says_which_layers_lie_where():
     made, found = flags(LLAMA, load("fp8-dynamic"), 3, Split(pipeline=3))
     assert "--tensor-parallel-size" not in found
     assert found["--pipeline-parallel-size"].words[1] == "3"
-    assert found["--pipeline-parallel-size"].why.startswith("11, 11, 10 layers in a row on 3 GPUs")
+    assert found["--pipeline-parallel-size"].why.startswith(
+        "pipeline parallel over 3 GPUs, 11, 11, 10 layers"
+    )
     assert "32 heads cannot be divided over 3 GPUs" in found["--pipeline-parallel-size"].why
     assert made.to_json()["pipeline_parallel"] == 3
     both = flags(LLAMA, load("fp8-dynamic"), 4, Split(2, 2))[1]
@@ -414,7 +416,7 @@ def test_the_plan_of_a_pipeline_says_which_layers_lie_where():
 def test_the_plan_of_a_mixture_gives_experts_out():
     _, found = flags(MIXTURE, load("fp8-block"), 4)
     assert found["--tensor-parallel-size"].words[1] == "4"
-    assert found["--enable-expert-parallel"].why.startswith("3 of 12 experts on each GPU")
+    assert found["--enable-expert-parallel"].why.startswith("expert parallel: 3 of 12")
     assert "--enable-expert-parallel" not in flags(MIXTURE, load("fp8-dynamic"), 4)[1]
 
 

@@ -281,7 +281,7 @@ def test_prompts_and_answers_have_prices_that_add_up(tmp_path):
     assert costs[0] == pytest.approx(chosen(ask("8B", gpu_hour=1.2)).cost.typical)
     assert costs[2] is None
     assert any("2026-11-01" in note for note in many.notes)
-    assert any("no price of T4" in note for note in many.notes)
+    assert any("price for T4" in note for note in many.notes)
     path.write_text("per_hour: {L40S: 1}\n")
     with pytest.raises(AdviceError, match="date"):
         prices.read(path)

@@ -379,7 +379,7 @@ def test_pages_tell_the_answer_and_can_be_filtered():
     assert many.count('type="search"') == 2
     for name in several:
         assert name in many
-    assert "Nothing serves this load on RTX 2060" in many
+    assert "No format fits this load on RTX 2060" in many
 
 
 def test_names_cannot_become_markup():

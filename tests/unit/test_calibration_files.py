@@ -284,7 +284,7 @@ def test_bad_lines_of_text(put):
     assert values(path, skip_bad=True, on_bad=troubles.append) == ["good\ngood too"]
     assert troubles == [
         Trouble("a.txt:2", "byte 5 is not UTF-8 (0xe9)"),
-        Trouble("a.txt:3", "byte 5 is NUL, which no text holds"),
+        Trouble("a.txt:3", "byte 5 is NUL, which text cannot contain"),
     ]
 
 

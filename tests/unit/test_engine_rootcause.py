@@ -183,7 +183,7 @@ def test_the_error_of_a_dead_engine_begins_with_it(tmp_path):
     with pytest.raises(EngineError) as failed:
         run(["sh", "-c", f"cat {log}; exit 1"], timeout=20, name="vLLM")
     lines = str(failed.value).splitlines()
-    assert lines[0].startswith("vLLM ended with exit code 1. vLLM for CPUs wants more")
+    assert lines[0].startswith("vLLM ended with exit code 1. vLLM for CPUs asks for more")
     assert lines[1:3] == [f"  {MEMORY}", "  ..."]
     assert lines[-1] == f"  {POINTER}"
     brief = Refusal(model="m", setting={}, reason=str(failed.value)).brief

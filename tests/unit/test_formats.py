@@ -98,7 +98,7 @@ def test_a_refusal_says_why_and_what_to_use(weights, format, words):
 def test_activations_and_caches_that_a_format_has_no_place_for():
     with pytest.raises(RecipeError, match="8-bit ones need compressed-tensors"):
         Recipe.load("int8-w8a8").in_format("gptq")
-    with pytest.raises(RecipeError, match="no scales of a KV cache beside awq"):
+    with pytest.raises(RecipeError, match="no KV cache scales with awq"):
         Recipe.load("awq-w4a16+kv-fp8").in_format("awq")
     with pytest.raises(UnknownName, match="Did you mean gptq"):
         Recipe.load("gptq-w4a16").in_format("gptqq")
@@ -112,7 +112,7 @@ def test_a_recipe_file_may_name_its_format(tmp_path):
     assert (found.name, found.format) == ("mine", "gptq")
     assert "Files in gptq form." in found.explain()
     for format, bits, problem in (
-        ("awq", 8, "format: awq has 4 bits a weight"),
+        ("awq", 8, "format: awq has 4 bits per weight"),
         ("gtpq", 4, "format: 'gtpq' is unknown; did you mean gptq?"),
     ):
         path.write_text(words.format(format, bits))

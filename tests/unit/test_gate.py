@@ -286,14 +286,14 @@ def test_how_many_questions_would_tell():
     assert low >= -0.01
     fewer = 0.97 * check.needed
     assert difference_interval(0.025 * fewer, 0.025 * fewer, fewer)[0] < -0.01
-    assert "would tell, 400 were compared" in check.reason
+    assert "400 were compared" in check.reason
 
 
 def test_a_loss_that_is_the_limit_itself_is_never_told():
     document = ONE_CANDIDATE
     (check,) = judge(document, rules(quiz={"max_drop": 1, "confidence": 0.95})).checks
     assert (check.answer, check.needed) == (CANNOT_TELL, None)
-    assert "no number of questions would tell" in check.reason
+    assert "no number of questions" in check.reason
 
 
 def test_a_source_that_guesses_is_neither_passed_nor_failed():
@@ -399,9 +399,9 @@ def test_a_candidate_that_no_rule_judges(good):
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({"quiz": {"max": 0.5}}, "quiz/acc is the better the higher"),
+        ({"quiz": {"max": 0.5}}, "quiz/acc, higher is better"),
         ({"quiz": {"max_increase_pct": 5}}, "limit it by min or max_drop"),
-        ({"perplexity": {"max_drop": 1}}, "wiki/perplexity is the better the lower"),
+        ({"perplexity": {"max_drop": 1}}, "wiki/perplexity, lower is better"),
         ({"kl_mean": {"min": 1}}, "limit it by max or max_increase"),
         ({"kl_mean": {"max_increase": 1, "confidence": 0.9}}, "wiki/kl_mean has no interval"),
     ],
@@ -412,7 +412,7 @@ def test_limits_that_would_always_hold_are_refused(good, limits, message):
 
 
 def test_no_percentage_of_nothing(good):
-    with pytest.raises(ScoreError, match="is 0, of which there is no percentage"):
+    with pytest.raises(ScoreError, match="is 0, so a percentage"):
         judge(good, rules(kl_mean={"max_increase_pct": 5}))
 
 

@@ -301,9 +301,9 @@ def test_what_is_overridden_is_not_counted():
         ({"attn_k": "Q4_X"}, UnknownName, "unknown tensor type 'Q4_X'"),
         ({"attn_k": "IQ1_S"}, UnknownName, "unknown tensor type"),
         ({"attn_(": "Q4_K"}, RecipeError, r"'attn_\(' is not a regular expression"),
-        ({"attn_x": "Q4_K"}, RecipeError, "'attn_x' applies to no tensor"),
-        ({"attn_norm": "Q4_K"}, RecipeError, "'attn_norm' applies to no tensor"),
-        ({"attn": "Q4_K", "attn_k": "Q8_0"}, RecipeError, "'attn_k' applies to no tensor"),
+        ({"attn_x": "Q4_K"}, RecipeError, "'attn_x' matches no tensor"),
+        ({"attn_norm": "Q4_K"}, RecipeError, "'attn_norm' matches no tensor"),
+        ({"attn": "Q4_K", "attn_k": "Q8_0"}, RecipeError, "'attn_k' matches no tensor"),
     ],
 )
 def test_overrides_that_mean_nothing(overrides, error, reason):
@@ -323,7 +323,7 @@ def test_metadata_without_layers():
 
 def test_a_layer_beyond_the_model():
     model = [("blk.9.ffn_down_exps.weight", (4, 64, 256))]
-    with pytest.raises(SourceError, match="weight belongs to none of the model's 8 layers"):
+    with pytest.raises(SourceError, match="weight is not in any of the model's 8 layers"):
         choose("Q4_K_M", model, facts(8, experts=4), False)
 
 

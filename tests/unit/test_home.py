@@ -20,5 +20,5 @@ def test_a_user_without_a_home_is_told_what_to_do(monkeypatch):
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr("os.path.expanduser", lambda path: path)
-    with pytest.raises(StorageError, match=r"^~/.cache: nobody knows that home folder; set HOME"):
+    with pytest.raises(StorageError, match=r"~/.cache: unknown user; set HOME"):
         default_folder()

@@ -68,7 +68,7 @@ def test_tool_calls(answer, is_right):
 @pytest.mark.parametrize(
     ("row", "wanted", "message"),
     [
-        ({"judge": "taste"}, None, "judge 'taste' is none of exact"),
+        ({"judge": "taste"}, None, "'taste'; choose from exact"),
         ({"reference": 4}, None, "no answer to compare with"),
         ({}, "exact", "no answer to compare with"),
         ({"regex": "("}, None, "cannot be used"),

@@ -54,7 +54,7 @@ def test_commands_that_share_nothing_say_so_once(told, run_cli):
     result = run_cli(["gpus"])
     assert result.code == 3
     assert result.stderr == (
-        "quantkit: quantkit gpus works in one process, and torchrun started 2; call it without "
+        "quantkit: quantkit gpus works in one process, and torchrun started 2; run it without "
         "torchrun\n"
     )
     told.setenv("WORLD_SIZE", "1")

@@ -279,7 +279,7 @@ def test_caches_that_nothing_serves(tmp_path, scheme, words):
         ("fp8-dynamic+x", "unknown addition to a recipe 'x'. There are: head-int8, kv-fp8"),
         ("fp8-dynamic+", "There are: head-int8, kv-fp8"),
         ("fp8-dynamics+kv-fp8", "unknown recipe 'fp8-dynamics'. Did you mean fp8-dynamic"),
-        ("fp8-dynamic+kv-fp8+kv-fp8", "fp8-dynamic+kv-fp8 has an FP8 KV cache already"),
+        ("fp8-dynamic+kv-fp8+kv-fp8", "fp8-dynamic+kv-fp8 already has an FP8 KV cache"),
         ("some+folder/mine.yaml", "unknown recipe 'some+folder/mine.yaml'"),
     ],
 )
@@ -407,7 +407,7 @@ def test_every_gguf_type_has_a_recipe():
     [
         (
             {"gguf": "Q4_K_X"},
-            "gguf: 'Q4_K_X' is not a file type of llama.cpp's that we write; did you",
+            "gguf: 'Q4_K_X' is not a llama.cpp file type",
         ),
         ({"gguf": "Q4_K_M", "tensors": {"ffn": "Q9"}}, "tensors: 'Q9' is not a block type"),
         ({"gguf": "Q4_K_M", "tensors": {"(": "Q8_0"}}, "tensors: '(' is not a valid pattern"),
@@ -421,5 +421,5 @@ def test_problems_of_a_gguf_recipe_are_named(tmp_path, data, line):
 
 
 def test_gguf_has_no_cache_of_fp8():
-    with pytest.raises(RecipeError, match="does not go with gguf-q8_0"):
+    with pytest.raises(RecipeError, match="cannot be combined with gguf-q8_0"):
         load("gguf-q8_0+kv-fp8")

@@ -337,7 +337,7 @@ def test_a_kind_may_be_forced():
     assert said(value, kind="text") == ("text", "both")
     assert recognise(value, kind="chat").kind == "chat"
     assert recognise(value, kind="instruction").kind == "instruction"
-    with pytest.raises(Unrecognised, match="is not a chat"):
+    with pytest.raises(Unrecognised, match="is not of kind chat"):
         recognise("words", kind="chat")
 
 

@@ -185,7 +185,7 @@ def test_gguf_files_run_in_llama_cpp(gpu, image):
 
 
 def test_a_device_without_images_is_refused():
-    with pytest.raises(HardwareError, match="no image of llama"):
+    with pytest.raises(HardwareError, match="no default image of llama"):
         compose(plan("gguf-q4_k_m", "M3 Max"))
 
 

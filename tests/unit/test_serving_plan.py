@@ -220,7 +220,7 @@ def test_adapters_are_checked_named_and_counted(tmp_path):
         adapters.parse([texts[0], texts[0]], is_gguf=False)
     with pytest.raises(CheckpointError, match="rank 4096"):
         adapters.parse([adapter(tmp_path / "wide", 4096)], is_gguf=False)
-    with pytest.raises(CheckpointError, match="no GGUF file"):
+    with pytest.raises(CheckpointError, match="not a GGUF file"):
         adapters.parse([texts[0]], is_gguf=True)
 
 

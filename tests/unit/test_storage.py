@@ -191,7 +191,7 @@ def test_failed_rename_under_force_keeps_the_old_folder(tmp_path, monkeypatch):
 def test_force_never_replaces_what_is_not_ours(tmp_path, make):
     target = tmp_path / "out"
     make(target)
-    with pytest.raises(StorageError, match="no checkpoint of quantkit"):
+    with pytest.raises(StorageError, match="not a checkpoint made by quantkit"):
         refuse_existing(target, force=True)
 
 

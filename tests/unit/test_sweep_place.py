@@ -94,7 +94,7 @@ def test_a_bucket_library_that_is_missing_is_named(monkeypatch, address, package
 
 
 def test_an_unknown_kind_of_storage(tmp_path):
-    with pytest.raises(StorageError, match="nothing is known of floppy://"):
+    with pytest.raises(StorageError, match="unknown storage floppy://"):
         Place("floppy://a/runs")
 
 

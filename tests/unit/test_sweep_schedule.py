@@ -41,7 +41,7 @@ def test_what_is_there_is_not_run_again(tmp_path):
     going, notes = sweeps.run(line().values(), tmp_path, workers)
     assert workers.jobs == []
     assert len(going.records) == 9
-    assert notes.notes == ["9 of 9 steps are done already"]
+    assert notes.notes == ["9 of 9 steps are already done"]
 
 
 def test_a_changed_recipe_reruns_only_what_depends_on_it(tmp_path):

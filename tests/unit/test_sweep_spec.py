@@ -52,7 +52,7 @@ def test_names_alone_are_enough(tmp_path):
         ),
         ("resources: {quantize: {gpu: 1}}", "resources.quantize.gpu: unknown key; did you mean"),
         ("resources: {quantize: {memory: lots}}", "'lots' is not an amount of memory"),
-        ("resources: {quantize: {memory: 8}}", "8 bytes are less than any step takes"),
+        ("resources: {quantize: {memory: 8}}", "8 bytes are too little"),
         ("resources: {quantize: {cpus: 0}}", "resources.quantize.cpus: must be above 0, not 0"),
         ("resources: {quantize: {gpus: -1}}", "resources.quantize.gpus: must be 0 or more, not -1"),
         ("resources: {verify: {gpus: 1}}", "resources.verify: gpus: 1, but verify uses none"),

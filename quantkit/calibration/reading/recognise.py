@@ -132,11 +132,7 @@ class Recogniser:
 
     def _unrecognised(self, record: Record) -> Unrecognised:
         value = record.value
-        what = (
-            f"the row does not look like {self.kind}"
-            if self.kind
-            else "the row is of no known kind"
-        )
+        what = f"the row is not of kind {self.kind}" if self.kind else "the row is of no known kind"
         hint = "`columns:` in the spec says which field is which"
         if isinstance(value, dict):
             fields = ", ".join(str(name)[:40] for name in list(value)[:20]) or "none"
