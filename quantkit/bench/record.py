@@ -280,7 +280,7 @@ def read(path: Path) -> Bench:
     except OSError as error:
         raise ScoreError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ScoreError(f"{path} is not a bench.json: not valid JSON: {error}") from error
+        raise ScoreError(f"{path} is not valid JSON: {error}; give a bench.json") from error
     version = data.get("schema") if isinstance(data, dict) else None
     if isinstance(version, int) and version > VERSION and data.get("kind") == KIND:
         raise ScoreError(f"{path} has schema {version}, of a newer quantkit; upgrade quantkit")

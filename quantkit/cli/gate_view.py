@@ -102,8 +102,7 @@ def _screen(verdict: "Verdict") -> str:
     parts = [console.table_text(headings, rows, words=(0, 1, 3, 4))]
     for answer in (Answer.FAIL, Answer.CANNOT_TELL):
         if found := verdict.of(answer):
-            lines = [(plain(check.candidate), check.reason) for check in found]
-            parts.append(console.lines_text(f"{answer}:", lines))
+            parts.append(console.lines_text(f"{answer}:", words.reasons(found)))
     if verdict.notes:
         parts.append(console.lines_text("notes:", [("-", note) for note in verdict.notes]))
     return "\n\n".join([*parts, words.last_line(verdict)])

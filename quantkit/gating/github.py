@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quantkit.gating.text import plain
 from quantkit.gating.verdict import Answer, Check, Verdict
-from quantkit.gating.words import last_line
+from quantkit.gating.words import last_line, reasons
 from quantkit.storage import guarded
 
 MOST = 10
@@ -60,13 +60,13 @@ def summarize(text: str, environment: Mapping[str, str]) -> None:
 
 
 def _of_kind(kind: str, checks: tuple[Check, ...]) -> Iterator[str]:
-    shown = checks if len(checks) <= MOST else checks[: MOST - 1]
-    for check in shown:
-        title = f"quantkit gate: {plain(check.candidate)}"
-        told = "" if check.answer is Answer.FAIL else "cannot tell: "
-        yield annotation(kind, title, f"{told}{plain(check.candidate)}: {check.reason}")
-    if len(shown) < len(checks):
-        rest = len(checks) - len(shown)
+    told = "" if all(check.answer is Answer.FAIL for check in checks) else "cannot tell: "
+    found = reasons(checks)
+    shown = found if len(found) <= MOST else found[: MOST - 1]
+    for names, reason in shown:
+        yield annotation(kind, f"quantkit gate: {names}", f"{told}{names}: {reason}")
+    if len(shown) < len(found):
+        rest = len(found) - len(shown)
         yield annotation(kind, "quantkit gate", f"and {rest} more: see the summary of this job")
 
 

@@ -13,7 +13,11 @@ HEADINGS = ("candidate", "metric", "value", "limit", "answer")
 
 def render(verdict: Verdict) -> str:
     """The verdict, sentences on what did not pass, then the table, which is cut if too long."""
-    words_on = [_sentence(check) for check in verdict.checks if check.answer is not Answer.PASS]
+    words_on = [
+        f"- **{answer}**: {safe(names)}: {safe(reason)}"
+        for answer in (Answer.FAIL, Answer.CANNOT_TELL)
+        for names, reason in words.reasons(verdict.of(answer))
+    ]
     lines = [f"## quantkit gate: {safe(words.last_line(verdict))}", ""]
     lines += [*words_on[:MOST_ROWS], ""] if words_on else []
     lines += [f"- {safe(note)}" for note in verdict.notes] + [""] * bool(verdict.notes)
@@ -59,10 +63,6 @@ def _cut(text: str) -> str:
             break
         lines.append(line)
     return "\n".join([*lines, "", "The rest is not shown.", ""])
-
-
-def _sentence(check: Check) -> str:
-    return f"- **{check.answer}**: {safe(check.candidate)}: {safe(check.reason)}"
 
 
 def _row(check: Check) -> str:

@@ -1,5 +1,7 @@
 """Checks and verdicts in words."""
 
+from collections.abc import Iterable
+
 from quantkit import metrics
 from quantkit.gating.text import plain
 from quantkit.gating.verdict import Answer, Check, Verdict
@@ -26,7 +28,9 @@ def limit(check: Check) -> str:
     """What is allowed."""
     if check.bound is None:
         return "as scored"
-    side = "at least" if check.kind in ("min", "max_drop") else "at most"
+    if check.kind == "max_drop":
+        return f"a drop of at most {_told(check, check.bound, shortest=True, unsigned=True)}"
+    side = "at least" if check.kind == "min" else "at most"
     return f"{side} {_told(check, check.bound, shortest=True)}"
 
 
@@ -62,6 +66,14 @@ def sentence(check: Check, needed_of: str = "", n: int | None = None) -> str:
         about = f"{float(f'{check.needed:.2g}'):,.0f}"
         return f"{found}: about {about} {needed_of} would settle it, {n:,} were compared"
     return f"{found}: the estimate lies on the limit, so no number of {needed_of} would settle it"
+
+
+def reasons(checks: Iterable[Check]) -> list[tuple[str, str]]:
+    """Each reason once, with the candidates that it is about."""
+    found: dict[str, list[str]] = {}
+    for check in checks:
+        found.setdefault(check.reason, []).append(plain(check.candidate))
+    return [(", ".join(dict.fromkeys(names)), reason) for reason, names in found.items()]
 
 
 def last_line(verdict: Verdict) -> str:

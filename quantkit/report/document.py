@@ -162,7 +162,7 @@ def read(path: Path) -> Document:
     except OSError as error:
         raise ScoreError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ScoreError(f"{path} is not a report: not valid JSON: {error}") from error
+        raise ScoreError(f"{path} is not valid JSON: {error}; give a report.json") from error
     version = data.get("schema") if isinstance(data, dict) else None
     if isinstance(version, int) and version > VERSION:
         raise ScoreError(f"{path} has schema {version}, of a newer quantkit; upgrade quantkit")

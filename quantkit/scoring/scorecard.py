@@ -203,4 +203,4 @@ class Scorecard(Record):
             first = problems(error, cls)[0]
             raise ScoreError(f"{path} is not a score file: {first}") from error
         except ValueError as error:
-            raise ScoreError(f"{path} is not a score file: not valid JSON: {error}") from error
+            raise ScoreError(f"{path} is not valid JSON: {error}; give a score file") from error

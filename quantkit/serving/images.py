@@ -53,7 +53,7 @@ def check(image: str | None) -> None:
     if image is not None and not (IMAGE.fullmatch(image) or TAG.fullmatch(image)):
         raise EngineError(
             f"'{image}' is not a container image; write NAME:TAG, or :TAG for another version of "
-            "the usual one"
+            "the default one"
         )
 
 

@@ -57,13 +57,13 @@ def _split(target: Target, size: Size) -> Iterator[Flag]:
         why = f"tensor parallel over {'the ' if not since else ''}{split.tensor} GPUs"
         yield Flag(("--tensor-parallel-size", str(split.tensor)), f"{why}{weights}{since}")
     if split.pipeline > 1:
-        held = ""
+        layers = ""
         if target.shape is not None:
             rows = stages(int(target.shape.config["num_hidden_layers"]), split.pipeline)
-            held = f", {', '.join(str(len(row)) for row in rows)} layers"
-        why = f"pipeline parallel over {split.pipeline} x {split.tensor} GPUs{held}"
+            layers = f", {', '.join(str(len(row)) for row in rows)} layers"
+        why = f"pipeline parallel over {split.pipeline} x {split.tensor} GPUs{layers}"
         if split.tensor == 1:
-            why = f"pipeline parallel over {split.pipeline} GPUs{held}{weights}{since}"
+            why = f"pipeline parallel over {split.pipeline} GPUs{layers}{weights}{since}"
         yield Flag(("--pipeline-parallel-size", str(split.pipeline)), why)
     if split.has_whole_experts and target.shape is not None:
         n_experts = parallel.n_experts(target.shape)

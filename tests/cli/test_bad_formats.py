@@ -51,7 +51,7 @@ def made(tiny_model, tmp_path):
         ("rtn-w8a16", "awq", "awq has 4 bits"),
         ("awq-w4a16", "gptq", "only without zero points"),
         ("int8-w8a8", "gptq", "leaves activations in 16 bits"),
-        ("gptq-w4a16+kv-fp8", "gptq", "no scales of a KV cache beside gptq"),
+        ("gptq-w4a16+kv-fp8", "gptq", "no KV cache scales with gptq"),
     ],
 )
 def test_formats_that_do_not_fit_are_refused_before_the_model_is_read(

@@ -31,7 +31,7 @@ def test_no_number(refused, tiny_model, edit_tensors, stored, name, value, recip
     edit_tensors(folder, {name: tensor})
     message = refused(folder, recipe=recipe)
     assert f"{name} in {folder / 'model.safetensors'} holds NaN or infinity" in message
-    assert "get it again" in message
+    assert "download it again" in message
 
 
 @pytest.mark.parametrize("dtype", ["f16", "f32"])

@@ -68,10 +68,9 @@ def test_too_little_evidence_exits_3(run_cli, written):
     thin = report(("one", "gptq-w4a16", 0.7, 2.0), n_documents=1, n_tokens=40)
     result = run_cli(["gate", written(thin)])
     assert (result.code, result.stderr) == (3, "")
-    assert (
-        "wiki/perplexity cannot be judged: it rests on 1 document and 40 tokens, and 20 documents "
-        "and 5,000 tokens are the least to judge by" in result.stdout
-    )
+    said = " ".join(result.stdout.split())
+    assert "wiki/perplexity cannot be judged: it rests on 1 document and 40 tokens" in said
+    assert "at least 20 documents and 5,000 tokens" in said
     assert result.stdout.rstrip().split("\n")[-1].startswith("cannot tell: 3 of 5 checks")
 
 
@@ -92,7 +91,7 @@ def test_asking_exits_3_and_says_how_many_questions_would_tell(run_cli, written)
     )
     result = run_cli(["gate", PUBLISHED, "--policy", policy])
     assert (result.code, result.stderr) == (3, "")
-    assert re.search(r"about [\d,]+ questions would tell, 4,705 were compared", result.stdout)
+    assert re.search(r"about [\d,]+ questions would settle it, 4,705 were compared", result.stdout)
     assert result.stdout.rstrip().split("\n")[-1].startswith("cannot tell: ")
 
 
@@ -234,7 +233,7 @@ def test_numbers_that_are_none(run_cli, written, good, number):
     value = json.dumps(good.candidates[0].scores["wiki/perplexity"].value)
     assert value in data
     message = one_error(run_cli(["gate", written(data.replace(value, number))]))
-    assert "is not a report" in message
+    assert "report.json is not" in message
 
 
 def test_reports_that_hold_nothing_to_judge(run_cli, written, good):

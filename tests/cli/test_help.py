@@ -136,7 +136,7 @@ def test_recipes(run_cli):
     assert (result.code, result.stderr) == (0, "")
     table, _, additions = result.stdout.strip().partition("\n\n")
     assert [line.split()[0] for line in table.strip().split("\n")[2:]] == RECIPES
-    assert additions.startswith("+kv-fp8 behind any name but GGUF's keeps")
+    assert additions.startswith("+kv-fp8, appended to any recipe except GGUF, keeps")
 
 
 def test_recipes_json(run_cli):

@@ -87,7 +87,7 @@ def test_a_plan_without_an_engine_says_that_there_is_none(run_cli, demo_made, en
     result = run_cli(command)
     assert result.code == 0
     assert result.stdout.startswith("vllm serve ")
-    assert "vLLM was not found here" in result.stdout
+    assert "vLLM was not found on this machine" in result.stdout
     assert json.loads(run_cli([*command, "--json"]).stdout)["command"][:2] == ["vllm", "serve"]
 
 
@@ -195,7 +195,7 @@ def test_an_engine_that_is_deaf_to_requests_to_end_is_made_to(
 def test_health_is_no_proof_so_a_failing_request_is_an_error(run_cli, demo_made, engine, port):
     fake = engine("fails")
     words = failure(run_cli, demo_made, fake, port)
-    assert "vLLM is healthy, and yet fails at a request (HTTP 500)" in words
+    assert "vLLM is healthy but fails a request (HTTP 500)" in words
     assert "no kernel for the format on this device" in words
     assert gone(fake.pids)
 
@@ -288,10 +288,10 @@ def test_folders_that_an_engine_would_load_wrongly_are_refused(run_cli, folder, 
         (["--gpu", "H2000"], "unknown GPU 'H2000'"),
         (["--context", "5000"], "allows contexts of 1,024 tokens, not 5,000"),
         (["--draft", "nowhere"], "there is no folder nowhere"),
-        (["--draft", "eagle:nowhere"], "nowhere holds no head for drafting"),
-        (["--lora", "me"], "'me' names no adapter; write NAME=DIR"),
-        (["--lora", "me=nowhere"], "nowhere is no LoRA adapter"),
-        (["--emit", "k8s", "--image", "a b"], "'a b' names no container image"),
+        (["--draft", "eagle:nowhere"], "nowhere has no draft head"),
+        (["--lora", "me"], "'me' is not an adapter; write NAME=DIR"),
+        (["--lora", "me=nowhere"], "nowhere is not a LoRA adapter"),
+        (["--emit", "k8s", "--image", "a b"], "'a b' is not a container image"),
         (["--emit", "grafana", "--image", ":v1"], "a dashboard has no image"),
         (["--emit", "k8s", "-o", __file__], "is a file; --out names a folder"),
         (["--gpu", "M3 Max"], "does not run fp8-w8a8 in vllm"),
@@ -413,7 +413,7 @@ def test_compose_and_grafana_share_their_alerts(run_cli, demo_made, tmp_path):
     assert (tmp_path / "alerts.yaml").stat().st_mode & 0o044  # Prometheus is another user
     other = run_cli([*command, "grafana", "--ttft", "0.5"])
     assert other.code == 3
-    assert "dashboard.json exists already and says something else" in other.stderr
+    assert "dashboard.json exists already with other content" in other.stderr
     assert run_cli([*command, "grafana"]).code == 0
 
 

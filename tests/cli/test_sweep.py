@@ -54,7 +54,7 @@ def test_an_unknown_task(refused):
 
 def test_a_recipe_that_learns_needs_a_set(refused):
     message = refused(GOOD.replace("rtn-w4a16", "gptq-w4a16"))
-    assert "recipe gptq-w4a16 learns from data: name sets under `calibration:`" in message
+    assert "recipe gptq-w4a16 needs calibration data: name sets under `calibration:`" in message
 
 
 def test_more_gpus_than_this_machine_has(refused):
@@ -65,7 +65,7 @@ def test_more_gpus_than_this_machine_has(refused):
 def test_a_cycle(refused):
     models = "models: [{model: demo, name: a, after: [b]}, {model: demo, name: b, after: [a]}]\n"
     message = refused(models + "recipes: [rtn-w4a16]\n")
-    assert "a comes after b comes after a: nobody can begin" in message
+    assert "a comes after b comes after a: none of them can start" in message
 
 
 def test_a_bucket_library_that_is_not_installed(refused):

@@ -171,7 +171,7 @@ def test_settings_and_flags_as_keywords_of_the_library():
     }
     with pytest.raises(EngineError, match="not JSON"):
         offline.engine_arguments(("--hf-overrides", "{half}"))
-    with pytest.raises(EngineError, match="no flag"):
+    with pytest.raises(EngineError, match="not a flag"):
         offline.engine_arguments(("serve",))
 
 

@@ -1,6 +1,7 @@
 """What a gate answers: three answers, unrounded limits, and never a silent pass."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -686,9 +687,25 @@ def test_annotations_are_one_line_each_and_escaped(hostile_verdict):
 
 def test_annotations_are_no_more_than_github_shows(hostile_verdict):
     failing = hostile_verdict.checks[0]
-    lines = list(github.annotations(Verdict((failing,) * 50, "fail")))
+    checks = tuple(replace(failing, reason=f"{n} is too much") for n in range(50))
+    lines = list(github.annotations(Verdict(checks, "fail")))
     assert len([line for line in lines if line.startswith("::error")]) == 10
     assert "and 41 more" in lines[9]
+
+
+def test_a_reason_that_several_share_is_said_once(good):
+    check = judge(good, rules(perplexity={"max": 0.001})).checks[0]
+    shared = "the source itself does no better than guessing on quiz/acc"
+    checks = tuple(replace(check, candidate=f"c{n}", reason=shared) for n in range(4))
+    verdict = Verdict(checks, "fail")
+    assert words.reasons(checks) == [("c0, c1, c2, c3", shared)]
+    assert markdown.render(verdict).count(shared) == 1
+    assert "".join(github.annotations(verdict)).count(shared) == 1
+
+
+def test_a_limit_on_a_drop_reads_as_one(good):
+    check = judge(good, rules(accuracy={"max_drop": 1.0})).checks[0]
+    assert words.limit(check) == "a drop of at most 1 point"
 
 
 def test_numbers_are_shown_apart_from_their_limit(good):

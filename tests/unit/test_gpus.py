@@ -319,7 +319,7 @@ def test_what_is_no_rate_of_computing_is_refused(rate):
 def test_what_no_device_can_have_is_refused():
     with pytest.raises(HardwareError, match="not a size of memory"):
         describe("9" * 400 + "GB", "1008GB/s")
-    with pytest.raises(HardwareError, match="no bandwidth"):
+    with pytest.raises(HardwareError, match="not a bandwidth"):
         describe("24GB", "9" * 400 + "GB/s")
 
 

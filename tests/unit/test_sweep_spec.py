@@ -64,10 +64,10 @@ def test_names_alone_are_enough(tmp_path):
         ("tasks: [a, a]", "tasks: a stands twice"),
         ("models: [x/demo, demo]", "models: demo stands twice; give one of them a `name`"),
         ("models: [{model: a, after: [b]}, c]", "a comes after b, which is not a model here"),
-        ("models: [{model: a, after: [a]}]", "a comes after a: nobody can begin"),
+        ("models: [{model: a, after: [a]}]", "a comes after a: none of them can start"),
         (
             "models: [{model: a, after: [b]}, {model: b, after: [c]}, {model: c, after: [a]}]",
-            "a comes after b comes after c comes after a: nobody can begin",
+            "a comes after b comes after c comes after a: none of them can start",
         ),
     ],
     ids=lambda value: value.split(":")[0],

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from quantkit.methods.kernels.tiles import tile_of
 from quantkit.numbers.kernels import e4m3_of, nearest_fp4, power_of
 
 ROWS = 64
@@ -19,12 +20,8 @@ def _search(  # type: ignore[no-untyped-def]
     n_rows, n_columns, n_tiles, first, last, lowest, highest,
     IS_MX: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    tile = tl.program_id(1)
+    rows, present, tile, _, weight = tile_of(weight_ptr, n_rows, n_columns, ROWS, SIZE)
     within = tl.arange(0, SIZE)
-    present = rows < n_rows
-    at = rows[:, None].to(tl.int64) * n_columns + tile * SIZE + within[None, :]
-    weight = tl.load(weight_ptr + at, present[:, None], 0.0)
     at_gram = tile * SIZE * SIZE + within[:, None] * SIZE + within[None, :]
     gram = tl.load(grams_ptr + at_gram).to(tl.bfloat16)
     at_scale = rows.to(tl.int64) * n_tiles + tile

@@ -10,6 +10,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from quantkit import grid
+from quantkit.methods.kernels.tiles import tile_of
 from quantkit.schemes import WeightScheme
 
 ROWS = 32
@@ -24,12 +25,8 @@ def _round(  # type: ignore[no-untyped-def]
     SMOOTH: tl.constexpr, ZERO: tl.constexpr, ERROR: tl.constexpr,
     ROWS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    tile = tl.program_id(1)
+    rows, inside, tile, at, weight = tile_of(weight_ptr, n_rows, n_columns, ROWS, SIZE)
     columns = tile * SIZE + tl.arange(0, SIZE)
-    inside = rows < n_rows
-    at = rows[:, None].to(tl.int64) * n_columns + columns[None, :]
-    weight = tl.load(weight_ptr + at, inside[:, None], 0.0)
     if SMOOTH:
         smoothing = tl.load(smoothing_ptr + columns)[None, :]
         smoothed = weight * smoothing
@@ -73,12 +70,8 @@ def _energy(  # type: ignore[no-untyped-def]
     n_rows, n_columns, n_tiles, bottom, top,
     ZERO: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    tile = tl.program_id(1)
+    rows, present, tile, _, weight = tile_of(weight_ptr, n_rows, n_columns, ROWS, SIZE)
     within = tl.arange(0, SIZE)
-    present = rows < n_rows
-    at = rows[:, None].to(tl.int64) * n_columns + tile * SIZE + within[None, :]
-    weight = tl.load(weight_ptr + at, present[:, None], 0.0)
     at_scale = rows * n_tiles + tile
     scale = tl.load(scale_ptr + at_scale, present, 1.0).to(tl.float32)
     zero = tl.zeros_like(scale)
