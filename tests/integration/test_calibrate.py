@@ -224,7 +224,7 @@ def test_a_set_with_changed_bytes_is_refused(build, chat_file, out, run_cli, nam
     (out / name).write_bytes(raw)
     result = run_cli(["calibrate", "inspect", out])
     assert result.code == 3
-    assert f"{out / name} is not the file that calibration.json tells of" in result.stderr
+    assert f"{out / name} does not match its digest in calibration.json" in result.stderr
 
 
 def test_a_set_whose_digests_were_taken_away_is_refused(build, chat_file, out, run_cli):

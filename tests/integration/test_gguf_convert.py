@@ -531,7 +531,7 @@ def test_an_unknown_normalizer_is_refused(tmp_path):
 
 def test_tokens_that_the_embedding_lacks_are_refused(tmp_path):
     source = save_with(byte_level("gpt-2"), tmp_path)
-    with pytest.raises(SourceError, match="do not belong together"):
+    with pytest.raises(SourceError, match="do not match"):
         vocabulary(source, 300)
 
 

@@ -52,7 +52,7 @@ def test_a_file_is_quantised_in_another_format_only_when_that_is_wanted(file, tm
     asked = ["quantize", file, "-r", "rtn-w4a16", "-r", "gguf-q8_0", "-o", tmp_path]
     refused = run_cli([*asked, "--device", "cpu"])
     assert refused.code == 3
-    assert "is quantised already" in refused.stderr
+    assert "is already quantised" in refused.stderr
     assert "--requantize" in refused.stderr
     made = run_cli([*asked, "--device", "cpu", "--requantize"])
     assert made.code == 0, made.stderr
@@ -151,11 +151,11 @@ def test_an_expert_is_read_without_the_others(tmp_path):
     ("change", "words"),
     [
         ({"general.architecture": "falcon"}, "is of architecture falcon"),
-        ({"llama.attention.scale": 0.5}, "llama.attention.scale is 0.5, for which quantkit knows"),
-        ({"llama.attention.key_length": 32}, "key_length"),
+        ({"llama.attention.scale": 0.5}, "llama.attention.scale is 0.5"),
+        ({"llama.attention.key_length": 32}, "value_length"),
         ({"llama.rope.scaling.type": "su"}, "scales its rotary frequencies by su"),
-        ({"tokenizer.ggml.pre": "mine"}, "cuts text by the name 'mine'"),
-        ({"tokenizer.ggml.model": "t5"}, "tokenizer is of kind t5"),
+        ({"tokenizer.ggml.pre": "mine"}, "pre-tokenizer is 'mine'"),
+        ({"tokenizer.ggml.model": "t5"}, "tokenizer's kind is t5"),
         ({"tokenizer.ggml.bos_token_id": 5000}, "is not the id of a token"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

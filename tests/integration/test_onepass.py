@@ -85,7 +85,7 @@ def test_a_run_takes_up_only_what_has_the_same_calibration(together, short_demo)
 def test_calibration_must_be_given(tmp_path, capsys):
     assert main(["quantize", "demo", "-r", "gptq-w4a16", "-o", str(tmp_path / "out")]) == 3
     stderr = capsys.readouterr().err
-    assert "recipe gptq-w4a16 learns from data: give --calibration" in stderr
+    assert "recipe gptq-w4a16 needs calibration data: give --calibration" in stderr
     assert "python-docs" in stderr
     assert not (tmp_path / "out").exists()
 

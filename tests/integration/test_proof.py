@@ -429,9 +429,9 @@ def test_answers_of_another_shape_are_faults_and_no_accident():
     (fault,) = agreement.shape_faults(["a"], [[5, 6]], good[:1], asked)
     assert "continue 2 prompts and gave 1" in fault
     (fault,) = agreement.shape_faults(["a", "b"], [[5, 6]] * 2, [[-1.0], good[0]], asked)
-    assert "2 tokens a prompt and gave 1" in fault
+    assert "2 tokens per prompt and gave 1" in fault
     assert agreement.prompt_faults([[-1.0, -1.0]], asked) == []
-    assert "told of 1 tokens of 1" in agreement.prompt_faults([[-1.0]], asked)[0]
+    assert "1 tokens of 1" in agreement.prompt_faults([[-1.0]], asked)[0]
     assert "told of 0 tokens of 0" in agreement.prompt_faults([], asked)[0]
 
 

@@ -255,7 +255,7 @@ def torchrun(*arguments, n_ranks=2):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_device_that_cannot_be_shared_is_told_once_a_machine(rank):
     place = launch.Place(rank, 2, rank, 2)
-    with pytest.raises(HardwareError, match="is one GPU, and 2 ranks want one each") as caught:
+    with pytest.raises(HardwareError, match="is one GPU, and 2 ranks need one each") as caught:
         joined(place, "cuda:0").__enter__()
     assert caught.value.told == (rank == 1)
 
@@ -266,7 +266,7 @@ def test_torchrun_says_a_fault_of_the_input_once(model, tmp_path):
     assert done.returncode != 0
     said = [line for line in done.stderr.split("\n") if line.startswith("quantkit:")]
     assert len(said) == 1
-    assert "recipe gptq-w4a16 learns from data: give --calibration" in said[0]
+    assert "recipe gptq-w4a16 needs calibration data: give --calibration" in said[0]
     assert not (tmp_path / "o").exists()
 
 

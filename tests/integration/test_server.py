@@ -91,9 +91,12 @@ def test_answers_are_written_as_lm_eval_writes_them(fake):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("garbage", "no JSON"),
-        (lambda answer: answer | {"choices": []}, "form of its own"),
-        (lambda answer: answer | {"choices": [{"text": 5, "finish_reason": "stop"}]}, "form of"),
+        ("garbage", "JSON"),
+        (lambda answer: answer | {"choices": []}, "unknown form"),
+        (
+            lambda answer: answer | {"choices": [{"text": 5, "finish_reason": "stop"}]},
+            "unknown form",
+        ),
         (
             lambda answer: {
                 "choices": [{"text": "a", "finish_reason": "length"}],
@@ -278,12 +281,12 @@ def without_logprobs(answer):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("always 500", "/completions answered 500: out of luck, 5 times; look at the server's log"),
+        ("always 500", "/completions answered 500: out of luck, 5 times; see the server's log"),
         (400, "/completions answered 400: out of luck"),
         (404, "answered 404: out of luck"),
         ("Out of range float values are not JSON compliant", "the model's outputs are not finite"),
-        ("hang", r"gave no answer within 3 s; look whether the server is stuck"),
-        ("garbage", "answered what is not JSON: <html>hello"),
+        ("hang", r"gave no answer within 3 s"),
+        ("garbage", "did not answer with JSON: <html>hello"),
         (without_logprobs, "gives no log-probabilities of prompts"),
         (lambda answer: {"model": "demo"}, "/completions"),
         (lambda answer: [], "/completions"),
@@ -350,7 +353,7 @@ def test_windows_must_fit_the_server(fake):
         connect(fake, max_length=MAX_LENGTH + 1)
     assert connect(fake, max_length=40).max_length == 40
     del fake.cards[0]["max_model_len"]
-    with pytest.raises(ScoreError, match="does not tell its context"):
+    with pytest.raises(ScoreError, match="does not report its context"):
         connect(fake)
 
 

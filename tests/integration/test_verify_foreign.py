@@ -115,7 +115,7 @@ DAMAGE = [
     (negative, f"{DOWN}.weight_scale: 1 of 256 scales is negative"),
     (truncated, "is truncated or corrupt"),
     (other_prefix, "`ignore` has language_model.lm_head, which is not a module of this model"),
-    (unlike, "unlike schemes: q_proj in 16 bits, k_proj int4 g128, 16-bit inputs"),
+    (unlike, "different schemes: q_proj in 16 bits, k_proj int4 g128, 16-bit inputs"),
     (other_groups, f"{DOWN}.weight_scale is [128, 2], int4 g64 makes it [128, 4]"),
 ]
 
