@@ -70,7 +70,7 @@ def show_one(answers: "Answers") -> None:
         typer.echo(LEGEND.format(where=each))
         if more:
             names = ", ".join(SHORT[name] for name in more)
-            typer.echo(f"{names}: GiB{each}, beside the weights.")
+            typer.echo(f"{names}: GiB{each}, in addition to the weights.")
     if rest := _rest(found.candidates):
         console.print_lines("Left out", rest)
     console.print_lines("Assumed", [("-", note) for note in (*found.notes, *answers.notes)])
