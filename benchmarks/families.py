@@ -57,12 +57,14 @@ KINDS = {
 }
 """The forty families that people quantise most."""
 BEYOND = {
-    "dense": "gpt2 gpt_neox gemma3n_text",
+    "dense": "mistral gpt2 gpt_neox gemma3n_text gemma4_text",
     "mixture of experts": "mixtral olmoe phimoe granitemoe lfm2_moe minimax qwen2_moe deepseek_v2",
     "hybrid": "zamba2 falcon_h1 jamba bamba",
     "vision-language": "qwen2_5_vl internvl smolvlm idefics3 llava gemma3n",
 }
 """Others that are tried."""
+CALLED = {"mimo_v2": "mimo_v2_flash"}
+"""Families that transformers knows by another `model_type`."""
 
 SMALL: dict[str, Any] = {
     "hidden_size": 128,
@@ -192,6 +194,12 @@ GEMMA_3N = {
     "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
     "laurel_rank": 16,
 }
+GEMMA_4 = {
+    "num_hidden_layers": 6,
+    "vocab_size_per_layer_input": 4096,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+}
 FAMILIES: dict[str, Family] = {
     "deepseek_v2": Family(
         MLA | {"q_lora_rank": 128, "first_k_dense_replace": 1, "num_experts_per_tok": 2}
@@ -220,15 +228,8 @@ FAMILIES: dict[str, Family] = {
     "ernie4_5_moe": Family({"num_hidden_layers": 3, "moe_layer_end_index": 2}),
     "gemma3n": Family(GEMMA_3N),
     "gemma3n_text": Family(GEMMA_3N),
-    "gemma4": Family(
-        {
-            "num_hidden_layers": 6,
-            "vocab_size_per_layer_input": 4096,
-            "num_kv_shared_layers": 2,
-            "layer_types": ["sliding_attention", "full_attention"] * 3,
-        },
-        drop=("per_layer_config",),
-    ),
+    "gemma4": Family(GEMMA_4, drop=("per_layer_config",)),
+    "gemma4_text": Family(GEMMA_4, drop=("per_layer_config",)),
     "glm4_moe_lite": Family(MLA),
     "glm4v_moe": Family(
         {
@@ -240,6 +241,15 @@ FAMILIES: dict[str, Family] = {
     "granitemoehybrid": Family({"layer_types": ["linear_attention", "full_attention"]}),
     "hunyuan_v1_moe": Family({"head_dim": 32, "rope_parameters": DEFAULT_ROPE}),
     "jamba": Family({"num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 1}),
+    "bailing_hybrid": Family(
+        MLA
+        | {
+            "layer_types": ["linear_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse"],
+            "num_experts_per_token": 2,
+            "num_expert_group": 1,
+        }
+    ),
     "bamba": Family({"attn_layer_indices": [1]}),
     "kimi_k25": Family(MLA, top={"tie_word_embeddings": False}),
     "kimi_linear": Family(
@@ -363,6 +373,8 @@ def build(
     from transformers import AutoModelForCausalLM
     from transformers.models.auto import modeling_auto
 
+    own = own or FAMILIES.get(model_type)
+    model_type = CALLED.get(model_type, model_type)
     config = small_config(model_type, sizes, own)
     name = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type)
     torch.manual_seed(0)
@@ -632,19 +644,23 @@ def main() -> None:
     estimate.measured_speeds = functools.cache(estimate.measured_speeds)
     all_kinds = kinds()
     known: dict[str, Any] = {}
+    used, own = versions(), {}  # of most families, and where these ones differ
     if arguments.out.is_file() and not arguments.again:
-        known = json.loads(arguments.out.read_text(encoding="utf-8"))["families"]
+        stored = json.loads(arguments.out.read_text(encoding="utf-8"))
+        known, others = stored["families"], stored["versions"]
+        own = {key: value for key, value in used.items() if value != others.get(key)}
+        used = others
     for name in arguments.families or all_kinds:
         before = known.get(name, {})
         recipes = [*arguments.recipes, *([GGUF] if arguments.gguf and has_gguf(name) else [])]
         if all(recipe in before.get("recipes", {}) for recipe in recipes):
             continue
         found = try_family(name, recipes, before)
-        known[name] = {"kind": all_kinds[name], **found}
+        known[name] = {"kind": all_kinds[name], **found} | ({"versions": own} if own else {})
         ordered = {n: known[n] for n in all_kinds if n in known}
         result = {
             "machine": f"{platform.machine()}, CPU",
-            "versions": versions(),
+            "versions": used,
             "families": ordered,
         }
         write(arguments.out, result)

@@ -211,7 +211,9 @@ def _note(found: dict[str, Any]) -> str:
     if not found.get("built"):
         package = re.search(r"requires the (\w+) library", found.get("reason", ""))
         return f"needs {package[1]} to be built" if package else "not in this transformers"
-    reasons = dict.fromkeys(r["reason"] for r in found["recipes"].values() if not r["ok"])
+    reasons = list(dict.fromkeys(r["reason"] for r in found["recipes"].values() if not r["ok"]))
+    if newer := found.get("versions", {}).get("transformers"):
+        reasons.append(f"{found['class']}, with transformers {newer}")
     return "; ".join(reason.replace("|", "/") for reason in reasons)
 
 
