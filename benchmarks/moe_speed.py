@@ -1,17 +1,19 @@
 """Seconds a block of GPTQ on a mixture of experts, blocks of Qwen3-30B-A3B's shape.
 
-    python benchmarks/moe_speed.py [--blocks 8 16] [--samples 128 --length 2048] [--out FILE]
+    python benchmarks/moe_speed.py [--blocks 8 16] [--kill 8] [--out FILE] [--again]
 
 128 experts of 768 inner columns, 8 a token, hidden size 2,048. Weights and tokens are random: the
 work depends on them only through how evenly the router spreads tokens. Every run is a process of
-its own, so that its peaks are its own. The last size runs a second time, is killed half way and
-resumed, and must end in the same bytes.
+its own, so that its peaks are its own. One size runs a second time, is killed half way and resumed,
+and must end in the same bytes. What FILE holds already is kept, so that sizes may be measured in
+several calls (`--blocks 8 --kill 8`, then `--blocks 16 --kill 0`).
 """
 
 import argparse
 import itertools
 import json
 import platform
+import shutil
 import signal
 import statistics
 import subprocess
@@ -64,6 +66,7 @@ SMALL = {
     "vocab_size": 4096,
 }
 BLOCK = "block done"
+KILLED = "killed_and_resumed"
 
 
 def make_model(folder: Path, n_blocks: int, shape: dict[str, Any]) -> int:
@@ -117,6 +120,7 @@ def quantize(model: Path, out: Path, recipe: str, n_samples: int, length: int) -
     tokens = torch.randint(0, source.config["vocab_size"], (n_samples, length), generator=generator)
     out.mkdir(parents=True, exist_ok=True)
     journal = Journal.open(out, {})
+    n_kept = len(journal.tensors)  # of a run that was killed
     device, watch = devices.choose(), Watch()
     started = time.monotonic()
     with open_folder(out, plan.specs, journal.tensors) as writer:
@@ -126,6 +130,7 @@ def quantize(model: Path, out: Path, recipe: str, n_samples: int, length: int) -
     result = {
         "n_blocks": len(blocks),
         "seconds_in_all": time.monotonic() - started,
+        "tensors_taken_up": n_kept,
         "seconds_by_block": blocks,
         "seconds_a_block": statistics.median(blocks[1:] or blocks),
         "peak_device_bytes": devices.peak_device_bytes(device),
@@ -159,6 +164,8 @@ def hashes(folder: Path) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--blocks", type=int, nargs="+", default=[8, 16])
+    parser.add_argument("--kill", type=int, help="the size to be killed; default: the smallest")
+    parser.add_argument("--again", action="store_true", help="forget what was measured before")
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--recipe", default="gptq-w4a16")
@@ -181,6 +188,13 @@ def main() -> None:
         "versions": versions(),
         "by_size": [],
     }
+    if args.out and args.out.is_file() and not args.again:
+        stored = json.loads(args.out.read_text(encoding="utf-8"))
+        for key in ("recipe", "samples", "length", "device", "versions"):
+            if stored[key] != result[key]:
+                raise SystemExit(f"{args.out} has another {key}; measure anew with --again")
+        result |= {key: stored[key] for key in ("by_size", KILLED) if key in stored}
+    to_kill = min(args.blocks) if args.kill is None else args.kill
     shape = SHAPE | (SMALL if args.small else {})
     with tempfile.TemporaryDirectory(prefix="quantkit-moe-", dir=args.folder) as scratch:
         for n_blocks in args.blocks:
@@ -189,17 +203,46 @@ def main() -> None:
             sizes = [str(args.samples), str(args.length)]
             found = run([str(model), str(out), args.recipe, *sizes])
             assert found is not None
-            result["by_size"].append({"model_bytes": size, **found})
-            print(json.dumps(result["by_size"][-1]), flush=True)
+            print(json.dumps(found), flush=True)
+            others = [one for one in result["by_size"] if one["n_blocks"] != n_blocks]
+            by_size = sorted([*others, {"model_bytes": size, **found}], key=_n_blocks)
+            result |= {"by_size": by_size, **growth(by_size)}
             if args.out:
                 write(args.out, result)
-        again = Path(scratch) / "again"
-        run([str(model), str(again), args.recipe, *sizes], kill_after=max(1, n_blocks // 2))
-        run([str(model), str(again), args.recipe, *sizes])
-        result["same_bytes_after_a_kill"] = hashes(out) == hashes(again)
-        print("the same bytes after a kill:", result["same_bytes_after_a_kill"], flush=True)
-    if args.out:
-        write(args.out, result)
+            if n_blocks == to_kill:
+                again = Path(scratch) / "again"
+                run([str(model), str(again), args.recipe, *sizes], max(1, n_blocks // 2))
+                rest = run([str(model), str(again), args.recipe, *sizes])
+                assert rest is not None
+                same = hashes(out) == hashes(again) and bool(hashes(out))
+                result[KILLED] = {
+                    "n_blocks": n_blocks,
+                    "tensors_taken_up": rest["tensors_taken_up"],
+                    "seconds_by_block": rest["seconds_by_block"],
+                    "same_bytes": same,
+                }
+                print(json.dumps({KILLED: result[KILLED]}), flush=True)
+                if args.out:
+                    write(args.out, result)
+            for folder in (model, out):
+                shutil.rmtree(folder)
+
+
+def _n_blocks(found: dict[str, Any]) -> int:
+    return int(found["n_blocks"])
+
+
+def growth(by_size: list[dict[str, Any]]) -> dict[str, float]:
+    """How time and memory grow from the smallest size to the largest: linear time is as many times
+    as long as there are blocks, bounded memory is the same."""
+    first, last = by_size[0], by_size[-1]
+    pairs = {
+        "times_the_blocks": "n_blocks",
+        "times_as_long": "seconds_in_all",
+        "times_the_host_memory": "peak_host_bytes",
+        "times_the_device_memory": "peak_device_bytes",
+    }
+    return {name: round(last[key] / first[key], 3) for name, key in pairs.items() if first.get(key)}
 
 
 if __name__ == "__main__":

@@ -125,10 +125,21 @@ def experts_speed() -> str:
         f"{gib(one['peak_device_bytes'])} of GPU and {gib(one['peak_host_bytes'])} of host memory"
         for one in run["by_size"]
     ]
+    more = "Other measurements shared the GPU, more of them in the longer run."
+    if "times_as_long" in run:
+        more = (
+            f"{run['times_the_blocks']:g} times the blocks take {run['times_as_long']:.2f} times "
+            f"as long and {run['times_the_host_memory']:.2f} times the host memory."
+        )
+    if killed := run.get("killed_and_resumed"):
+        same = "the same bytes" if killed["same_bytes"] else "OTHER BYTES"
+        more += (
+            f" A run of {killed['n_blocks']} blocks that was killed half way took up "
+            f"{killed['tensors_taken_up']:,} tensors and ended in {same}."
+        )
     return paragraph(
         f"GPTQ of blocks of Qwen3-30B-A3B's shape with {run['samples']} x {run['length']:,} tokens "
-        f"({link('measured', 'moe_speed-h200')}): {'; '.join(told)}. Other measurements shared "
-        "the GPU, more of them in the longer run."
+        f"({link('measured', 'moe_speed-h200')}): {'; '.join(told)}. {more}"
     )
 
 
