@@ -16,6 +16,8 @@ from quantkit.recipe import AnyRecipe, Recipe
 
 OWN = ("config-shape", "headers", "family-gone", "deepseek-v4")
 """Rules about a model as it is, whatever is made of it."""
+UNSERVED = ("gpt-oss-experts",)
+"""Rules about what is made of it, which vLLM loads without a word and does not compute."""
 
 
 def refusal(shape: ModelShape, recipe: AnyRecipe | None, gpu: GPU) -> str | None:
@@ -32,8 +34,12 @@ def refusal(shape: ModelShape, recipe: AnyRecipe | None, gpu: GPU) -> str | None
 def _refusal(shape: ModelShape, recipe: Recipe, gpu: GPU) -> str | None:
     config, specs = _to_be(shape, recipe)
     for one in prediction.foretell(config, specs, gpu=gpu).faults:
-        if one.consequence == "refuses" and one.rule.id not in OWN:
+        if one.rule.id in OWN:
+            continue
+        if one.consequence == "refuses":
             return f"vLLM would refuse it: {one.layer}: {one.words}"
+        if one.rule.id in UNSERVED:
+            return f"vLLM would answer nonsense: {one.layer}: {one.words}; {one.rule.remedy}"
     return None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from quantkit.advise import weights
-from quantkit.advise.shape import EMBEDDING, EMBEDDINGS, HEAD, ModelShape, Sample
+from quantkit.advise.shape import EMBEDDINGS, ModelShape, Sample
 from quantkit.advise.split import ONE, Split, Wish, stage_of_layers
 from quantkit.families import geometry
 from quantkit.model.architecture import EXPERT
@@ -66,13 +66,13 @@ def _stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> l
     cut = weights.sample_of(shape, recipe).shape.architecture.linears
     # The first have one more where experts cannot be given out evenly.
     held = -(-n_experts(shape) // split.tensor) if split.has_whole_experts else None
-    tied = not any(spec.name == HEAD for spec in outside)
+    tied = not any(spec.name == shape.head for spec in outside)
     sizes = [0] * split.pipeline
     for spec in outside:
         size = _share(spec, cut, shape.config, split.tensor)
         looked_up = any(part in spec.name for part in EMBEDDINGS)
         sizes[0 if looked_up else -1] += size
-        if tied and spec.name == EMBEDDING and split.pipeline > 1:
+        if tied and spec.name == shape.embedding and split.pipeline > 1:
             sizes[-1] += size
     blocks: dict[Layers, int] = {}
     for spec, layers, n in alike:

@@ -11,14 +11,18 @@ from quantkit.advise.candidates import (
     Question,
     any_serves,
     evaluate,
+    utilisation,
 )
 from quantkit.advise.ranking import ranked
 from quantkit.advise.split import ANY
 from quantkit.hardware import gpus
 from quantkit.hardware.gpus import GPU
+from quantkit.model.architecture import EXPERT
 
 COUNTS = (2, 3, 4, 5, 6, 7, 8, 16)
 LEAST_CONTEXT = 256
+MXFP4_BITS = 425
+"""Of a weight, in hundredths: four, and a scale of eight for 32 of them."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ def find(question: Question, gpu: GPU) -> list[Remedy]:
 
 
 def _find(question: Question, gpu: GPU) -> Iterator[Remedy]:
+    if published := _published(question, gpu):
+        yield published
     if question.wish.is_any and (first := _first(question.but(wish=ANY), gpu)):
         yield Remedy(
             "without --tensor-parallel and the like",
@@ -96,6 +102,24 @@ def _find(question: Question, gpu: GPU) -> Iterator[Remedy]:
         )
     if smaller := _smaller_model(question, gpu):
         yield smaller
+
+
+def _published(question: Question, gpu: GPU) -> Remedy | None:
+    """The model as its publisher has quantised it, where engines serve its experts so alone."""
+    model = question.catalogue.shape
+    if model.config.get("model_type") != "gpt_oss":
+        return None
+    experts = sum(t.n_elements for t in model.tensors if t.is_linear and EXPERT.search(t.name))
+    size = model.size_bytes - 2 * experts + experts * MXFP4_BITS // 800
+    if size > question.count * int(utilisation(question, gpu) * gpu.usable_bytes):
+        return None
+    name = f"openai/{model.label}" if model.assumed else "the published model"
+    return Remedy(
+        f"vllm serve {name}",
+        "mxfp4",
+        f"the published model: its experts are MXFP4, {size / 2**30:.1f} GiB in all, which vLLM "
+        "serves as they are",
+    )
 
 
 def _slower(question: Question, gpu: GPU) -> Remedy | None:

@@ -5,7 +5,7 @@ formulas say; from a size such as 70B, an assumption.
 """
 
 import re
-from collections.abc import Container, Hashable, Iterable, Mapping
+from collections.abc import Collection, Container, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -16,7 +16,9 @@ from quantkit.advise import families, sizes
 from quantkit.errors import SourceError
 from quantkit.families import geometry, rows_by_head
 from quantkit.home import expanded
+from quantkit.model import fused
 from quantkit.model.architecture import (
+    BESIDE_UNUSED,
     EXPERT,
     IGNORABLE,
     OUTSIDE,
@@ -26,12 +28,17 @@ from quantkit.model.architecture import (
     kept_reason,
     matches_any,
 )
-from quantkit.model.headers import ITEM_BYTES, TensorSpec
+from quantkit.model.headers import ITEM_BYTES, StoredTensor, TensorSpec
 from quantkit.model.source import INDEX, check_kind, read_config, read_tensors, text_config
 from quantkit.parsing import parse_json
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+HEADS = re.compile(r"(.*\.)?(lm_head|embed_out)\.weight|(head|output)\.weight")
+TABLES = re.compile(r"(.*\.)?(embed_tokens|embed_in|word_embeddings|wte)\.weight|embed\.weight")
+NUMBERED = re.compile(r"\.\d+\.")
+"""In the names of what belongs to a block."""
+ATTENTION = re.compile(r"(?P<attention>.*\.layers\.(?P<layer>\d+)\.self_attn)\.[qkv]_proj")
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 EMBEDDINGS = ("embed", "wte", "wpe")
 """In the last part of a module's name that looks words or positions up, and is no Linear."""
@@ -174,7 +181,7 @@ class ModelShape:
                 blocks.setdefault((before, number), []).append(kind)
         alike: dict[Hashable, list[Block]] = {}
         for block, kinds in blocks.items():
-            alike.setdefault((block[0], *kinds), []).append(block)
+            alike.setdefault((block[0], block[1] >= self.first_shared, *kinds), []).append(block)
         layers = {same[0]: tuple(number for _, number in same) for same in alike.values()}
         found = Sample(thin, n_experts, layers)
         first = replace(
@@ -185,11 +192,33 @@ class ModelShape:
         )
         return replace(found, shape=first)
 
+    @property
+    def first_shared(self) -> int:
+        """The first block that takes the keys and values of another."""
+        n_shared: int = self.config.get("num_kv_shared_layers") or 0
+        n_layers: int = self.config["num_hidden_layers"]
+        return n_layers - n_shared
+
+    @cached_property
+    def head(self) -> str:
+        """The output head's weight, whatever stands before it in files."""
+        return _ending(HEADS, (t.name for t in self.tensors)) or HEAD
+
+    @cached_property
+    def embedding(self) -> str:
+        """The table of words."""
+        return _ending(TABLES, (t.name for t in self.tensors)) or EMBEDDING
+
     @cached_property
     def architecture(self) -> Architecture:
         """What a recipe's targets are matched with."""
         found = {t.name.removesuffix(".weight"): t.shape for t in self.tensors if t.is_linear}
-        kept = {m: reason for m in found if (reason := kept_reason(m, found) or _outside(m))}
+        head = self.head.removesuffix(".weight")
+        kept = {
+            module: reason
+            for module in found
+            if module != head and (reason := _kept(module, found, self.first_shared))
+        }
         return Architecture(
             shapes={t.name: t.shape for t in self.tensors},
             linears={m: (shape[0], shape[1]) for m, shape in found.items() if m not in kept},
@@ -197,6 +226,7 @@ class ModelShape:
             attentions=self._attentions,
             routers=self.routers,
             kept=kept,
+            head=head,
             n_kv_heads=geometry.n_kv_heads(self.config),
             rows_by_head=rows_by_head(self.config),
         )
@@ -234,7 +264,8 @@ def of(model: str) -> ModelShape:
         return from_config(_read_json(path), _label(model, path.resolve().parent))
     if (mixture := sizes.mixture_of(model)) is not None:
         name, config = mixture
-        note = f"taken to have the layers of {name} in Qwen 3's form"
+        form = "" if config["model_type"] == "gpt_oss" else " in Qwen 3's form"
+        note = f"taken to have the layers of {name}{form}"
         return from_config(config, model.strip(), assumed=True, note=note)
     if (n_weights := sizes.parse(model)) is not None:
         return _of_size(n_weights, model.strip())
@@ -275,16 +306,29 @@ def from_tensors(config: Mapping[str, Any], stored: Iterable[TensorSpec], label:
     check_kind(config, Path(label), trust_remote_code=True)
     full = families.completed(_language(config), label)
     families.require(full, NEEDED, label)
-    by_name = {tensor.name: tensor for tensor in stored}
-    tied = full["tie_word_embeddings"] and EMBEDDING in by_name
-    kept = [
+    by_name = fused.separated({tensor.name: _placed(tensor) for tensor in stored}, config)
+    tied = full["tie_word_embeddings"] and _ending(TABLES, by_name)
+    head = _ending(HEADS, by_name)
+    kept: list[TensorSpec] = [
         tensor
         for name, tensor in by_name.items()
-        if not (tied and name == HEAD) and not matches_any(name, IGNORABLE)
+        if not (tied and name == head) and not matches_any(name, IGNORABLE)
     ]
     if unknown := next((t for t in kept if t.dtype not in ITEM_BYTES), None):
         raise SourceError(f"{label}: {unknown.name} has the unknown type {unknown.dtype}")
     return _shape(full, kept, label)
+
+
+def _ending(pattern: re.Pattern[str], names: Iterable[str]) -> str | None:
+    """The first tensor of that kind in the language part."""
+    return next((n for n in names if pattern.fullmatch(n) and not TOWER.search(n)), None)
+
+
+def _placed(tensor: TensorSpec) -> StoredTensor:
+    """A tensor that may be taken apart; of one in a hub nobody reads the bytes."""
+    if isinstance(tensor, StoredTensor):
+        return tensor
+    return StoredTensor(tensor.name, tensor.dtype, tensor.shape, Path(), 0)
 
 
 def _shape(
@@ -302,9 +346,14 @@ def _shape(
     return ModelShape(label, config, tensors, assumed, routers, note, _attentions=tuple(attentions))
 
 
-def _outside(module: str) -> str | None:
-    """Why a layer outside the language model stays in 16 bits."""
-    return OUTSIDE if TOWER.search(module) else None
+def _kept(module: str, among: Collection[str], first_shared: int) -> str | None:
+    """Why a layer that is not the head stays in 16 bits; None where a recipe decides."""
+    if TOWER.search(module) or not NUMBERED.search(module):
+        return OUTSIDE
+    found = ATTENTION.fullmatch(module)
+    if found and int(found["layer"]) >= first_shared:
+        return BESIDE_UNUSED if f"{found['attention']}.k_proj" in among else None
+    return kept_reason(module, among)
 
 
 def _language(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,8 +362,10 @@ def _language(config: Mapping[str, Any]) -> dict[str, Any]:
     found = {**config, **text}
     if config.get("architectures"):
         found["architectures"] = config["architectures"]
-    if found.get("tie_word_embeddings") is None:
-        found["tie_word_embeddings"] = config.get("tie_word_embeddings")
+    if config.get("tie_word_embeddings") is not None:  # of the model whose head it is
+        found["tie_word_embeddings"] = config["tie_word_embeddings"]
+    if isinstance(widths := found.get("intermediate_size"), list) and widths:
+        found["intermediate_size"] = max(widths)  # of each layer its own
     if not found.get("num_hidden_layers") and isinstance(found.get("layers_block_type"), list):
         found["num_hidden_layers"] = len(found["layers_block_type"])
     return found

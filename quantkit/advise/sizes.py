@@ -78,10 +78,11 @@ def mixture_of(text: str) -> tuple[str, dict[str, Any]] | None:
     for name, numbers in MIXTURES.items():
         sizes = name.lower().partition("-")[2]
         if asked == name.lower() or (asked == sizes and sizes[0].isdigit()):
+            own = name.startswith("gpt-oss")
             return name, completed(
                 {
-                    "architectures": ["Qwen3MoeForCausalLM"],
-                    "model_type": "qwen3_moe",
+                    "architectures": ["GptOssForCausalLM" if own else "Qwen3MoeForCausalLM"],
+                    "model_type": "gpt_oss" if own else "qwen3_moe",
                     "dtype": "bfloat16",
                     "max_position_embeddings": 131072,
                     "tie_word_embeddings": False,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quantkit.advise import weights
 from quantkit.advise.formats import Format
-from quantkit.advise.shape import EMBEDDING, HEAD, ModelShape
+from quantkit.advise.shape import ModelShape
 from quantkit.model.architecture import EXPERT
 from quantkit.model.source import EXPERTS
 from quantkit.recipe import GGUFRecipe, Recipe
@@ -61,7 +61,7 @@ def of(shape: ModelShape, format: Format) -> Work:
         looked_up, last, experts = "token_embd.weight", "output.weight", GGUF_EXPERT
     else:
         sizes = {spec.name: n * spec.size_bytes for spec, n in weights.counted(shape, recipe)}
-        looked_up, last, experts = EMBEDDING, HEAD.removesuffix("weight"), EXPERT
+        looked_up, last, experts = shape.embedding, shape.head.removesuffix("weight"), EXPERT
     n_experts = _first(shape, EXPERTS)
     is_mixture = n_experts > 1
     read = _part(
@@ -72,9 +72,8 @@ def of(shape: ModelShape, format: Format) -> Work:
     begins = looked_up if tied else last
     chosen = _own_modules(shape, format)
     multiplied = _multiplied(shape, None if isinstance(recipe, GGUFRecipe) else recipe)
-    head = next(
-        (t for t in shape.sample.shape.tensors if t.name == (EMBEDDING if tied else HEAD)), None
-    )
+    last_name = shape.embedding if tied else shape.head
+    head = next((t for t in shape.sample.shape.tensors if t.name == last_name), None)
     return Work(
         stored_bytes=sum(sizes.values()),
         read=read,
@@ -104,7 +103,7 @@ def _multiplied(shape: ModelShape, recipe: Recipe | None) -> list[tuple[str, tup
                 ),
             )
             for t in sample.shape.tensors
-            if t.is_linear and t.name != HEAD
+            if t.is_linear and t.name != shape.head
         ]
         shape.made[key] = sample, found  # with the sample, so that its id stays its own
     known: list[tuple[str, tuple[int, bool]]] = shape.made[key][1]
@@ -119,7 +118,7 @@ def _own_modules(shape: ModelShape, format: Format) -> set[str]:
 
 def _is_tied(shape: ModelShape) -> bool:
     """Whether the table of embeddings is also the last layer, and so is read as a whole."""
-    return not any(tensor.name == HEAD for tensor in shape.sample.shape.tensors)
+    return not any(tensor.name == shape.head for tensor in shape.sample.shape.tensors)
 
 
 def _part(amounts: Iterable[tuple[int, bool]]) -> Part:

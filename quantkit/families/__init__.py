@@ -194,6 +194,15 @@ FAMILIES = {
         llamacpp="qwen3moe",
         architecture="Qwen3MoeForCausalLM",
     ),
+    "gpt_oss": Family(
+        mlp_bias=True,
+        experts="mlp",
+        n_kv_heads=8,
+        head_dim=64,
+        windows="every",
+        window_every=2,
+        defaults={"hidden_act": "silu", "attention_bias": True, "mlp_bias": True},
+    ),
 }
 UNKNOWN = Family()
 EXPERTS_NOT_SERVED = {

@@ -35,7 +35,8 @@ def n_kv_heads(config: Mapping[str, Any]) -> int:
     return int(
         config.get("num_key_value_heads")
         or families.of(config).n_kv_heads
-        or (1 if config.get("multi_query") else config["num_attention_heads"])
+        or (1 if config.get("multi_query") else config.get("num_attention_heads"))
+        or 0
     )
 
 

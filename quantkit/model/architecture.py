@@ -40,9 +40,13 @@ KEPT = {
     "weights_proj": "it weighs an indexer's heads, and serving engines keep it in 16 bits",
     "indexer.wk": "vLLM fuses it with weights_proj, which stays in 16 bits",
     **dict.fromkeys(
-        ("compressor.kv_proj", "compressor.gate_proj", "indexer.kv_proj", "indexer.gate_proj"),
+        (
+            *("compressor.kv_proj", "compressor.gate_proj", "indexer.kv_proj", "indexer.gate_proj"),
+            *("compressor.wkv", "compressor.wgate"),  # in files
+        ),
         "vLLM computes DeepSeek V4's compressed entries from its 16-bit weight",
     ),
+    "attn.wo_a": "vLLM computes it by groups, from FP8 blocks or its 16-bit weight",
     "g_proj": "it gates attention heads: a small projection",
     "f_a_proj": SMALL,
     "f_b_proj": SMALL,
@@ -254,7 +258,7 @@ def _look(
     kept |= dict.fromkeys(shared, SHARED)
     linears = {name: shape for name, shape in linears.items() if name not in shared}
     if not any(own in linears for own in inside.values()):
-        raise SourceError(f"{folder}: {_without_linears(model)}")
+        raise SourceError(f"{folder}: {_without_linears(model, kept)}")
     unused = [
         name.removesuffix(".weight")
         for name in links.unknown
@@ -336,10 +340,15 @@ def find_routers(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[s
     return tuple(routers)
 
 
-def _without_linears(model: Any) -> str:
+def _without_linears(model: Any, kept: Mapping[str, str]) -> str:
     """Why nothing of a model can be quantised: what its blocks hold instead, and where."""
     named = type(model).__name__
     prefix, blocks = find_blocks(model)
+    if left := next((name for name in kept if kept[name] != OUTSIDE), None):
+        return (
+            f"every linear layer in the blocks of {named} stays in 16 bits ({left}: {kept[left]}); "
+            "serve it unquantised, or take another model"
+        )
     for name, module in blocks.named_modules():
         if getattr(getattr(module, "weight", None), "ndim", 0) == 2:
             return (

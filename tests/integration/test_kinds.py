@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from quantkit.dispatch import prediction
 from quantkit.errors import SourceError
@@ -95,6 +96,21 @@ def test_layers_that_no_engine_serves_quantised_are_named(tmp_path):
     families.build("gpt2", tmp_path)
     with pytest.raises(SourceError, match=r"Conv1D.*transformer\.h\.0\.attn\.c_attn.*unquantised"):
         Architecture.of(tmp_path)
+
+
+def test_a_model_whose_layers_all_stay_in_16_bits_is_refused_with_the_reason(tmp_path):
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8, "vocab_size": 128}
+    transformers.MambaForCausalLM(transformers.MambaConfig(**sizes)).save_pretrained(tmp_path)
+    with pytest.raises(SourceError, match=r"every linear layer.*mixer\.in_proj: it belongs to a"):
+        Architecture.of(tmp_path)
+
+
+def test_a_model_without_attention_heads_is_taken_by_looking(tmp_path):
+    sizes = {"hidden_size": 64, "attention_hidden_size": 64, "num_hidden_layers": 2}
+    config = transformers.RwkvConfig(**sizes, intermediate_size=128, vocab_size=128)
+    transformers.RwkvForCausalLM(config).save_pretrained(tmp_path)
+    found = Architecture.of(tmp_path)
+    assert (len(found.linears), found.n_kv_heads) == (2 * 7 + 1, 0)
 
 
 @pytest.mark.parametrize(

@@ -45,13 +45,16 @@ def test_what_is_offered_is_taken(tmp_path, family):
     assert wanted
     source = ModelSource.open(str(tmp_path / "model"))
     architecture = Architecture.of(source.folder, tensors=source.tensors)
-    stored, refused = architecture.stored(source), {}
+    stored, refused, sizes = architecture.stored(source), {}, {}
     for recipe in wanted:
         try:
             if isinstance(recipe, GGUFRecipe):
                 Layout.of(source)
             else:
-                planning.make(architecture, stored, recipe)
+                sizes[recipe.name] = planning.make(architecture, stored, recipe).size_bytes
         except QuantkitError as error:
             refused[recipe.name] = str(error)
     assert not refused
+    told = {each.name: catalogue.work(each) for each in catalogue.formats if each.name in sizes}
+    plain = [each.name for each in wanted if each.name in sizes and each.kv_cache is None]
+    assert {name: told[name].stored_bytes for name in plain} == {n: sizes[n] for n in plain}

@@ -59,6 +59,17 @@ def test_answers_that_practitioners_know(gpu, question, expected):
     assert answer(gpu, **question).chosen.format.name == expected
 
 
+def test_experts_that_are_served_as_published_alone_are_not_offered_otherwise():
+    found = recommend(Question(Catalogue(shape.of("gpt-oss-120b"))), gpus.find("H100 SXM"))
+    assert found.chosen is None
+    assert "MXFP4" in named(found)["gptq-w4a16"].problem
+    first = found.remedies[0]
+    assert (first.change, first.format) == ("vllm serve openai/gpt-oss-120b", "mxfp4")
+    assert "60.8 GiB" in first.says
+    small = recommend(Question(Catalogue(shape.of("gpt-oss-120b"))), gpus.find("L40S"))
+    assert not any(one.format == "mxfp4" for one in small.remedies)
+
+
 def test_formats_that_a_gpu_only_emulates_come_after_those_it_has():
     mixture = Catalogue(shape.of("8x7B"))
     for gpu, expected in (("A100 SXM 80GB", "gptq-w4a16"), ("B200", "nvfp4")):
