@@ -8,6 +8,7 @@ TOOLS = {
     "quantkit-gptq": "quantkit GPTQ",
     "quantkit-awq": "quantkit AWQ",
     "quantkit-awq-gptq": "quantkit AWQ-GPTQ",
+    "quantkit-best": "quantkit best-w4a16",
     "llmcompressor-gptq": "llm-compressor GPTQ",
     "llmcompressor-awq": "llm-compressor AWQ",
     "autoround-200": "AutoRound, 200 iterations",
@@ -48,6 +49,7 @@ def peers_whole() -> str:
             "" if found[name]["batch"] is None else str(found[name]["batch"]),
         ]
         for name, what in TOOLS.items()
+        if name in found
     ]
     return table(["", "command:", "GPU memory:", "batch:"], rows)
 
@@ -82,11 +84,11 @@ def quality_of(name: str) -> str:
             f"{row['perplexity']:.2f}",
             number(row["kl_mean"]),
             percent(row["top1_agreement"]),
-            seconds(row["seconds"]) if row["seconds"] else "",
+            seconds(row["seconds"]),
             gib(row["peak_device_bytes"]),
         ]
         for name, what in TOOLS.items()
-        if (row := found[name])
+        if (row := found.get(name))
     ]
     head = ["", "perplexity:", "KL:", "same first token:", "command:", "GPU memory:"]
     return table(head, rows)
@@ -144,8 +146,8 @@ def short_blocks(link: str) -> list[list[str]]:
 def short_quality(name: str) -> tuple[str, str]:
     """Divergence of one model in 4 bits: ours, and the peers, the best last."""
     found = {run: row["kl_mean"] for run, row in rows_of(models()[name]).items()}
-    mine = ("quantkit-gptq", "quantkit-awq", "quantkit-awq-gptq")
-    peers = sorted((n for n in found if n not in mine), key=lambda n: -found[n])
+    mine = [run for run in TOOLS if run in found and run.startswith("quantkit")]
+    peers = sorted((run for run in found if run not in mine), key=lambda run: -found[run])
     told = [f"{TOOLS[name].removeprefix('quantkit ')} {number(found[name])}" for name in mine]
     theirs = [f"{TOOLS[name]} {number(found[name])}" for name in peers]
     return ", ".join(told), ", ".join(theirs)

@@ -10,7 +10,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = {"quantkit", "llmcompressor", "autoround"}
 QUANTISERS = {
     "quantkit-gptq", "quantkit-awq", "quantkit-awq-gptq", "llmcompressor-gptq",
-    "llmcompressor-awq", "autoround-200", "autoround-light",
+    "llmcompressor-awq", "autoround-200",
 }  # fmt: skip
 MEASURED = ("perplexity", "kl_mean", "top1_agreement", "peak_device_bytes")
 
