@@ -1,9 +1,11 @@
 """The kernel that vLLM picks for the experts of a block: its backends in its own order.
 
 Read from vllm/model_executor/layers/fused_moe/oracle (fp8.py, int8.py, int_wna16.py, nvfp4.py), the
-classes in fused_moe/experts that they ask, and compressed_tensors_moe.py, at v0.26.0 and 0.32.0:
-for CUDA, gated SiLU, on one GPU or tensor parallel, with FlashInfer and Humming installed as vLLM's
-own requirements install them. A version between the two gets an answer where both have the same.
+classes in fused_moe/experts that they ask, and what asks them in layers/quantization:
+compressed_tensors_moe.py, auto_gptq.py, auto_awq.py (with moe_wna16.py, where Marlin does not take
+the sizes), fp8.py and modelopt.py, at v0.26.0 and 0.32.0: for CUDA, gated SiLU, on one GPU or
+tensor parallel, with FlashInfer and Humming installed as vLLM's own requirements install them. A
+version between the two gets an answer where both have the same.
 """
 
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from quantkit.hardware.kernels import FP4_SLOW, FP8_SLOW, MARLIN_GROUPS, Asked, 
 
 FIRST: Version = (0, 26)
 READ: tuple[Version, ...] = (FIRST, (0, 32))
+COMPRESSED = "compressed-tensors"
 
 
 def _hopper(a: Asked) -> bool:
@@ -45,8 +48,10 @@ def _words(words: str) -> Callable[[Asked], str]:
 
 LISTS: dict[str, tuple[Kernel, ...]] = {
     "wna16": (
+        # GPTQ and AWQ ask for groups of any size, or may have biases, which it does not take.
         Kernel("FlashInfer TRT-LLM MxInt4", lambda a: _blackwell(a) and a.bits == 4
-               and a.symmetric and a.group_size == 32 and not a.act_order),
+               and a.symmetric and a.group_size == 32 and not a.act_order
+               and a.method == COMPRESSED),
         Kernel("Humming", lambda a: _hopper(a) and not a.act_order, since=(0, 32)),
         Kernel("Marlin", _marlin),
         Kernel("Triton WNA16", lambda a: a.bits in (4, 8) and not a.act_order,
@@ -59,7 +64,7 @@ LISTS: dict[str, tuple[Kernel, ...]] = {
         Kernel("FlashInfer TRT-LLM FP8", lambda a: _is_static(a) and _blackwell(a)),
         Kernel("FlashInfer CUTLASS FP8", lambda a: _is_static(a) and (_hopper(a) or _desk(a))),
         Kernel("CUTLASS FP8 (Triton for some shapes)",
-               lambda a: _hopper(a) and a.static == a.per_tensor),
+               lambda a: _hopper(a) and a.static == a.per_tensor and a.method == COMPRESSED),
         Kernel("Triton FP8", lambda a: a.capability >= 89),
         Kernel("Marlin FP8", lambda a: a.capability >= 75, _words(FP8_SLOW)),
     ),
@@ -81,17 +86,34 @@ LISTS: dict[str, tuple[Kernel, ...]] = {
 }  # fmt: skip
 UNSURE: dict[str, Callable[[Asked], bool]] = {
     # Whether CUTLASS' grouped product is there depends on the build of 0.26.
-    "fp8": lambda a: a.capability >= 100 and a.version < (0, 32) and a.static == a.per_tensor,
+    "fp8": lambda a: (
+        a.capability >= 100
+        and a.version < (0, 32)
+        and a.static == a.per_tensor
+        and a.method == COMPRESSED
+    ),
     "fp8-block": lambda a: a.capability >= 110,
     "nvfp4": lambda a: a.capability >= 100 and not (_blackwell(a) or _desk(a)),
 }
 """Where the answer hangs on what was built or is installed."""
+KINDS: dict[str, tuple[str, ...]] = {
+    COMPRESSED: tuple(LISTS),
+    "gptq": ("wna16",),
+    "awq": ("wna16",),
+    "fp8": ("fp8", "fp8-block"),
+    "modelopt": ("fp8", "nvfp4", "nvfp4-a16"),
+}
+"""What each method asks those lists for."""
 
 
 def choose(asked: Asked) -> tuple[str, str] | None:
     """The kernel's name and why it is slow, if it is; None: not known here."""
-    if asked.method != "compressed-tensors" or asked.version < FIRST:
+    if asked.kind not in KINDS.get(asked.method, ()) or asked.version < FIRST:
         return None
+    if asked.method == "awq" and asked.bits != 4:
+        return None  # refused
+    if asked.method == "modelopt" and asked.kind == "fp8" and not _is_static(asked):
+        return None  # its class for experts is for one scale of each tensor, inputs included
     if asked.version in READ:
         return _at(asked)
     answers = {_at(replace(asked, version=version)) for version in READ}

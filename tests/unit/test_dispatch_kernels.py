@@ -7,8 +7,10 @@ import pytest
 from quantkit import recipe as recipes
 from quantkit import resources
 from quantkit.advise import dispatched, shape
+from quantkit.dispatch import prediction
 from quantkit.hardware import expert_kernels, gpus, kernels, support
 from quantkit.hardware.kernels import Asked, choose
+from quantkit.tensorspec import TensorSpec
 
 DEVICES = {
     gpu.capability: gpu
@@ -136,5 +138,108 @@ def test_experts_get_the_first_backend_that_takes_them(kind, capability, version
     )
     found = expert_kernels.choose(asked)
     assert (found[0] if found else None) == kernel
-    assert expert_kernels.choose(replace(asked, method="gptq")) is None
+    assert expert_kernels.choose(replace(asked, method="quark")) is None
     assert expert_kernels.choose(replace(asked, version=(0, 25))) is None
+
+
+STATIC = {"static": True, "per_tensor": True}
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "capability", "changes", "at_26", "at_32"),
+    [
+        ("gptq", "wna16", 80, {"group_size": 128}, "Marlin", "Marlin"),
+        ("gptq", "wna16", 90, {"group_size": 128}, "Marlin", "Humming"),
+        ("gptq", "wna16", 100, {"group_size": 32}, "Marlin", "Marlin"),
+        ("gptq", "wna16", 90, {"group_size": 128, "act_order": True}, "Marlin", "Marlin"),
+        ("gptq", "wna16", 80, {"group_size": 256}, "Triton WNA16", "Triton WNA16"),
+        ("gptq", "wna16", 80, {"group_size": 128, "bits": 3}, None, None),
+        ("awq", "wna16", 75, {"group_size": 128, "symmetric": False}, "Marlin", "Marlin"),
+        ("awq", "wna16", 90, {"group_size": 128, "symmetric": False}, "Marlin", "Humming"),
+        ("awq", "wna16", 89, {"group_size": 64, "columns": 2112}, "Triton WNA16", "Triton WNA16"),
+        ("awq", "wna16", 90, {"group_size": 128, "bits": 8}, None, None),
+        ("fp8", "fp8", 90, {"per_tensor": True}, "Triton FP8", "Triton FP8"),
+        ("fp8", "fp8", 90, STATIC, "FlashInfer CUTLASS FP8", "FlashInfer CUTLASS FP8"),
+        ("fp8", "fp8", 100, STATIC, "FlashInfer TRT-LLM FP8", "FlashInfer TRT-LLM FP8"),
+        ("fp8", "fp8", 86, STATIC, "Marlin FP8", "Marlin FP8"),
+        ("fp8", "fp8-block", 90, {}, "Triton FP8 blocks", "Triton FP8 blocks"),
+        ("modelopt", "fp8", 89, STATIC, "Triton FP8", "Triton FP8"),
+        ("modelopt", "fp8", 90, {}, None, None),
+        ("modelopt", "nvfp4", 90, {"group_size": 16}, "Marlin FP4", "Humming FP4"),
+        ("modelopt", "nvfp4", 120, {"group_size": 16}, *["FlashInfer CUTLASS NVFP4"] * 2),
+        ("modelopt", "nvfp4-a16", 100, {"group_size": 16}, "Marlin FP4", "Marlin FP4"),
+    ],
+)
+def test_experts_of_other_methods(method, kind, capability, changes, at_26, at_32):
+    bits = 4 if kind.startswith(("wna16", "nvfp4")) else 8
+    sizes = {"rows": 768, "columns": 2048, "bits": bits} | changes
+    for version, kernel in (((0, 26), at_26), ((0, 32), at_32)):
+        found = expert_kernels.choose(Asked(kind, capability=capability, version=version,
+                                            method=method, **sizes))  # fmt: skip
+        assert (found[0] if found else None) == kernel
+
+
+HIDDEN, INNER, GROUP = 512, 256, 128
+
+
+def gptq(rows, columns):
+    """Tensors of one layer, their types and shapes."""
+    return {
+        "qweight": ("I32", (columns // 8, rows)), "qzeros": ("I32", (columns // GROUP, rows // 8)),
+        "scales": ("F16", (columns // GROUP, rows)), "g_idx": ("I32", (columns,)),
+    }  # fmt: skip
+
+
+def awq(rows, columns):
+    return {
+        "qweight": ("I32", (columns, rows // 8)), "qzeros": ("I32", (columns // GROUP, rows // 8)),
+        "scales": ("F16", (columns // GROUP, rows)),
+    }  # fmt: skip
+
+
+def fp8(rows, columns):
+    tiles = (-(-rows // 128), -(-columns // 128))
+    return {"weight": ("F8_E4M3", (rows, columns)), "weight_scale_inv": ("F32", tiles)}
+
+
+def modelopt(rows, columns):
+    return {
+        "weight": ("U8", (rows, columns // 2)), "weight_scale": ("F8_E4M3", (rows, columns // 16)),
+        "weight_scale_2": ("F32", ()), "input_scale": ("F32", ()),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parts", "section", "kernel"),
+    [
+        (gptq, {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True,
+                "desc_act": False}, "Marlin for experts"),
+        (awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True,
+               "version": "gemm"}, "Marlin for experts"),
+        (fp8, {"quant_method": "fp8", "activation_scheme": "dynamic",
+               "weight_block_size": [128, 128]}, "Triton FP8 blocks for experts"),
+        (modelopt, {"quant_method": "modelopt", "quant_algo": "NVFP4"}, "Marlin FP4 for experts"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else None,
+)  # fmt: skip
+def test_the_kernel_of_each_block_of_experts_is_named(parts, section, kernel):
+    block = "model.layers.{}.mlp.experts"
+    specs = [
+        TensorSpec(f"{block.format(layer)}.{expert}.{name}.{part}", dtype, shape)
+        for layer in range(2)
+        for expert in range(4)
+        for name, rows, columns in (
+            ("gate_proj", INNER, HIDDEN), ("up_proj", INNER, HIDDEN), ("down_proj", HIDDEN, INNER),
+        )
+        for part, (dtype, shape) in parts(rows, columns).items()
+    ]  # fmt: skip
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_act": "silu",
+        "num_experts": 4, "hidden_size": HIDDEN, "moe_intermediate_size": INNER,
+        "num_hidden_layers": 2, "quantization_config": section,
+    }  # fmt: skip
+    found = prediction.foretell(config, specs, "0.26", gpus.find("H200"))
+    assert {one.layer: one.kernel for one in found.kernels} == {
+        block.format(layer): kernel for layer in range(2)
+    }
+    assert not any("experts" in left for left in found.left_out)
