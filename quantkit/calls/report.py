@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quantkit.calls import Tell, Work, early, silent
+from quantkit.calls import Tell, Work, early, hub, silent
 from quantkit.errors import ScoreError
 
 if TYPE_CHECKING:
@@ -70,21 +70,31 @@ class Describing:
     """One call of `card`."""
 
     checkpoints: Sequence[Path]
+    """Folders, GGUF files, or hub ids, whose cards go into a folder of their name here: the hub's
+    cache stays as it was fetched."""
     scores: Sequence[Path] = ()
     report: Path | None = None
     without_scores: bool = False
     """Scores that a card tells may go."""
 
-    needs_hub = False
     needs_transformers = False
+
+    @property
+    def needs_hub(self) -> bool:
+        return hub.any_named(self.checkpoints)
 
     def ready(self, tell: Tell = silent) -> "Work[list[Card]]":
         """Refuse folders and scores that cannot be read."""
         from quantkit.export.manifest import Manifest, is_checkpoint
+        from quantkit.model.source import is_hub_id, placed
         from quantkit.report import document
         from quantkit.scoring.evaluation import read_all
 
-        ours = [path for path in self.checkpoints if is_checkpoint(path) or not path.exists()]
+        outs = {
+            placed(path): Path(path.name.partition(":")[0]) if is_hub_id(str(path)) else None
+            for path in self.checkpoints
+        }
+        ours = [path for path in outs if is_checkpoint(path) or not path.exists()]
         for folder in ours:
             Manifest.read(folder)
         evaluations = read_all(list(self.scores))
@@ -96,12 +106,15 @@ class Describing:
 
             # All is read and checked before the first card is written.
             found = []
-            for path in self.checkpoints:
-                known = Manifest.read(path) if path in ours else foreign_card.Foreign.open(path)
+            for path, out in outs.items():
+                name = out.name if out is not None else None
+                known = (
+                    Manifest.read(path) if path in ours else foreign_card.Foreign.open(path, name)
+                )
                 folder = path if path in ours or path.is_dir() else path.parent
                 runs = card.scored(known, evaluations, told)
-                self._refuse_loss(folder, runs)
-                found.append((folder, known, runs))
+                self._refuse_loss(out or folder, runs)
+                found.append((folder, known, runs, out))
             return [_written(*one) for one in found]
 
         return work
@@ -116,13 +129,17 @@ class Describing:
             )
 
 
-def _written(folder: Path, known: "Manifest | Foreign", runs: "list[Scored]") -> Card:
+def _written(
+    folder: Path, known: "Manifest | Foreign", runs: "list[Scored]", out: Path | None
+) -> Card:
     from quantkit.export import card, foreign_card
     from quantkit.export.manifest import Manifest
     from quantkit.model.description import README
 
     if isinstance(known, Manifest):
-        changed = card.refresh(folder, known, runs)
+        changed = card.refresh(folder, known, runs, out)
     else:
-        changed = foreign_card.refresh(known, runs)
-    return Card(folder / README, changed, tuple(task for run in runs for task in run.tasks))
+        changed = foreign_card.refresh(known, runs, out)
+    return Card(
+        (out or folder) / README, changed, tuple(task for run in runs for task in run.tasks)
+    )

@@ -25,6 +25,7 @@ def command(
     """Rewrite a checkpoint's model card.
 
     Keeps what people wrote into its README.md, and takes scores only of the folder's own files.
+    Writes the card of a hub id into a folder of its name here.
     """
     from quantkit.calls.report import Describing
     from quantkit.cli import console, start

@@ -201,7 +201,7 @@ VllmPython = Annotated[
     Path | None, typer.Option(metavar="PATH", help="Python interpreter of vLLM's environment.")
 ]
 Checkpoints = Annotated[
-    list[Path], typer.Argument(metavar="DIR...", help="Checkpoint folders or GGUF files.")
+    list[Path], typer.Argument(metavar="DIR...", help="Checkpoint folders, GGUF files or hub ids.")
 ]
 Seed = Annotated[int, typer.Option(metavar="N", help="Random seed.")]
 Lora = Annotated[

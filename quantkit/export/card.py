@@ -6,7 +6,7 @@ metadata that nobody changed since. It is not part of what the manifest hashes.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from quantkit.errors import CheckpointError
@@ -51,13 +51,21 @@ def write(
     write_text(folder / README, text_of(folder, manifest, scored, old))
 
 
-def refresh(folder: Path, manifest: Manifest, scored: Sequence[Scored] = ()) -> bool:
-    """Bring a finished checkpoint's card up to date; whether anything changed."""
-    old = existing(folder)
-    new = text_of(folder, manifest, scored, old)
-    if new != old:
-        write_text(folder / README, new)
-    return new != old
+def refresh(
+    folder: Path, manifest: Manifest, scored: Sequence[Scored] = (), out: Path | None = None
+) -> bool:
+    """Bring a finished checkpoint's card up to date, there or in `out`; whether it changed."""
+    return renew(folder, out or folder, lambda old: text_of(folder, manifest, scored, old))
+
+
+def renew(folder: Path, out: Path, text: Callable[[str | None], str]) -> bool:
+    """Write a card from the one that is there, else from the checkpoint's; whether it changed."""
+    here = existing(out)
+    new = text(existing(folder) if here is None else here)
+    if new != here:
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / README, new)
+    return new != here
 
 
 def text_of(

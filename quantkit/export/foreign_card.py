@@ -12,7 +12,7 @@ from typing import Any
 
 from quantkit.errors import CheckpointError
 from quantkit.export import card_facts, foreign_gguf
-from quantkit.export.card import compose, existing
+from quantkit.export.card import compose, renew
 from quantkit.export.card_facts import Scored
 from quantkit.export.card_markup import fenced, plain, table
 from quantkit.export.card_scores import scores
@@ -22,7 +22,7 @@ from quantkit.formats.declared import Declared
 from quantkit.hardware import support
 from quantkit.model.description import README
 from quantkit.model.source import ModelSource, read_config
-from quantkit.storage import gib, write_text
+from quantkit.storage import gib
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,9 @@ class Foreign:
         return not self.path.is_dir()
 
     @classmethod
-    def open(cls, path: Path) -> "Foreign":
-        """What a folder or a GGUF file says of itself; refused where it is not quantised."""
+    def open(cls, path: Path, name: str | None = None) -> "Foreign":
+        """What a folder or a GGUF file says of itself, under the name of its folder or another;
+        refused where it is not quantised."""
         if (file := foreign_gguf.file_of(path)) is not None:
             return cls._of_file(file)
         if not path.is_dir():
@@ -64,7 +65,9 @@ class Foreign:
         made = ForeignCheckpoint.of(model)
         n_weights = sum(tensor.n_elements for tensor in made.tensors.values())
         said = describe_folder(path, read_config(path))
-        return cls(path, made.label, made.digest, made.declared, made.size_bytes, n_weights, said)
+        return cls(
+            path, name or made.label, made.digest, made.declared, made.size_bytes, n_weights, said
+        )
 
     @classmethod
     def _of_file(cls, path: Path) -> "Foreign":
@@ -85,13 +88,11 @@ class Foreign:
         )
 
 
-def refresh(of: Foreign, scored: Sequence[Scored] = ()) -> bool:
-    """Bring the card up to date; whether anything changed."""
-    old = existing(of.folder)
-    new = compose(old, _metadata(of, scored), _body(of, scored), of.folder / README)
-    if new != old:
-        write_text(of.folder / README, new)
-    return new != old
+def refresh(of: Foreign, scored: Sequence[Scored] = (), out: Path | None = None) -> bool:
+    """Bring the card up to date, beside the checkpoint or in `out`; whether anything changed."""
+    where = (out or of.folder) / README
+    keys, body = _metadata(of, scored), _body(of, scored)
+    return renew(of.folder, out or of.folder, lambda old: compose(old, keys, body, where))
 
 
 def _metadata(of: Foreign, scored: Sequence[Scored]) -> dict[str, Any]:

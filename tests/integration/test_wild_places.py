@@ -207,3 +207,31 @@ def test_a_gate_knows_the_folder_that_was_scored(model, theirs, tmp_path, run_cl
     failed = run_cli([*gate, spoilt])
     assert failed.code == 1
     assert "was changed after it was scored" in failed.stdout + failed.stderr
+
+
+def test_the_card_of_a_hub_id_goes_into_a_folder_here(repository, theirs, run_cli, monkeypatch):
+    snapshot = repository / "hub/models--org--w4a16/snapshots" / ("d" * 40)
+    shutil.copytree(theirs, snapshot)
+    (snapshot / "README.md").write_text("What its maker wrote.\n")
+    reference = snapshot.parents[1] / "refs/main"
+    reference.parent.mkdir()
+    reference.write_text("d" * 40)
+    here = repository / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    found = run_cli(["card", "org/w4a16", "org/two-GGUF:Q4_0"])
+    assert found.code == 0, found.stderr
+    assert found.stdout.splitlines() == [
+        "w4a16/README.md written", "two-GGUF/README.md written"
+    ]  # fmt: skip
+    card = (here / "w4a16/README.md").read_text()
+    assert "# w4a16" in card
+    assert "What its maker wrote." in card
+    assert (snapshot / "README.md").read_text() == "What its maker wrote.\n"
+    assert "Q4_0" in (here / "two-GGUF/README.md").read_text()
+    again = run_cli(["card", "org/w4a16"])
+    assert again.stdout == "w4a16/README.md is up to date\n"
+    missing = run_cli(["card", "org/none"])
+    assert missing.code == 3
+    assert "org/none is neither a folder here nor in the hub cache" in missing.stderr
+    assert len(missing.stderr.splitlines()) == 1
