@@ -391,7 +391,7 @@ BROKEN: Mapping[str, tuple[str, str | None, str, str | None, Damage]] = {
     "wrong-prefix": ("W4A16", "ignore-name", "refuses", None, _wrong_prefix),
     "ignored-container": ("W4A16", "ignore-name", "refuses", None, _container),
     "nan-scale": ("W4A16", None, "garbage", "scales are NaN|scales is NaN", _nan),
-    "nan-e4m3-scale": ("NVFP4", None, "garbage", "scales are NaN|scales is NaN", _nan),
+    "nan-e4m3-scale": ("NVFP4", None, "accuracy", "scales are NaN|scales is NaN", _nan),
     "global-scales": ("NVFP4", "global-scales", "garbage", None, _global_scales),
     "padded-3-bit": ("w3a16", "packing", "refuses", None, _padded),
     "undeclared-act-order": ("gptq-act-order", "act-order", "garbage", None, _undeclared_order),

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from quantkit import grid, numbers
+from quantkit.dispatch.scales import NAN_WORDS
 from quantkit.errors import QuantkitError
 from quantkit.export.foreign import ForeignCheckpoint, likeness
 from quantkit.formats import declared
@@ -299,7 +300,8 @@ def _scale_faults(files: _Files) -> Iterator[str]:
         for name in (*SCALES, *INPUTS):
             stored = files.beside(module, name)
             if stored is not None and (words := impossible(stored.read())):
-                yield f"{module}.{name}: {words}"
+                is_group = stored.dtype == "F8_E4M3" and "NaN" in words
+                yield f"{module}.{name}: {words}{f'; {NAN_WORDS}' if is_group else ''}"
         for name in LARGEST:
             stored = files.beside(module, name)
             if stored is None or stored.dtype != "F32":
