@@ -38,6 +38,8 @@ MOST_TOGETHER = 256
 
 ALONE = ("apple", "cpu")
 """Vendors whose devices do not share a model."""
+BOARDS = ("Jetson", "Ryzen")
+"""Devices that are a computer of their own, and do not either."""
 NO_QUALITY = "no quality data: no report of this model, and no published figure"
 UNUSUAL = 1.2
 """What another way to share a model must be better by than cutting every layer over all GPUs: how
@@ -327,7 +329,7 @@ def _candidate(question: Question, gpu: GPU, format: Format) -> Candidate:
     candidate = Candidate(format, gpu, count, support, known, load)
     if reason := question.refused.get(format.engine):
         return replace(candidate, problem=reason, lacks="support")
-    if count > 1 and gpu.vendor in ALONE:
+    if count > 1 and (gpu.vendor in ALONE or gpu.name.startswith(BOARDS)):
         return replace(candidate, problem="several of them cannot share a model", lacks="support")
     if support.how == "no" or isinstance(made, str):
         reason = made if isinstance(made, str) else support.reason

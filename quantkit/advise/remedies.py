@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from quantkit.advise import formats, offload, parallel, shape, sizes
 from quantkit.advise.candidates import (
+    BOARDS,
     NO_LIMITS,
     Candidate,
     Catalogue,
@@ -23,6 +24,8 @@ COUNTS = (2, 3, 4, 5, 6, 7, 8, 16)
 LEAST_CONTEXT = 256
 MXFP4_BITS = 425
 """Of a weight, in hundredths: four, and a scale of eight for 32 of them."""
+COMPUTERS = (*BOARDS, "DGX Spark")
+"""What is no GPU to put into a computer."""
 
 
 @dataclass(frozen=True)
@@ -248,11 +251,13 @@ def _longest_context(question: Question, gpu: GPU) -> tuple[int, Candidate] | No
 
 def _smallest_gpu(question: Question, gpu: GPU) -> Candidate | None:
     """Of the same vendor, the one with the least memory that serves it; but none whose memory is
-    so slow that nobody would take it in place of the other."""
+    so slow that nobody would take it in place of the other, and a board in place of boards only."""
+    is_board = gpu.name.startswith(COMPUTERS)
     larger = [
         other
         for other in gpus.load()
         if other.vendor == gpu.vendor
+        and other.name.startswith(COMPUTERS) == is_board
         and other.memory_gb > gpu.memory_gb
         and other.bandwidth_gb_s >= gpu.bandwidth_gb_s / 2
     ]

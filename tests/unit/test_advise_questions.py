@@ -321,6 +321,16 @@ def test_many_users_of_a_cpu_are_promised_little_more_than_one(name):
             assert candidate.speed.total.high < 4.1 * one.total.high
 
 
+def test_boards_are_larger_boards_and_not_several():
+    remedies = ask("8B", "Jetson Orin Nano 8GB", context=16384, users=2).found[0].remedies
+    changes = [remedy.change for remedy in remedies]
+    assert "--gpu 'Jetson Orin NX 16GB'" in changes
+    assert not any(change.startswith("--count") for change in changes)
+    (larger,) = (r for r in ask("70B", "T4").found[0].remedies if r.change.startswith("--gpu"))
+    assert "Jetson" not in larger.change
+    assert "Spark" not in larger.change
+
+
 def test_a_board_is_served_by_llama_cpp_alone():
     found = ask(("1B",), "Raspberry Pi 5").found[0]
     assert {c.format.engine for c in found.candidates if c.serves} == {"llama.cpp"}
