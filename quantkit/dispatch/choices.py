@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from quantkit.dispatch import gptoss
 from quantkit.dispatch.schemes import Judged, Scheme, columns_of, is_readable
 from quantkit.families import SILU
 from quantkit.hardware import expert_kernels, kernels
@@ -76,6 +77,16 @@ def expert_choices(judged: Judged) -> Iterator[Choice]:
             scheme.group_size, scheme.symmetric, scheme.act_order, scheme.static, scheme.per_tensor,
             judged.method,
         )  # fmt: skip
-        kernel, slow = expert_kernels.choose(asked) or (None, "")
-        named = None if kernel is None else f"{kernel} for experts"
-        yield Choice(block, scheme, rows, columns, named, slow)
+        yield _of_experts(block, scheme, asked)
+    for block, (rows, columns) in gptoss.blocks(judged).items():
+        scheme = Scheme("gpt-oss", "mxfp4", 4, gptoss.GROUP)
+        yield _of_experts(block, scheme, Asked(
+            scheme.kind, rows, columns, judged.capability, judged.version, 4, gptoss.GROUP,
+            method=judged.method,
+        ))  # fmt: skip
+
+
+def _of_experts(block: str, scheme: Scheme, asked: Asked) -> Choice:
+    kernel, slow = expert_kernels.choose(asked) or (None, "")
+    named = None if kernel is None else f"{kernel} for experts"
+    return Choice(block, scheme, asked.rows, asked.columns, named, slow)

@@ -51,6 +51,16 @@ def _how(part: str, stored: tuple[int, ...], shape: tuple[int, ...], fixed: int)
     return "garbage" if fits else "refuses"
 
 
+def blocks(judged: Judged) -> dict[str, tuple[int, int]]:
+    """Experts of each block that are stored so, with rows and columns of gate and up together."""
+    end = ".gate_up_proj_blocks"
+    return {
+        name.removesuffix(end): (spec.shape[1], spec.shape[2] * GROUP)
+        for name, spec in judged.checkpoint.tensors.items()
+        if name.endswith(f".experts{end}") and len(spec.shape) == 4
+    }
+
+
 def n_layers(judged: Judged) -> int:
     """Parameters of all experts of a block that are stored so."""
     return sum(

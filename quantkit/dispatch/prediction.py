@@ -155,7 +155,8 @@ def _judged(
         result.left_out.append("bitsandbytes itself, which must be installed with vLLM")
     if gpu is not None and capability is None:
         result.findings += _by_table(judged, gpu)
-    if (joint or set(checkpoint.experts) - chosen) and capability is not None:
+    blocks = {*checkpoint.experts, *gptoss.blocks(judged)}
+    if blocks - chosen and capability is not None:
         result.left_out.append("kernels of experts: depend on what is installed with vLLM")
     return result
 

@@ -175,7 +175,7 @@ def _kernels(judged: Judged) -> Iterator[Finding]:
     alike: dict[tuple[str, str], list[str]] = {}
     known = (one for one in expert_choices(judged) if one.kernel is not None)
     for choice in (*choices(judged), *known):
-        minimum = kernels.MINIMUM[choice.scheme.kind]
+        minimum = kernels.MINIMUM.get(choice.scheme.kind, 0)
         if choice.kernel is None and judged.capability < minimum:
             key = ("capability", f"{choice.scheme.tag} needs {minimum / 10:.1f}")
         elif choice.kernel is None:

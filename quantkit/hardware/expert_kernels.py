@@ -1,6 +1,7 @@
 """The kernel that vLLM picks for the experts of a block: its backends in its own order.
 
-Read from vllm/model_executor/layers/fused_moe/oracle (fp8.py, int8.py, int_wna16.py, nvfp4.py), the
+Read from vllm/model_executor/layers/fused_moe/oracle (fp8.py, int8.py, int_wna16.py, nvfp4.py, and
+of mxfp4.py what it does for gpt-oss, with the Triton kernels that wheels for CUDA bring), the
 classes in fused_moe/experts that they ask, and what asks them in layers/quantization:
 compressed_tensors_moe.py, auto_gptq.py, auto_awq.py (with moe_wna16.py, where Marlin does not take
 the sizes), fp8.py and modelopt.py, at v0.26.0 and 0.32.0: for CUDA, gated SiLU, on one GPU or
@@ -79,6 +80,11 @@ LISTS: dict[str, tuple[Kernel, ...]] = {
         Kernel("Humming FP4", _hopper, _words(FP4_SLOW), (0, 32)),
         Kernel("Marlin FP4", lambda a: 75 <= a.capability < 100, _words(FP4_SLOW)),
     ),
+    "gpt-oss": (
+        Kernel("FlashInfer TRT-LLM MXFP4", _blackwell),
+        Kernel("Triton MXFP4", _hopper),
+        Kernel("Marlin MXFP4", lambda a: 80 <= a.capability < 90),
+    ),
     "nvfp4-a16": (
         Kernel("Humming FP4", _hopper, since=(0, 32)),
         Kernel("Marlin FP4", lambda a: a.capability >= 75),
@@ -97,11 +103,12 @@ UNSURE: dict[str, Callable[[Asked], bool]] = {
 }
 """Where the answer hangs on what was built or is installed."""
 KINDS: dict[str, tuple[str, ...]] = {
-    COMPRESSED: tuple(LISTS),
+    COMPRESSED: tuple(kind for kind in LISTS if kind != "gpt-oss"),
     "gptq": ("wna16",),
     "awq": ("wna16",),
     "fp8": ("fp8", "fp8-block"),
     "modelopt": ("fp8", "nvfp4", "nvfp4-a16"),
+    "mxfp4": ("gpt-oss",),
 }
 """What each method asks those lists for."""
 

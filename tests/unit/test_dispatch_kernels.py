@@ -168,6 +168,11 @@ STATIC = {"static": True, "per_tensor": True}
         ("modelopt", "nvfp4", 90, {"group_size": 16}, "Marlin FP4", "Humming FP4"),
         ("modelopt", "nvfp4", 120, {"group_size": 16}, *["FlashInfer CUTLASS NVFP4"] * 2),
         ("modelopt", "nvfp4-a16", 100, {"group_size": 16}, "Marlin FP4", "Marlin FP4"),
+        ("mxfp4", "gpt-oss", 100, {}, *["FlashInfer TRT-LLM MXFP4"] * 2),
+        ("mxfp4", "gpt-oss", 90, {}, "Triton MXFP4", "Triton MXFP4"),
+        ("mxfp4", "gpt-oss", 89, {}, "Marlin MXFP4", "Marlin MXFP4"),
+        ("mxfp4", "gpt-oss", 120, {}, None, None),
+        ("compressed-tensors", "gpt-oss", 90, {}, None, None),
     ],
 )
 def test_experts_of_other_methods(method, kind, capability, changes, at_26, at_32):
