@@ -76,7 +76,8 @@ def usable_share(gpu: GPU, utilisation: float) -> float:
 def fitted(wanted: Wanted) -> tuple[Size, Fit]:
     """As the profile wants it, or with smaller batches where only those leave room."""
     size = size_of(wanted)
-    if size.fit is not None and not size.fit.fits:
+    # Where weights alone are too much, no batch is small enough.
+    if size.fit is not None and not size.fit.fits and size.fit.weight_bytes < size.fit.usable_bytes:
         size = first_fitting([size, size_of(wanted, is_reduced=True)]) or size
     assert size.fit is not None
     return size, size.fit
