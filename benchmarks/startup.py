@@ -25,6 +25,8 @@ from typing import Any
 from recording import write
 
 RECOMMEND = "recommend 8B --gpu L40S --count 2 --context 16384 --users 40"
+NOTHING = "recommend 405B --gpu RTX4090 --users 10"
+MIXTURE = "recommend Qwen3-235B-A22B --gpu H100 --count 8 --users 32"
 ALL = "recommend 8B --gpu all"
 GATE_SAID_NO = 1
 THREE = "quantize demo -r fp8-dynamic -r rtn-w4a16 -r rtn-w8a16 --quiet --force -o three"
@@ -289,6 +291,8 @@ def main() -> None:
             "quantkit_quantize_help": [*run, "quantize", "--help"],
             "quantkit_gpus": [*run, "gpus"],
             "quantkit_recommend": [*run, *RECOMMEND.split()],
+            "quantkit_recommend_nothing": [*run, *NOTHING.split()],
+            "quantkit_recommend_mixture": [*run, *MIXTURE.split()],
             "quantkit_recommend_all": [*run, *ALL.split()],
             "quantkit_gate": [*run, "gate", "report.json"],
             "import_torch": [*python, "-c", "import torch"],

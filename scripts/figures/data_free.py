@@ -60,6 +60,8 @@ def startup() -> str:
         "`quantkit quantize --help`": ("quantkit_quantize_help", ""),
         "`quantkit gpus`": ("quantkit_gpus", ""),
         "`quantkit recommend` for one kind of GPU": ("quantkit_recommend", "1 s"),
+        "the same where nothing fits: a 405B on an RTX 4090": ("quantkit_recommend_nothing", "1 s"),
+        "the same for 94 layers of 128 experts on 8 GPUs": ("quantkit_recommend_mixture", "1 s"),
         "`quantkit recommend --gpu all`": ("quantkit_recommend_all", "3 s"),
         "`quantkit gate` of six checkpoints": ("quantkit_gate", "1 s"),
         "three data-free recipes of the demo": ("quantkit_quantize_three", "8 s"),
