@@ -228,7 +228,19 @@ FAMILIES: dict[str, Family] = {
     "ernie4_5_moe": Family({"num_hidden_layers": 3, "moe_layer_end_index": 2}),
     "gemma3n": Family(GEMMA_3N),
     "gemma3n_text": Family(GEMMA_3N),
-    "gemma4": Family(GEMMA_4, drop=("per_layer_config",)),
+    "gemma4": Family(
+        GEMMA_4,
+        top={
+            "vision_config": {
+                "model_type": "gemma4_vision",
+                **{key: SMALL_VISION[key] for key in ("hidden_size", "intermediate_size")},
+                **{key: SMALL_VISION[key] for key in ("num_hidden_layers", "num_attention_heads")},
+                **{key: SMALL_VISION[key] for key in ("num_key_value_heads", "head_dim")},
+                "position_embedding_size": 64,
+            }
+        },
+        drop=("per_layer_config",),
+    ),
     "gemma4_text": Family(GEMMA_4, drop=("per_layer_config",)),
     "glm4_moe_lite": Family(MLA),
     "glm4v_moe": Family(

@@ -106,6 +106,7 @@ TEXT: dict[str, dict[str, Any]] = {
     "deepseek_v32": DEEPSEEK,
     "glm_moe_dsa": DEEPSEEK,
     "gemma4": {"global_head_dim": 64},
+    "gemma4_text": {"global_head_dim": 64},
     "hunyuan_v1_moe": {
         "head_dim": 64,
         "moe_intermediate_size": 512,
@@ -163,6 +164,7 @@ NAMES = {
 CONFIGS: dict[str, dict[str, Any]] = {
     # Heads are alike here, and vLLM asks for the size of all.
     "gemma4": {"text_config": {"allow_global_per_layer_attribute_access": True}},
+    "gemma4_text": {"allow_global_per_layer_attribute_access": True},
     "kimi_k25": {"architectures": ["KimiK25ForConditionalGeneration"]},
     "minimax_m3_vl": {
         "text_config": {

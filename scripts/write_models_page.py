@@ -12,6 +12,7 @@ from quantkit.families import FAMILIES
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "families.json"
 LACKING = re.compile(r"No module named|requires DeepGEMM support")
+NO_PROCESSOR = " (the image processor, which published folders bring as code)"
 IN_VLLM = ROOT / "benchmarks" / "results" / "families-vllm-h200.json"
 """What real vLLM made of them, once that was measured."""
 PAGE = ROOT / "docs" / "models.md"
@@ -163,6 +164,7 @@ class Engine:
                 rules = [str(told).split(":")[0] for told in one.get("foretold", ())]
                 known = f" (`verify --for vllm` foretells it: {rules[0]})" if rules else ""
                 known += " (not installed on that host)" if LACKING.search(reason) else ""
+                known += NO_PROCESSOR if "preprocessor_config.json" in one["reason"] else ""
                 found.append(f"{name}, {recipe}: {reason}{also}{known}")
         return found
 

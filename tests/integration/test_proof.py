@@ -432,7 +432,7 @@ def test_answers_of_another_shape_are_faults_and_no_accident():
     assert "2 tokens per prompt and gave 1" in fault
     assert agreement.prompt_faults([[-1.0, -1.0]], asked) == []
     assert "1 tokens of 1" in agreement.prompt_faults([[-1.0]], asked)[0]
-    assert "told of 0 tokens of 0" in agreement.prompt_faults([], asked)[0]
+    assert "0 tokens of 0" in agreement.prompt_faults([], asked)[0]
 
 
 def test_limits_follow_from_the_noise_that_was_measured():
