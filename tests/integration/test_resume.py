@@ -269,21 +269,21 @@ def test_a_run_from_a_gguf_file_takes_up_its_own_too(source, tmp_path, stop_afte
         quantize_file(file, recipes, out, "cpu")
 
 
-def test_second_run_leaves_the_first_alone(source, tmp_path):
-    """Two real commands on one --out: the first ends as if it had been alone."""
-    line = [sys.executable, "-m", "quantkit", "quantize", str(source.folder), "-r", "rtn-w4a16"]
+def test_second_run_leaves_the_first_alone(source, tmp_path, run_cli):
+    """Two commands in two processes on one --out: the first ends as if it had been alone."""
     out = tmp_path / "out"
+    line = ["quantize", str(source.folder), "-r", "rtn-w4a16", "-q", "-o", str(out)]
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    first = subprocess.Popen([*line, "-q", "-o", str(out)], **piped)
+    first = subprocess.Popen([sys.executable, "-m", "quantkit", *line], **piped)
     while first.poll() is None and not (out / ".rtn-w4a16.lock").exists():
         time.sleep(0.01)
     os.kill(first.pid, signal.SIGSTOP)  # so that it is still writing when the second comes
     assert not (out / "rtn-w4a16").exists()
-    second = subprocess.run([*line, "-q", "-o", str(out), "--force"], check=False, **piped)
+    second = run_cli([*line, "--force"])
     os.kill(first.pid, signal.SIGCONT)
     told = first.communicate(timeout=300)[1]
     assert (first.returncode, told) == (0, "")
-    assert second.returncode == 3
+    assert second.code == 3
     assert f"another run is writing {out / 'rtn-w4a16'}" in second.stderr
     assert [path.name for path in out.iterdir()] == ["rtn-w4a16"]
     assert run(source, tmp_path / "alone", ["rtn-w4a16"]) == {
