@@ -64,6 +64,10 @@ class FolderWriter:
         """Put a tensor into its place. May be called from any thread."""
         self._place[name].write(name, tensor)
 
+    def replace(self, name: str, tensor: torch.Tensor) -> None:
+        """Put another tensor in the place of one that was written."""
+        self._place[name].replace(name, tensor)
+
     def write_bytes(self, name: str, buffer: memoryview, offset: int = 0) -> None:
         """Put part of a tensor into its place."""
         self._place[name].write_bytes(name, buffer, offset)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quantkit.methods.contract import PROPAGATE, Cost, Linears, Method, Rounded
-from quantkit.methods.gptq import SCALES, SIGNED, SWEEPS, TUNE, ColumnByColumn
+from quantkit.methods.gptq import DISTIL, SCALES, SIGNED, SWEEPS, TUNE, ColumnByColumn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,6 +106,7 @@ AWQ_GPTQ = Method(
         "scales": SCALES,
         "sweeps": SWEEPS,
         "tune": TUNE,
+        "distil": DISTIL,
         "signed": SIGNED,
     },
     types=("int",),

@@ -36,6 +36,8 @@ SIGNED = Option("true or false", lambda value: isinstance(value, bool))
 """Whether scales of symmetric integers may be negative: few bits reach further below zero."""
 TUNE = Option("a whole number from 0 to 1000", lambda v: type(v) is int and 0 <= v <= 1000)
 """Steps of the gradient stage that the pass makes after each block."""
+DISTIL = Option("a whole number from 0 to 100", lambda v: type(v) is int and 0 <= v <= 100)
+"""Passes over the calibration tokens at the end, from which all scales learn together."""
 PANEL = 1024
 """Columns that hear of each other's errors at once on a GPU; all later ones hear of them together:
 few large products, where each block on its own would read and write all that remains."""
@@ -182,6 +184,7 @@ GPTQ = Method(
         "scales": SCALES,
         "sweeps": SWEEPS,
         "tune": TUNE,
+        "distil": DISTIL,
         "signed": SIGNED,
     },
     types=("int", "fp4"),

@@ -313,7 +313,11 @@ class Decoder:
             given = states.movedim(0, self._batch_dim)
             for index, block in enumerate(blocks):
                 self.blocks[index] = Given(block, given, self._n_outputs)
-            made = self.model(input_ids=ids.to(self.device), use_cache=False).logits
+            try:
+                made = self.model(input_ids=ids.to(self.device), use_cache=False).logits
+            finally:
+                for index, block in enumerate(blocks):
+                    self.blocks[index] = block
             return cast("torch.Tensor", made[0].float())
 
         try:
@@ -322,8 +326,6 @@ class Decoder:
             self.model.get_output_embeddings().to(self.device)
             yield logits
         finally:
-            for index, block in enumerate(blocks):
-                self.blocks[index] = block
             empty = {name: tensor.to("meta") for name, tensor in outside.items()}
             self.model.load_state_dict(empty, strict=False, assign=True)
 

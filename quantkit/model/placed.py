@@ -12,6 +12,7 @@ import threading
 from collections.abc import Container, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 FOLLOW_BYTES = 8 << 20
 FLUSH_BYTES = 256 << 20
@@ -40,6 +41,7 @@ class PlacedFile:
         self._abandoned = False
         self._failure: Exception | None = None
         self._digest = hashlib.sha256()
+        self._is_stale = False
         self._follower = threading.Thread(target=self._follow, daemon=True)
         resumed = any(name in present for name in places)
         self._file = os.open(path, os.O_RDWR | (0 if resumed else os.O_CREAT | os.O_EXCL), 0o644)
@@ -60,6 +62,14 @@ class PlacedFile:
             self._left[name] -= len(data)
             self._changed.notify()
 
+    def replace(self, name: str, data: bytes | bytearray | memoryview) -> None:
+        """Put other bytes in the place of a part that is complete; the file is hashed anew."""
+        start, end = self.places[name]
+        assert not self._left[name], f"{name} is not complete"
+        assert len(data) == end - start, f"{name} has {end - start} bytes, not {len(data)}"
+        self._put(data, start)
+        self._is_stale = True
+
     def flush(self) -> None:
         """Send what was written to the disk."""
         _flush(self._file)
@@ -75,9 +85,19 @@ class PlacedFile:
             if self._failure is not None:
                 raise self._failure
             os.fsync(self._file)
+            if self._is_stale:
+                self._digest = self._hashed()
         finally:
             os.close(self._file)
         return self._digest.hexdigest()
+
+    def _hashed(self) -> Any:
+        digest, done = hashlib.sha256(), 0
+        while done < self._size:
+            part = os.pread(self._file, FOLLOW_BYTES, done)
+            digest.update(part)
+            done += len(part)
+        return digest
 
     def abandon(self) -> None:
         """Close without checking, when the work failed."""

@@ -47,10 +47,17 @@ class ShardWriter:
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Put a whole tensor into its place."""
+        self.write_bytes(name, self._bytes(name, tensor))
+
+    def replace(self, name: str, tensor: torch.Tensor) -> None:
+        """Put another tensor in the place of one that was written."""
+        self._file.replace(name, self._bytes(name, tensor))
+
+    def _bytes(self, name: str, tensor: torch.Tensor) -> memoryview:
         spec = self._specs[name]
         assert tensor.dtype == DTYPES[spec.dtype], f"{name}: {tensor.dtype} is not {spec.dtype}"
         assert tuple(tensor.shape) == spec.shape, f"{name}: {tensor.shape} is not {spec.shape}"
-        self.write_bytes(name, as_bytes(to_host(tensor)))
+        return as_bytes(to_host(tensor))
 
     def write_bytes(self, name: str, buffer: memoryview, offset: int = 0) -> None:
         """Put a part of a tensor into its place."""

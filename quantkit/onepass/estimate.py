@@ -106,17 +106,23 @@ def estimate(
     running = bytes_each * batch * ((6 + padded) * wide + 12 * narrow)
     if any(plan.recipe.tuning_steps for plan in plans):
         running = 2 * running + TUNED_BYTES * parameters
-    working = (
+    distilled = [plan.recipe.distilling_passes for plan in own if plan.recipe.distilling_passes]
+    resident = 0
+    if distilled:  # codes of all blocks, and the input of each for the way back
+        resident = n_blocks * (parameters + bytes_each * batch * narrow) + 2 * running
+    working = max(
+        resident,
         2 * parameters * bytes_each
         # Several ranks solve all streams of a block at once.
         + 4 * sum(columns * columns for _, columns in groups) * squares
-        + max(solving, running)
+        + max(solving, running),
     )
     costs = [solving_cost(plan.recipe, *group) for plan in plans for group in groups]
     most = _longest_share(costs, n_ranks)
     products, solves = most.fast, most.slow
     forwards: float = n_streams + len(own) + following
     forwards += sum(3 * plan.recipe.tuning_steps * batch / n_positions for plan in own)
+    forwards += 4 * sum(distilled)  # forth, and back from every block's input
     products += 2.0 * passed * n_positions * forwards
     seen = n_tokens if n_ranks == 1 else n_positions
     counted = sum(met[name] * columns**2 for name, (_, columns) in stacked.items())

@@ -11,7 +11,7 @@ import torch
 
 from quantkit.errors import StorageError
 from quantkit.export.manifest import Layer
-from quantkit.model.shards import ShardWriter, TensorSpec, read_header
+from quantkit.model.shards import ShardWriter, TensorSpec, read_header, write_whole
 from quantkit.onepass.mark import FOLDER, key_in, mark
 from quantkit.parsing import parse_json
 from quantkit.storage import write_json
@@ -64,6 +64,17 @@ class Journal:
         self.layers |= layers
         self.scales |= scales
         self.n_done = index + 1
+
+    def keep(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """What a stage after the blocks has found, before anything is done with it."""
+        write_whole(self._folder / name, tensors)
+
+    def kept(self, name: str) -> dict[str, torch.Tensor] | None:
+        """The same, found by an earlier run; None where none got that far."""
+        path = self._folder / name
+        if not path.is_file():
+            return None
+        return {name: tensor.read() for name, tensor in read_header(path).items()}
 
     def _path(self, index: int) -> Path:
         return self._folder / f"{index:05d}.json"

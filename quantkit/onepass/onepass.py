@@ -9,7 +9,7 @@ through the same blocks side by side, each with its share of the samples; the fi
 """
 
 import gc
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +25,7 @@ from quantkit.export.manifest import Layer
 from quantkit.model.block_calls import Call
 from quantkit.model.blocks import Decoder
 from quantkit.model.source import ModelSource
-from quantkit.onepass import datafree, probe, tuning
+from quantkit.onepass import datafree, distil, probe, tuning
 from quantkit.onepass.calibrated import Work, solve
 from quantkit.onepass.clock import Clock
 from quantkit.onepass.datafree import copy_tensor, require_finite
@@ -38,7 +38,7 @@ from quantkit.onepass.journal import Journal
 from quantkit.onepass.padding import Padding
 from quantkit.onepass.ranks import Ranks
 from quantkit.onepass.result import BlockResult
-from quantkit.onepass.streams import streams_of
+from quantkit.onepass.streams import Stream, streams_of
 from quantkit.onepass.visit import Observation, Visit
 from quantkit.onepass.watcher import Watcher
 from quantkit.plan.checkpoint import Plan
@@ -148,17 +148,24 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
     importance, ranks = wanted.importance, wanted.ranks
     decoder = Decoder.open(source, device)
     _require_blocks_only(decoder, plans)
-    if ranks.size > 1 and (tuned := [p.recipe.name for p in plans if p.recipe.tuning_steps]):
+    if ranks.size > 1 and (tuned := [p.recipe.name for p in plans if p.recipe.follows_source]):
         raise RecipeError(
-            f"recipe {tuned[0]} tunes blocks by gradients, which needs a single process; run it "
-            "without torchrun, or take a recipe without `tune`, and leave out --tune"
+            f"recipe {tuned[0]} learns by gradients, which needs a single process; run it without "
+            "torchrun, or take a recipe without `tune` and `distil`, and leave out --tune"
         )
+    for plan in plans:
+        if plan.recipe.distilling_passes and any(p.input_activations for p in plan.recipe.parts):
+            raise RecipeError(
+                f"recipe {plan.recipe.name} rounds activations, which `distil` does not; leave "
+                "`distil` out of its options"
+            )
     calibration = calibration.longest_first()
     hidden, calls, padding = _begin(decoder, calibration, ranks)
     if on_host and device.type == "cuda":
         hidden.to_host()
     watcher = wanted.watcher
     streams = streams_of(plans, hidden, importance, watcher is not None, calls)
+    start = hidden.branch() if any(plan.recipe.distilling_passes for plan in plans) else None
     del hidden
     followed = probe.Probe()
     done = ranks.share([journal.n_done for journal in journals])
@@ -187,9 +194,39 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
         return decoder.written, None
     if watcher is not None:
         watcher.finish(decoder, calibration)
+    if start is not None:
+        _distil(wanted, streams, partial(distil.Lesson, decoder, calls, start), calibration)
     perplexity = probe.perplexity(decoder, states, calibration, progress)
     probe.hold_against(perplexity, made, decoder, calibration, progress)
     return decoder.written, perplexity
+
+
+def _distil(
+    wanted: Pass,
+    streams: Sequence[Stream],
+    lesson: Callable[[HiddenStates, CalibrationTokens], distil.Lesson],
+    calibration: CalibrationTokens,
+) -> None:
+    """Let the scales of recipes that ask for it learn from the model's last states."""
+    for stream in streams:
+        for i in stream.indices:
+            plan = wanted.plans[i]
+            if not plan.recipe.distilling_passes:
+                continue
+            if stream.source is None:
+                wanted.progress.note(
+                    f"{plan.recipe.name}: this model passes more than hidden states between its "
+                    "blocks, so that its scales stay as each block left them"
+                )
+                continue
+            with wanted.own(i):
+                distil.distil(
+                    lesson(stream.source, calibration),
+                    plan,
+                    wanted.writers[i],
+                    wanted.journals[i],
+                    wanted.progress,
+                )
 
 
 def _begin(

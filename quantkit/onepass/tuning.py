@@ -41,15 +41,53 @@ HELD = 8
 
 
 @dataclass
-class Position:
+class Scaled:
+    """One linear whose scales learn."""
+
+    before: grid.QuantizedWeight
+    scheme: WeightScheme
+    factors: torch.Tensor
+    """By what scales are multiplied, one for each."""
+
+    def times(self, plain: torch.Tensor) -> torch.Tensor:
+        """The weights that these numbers stand for; rounding passes gradients on as they are."""
+        if self.before.zero_point is not None:
+            plain = plain - self.before.zero_point.float().unsqueeze(-1)
+        steps = self._steps()
+        number = numbers.of(self.scheme)
+        exact = number.steps(self._stored(steps), self.before.global_scale).unsqueeze(-1)
+        weight = plain * (steps + (exact - steps).detach())
+        return grid.untile(weight, self.before.values.shape, self.scheme)
+
+    def with_scales(self, values: torch.Tensor) -> grid.QuantizedWeight:
+        """These codes, and the scales that were reached, as they are stored."""
+        with torch.no_grad():
+            stored = self._stored(self._steps())
+        return grid.QuantizedWeight(
+            values, stored, self.before.zero_point, self.before.global_scale
+        )
+
+    def _steps(self) -> torch.Tensor:
+        steps = numbers.of(self.scheme).steps(self.before.scale, self.before.global_scale)
+        return steps.unsqueeze(-1) * self.factors
+
+    def _stored(self, steps: torch.Tensor) -> torch.Tensor:
+        return numbers.of(self.scheme).nearest_scale(
+            steps.detach().squeeze(-1), self.before.scale, self.before.global_scale
+        )
+
+
+def ones(made: grid.QuantizedWeight, scheme: WeightScheme) -> torch.Tensor:
+    """A factor for every scale."""
+    return torch.ones_like(numbers.of(scheme).steps(made.scale, made.global_scale).unsqueeze(-1))
+
+
+@dataclass
+class Position(Scaled):
     """What one linear learns: where its codes lie, and its scales."""
 
     codes: torch.Tensor
     """In float32, as tiles; a code is the number nearest to it."""
-    factors: torch.Tensor
-    """By what scales are multiplied."""
-    before: grid.QuantizedWeight
-    scheme: WeightScheme
 
     @classmethod
     def of(
@@ -63,34 +101,14 @@ class Position:
             wanted += made.zero_point.float().unsqueeze(-1)
         reach = INSIDE * _cells(0.99 * middle, scheme)  # towards zero cells are narrower
         codes = torch.clamp(wanted, middle - reach, middle + reach).clamp_(*number.limits)
-        return cls(
-            codes.requires_grad_(),
-            torch.ones_like(steps).requires_grad_(),
-            made,
-            scheme,
-        )
+        factors = ones(made, scheme).requires_grad_()
+        return cls(made, scheme, factors, codes.requires_grad_())
 
     def weight(self) -> torch.Tensor:
-        """The weights that this stands for; rounding passes gradients on as they are."""
+        """The weights that this stands for."""
         number = numbers.of(self.scheme)
         near = number.widen(number.round(self.codes.detach().clone()))
-        plain = self.codes + (near - self.codes).detach()
-        if self.before.zero_point is not None:
-            plain = plain - self.before.zero_point.float().unsqueeze(-1)
-        steps = self._steps()
-        stored = self._stored(steps)
-        exact = number.steps(stored, self.before.global_scale).unsqueeze(-1)
-        weight = plain * (steps + (exact - steps).detach())
-        return grid.untile(weight, self.before.values.shape, self.scheme)
-
-    def _steps(self) -> torch.Tensor:
-        steps = numbers.of(self.scheme).steps(self.before.scale, self.before.global_scale)
-        return steps.unsqueeze(-1) * self.factors
-
-    def _stored(self, steps: torch.Tensor) -> torch.Tensor:
-        return numbers.of(self.scheme).nearest_scale(
-            steps.detach().squeeze(-1), self.before.scale, self.before.global_scale
-        )
+        return self.times(self.codes + (near - self.codes).detach())
 
     def move(self, share: float) -> None:
         """One step against the sign of the gradients; `share` is of all that is still allowed."""
@@ -107,11 +125,7 @@ class Position:
         """The codes and scales that were reached."""
         with torch.no_grad():
             values = numbers.of(self.scheme).round(self.codes.clone())
-            stored = self._stored(self._steps())
-        values = grid.untile(values, self.before.values.shape, self.scheme)
-        return grid.QuantizedWeight(
-            values, stored, self.before.zero_point, self.before.global_scale
-        )
+        return self.with_scales(grid.untile(values, self.before.values.shape, self.scheme))
 
 
 def _cells(values: torch.Tensor, scheme: WeightScheme) -> torch.Tensor | float:
@@ -148,10 +162,10 @@ def tune(visit: Visit, work: Work, result: BlockResult, recipe: Recipe, steps: i
         block.requires_grad_(False)
         lesson = _Lesson(visit, block, wanted)
         before = lesson.held_out_error({})
-        with torch.enable_grad(), _reproducible():
+        with torch.enable_grad(), reproducible():
             for step, place in enumerate(lesson.order(steps)):
                 lesson.learn(place, positions)
-                share = 2 * (steps - step) / (steps * (steps + 1))  # falls evenly, adds up to one
+                share = falling(step, steps)
                 for position in positions.values():
                     position.move(share)
         found = {name: position.quantized() for name, position in positions.items()}
@@ -163,23 +177,38 @@ def tune(visit: Visit, work: Work, result: BlockResult, recipe: Recipe, steps: i
         result.linears[name] = work.remeasured(name, replace(result.linears[name], quantized=made))
 
 
+def divided(n_batches: int) -> tuple[list[int], list[int]]:
+    """Batches that teach, and those that judge; one alone does both."""
+    held = list(range(n_batches - max(1, n_batches // HELD), n_batches))
+    return list(range(n_batches - len(held))) or held, held
+
+
+def in_turn(batches: list[int], steps: int, seed: int) -> list[int]:
+    """The batch of every step: all in turn, in another order each time."""
+    generator = torch.Generator().manual_seed(seed)
+    places: list[int] = []
+    while len(places) < steps:
+        order = torch.randperm(len(batches), generator=generator).tolist()
+        places += [batches[i] for i in order]
+    return places[:steps]
+
+
+def falling(step: int, steps: int) -> float:
+    """A step's share of all that steps move together: falls evenly, adds up to one."""
+    return 2 * (steps - step) / (steps * (steps + 1))
+
+
 class _Lesson:
     """A block with other weights, on batches of its stream, against what the source's gives."""
 
     def __init__(self, visit: Visit, block: torch.nn.Module, wanted: HiddenStates) -> None:
         self._visit, self._block, self._wanted = visit, block, wanted
         n_batches = len(visit.padding.keep)
-        self._held = list(range(n_batches - max(1, n_batches // HELD), n_batches))
-        self._taught = list(range(n_batches - len(self._held))) or self._held
+        self._taught, self._held = divided(n_batches)
 
     def order(self, steps: int) -> list[int]:
-        """The batch of every step: all in turn, in another order each time."""
-        generator = torch.Generator().manual_seed(self._visit.index)
-        places: list[int] = []
-        while len(places) < steps:
-            order = torch.randperm(len(self._taught), generator=generator).tolist()
-            places += [self._taught[i] for i in order]
-        return places[:steps]
+        """The batch of every step."""
+        return in_turn(self._taught, steps, self._visit.index)
 
     def learn(self, place: int, positions: Mapping[str, Position]) -> None:
         """Add the gradients of one batch."""
@@ -204,7 +233,7 @@ class _Lesson:
 
 
 @contextmanager
-def _reproducible() -> Iterator[None]:
+def reproducible() -> Iterator[None]:
     """Gradients that come out the same twice, where torch has such a way."""
     import warnings
 

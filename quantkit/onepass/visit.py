@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from quantkit import formats, grid
+from quantkit import grid
 from quantkit.errors import MethodError
 from quantkit.export.folder import FolderWriter
 from quantkit.families import geometry
@@ -18,7 +18,7 @@ from quantkit.model import experts
 from quantkit.model.block_calls import Call
 from quantkit.model.blocks import Decoder
 from quantkit.model.shards import DTYPES
-from quantkit.onepass import feeders, kvcache
+from quantkit.onepass import feeders, kvcache, stored
 from quantkit.onepass.calibrated import Work
 from quantkit.onepass.collector import Collector
 from quantkit.onepass.padding import Padding, real
@@ -176,21 +176,8 @@ class Visit:
         self.advance(after)
 
     def _stored(self, plan: Plan, writer: FolderWriter) -> dict[str, torch.Tensor]:
-        device, state = self.decoder.device, {}
-        for name, source in self.decoder.tensors(self.index).items():
-            stored = self.decoder.stored(self.index, name)
-            module = (stored or "").removesuffix(".weight")
-            if stored is None:  # several tensors make it, none of them changed
-                state[name] = source.read().to(device)
-                continue
-            if module not in plan.quantized or not name.endswith(".weight"):
-                state[name] = writer.stored(stored).read().to(device)
-                continue
-            specs = formats.specs(module, plan.quantized[module], plan.recipe)
-            parts = {s.name: writer.stored(s.name).read().to(device) for s in specs}
-            quantized = formats.unpack(module, parts, plan.recipe)
-            state[name] = grid.dequantize(quantized, plan.recipe.part(module).weights)
-        return state
+        block = stored.read_block(self.decoder, self.index, plan, writer)
+        return stored.dequantized(self.decoder, self.index, plan, block)
 
     def proceed(self, result: BlockResult, recipe: Recipe) -> None:
         """Let a stream that propagates go on with what its recipe made of the block."""
@@ -221,7 +208,7 @@ class Observation:
     def work(self, plan: Plan) -> Work:
         """What a recipe has to do here."""
         visit = self.visit
-        stored = visit.decoder.tensors(visit.index)
+        tensors = visit.decoder.tensors(visit.index)
         mine = {
             leader: kept
             for leader, members in self.collector.groups.items()
@@ -229,7 +216,7 @@ class Observation:
         }
         return Work(
             visit.state,
-            {name: DTYPES[tensor.dtype] for name, tensor in stored.items()},
+            {name: DTYPES[tensor.dtype] for name, tensor in tensors.items()},
             mine,
             self.collector.statistics,
             self.feeders,

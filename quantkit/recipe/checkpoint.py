@@ -252,9 +252,14 @@ class Recipe(Named):
         return int(self.options.get("tune", 0)) if self.propagates else 0
 
     @property
+    def distilling_passes(self) -> int:
+        """Times that all scales learn from the calibration tokens at the end; 0: they do not."""
+        return int(self.options.get("distil", 0)) if self.propagates else 0
+
+    @property
     def follows_source(self) -> bool:
         """Whether the source's own states go along, to be compared with."""
-        return self.tuning_steps > 0
+        return self.tuning_steps > 0 or self.distilling_passes > 0
 
     def tuned(self, steps: int = TUNING_STEPS) -> "Recipe":
         """The same with a gradient stage after each block."""

@@ -1,4 +1,4 @@
-"""What is claimed against other quantisers rests on results where all were measured the same way."""
+"""Claims against other quantisers rest on results where all were measured the same way."""
 
 import json
 from pathlib import Path

@@ -65,6 +65,18 @@ def test_a_writer_that_goes_on_hashes_what_was_there(tmp_path):
     assert again.close() == hashlib.sha256(expected).hexdigest()
 
 
+def test_a_part_that_is_replaced_is_hashed_as_it_is_now(tmp_path):
+    cut, expected = pieces(0)
+    file = PlacedFile(tmp_path / "f", HEAD, PLACES, SIZE)
+    for piece in cut:
+        file.write(*piece)
+    start, end = (len(HEAD) + at for at in PLACES["a"])
+    file.replace("a", b"x" * 1000)
+    expected = expected[:start] + b"x" * 1000 + expected[end:]
+    assert file.close() == hashlib.sha256(expected).hexdigest()
+    assert (tmp_path / "f").read_bytes() == expected
+
+
 def test_a_part_that_is_missing_is_named(tmp_path):
     cut, _ = pieces(0)
     file = PlacedFile(tmp_path / "f", HEAD, PLACES, SIZE)
