@@ -171,7 +171,7 @@ class _Student:
         for index in reversed(range(len(inputs))):
             learning = [(i, name) for i, name in self._learning if i == index]
             factors = [self._linears[i][name].factors.requires_grad_() for i, name in learning]
-            states = inputs.pop().requires_grad_()
+            states = inputs.pop().detach().requires_grad_()
             with torch.enable_grad():
                 weights = self._weights(index)
                 fixed = self._plain[index] | {n: w.detach() for n, w in weights.items()}

@@ -52,8 +52,10 @@ def test_offloading_changes_no_byte(tmp_path):
         assert kept.digest == moved.digest
 
 
-def test_a_calibrated_run_on_a_gpu_repeats_itself(tmp_path):
+@pytest.mark.parametrize("options", [{}, {"tune": 20}, {"distil": 1}], ids=str)
+def test_a_calibrated_run_on_a_gpu_repeats_itself(tmp_path, options):
     recipe = Recipe.load("awq-gptq-w4a16")
+    recipe = recipe.model_copy(update={"options": {**recipe.options, **options}})
     source = ModelSource.open("demo")
     text = CalibrationChoice("python-docs", 32, 256)
     first, second = (
