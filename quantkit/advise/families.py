@@ -76,7 +76,7 @@ def _check(config: Mapping[str, Any], label: str) -> None:
     n_layers = 0 if wrong else config.get("num_hidden_layers") or 0
     if n_layers > MOST_LAYERS:
         wrong.append("num_hidden_layers")
-    elif not wrong and n_layers * _n_experts(config) > MOST_EXPERTS:
+    elif not wrong and n_layers * n_experts(config) > MOST_EXPERTS:
         wrong.append("number of experts")
     if wrong:
         raise SourceError(f"{label}: the config has no usable {', '.join(wrong)}")
@@ -88,8 +88,11 @@ def require(config: Mapping[str, Any], keys: tuple[str, ...], label: str) -> Non
         raise SourceError(f"{label}: the config has no usable {', '.join(missing)}")
 
 
-def shapes(config: Mapping[str, Any], label: str) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a checkpoint of this `completed` config stores, in the model's order."""
+def shapes(
+    config: Mapping[str, Any], label: str, only_first: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """Every tensor that a checkpoint of this `completed` config stores, in the model's order;
+    `only_first` leaves out all experts of a block but the first, which are like it."""
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
         raise SourceError(
@@ -97,14 +100,14 @@ def shapes(config: Mapping[str, Any], label: str) -> dict[str, tuple[int, ...]]:
             f"({kind}; known: {', '.join(FAMILIES)}); give a folder with the weights"
         )
     require(config, (*NEEDED, "head_dim"), label)
-    if FAMILIES[kind].experts and not _n_experts(config):
+    if FAMILIES[kind].experts and not n_experts(config):
         raise SourceError(f"{label}: the config has no usable number of experts")
     hidden = config["hidden_size"]
     result: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config["vocab_size"], hidden)
     }
     for index in range(config["num_hidden_layers"]):
-        for name, shape in _block(FAMILIES[kind], config, index):
+        for name, shape in _block(FAMILIES[kind], config, index, only_first):
             result[f"model.layers.{index}.{name}"] = shape
     result["model.norm.weight"] = (hidden,)
     if not config["tie_word_embeddings"]:
@@ -113,7 +116,7 @@ def shapes(config: Mapping[str, Any], label: str) -> dict[str, tuple[int, ...]]:
 
 
 def _block(
-    family: Family, config: Mapping[str, Any], index: int
+    family: Family, config: Mapping[str, Any], index: int, only_first: bool
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
@@ -130,7 +133,7 @@ def _block(
     linears |= {"self_attn.o_proj": (hidden, queries), "mlp.down_proj": (hidden, inner)}
     if family.experts and _is_mixed(config, index):
         linears = {name: shape for name, shape in linears.items() if not name.startswith("mlp.")}
-        linears |= _experts(family, config)
+        linears |= _experts(family, config, only_first)
     for name, shape in linears.items():
         yield f"{name}.weight", shape
         if mlp if name.startswith("mlp") else out if name.endswith("o_proj") else into:
@@ -143,7 +146,8 @@ def _block(
         yield "self_attn.k_norm.weight", (keys if wide else head,)
 
 
-def _n_experts(config: Mapping[str, Any]) -> int:
+def n_experts(config: Mapping[str, Any]) -> int:
+    """Experts of a block; 0 in a dense model."""
     return int(next((config[key] for key in EXPERTS if config.get(key)), 0))
 
 
@@ -153,13 +157,15 @@ def _is_mixed(config: Mapping[str, Any], index: int) -> bool:
     return index not in (config.get("mlp_only_layers") or ()) and (index + 1) % step == 0
 
 
-def _experts(family: Family, config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+def _experts(
+    family: Family, config: Mapping[str, Any], only_first: bool
+) -> dict[str, tuple[int, int]]:
     hidden, place = config["hidden_size"], family.experts
-    n_experts = _n_experts(config)
+    n = n_experts(config)
     inner = config.get("moe_intermediate_size") or config["intermediate_size"]
-    found = {f"{place}.gate": (n_experts, hidden)}
+    found = {f"{place}.gate": (n, hidden)}
     for prefix, width in (
-        *((f"{place}.experts.{number}", inner) for number in range(n_experts)),
+        *((f"{place}.experts.{number}", inner) for number in range(1 if only_first else n)),
         (f"{place}.shared_expert", config.get("shared_expert_intermediate_size") or 0),
     ):
         if width:

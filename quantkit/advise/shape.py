@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Container, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -297,8 +298,29 @@ def from_config(
     named = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     dtype = DTYPES.get(named.removeprefix("torch."), "BF16")
     full = families.completed(config, label)
-    found = families.shapes(full, label)
-    return _shape(full, [TensorSpec(n, dtype, s) for n, s in found.items()], label, assumed, note)
+    found = families.shapes(full, label, only_first=True)
+    stored = [TensorSpec(n, dtype, s) for n, s in found.items()]
+    return _with_experts(_shape(full, stored, label, assumed, note), families.n_experts(full))
+
+
+def _with_experts(thin: ModelShape, n_experts: int) -> ModelShape:
+    """A model of which the first expert of each block is there, with all that are like it."""
+    tensors: list[Tensor] = []
+    for is_expert, run in groupby(thin.tensors, lambda t: EXPERT.search(t.name) is not None):
+        if not is_expert:
+            tensors += run
+            continue
+        parts = [(t, t.name.partition(".experts.0.")) for t in run]
+        for number in range(n_experts):
+            tensors += [
+                Tensor(f"{before}.experts.{number}.{behind}", t.dtype, t.shape, t.is_linear)
+                for t, (before, _, behind) in parts
+            ]
+    if len(tensors) == len(thin.tensors):
+        return thin
+    full = replace(thin, tensors=tuple(tensors))
+    full.__dict__["thin"] = thin, n_experts  # as it would find out
+    return full
 
 
 def from_tensors(config: Mapping[str, Any], stored: Iterable[TensorSpec], label: str) -> ModelShape:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from quantkit.advise import document, formats, memory, parallel, shape, words, work
+from quantkit.advise import document, families, formats, memory, parallel, shape, words, work
 from quantkit.advise.candidates import UNUSUAL, Catalogue, Question, evaluate, merit
 from quantkit.advise.memory import GIB, fits
 from quantkit.advise.parallel import obstacle, stage_bytes, ways_to_share
@@ -153,6 +153,26 @@ def test_one_block_speaks_for_all_that_are_like_it(name):
             assert stage_bytes(model, recipe, split) == stage_bytes(full, recipe, split)
             assert obstacle(model, recipe, split) == obstacle(full, recipe, split)
         assert work.of(model, form) == work.of(full, form)
+
+
+def test_experts_that_follow_from_a_config_are_all_there():
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "dtype": "bfloat16",
+        "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768,
+        "num_hidden_layers": 4, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "head_dim": 128, "vocab_size": 4096, "num_experts": 12, "num_experts_per_tok": 2,
+        "max_position_embeddings": 4096, "mlp_only_layers": [1],
+    }  # fmt: skip
+    found = shape.from_config(config, "mixture")
+    stored = [TensorSpec(*one) for one in (
+        (name, "BF16", size)
+        for name, size in families.shapes(families.completed(config, "x"), "x").items()
+    )]  # fmt: skip
+    assert [(t.name, t.shape) for t in found.tensors] == [(t.name, t.shape) for t in stored]
+    assert found.tensors == shape.from_tensors(config, stored, "mixture").tensors
+    thin, n = replace(found).thin  # which drops what it was given
+    assert (thin.tensors, n) == (found.thin[0].tensors, 12)
+    assert found.n_parameters == sum(spec.n_elements for spec in stored)
 
 
 def test_blocks_that_a_recipe_names_are_counted_one_by_one():
