@@ -20,6 +20,8 @@ from quantkit.parsing import parse_yaml
 
 LONGEST_SHOWN = 40
 MOST_NAMES = 20
+LINES = "lines such as `key: value`"
+"""A mapping, as people write it in YAML."""
 NAME = "a name of letters, digits and . _ + -"
 WANTED = {
     "int_type": "a whole number",
@@ -35,10 +37,10 @@ WANTED = {
     "string_pattern_mismatch": NAME,
     "list_type": "a list, such as [a, b]",
     "tuple_type": "a list, such as [a, b]",
-    "dict_type": "lines such as `key: value`",
-    "mapping_type": "lines such as `key: value`",
-    "model_type": "lines such as `key: value`",
-    "model_attributes_type": "lines such as `key: value`",
+    "dict_type": LINES,
+    "mapping_type": LINES,
+    "model_type": LINES,
+    "model_attributes_type": LINES,
 }
 """What a field must be, by pydantic's name of the fault."""
 
@@ -138,6 +140,11 @@ def problems(
     return list(dict.fromkeys(told))
 
 
+def json_problem(error: ValidationError, kind: type[BaseModel]) -> str:
+    """The first thing that is wrong with a JSON file, in JSON's words."""
+    return problems(error, kind)[0].replace(LINES, "a JSON object")
+
+
 def meant(name: str, known: Iterable[str]) -> str:
     """A hint at what somebody may have wanted to write."""
     names = list(known)
@@ -152,7 +159,7 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
-        return "lines such as `key: value`" if value else "{}"
+        return LINES if value else "{}"
     if isinstance(value, list | tuple):
         return "a list" if value else "[]"
     text = repr(value) if isinstance(value, str) else str(value)

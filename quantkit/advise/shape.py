@@ -14,7 +14,7 @@ from typing import Any
 
 from quantkit import resources
 from quantkit.advise import families, sizes
-from quantkit.errors import SourceError
+from quantkit.errors import SourceError, near_matches
 from quantkit.families import geometry, rows_by_head
 from quantkit.home import expanded
 from quantkit.model import fused
@@ -271,9 +271,10 @@ def of(model: str) -> ModelShape:
     if (n_weights := sizes.parse(model)) is not None:
         return _of_size(n_weights, model.strip())
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
+        hint = ". Did you mean demo?" if near_matches(model, ["demo"]) else ""
         raise SourceError(
             f"there is no {model}; a model is a folder, a config.json, a hub id such as "
-            "Qwen/Qwen3-8B, or a size such as 70B"
+            f"Qwen/Qwen3-8B, or a size such as 70B{hint}"
         )
     from quantkit.advise import hub
 

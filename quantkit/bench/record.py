@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quantkit.errors import ScoreError
 from quantkit.parsing import parse_json
-from quantkit.specs import as_record, problems
+from quantkit.specs import as_record, json_problem
 
 VERSION = 1
 KIND = "quantkit-bench"
@@ -287,7 +287,7 @@ def read(path: Path) -> Bench:
     try:
         return as_record(Bench, data)
     except ValidationError as error:
-        first = problems(error, Bench)[0]
+        first = json_problem(error, Bench)
         raise ScoreError(f"{path} is not a bench.json: {first}") from error
 
 

@@ -19,6 +19,7 @@ from quantkit.calibration.choosing.selection import Choice, Shape
 from quantkit.calibration.overlap.contamination import EvaluationText
 from quantkit.calibration.pictures import Unusable, Vision
 from quantkit.calibration.pool import GatheredSource, Reading, describe, gather, require_rows
+from quantkit.calibration.reading.record import SKIP
 from quantkit.calibration.redaction.rows import redact_rows
 from quantkit.calibration.rendering import Piece, Refused, Renderer, TooLong
 from quantkit.calibration.spec import USUAL_SAMPLES, Files, SetSpec
@@ -33,6 +34,10 @@ from quantkit.quiet import hushed
 ENOUGH = 8
 """Times as much text as the set holds is enough to choose from."""
 CHARACTERS_PER_TOKEN = 4
+JUST_OVER = 8
+"""Rows that exceed a sample by at most this part of it would be whole in a slightly longer one."""
+MANY_OVER = 0.1
+"""The share of such rows in a source that is worth a note."""
 N_RANDOM = 20
 
 
@@ -199,6 +204,8 @@ def _render(
     """All rows as pieces; what the template refuses is counted, or an error."""
     progress.start("render", sum(len(source.rows) for source in gathered), "rows")
     rendered: list[Rendered] = []
+    just_over: Counter[int] = Counter()
+    fitting = renderer.length + renderer.length // JUST_OVER
     for index, source in enumerate(gathered):
         rng = random.Random(f"{seed} {source.name}")
         for place, row in enumerate(source.rows):
@@ -209,9 +216,7 @@ def _render(
                 continue
             except (Refused, Unusable) as error:
                 if not skip_bad and isinstance(error, Unusable):
-                    raise DataError(
-                        f"{row.place}: {error}; or leave it out with --skip-bad"
-                    ) from None
+                    raise DataError(f"{row.place}: {error}; {SKIP}") from None
                 if not skip_bad:
                     raise
                 reason = (
@@ -225,6 +230,8 @@ def _render(
                 source.account.leave_out("empty", f"{row.place} has no tokens")
             if row.kind != "text" and row.messages[-1]["role"] != "assistant":
                 source.account.remarks["without an answer"] += 1
+            if len(pieces) > 1 and sum(len(piece.ids) for piece in pieces) <= fitting:
+                just_over[index] += 1
             rendered += [Rendered(piece, index, place) for piece in pieces]
         progress.advance(len(source.rows))
     progress.finish()
@@ -233,6 +240,12 @@ def _render(
             progress.note(
                 f"{source.name}: {n:,} rows end before an answer; they are rendered up to where "
                 "the assistant would begin"
+            )
+        if (n := just_over[index]) > MANY_OVER * len(source.rows):
+            progress.note(
+                f"{source.name}: {n:,} of {len(source.rows):,} rows are just longer than a sample "
+                f"of {renderer.length:,} tokens, and are cut into a piece and a stub; --length "
+                f"{fitting} would keep them whole"
             )
         if not any(item.source == index for item in rendered):
             raise DataError(f"{source.name} has no usable row: {describe(source.account)}")

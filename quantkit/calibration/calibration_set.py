@@ -29,7 +29,7 @@ from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError
 from quantkit.model.shards import write_whole
 from quantkit.parsing import parse_json
-from quantkit.specs import as_record, problems
+from quantkit.specs import as_record, json_problem
 from quantkit.storage import scratch_folder, sha256_of, write_json
 
 TOKENS = "tokens.safetensors"
@@ -149,7 +149,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return as_record(Manifest, parse_json((folder / FILE).read_bytes()))
     except ValidationError as error:
-        first = problems(error, Manifest)[0]
+        first = json_problem(error, Manifest)
         raise DataError(
             f"{folder} is not a calibration set that this version reads: {first}"
         ) from error

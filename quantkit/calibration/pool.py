@@ -20,6 +20,7 @@ from quantkit.calibration.overlap.contamination import EvaluationText
 from quantkit.calibration.overlap.duplicates import Seen, prefix_of
 from quantkit.calibration.reading import files, hub, python_text, recognise
 from quantkit.calibration.reading.files import Record, Trouble
+from quantkit.calibration.reading.record import SKIP
 from quantkit.calibration.reading.row import Row
 from quantkit.calibration.spec import Files, Hub, Python, SetSpec, Stdin, source_name
 from quantkit.errors import DataError
@@ -236,7 +237,7 @@ def _rows(
             if not skip_bad:  # what may hold anything is not shown
                 raise DataError(
                     f"{record.place} is not recognised, and is not shown since rows are redacted; "
-                    "say in the set's file what it is (`columns`), or use --skip-bad"
+                    f"say in the set's file what it is (`columns`), or {SKIP}"
                 ) from None
             account.leave_out("unrecognised", record.place if private else str(error))
 

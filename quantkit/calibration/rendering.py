@@ -19,6 +19,7 @@ import numpy as np
 from quantkit.calibration import pictures as pictures_of
 from quantkit.calibration.pictures import Picture, Unusable, Vision
 from quantkit.calibration.reading.messages import parsed
+from quantkit.calibration.reading.record import SKIP
 from quantkit.calibration.reading.row import Message, Row, content
 from quantkit.calibration.template import Template, TemplateFault
 from quantkit.errors import DataError
@@ -102,7 +103,7 @@ class Renderer:
         try:
             pictures = [pictures_of.read(reference, folder) for reference in named]
         except Unusable as error:
-            raise Unusable(f"{row.place}: {error}, or leave the row out with --skip-bad") from error
+            raise Unusable(f"{row.place}: {error}; {SKIP}") from error
         messages = [_with_parts(_with_objects(message)) for message in row.messages]
         is_open = messages[-1]["role"] != "assistant"
         try:
@@ -111,7 +112,7 @@ class Renderer:
         except (TemplateFault, ValueError, TypeError, KeyError, IndexError) as error:
             raise Refused(
                 f"{row.place}: the model's processor refuses it ({str(error)[:160]}); change the "
-                "row, or use --skip-bad to leave it out"
+                f"row, or {SKIP}"
             ) from error
         if len(ids) > self.length:
             raise TooLong(
@@ -182,7 +183,7 @@ class Renderer:
             roles = ", ".join(str(m.get("role")) for m in messages[:6])
             raise Refused(
                 f"{row.place}: the model's chat template refuses it ({error}); its "
-                f"roles are {roles}; change the row, or use --skip-bad to leave it out"
+                f"roles are {roles}; change the row, or {SKIP}"
             ) from error
 
     def _apply(self, messages: Sequence[Message], row: Row) -> list[int]:

@@ -96,7 +96,7 @@ class Describing:
         }
         ours = [path for path in outs if is_checkpoint(path) or not path.exists()]
         for folder in ours:
-            Manifest.read(folder)
+            Manifest.read(folder).require_whole(folder)
         evaluations = read_all(list(self.scores))
         told = document.read(self.report) if self.report else None
 

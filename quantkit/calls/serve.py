@@ -116,8 +116,12 @@ class Planning:
         return hub.any_named([self.checkpoint])
 
     def ready(self, tell: Tell = silent) -> "Work[Planned]":
-        """All of it is quick."""
+        """All of it is quick: of a checkpoint's files only their sizes are looked at."""
+        from quantkit.export.manifest import Manifest
+
         planned = self.planned()
+        if planned.target.has_manifest:
+            Manifest.read(planned.target.folder).require_whole(planned.target.folder)
         if planned.engine is not None:
             return lambda progress: planned
         from quantkit.serving import program

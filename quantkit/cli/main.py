@@ -30,8 +30,8 @@ from quantkit.errors import (
 
 COMMANDS = (
     "demo", "run", "quantize", "sensitivity", "convert", "verify", "score", "report", "compare",
-    "sweep", "gate", "bench", "card", "serve", "draft", "calibrate", "recipes", "recommend", "gpus",
-    "doctor",
+    "sweep", "gate", "bench", "card", "push", "serve", "draft", "calibrate", "recipes",
+    "recommend", "gpus", "doctor",
 )  # fmt: skip
 """Each has a file of its name beside this one; in the order of the help."""
 GROUPS = ("sweep", "calibrate", "recipes")

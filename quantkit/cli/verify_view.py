@@ -96,7 +96,7 @@ def _show_checks(result: "Verification") -> None:
     for words in result.left_out:
         console.say(f"left out  {words}", hang=10)
     for name, error in result.worst[:3]:
-        console.say(f"          {name} differs by {error:.4f} from the source")
+        console.say(f"          {name} differs by {error:.1%} of its norm from the source")
 
 
 def _attributed(found: "Verified") -> str:

@@ -16,7 +16,7 @@ from quantkit.model import description
 from quantkit.model.description import text, texts
 from quantkit.parsing import parse_json
 from quantkit.recipe import AnyRecipe, Recipe
-from quantkit.specs import PlainName, as_record, problems
+from quantkit.specs import PlainName, as_record, json_problem
 from quantkit.storage import MANIFEST
 from quantkit.tensorspec import TensorSpec
 
@@ -155,6 +155,21 @@ class Manifest(Record):
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 
+    def require_whole(self, folder: Path) -> None:
+        """Refuse a folder whose files are missing or of another size; contents are not read."""
+        for name, file in self.files.items():
+            path = folder / name
+            if not path.is_file():
+                fault = f"{name} is missing"
+            elif (size := path.stat().st_size) != file.size_bytes:
+                fault = f"{name} has {size:,} bytes, its manifest says {file.size_bytes:,}"
+            else:
+                continue
+            raise CheckpointError(
+                f"{folder} is damaged: {fault}; `quantkit verify` lists everything, and copying "
+                "or making it again repairs it"
+            )
+
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
         """The manifest of a checkpoint folder."""
@@ -167,14 +182,18 @@ class Manifest(Record):
             )
         try:
             data = parse_json(path.read_bytes(), finite=False)  # the fields say which is not
-            version = data["schema_version"]
-            if version != 1:
+            if not isinstance(data, dict) or "schema_version" not in data:
+                raise CheckpointError(
+                    f"{path} is damaged: it must be a JSON object with a schema_version; copy the "
+                    "checkpoint again"
+                )
+            if (version := data["schema_version"]) != 1:
                 raise CheckpointError(
                     f"{path} has schema {version}, written by a newer quantkit; upgrade quantkit"
                 )
             return as_record(cls, data)
         except ValidationError as error:
-            first = problems(error, cls)[0]
+            first = json_problem(error, cls)
             raise CheckpointError(f"{path} is damaged: {first}") from error
         except (ValueError, KeyError, TypeError) as error:
             first = str(error).splitlines()[0]

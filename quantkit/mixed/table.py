@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from quantkit.errors import DataError
 from quantkit.parsing import parse_json
 from quantkit.schemes import Strict
-from quantkit.specs import as_record, problems
+from quantkit.specs import as_record, json_problem
 from quantkit.storage import write_text
 
 FILE = "sensitivity.json"
@@ -156,7 +156,7 @@ class Table(Strict):
             data = parse_json(path.read_bytes())
             table = as_record(cls, data)
         except ValidationError as error:
-            raise DataError(f"{path} is not a table: {problems(error, cls)[0]}") from error
+            raise DataError(f"{path} is not a table: {json_problem(error, cls)}") from error
         except ValueError as error:
             raise DataError(f"{path} is not a table: {error}") from error
         width = len(table.formats)

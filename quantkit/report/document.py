@@ -12,7 +12,7 @@ from quantkit.errors import ScoreError
 from quantkit.export.verified import Verified
 from quantkit.parsing import parse_json
 from quantkit.scoring.scorecard import Made, Score, Settings
-from quantkit.specs import PlainName, as_record, problems
+from quantkit.specs import PlainName, as_record, json_problem
 
 VERSION = 2
 
@@ -169,7 +169,7 @@ def read(path: Path) -> Document:
     try:
         return as_record(Document, data)
     except ValidationError as error:
-        first = problems(error, Document)[0]
+        first = json_problem(error, Document)
         raise ScoreError(f"{path} is not a report: {first}") from error
 
 

@@ -18,7 +18,7 @@ from quantkit.errors import MissingDependency, ScoreError
 from quantkit.quiet import hushed
 from quantkit.scoring import box, task_names
 from quantkit.scoring.asked import Chat
-from quantkit.scoring.suites import FOLLOWED, OWN_TASKS, expanded, is_path
+from quantkit.scoring.suites import FOLLOWED, OWN_TASKS, expanded, is_own, is_path
 
 BOOTSTRAP_ITERATIONS = 100  # with none, lm-eval leaves out all standard errors
 
@@ -75,6 +75,24 @@ def groups(tasks: Sequence[str]) -> dict[str, dict[str, Any]]:
     for task in tasks:
         look(task)
     return found
+
+
+def require_data(tasks: Sequence[str]) -> None:
+    """Refuse tasks whose datasets cannot be reached; each dataset is looked up, not loaded."""
+    wanted = [task for task in names(tasks) if not is_own(task)]
+    if not wanted:
+        return
+    import datasets
+
+    index, seen = _manager(wanted).task_index, set()
+    for task in wanted:
+        config = index[task].cfg or {}
+        place = config.get("dataset_path")
+        if not isinstance(place, str) or place in seen:
+            continue
+        seen.add(place)
+        with _explained([task]), quiet():
+            datasets.load_dataset_builder(place, name=config.get("dataset_name"))
 
 
 def load(
@@ -268,7 +286,7 @@ def _explained(tasks: Sequence[str]) -> Iterator[None]:
         first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ScoreError(
             f"the data of {', '.join(tasks)} cannot be reached: {first}; connect to the hub once, "
-            "or give --data, a folder that holds it under the dataset's name"
+            "or use `quantkit score --data DIR`, a folder that holds it under the dataset's name"
         ) from error
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 from quantkit.errors import ScoreError
 from quantkit.export.verified import Agreement, Attribution, Verified
 from quantkit.parsing import parse_json
-from quantkit.specs import as_record, plain_name, problems
+from quantkit.specs import as_record, json_problem, plain_name
 
 SOURCE_NAME = "source"
 """A source's scores go by this file name, whatever the model is called."""
@@ -200,7 +200,7 @@ class Scorecard(Record):
         except OSError as error:
             raise ScoreError(f"cannot read {path}: {error.strerror}") from error
         except ValidationError as error:
-            first = problems(error, cls)[0]
+            first = json_problem(error, cls)
             raise ScoreError(f"{path} is not a score file: {first}") from error
         except ValueError as error:
             raise ScoreError(f"{path} is not valid JSON: {error}; give a score file") from error

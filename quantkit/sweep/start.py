@@ -50,6 +50,10 @@ def ready(
     from quantkit.sweep import driver, here
 
     prepared = driver.prepare(spec, base, place, lambda: here.devices(spec))
+    if not dry:
+        from quantkit.sweep import data
+
+        data.require(prepared)
     return Ready(
         lambda: driver.run(prepared, here.Here(progress), progress),
         lambda: driver.estimated(prepared),

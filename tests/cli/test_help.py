@@ -13,7 +13,8 @@ from quantkit import resources
 COMMANDS = [
     "demo", "run", "quantize", "convert", "verify", "score",
     "sensitivity", "report", "compare", "sweep", "gate",
-    "bench", "card", "serve", "draft", "calibrate", "recipes", "recommend", "gpus", "doctor",
+    "bench", "card", "push", "serve", "draft", "calibrate", "recipes", "recommend", "gpus",
+    "doctor",
 ]  # fmt: skip
 HEAVY = ["torch", "transformers", "pydantic", "yaml", "rich", "numpy"]
 RECIPES = resources.names("recipes")

@@ -261,7 +261,7 @@ FACES = {
     "quantize",
     "recommend",
 }
-FACES |= {"report", "run", "score", "sensitivity", "serve", "verify"}
+FACES |= {"push", "report", "run", "score", "sensitivity", "serve", "verify"}
 ROOMS_OF_FACES = {"calls", "cli", "errors", "launch", "registry"}
 
 

@@ -193,7 +193,7 @@ def test_what_a_template_refuses_is_told_with_its_own_words(turns, why):
     roles = ", ".join(role for role, _ in turns)
     assert str(refused.value) == (
         f"rows.jsonl:1: the model's chat template refuses it ({why}); its roles are {roles}; "
-        "change the row, or use --skip-bad to leave it out"
+        "change the row, or `quantkit calibrate build --skip-bad` leaves it out"
     )
 
 

@@ -10,6 +10,8 @@ MAX_ROW_BYTES = 1 << 28
 """Of one row, in its file. Longer than any document; a damaged or hostile file may hold more."""
 MAX_DOCUMENT_BYTES = 1 << 30
 """Of a JSON document, which is read whole."""
+SKIP = "`quantkit calibrate build --skip-bad` leaves it out"
+"""Advice that holds whichever command reads the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +55,12 @@ class Reading:
     def bad(self, number: int, reason: str, unit: str = "line") -> None:
         """Report a row that cannot be read, or stop at it."""
         if not self.skip_bad:
-            raise DataError(
-                f"{self.path}, {unit} {number}: {reason}; use --skip-bad to leave it out"
-            )
+            raise DataError(f"{self.path}, {unit} {number}: {reason}; {SKIP}")
         self.n_bad += 1
         self.on_bad(Trouble(f"{self.name}:{number}", reason))
 
     def bad_file(self, reason: str) -> None:
         """Report a file that holds nothing, or stop at it."""
         if not self.skip_bad:
-            raise DataError(f"{self.path} {reason}; use --skip-bad to leave it out")
+            raise DataError(f"{self.path} {reason}; {SKIP}")
         self.on_bad(Trouble(self.name, f"the file {reason}"))

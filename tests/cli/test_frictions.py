@@ -1,0 +1,221 @@
+"""What newcomers stumbled over: each is one sentence that names the thing and what to do."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from quantkit.cli.main import made
+
+
+def damaged(folder: Path, tmp_path: Path) -> Path:
+    copy = shutil.copytree(folder, tmp_path / "damaged")
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-64])
+    return copy
+
+
+def one_error(result, code=3):
+    assert result.code == code
+    assert result.stderr.count("quantkit: ") == 1
+    assert "Traceback" not in result.stderr
+    return " ".join(result.stderr.split())
+
+
+def test_a_sweep_without_its_data_fails_before_its_first_step_and_once(run_cli, tmp_path):
+    file = tmp_path / "sweep.yaml"
+    file.write_text("models: [demo]\nrecipes: [fp8-dynamic, rtn-w4a16]\ntasks: [wikitext]\n")
+    message = one_error(run_cli(["sweep", "run", file, "-o", tmp_path / "runs"]))
+    assert message.count("wikitext_document_level") == 1
+    assert "--data DIR" in message
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("command", [["serve", "--dry-run", "--gpu", "L4"], ["card"]])
+def test_a_damaged_checkpoint_is_noticed_by_its_size(run_cli, demo_made, tmp_path, command):
+    folder = damaged(demo_made / "fp8-dynamic", tmp_path)
+    message = one_error(run_cli([command[0], folder, *command[1:]]))
+    assert f"{folder} is damaged: model.safetensors has" in message
+    assert "quantkit verify" in message
+    (folder / "model.safetensors").unlink()
+    assert "model.safetensors is missing" in one_error(run_cli([command[0], folder, *command[1:]]))
+
+
+def test_advice_on_bad_rows_names_a_command_that_has_the_option(run_cli, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "some words"}\n{"text": broken\n')
+    out = tmp_path / "out"
+    result = run_cli(["quantize", "demo", "-r", "gptq-w4a16", "--calibration", rows, "-o", out])
+    assert "`quantkit calibrate build --skip-bad` leaves it out" in one_error(result)
+    options = {name for p in _parameters("calibrate", "build") for name in p.opts}
+    assert "--skip-bad" in options
+
+
+def _parameters(*names: str):
+    import typer
+
+    command = typer.main.get_command(made())
+    for name in names:
+        command = command.commands[name]
+    return command.params
+
+
+@pytest.mark.parametrize("place", ["/proc/out", "file/out"])
+def test_an_output_that_cannot_be_written_says_so(run_cli, tmp_path, place, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    result = run_cli(["quantize", "demo", "-r", "fp8-dynamic", "-o", place])
+    message = one_error(result)
+    assert place in message
+    assert "write" in message or "cannot be a folder" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["quantize", "demoo", "-r", "fp8-dynamic"], "Did you mean demo?"),
+        (["recommend", "demoo", "--gpu", "L4"], "Did you mean demo?"),
+        (["recipes", "show", "fp8"], "Did you mean fp8-block or fp8-dynamic"),
+        (["recommend", "8B", "--gpu", "Mac"], "M3 Max"),
+        (["recommend", "8B", "--gpu", "M3"], "Did you mean M3 Max or M3 Ultra?"),
+        (["recommend", "8B", "--gpu", "apple"], "M4 Pro"),
+        (["quantize", "demo", "-r", "Q5_K_S"], "Did you mean gguf-q5_k_s?"),
+        (["quantize", "demo", "-r", "int4"], "awq-gptq-w4a16"),
+    ],
+)
+def test_near_matches(run_cli, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    assert words in one_error(run_cli(arguments))
+
+
+def test_json_gets_the_advice_of_json(run_cli, tmp_path, demo_made):
+    file = tmp_path / "report.json"
+    file.write_text("[]")
+    message = one_error(run_cli(["gate", file]))
+    assert "a JSON object" in message
+    assert "key: value" not in message
+    folder = shutil.copytree(demo_made / "fp8-dynamic", tmp_path / "copy")
+    (folder / "quantkit.json").write_text("[]")
+    message = one_error(run_cli(["verify", folder]))
+    assert "quantkit.json is damaged: it must be a JSON object" in message
+
+
+def test_verify_names_the_missing_tensor_the_unit_and_a_verdict(run_cli, demo_made, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    sound = run_cli(["verify", demo_made / "fp8-dynamic"])
+    assert sound.stdout.rstrip().endswith("verdict: sound")
+    assert "% of its norm from the source" in sound.stdout
+    folder = shutil.copytree(demo_made / "fp8-dynamic", tmp_path / "copy")
+    tensors = {k: v.clone() for k, v in load_file(folder / "model.safetensors").items()}
+    lost = next(name for name in sorted(tensors) if name.endswith("weight_scale"))
+    del tensors[lost]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    result = run_cli(["verify", folder])
+    assert result.code == 1
+    assert f"tensors: {lost} is missing" in result.stderr
+    assert "verdict:" in result.stdout
+
+
+class Hub:
+    """What `push` asks of a hub, by the real client's own signatures."""
+
+    def __init__(self):
+        import inspect
+
+        from huggingface_hub import HfApi
+
+        self.calls, self.fails = [], 0
+        self.signatures = {
+            name: inspect.signature(getattr(HfApi, name))
+            for name in ("create_repo", "upload_large_folder")
+        }
+
+    def create_repo(self, *words, **more):
+        self._note("create_repo", words, more)
+        return f"https://hub.test/{words[0]}"
+
+    def upload_large_folder(self, *words, **more):
+        bound = self._note("upload_large_folder", words, more)
+        self.seen = {p.name: p.read_bytes()[:8] for p in Path(bound["folder_path"]).iterdir()}
+        if self.fails:
+            self.fails -= 1
+            raise ConnectionError("the line went dead")
+
+    def _note(self, name, words, more):
+        bound = self.signatures[name].bind(self, *words, **more).arguments
+        self.calls.append((name, bound))
+        return bound
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    import huggingface_hub
+
+    found = Hub()
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: found)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    return found
+
+
+def test_push_verifies_then_uploads_privately_with_the_card(run_cli, demo_made, hub):
+    folder = demo_made / "fp8-dynamic"
+    result = run_cli(["push", folder, "org/name", "--json", "-q"])
+    assert result.code == 0, result.stderr
+    told = json.loads(result.stdout)
+    assert (told["repo"], told["private"]) == ("org/name", True)
+    assert [name for name, _ in hub.calls] == ["create_repo", "upload_large_folder"]
+    assert hub.calls[0][1]["private"] is True
+    assert hub.calls[0][1]["exist_ok"] is True
+    assert set(hub.seen) == {path.name for path in folder.iterdir()}
+    assert "README.md" in hub.seen
+    assert not list(folder.parent.glob(".*.push"))
+
+
+def test_push_resumes_and_can_be_public(run_cli, demo_made, hub):
+    hub.fails = 1
+    command = ["push", demo_made / "gguf-q8_0", "org/name", "--public", "-q"]
+    assert "run the same command again to resume" in one_error(run_cli(command))
+    kept = list(demo_made.glob(".*.push"))
+    assert len(kept) == 1
+    assert run_cli(command).code == 0
+    places = [str(bound["folder_path"]) for name, bound in hub.calls if name.startswith("upload")]
+    assert places == [str(kept[0])] * 2  # where huggingface_hub keeps what it has sent
+    assert hub.calls[0][1]["private"] is False
+
+
+def test_push_refuses_what_is_damaged_misnamed_or_offline(
+    run_cli, demo_made, tmp_path, hub, monkeypatch
+):
+    folder = damaged(demo_made / "fp8-dynamic", tmp_path)
+    assert "is damaged" in one_error(run_cli(["push", folder, "org/name"]))
+    assert "ORG/NAME" in one_error(run_cli(["push", demo_made / "fp8-dynamic", "name"]), 2)
+    changed = shutil.copytree(demo_made / "fp8-dynamic", tmp_path / "changed")
+    weights = bytearray((changed / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (changed / "model.safetensors").write_bytes(weights)
+    assert "failed verification" in one_error(run_cli(["push", changed, "org/name", "-q"]))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "HF_HUB_OFFLINE" in one_error(run_cli(["push", demo_made / "fp8-dynamic", "org/name"]))
+    assert hub.calls == []
+
+
+def test_rows_just_longer_than_a_sample_are_named_with_the_length_that_holds_them(
+    run_cli, tmp_path
+):
+    rows = tmp_path / "rows.jsonl"
+    rng = random.Random(0)
+    # Of some 60 tokens each: the demo's tokenizer has each of these words as one or two.
+    words = "the list holds a value that is returned when the function ends".split()
+    texts = [" ".join(rng.choice(words) for _ in range(48)) for _ in range(60)]
+    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    build = ["calibrate", "build", "--from", rows, "--model", "demo", "--samples", "8"]
+    found = run_cli([*build, "--length", "56", "-o", tmp_path / "a"])
+    assert found.code == 0, found.stderr
+    note = " ".join(found.stderr.split())
+    assert "rows are just longer than a sample of 56 tokens" in note
+    assert "--length 63" in note
+    longer = run_cli([*build, "--length", "160", "-o", tmp_path / "b"])
+    assert "just longer" not in longer.stderr
