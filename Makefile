@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: browser demo test test-all lint fix types docs bench faults clean
+.PHONY: browser demo test test-all lint fix types docs site bench faults clean
 
 # uv where there is one, else pip; what uv cannot get (it reads no pip.conf), pip tries again.
 define install
@@ -52,7 +52,12 @@ docs: $(VENV)/.developed
 	$(BIN)/python scripts/write_choosing_page.py
 	$(BIN)/python scripts/write_models_page.py
 	$(BIN)/python scripts/write_formats_page.py
+	$(BIN)/python scripts/write_recipes_page.py
 	$(BIN)/python scripts/write_figures.py
+
+# The documentation as a site in build/site, offline and strict.
+site: $(VENV)/.developed
+	$(BIN)/python scripts/build_site.py
 
 bench: $(VENV)/.developed
 	$(BIN)/python benchmarks/startup.py

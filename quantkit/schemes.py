@@ -173,9 +173,9 @@ class KVCacheScheme(Strict):
     symmetric: Literal[True] = True
     strategy: Literal["tensor", "attn_head"] = "tensor"
     """One scale for the keys of a layer and one for its values, or one for each of their heads,
-    which vLLM computes with FlashAttention alone ..."""
+    which vLLM computes with FlashAttention alone."""
     dynamic: Literal[False] = False
-    """... which come from calibration."""
+    """Scales come from calibration."""
 
     def words(self) -> str:
         """The scheme for people."""

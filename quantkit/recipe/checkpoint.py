@@ -40,22 +40,23 @@ class Recipe(Named):
     """A checkpoint in the words of compressed-tensors."""
 
     method: str
-    """How weights are chosen: see `quantkit.methods`."""
+    """How weights are chosen; see the table of methods."""
     weights: WeightScheme
+    """The numbers that weights are rounded to."""
     input_activations: ActivationScheme | None = None
-    """None leaves activations in 16 bits."""
+    """The numbers that inputs are rounded to; none leaves them in 16 bits."""
     kv_cache: KVCacheScheme | None = None
-    """None leaves the cache to the serving engine."""
+    """The numbers of keys and values; none leaves the cache to the serving engine."""
     groups: list[Group] = Field([])
-    """Layers with other numbers; of several groups that name a layer the first counts."""
+    """Layers with other numbers; if several groups name a layer, the first applies."""
     unquantised: list[str] = Field([])
     """Layers that stay in 16 bits by choice and count in the bits per weight, unlike `ignore`."""
     format: str = COMPRESSED_TENSORS
-    """The form of the files: compressed-tensors, gptq, awq or fp8."""
+    """File format: compressed-tensors, gptq, awq or fp8."""
     targets: list[str] = Field(["Linear"])
-    """Class name, module name, or `re:` and a pattern."""
+    """What to quantise: a class name, a module name, or `re:` and a pattern."""
     ignore: list[str] = Field(["lm_head"])
-    """Modules left alone, in the same notation."""
+    """What to leave in 16 bits, in the same notation."""
     options: dict[str, Any] = Field({})
     """Settings of the method."""
 

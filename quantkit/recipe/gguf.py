@@ -27,9 +27,9 @@ class GGUFRecipe(Named):
     """A file for llama.cpp: one of its mixtures of block types."""
 
     gguf: str
-    """The mixture, by llama.cpp's name."""
+    """llama.cpp's file type, such as Q4_K_M."""
     tensors: dict[str, str] = Field({})
-    """Other types for some tensors, by patterns that their GGUF names contain."""
+    """Types of single tensors, by patterns that match their GGUF names."""
 
     needs_calibration: ClassVar[bool] = False
     """It learns from data where there is some, and does without where there is none."""

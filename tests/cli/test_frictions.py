@@ -202,13 +202,24 @@ def test_push_refuses_what_is_damaged_misnamed_or_offline(
     assert hub.calls == []
 
 
-def test_rows_just_longer_than_a_sample_are_named_with_the_length_that_holds_them(
-    run_cli, tmp_path
-):
+def test_rows_just_longer_than_a_sample_are_named(run_cli, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rng = random.Random(0)
     # Of some 60 tokens each: the demo's tokenizer has each of these words as one or two.
-    words = "the list holds a value that is returned when the function ends".split()
+    words = [
+        "the",
+        "list",
+        "holds",
+        "a",
+        "value",
+        "that",
+        "is",
+        "returned",
+        "when",
+        "the",
+        "function",
+        "ends",
+    ]
     texts = [" ".join(rng.choice(words) for _ in range(48)) for _ in range(60)]
     rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     build = ["calibrate", "build", "--from", rows, "--model", "demo", "--samples", "8"]

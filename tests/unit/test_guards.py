@@ -178,7 +178,7 @@ def test_help_page_is_what_the_program_prints():
     assert (ROOT / "docs/help.md").read_text() == module.page(), "run: make docs"
 
 
-@pytest.mark.parametrize("name", ["models", "formats"])
+@pytest.mark.parametrize("name", ["models", "formats", "recipes"])
 def test_generated_pages_are_up_to_date(name):
     import importlib.util
 
