@@ -172,7 +172,7 @@ def main() -> None:
     for log in logs:
         weights = f"{log['weights_off']:+6.1%}" if "weights_off" in log else ""
         used = f"{log['used_off']:+7.1%} of {log['used']:.2f} GiB" if "used" in log else ""
-        print(f"{log['model']:12} {log.get('format', 'as it is'):14} {log.get('count', 1)} x "
+        print(f"{log['model']:12} {log.get('format', 'unquantised'):14} {log.get('count', 1)} x "
               f"{log['gpu']:15} {log['vllm']:7} weights {weights:6}  in use {used}")  # fmt: skip
     for rate in rates:
         print(f"{rate['model']:12} {rate['format']:14} {rate.get('count', 1)} x {rate['gpu']:15} "

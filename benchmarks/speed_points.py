@@ -129,7 +129,7 @@ def measure(predicted: dict[str, Any], out: Path, timeout: float) -> None:
                     engine=json.dumps({"kv_cache_memory_bytes": KV_BYTES}), timeout=timeout,
                     load_format="dummy",
                 )  # fmt: skip
-                label = f"{model['shape']} {model['recipe'] or 'as it is'}"
+                label = f"{model['shape']} {model['recipe'] or 'unquantised'}"
                 group.append((model, Timed(label, folder, args, beside)))
             for _, timed in group:  # all, so that nobody loads while another is timed
                 timed.wait_until_loaded()
@@ -151,7 +151,7 @@ def compare(predicted: dict[str, Any], measured: dict[str, Any]) -> list[dict[st
             rate = real.get(f"decode_{users}", {}).get("tokens_per_s")
             found.append(
                 {
-                    "model": f"{model['shape']} {model['recipe'] or 'as it is'}",
+                    "model": f"{model['shape']} {model['recipe'] or 'unquantised'}",
                     "users": int(users),
                     **span,
                     "measured": rate,

@@ -87,10 +87,10 @@ class Limits:
         if self.ttft is not None and first is None:
             slow.append("the time to its first token needs the GPU's compute rate (--tflops)")
         elif self.ttft is not None and first is not None and first.typical > self.ttft:
-            slow.append(f"first token after {_time(first.typical)}, {_time(self.ttft)} is wanted")
+            slow.append(f"first token after {_time(first.typical)}, later than {_time(self.ttft)}")
         if self.tpot is not None and found.step.typical > self.tpot:
             step = found.step.typical
-            slow.append(f"{_time(step)} a token, {_time(self.tpot)} is wanted")
+            slow.append(f"{_time(step)} per token, slower than {_time(self.tpot)}")
         return "; ".join(slow)
 
 
@@ -312,7 +312,7 @@ def judged(candidate: Candidate, min_quality: float) -> Candidate:
     if known is None:
         return replace(candidate, problem=NO_QUALITY, lacks="quality")
     if known.recovery < min_quality:
-        kept = f"keeps {known.recovery:.3f} of the quality, {min_quality:g} is wanted"
+        kept = f"keeps {known.recovery:.3f} of the quality, below {min_quality:g}"
         return replace(candidate, problem=kept, lacks="quality")
     return candidate
 

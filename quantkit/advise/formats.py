@@ -8,7 +8,7 @@ from quantkit import resources
 from quantkit.hardware import support
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe, load, split_addition
 
-AS_IT_IS = "as it is"
+AS_IT_IS = "unquantised"
 """The name of a model without any recipe ..."""
 AS_FILE = "gguf-bf16"
 """... and of the recipe that changes none of its numbers."""

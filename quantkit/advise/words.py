@@ -248,7 +248,7 @@ def against(second: Candidate, chosen: Candidate, question: Question) -> str:
 def change(option: str, best: Candidate, question: Question) -> str:
     """What another question has as its answer."""
     if not best.serves:
-        return f"with {option}: nothing serves it"
+        return f"with {option}: no format fits"
     return f"with {option}: {best.format.name}, {figure(best, question.objective)}"
 
 

@@ -159,7 +159,7 @@ class Advised:
 
         plan, limits = self.answers.plan, self.asked.limits
         if plan is None:
-            raise AdviceError("nothing serves it, so there is no plan to write")
+            raise AdviceError("no format fits, so there is no plan to write")
         chosen = self.answers.found[0].chosen
         speed = chosen.speed if chosen else None
         slow = speed.first_token.high if speed and speed.first_token else 0.0

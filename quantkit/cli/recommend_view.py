@@ -56,7 +56,7 @@ def show_one(answers: "Answers") -> None:
     where = words.on(found.gpu, question.count)
     label = question.catalogue.shape.label
     if found.chosen is None:
-        typer.echo(console.lines_text(f"{label} on {where}: nothing serves it", _refusal(found)))
+        typer.echo(console.lines_text(f"{label} on {where}: no format fits", _refusal(found)))
     else:
         heading = f"{label} on {where}: {found.chosen.format.name}"
         typer.echo(console.lines_text(heading, _answer(found, found.chosen, answers)))
@@ -220,7 +220,7 @@ def show_many(found: "Sequence[Recommendation]", notes: "Sequence[str]" = ()) ->
         told = [(one.gpu.name, words.cost(one.chosen)) for one in priced if one.chosen]
         console.print_lines("Cost", told)
     if without := [one.gpu.name for one in found if one.chosen is None]:
-        console.print_lines("Nothing serves it on", [("-", ", ".join(without))])
+        console.print_lines("No format fits on", [("-", ", ".join(without))])
     console.print_lines("Assumed", [("-", note) for note in (*found[0].notes, *notes)])
 
 

@@ -7,6 +7,7 @@ from markupsafe import Markup
 from quantkit import metrics
 from quantkit.page.table import Cell
 from quantkit.report.document import Comparison, Document, Entry
+from quantkit.scoring import verdict
 from quantkit.scoring.paired import ALPHA
 
 
@@ -18,18 +19,17 @@ def change(report: Document, entry: Entry, name: str) -> Cell:
     found = entry.comparison(name)
     if metrics.of(name).paired == metrics.LOSSES and before.value:
         shift = found.ratio - 1 if found and found.ratio else after.value / before.value - 1
-        ends = (found.low, found.high) if found else (None, None)
         told = f"{shift:+.2%}"
         between = ""
-        if ends[0] is not None and ends[1] is not None:
-            between = f"{ends[0] - 1:+.2%} to {ends[1] - 1:+.2%}"
+        if found and found.low is not None and found.high is not None:
+            between = verdict.percent_interval(found.low, found.high)
         worse = shift > 0
     else:
         shift = found.difference if found and found.difference is not None else 0.0
         shift = shift if found else after.value - before.value
         told, between = f"{100 * shift:+.1f}", ""
         if found and found.low is not None and found.high is not None:
-            between = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
+            between = verdict.points_interval(found.low, found.high)
         worse = shift < 0
     real = found is not None and found.adjusted_p < ALPHA and not found.source_at_chance
     text = Markup("{}<small>{}</small>").format(told, between) if between else told
@@ -48,7 +48,7 @@ def group_cell(found: Comparison | None) -> Cell:
         return unknown()
     real = found.adjusted_p < ALPHA and not found.source_at_chance
     colour = tone(found.difference < 0, real)
-    ends = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
+    ends = verdict.points_interval(found.low, found.high)
     text = Markup("{}<small>{}</small>").format(f"{100 * found.difference:+.1f}", ends)
     return Cell(text, found.difference, colour)
 
@@ -70,6 +70,17 @@ def unknown() -> Cell:
 
 
 def worth(report: Document, entry: Entry) -> Cell:
+    """Why a candidate is worth a look, in a column of its own."""
     if report.recommended and entry.name == report.recommended.name:
         return Cell("recommended", 2, "good")
     return Cell("best of its size", 1) if entry.pareto else Cell("", 0)
+
+
+def model(report: Document, entry: Entry) -> Cell:
+    """A model's name, and why it is worth a look."""
+    if entry is report.baseline:
+        return Cell(f"{entry.name} (source)")
+    why = worth(report, entry)
+    if not why.text:
+        return Cell(entry.name)
+    return Cell(Markup('{}<small class="{}">{}</small>').format(entry.name, why.tone, why.text))

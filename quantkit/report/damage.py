@@ -13,6 +13,7 @@ from quantkit import metrics
 from quantkit.page.table import Cell, Column, table
 from quantkit.report import cells
 from quantkit.report.document import Comparison, Document, Entry
+from quantkit.scoring import verdict
 from quantkit.scoring.scorecard import Score
 
 TITLE = "Where it breaks first"
@@ -59,8 +60,8 @@ def _of_ratio(one: Comparison) -> Loss:
     assert one.ratio is not None
     assert one.low is not None
     assert one.high is not None
-    ends = f"{100 * (one.low - 1):+.1f} to {100 * (one.high - 1):+.1f}"
-    return Loss(one.score, one.low - 1, f"{one.ratio - 1:+.1%} ({ends})")
+    ends = verdict.percent_interval(one.low, one.high)
+    return Loss(one.score, one.low - 1, f"{one.ratio - 1:+.2%} ({ends})")
 
 
 def _of_share(report: Document, one: Comparison) -> Loss | None:
@@ -69,7 +70,7 @@ def _of_share(report: Document, one: Comparison) -> Loss | None:
         return None
     assert one.low is not None
     assert one.high is not None
-    ends = f"{100 * one.low:+.1f} to {100 * one.high:+.1f}"
+    ends = verdict.points_interval(one.low, one.high)
     return Loss(one.score, -one.high / before.value, f"{100 * one.difference:+.1f} points ({ends})")
 
 

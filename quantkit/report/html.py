@@ -100,9 +100,7 @@ def _table(report: Document) -> Markup:
     """One row a model, the source first: what to decide by."""
     columns = [
         Column("Model"),
-        Column("Worth a look"),
-        Column("Size", numeric=True, note="in memory"),
-        Column("Of source", numeric=True),
+        Column("Size", numeric=True, note="of source"),
         Column("Bits", numeric=True, note="per weight"),
     ]
     scored = [name for name in (report.headline, report.accuracy) if name]
@@ -132,10 +130,11 @@ def _row(
     source = entry is report.baseline
     ratio = entry.size_bytes / report.baseline.size_bytes
     row: list[Cell | str | Markup] = [
-        f"{entry.name} (source)" if source else entry.name,
-        cells.worth(report, entry),
-        Cell(gib(entry.size_bytes), entry.size_bytes),
-        Cell(f"{ratio:.1%}", ratio),
+        cells.model(report, entry),
+        Cell(
+            Markup("{}<small>{}</small>").format(gib(entry.size_bytes), f"{ratio:.1%}"),
+            entry.size_bytes,
+        ),
         Cell(f"{entry.bits_per_weight:.2f}", entry.bits_per_weight),
     ]
     for name in scored:

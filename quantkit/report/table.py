@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quantkit import metrics
+from quantkit.scoring import verdict
 from quantkit.scoring.paired import ALPHA, AccuracyChange
 from quantkit.storage import gib
 
@@ -128,7 +129,7 @@ def groups(report: Report) -> tuple[list[str], list[list[str]]] | None:
             change = finding.change
             inside = task in report.baseline.groups and task not in report.baseline.settings.tasks
             if inside and metric == metrics.ACCURACY and isinstance(change, AccuracyChange):
-                ends = f"{100 * change.low:+.1f} to {100 * change.high:+.1f}"
+                ends = verdict.points_interval(change.low, change.high)
                 mark = " !" if finding.adjusted_p < ALPHA else ""
                 cells[task] = f"{100 * change.difference:+.1f} ({ends}){mark}"
                 names[task] = None

@@ -51,6 +51,22 @@ def verdict(change: AccuracyChange | PerplexityChange, adjusted_p: float | None 
     return _sentence(PERCENT, change.n_documents, shift, (low, high), p < ALPHA, chance)
 
 
+def percent_interval(low: float, high: float) -> str:
+    """The ends of a ratio's interval as changes in per cent, as sentences have them."""
+    return _interval(PERCENT, 100 * (low - 1), 100 * (high - 1))
+
+
+def points_interval(low: float, high: float) -> str:
+    """The ends of a difference's interval in points, as sentences have them."""
+    return _interval(POINTS, 100 * low, 100 * high)
+
+
+def _interval(scale: _Scale, low: float, high: float) -> str:
+    decimals = _decimals(scale, low, high)
+    ends = _outward(low, -1, decimals), _outward(high, 1, decimals)
+    return " to ".join(f"{end:+,.{decimals}f}{scale.end_unit}" for end in ends)
+
+
 def _sentence(
     scale: _Scale,
     n: int,
@@ -63,7 +79,7 @@ def _sentence(
     low, high = ends
     decimals = _decimals(scale, low, high)
     shown = _outward(low, -1, decimals), _outward(high, 1, decimals)
-    interval = " to ".join(f"{end:+,.{decimals}f}{scale.end_unit}" for end in shown)
+    interval = _interval(scale, low, high)
     worst = max(0.0, -shown[0] if scale.worse < 0 else shown[1])
     loss = f"{worst:,.{decimals}f}{scale.unit}"
     limit = f"a loss above {loss} is ruled out"

@@ -23,7 +23,7 @@ def test_the_page_shows_what_is_printed(run_cli, monkeypatch, tmp_path, command,
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     result = run_cli(shlex.split(command))
-    assert result.code == shown.split("\n")[0].endswith("nothing serves it")
+    assert result.code == shown.split("\n")[0].endswith("no format fits")
     assert words(result.stdout) == words(shown), "run: make docs"
 
 

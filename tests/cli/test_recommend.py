@@ -75,7 +75,7 @@ def test_many_gpus_are_columns(run_cli, monkeypatch):
     assert result.code == 0
     heading = next(line for line in result.stdout.splitlines() if "L4" in line)
     assert heading.split() == ["L4", "H100", "SXM"]
-    assert "Nothing serves it on" in result.stdout
+    assert "No format fits on" in result.stdout
     assert "RTX 2060" in result.stdout
     starred = [line for line in result.stdout.splitlines() if "*" in line and "choice" not in line]
     assert starred
@@ -208,7 +208,7 @@ def test_configs_that_say_nothing_usable(run_cli, config, changed, words):
 def test_nothing_fits_and_what_would(run_cli):
     result = run_cli(["recommend", "70B", "--gpu", "RTX 4090"])
     assert result.code == 1
-    assert result.stdout.startswith("70B on RTX 4090: nothing serves it")
+    assert result.stdout.startswith("70B on RTX 4090: no format fits")
     assert "way 1" in result.stdout
     assert "--count 2" in result.stdout
     smaller = result.stdout.split("a smaller model: ")[1]
@@ -332,7 +332,7 @@ def test_files_of_a_deployment(run_cli, tmp_path):
         ["recommend", "70B", "--gpu", "RTX4090", "--emit", "compose", "-o", tmp_path / "other"]
     )
     assert refused.code == 3
-    assert "nothing serves it" in refused.stderr
+    assert "no format fits" in refused.stderr
     several = run_cli(["recommend", "8B", "--gpu", "L40S,L4", "--emit", "compose"])
     assert several.code == 2
 

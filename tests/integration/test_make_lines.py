@@ -51,7 +51,7 @@ def test_make_lines_are_accepted(run_cli, tmp_path, family):
         answers = [one["answers"][0] for one in told]
         assert answers[0]["format"] == answers[1]["format"]
         serving = {c["format"] for one in answers for c in one["candidates"] if c["serves"]}
-        offered |= serving - {"as it is"}
+        offered |= serving - {"unquantised"}
         lines |= {shlex.join(one["make"]) for one in told if "make" in one}
     assert offered
     # What is offered could be the answer to another question: all of it, in one read of the model.

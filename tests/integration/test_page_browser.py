@@ -1,14 +1,17 @@
 """Pages in a real browser: nothing runs that is not ours, and everything can be reached."""
 
 import base64
+from pathlib import Path
 
 import pages
 import pytest
 
 from quantkit.calibration import page
+from quantkit.report import document, html
 
 pytest_plugins = ["browser"]
 
+PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m"
 PAGES = {"gallery": pages.gallery, "calibration": lambda: page.render(pages.calibration_set())}
 
 
@@ -145,3 +148,15 @@ def test_page_prints(browser, made):
     browser.show(made["calibration"], dark=True)
     printed = browser.driver.execute_cdp_cmd("Page.printToPDF", {})
     assert base64.b64decode(printed["data"]).startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("width", [1280, 1920])
+def test_the_main_table_of_a_report_is_seen_whole(browser, width):
+    report = document.read(PUBLISHED / "report.json")
+    browser.show(html.render(report, "0"), width)
+    hidden = browser.run(
+        "const box = document.querySelector('.table.wide .scroll');"
+        "return box.scrollWidth - box.clientWidth"
+    )
+    assert hidden <= 0
+    assert not browser.is_too_wide()

@@ -22,7 +22,7 @@ from quantkit.hardware import gpus
 from quantkit.recipe import load
 
 NAMES = ("awq-w4a16", "fp8-dynamic", "int8-w8a8+kv-fp8", "gguf-q4_k_m")
-RECIPES = {name: load(name) for name in (*NAMES, "int8-w8a8")} | {"as it is": None}
+RECIPES = {name: load(name) for name in (*NAMES, "int8-w8a8")} | {"unquantised": None}
 GEMMA = LLAMA_8B | {
     "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "sliding_window": 1024,
     "head_dim": 128, "query_pre_attn_scalar": 128,
@@ -145,7 +145,7 @@ def test_what_gpus_cannot_share_does_not_fit_and_says_why(changed, count, word):
 
 
 def test_refusals_name_the_numbers():
-    assert "weights take" in lies("70B", "as it is", 24 * GIB, 1, 1024).reason
+    assert "weights take" in lies("70B", "unquantised", 24 * GIB, 1, 1024).reason
     reason = lies("8B", "fp8-dynamic", 24 * GIB, 1, 65536, users=50).reason
     assert "of 50 users fit" in reason
 

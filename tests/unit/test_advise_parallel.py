@@ -31,7 +31,7 @@ LLAMA = shape.from_config(LLAMA_8B, "8B")
 TIED = shape.from_config(LLAMA_8B | {"tie_word_embeddings": True}, "tied")
 BLOCK = 2 * HIDDEN * HIDDEN + 2 * 1024 * HIDDEN + 3 * HIDDEN * INNER + 2 * HIDDEN
 NAMES = ("awq-w4a16", "fp8-dynamic", "fp8-block", "gptq-w8a16+kv-fp8")
-RECIPES = {name: load(name) for name in NAMES} | {"as it is": None}
+RECIPES = {name: load(name) for name in NAMES} | {"unquantised": None}
 
 
 def mixture(n_experts=12, inner=768, heads=32, dense=()):
@@ -122,9 +122,9 @@ def test_whole_experts_are_given_out_and_the_rest_is_cut():
     assert found - cut == 2 * 4 * (2 * expert - 12 * expert // 8)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "int8-w8a8", "as it is"])
+@pytest.mark.parametrize("name", [*NAMES, "int8-w8a8", "unquantised"])
 def test_one_expert_speaks_for_all_that_are_like_it(name):
-    recipe = None if name == "as it is" else load(name)
+    recipe = None if name == "unquantised" else load(name)
     full = whole(MIXTURE)
     assert MIXTURE.thin[1] == 12
     assert len(full.tensors) - len(MIXTURE.thin[0].tensors) == 4 * 11 * 3
@@ -135,9 +135,9 @@ def test_one_expert_speaks_for_all_that_are_like_it(name):
     assert work.of(MIXTURE, form) == work.of(full, form)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "nvfp4", "gguf-q4_k_m", "as it is"])
+@pytest.mark.parametrize("name", [*NAMES, "nvfp4", "gguf-q4_k_m", "unquantised"])
 def test_one_block_speaks_for_all_that_are_like_it(name):
-    recipe = None if name == "as it is" else load(name)
+    recipe = None if name == "unquantised" else load(name)
     form = formats.of(recipe)
     # One block has a wider MLP than the others, two have experts and two do not.
     wide = shape.from_tensors(LLAMA_8B, [widened(t) for t in LLAMA.tensors], "wide")
@@ -309,7 +309,7 @@ def by_name(question, name="fp8-dynamic", device="L40S"):
 
 @settings(max_examples=30, deadline=None)
 @given(
-    name=st.sampled_from(["as it is", "fp8-dynamic", "awq-gptq-w4a16"]),
+    name=st.sampled_from(["unquantised", "fp8-dynamic", "awq-gptq-w4a16"]),
     device=st.sampled_from(["L40S", "H100 SXM", "RTX 4090"]),
     count=st.integers(1, 8),
     users=st.integers(1, 100),
@@ -405,7 +405,7 @@ def test_whole_experts_wait_for_the_fullest_gpu():
         cut, whole = (
             by_name(
                 ask(MIXTURE, context=4096, users=users, count=4, wish=Wish(4, has_whole_experts=w)),
-                "as it is",
+                "unquantised",
                 "L4",
             )
             for w in (False, True)

@@ -27,7 +27,7 @@ SHAPE_1B = {
 IDEAL = Efficiency(1, 1, 1, 0, 0, 1, 0)
 LLAMA = shape.from_config(LLAMA_8B, "8B")
 NAMES = ("fp8-dynamic", "int8-w8a8", "gptq-w8a16", "awq-gptq-w4a16", "gguf-q4_k_m", "gguf-bf16")
-FORMATS = {name: formats.of(load(name)) for name in NAMES} | {"as it is": formats.of(None)}
+FORMATS = {name: formats.of(load(name)) for name in NAMES} | {"unquantised": formats.of(None)}
 WORKS = {name: work.of(LLAMA, form) for name, form in FORMATS.items()}
 GPUS = {gpu.name: gpu for gpu in gpus.load()}
 PLAIN = gpus.GPU(
@@ -50,10 +50,10 @@ def case(name, gpu=PLAIN, count=1, pipeline=1):
 
 def test_a_step_reads_weights_once_and_every_cache():
     weights = 2 * (LINEARS + HEAD + NORMS)  # the table of embeddings is looked up
-    assert step_seconds(case("as it is"), 1, 1000, IDEAL) == pytest.approx(
+    assert step_seconds(case("unquantised"), 1, 1000, IDEAL) == pytest.approx(
         (weights + 1000 * A_TOKEN) / 1e12
     )
-    assert step_seconds(case("as it is"), 3, 1000, IDEAL) == pytest.approx(
+    assert step_seconds(case("unquantised"), 3, 1000, IDEAL) == pytest.approx(
         (weights + 3 * 1000 * A_TOKEN) / 1e12
     )
 
@@ -63,15 +63,15 @@ def test_a_prompt_multiplies_with_every_layer_and_attends_to_what_came_before():
     attention = 4 * 32 * 4096 * 4096**2 / 2
     head = 2 * 2 * HEAD / 1e12  # read once for each chunk of 2,048, multiplied with one token
     expected = (products + attention) / 100e12 + head
-    assert prefill_seconds(case("as it is"), 4096, IDEAL) == pytest.approx(expected)
+    assert prefill_seconds(case("unquantised"), 4096, IDEAL) == pytest.approx(expected)
 
 
 def test_only_the_last_token_of_a_prompt_is_multiplied_with_the_head():
     wide = shape.from_config(LLAMA_8B | {"vocab_size": 1_000_000}, "wide")
-    form = FORMATS["as it is"]
+    form = FORMATS["unquantised"]
     ours = prefill_seconds(Case(wide, work.of(wide, form), form, PLAIN), 2048, IDEAL)
     more_to_read = 2 * (1_000_000 - 128256) * 4096 / 1e12
-    assert ours - prefill_seconds(case("as it is"), 2048, IDEAL) == pytest.approx(more_to_read)
+    assert ours - prefill_seconds(case("unquantised"), 2048, IDEAL) == pytest.approx(more_to_read)
     # A step draws a token for everybody: there the head counts for each of them.
     steps = [step_seconds(Case(m, work.of(m, form), form, PLAIN), 2048, 1, IDEAL)
              for m in (LLAMA, wide)]  # fmt: skip
@@ -90,7 +90,7 @@ def test_weight_only_formats_compute_in_16_bits(name):
     ampere = replace(PLAIN, compute_capability="8.6")  # where FP8 is emulated
     ours, theirs = (
         prefill_seconds(case(n, ampere), 8192, IDEAL) - reads_of_head(n, 8192)
-        for n in (name, "as it is")
+        for n in (name, "unquantised")
     )
     assert ours == pytest.approx(theirs)
     assert case(name, ampere).is_unpacked
@@ -105,7 +105,7 @@ def reads_of_head(name, prompt):
 def test_several_gpus_share_a_step_and_talk_twice_a_layer():
     read = 2 * (LINEARS + HEAD + NORMS) / 1e12
     talk = 2 * 32 * (2 * 3 / 4 * 4096 * 2 / 100e9)  # a ring of four, one way of the link
-    found = step_seconds(case("as it is", count=4), 1, 1, IDEAL)
+    found = step_seconds(case("unquantised", count=4), 1, 1, IDEAL)
     assert found == pytest.approx(read / 4 + A_TOKEN / 4 / 1e12 + talk)
 
 
@@ -165,9 +165,9 @@ def test_links_fall_back_to_pcie():
 def test_a_prompt_attends_to_its_window_and_to_nothing_later(prompt, window):
     config = LLAMA_8B | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
     windowed = shape.from_config(config | {"sliding_window": window}, "windowed")
-    form = FORMATS["as it is"]
+    form = FORMATS["unquantised"]
     counted = 32 * sum(min(i, window) for i in range(1, prompt + 1))
-    found = Case(windowed, WORKS["as it is"], form, PLAIN).prompt_pairs(prompt)
+    found = Case(windowed, WORKS["unquantised"], form, PLAIN).prompt_pairs(prompt)
     # A token attends to itself, which the integral leaves half out.
     assert found == pytest.approx(counted - 32 * min(prompt, window) / 2)
 
@@ -175,7 +175,7 @@ def test_a_prompt_attends_to_its_window_and_to_nothing_later(prompt, window):
 def test_a_window_limits_what_is_read():
     config = LLAMA_8B | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
     windowed = shape.from_config(config | {"sliding_window": 1024}, "windowed")
-    form = FORMATS["as it is"]
+    form = FORMATS["unquantised"]
     near, far = (
         step_seconds(Case(windowed, work.of(windowed, form), form, PLAIN), 1, depth, IDEAL)
         for depth in (1024, 65536)
@@ -192,7 +192,7 @@ def test_more_tokens_want_more_experts():
 
 def test_a_tied_table_is_read_as_the_last_layer():
     tied = shape.from_config(LLAMA_8B | {"tie_word_embeddings": True}, "tied")
-    for name in ("as it is", "gguf-q4_k_m"):
+    for name in ("unquantised", "gguf-q4_k_m"):
         found = work.of(tied, FORMATS[name])
         assert found.read.dense == found.stored_bytes
         assert (found.plain.dense, found.head) == (LINEARS, HEAD)
@@ -263,7 +263,7 @@ def prompt(name, gpu, tokens):
 def test_4_bits_win_at_small_batches_and_fp8_at_large_ones(gpu):
     for users in (1, 4, 8):
         assert typical("awq-gptq-w4a16", gpu, users) < typical("fp8-dynamic", gpu, users)
-        assert typical("fp8-dynamic", gpu, users) < typical("as it is", gpu, users)
+        assert typical("fp8-dynamic", gpu, users) < typical("unquantised", gpu, users)
     for users in (256, 512):
         assert typical("fp8-dynamic", gpu, users) < typical("awq-gptq-w4a16", gpu, users)
 
@@ -292,7 +292,7 @@ def test_before_fp8_it_is_int8_that_wins_at_large_batches(gpu):
 @pytest.mark.parametrize("gpu", ["L4", "L40S", "RTX 4090", "H100 SXM", "B200"])
 def test_8_bits_win_long_prompts_and_weight_only_gains_nothing_there(gpu):
     assert prompt("fp8-dynamic", gpu, 8192) < 0.8 * prompt("awq-gptq-w4a16", gpu, 8192)
-    assert prompt("awq-gptq-w4a16", gpu, 8192) >= prompt("as it is", gpu, 8192)
+    assert prompt("awq-gptq-w4a16", gpu, 8192) >= prompt("unquantised", gpu, 8192)
 
 
 def test_a_device_without_a_compute_rate_still_decodes():
@@ -347,17 +347,17 @@ def test_what_a_gpu_emulates_is_unpacked_like_weights_alone():
 
 def test_checking_several_tokens_reads_weights_and_cache_once():
     weights = 2 * (LINEARS + HEAD + NORMS)
-    several = speed.pass_seconds(case("as it is"), 1, 5, 1000, IDEAL)
+    several = speed.pass_seconds(case("unquantised"), 1, 5, 1000, IDEAL)
     assert several == pytest.approx((weights + 1000 * A_TOKEN) / 1e12)
     # At many users the products count, and each token more costs as much as the first.
-    many = [speed.pass_seconds(case("as it is"), 4096, n, 1, IDEAL) for n in (1, 2)]
+    many = [speed.pass_seconds(case("unquantised"), 4096, n, 1, IDEAL) for n in (1, 2)]
     assert many[1] > 1.9 * many[0]
 
 
 def test_a_pipeline_computes_layers_in_sequence_and_hands_them_on():
     weights = 2 * (LINEARS + HEAD + NORMS)
     handed = 3 * 2 * 4096 * 2 / 100e9  # three times, a state and its residual, one way of the link
-    alone = step_seconds(case("as it is", pipeline=4), 1, 1000, IDEAL)
+    alone = step_seconds(case("unquantised", pipeline=4), 1, 1000, IDEAL)
     assert alone == pytest.approx((weights + 1000 * A_TOKEN) / 1e12 + handed)
 
 
@@ -366,14 +366,14 @@ def test_users_of_a_pipeline_are_computed_in_as_many_batches_as_it_has_stages():
     cache, handed = 10 * 1000 * A_TOKEN / 1e12, 10 * 3 * 2 * 4096 * 2 / 100e9
     # Each of four batches has 10 users; the last of four stages has the head, too, and decides.
     longest = (layers + cache + handed) / 4 + head
-    found = step_seconds(case("as it is", pipeline=4), 40, 1000, IDEAL)
+    found = step_seconds(case("unquantised", pipeline=4), 40, 1000, IDEAL)
     assert found == pytest.approx(4 * longest)
     # Sharing the cache is what a pipeline is for: all users at once would take longer.
-    assert found < step_seconds(case("as it is"), 40, 1000, IDEAL)
+    assert found < step_seconds(case("unquantised"), 40, 1000, IDEAL)
 
 
 def test_the_chunks_of_a_prompt_follow_each_other_through_a_pipeline():
-    one, four = (case("as it is", pipeline=n) for n in (1, 4))
+    one, four = (case("unquantised", pipeline=n) for n in (1, 4))
     chunks = 8
     whole = prefill_seconds(one, chunks * 2048, IDEAL)
     handed = 3 * chunks * 2048 * 2 * 4096 * 2 / 100e9
@@ -445,6 +445,6 @@ def test_what_bounds_a_step_is_told_for_any_number_of_users():
 
 def test_the_cpu_prepares_every_batch_of_a_pipeline():
     end = replace(IDEAL, host_seconds=1.0, host_user_seconds=0.1)
-    assert step_seconds(case("as it is"), 8, 100, end) == pytest.approx(1.8)
-    assert step_seconds(case("as it is", pipeline=4), 8, 100, end) == pytest.approx(4.8)
-    assert step_seconds(case("as it is", pipeline=4), 2, 100, end) == pytest.approx(2.2)
+    assert step_seconds(case("unquantised"), 8, 100, end) == pytest.approx(1.8)
+    assert step_seconds(case("unquantised", pipeline=4), 8, 100, end) == pytest.approx(4.8)
+    assert step_seconds(case("unquantised", pipeline=4), 2, 100, end) == pytest.approx(2.2)

@@ -9,6 +9,7 @@ import pytest
 from quantkit.report import html, markdown
 from quantkit.report.comparison import Report
 from quantkit.report.document import Document
+from quantkit.report.document import read as read_document
 from quantkit.scoring.answers import Outcome
 from quantkit.scoring.evaluation import Evaluation, read_all
 from quantkit.scoring.scorecard import LayerError, Made
@@ -92,3 +93,23 @@ def test_each_model_counts_once(cards):
     report = Report.of([Evaluation(card, []) for card in (*cards, *newer)])
     assert len(report.candidates) == len(cards) - 1
     assert report.baseline.created == "2099-01-01"
+
+
+def test_one_figure_has_one_interval_everywhere(published):
+    """What the main table, the evidence and the panel of damage say of a change is the same."""
+    page = html.render(published, "0")
+    shown = {}
+    for entry in published.candidates:
+        for found in entry.comparisons:
+            if found.score != published.headline or found.low is None:
+                continue
+            said = re.search(r"95% interval ([^:]+):", found.verdict)
+            shown[entry.name] = said[1]
+    assert len(shown) == len(published.candidates)
+    for interval in shown.values():
+        assert page.count(interval) >= 2
+
+
+@pytest.fixture(scope="module")
+def published():
+    return read_document(PUBLISHED / "report.json")
