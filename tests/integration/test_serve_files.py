@@ -47,7 +47,7 @@ def test_a_file_of_ours_is_known_as_its_folder_is(run_cli, demo_made, tmp_path):
     assert found == target.open_target(folder)
     result = run_cli(["serve", path, "--gpu", "L4", "--dry-run", "--json"])
     assert result.code == 0, result.stderr
-    assert "nothing is known" not in result.stdout
+    assert "is unknown" not in result.stdout
     # Taken away from its manifest it is somebody's file, with a header that says the same.
     alone = shutil.copy(path, tmp_path / "alone.gguf")
     other = target.open_target(tmp_path / alone.name)
@@ -74,7 +74,7 @@ def test_a_mixture_that_does_not_fit_leaves_experts_on_the_cpu(mixture):
     assert 3 <= left_out <= 5
     assert partly.value("--n-gpu-layers") == "999"
     assert partly.size.fit.host_bytes >= left_out * 32 * 256 * 512 * 2
-    assert any("in the host's memory" in note for note in partly.notes)
+    assert any("in host memory" in note for note in partly.notes)
 
 
 def test_llama_cpp_adds_adapters_by_request(mixture, tmp_path):
