@@ -46,6 +46,7 @@ OPTIONS = {
     "sweeps": "Rounds of coordinate descent over codes and scales after GPTQ.",
     "signed": "Scales of symmetric integers may be negative: few bits reach further below zero.",
     "tune": "Steps of gradient descent after each block (`quantize --tune`).",
+    "distil": "Passes at the end in which all scales learn from the whole model's KL divergence.",
     "strength": "How much of the outliers moves into the weights; without it, a search decides.",
 }
 
