@@ -26,7 +26,7 @@ def head_dim(config: Mapping[str, Any]) -> int:
     return int(
         config.get("head_dim")
         or families.of(config).head_dim
-        or config["hidden_size"] // config["num_attention_heads"]
+        or config["hidden_size"] // (config["num_attention_heads"] or 1)
     )
 
 

@@ -5,6 +5,7 @@ and what it passes to each block is kept (`block_calls.py`).
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from quantkit.model.shards import StoredTensor
 from quantkit.model.skeleton import find_blocks, skeleton, text_part
 from quantkit.model.source import ModelSource
 
+SIZES_DIFFER = re.compile(r"must match|cannot be multiplied|invalid for input|shape mismatch")
+"""In what torch says of tensors that do not fit each other."""
 MOST_OUTPUTS = 3
 """Of a block: its hidden states, and what a later block wants to know."""
 
@@ -344,7 +347,16 @@ class Decoder:
             arguments = {name: value for name, value in arguments.items() if name != ADDED}
         if added is not None:
             hidden = hidden + added.to(hidden.dtype)
-        result = block(hidden.movedim(0, self._batch_dim), **arguments)
+        try:
+            result = block(hidden.movedim(0, self._batch_dim), **arguments)
+        except RuntimeError as error:
+            if type(error) is not RuntimeError or not SIZES_DIFFER.search(str(error)):
+                raise
+            raise SourceError(
+                f"{type(self.model).__name__} cannot be calibrated: {type(block).__name__} takes "
+                "an argument that grows with the samples in a way that quantkit cannot record "
+                f"({' '.join(str(error).split())[:120]}); recipes that need no data work"
+            ) from error
         if not isinstance(result, tuple):
             return result.movedim(self._batch_dim, 0), ()
         if self._n_outputs is None:

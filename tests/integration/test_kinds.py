@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -111,6 +112,17 @@ def test_a_model_without_attention_heads_is_taken_by_looking(tmp_path):
     transformers.RwkvForCausalLM(config).save_pretrained(tmp_path)
     found = Architecture.of(tmp_path)
     assert (len(found.linears), found.n_kv_heads) == (2 * 7 + 1, 0)
+
+
+def test_arguments_that_cannot_be_recorded_are_named(tmp_path):
+    """BLOOM's blocks take a tensor with a row for every head of every sample."""
+    config = transformers.BloomConfig(vocab_size=4096, hidden_size=128, n_layer=2, n_head=4)
+    transformers.BloomForCausalLM(config).save_pretrained(tmp_path / "model")
+    for path in families.resources.DEMO_MODEL.glob("tokenizer*"):
+        shutil.copy(path, tmp_path / "model")
+    with pytest.raises(SourceError, match=r"BloomBlock takes an argument.*need no data work"):
+        families.make(tmp_path / "model", ["gptq-w4a16"], tmp_path / "out")
+    assert families.make(tmp_path / "model", ["fp8-dynamic"], tmp_path / "out")
 
 
 @pytest.mark.parametrize(
