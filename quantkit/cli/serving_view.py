@@ -28,7 +28,7 @@ def show(made: "Plan", engine: "Program | None" = None) -> None:
     lines = [(_short(flag.words), flag.why) for flag in made.flags]
     console.print_lines(f"Why, for {made.where}:", lines)
     if made.notes:
-        console.print_lines("Mind:", [("-", note) for note in made.notes])
+        console.print_lines("Notes:", [("-", note) for note in made.notes])
 
 
 def _short(words: tuple[str, ...]) -> str:
