@@ -173,7 +173,7 @@ def test_a_matrix_of_another_model_is_refused(source, weighted, tmp_path):
 
 
 def test_a_matrix_without_a_gguf_recipe_is_refused(source, tmp_path):
-    with pytest.raises(RecipeError, match="none was asked for"):
+    with pytest.raises(RecipeError, match="--imatrix"):
         quantize(source, [load("fp8-dynamic")], tmp_path, "cpu", run=Run(imatrix=tmp_path / "x"))
 
 
@@ -221,7 +221,7 @@ def test_a_file_makes_the_same_file_as_the_model_it_came_from(source, made, tmp_
 
 def test_a_quantised_file_is_taken_only_when_asked(made, tmp_path):
     path = made["gguf-q8_0"].gguf.path
-    with pytest.raises(SourceError, match="quantised already"):
+    with pytest.raises(SourceError, match="--requantize"):
         quantize_file(path, [load("gguf-q4_0")], tmp_path / "a", "cpu")
     (again,) = quantize_file(path, [load("gguf-q4_0")], tmp_path / "b", "cpu", requantize=True)
     assert again.gguf.tensors["blk.0.ffn_up.weight"].kind.name == "Q4_0"
