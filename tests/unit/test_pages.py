@@ -52,7 +52,7 @@ def understood(arguments):
     return command.make_context(name, rest)
 
 
-@pytest.mark.parametrize("arguments", commands())
+@pytest.mark.parametrize("arguments", list(commands()))
 def test_commands_of_pages_have_real_names_and_options(arguments):
     cut = next((n for n, word in enumerate(arguments) if word in ("|", "&&", ">", "2>&1")), None)
     assert understood(arguments[:cut]) is not None
