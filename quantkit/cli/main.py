@@ -148,7 +148,7 @@ def _answered(given: list[str]) -> int:
         if isinstance(stop.__context__, BrokenPipeError):
             return EXIT_UNREAD
         raise
-    except OSError as error:  # what the system refuses is not a bug of ours
+    except OSError as error:  # what the system refuses is not our bug
         return _fail(f"{error.strerror or error}: {error.filename or ''}".strip(" :"), EXIT_ERROR)
     except Exception as error:
         # Typer keeps its own copy of click, whose errors know how to show themselves.
