@@ -1,12 +1,12 @@
 """Upload a checkpoint to a hub: verified first, with its card, private unless asked otherwise.
 
-Uploads go through a folder of links beside the checkpoint, where huggingface_hub notes what it has
-sent: the checkpoint itself stays as it was verified, and the same command resumes.
+The same command resumes: the hub keeps the data it has received, and huggingface_hub sends only
+what is missing.
 """
 
+import glob
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,40 +86,32 @@ class Push:
         files = [path for path in sorted(self.folder.iterdir()) if path.is_file()]
         size = sum(path.stat().st_size for path in files)
         with _errors_of_the_hub(self.repo):
-            url = self._upload(files, progress)
-        return Pushed(self.folder, self.repo, url, not self.public, len(files), size)
+            url, is_private = self._upload(files, progress)
+        return Pushed(self.folder, self.repo, url, is_private, len(files), size)
 
-    def _upload(self, files: list[Path], progress: "Progress") -> str:
+    def _upload(self, files: list[Path], progress: "Progress") -> tuple[str, bool]:
+        """Where the files are now, and whether that is private: an existing one stays as it is."""
         from huggingface_hub import HfApi
 
         from quantkit.quiet import hushed
 
         api = HfApi()
         url = str(api.create_repo(self.repo, private=not self.public, exist_ok=True))
-        progress.note(f"uploading {len(files)} files to {url}; the same command resumes")
-        links = _links(self.folder, files)
+        is_private = bool(api.model_info(self.repo).private)
+        kind = "private" if is_private else "public"
+        progress.note(
+            f"uploading {len(files)} files to {url}, which is {kind}; the same command resumes"
+        )
         with hushed("huggingface_hub"):
-            api.upload_large_folder(
-                self.repo,
-                links,
+            api.upload_folder(
+                repo_id=self.repo,
+                folder_path=self.folder,
                 repo_type="model",
                 revision=self.revision,
-                print_report=False,
+                allow_patterns=[glob.escape(file.name) for file in files],
+                commit_message=f"Upload {self.folder.name}",
             )
-        shutil.rmtree(links)
-        return url
-
-
-def _links(folder: Path, files: list[Path]) -> Path:
-    """A folder beside the checkpoint with a link to each file, kept until all are uploaded."""
-    place = folder.parent / f".{folder.name}.push"
-    place.mkdir(exist_ok=True)
-    for old in place.iterdir():
-        if old.is_symlink():
-            old.unlink()
-    for file in files:
-        (place / file.name).symlink_to(file.resolve())
-    return place
+        return url, is_private
 
 
 @contextmanager

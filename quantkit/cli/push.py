@@ -48,4 +48,5 @@ def _show(pushed: "Pushed", as_json: bool) -> None:
     if as_json:
         console.print_json(pushed.to_json())
         return
-    typer.echo(f"{pushed.n_files} files, {gib(pushed.size_bytes)}: {pushed.url}")
+    kind = "private" if pushed.is_private else "public"
+    typer.echo(f"{pushed.n_files} files, {gib(pushed.size_bytes)}, {kind}: {pushed.url}")

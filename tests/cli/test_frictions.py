@@ -127,19 +127,31 @@ class Hub:
 
         from huggingface_hub import HfApi
 
-        self.calls, self.fails = [], 0
+        self.calls, self.fails, self.private = [], 0, None
         self.signatures = {
             name: inspect.signature(getattr(HfApi, name))
-            for name in ("create_repo", "upload_large_folder")
+            for name in ("create_repo", "model_info", "upload_folder")
         }
 
     def create_repo(self, *words, **more):
-        self._note("create_repo", words, more)
+        bound = self._note("create_repo", words, more)
+        if self.private is None:  # else it is there already, and stays as it is
+            self.private = bound["private"]
         return f"https://hub.test/{words[0]}"
 
-    def upload_large_folder(self, *words, **more):
-        bound = self._note("upload_large_folder", words, more)
-        self.seen = {p.name: p.read_bytes()[:8] for p in Path(bound["folder_path"]).iterdir()}
+    def model_info(self, *words, **more):
+        from huggingface_hub.hf_api import ModelInfo
+
+        self._note("model_info", words, more)
+        return ModelInfo(id=words[0], private=self.private)
+
+    def upload_folder(self, *words, **more):
+        from huggingface_hub.utils import filter_repo_objects
+
+        bound = self._note("upload_folder", words, more)
+        folder = Path(bound["folder_path"])
+        there = [str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()]
+        self.seen = set(filter_repo_objects(there, allow_patterns=bound["allow_patterns"]))
         if self.fails:
             self.fails -= 1
             raise ConnectionError("the line went dead")
@@ -166,24 +178,29 @@ def test_push_verifies_then_uploads_privately_with_the_card(run_cli, demo_made, 
     assert result.code == 0, result.stderr
     told = json.loads(result.stdout)
     assert (told["repo"], told["private"]) == ("org/name", True)
-    assert [name for name, _ in hub.calls] == ["create_repo", "upload_large_folder"]
+    assert [name for name, _ in hub.calls] == ["create_repo", "model_info", "upload_folder"]
     assert hub.calls[0][1]["private"] is True
     assert hub.calls[0][1]["exist_ok"] is True
-    assert set(hub.seen) == {path.name for path in folder.iterdir()}
+    assert hub.seen == {path.name for path in folder.iterdir()}
     assert "README.md" in hub.seen
-    assert not list(folder.parent.glob(".*.push"))
 
 
 def test_push_resumes_and_can_be_public(run_cli, demo_made, hub):
     hub.fails = 1
     command = ["push", demo_made / "gguf-q8_0", "org/name", "--public", "-q"]
     assert "run the same command again to resume" in one_error(run_cli(command))
-    kept = list(demo_made.glob(".*.push"))
-    assert len(kept) == 1
-    assert run_cli(command).code == 0
-    places = [str(bound["folder_path"]) for name, bound in hub.calls if name.startswith("upload")]
-    assert places == [str(kept[0])] * 2  # where huggingface_hub keeps what it has sent
+    again = run_cli(command)
+    assert again.code == 0
+    assert ", public: " in again.stdout
     assert hub.calls[0][1]["private"] is False
+
+
+def test_push_says_that_a_repository_which_exists_is_public(run_cli, demo_made, hub):
+    hub.private = False
+    result = run_cli(["push", demo_made / "fp8-dynamic", "org/name"])
+    assert result.code == 0, result.stderr
+    assert ", which is public" in result.stderr
+    assert ", public: " in result.stdout
 
 
 def test_push_refuses_what_is_damaged_misnamed_or_offline(
