@@ -1,4 +1,4 @@
-"""Weights to GGUF blocks: rows of numbers in, rows of bytes out."""
+"""Pack weights into GGUF blocks: rows of numbers in, rows of bytes out."""
 
 import torch
 from gguf import GGMLQuantizationType
@@ -8,16 +8,16 @@ from quantkit.gguf.values import FLOATS
 
 KINDS = plain.KINDS | nonlinear.KINDS | kquants.KINDS
 AT_ONCE = {"cuda": 1 << 25, "cpu": 1 << 18}
-"""Weights that are searched together: enough to fill a GPU, or few enough for a CPU's caches."""
+"""Weights searched per call: enough to fill a GPU, or few enough to stay in a CPU's caches."""
 
 
 @torch.no_grad()
 def quantize(
     weight: torch.Tensor, kind: GGMLQuantizationType, importance: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """A weight [rows, columns] as bytes [rows, bytes of a row].
+    """Quantise a weight [rows, columns] to bytes [rows, bytes per row].
 
-    Errors count by `importance` [columns], the mean square of each input, where it is given.
+    `importance` [columns], the mean square of each input, weights the errors where it is given.
     """
     if kind in FLOATS:
         return weight.to(FLOATS[kind]).contiguous().view(torch.uint8)

@@ -1,7 +1,7 @@
-"""From a source's tensors to a finished GGUF file.
+"""Convert a source's tensors to a finished GGUF file.
 
-A few workers each read, quantise and write one tensor at a time, so that memory is bounded by the
-largest tensors in flight, whatever the model's size.
+Each worker reads, quantises and writes one tensor at a time, so peak memory is bounded by the
+largest tensors in flight, not by the model's size.
 """
 
 import math
@@ -31,11 +31,13 @@ from quantkit.recipe import GGUFRecipe
 GPU_WORKERS = 4
 MAX_CPU_WORKERS = 8
 MIXED = "mixed-"
-"""How names of recipes begin whose types were chosen for a budget."""
+"""Prefix of recipes whose types were chosen for a size budget."""
 
 
 def file_name(model: str, plan: GGUFPlan) -> str:
-    """As people know such files: the model's name and the type, or that of a mixture of its own."""
+    """The conventional file name: the model's name and the file type, or the name of a custom
+    mixture.
+    """
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.") or "model"
     if plan.recipe.name.startswith(MIXED):
         return f"{safe}-{plan.recipe.name}.gguf"
@@ -43,7 +45,7 @@ def file_name(model: str, plan: GGUFPlan) -> str:
 
 
 def metadata(layout: Layout, recipe: GGUFRecipe, source: ModelSource) -> dict[str, Value]:
-    """All that a file says of itself: the model, how it computes, and its vocabulary."""
+    """All of the file's metadata: the model, its architecture and its vocabulary."""
     return {
         **general(layout, source, LlamaFileType(FILE_TYPES[recipe.gguf])),
         **layout.metadata,
@@ -59,9 +61,9 @@ def write(
     device: torch.device,
     progress: Progress,
 ) -> tuple[dict[str, float], str]:
-    """Fill a file; returns every quantised layer's relative error, and the file's hash.
+    """Write a file; returns the relative error of every quantised layer and the file's hash.
 
-    `importance` holds mean squares of inputs by the tensor's name in the file.
+    `importance` holds the mean squares of the inputs by the tensor's name in the file.
     """
     tensors = plan.layout.tensors
     kinds = [(t.name, t.shape, plan.kinds[t.name]) for t in tensors]
@@ -103,7 +105,7 @@ def _convert(
 ) -> float | None:
     kind = plan.kinds[tensor.name]
     weight = plan.layout.build(tensor.name, device)
-    # One pass that makes no mask as large as the tensor.
+    # One pass, without allocating a mask as large as the tensor.
     if not torch.stack(weight.aminmax()).isfinite().all():
         raise SourceError(f"{tensor.name} has NaN or infinity; download the source again")
     weight = weight.reshape(-1, weight.shape[-1])
@@ -120,7 +122,9 @@ def _convert(
 def _blocks(
     weight: torch.Tensor, kind: GGMLQuantizationType, importance: torch.Tensor | None
 ) -> torch.Tensor:
-    """Bytes of a weight; of several experts one after another, each by what matters to it."""
+    """The bytes of a weight; stacked experts are quantised one by one, each with its own
+    importance.
+    """
     if importance is None or importance.numel() == weight.shape[1]:
         return blocks.quantize(weight, kind, None if importance is None else importance.flatten())
     rows = importance.reshape(-1, weight.shape[1])

@@ -1,8 +1,8 @@
-"""Which models llama.cpp runs as what, and what their configs are called there.
+"""Model families that llama.cpp runs, and how their configs map to its metadata keys.
 
-llama.cpp's graphs are fixed by an architecture's name, so a config that asks for something else
-(another activation, another pattern of sliding windows) is refused here: the file would load and
-compute something different. What a family is to llama.cpp stands in its record.
+The architecture's name fixes llama.cpp's graph, so a config that asks for something else (another
+activation, another pattern of sliding windows) is refused here: the file would load and compute
+something different. Each family's record holds what llama.cpp needs to know about it.
 """
 
 import math
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from quantkit.gguf.writer import Value
 
 WRITTEN = {family.architecture: family for family in FAMILIES.values() if family.llamacpp}
-"""By class of transformers."""
+"""Families by transformers class."""
 ARCHITECTURES = {name: arch for arch, name in MODEL_ARCH_NAMES.items()}
 
 
 def family_of(config: Mapping[str, Any], folder: Path) -> Family:
-    """The family of a model, or an error that names those there are."""
+    """The family of a model; the error for an unknown one lists those that are supported."""
     names = config.get("architectures") or [str(config.get("model_type"))]
     family = WRITTEN.get(names[0])
     if family is None:
@@ -37,30 +37,30 @@ def family_of(config: Mapping[str, Any], folder: Path) -> Family:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """A model's config with all that its class adds and renames."""
+    """A model's config with all defaults and renames that its class applies."""
     from transformers import AutoConfig
 
     try:
         with hushed("transformers"):
             return AutoConfig.from_pretrained(folder).to_dict()
-    except Exception as error:  # a config is somebody else's input; anything may be wrong with it
+    except Exception as error:  # a config is untrusted input; anything may be wrong with it
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise SourceError(f"transformers cannot read {folder / 'config.json'}: {reason}") from error
 
 
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary parameters of the blocks that attend to everything."""
+    """Rotary parameters of the full-attention blocks."""
     parameters = config.get("rope_parameters") or {}
     return dict(parameters.get("full_attention", parameters))
 
 
 def rotary_dim(config: Mapping[str, Any]) -> int:
-    """Columns of a head that are rotated."""
+    """Rotated columns per head."""
     return int(head_dim(config) * rope_of(config).get("partial_rotary_factor", 1.0))
 
 
 def metadata_of(family: Family, config: Mapping[str, Any], folder: Path) -> "dict[str, Value]":
-    """The keys of an architecture, after checking that llama.cpp computes what they say."""
+    """The metadata keys of an architecture, once llama.cpp is known to compute what they say."""
     _check(family, config, folder)
     n_heads = config["num_attention_heads"]
     values: dict[str, Any] = {
@@ -85,7 +85,7 @@ def metadata_of(family: Family, config: Mapping[str, Any], folder: Path) -> "dic
         values[Keys.LLM.ATTN_LOGIT_SOFTCAPPING] = float(config["attn_logit_softcapping"])
         values[Keys.LLM.FINAL_LOGIT_SOFTCAPPING] = float(config["final_logit_softcapping"])
     if family.windowless:
-        # Without this key, or with another value, llama.cpp takes the file for an older Phi.
+        # Without this key, or with another value, llama.cpp treats the file as an older Phi.
         values[Keys.Attention.SLIDING_WINDOW] = 0
     if family.multiplied:
         values[Keys.Attention.SCALE] = float(config["attention_multiplier"])
@@ -96,7 +96,7 @@ def metadata_of(family: Family, config: Mapping[str, Any], folder: Path) -> "dic
 
 
 def n_experts_of(config: Mapping[str, Any]) -> int:
-    """Experts of a block; none for dense models."""
+    """Experts per block; 0 for dense models."""
     return int(config.get("num_experts") or config.get("num_local_experts") or 0)
 
 
@@ -117,10 +117,10 @@ def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _context(family: Family, config: Mapping[str, Any]) -> int:
-    """Tokens for which the file computes what the model does.
+    """Context length up to which the file computes what the model computes.
 
-    llama.cpp has no sliding windows for some families that can have them, and attends to
-    everything; up to the size of the window that is the same.
+    For some families that can use sliding windows llama.cpp has none and attends to everything; up
+    to the window's size the result is the same.
     """
     window = config.get("sliding_window")
     if family.window_every or not window or config.get("use_sliding_window") is False:
@@ -204,7 +204,7 @@ def _check(family: Family, config: Mapping[str, Any], folder: Path) -> None:
     if family.head_norms == "all" and n_kv_heads(config) != config["num_attention_heads"]:
         problems.append("fewer key heads than query heads")
     if family.experts:
-        # A key that a class does not have stands for its only way.
+        # A class without this key has only one behaviour.
         if config.get("norm_topk_prob", family.weights_sum_to_one) != family.weights_sum_to_one:
             problems.append(f"norm_topk_prob {config['norm_topk_prob']}")
         if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:

@@ -1,4 +1,4 @@
-"""`general.*` keys: what model browsers show about a file."""
+"""`general.*` keys: what model browsers show for a file."""
 
 import math
 from typing import Any
@@ -23,7 +23,7 @@ def general(layout: Layout, source: ModelSource, file_type: LlamaFileType) -> di
     found = gguf.Metadata.get_model_id_components(
         source.name if source.revision else source.label, n_parameters
     )
-    # As it is spelt: by "phi-3" in it llama.cpp knows that spaces after special tokens are dropped.
+    # Keep the spelling: llama.cpp looks for "phi-3" in it to drop spaces after special tokens.
     name, organization, basename, finetune, version, size_label = found
     values: dict[str, Value | None] = {
         Keys.General.ARCHITECTURE: layout.family.llamacpp,
@@ -48,7 +48,7 @@ def general(layout: Layout, source: ModelSource, file_type: LlamaFileType) -> di
 
 
 def _ancestors(card: dict[str, Any]) -> dict[str, Value]:
-    """The models that the model's card says it was made from, by their hub ids."""
+    """Hub ids of the base models that the model's card lists."""
     ids = [name for name in texts(card.get("base_model")) if name.count("/") == 1]
     values: dict[str, Value] = {Keys.General.BASE_MODEL_COUNT: len(ids)} if ids else {}
     for index, name in enumerate(ids):

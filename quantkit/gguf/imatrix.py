@@ -1,8 +1,8 @@
-"""llama.cpp's importance matrix: how large the inputs of every weight are, column by column.
+"""llama.cpp's importance matrix: how large the inputs of every weight are, per column.
 
-A matrix is a list of columns' mean squares for every weight tensor, gathered by running text
-through the model. Rounding then takes care of the columns that matter. It is exchanged as a GGUF
-file of sums and counts; before that llama.cpp had a form of its own, which is still read here.
+For every weight tensor it holds the mean square of each input column, gathered by running text
+through the model. Rounding then favours the columns that matter. It is exchanged as a GGUF file of
+sums and counts; llama.cpp's older format is still read here.
 """
 
 import hashlib
@@ -25,32 +25,32 @@ SUMS, COUNTS = ".in_sum2", ".counts"
 DATASETS = "imatrix.datasets"
 CHUNK_COUNT = "imatrix.chunk_count"
 CHUNK_SIZE = "imatrix.chunk_size"
-DEFAULT_CHUNK = 512  # tokens; the old form counts chunks and does not say how long they are
+DEFAULT_CHUNK = 512  # tokens; the old format counts chunks without saying how long they are
 FEW = 1000
-"""Fewer observations than this leave a column's mean square to chance."""
+"""With fewer observations than this a column's mean square is mostly noise."""
 FILE = IMATRIX
 MOST = 2**53  # observations; no text is that long
 UNOBSERVED = ("token_embd.weight", "output.weight")
-"""Tensors that llama.cpp's tool leaves out unless asked."""
+"""Tensors that llama.cpp's tool skips by default."""
 STACKED = ("_exps.", "_k_b.", "_v_b.")
 
 
 @dataclass(frozen=True)
 class ImportanceMatrix:
-    """Mean squares of inputs by the GGUF name of the weight that they meet."""
+    """Mean squares of the inputs, by the GGUF name of the weight they are multiplied with."""
 
     values: Mapping[str, torch.Tensor]
-    """float32 [columns], or [experts, columns]; one where an expert was never called."""
+    """float32 [columns], or [experts, columns]; ones for an expert that was never called."""
     counts: Mapping[str, torch.Tensor]
-    """int64 [1] or [experts]: how many inputs were seen."""
+    """int64 [1] or [experts]: the number of observed inputs."""
     datasets: tuple[str, ...] = ()
-    """The texts that it was computed from."""
+    """The texts it was computed from."""
     chunk_size: int = DEFAULT_CHUNK
-    """Tokens in a chunk of text."""
+    """Tokens per chunk of text."""
 
     @classmethod
     def read(cls, path: Path) -> "ImportanceMatrix":
-        """Read a file of either form."""
+        """Read a file in either format."""
         try:
             with path.open("rb") as stream:
                 if stream.read(len(MAGIC)) != MAGIC:
@@ -60,13 +60,13 @@ class ImportanceMatrix:
         return _from_gguf(read_file(path))
 
     def write(self, path: Path) -> None:
-        """Write it as llama.cpp's tool does, in GGUF form and in order of names."""
+        """Write it as llama.cpp's tool does: GGUF, sorted by name."""
         clear_halves_of(path)
         scratch = path.with_name(f".{path.name}.{os.getpid()}")
         writer = gguf.GGUFWriter(scratch, TYPE)
         del writer.kv_data[0]["general.architecture"]  # a matrix is not a model
         writer.add_type(TYPE)
-        # llama.cpp requires the key, and the package writes no empty lists.
+        # llama.cpp requires the key, and the gguf package does not write empty lists.
         writer.add_array(DATASETS, list(self.datasets) or [""])
         most = max((int(count.max()) for count in self.counts.values()), default=0)
         writer.add_uint32(CHUNK_COUNT, most // self.chunk_size)
@@ -90,7 +90,7 @@ class ImportanceMatrix:
 
     @property
     def digest(self) -> str:
-        """A hash of all that weighs errors."""
+        """A hash of everything that weights errors."""
         total = hashlib.sha256()
         for name in sorted(self.values):
             total.update(f"{name} {tuple(self.values[name].shape)}".encode())
@@ -98,14 +98,14 @@ class ImportanceMatrix:
         return total.hexdigest()
 
     def missing(self, names_to_columns: Mapping[str, int]) -> list[str]:
-        """The tensors that it says nothing of."""
+        """The tensors that the matrix does not cover."""
         return [name for name in names_to_columns if name not in self.values]
 
     def check(self, names_to_columns: Mapping[str, int]) -> list[str]:
-        """What to know before it is used on these tensors; a matrix of another model is refused."""
+        """Warnings for using it on these tensors; a matrix of another model is refused."""
         for name, columns in names_to_columns.items():
             width = self.values[name].shape[-1] if name in self.values else columns
-            # Some entries of stacked weights do not tell where one weight's columns end.
+            # Some entries of stacked weights do not say where one weight's columns end.
             if width != columns and (width % columns or not any(part in name for part in STACKED)):
                 raise DataError(
                     f"the importance matrix has {width} columns for {name}, which has {columns}: "
@@ -172,7 +172,7 @@ def _from_gguf(file: GGUF) -> ImportanceMatrix:
 def _means(sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """[columns] for one count, [experts, columns] for several."""
     counts = counts.round()[:, None]
-    # An expert that no token chose: all its columns matter alike.
+    # An expert that no token was routed to: all its columns matter equally.
     means = torch.where(counts > 0, sums / counts.clamp(min=1), 1.0)
     return means if len(means) > 1 else means[0]
 
@@ -183,7 +183,9 @@ def _check_finite(path: Path, name: str, values: torch.Tensor) -> None:
 
 
 class _Old:
-    """A cursor over a file of the old form, whose only mark is that its lengths add up."""
+    """A cursor over a file in the old format, which can be recognised only by its lengths adding
+    up.
+    """
 
     def __init__(self, path: Path, stream: BinaryIO) -> None:
         self._path = path
@@ -194,7 +196,7 @@ class _Old:
     def parse(self) -> ImportanceMatrix:
         values, counts = {}, {}
         n_entries = self._number()
-        # The least that an entry takes: a name of one letter and one value.
+        # The smallest possible entry: a name of one letter and one value.
         if not 0 < n_entries * 17 <= self._left:
             self._refuse(f"it claims {n_entries} entries")
         for _ in range(n_entries):
@@ -211,7 +213,7 @@ class _Old:
             counts[name] = torch.tensor([n_chunks * DEFAULT_CHUNK])
         datasets: tuple[str, ...] = ()
         if self._left:
-            self._number()  # chunks in all
+            self._number()  # total number of chunks
         if self._left:
             datasets = tuple(filter(None, [self._text()]))
         if self._left:

@@ -1,8 +1,9 @@
-"""Triton kernels of GGUF's searches; their torch twins are in `gguf.search`.
+"""Triton kernels for GGUF's searches; their torch twins are in `gguf.search`.
 
-A lane searches one block from beginning to end, as ggml does: sums keep its order, and no product
-is fused with a sum. Numbers come as planes, so that neighbouring lanes read neighbouring memory; a
-block's few numbers are read again for every candidate, from the nearest cache.
+Each lane searches one block from beginning to end, as ggml does: sums keep its order, and no
+product is fused with a sum. Numbers are laid out as planes, so that neighbouring lanes read
+neighbouring memory; a block's few numbers are read again for every candidate, from the nearest
+cache.
 """
 
 from collections.abc import Sequence
@@ -13,12 +14,12 @@ import triton.language as tl
 
 LANES = 128
 MAGIC = tl.constexpr(12582912.0)
-"""Added and taken away, it rounds to the nearest integer, ties to even."""
+"""Adding and subtracting it rounds to the nearest integer, ties to even."""
 
 
 @triton.jit
 def _level(value, low, high):  # type: ignore[no-untyped-def]
-    # Clamped before as well: numbers that large would not survive the rounding.
+    # Clamp first as well: larger numbers would not survive the rounding.
     bounded = tl.minimum(tl.maximum(value, low - 1.0), high + 1.0)
     return tl.minimum(tl.maximum((bounded + MAGIC) - MAGIC, low), high)
 
@@ -168,7 +169,7 @@ def _nearest(value):  # type: ignore[no-untyped-def]
 def _descend(  # type: ignore[no-untyped-def]
     x_ptr, w_ptr, levels_ptr, lane, inside, n, top, SIZE: tl.constexpr, SIGNED: tl.constexpr
 ):  # fmt: skip
-    # A lane alone writes and reads its levels, so that memory serves for an array of its own.
+    # Each lane writes and reads only its own levels, so memory serves as a private array.
     product = tl.zeros(lane.shape, tl.float32)
     square = tl.zeros(lane.shape, tl.float32)
     for i in range(SIZE):

@@ -1,12 +1,12 @@
-"""K-quants, llama.cpp's types of 2 to 6 bits: weights in, the bytes that ggml would write out.
+"""K-quants, llama.cpp's types of 2 to 6 bits, byte for byte as ggml writes them.
 
-256 weights in a row make a super-block of 8 or 16 groups. Every group has a scale, and for some
-types a minimum; these are integers of 4 to 8 bits times one fp16 number of the super-block. So a
+Each 256 consecutive weights make a super-block of 8 or 16 groups. Every group has a scale, and for
+some types a minimum; these are integers of 4 to 8 bits times one fp16 number per super-block. So a
 group is searched in full precision, its scale and minimum are rounded, and its weights are rounded
 once more for what will be stored. Where the stored scale is zero, the levels of the search remain.
 
-Without importance the search weighs large weights more; with importance (one number a column,
-llama.cpp's imatrix) it weighs by importance * sqrt(mean square of the super-block + x^2).
+Without importance the search favours large weights; with importance (one number per column,
+llama.cpp's imatrix) it weights by importance * sqrt(mean square of the super-block + x^2).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +17,11 @@ from gguf import GGMLQuantizationType
 from quantkit.gguf import search
 
 Numbers = tuple[torch.Tensor, torch.Tensor]
-"""One fp16 number a super-block and uint8 integers, one a group: their products count."""
+"""One fp16 number per super-block and one uint8 integer per group, to be multiplied."""
 
 
 def q2_k(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
-    """2 bits; groups of 16 with a scale and a minimum of 4 bits each."""
+    """2 bits; groups of 16, each with a scale and a minimum of 4 bits."""
     groups = search.groups(x, 16)
     if importance is None:
         factors = search.candidates(range(16), 0.1, -0.5, 3)
@@ -36,12 +36,12 @@ def q2_k(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
 
 
 def q3_k(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
-    """3 bits; groups of 16 with a signed scale of 6 bits."""
+    """3 bits; groups of 16, each with a signed scale of 6 bits."""
     groups = search.groups(x, 16)
     if importance is None:
         scale, levels = search.fit_by_descent(groups, 4)
         d, scales = _by_extreme(scale, 32)
-        # A super-block of zeros has zeros for bytes, not the level that stands for zero.
+        # A super-block of zeros is stored as zero bytes, not as the level that stands for zero.
         scales = (scales + 32).masked_fill_((scale == 0).all(0), 0)
     else:
         weights = _weights(groups, importance, 2)
@@ -56,21 +56,23 @@ def q3_k(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
 
 
 def q4_k(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
-    """4 bits; groups of 32 with a scale and a minimum of 6 bits each."""
+    """4 bits; groups of 32, each with a scale and a minimum of 6 bits."""
     factors = search.candidates(range(21), 0.1, -1.0, 15)
     fields, levels = _four_or_five(x, importance, 15, factors)
     return search.join(*fields, search.pack(levels, 4, 4))
 
 
 def q5_k(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
-    """5 bits; groups of 32 with a scale and a minimum of 6 bits each."""
+    """5 bits; groups of 32, each with a scale and a minimum of 6 bits."""
     factors = search.candidates(range(16), 0.1, -0.5, 31)
     fields, levels = _four_or_five(x, importance, 31, factors)
     return search.join(*fields, search.pack(levels >> 4, 1), search.pack(levels & 15, 4, 4))
 
 
 def q6_k(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
-    """6 bits; groups of 16 with a signed scale of 8 bits. Importance alone is the weight."""
+    """6 bits; groups of 16, each with a signed scale of 8 bits. Errors are weighted by importance
+    alone.
+    """
     groups = search.groups(x, 16)
     weights = groups * groups if importance is None else search.groups(importance.expand_as(x), 16)
     scale, levels = search.fit_symmetric(groups, weights, 32)
@@ -99,7 +101,7 @@ KINDS: dict[GGMLQuantizationType, Callable[[torch.Tensor, torch.Tensor | None], 
 def _four_or_five(
     x: torch.Tensor, importance: torch.Tensor | None, top: int, factors: Sequence[float]
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-    """Bytes of d, of dmin, of the scales and minima; then the levels, uint8 [256, ...]."""
+    """Bytes of d, of dmin, and of the scales and minima; then the levels, uint8 [256, ...]."""
     groups = search.groups(x, 32)
     if importance is None:
         mean = search.divide(search.ordered_sum(groups * groups), 32)
@@ -109,7 +111,7 @@ def _four_or_five(
         fitted = _fit_important(groups, _weights(groups, importance, 2), top, 63)
     levels, (d, scales), (dmin, minima) = fitted
     if importance is None or top == 31:
-        # What was negative has wrapped; ggml leaves it so for Q4_K with importance only.
+        # Negative values have wrapped; ggml leaves them so only for Q4_K with importance.
         scales = scales.clamp(max=63)
     head, tail = scales.chunk(2)
     low, high = minima.chunk(2)
@@ -121,7 +123,7 @@ def _four_or_five(
 
 
 def _weights(groups: torch.Tensor, importance: torch.Tensor, factor: int) -> torch.Tensor:
-    """What weighs the errors of groups; `factor` multiplies the mean square."""
+    """Error weights of groups; `factor` multiplies the mean square."""
     mean = search.ordered_sum(search.ungroup(groups * groups)) * (factor / search.SUPER)
     return search.search_weights(groups, search.groups(importance[None], len(groups)), mean)
 
@@ -134,7 +136,7 @@ def _fit(
     factors: Sequence[float],
     absolute: bool = False,
 ) -> tuple[torch.Tensor, Numbers, Numbers]:
-    """Levels of groups, scales and minima, of which the largest becomes `limit`."""
+    """Levels of groups, with scales and minima rounded so that the largest becomes `limit`."""
     scale, low, levels = search.fit_affine(groups, weights, top, factors, absolute)
     return levels, _by_largest(scale, limit), _by_largest(-low, limit)
 
@@ -145,7 +147,7 @@ def _fit_important(
     """As `_fit`, with scales and minima rounded by weighted least squares."""
     factors = search.candidates(range(37), 0.05, -0.9, top)
     scale, low, levels = search.fit_affine(groups, weights, top, factors)
-    # Both in one search: it is many steps over few numbers.
+    # Both in one search: it takes many steps over few numbers.
     both, sums = torch.stack([scale, -low], 1), search.ordered_sum(weights).unsqueeze(1)
     d, integers = search.fit_positive(both, sums, limit)
     scales, minima = zip(d.half(), integers.to(torch.uint8).unbind(1), strict=True)
@@ -153,7 +155,7 @@ def _fit_important(
 
 
 def _by_largest(numbers: torch.Tensor, limit: int) -> Numbers:
-    """Numbers of groups, rounded so that the largest of a super-block becomes `limit`."""
+    """Group values rounded so that the largest of a super-block becomes `limit`."""
     largest = numbers.amax(0)
     largest = torch.where(largest > 0, largest, 0.0)  # never -0, whose bytes differ
     inverse = search.divide_or_zero(limit, largest)
@@ -162,7 +164,7 @@ def _by_largest(numbers: torch.Tensor, limit: int) -> Numbers:
 
 
 def _by_extreme(numbers: torch.Tensor, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Signed numbers of groups, rounded so that the farthest from zero becomes -limit."""
+    """Signed group values rounded so that the one farthest from zero becomes -limit."""
     peak = search.extreme(numbers)
     inverse = search.divide(-limit, peak)
     integers = search.nearest(inverse * numbers).clamp_(-limit, limit - 1)
@@ -172,7 +174,7 @@ def _by_extreme(numbers: torch.Tensor, limit: int) -> tuple[torch.Tensor, torch.
 def _round_affine(
     groups: torch.Tensor, scales: Numbers, minima: Numbers, searched: torch.Tensor, top: int
 ) -> torch.Tensor:
-    """Levels uint8 [256, ...] for the scales and minima as stored."""
+    """Levels uint8 [256, ...] for the stored scales and minima."""
     scale, minimum = (d.float() * integers for d, integers in (scales, minima))
     levels = search.nearest((groups + minimum).div_(scale)).clamp_(0, top)
     return _levels(levels, searched, scale)
@@ -181,7 +183,7 @@ def _round_affine(
 def _round_symmetric(
     groups: torch.Tensor, d: torch.Tensor, scales: torch.Tensor, searched: torch.Tensor, top: int
 ) -> torch.Tensor:
-    """Levels uint8 [256, ...], shifted by `top` so that none is negative, for scales as stored."""
+    """Levels uint8 [256, ...] for the stored scales, shifted by `top` so that none is negative."""
     scale = d.float() * scales
     levels = search.nearest(groups / scale).clamp_(-top, top - 1).add_(top)
     return _levels(levels, searched, scale)

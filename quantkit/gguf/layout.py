@@ -1,10 +1,10 @@
-"""A model's tensors as llama.cpp names and arranges them, and the way back.
+"""A model's tensors as llama.cpp names and arranges them, and the inverse mapping.
 
-Most tensors only change their name. Queries and keys of some families are reordered, since
-llama.cpp rotates neighbouring columns where transformers rotates the halves of a head; Gemma's
-norms get the one added that transformers adds when it runs; the experts of a block are one tensor;
-factors for rotary frequencies are
-tensors there and settings here. Tied heads are left out: llama.cpp then uses the embedding.
+Most tensors are only renamed. Queries and keys of some families are reordered, since llama.cpp
+rotates neighbouring columns where transformers rotates the halves of a head; Gemma's norms store
+the 1 that transformers adds at run time; a block's experts are stacked into one tensor; factors for
+rotary frequencies are tensors there and config settings here. Tied heads are left out: llama.cpp
+then uses the embedding.
 """
 
 import math
@@ -53,7 +53,7 @@ class _Skeleton:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a GGUF file of a model holds besides the vocabulary."""
+    """The contents of a model's GGUF file except for the vocabulary."""
 
     source: "Described"
     family: Family
@@ -64,7 +64,7 @@ class Layout:
 
     @classmethod
     def of(cls, source: "Described") -> "Layout":
-        """Map all tensors of a model, refusing what llama.cpp does not know."""
+        """Map all tensors of a model; refuse those that llama.cpp does not know."""
         family = family_of(source.config, source.folder)
         config = read_config(source.folder)
         metadata = metadata_of(family, config, source.folder)
@@ -73,7 +73,7 @@ class Layout:
 
     @classmethod
     def of_folder(cls, folder: Path, trust_remote_code: bool = False) -> "Layout":
-        """The same from a config alone, whose tensors are elsewhere."""
+        """The same from a config alone, without the tensors."""
         shapes = Architecture.of(folder, trust_remote_code).shapes
         specs = {name: TensorSpec(name, "F32", shape) for name, shape in shapes.items()}
         return cls.of(_Skeleton(folder, read_json(folder), specs))
@@ -85,7 +85,7 @@ class Layout:
 
     @cached_property
     def by_name(self) -> dict[str, GGUFTensor]:
-        """The tensors under their GGUF names."""
+        """The tensors by their GGUF names."""
         return {tensor.name: tensor for tensor in self.tensors}
 
     @property
@@ -94,9 +94,9 @@ class Layout:
         return self.source.tensors[EMBEDDING].shape[0]
 
     def build(self, name: str, device: torch.device | None = None) -> torch.Tensor:
-        """A tensor as the file holds it, read when asked for, in host memory unless told.
+        """Read a tensor as the file stores it, into host memory unless a device is given.
 
-        In the source's type, or float32 where numbers change.
+        In the source's dtype, or float32 where the numbers change.
         """
         tensor = self.by_name[name]
         if tensor.change is Change.COMPUTE:
@@ -110,7 +110,7 @@ class Layout:
         return self.arranged(tensor, weight)
 
     def arranged(self, tensor: GGUFTensor, weight: torch.Tensor) -> torch.Tensor:
-        """Numbers of the source's tensor in the order that the file has."""
+        """The numbers of a source tensor in the file's order."""
         if tensor.change is Change.PERMUTE:
             return _pairs(weight, tensor.n_heads)
         if tensor.change is Change.ADD_ONE:
@@ -118,15 +118,15 @@ class Layout:
         return weight
 
     def restore_one(self, tensor: GGUFTensor, weight: torch.Tensor) -> torch.Tensor:
-        """The numbers of one tensor of the source in its own order: the inverse of `arranged`."""
+        """The numbers of one source tensor in their original order: the inverse of `arranged`."""
         if tensor.change is Change.PERMUTE:
             return _halves(weight, tensor.n_heads)
         return weight - 1 if tensor.change is Change.ADD_ONE else weight
 
     def restore(self, name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The source's tensors that a tensor of the file stands for: the inverse of `build`.
+        """The source tensors that a tensor of the file stands for: the inverse of `build`.
 
-        Exact for reordered tensors; where one was added, to the last bit of a float32 near one.
+        Exact for reordered tensors; where 1 was added, exact to the last bit of a float32 near 1.
         """
         tensor = self.by_name[name]
         if tensor.change is Change.COMPUTE:
@@ -137,7 +137,7 @@ class Layout:
 
 
 def _pairs(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
-    """Rows of each head from [first half, second half] to [first, second] of every pair."""
+    """Reorder each head's rows from [first half, second half] to neighbouring pairs."""
     shape = weight.shape
     return weight.reshape(n_heads, 2, -1, *shape[1:]).transpose(1, 2).reshape(shape)
 
@@ -149,7 +149,7 @@ def _halves(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
 
 
 def _rope_factors(name: str, config: Mapping[str, Any]) -> torch.Tensor:
-    """What rotary frequencies are divided by."""
+    """Divisors of the rotary frequencies."""
     parameters = rope_of(config)
     for tensor, setting in ROPE_TENSORS.items():
         if name == f"{TENSOR_NAMES[tensor]}.weight" and parameters.get(setting):
@@ -158,7 +158,7 @@ def _rope_factors(name: str, config: Mapping[str, Any]) -> torch.Tensor:
 
 
 def llama3_factors(parameters: Mapping[str, Any], n_columns: int) -> torch.Tensor:
-    """Llama 3.1: slow frequencies are divided, fast ones stay, those between are blended."""
+    """Llama 3.1: slow frequencies are divided, fast ones kept, those in between blended."""
     exponents = torch.arange(0, n_columns, 2, dtype=torch.float32) / n_columns
     turns = parameters["original_max_position_embeddings"] / (
         2 * math.pi * parameters["rope_theta"] ** exponents

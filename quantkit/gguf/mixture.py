@@ -1,9 +1,9 @@
-"""Which type every tensor of a GGUF file gets: the mixtures behind names such as Q4_K_M.
+"""The type of every tensor in a GGUF file: the mixtures that names such as Q4_K_M stand for.
 
 A file type names the type of most weights. Those that suffer most from rounding get more bits: the
-output, the attention's values, and the MLP's way down in the first and last eighth of the layers
-and in every third between. The rules are those of llama.cpp's quantiser, so that a file has the
-size and the types that people know by its name. Its exceptions for Falcon are left out.
+output, the attention's values, and the MLP's down projection in the first and last eighth of the
+layers and in every third in between. The rules are those of llama.cpp's quantiser, so a file has
+the size and the types that people expect from its name. Its exceptions for Falcon are left out.
 """
 
 import re
@@ -43,13 +43,13 @@ BASE = {
 FILE_TYPES = {
     name: int(LlamaFileType["ALL_F32" if name == "F32" else f"MOSTLY_{name}"]) for name in BASE
 }
-"""The number that a file of this type carries as `general.file_type`."""
+"""The number stored as `general.file_type`."""
 
 UNQUANTISED = (Kind.F32, Kind.F16, Kind.BF16)
 KINDS = {kind.name: kind for kind in BASE.values()}
 
-# For rows that blocks of 256 do not divide. IQ4_NL is as large as Q4_0, llama.cpp's later choice
-# for Q2_K and Q3_K, and rounds better.
+# For rows that are not a multiple of 256. IQ4_NL is as large as Q4_0, llama.cpp's later choice for
+# Q2_K and Q3_K, and rounds better.
 FALLBACKS = {
     Kind.Q2_K: Kind.IQ4_NL,
     Kind.Q3_K: Kind.IQ4_NL,
@@ -59,7 +59,7 @@ FALLBACKS = {
     Kind.Q6_K: Kind.Q8_0,
 }
 
-# Weights of two dimensions that are small or choose among experts.
+# Two-dimensional weights that are small or route among experts.
 KEPT = re.compile(
     r"_norm\.weight|ffn_gate_inp\.weight|^position_embd\.weight$|^token_types\.weight$"
     r"|\.position_embd|\.patch_embd|\.rel_pos|attn_rel_b\.weight|ssm_conv1d|shortconv\.conv\.weight"
@@ -69,7 +69,7 @@ KEPT = re.compile(
 VALUES = ("attn_qkv.weight", "attn_kv_b.weight", "attn_v.weight")
 DOWN, KEYS, ATTENTION_OUTPUT = ("ffn_down",), ("attn_k.weight",), ("attn_output.weight",)
 ROLES = (VALUES, DOWN, KEYS, ATTENTION_OUTPUT)
-"""What the rules ask of a name, in their order."""
+"""The roles that the rules look for in a name, in their order."""
 EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 OUTER = ("output.weight", *EMBEDDINGS)
 LAYER = re.compile(r"blk\.(\d+)\.")
@@ -81,7 +81,8 @@ class Choice:
 
     kind: Kind
     fallback_from: Kind | None = None
-    """What the mixture asks for, where the tensor's columns do not divide into its blocks."""
+    """What the mixture asks for, where the tensor's columns are not a multiple of its block size.
+    """
 
 
 def choose(
@@ -91,11 +92,11 @@ def choose(
     has_importance: bool,
     overrides: Mapping[str, str] | None = None,
 ) -> dict[str, Choice]:
-    """The type of every tensor, given by GGUF name and torch-order shape.
+    """The type of every tensor, given by GGUF name and shape in torch's order.
 
     An override is a regular expression, searched for in the name, and a type for what it matches;
-    the first that matches counts. As in llama.cpp, what is overridden does not count as a layer in
-    the rules for the rest.
+    the first match counts. As in llama.cpp, an overridden tensor does not count as a layer in the
+    rules for the rest.
     """
     if file_type not in BASE:
         raise UnknownName("file type", file_type, BASE)
@@ -103,7 +104,7 @@ def choose(
     used: set[str] = set()
     rules = _Rules(file_type, [name for name, _ in tensors], metadata, has_importance)
     choices = {}
-    # The rules count layers, so they see tensors in the order of a file.
+    # The rules count layers, so they need the tensors in file order.
     for name, shape in sorted(tensors, key=lambda tensor: (_layer(tensor[0]), tensor[0])):
         if not quantised(name, shape):
             choices[name] = Choice(Kind.F32)
@@ -127,7 +128,7 @@ def choose(
 @lru_cache(1 << 16)
 def quantised(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor takes the file's type; norms, biases and other small ones stay in F32."""
-    # A dimension of one in front is none to llama.cpp.
+    # llama.cpp ignores a leading dimension of one.
     while shape and shape[0] == 1:
         shape = shape[1:]
     return len(shape) >= 2 and name.endswith("weight") and not KEPT.search(name)
@@ -135,7 +136,7 @@ def quantised(name: str, shape: tuple[int, ...]) -> bool:
 
 @lru_cache(1 << 10)
 def _fitted(kind: Kind, columns: int) -> Choice:
-    """The type itself, or what takes its place when blocks do not divide the columns."""
+    """The type itself, or its fallback when the columns are not a multiple of the block size."""
     found = kind
     while columns % GGML_QUANT_SIZES[found][0]:
         found = FALLBACKS.get(found, Kind.F16)
@@ -158,7 +159,7 @@ def _compiled(overrides: Mapping[str, str]) -> dict[re.Pattern[str], Kind]:
 
 @lru_cache(1 << 16)
 def _role(name: str) -> tuple[str, ...] | None:
-    """The first of `ROLES` of which a part is in a name."""
+    """The first of `ROLES` with a part that occurs in a name."""
     return next((role for role in ROLES if any(part in name for part in role)), None)
 
 
@@ -169,13 +170,13 @@ def _layer(name: str) -> int:
 
 
 def _more_bits(layer: int, n_layers: int) -> bool:
-    """The first and the last eighth of the layers, and every third between."""
+    """Whether a layer is in the first or last eighth, or every third in between."""
     eighth = n_layers // 8
     return layer < eighth or layer >= 7 * n_layers // 8 or (layer - eighth) % 3 == 2
 
 
 class _Rules:
-    """What llama.cpp knows of a model while it walks through its tensors."""
+    """The state that llama.cpp keeps while it walks through a model's tensors."""
 
     def __init__(
         self, file_type: str, names: Sequence[str], metadata: Mapping[str, Any], importance: bool
@@ -198,7 +199,7 @@ class _Rules:
         heads = _first(metadata.get(f"{family}.attention.head_count", 0))
         shared = _first(metadata.get(f"{family}.attention.head_count_kv", heads))
         self._heads_per_value = heads // shared if shared else 0
-        # Models of 70 billion weights by llama.cpp's reckoning.
+        # A 70B model by llama.cpp's heuristic.
         self._large = n_layers == 80 and (
             family in ("qwen2", "deci", "olmo") or (family == "llama" and heads != shared)
         )
@@ -206,7 +207,7 @@ class _Rules:
     def kind(self, name: str) -> Kind:
         if self._base in UNQUANTISED:
             return self._base
-        if self._base == Kind.NVFP4:  # converted: what is not a layer there is as the model has it
+        if self._base == Kind.NVFP4:  # converted: tensors outside the layers keep the model's type
             return Kind.BF16 if name in OUTER else self._base
         if name == "output.weight" or (self._tied and name in EMBEDDINGS):
             return Kind.Q8_0 if self._base == Kind.Q8_0 else Kind.Q6_K
@@ -226,7 +227,8 @@ class _Rules:
         return self._base
 
     def _attention_values(self) -> Kind:
-        # Small where several heads share them, and all that attention passes on.
+        # Small where several heads share them, and everything that attention passes on depends on
+        # them.
         if self._n_experts == 8:
             return Kind.Q8_0
         seen, grouped = self._values_seen, self._heads_per_value >= 4
@@ -249,7 +251,7 @@ class _Rules:
     def _down(self, name: str) -> Kind:
         layer, n = self._downs_seen, self._n_layers
         if self._n_experts > 1:
-            # Several tensors a layer: only the name tells which layer it is.
+            # Several tensors per layer: only the name says which layer it is.
             layer = _layer(name)
             if not 0 <= layer < n:
                 raise SourceError(f"tensor {name} is not in any of the model's {n} layers")
@@ -267,7 +269,8 @@ class _Rules:
                 return Kind.Q6_K
             case "IQ4_NL" | "IQ4_XS" if early and not self._importance:
                 return Kind.Q5_K
-            # Without an offset the first layers may go astray; llama.cpp acts only with importance.
+            # Without an offset the first layers may degrade badly; llama.cpp acts only with
+            # importance.
             case "Q4_0" if early and self._importance:
                 return Kind.Q4_1
             case "Q5_0" if early and self._importance:
@@ -283,5 +286,5 @@ class _Rules:
 
 
 def _first(value: Any) -> int:
-    """A number that may be given for every layer; llama.cpp takes the first layer's."""
+    """A number that may be given per layer; llama.cpp takes the first layer's."""
     return int(value[0] if isinstance(value, list | tuple) else value)

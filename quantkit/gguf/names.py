@@ -1,8 +1,8 @@
-"""Names and numbers of the GGUF format, from gguf-py, without loading the rest of it.
+"""Names and numbers of the GGUF format from gguf-py, without importing the rest of it.
 
-That package brings numpy and all that reads and writes files, which takes longer than everything
-else in an answer of `quantkit recommend`. Its names need none of it. So the package is run when
-somebody asks it for anything else, and until then only the modules that hold names are.
+The package imports numpy and its readers and writers, which takes longer than the rest of `quantkit
+recommend`. Its names need none of that. So only the modules that hold names are executed at first;
+the package itself runs when anything else is requested from it.
 """
 
 import sys
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class _Later(ModuleType):
-    """A package that is run when it is first asked for something that is not there yet."""
+    """A package that is executed on the first access to an attribute that it does not have yet."""
 
     def __getattr__(self, name: str) -> Any:
         object.__setattr__(self, "__class__", ModuleType)

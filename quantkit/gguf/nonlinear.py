@@ -1,8 +1,8 @@
 """The nonlinear GGUF types, equal to ggml's: four bits that stand for sixteen uneven values.
 
-Values lie closer around zero, where weights are. IQ4_NL has a scale for 32 numbers, IQ4_XS six
-bits of scale for 32 and one for 256. Scales are searched with and without importance; without it
-an error weighs by the square of its number.
+The values are denser around zero, where most weights are. IQ4_NL has one scale per 32 numbers;
+IQ4_XS has a scale of six bits per 32 and one per 256. Scales are searched with and without
+importance; without it an error is weighted by the square of its number.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def iq4_nl(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
 
 
 def iq4_xs(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
-    """Sixteen values, a scale of six bits for 32 of them and a scale for eight such scales."""
+    """Sixteen values, a scale of six bits per 32 numbers, and one scale per eight of those."""
     groups = search.groups(x, BLOCK)
     weights = groups * groups
     if importance is not None:
@@ -55,10 +55,10 @@ KINDS: dict[GGMLQuantizationType, Callable[[torch.Tensor, torch.Tensor | None], 
 
 
 def _fit(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The scale of every block, of either sign: first the extreme number is at 127, then near -127.
+    """The scale of every block, of either sign.
 
-    Each candidate picks values for x, and the best scale for these is known; the candidate with
-    the least weighted error stays.
+    The extreme number is tried at 127 first, then near -127. Each candidate picks values for x, for
+    which the best scale is known; the candidate with the least weighted error wins.
     """
     peak = search.extreme(x)
     empty = peak.abs() < search.EMPTY
@@ -82,10 +82,10 @@ def _fit(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def _levels(device: torch.device) -> torch.Tensor:
-    """The level of the nearest value, of two the upper, for -128, -127.5 ... 127.5.
+    """The level of the nearest value, the upper one on ties, for -128, -127.5 ... 127.5.
 
-    Values change halfway between integers, so that a number rounded down to a half has the level
-    of the number itself. A search among sixteen values takes torch six times as long.
+    The nearest value changes halfway between integers, so a number rounded down to a half has the
+    same level as the number itself. A search among sixteen values takes torch six times as long.
     """
     values = torch.tensor(NONLINEAR, device=device)
     twice = torch.arange(-256, 256, device=device)
@@ -93,6 +93,6 @@ def _levels(device: torch.device) -> torch.Tensor:
 
 
 def _look_up(table: torch.Tensor, x: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-    """What a table in the order of `_levels` holds for x * inverse."""
+    """Look up x * inverse in a table that is in the order of `_levels`."""
     at = (x * (2 * inverse)).floor_().clamp_(-256, 255).add_(256).int()
     return table.index_select(0, at.flatten()).view(at.shape)

@@ -1,8 +1,8 @@
-"""llama.cpp's NVFP4 (type 40): the codes and scales of a checkpoint in other bytes.
+"""llama.cpp's NVFP4 (type 40): a checkpoint's codes and scales, repacked.
 
-A block holds 64 weights: four unsigned E4M3 scales, then 32 bytes of codes, of each 16 the first
-eight in the low halves. The global scale is a tensor of its own, `blk.0.attn_q.scale`, by which
-llama.cpp multiplies what comes out of the layer; `.input_scale` is that of the inputs.
+A block holds 64 weights: four unsigned E4M3 scales, then 32 bytes of codes; of each 16 codes the
+first eight are in the low nibbles. The global scale is a tensor of its own, `blk.0.attn_q.scale`,
+by which llama.cpp multiplies the layer's output; `.input_scale` is that of the inputs.
 """
 
 import torch
@@ -11,11 +11,11 @@ from quantkit.gguf.tensors import NVFP4_BLOCK
 from quantkit.numbers.nvfp4 import SIZE
 
 SCALES = SCALE, INPUT_SCALE = "scale", "input_scale"
-"""In place of `weight` in a tensor's name."""
+"""Suffixes that replace `weight` in a tensor's name."""
 
 
 def pack(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Codes [rows, columns] and bytes of E4M3 scales [rows, columns / 16] as rows of bytes."""
+    """Codes [rows, columns] and E4M3 scale bytes [rows, columns / 16] as rows of bytes."""
     rows, columns = codes.shape
     groups = codes.reshape(rows, columns // SIZE, 2, SIZE // 2)
     halves = (groups[:, :, 0] | (groups[:, :, 1] << 4)).view(rows, columns // NVFP4_BLOCK, -1)
@@ -24,5 +24,5 @@ def pack(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def beside(name: str, what: str) -> str:
-    """The name of a scale that belongs to a tensor."""
+    """The name of a tensor's scale."""
     return f"{name.removesuffix('weight')}{what}"

@@ -1,8 +1,8 @@
 """The plain GGUF types, equal to ggml's: blocks of 32 numbers with one scale each.
 
-Q4_0 and Q5_0 are symmetric, Q4_1 and Q5_1 add a minimum, Q8_0 is eight bits. Without importance
-the range of a block decides. With it a few scales are tried, and an error weighs by the importance
-of its column and more in a large number than in one that is small for its row.
+Q4_0 and Q5_0 are symmetric, Q4_1 and Q5_1 add a minimum, Q8_0 has eight bits. Without importance
+the range of a block decides. With importance a few scales are tried, and an error is weighted by
+the importance of its column, and more for a large number than for one that is small for its row.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ BLOCK = 32
 
 
 def q8_0(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
-    """Eight bits and a scale; importance changes nothing."""
+    """Eight bits and a scale; importance has no effect."""
     blocks = search.planes(x, BLOCK)
     scale = search.divide(blocks.abs().amax(0), 127)
     values = _finite(_round_away(blocks * search.divide_or_zero(1, scale)))
@@ -30,7 +30,7 @@ def q4_0(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
 
 
 def q5_0(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
-    """Five bits around zero and a scale; the fifth bits stand together."""
+    """Five bits around zero and a scale; the fifth bits are stored together."""
     scale, levels = _symmetric(x, importance, half=16)
     return search.join(search.half_bytes(scale), *_four_and_one(levels))
 
@@ -86,7 +86,7 @@ def _affine(
 
 
 def _four_and_one(levels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Levels of five bits: bytes of the fifth bits, bytes of the others."""
+    """Five-bit levels as bytes of the fifth bits and bytes of the lower four."""
     return search.pack(levels >> 4, 1, 4), search.pack(levels & 15, 4)
 
 
@@ -96,11 +96,11 @@ def _weights(x: torch.Tensor, blocks: torch.Tensor, importance: torch.Tensor) ->
 
 
 def _round_away(x: torch.Tensor) -> torch.Tensor:
-    """To the nearest integer, halves away from zero."""
+    """Round to the nearest integer, halves away from zero."""
     whole = x.trunc()
     return whole + x.sign() * ((x - whole).abs() >= 0.5)
 
 
 def _finite(x: torch.Tensor) -> torch.Tensor:
-    """Zero for what is not a number: the inverse of the smallest scales is infinite."""
+    """Replace NaN and infinity by zero: the inverse of the smallest scales is infinite."""
     return x.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)

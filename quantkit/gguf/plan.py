@@ -1,4 +1,4 @@
-"""What a GGUF file will hold, worked out before any weight is read."""
+"""The contents of a GGUF file, planned before any weight is read."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import torch
 
 NAME = "gguf"
-"""The format, as manifests call it."""
+"""The format's name in manifests."""
 
 
 class AnyLayout(Protocol):
-    """Tensors of a file to be, from a model in Hugging Face form or from another file."""
+    """The tensors of a planned file, from a Hugging Face model or from another GGUF file."""
 
     @property
     def architecture(self) -> str: ...
@@ -34,15 +34,15 @@ class AnyLayout(Protocol):
 
 @dataclass(frozen=True)
 class GGUFPlan:
-    """One file to be: its recipe, and the type of every tensor."""
+    """One planned file: its recipe, and the type of every tensor."""
 
     recipe: GGUFRecipe
     layout: AnyLayout
     kinds: dict[str, GGMLQuantizationType]
-    """By the tensor's name in the file, in order."""
+    """By the tensor's name in the file, in file order."""
     notes: list[str] = field(default_factory=list)
     scale_bytes: int = 0
-    """Of scales that are tensors of their own, as NVFP4 has them."""
+    """Scales stored as tensors of their own, as NVFP4 has them."""
 
     @property
     def asked_digest(self) -> str:
@@ -72,7 +72,7 @@ class GGUFPlan:
 
     @property
     def quantized_bits_per_weight(self) -> float:
-        """The same for what is stored in blocks alone."""
+        """The same, for tensors stored in blocks only."""
         tensors = list(self.quantized.values()) or self.layout.tensors
         stored = sum(map(self._bytes, tensors)) + self.scale_bytes
         return 8 * stored / sum(prod(t.shape) for t in tensors)
@@ -82,7 +82,7 @@ class GGUFPlan:
 
 
 def layer_of(tensor: GGUFTensor) -> str:
-    """The source's name for what a tensor holds, as manifests of other formats have it."""
+    """The source's name for the layer that a tensor holds, as in manifests of other formats."""
     if len(tensor.parts) > 1 and tensor.module is not None:  # experts
         return tensor.module
     return tensor.parts[0].removesuffix(".weight")
@@ -106,7 +106,7 @@ def make(layout: AnyLayout, recipe: GGUFRecipe, has_importance: bool) -> GGUFPla
 
 
 def _fallbacks(choices: Mapping[str, Choice]) -> list[str]:
-    """Which tensors got another type because their rows do not divide, in words."""
+    """The tensors that got another type because their rows are not whole blocks, in words."""
     counted = Counter(
         (choice.fallback_from.name, choice.kind.name)
         for choice in choices.values()

@@ -1,8 +1,8 @@
-"""How a tokenizer cuts text before it merges, recognised by its structure.
+"""How a tokenizer splits text before merging, recognised by its structure.
 
-llama.cpp has the ways of cutting text built in and a file only names one. A wrong name loads and
-runs, and quietly feeds the model tokens it has never seen in that order. So a name is given only
-to a tokenizer whose normalizer and pre-tokenizer are, step by step, what that name means in
+llama.cpp has its ways of splitting text built in, and a file only names one. A wrong name loads and
+runs, and silently feeds the model token sequences that it was never trained on. So a name is given
+only to a tokenizer whose normalizer and pre-tokenizer are, step by step, what that name means in
 llama.cpp; anything else is refused.
 """
 
@@ -32,8 +32,8 @@ BYTES: tuple[Any, ...] = ("bytes",)
 GPT_2: tuple[Any, ...] = ("bytes", "cut as GPT-2 does")
 DIGITS: tuple[Any, ...] = ("single digits",)
 
-# Steps, and whether words that are tokens skip the merges. For gpt-4o and tekken llama.cpp cuts
-# combining marks off their letters (Hindi, Thai, decomposed accents), in every file there is.
+# Steps, and whether words that are tokens skip the merges. For gpt-4o and tekken llama.cpp splits
+# combining marks from their letters (Hindi, Thai, decomposed accents), in every existing file.
 BYTE_LEVEL: dict[tuple[Steps, bool], str] = {
     ((GPT_2,), False): "gpt-2",
     ((DIGITS, GPT_2), False): "smollm",
@@ -47,9 +47,9 @@ BYTE_LEVEL: dict[tuple[Steps, bool], str] = {
 BYTE_LEVEL_NORMALIZERS: tuple[Steps, ...] = ((), (("NFC",),))
 
 REPLACED = ("replace", " ", "▁")
-# Normalizer and pre-tokenizer of SentencePiece models, and whether a text gets a space in front.
-# Metaspace ("spaces") puts none before a space, nor, as "first", after special tokens; llama.cpp
-# puts one in both places.
+# Normalizer and pre-tokenizer of SentencePiece models, and whether a space is prepended to a text.
+# Metaspace ("spaces") prepends none before a space, nor, as "first", after special tokens;
+# llama.cpp does so in both cases.
 PIECES: dict[tuple[Steps, Steps], bool] = {
     ((("prepend", "▁"), REPLACED), ()): True,
     ((), (("spaces", "always"),)): True,
@@ -66,7 +66,7 @@ def is_byte_level(tokenizer: Mapping[str, Any]) -> bool:
 
 
 def byte_level_name(tokenizer: Mapping[str, Any], place: str) -> str:
-    """llama.cpp's name for the way a byte-level tokenizer cuts text."""
+    """llama.cpp's name for the way a byte-level tokenizer splits text."""
     cut, normal = steps(tokenizer.get("pre_tokenizer")), steps(tokenizer.get("normalizer"))
     skips = bool(tokenizer["model"].get("ignore_merges"))
     name = BYTE_LEVEL.get((cut, skips))
@@ -78,7 +78,7 @@ def byte_level_name(tokenizer: Mapping[str, Any], place: str) -> str:
 
 
 def _merges_make_all(tokenizer: Mapping[str, Any]) -> bool:
-    """Whether merging any token's text gives that token, so that skipping merges is the same."""
+    """Whether merging any token's text yields that token: then skipping merges changes nothing."""
     from tokenizers import models
 
     vocabulary = tokenizer["model"]["vocab"]
@@ -88,7 +88,7 @@ def _merges_make_all(tokenizer: Mapping[str, Any]) -> bool:
 
 
 def space_in_front(tokenizer: Mapping[str, Any], place: str) -> bool:
-    """Whether a SentencePiece tokenizer puts a space in front of a text."""
+    """Whether a SentencePiece tokenizer prepends a space to a text."""
     cut, normal = steps(tokenizer.get("pre_tokenizer")), steps(tokenizer.get("normalizer"))
     found = PIECES.get((normal, cut))
     if found is None:
@@ -97,7 +97,7 @@ def space_in_front(tokenizer: Mapping[str, Any], place: str) -> bool:
 
 
 def steps(part: Mapping[str, Any] | None) -> Steps:
-    """A normalizer or pre-tokenizer as what it does, without what changes no tokens."""
+    """A normalizer or pre-tokenizer as its steps, without those that change no tokens."""
     if part is None:
         return ()
     if part["type"] == "Sequence":
@@ -112,7 +112,7 @@ def _step(part: Mapping[str, Any]) -> tuple[Any, ...]:
             return GPT_2 if part.get("use_regex", True) else BYTES
         case {"type": "Digits", "individual_digits": True}:
             return DIGITS
-        # These patterns match any text as a whole, so that keeping only matches keeps all.
+        # These patterns match any text as a whole, so keeping only matches keeps everything.
         case {"type": "Split", "pattern": {"Regex": r}, "behavior": "Isolated", "invert": False} | {
             "type": "Split",
             "pattern": {"Regex": r},

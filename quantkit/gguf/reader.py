@@ -1,8 +1,8 @@
-"""GGUF files read strictly: every length is checked against the file before it is believed.
+"""Strict GGUF reader: every length is checked against the file before it is trusted.
 
-The package `gguf` maps a file and follows whatever its header says; a damaged file then ends in an
-IndexError, in wrong tensors or in an allocation of any size. Here a file is either read as it was
-meant or refused in one sentence.
+The `gguf` package maps a file and follows whatever its header says; a damaged file then ends in an
+IndexError, in wrong tensors or in an allocation of any size. Here a file is either read correctly
+or refused with one sentence.
 """
 
 import math
@@ -25,7 +25,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # 3 differs only in allowing the other byte order
 ALIGNMENT_KEY = "general.alignment"
 MAX_DIMENSIONS = 4
-MAX_NAME_BYTES = 63  # of a tensor; llama.cpp refuses longer ones
+MAX_NAME_BYTES = 63  # of a tensor's name; llama.cpp refuses longer ones
 MAX_KEY_BYTES = (1 << 16) - 1
 MAX_HEADER_BYTES = 1 << 28  # the largest vocabularies take a few dozen MiB
 CHUNK_VALUES = 1 << 24
@@ -50,14 +50,14 @@ Value = Scalar | list[Scalar]
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor and the place where its bytes lie."""
+    """One tensor and where its bytes are."""
 
     name: str
     shape: tuple[int, ...]
     """In torch's order: rows before columns, the reverse of the file's."""
     kind: GGMLQuantizationType
     offset: int
-    """From the beginning of the file."""
+    """Counted from the beginning of the file."""
     n_bytes: int
 
     @property
@@ -71,16 +71,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class GGUF:
-    """A file whose header is sound and whose tensors lie inside it."""
+    """A file with a valid header whose tensors lie within the file."""
 
     path: Path
     metadata: Mapping[str, Value]
     tensors: Mapping[str, Entry]
     spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Where each key's type and value lie in the file."""
+    """Where each key's type and value are in the file."""
 
     def stored(self, key: str) -> bytes:
-        """A value as the file has it, type and all, for taking it over into another file."""
+        """A value exactly as the file stores it, type included, to copy it into another file."""
         start, stop = self.spans[key]
         with self.path.open("rb") as stream:
             stream.seek(start)
@@ -93,8 +93,9 @@ class GGUF:
         return StoredTensor(name, "U8", shape, self.path, entry.offset).read()
 
     def dequantized(self, name: str, index: int | None = None) -> torch.Tensor:
-        """The values of a tensor in float32 and in its own shape; with an index, of one entry of
-        its first dimension, such as an expert, read without the others."""
+        """The values of a tensor in float32 and in its own shape; with an index only one entry of
+        its first dimension, such as an expert, is read.
+        """
         entry = self._entry(name)
         shape, raw = entry.shape, self._raw(entry, index)
         if index is not None:
@@ -121,7 +122,7 @@ class GGUF:
         return StoredTensor(entry.name, "U8", (n_rows, entry.row_bytes), self.path, start).read()
 
     def _outer_scale(self, name: str) -> float:
-        """What llama.cpp multiplies the layer's output by; NVFP4 alone has it."""
+        """The factor of the layer's output in llama.cpp; only NVFP4 has one."""
         beside = f"{name.removesuffix('weight')}scale"
         if self.tensors[name].kind != GGMLQuantizationType.NVFP4 or beside not in self.tensors:
             return 1.0
@@ -138,13 +139,13 @@ class GGUF:
 
 
 def row_bytes(kind: GGMLQuantizationType, columns: int) -> int:
-    """Bytes of one row; the columns are whole blocks."""
+    """Bytes per row; a row consists of whole blocks."""
     block, size = gguf.GGML_QUANT_SIZES[kind]
     return columns // block * size
 
 
 def read_file(path: Path) -> GGUF:
-    """Read the header of a file and check that it describes what the file holds."""
+    """Read a file's header and check that it describes the file's contents."""
     try:
         size = path.stat().st_size
         with path.open("rb") as stream:
@@ -154,7 +155,7 @@ def read_file(path: Path) -> GGUF:
 
 
 def _numbers(raw: torch.Tensor, kind: GGMLQuantizationType) -> torch.Tensor:
-    """Rows of bytes as float32; types that quantkit never writes are left to the package."""
+    """Rows of bytes as float32; types that quantkit never writes are left to the gguf package."""
     if kind in KINDS:
         return dequantize(raw, kind)
     with np.errstate(all="ignore"):  # a damaged scale may overflow; that shows in the values
@@ -162,7 +163,7 @@ def _numbers(raw: torch.Tensor, kind: GGMLQuantizationType) -> torch.Tensor:
 
 
 class _Header:
-    """A cursor over the header that never reads past the file."""
+    """A cursor over the header that never reads past the end of the file."""
 
     def __init__(self, path: Path, stream: BinaryIO, size: int) -> None:
         self._path = path
@@ -173,7 +174,7 @@ class _Header:
     def parse(self) -> GGUF:
         self._preamble()
         n_tensors, n_keys = self._number("Q"), self._number("Q")
-        # The least that a key or a tensor takes: an empty name, its type and nothing else.
+        # The smallest possible key or tensor: an empty name, its type and nothing else.
         if n_keys * 13 + n_tensors * 24 > self._left():
             self._refuse(f"it claims {n_keys} keys and {n_tensors} tensors")
         metadata: dict[str, Value] = {}
@@ -241,13 +242,13 @@ class _Header:
 
     def _alignment(self, metadata: Mapping[str, Value]) -> int:
         alignment = metadata.get(ALIGNMENT_KEY, gguf.GGUF_DEFAULT_ALIGNMENT)
-        # A bool is an int to Python; as an alignment it is nonsense.
+        # To Python a bool is an int; as an alignment it makes no sense.
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             self._refuse(f"its alignment {alignment!r:.40} is not a power of two")
         return alignment
 
     def _info(self) -> Entry:
-        """A tensor as the header describes it; its offset still counts from the data's start."""
+        """A tensor as the header describes it; its offset is still relative to the data's start."""
         name = self._text("a tensor's name", MAX_NAME_BYTES)
         n_dimensions = self._number("I")
         if n_dimensions > MAX_DIMENSIONS:

@@ -1,6 +1,6 @@
 """A GGUF file as the source of another: any architecture, as long as its numbers are plain floats.
 
-What a file holds is taken as it is, names, order and metadata; only types change.
+Names, order and metadata are kept; only types change.
 """
 
 import hashlib
@@ -27,13 +27,13 @@ SAMPLED_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class FileLayout:
-    """The tensors of a file, which stay what they are."""
+    """The tensors of a file, kept as they are."""
 
     file: GGUF
 
     @classmethod
     def of(cls, file: GGUF, requantize: bool = False) -> "FileLayout":
-        """Refuse a file whose numbers were rounded before, unless that is wanted."""
+        """Refuse a file that is already quantised, unless `requantize` is set."""
         if Keys.General.ARCHITECTURE not in file.metadata:
             raise SourceError(f"{file.path} is not a model: it has no {Keys.General.ARCHITECTURE}")
         if int(str(file.metadata.get(Keys.Split.LLM_KV_SPLIT_COUNT, 1))) > 1:
@@ -69,7 +69,7 @@ class FileLayout:
         return dict(self.file.metadata)
 
     def described(self, file_type: str) -> dict[str, Value]:
-        """What the new file says of itself: the same but for how it is stored."""
+        """The new file's metadata: the same except for how the weights are stored."""
         kept = {key: self.file.stored(key) for key in self.file.metadata if key != ALIGNMENT_KEY}
         return kept | {
             Keys.General.FILE_TYPE: FILE_TYPES[file_type],
@@ -83,7 +83,7 @@ class FileLayout:
 
     @property
     def usual_type(self) -> str:
-        """The type that most weights have."""
+        """The type of most weights."""
         sizes: Counter[str] = Counter()
         for entry in self.file.tensors.values():
             sizes[entry.kind.name] += math.prod(entry.shape)

@@ -1,10 +1,10 @@
-"""What the block types share: planes of numbers, ggml's arithmetic, its searches for scales, bytes.
+"""Shared by the block types: planes of numbers, ggml's arithmetic, its scale searches, packing.
 
-ggml looks at one block after the other; here all blocks are looked at together, as planes
-[numbers of a block, rows, blocks of a row]: what belongs to a block lacks the first dimension.
-Candidates tie or nearly tie often, so every operation in float32 rounds as ggml's does and sums
-go in its order; then CPU and GPU choose what ggml chooses. Three habits follow, here and in the
-types: no product fused with a sum, no reduction of torch for a sum, and `divide` for plain numbers.
+ggml processes one block after the other; here all blocks are processed together, as planes [numbers
+per block, rows, blocks per row]: per-block values lack the first dimension. Candidates tie or
+nearly tie often, so every operation in float32 rounds as ggml's does and sums keep its order; then
+CPU and GPU choose what ggml chooses. Three rules follow, here and in the types: no product fused
+with a sum, no torch reduction for a sum, and `divide` for plain numbers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,32 +14,32 @@ import torch
 EMPTY = 1e-15
 """A block whose largest number is below this is stored as zeros."""
 SUPER = 256
-"""Numbers of a super-block, whose groups share the precision of their scales."""
+"""Numbers per super-block, whose groups share the precision of their scales."""
 
 
 def planes(x: torch.Tensor, size: int) -> torch.Tensor:
-    """[rows, columns] as [numbers of a block, rows, blocks of a row]."""
+    """[rows, columns] as [numbers per block, rows, blocks per row]."""
     assert x.dtype == torch.float32
     # In two dimensions torch has a fast copy for this.
     return x.reshape(-1, size).t().contiguous().view(size, len(x), -1)
 
 
 def groups(x: torch.Tensor, size: int) -> torch.Tensor:
-    """[rows, columns] as [numbers of a group, groups of a super-block, rows, super-blocks].
+    """[rows, columns] as [numbers per group, groups per super-block, rows, super-blocks].
 
-    What belongs to a group is thus in planes of its own, with super-blocks for blocks.
+    Each group thus has its own planes, with super-blocks as blocks.
     """
     parts = planes(x, SUPER).view(SUPER // size, size, len(x), -1)
     return parts.transpose(0, 1).contiguous()
 
 
 def ungroup(numbers: torch.Tensor) -> torch.Tensor:
-    """What `groups` made, as planes [numbers of a super-block, rows, super-blocks]."""
+    """The inverse of `groups`: planes [numbers per super-block, rows, super-blocks]."""
     return numbers.transpose(0, 1).flatten(0, 1)
 
 
 def join(*fields: torch.Tensor) -> torch.Tensor:
-    """Fields of blocks, each uint8 [bytes, rows, blocks of a row], as rows of bytes."""
+    """Fields of blocks, each uint8 [bytes, rows, blocks per row], as rows of bytes."""
     rows = fields[0].shape[1]
     return torch.cat(fields).flatten(1).t().contiguous().view(rows, -1)
 
@@ -50,10 +50,10 @@ def half_bytes(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def pack(levels: torch.Tensor, bits: int, n_sets: int = 1) -> torch.Tensor:
-    """Levels of few bits, uint8 [numbers, ...], as bytes that hold several of them.
+    """Pack low-bit levels, uint8 [numbers, ...], several to a byte.
 
-    The numbers make sets, a set is split into as many parts as a byte has room for levels, and a
-    byte takes one level of each part, of the first part in its lowest bits.
+    The numbers form sets, a set is split into as many parts as a byte has room for levels, and a
+    byte takes one level of each part, the first part's in its lowest bits.
     """
     first, *others = levels.reshape(n_sets, 8 // bits, -1, *levels.shape[1:]).unbind(1)
     packed = first.clone()
@@ -63,20 +63,20 @@ def pack(levels: torch.Tensor, bits: int, n_sets: int = 1) -> torch.Tensor:
 
 
 def ordered_sum(terms: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The sum over the first dimension, one after the other as in a loop.
+    """The sum over the first dimension, in order as in a loop.
 
-    A reduction of torch has an order of its own, another on every device, and its last bit
-    decides between two scales that are equally good, or where a scale rounds to float16.
+    A torch reduction has its own order, different on every device, and its last bit decides between
+    two equally good scales, or where a scale rounds to float16.
     """
     first, *others = terms
-    total = first + 0.0  # ggml starts from zero, which takes the sign from a negative zero
+    total = first + 0.0  # ggml starts from zero, which removes the sign of a negative zero
     for term in others:
         total += term
     return total
 
 
 def divide(a: torch.Tensor | float, b: torch.Tensor | float) -> torch.Tensor:
-    """a / b, correctly rounded: with a plain number torch may multiply by an inverse."""
+    """a / b, correctly rounded: with a plain number torch may multiply by the inverse."""
     if not isinstance(a, torch.Tensor):
         assert isinstance(b, torch.Tensor)
         a = b.new_full((), a)
@@ -89,7 +89,7 @@ def divide_or_zero(a: torch.Tensor | float, b: torch.Tensor) -> torch.Tensor:
 
 
 def root(x: torch.Tensor) -> torch.Tensor:
-    """Square roots, rounded once: torch's own in float32 is off by a bit in one of 140."""
+    """Square roots, rounded once: torch's own in float32 is off by one bit in one case of 140."""
     return x.double().sqrt_().float()
 
 
@@ -99,18 +99,18 @@ def nearest(x: torch.Tensor) -> torch.Tensor:
 
 
 def extreme(x: torch.Tensor) -> torch.Tensor:
-    """The number of every block that is farthest from zero, with its sign; of equals the first."""
+    """Each block's number farthest from zero, with its sign; the first on ties."""
     found: torch.Tensor = x.gather(0, x.abs().max(0, keepdim=True).indices)[0]
-    return found + 0.0  # a block of negative zeros has the extreme zero
+    return found + 0.0  # the extreme of a block of negative zeros is zero
 
 
 def limits(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The least and the largest number of every block.
+    """The smallest and the largest number of every block.
 
-    Of equals the first: zero has two signs, and a minimum is stored with its own.
+    The first on ties: zero has two signs, and a minimum is stored with its own.
     """
     low, high = x.amin(0), x.amax(0)
-    if ((low == 0) | (high == 0)).any():  # rare, and to find the first takes 30 times as long
+    if ((low == 0) | (high == 0)).any():  # rare, and finding the first takes 30 times as long
         return x.min(0).values, x.max(0).values
     return low, high
 
@@ -124,18 +124,17 @@ def candidates(steps: Sequence[int], width: float, *offsets: float) -> list[floa
 
 
 def search_weights(x: torch.Tensor, importance: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
-    """How much an error of each number counts: `mean` is a mean square that x is seen against."""
+    """Error weights of the numbers: `mean` is the mean square that x is compared with."""
     return importance * root(mean + x * x)
 
 
 def fit_symmetric(
     x: torch.Tensor, weights: torch.Tensor, half: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scale of every block and its levels of 0 ... 2 half - 1; x is (level - half) * scale.
+    """Each block's scale and its levels of 0 ... 2 half - 1; x is (level - half) * scale.
 
-    Candidates put the extreme number near -half. Each rounds x to integers, and then the best
-    scale for these integers is known; the candidate with the least weighted error stays.
-    (ggml's make_qx_quants)
+    Candidates put the extreme number near -half. Each rounds x to integers, for which the best
+    scale is known; the candidate with the least weighted error wins. (ggml's make_qx_quants)
     """
     wanted = candidates([*range(-9, 0), *range(1, 10)], 0.1, half)
     if x.is_cuda:
@@ -176,12 +175,12 @@ def fit_affine(
     factors: Sequence[float],
     absolute: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The scale, the minimum (never above zero) and the levels of 0 ... top of every block.
+    """Each block's scale, its minimum (never above zero) and its levels of 0 ... top.
 
-    Candidates stretch the range: each factor over it rounds x to levels, a weighted line through
-    these is the scale and the minimum, and the least weighted error stays, squared or `absolute`.
-    A minimum that is found replaces the old one for the candidates that follow.
-    (ggml's make_qkx2_quants and make_qkx3_quants)
+    Candidates stretch the range: each factor rounds x to levels, a weighted line fit through these
+    gives the scale and the minimum, and the least weighted error wins, squared or `absolute`. A
+    minimum that is found replaces the old one for the candidates that follow. (ggml's
+    make_qkx2_quants and make_qkx3_quants)
     """
     if x.is_cuda:
         from quantkit.gguf import kernels
@@ -192,7 +191,7 @@ def fit_affine(
     total, total_x = ordered_sum(weights), ordered_sum(weights * x)
 
     def rounded(inverse: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-        # Where no range is left, or one too small for an inverse, all levels are zero.
+        # Where the range is zero, or too small to invert, all levels are zero.
         inverse = inverse.nan_to_num(posinf=0.0, neginf=0.0)
         return (x - low).mul_(inverse).round_().clamp_(0, top)
 
@@ -225,7 +224,7 @@ def fit_affine(
 
 
 def fit_by_descent(x: torch.Tensor, half: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `fit_symmetric`, weighted by x squared, but from one start by moving single levels.
+    """Like `fit_symmetric`, weighted by x squared, but from one start by moving single levels.
 
     (ggml's make_q3_quants)
     """
@@ -243,11 +242,11 @@ def fit_by_descent(x: torch.Tensor, half: int) -> tuple[torch.Tensor, torch.Tens
 def fit_positive(
     x: torch.Tensor, weights: torch.Tensor, top: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scale of every block and its levels of 0 ... top; x >= 0 is level * scale.
+    """Each block's scale and its levels of 0 ... top; x >= 0 is level * scale.
 
     The best of nine scales is the start, then single levels move. A negative x, which `fit_affine`
-    makes when hardly a number of a block counts, may get a negative level; ggml keeps levels in
-    bytes, so 256 is added, and so it is here. (ggml's make_qp_quants)
+    produces when hardly any number of a block counts, may get a negative level; ggml keeps levels
+    in bytes, so 256 is added, here as well. (ggml's make_qp_quants)
     """
     tried = candidates([*range(-4, 0), *range(1, 5)], 0.1, top)
     if x.is_cuda:
@@ -277,7 +276,7 @@ def fit_positive(
 def _descend(
     x: torch.Tensor, weights: torch.Tensor, levels: torch.Tensor, top: int, signed: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Five passes over the numbers, each moving a level where that fits all the block better."""
+    """Five passes over the numbers, each moving a level where that improves the block's fit."""
     weighted = weights * x
     product, square = ordered_sum(weighted * levels), ordered_sum(weights * levels * levels)
     chosen = list(levels if signed else levels & 255)

@@ -1,9 +1,9 @@
-"""A GGUF file as a model: config, tokenizer and tensors under the names that transformers knows.
+"""A GGUF file as a model: config, tokenizer and tensors under transformers' names.
 
-The config is made from the file's keys, and the keys are made from that config again: where both
-agree, it says what the file says. Tensors are dequantised one by one as they are read, an expert
-without the others of its block. Config and tokenizer lie in a folder of their own, which is gone
-with the last reference to the model.
+The config is derived from the file's keys, and the keys are derived from that config again: where
+both agree, the config says what the file says. Tensors are dequantised one by one as they are read,
+and an expert without the others of its block. Config and tokenizer live in a temporary folder that
+is deleted with the last reference to the model.
 """
 
 import math
@@ -44,7 +44,7 @@ UNSAID = ("vocab_size", "context_length", "rope.scaling.finetuned", "rope.scalin
 
 
 class Folder:
-    """A temporary folder that goes with the last reference to it."""
+    """A temporary folder that is deleted with the last reference to it."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="quantkit-"))
@@ -53,14 +53,14 @@ class Folder:
 
 @dataclass(frozen=True)
 class GGUFSource(ModelSource):
-    """A file whose tensors are read as the parameters that they stand for."""
+    """A file whose tensors are read as the model parameters they stand for."""
 
     gguf: GGUF | None = None
     held: Folder | None = None
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the file alone: what is made of its keys follows from it."""
+        """A hash of the file alone: everything derived from its keys follows from it."""
         assert self.gguf is not None
         return FileLayout(self.gguf).fingerprint
 
@@ -74,7 +74,7 @@ class GGUFSource(ModelSource):
 
 
 def is_file(name: str | Path) -> bool:
-    """Whether a name means a GGUF file here."""
+    """Whether a name denotes a local GGUF file."""
     return str(name).lower().endswith(SUFFIX) and Path(name).is_file()
 
 
@@ -85,16 +85,16 @@ def open_model(
     cached_only: bool = False,
     requantize: bool = False,
 ) -> ModelSource:
-    """`ModelSource.open`, of GGUF files too."""
+    """`ModelSource.open`, for GGUF files too."""
     if is_file(name):
         return open_file(Path(name), requantize)
     return ModelSource.open(name, revision, trust_remote_code, cached_only, requantize)
 
 
 def open_file(path: Path, requantize: bool = False, dtype: str | None = None) -> GGUFSource:
-    """A file as a model in the type `dtype`, such as BF16; by default its own, or BF16.
+    """Open a file as a model in `dtype`, such as BF16; by default in its own dtype, or BF16.
 
-    One whose numbers were rounded is refused unless that is wanted.
+    A quantised file is refused unless `requantize` is set.
     """
     file = FileLayout.of(read_file(path), requantize).file
     held = Folder()
@@ -120,7 +120,7 @@ def open_file(path: Path, requantize: bool = False, dtype: str | None = None) ->
 
 
 def kinds_of(file: GGUF) -> list[str]:
-    """Types of the weights of a file, those with most weights first."""
+    """Types of a file's weights, the most frequent first."""
     sizes: Counter[str] = Counter()
     for entry in file.tensors.values():
         if len(entry.shape) > 1:
@@ -129,20 +129,20 @@ def kinds_of(file: GGUF) -> list[str]:
 
 
 def words_of(file: GGUF) -> str:
-    """What a file was quantised to, and by whom where it says so."""
+    """What a file was quantised to, and by whom if it says so."""
     rounded = [kind for kind in kinds_of(file) if kind not in TYPES]
     maker = file.metadata.get(Keys.General.QUANTIZED_BY)
     return f"GGUF ({', '.join(rounded)})" + (f" of {maker}" if isinstance(maker, str) else "")
 
 
 def usual_dtype(file: GGUF) -> str:
-    """The type that loses nothing of a file in plain floats; BF16 of others."""
+    """The dtype that loses nothing of a file in plain floats; BF16 for others."""
     most = kinds_of(file)[:1]
     return most[0] if most and most[0] in TYPES else "BF16"
 
 
 def stored(file: GGUF) -> dict[str, StoredTensor]:
-    """The bytes of every tensor as they lie."""
+    """The bytes of every tensor as stored."""
     return {name: _bytes_of(file, entry) for name, entry in file.tensors.items()}
 
 
@@ -154,7 +154,7 @@ def _bytes_of(file: GGUF, entry: Entry) -> StoredTensor:
 def parameters(
     file: GGUF, layout: Layout, dtypes: Mapping[str, str], usual: str = "BF16"
 ) -> dict[str, StoredTensor]:
-    """The model's own tensors, each dequantised when it is read, in the types given."""
+    """The model's own tensors in the given dtypes, each dequantised when it is read."""
     found: dict[str, StoredTensor] = {}
     for known in layout.tensors:
         entry = file.tensors.get(known.name)
@@ -171,7 +171,7 @@ def parameters(
 
 
 class _Lazy(StoredTensor):
-    """Where a tensor lies; it is read by whoever dequantises it, in part or as a whole."""
+    """Where a tensor is stored; whoever dequantises it reads it, in part or as a whole."""
 
     def read(self, pinned: bool = False) -> torch.Tensor:
         return torch.empty(0)
@@ -188,7 +188,7 @@ def _read(
 
 
 def differences(file: GGUF, layout: Layout) -> Iterator[str]:
-    """What a file and a model tell of the model otherwise than each other."""
+    """What a file and a model state differently."""
     architecture = file.metadata[Keys.General.ARCHITECTURE]
     if architecture != layout.architecture:
         yield f"its architecture is {architecture}, that of the model is {layout.architecture}"
@@ -216,7 +216,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _unlike_factors(file: GGUF, layout: Layout) -> Iterator[str]:
-    """Factors of rotary frequencies that the config does not make."""
+    """Factors of rotary frequencies that do not follow from the config."""
     for name in BESIDE:
         if (name in file.tensors) != (name in layout.by_name):
             yield f"{name} does not follow from any setting"
@@ -235,7 +235,7 @@ def _unknown(file: GGUF, layout: Layout) -> Iterator[str]:
 
 
 def _card(file: GGUF) -> str:
-    """A README that says what the model was, with the licence that the file names."""
+    """A README that names the original model and the licence stated in the file."""
     values, lines = file.metadata, ["---"]
     for name, key in (
         ("license", Keys.General.LICENSE),

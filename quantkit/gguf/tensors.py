@@ -1,6 +1,6 @@
-"""Which tensors a GGUF file of a model has, and what each takes; without torch.
+"""Which tensors a model's GGUF file has, and the source tensors of each; without torch.
 
-What becomes of their numbers is said here and done in `layout.py`.
+How their numbers change is declared here and done in `layout.py`.
 """
 
 import fnmatch
@@ -47,9 +47,9 @@ class Change(Enum):
     """Rows of each head change from two halves to neighbouring pairs."""
     ADD_ONE = "add one"
     STACK = "stack"
-    """The same layer of every expert, one above the other."""
+    """The same layer of every expert, stacked."""
     COMPUTE = "compute"
-    """There is no such tensor in the source: it comes from the config."""
+    """Not in the source: derived from the config."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,18 @@ class GGUFTensor:
     shape: tuple[int, ...]
     """In torch's order, rows first."""
     parts: tuple[str, ...]
-    """The tensors of the source that it is made from."""
+    """The source tensors that it is built from."""
     change: Change = Change.NONE
     n_heads: int = 0
-    """For `PERMUTE`: how many heads the rows hold."""
+    """For `PERMUTE`: the number of heads that the rows hold."""
     module: str | None = None
-    """The linear layer whose weight this is; of experts, without their number."""
+    """The linear layer whose weight this is; for experts, without their index."""
 
 
 def tensors_of(
     source: Mapping[str, TensorSpec], family: Family, config: Mapping[str, Any], folder: Path
 ) -> list[GGUFTensor]:
-    """The tensors that a model's own become, refusing what llama.cpp does not know."""
+    """The file's tensors for a model; refuses those that llama.cpp does not know."""
     tensors: list[GGUFTensor] = []
     experts: dict[str, list[TensorSpec]] = {}
     tied = config.get("tie_word_embeddings", False)
@@ -97,9 +97,9 @@ def tensors_of(
 
 
 def file_name(stored: str, family: Family, n_layers: int) -> str | None:
-    """What a tensor is called in a file; None where llama.cpp has no place for it.
+    """A tensor's name in a file; None where llama.cpp has no place for it.
 
-    Blocks have the same names, so that those of one are enough.
+    Blocks share their names, so those of one block are enough.
     """
     found = NUMBER.search(stored)
     if found is not None and int(found[1]) >= n_layers:
@@ -113,16 +113,16 @@ def file_name(stored: str, family: Family, n_layers: int) -> str | None:
 
 @cache
 def _names(architecture: str) -> Any:
-    """By what models call them, the names in files, of the first block."""
+    """File names of the first block's tensors, by the model's names."""
     return get_tensor_name_map(ARCHITECTURES[architecture], 1)
 
 
 EXPERT_TENSORS = (MODEL_TENSOR.FFN_GATE_EXP, MODEL_TENSOR.FFN_UP_EXP, MODEL_TENSOR.FFN_DOWN_EXP)
-"""Of gate, up and down."""
+"""The experts' gate, up and down projections."""
 
 
 def expert_stack(stored: str, family: Family) -> str | None:
-    """The tensor of a file that one expert's weight goes into; None for other tensors."""
+    """The file's tensor that holds one expert's weight; None for other tensors."""
     found = EXPERT.search(stored)
     block = re.search(r"\.layers\.(\d+)\.", stored)
     layer = stored[found.end() :].removesuffix(".weight") if found else ""
@@ -135,7 +135,7 @@ def expert_stack(stored: str, family: Family) -> str | None:
 def _stacks(
     experts: Mapping[str, list[TensorSpec]], config: Mapping[str, Any], folder: Path
 ) -> list[GGUFTensor]:
-    """The experts of every block, in their order."""
+    """The experts of every block, in order."""
     n_experts = n_experts_of(config)
     stacks = []
     for name, parts in experts.items():
@@ -195,7 +195,7 @@ def _computed(config: Mapping[str, Any]) -> list[GGUFTensor]:
 
 
 def size_bytes(shape: Sequence[int], kind: GGMLQuantizationType) -> int:
-    """Bytes that a tensor of this shape, in torch's order, takes in a file."""
+    """Bytes of a tensor of this shape, in torch's order, in a file."""
     weights, block_bytes = GGML_QUANT_SIZES[kind]
     columns = shape[-1] if shape else 1
     assert columns % weights == 0, (

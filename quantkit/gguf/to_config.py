@@ -1,6 +1,6 @@
-"""The `config.json` that a GGUF file's keys stand for: the way back from `families.metadata_of`.
+"""The `config.json` that a GGUF file's keys stand for: the inverse of `families.metadata_of`.
 
-A file says less than a config, so whoever takes the result makes the file's keys of it again and
+A file says less than a config, so the caller derives the file's keys from the result again and
 compares (`source.py`): what has no setting here is refused there, never guessed.
 """
 
@@ -19,7 +19,7 @@ from quantkit.gguf.reader import GGUF
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-"""What every Llama since 3.1 has; the factor is read off the file's tensor."""
+"""The setting of every Llama since 3.1; the factor is read from the file's tensor."""
 TRAINED = 8192
 MULTIPLIER_KEYS = (
     Keys.Attention.SCALE, Keys.LLM.EMBEDDING_SCALE, Keys.LLM.RESIDUAL_SCALE, Keys.LLM.LOGIT_SCALE,
@@ -32,11 +32,11 @@ IDS = {
 
 
 def config_of(file: GGUF, dtype: str) -> dict[str, Any]:
-    """A config of transformers for a file, whose tensors are to have the type `dtype`."""
+    """A transformers config for a file whose tensors will have the type `dtype`."""
     model_type, family = family_of(file)
     keys = _Keys(file, family)
     hidden, heads = keys.number(Keys.LLM.EMBEDDING_LENGTH), keys.number(Keys.Attention.HEAD_COUNT)
-    # As llama.cpp has it where a file does not say it, whatever the family.
+    # llama.cpp's default where a file does not say, for every family.
     even = geometry.head_dim({"hidden_size": hidden, "num_attention_heads": max(heads, 1)})
     head_dim = keys.number(Keys.Attention.KEY_LENGTH, even)
     config: dict[str, Any] = {
@@ -76,7 +76,7 @@ def config_of(file: GGUF, dtype: str) -> dict[str, Any]:
 
 
 def family_of(file: GGUF) -> tuple[str, Family]:
-    """The family of a file: llama.cpp calls Llama, Mistral and Mixtral by one name."""
+    """The family of a file: llama.cpp uses one name for Llama, Mistral and Mixtral."""
     architecture = str(file.metadata.get(Keys.General.ARCHITECTURE))
     mixture = Keys.LLM.EXPERT_COUNT.format(arch=architecture) in file.metadata
     for model_type, family in FAMILIES.items():
@@ -107,7 +107,7 @@ class _Keys:
         return int(found)
 
     def real(self, key: str, default: float | None = None) -> float:
-        """A float32 as the shortest number that stands for it."""
+        """A float32 as the shortest decimal number that stands for it."""
         found = self.get(key)
         if found is None and default is not None:
             return default
@@ -131,7 +131,7 @@ def _shape(file: GGUF, name: str) -> tuple[int, ...]:
 
 
 def _biases(file: GGUF, model_type: str) -> dict[str, Any]:
-    """What a class has by a setting; one that always or never has them reads none."""
+    """Settings for biases; a class that always or never has biases ignores them."""
     settings = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_down.bias"}
     if model_type == "seed_oss":
         settings["attention_out_bias"] = "blk.0.attn_output.bias"
@@ -172,10 +172,10 @@ def _rope(file: GGUF, keys: _Keys, config: Mapping[str, Any], head_dim: int) -> 
 
 
 def _llama3(file: GGUF, theta: float, n_columns: int) -> dict[str, Any]:
-    """Settings that make the file's factors; the slowest frequency is divided by the whole one."""
+    """Settings that yield the file's factors; the slowest frequency is divided by all of it."""
     factors = file.dequantized("rope_freqs.weight")
     known = LLAMA_3 | {"factor": float(factors.max()), "rope_theta": theta}
-    # Published models have the first; others were trained for what they say.
+    # Published models have the first; others were trained for what they state.
     for trained in (TRAINED, *(1 << n for n in range(5, 21))):
         settings = known | {"original_max_position_embeddings": trained}
         made = llama3_factors(settings, n_columns)
@@ -189,7 +189,7 @@ def _llama3(file: GGUF, theta: float, n_columns: int) -> dict[str, Any]:
 
 
 def _long(file: GGUF, keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Phi's factors for short and long texts."""
+    """Phi's factors for short and long contexts."""
     scaling: dict[str, Any] = {"rope_type": "longrope"}
     for part in ("long", "short"):
         name = f"rope_factors_{part}.weight"

@@ -1,8 +1,8 @@
-"""The tokenizer of a GGUF file in the form of Hugging Face: the way back from `vocabulary.py`.
+"""A GGUF file's tokenizer in Hugging Face's format: the inverse of `vocabulary.py`.
 
-llama.cpp has its ways of cutting text built in, and a file names one. Each name stands for steps
-(`pretokenizers.py`), so the steps are written out again. What the file does not have, no tokenizer
-gets: NFC, which llama.cpp does not apply, is left out.
+llama.cpp has its ways of splitting text built in, and a file names one. Each name stands for steps
+(`pretokenizers.py`), which are written out here. Nothing is added that the file does not have: NFC,
+which llama.cpp does not apply, is left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +23,13 @@ ALIASES = {
     "deepseek-r1-qwen": "qwen2",
     "gpt2": "gpt-2",
 }
-"""Other names under which llama.cpp cuts the same way."""
+"""Other names under which llama.cpp splits the same way."""
 ADDED = (TokenType.CONTROL, TokenType.USER_DEFINED)
 SPACE = "▁"
 
 
 def write(file: GGUF, folder: Path) -> None:
-    """Put tokenizer, special tokens and chat template of a file into a folder."""
+    """Write a file's tokenizer, special tokens and chat template into a folder."""
     values = file.metadata
     kind = values.get(Keys.Tokenizer.MODEL)
     tokens = _texts(file, Keys.Tokenizer.LIST)
@@ -40,7 +40,7 @@ def write(file: GGUF, folder: Path) -> None:
         described = _pieces(file, tokens, kinds)
     else:
         raise _refusal(file, f"its tokenizer's kind is {str(kind)[:40]}")
-    # Rows of the embedding beyond the tokenizer have names of the converter's.
+    # Rows of the embedding beyond the tokenizer have names made up by the converter.
     known = {t: n for n, t in enumerate(tokens) if kinds[n] != TokenType.UNUSED}
     if len(known) < sum(k != TokenType.UNUSED for k in kinds):
         raise _refusal(file, "two tokens have the same text")
@@ -52,7 +52,7 @@ def write(file: GGUF, folder: Path) -> None:
     described["post_processor"] = _post_processor(file, kind == "llama", specials)
     write_json(folder / "tokenizer.json", {"version": "1.0", **described})
     config: dict[str, Any] = {
-        # Of this class alone transformers takes every step as the file has it.
+        # Only for this class does transformers take every step from the file.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_max_length": values.get(f"{values[Keys.General.ARCHITECTURE]}.context_length"),
@@ -90,7 +90,7 @@ def _byte_level(file: GGUF, tokens: Sequence[str]) -> dict[str, Any]:
 
 
 def _cut(step: tuple[Any, ...]) -> dict[str, Any]:
-    """One step of `pretokenizers.steps` as a `tokenizer.json` has it."""
+    """One step of `pretokenizers.steps` as in `tokenizer.json`."""
     match step:
         case ("bytes", *more):
             return {
@@ -112,7 +112,7 @@ def _cut(step: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _pieces(file: GGUF, tokens: Sequence[str], kinds: Sequence[TokenType]) -> dict[str, Any]:
-    """SentencePiece's BPE: of all neighbours whose sum is a token, the best one is joined."""
+    """SentencePiece's BPE: of all neighbours that make up a token, the best pair is joined."""
     scores = _list(file, Keys.Tokenizer.SCORES, len(tokens), float)
     rank = {t: s for t, s, k in zip(tokens, scores, kinds, strict=True) if k == TokenType.NORMAL}
     places = {token: n for n, token in enumerate(tokens)}
@@ -176,7 +176,7 @@ def _specials(file: GGUF, tokens: Sequence[str]) -> dict[str, int]:
 def _post_processor(
     file: GGUF, is_pieces: bool, specials: Mapping[str, int]
 ) -> dict[str, Any] | None:
-    """What a text gets by itself; where the file does not say, what llama.cpp does."""
+    """Special tokens added to a text; where the file does not say, llama.cpp's default."""
     pre = str(file.metadata.get(Keys.Tokenizer.PRE))
     usual = is_pieces or ALIASES.get(pre, pre) == "llama-bpe"
     front = file.metadata.get(Keys.Tokenizer.ADD_BOS, usual) and "bos" in specials
@@ -207,7 +207,7 @@ def _post_processor(
 
 
 def _write_generation(file: GGUF, folder: Path, specials: Mapping[str, int]) -> None:
-    """Where answers end: a turn's end counts beside the text's."""
+    """Where answers end: at the end of a turn as well as of the text."""
     ends = [specials.get("eos"), file.metadata.get(Keys.Tokenizer.EOT_ID)]
     unique = list(dict.fromkeys(n for n in ends if isinstance(n, int)))
     known = {f"{name}_token_id": n for name, n in specials.items() if name in ("bos", "pad")}

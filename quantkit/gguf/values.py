@@ -1,7 +1,7 @@
-"""The numbers that GGUF blocks stand for, in torch, so that a GPU can read what it wrote.
+"""Dequantise GGUF blocks in torch, so that a GPU can read what it wrote.
 
-Each function takes blocks as bytes [n, bytes of a block] and gives float32 [n, weights of a block].
-The official `gguf` package has the same in numpy and is what tests compare with.
+Each function takes blocks as bytes [n, bytes per block] and returns float32 [n, weights per block].
+The official `gguf` package does the same in numpy; tests compare with it.
 """
 
 from collections.abc import Callable
@@ -10,20 +10,20 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""What the sixteen values of IQ4 types stand for."""
+"""The sixteen values of the IQ4 types."""
 FP4 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
-"""What the sixteen codes of NVFP4 stand for."""
+"""The values of NVFP4's sixteen codes."""
 FLOATS = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,
     GGMLQuantizationType.BF16: torch.bfloat16,
 }
 AT_ONCE = 1 << 22
-"""Weights that are turned into numbers together."""
+"""Weights dequantised per call."""
 
 
 def dequantize(data: torch.Tensor, kind: GGMLQuantizationType) -> torch.Tensor:
-    """Rows of bytes [rows, bytes of a row] as float32 [rows, columns]."""
+    """Rows of bytes [rows, bytes per row] as float32 [rows, columns]."""
     if kind in FLOATS:
         return data.contiguous().view(FLOATS[kind]).float()
     length, size = GGML_QUANT_SIZES[kind]
@@ -46,7 +46,7 @@ def _shifted(data: torch.Tensor, shifts: list[int], mask: int) -> torch.Tensor:
 
 
 def _nibbles(data: torch.Tensor) -> torch.Tensor:
-    """The lower halves of all bytes, then the upper ones."""
+    """The low nibbles of all bytes, then the high ones."""
     return _shifted(data, [0, 4], 15).flatten(1).float()
 
 
@@ -79,7 +79,7 @@ def q5_1(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _scales_and_mins(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eight 6-bit scales and eight 6-bit minimums from twelve bytes."""
+    """Eight 6-bit scales and eight 6-bit minima from twelve bytes."""
     first, second, third = torch.split(packed, 4, 1)
     scales = torch.cat([first & 63, (third & 15) | ((first >> 6) << 4)], 1)
     mins = torch.cat([second & 63, (third >> 4) | ((second >> 6) << 4)], 1)
@@ -87,14 +87,14 @@ def _scales_and_mins(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _grouped(values: torch.Tensor, scale: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-    """values [n, groups * size], with one scale and minimum for each group."""
+    """values [n, groups * size], with one scale and minimum per group."""
     grouped = values.view(len(values), scale.shape[1], -1)
     return (grouped * scale[:, :, None] - low[:, :, None]).flatten(1)
 
 
 def q4_k(blocks: torch.Tensor) -> torch.Tensor:
     scales, mins = _scales_and_mins(blocks[:, 4:16])
-    # Each 32 bytes hold one group in their lower halves and the next in their upper ones.
+    # Each 32 bytes hold one group in their low nibbles and the next in their high ones.
     parts = blocks[:, 16:].reshape(-1, 32)
     values = _nibbles(parts).view(len(blocks), 256)
     return _grouped(values, scales * _half(blocks[:, :2]), mins * _half(blocks[:, 2:4]))
@@ -153,7 +153,7 @@ def iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
 
 def nvfp4(blocks: torch.Tensor) -> torch.Tensor:
     """Without the global scale, which is a tensor of its own."""
-    # Scales have no sign: the official reader takes bit 7 for nothing, and 0x7F for zero.
+    # Scales are unsigned: the official reader ignores bit 7 and reads 0x7F as zero.
     codes = blocks[:, :4].contiguous() & 0x7F
     scale = codes.view(torch.float8_e4m3fn).float().nan_to_num(nan=0.0)
     table = torch.tensor(FP4, dtype=torch.float32, device=blocks.device)

@@ -1,11 +1,11 @@
 """A model's tokenizer as `tokenizer.*` keys of a GGUF file.
 
-Two kinds go into a file: byte-level BPE ("gpt2": tokens and merges) and SentencePiece's BPE
+Two kinds are supported: byte-level BPE ("gpt2": tokens and merges) and SentencePiece's BPE
 ("llama": tokens and scores, where of all neighbours the pair with the best score is joined).
 
-How text is cut and merged is taken from `tokenizer.json` as it was published. transformers 5
-builds some classes anew and loses steps on the way: SmolLM 2, which cuts numbers into digits,
-gets them whole as soon as its config says GPT2Tokenizer.
+How text is split and merged is taken from the published `tokenizer.json`. transformers 5 rebuilds
+some classes and loses steps on the way: SmolLM 2, which splits numbers into digits, keeps them
+whole as soon as its config says GPT2Tokenizer.
 """
 
 import json
@@ -24,7 +24,7 @@ from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
 
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-# Some models forget to mark these as special; llama.cpp must not print them.
+# Some models do not mark these as special; llama.cpp must not print them.
 LOOKS_SPECIAL = re.compile(
     r"<\|.*\|>|<\uff5c.*\uff5c>|<unused\d+>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL
 )
@@ -53,7 +53,8 @@ def vocabulary(source: ModelSource, n_tokens: int) -> dict[str, Value]:
     if pretokenizers.is_byte_level(described):
         values[Keys.Tokenizer.MODEL] = "gpt2"
         values[Keys.Tokenizer.PRE] = pretokenizers.byte_level_name(described, place)
-        # Pairs are joined by a space, so that one within a token is written as bytes are.
+        # A merge's two parts are separated by a space, so a space within a token is written as
+        # bytes are.
         values[Keys.Tokenizer.MERGES] = [
             " ".join(part.replace(" ", "Ġ") for part in pair) for pair in merges
         ]
@@ -63,7 +64,7 @@ def vocabulary(source: ModelSource, n_tokens: int) -> dict[str, Value]:
         values[Keys.Tokenizer.ADD_PREFIX] = pretokenizers.space_in_front(described, place)
         kinds = _spaces_as_pieces(described, kinds, merges)
         values[Keys.Tokenizer.SCORES] = _scores(source.folder, tokens, kinds, merges)
-        # A text holds spaces where pieces hold their sign.
+        # A text has spaces where pieces have their placeholder character.
         tokens = [
             token.replace("▁", " ") if kind == TokenType.USER_DEFINED else token
             for token, kind in zip(tokens, kinds, strict=True)
@@ -83,13 +84,13 @@ def _load(source: ModelSource) -> Any:
 
 
 def _describe(folder: Path, tokenizer: Any) -> dict[str, Any]:
-    """The tokenizer in the form of `tokenizer.json`, with all that was added by other files."""
+    """The tokenizer as `tokenizer.json` describes it, with everything that other files add."""
     from tokenizers import Tokenizer
 
     described = json.loads(tokenizer.backend_tokenizer.to_str())
     file = folder / "tokenizer.json"
     if file.is_file():
-        # Through the library, which fills in what older files leave out.
+        # Through the library, which fills in what older files omit.
         published = json.loads(Tokenizer.from_file(str(file)).to_str())
         described |= {part: published[part] for part in ("normalizer", "pre_tokenizer", "model")}
     return described
@@ -98,7 +99,7 @@ def _describe(folder: Path, tokenizer: Any) -> dict[str, Any]:
 def _tokens(
     described: Mapping[str, Any], n_tokens: int, place: str
 ) -> tuple[list[str], list[TokenType]]:
-    """Texts and types by id; rows of the embedding beyond the tokenizer get names of their own."""
+    """Texts and types by id; rows of the embedding beyond the tokenizer get made-up names."""
     known = {index: text for text, index in described["model"]["vocab"].items()}
     added = {token["id"]: token for token in described["added_tokens"]}
     known |= {index: token["content"] for index, token in added.items()}
@@ -120,7 +121,7 @@ def _tokens(
             kinds.append(TokenType.BYTE)
         else:
             kinds.append(TokenType.NORMAL)
-    # llama.cpp ends the whole process over the first, and cuts a text short at the second.
+    # llama.cpp aborts the process on the first, and truncates a text at the second.
     if len(set(tokens)) < n_tokens or any("\0" in text for text in tokens):
         raise SourceError(
             f"{place} has two tokens of the same text, or one with a null character, "
@@ -132,9 +133,9 @@ def _tokens(
 def _spaces_as_pieces(
     described: Mapping[str, Any], kinds: list[TokenType], merges: list[list[str]]
 ) -> list[TokenType]:
-    """Rows of spaces that a model lists as added tokens (Gemma does), as the pieces they are.
+    """Runs of spaces that a model lists as added tokens (Gemma does), turned into pieces.
 
-    They are looked for in text before its spaces become signs, so that only merges find them.
+    Added tokens are matched in text before its spaces are replaced, so only merges find these.
     """
     made = {"".join(pair) for pair in merges}
     pieces = {
@@ -154,7 +155,7 @@ def _scores(
 ) -> list[float]:
     """Scores that join pieces in the order of the merges.
 
-    llama.cpp joins any two pieces whose sum is a token, so every such pair must be a merge.
+    llama.cpp joins any two pieces that concatenate to a token, so every such pair must be a merge.
     """
     rank: dict[str, int] = {}
     for index, pair in enumerate(merges):
@@ -200,7 +201,7 @@ def _pieces(file: Path) -> Iterator[tuple[str, float]]:
 
 
 def _fields(raw: bytes) -> Iterator[tuple[int, bytes]]:
-    """Numbers and contents of a protocol buffer's fields; whole numbers are passed over."""
+    """Numbers and contents of a protocol buffer's fields; integers are skipped."""
     place = 0
 
     def number() -> int:
@@ -228,7 +229,7 @@ def _fields(raw: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _specials(source: ModelSource, tokenizer: Any, n_tokens: int) -> dict[str, Value]:
-    """Ids of special tokens, and which of them a text gets by itself."""
+    """Ids of special tokens, and which of them are added to a text."""
     values: dict[str, Value] = {}
     ids = {}
     for kind, key in SPECIAL_KEYS.items():

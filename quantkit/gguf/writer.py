@@ -1,7 +1,8 @@
 """A GGUF file whose tensors arrive in any order.
 
 Names, types and shapes of all tensors are known before the first of them exists, so every tensor's
-bytes go straight to their place, in parts and from any thread if need be. Nothing is kept.
+bytes are written straight to their place, in parts and from any thread if need be. Nothing is
+buffered.
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -21,7 +22,7 @@ ALIGNMENT = 32
 
 Scalar = bool | int | float | str
 Value = Scalar | bytes | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]
-"""Bytes are a value of another file, which brings its type along."""
+"""Bytes are a value copied from another file, type included."""
 
 PACKING = {
     GGUFValueType.BOOL: "<?",
@@ -34,7 +35,7 @@ PACKING = {
 
 
 class GGUFFile:
-    """One file on its way to disk; it appears under `path` at once, so give it a scratch name."""
+    """A file being written; it appears under `path` at once, so pass a scratch name."""
 
     def __init__(
         self,
@@ -48,16 +49,16 @@ class GGUFFile:
     def write(
         self, name: str, data: torch.Tensor | bytes | bytearray | memoryview, offset: int = 0
     ) -> None:
-        """Put bytes of a tensor, from its byte `offset` on, into their place."""
+        """Write bytes of a tensor, starting at its byte `offset`."""
         raw = as_bytes(to_host(data)) if isinstance(data, torch.Tensor) else data
         self._file.write(name, raw, offset)
 
     def close(self) -> str:
-        """Flush to disk, after checking that every tensor arrived in full; returns the sha256."""
+        """Flush to disk after checking that every tensor is complete; returns the sha256."""
         return self._file.close()
 
     def abandon(self) -> None:
-        """Close without checking, when the work failed."""
+        """Close without checks, after a failure."""
         self._file.abandon()
 
 
@@ -68,7 +69,7 @@ Tensors = Iterable[tuple[str, Sequence[int], GGMLQuantizationType]]
 def _layout(
     metadata: Mapping[str, Value], tensors: Tensors
 ) -> tuple[bytes, dict[str, tuple[int, int]], int]:
-    """A file's beginning, where each tensor lies behind it, and the bytes of all tensors."""
+    """The file's header, each tensor's offset after it, and the bytes of all tensors."""
     places: dict[str, tuple[int, int]] = {}
     table, offset = [], 0
     for name, shape, kind in tensors:
@@ -86,7 +87,7 @@ def _layout(
 
 
 def file_bytes(metadata: Mapping[str, Value], tensors: Tensors) -> int:
-    """Of the file that holds these tensors, all else in it included."""
+    """Size of the file that holds these tensors, everything else in it included."""
     head, _, size = _layout(metadata, tensors)
     return len(head) + size
 
@@ -120,7 +121,7 @@ def _typed(value: Value) -> bytes:
         return struct.pack("<I", _kind(value)) + _bare(value, _kind(value))
     assert len(value), "an empty array has no type"
     kind = _kind(value[0])
-    # Arrays of whole numbers are signed: token types must be int32.
+    # Arrays of integers are signed: token types must be int32.
     kind = GGUFValueType.INT32 if kind == GGUFValueType.UINT32 else kind
     head = struct.pack("<IIQ", GGUFValueType.ARRAY, kind, len(value))
     return head + b"".join(_bare(item, kind) for item in value)

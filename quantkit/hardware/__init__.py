@@ -1,1 +1,1 @@
-"""GPUs and the like: what each can do, and which engine runs which format on it."""
+"""GPUs and other devices: what each can do, and which engine runs which format on it."""

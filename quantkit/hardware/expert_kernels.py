@@ -1,12 +1,12 @@
-"""The kernel that vLLM picks for the experts of a block: its backends in its own order.
+"""The kernel that vLLM picks for a block's experts: its backends in its own order.
 
 Read from vllm/model_executor/layers/fused_moe/oracle (fp8.py, int8.py, int_wna16.py, nvfp4.py, and
-of mxfp4.py what it does for gpt-oss, with the Triton kernels that wheels for CUDA bring), the
-classes in fused_moe/experts that they ask, and what asks them in layers/quantization:
+from mxfp4.py the path for gpt-oss, with the Triton kernels that CUDA wheels include), the classes
+in fused_moe/experts that they query, and their callers in layers/quantization:
 compressed_tensors_moe.py, auto_gptq.py, auto_awq.py (with moe_wna16.py, where Marlin does not take
 the sizes), fp8.py and modelopt.py, at v0.26.0 and 0.32.0: for CUDA, gated SiLU, on one GPU or
 tensor parallel, with FlashInfer and Humming installed as vLLM's own requirements install them. A
-version between the two gets an answer where both have the same.
+version in between gets an answer where both agree.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def _hopper(a: Asked) -> bool:
 
 
 def _blackwell(a: Asked) -> bool:
-    """The data centre's, family 10.x."""
+    """Data-centre Blackwell, family 10.x."""
     return 100 <= a.capability < 110
 
 
@@ -33,7 +33,9 @@ def _desk(a: Asked) -> bool:
 
 
 def _marlin(a: Asked) -> bool:
-    """`check_moe_marlin_supports_layer`: rows are an expert's inner width, columns its inputs."""
+    """`check_moe_marlin_supports_layer`: rows are an expert's intermediate size, columns its
+    inputs.
+    """
     known = a.bits in ((4, 8) if a.symmetric else (4,)) and a.group_size in MARLIN_GROUPS
     size = max(64, a.group_size) if a.act_order else max(1, a.group_size)
     return known and a.capability >= 75 and a.columns % 128 == 0 and a.rows % size == 0
@@ -49,7 +51,7 @@ def _words(words: str) -> Callable[[Asked], str]:
 
 LISTS: dict[str, tuple[Kernel, ...]] = {
     "wna16": (
-        # GPTQ and AWQ ask for groups of any size, or may have biases, which it does not take.
+        # GPTQ and AWQ allow groups of any size, or may have biases, which it does not take.
         Kernel("FlashInfer TRT-LLM MxInt4", lambda a: _blackwell(a) and a.bits == 4
                and a.symmetric and a.group_size == 32 and not a.act_order
                and a.method == COMPRESSED),
@@ -91,7 +93,7 @@ LISTS: dict[str, tuple[Kernel, ...]] = {
     ),
 }  # fmt: skip
 UNSURE: dict[str, Callable[[Asked], bool]] = {
-    # Whether CUTLASS' grouped product is there depends on the build of 0.26.
+    # Whether CUTLASS' grouped product is available depends on the build of 0.26.
     "fp8": lambda a: (
         a.capability >= 100
         and a.version < (0, 32)
@@ -101,7 +103,7 @@ UNSURE: dict[str, Callable[[Asked], bool]] = {
     "fp8-block": lambda a: a.capability >= 110,
     "nvfp4": lambda a: a.capability >= 100 and not (_blackwell(a) or _desk(a)),
 }
-"""Where the answer hangs on what was built or is installed."""
+"""Kernels whose choice depends on how vLLM was built or what is installed."""
 KINDS: dict[str, tuple[str, ...]] = {
     COMPRESSED: tuple(kind for kind in LISTS if kind != "gpt-oss"),
     "gptq": ("wna16",),
@@ -110,7 +112,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "modelopt": ("fp8", "nvfp4", "nvfp4-a16"),
     "mxfp4": ("gpt-oss",),
 }
-"""What each method asks those lists for."""
+"""Which of those lists each method uses."""
 
 
 def choose(asked: Asked) -> tuple[str, str] | None:
@@ -120,7 +122,7 @@ def choose(asked: Asked) -> tuple[str, str] | None:
     if asked.method == "awq" and asked.bits != 4:
         return None  # refused
     if asked.method == "modelopt" and asked.kind == "fp8" and not _is_static(asked):
-        return None  # its class for experts is for one scale of each tensor, inputs included
+        return None  # its class for experts expects one scale per tensor, inputs included
     if asked.version in READ:
         return _at(asked)
     answers = {_at(replace(asked, version=version)) for version in READ}

@@ -1,6 +1,6 @@
-"""GPUs and what they can do: known ones by name, this machine's own, or one in the user's words.
+"""GPUs and what they can do: known ones by name, this machine's own, or one the user describes.
 
-`gpus.yaml` beside this file holds the figures and where each of them comes from.
+`gpus.yaml` next to this file holds the figures and the source of each.
 """
 
 import re
@@ -18,7 +18,7 @@ KINDS = (
     "vendor datasheet", "vendor white paper", "vendor documentation", "driver report",
     "third party",
 )  # fmt: skip
-"""What a page is that figures are taken from. Product briefs and product pages are datasheets."""
+"""Kinds of pages that figures are taken from. Product briefs and product pages are datasheets."""
 VENDORS = ("nvidia", "amd", "intel", "apple", "cpu", "unknown")
 # Brands, trade marks and the like, which people write or leave out.
 NOISE = re.compile(
@@ -27,9 +27,9 @@ NOISE = re.compile(
 )
 UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 DRIVER_BYTES = 1 << 29
-"""Of the memory that nvidia-smi tells, what torch does not see."""
+"""The part of the memory reported by nvidia-smi that torch does not see."""
 MOST = 1e18
-"""Above this no device has anything, and numbers may be infinite."""
+"""No device exceeds this; guards against infinite input."""
 ENTRY = re.compile(r"^- name: (.+)\n", re.MULTILINE)
 ALIASES = re.compile(r"^  aliases: \[(.*)\]$", re.MULTILINE)
 QUANTITY = re.compile(r"([\d.]+)\s*([kmgtp]?)(i?)b(/s|ps)?", re.IGNORECASE)
@@ -50,58 +50,58 @@ class Source:
 
 @dataclass(frozen=True)
 class GPU:
-    """One device as programs see it. Rates are dense peaks; None: it has none, or none is known."""
+    """One device as programs see it. Rates are dense peaks; None: unsupported, or not known."""
 
     name: str
     vendor: str
     """One of VENDORS."""
     memory_gb: float
-    """What the vendor prints."""
+    """As printed by the vendor."""
     bandwidth_gb_s: float
     generation: str = ""
     year: int | None = None
     memory_bytes: int | None = None
-    """What the driver reports, where that is known; see `usable_bytes`."""
+    """As reported by the driver, where known; see `usable_bytes`."""
     driver_bytes: int = 0
-    """What of that the driver keeps for itself, so that no program sees it."""
+    """The part of it that the driver reserves and no program sees."""
     fp16_tflops: float | None = None
-    """FP16, and BF16 where there is any, summed up in FP32."""
+    """FP16, and BF16 where supported, accumulated in FP32."""
     fp8_tflops: float | None = None
     int8_tops: float | None = None
     fp4_tflops: float | None = None
     link: str | None = None
-    """What joins such GPUs, besides PCIe."""
+    """The interconnect between such GPUs, besides PCIe."""
     link_gb_s: float | None = None
-    """Both directions together, for one GPU."""
+    """Both directions together, per GPU."""
     link_gpus: int | None = None
-    """How many GPUs the link joins; None: all of a machine. Bridges join two, or four."""
+    """How many GPUs the link joins; None: all in a machine. Bridges join two or four."""
     pcie: str | None = None
-    """Generation and lanes."""
+    """PCIe generation and lanes."""
     tdp_watts: float | None = None
     compute_capability: str | None = None
-    """NVIDIA's number or AMD's gfx name; others have none."""
+    """NVIDIA's compute capability or AMD's gfx name; others have none."""
     aliases: tuple[str, ...] = ()
     note: str = ""
     sources: tuple[Source, ...] = ()
     derived: Mapping[str, str] = field(default_factory=dict)
-    """Figures that follow from others, and how."""
+    """Figures derived from others, and how."""
     unverified: tuple[str, ...] = ()
-    """Figures that no page was found for."""
+    """Figures for which no page was found."""
 
     @property
     def usable_bytes(self) -> int:
-        """Memory to plan with: what programs see, else the printed number, read as the smaller."""
+        """Memory to plan with: what programs see, else the printed number in decimal units."""
         return (self.memory_bytes or int(self.memory_gb * 1e9)) - self.driver_bytes
 
     @property
     def capability(self) -> float | None:
-        """NVIDIA's compute capability as a number, to compare with; None for others."""
+        """NVIDIA's compute capability as a comparable number; None for others."""
         if self.vendor != "nvidia" or self.compute_capability is None:
             return None
         return float(self.compute_capability)
 
     def rests_on(self, figure: str) -> str:
-        """What a figure was taken from: a kind of document, arithmetic, or nothing."""
+        """The source of a figure: a kind of document, arithmetic, or nothing."""
         if figure in self.derived:
             return f"derived: {self.derived[figure]}"
         for source in self.sources:
@@ -110,7 +110,7 @@ class GPU:
         return "unverified" if figure in self.unverified else "given by you"
 
 
-# What must come from somewhere; the rest are names and words.
+# Fields that need a source; the rest are names and words.
 FIGURES = (
     "year", "memory_gb", "memory_bytes", "bandwidth_gb_s", "fp16_tflops", "fp8_tflops",
     "int8_tops", "fp4_tflops", "link_gb_s", "link_gpus", "pcie", "tdp_watts", "compute_capability",
@@ -119,23 +119,23 @@ FIGURES = (
 
 @cache
 def _entries() -> dict[str, str]:
-    """The text of every device by its name; most questions are about one of them."""
+    """The YAML text of every device by its name; most lookups need only one of them."""
     parts = ENTRY.split(DATA.read_text(encoding="utf-8"))[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 @cache
 def load() -> tuple[GPU, ...]:
-    """All devices of the file, in its order."""
+    """All devices in the file, in order."""
     return tuple(map(_named, _entries()))
 
 
 @cache
 def _named(name: str) -> GPU:
-    """A device by its whole name."""
+    """A device by its full name."""
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the other takes ten times as long
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the other is ten times slower
     return _device(yaml.load(f"  name: {name}\n{_entries()[name]}", loader))
 
 
@@ -155,12 +155,12 @@ def normal(name: str) -> str:
 
 
 APPLE = ("mac", "macbook", "apple", "imac", "mac studio")
-"""What people call devices whose names here are those of chips."""
+"""Common names of devices that are listed here by their chip."""
 
 
 @cache
 def _names() -> dict[str, str]:
-    """Whole names by all that a device is called."""
+    """Full names by all of a device's aliases."""
     found: dict[str, str] = {}
     for name, text in _entries().items():
         aliases = ALIASES.search(text)
@@ -175,7 +175,7 @@ def _by_name(name: str) -> GPU | None:
 
 
 def find(name: str) -> GPU:
-    """A device by any of its names; `auto` is this machine's own."""
+    """A device by any of its names; `auto` means this machine's own."""
     if name == "auto":
         return detect()
     if found := _by_name(name):
@@ -193,7 +193,7 @@ def find(name: str) -> GPU:
 
 
 def siblings(name: str) -> list[str]:
-    """Other devices that a name may have meant: `H100` is taken as one of three."""
+    """Other devices that a name may have meant: `H100` is resolved to one of three."""
     taken, asked = find(name).name, normal(name)
     alike = [known for known in _entries() if normal(known).startswith(asked)]
     return [one for one in alike if one != taken] if asked != normal(taken) else []
@@ -206,14 +206,14 @@ def describe(
     name: str = "a GPU of your own",
     **rates: Any,
 ) -> GPU:
-    """A device that the file does not know, from what its data sheet says.
+    """A device that is not in the file, from the figures on its data sheet.
 
     `rates` are those of a `GPU`, such as `fp16_tflops`. The vendor follows from the compute
-    capability: NVIDIA writes it `8.9`, AMD `gfx942`. Without a bandwidth only what fits can be told
-    of it.
+    capability: NVIDIA writes it `8.9`, AMD `gfx942`. Without a bandwidth only the memory fit can be
+    computed.
     """
     for rate in rates.values():
-        if rate is not None and not 0 < rate < MOST:  # nor is NaN
+        if rate is not None and not 0 < rate < MOST:  # NaN is refused too
             raise HardwareError(f"{rate:g} is not a compute rate; give TFLOPS, such as 165")
     size = printed_bytes(memory)
     read = f"{memory.strip()} is taken as vendors print it, {size / (1 << 30):.4g} GiB"
@@ -222,7 +222,7 @@ def describe(
         vendor=_vendor_of(compute_capability),
         memory_gb=size / 1e9,
         memory_bytes=size,
-        driver_bytes=min(DRIVER_BYTES, size // 16),  # small devices have no half GiB to give
+        driver_bytes=min(DRIVER_BYTES, size // 16),  # small devices cannot spare half a GiB
         derived={} if "i" in memory.lower() else {"memory_bytes": read},
         bandwidth_gb_s=parse_bytes(bandwidth, per_second=True) / 1e9 if bandwidth else 0.0,
         compute_capability=compute_capability,
@@ -244,17 +244,17 @@ def _vendor_of(compute_capability: str | None) -> str:
 
 
 def printed_bytes(text: str) -> int:
-    """Bytes of memory in what a card or nvidia-smi says: `24GB` and `24GiB` are the same there.
+    """Memory in bytes as printed on a card or by nvidia-smi, where `24GB` and `24GiB` are the same.
 
-    Memory is made in powers of two, so that a card of 24 GB has 24 x 2^30 bytes. Drivers keep some
-    for themselves: half a GiB, and 6% where ECC takes it from the same memory.
+    Memory is made in powers of two, so a 24 GB card has 24 x 2^30 bytes. Drivers reserve some of
+    it: half a GiB, and 6% more where ECC uses the same memory.
     """
     size = parse_bytes(text)
     return int(size if "i" in text.lower() else parse_bytes(re.sub("[bB]", "iB", text)))
 
 
 def parse_bytes(text: str, per_second: bool = False) -> float:
-    """Bytes in `24GB` (10^9 each) or `24 GiB` (2^30 each); with `/s` where a rate is wanted."""
+    """Bytes in `24GB` (10^9 each) or `24 GiB` (2^30 each); with `/s` where a rate is expected."""
     match = QUANTITY.fullmatch(text.strip())
     rate = bool(match and match[4])
     try:
@@ -270,7 +270,7 @@ def parse_bytes(text: str, per_second: bool = False) -> float:
 def detect() -> GPU:
     """This machine's first GPU, with the memory that it reports.
 
-    nvidia-smi answers at once; torch, which also knows AMD's, is asked only without it.
+    nvidia-smi answers at once; torch, which also knows AMD's GPUs, is only asked without it.
     """
     name, memory_bytes, kept = _from_nvidia_smi() or _from_torch() or (None, 0, 0)
     if name is None:
@@ -292,7 +292,7 @@ def _from_nvidia_smi() -> tuple[str, int, int] | None:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
         name, mebibytes = answer.stdout.splitlines()[0].rsplit(",", 1)
         return name.strip(), int(mebibytes) << 20, DRIVER_BYTES
-    # Missing, failing, slow, or with nothing to say: boards that share memory answer [N/A].
+    # Missing, failing, slow, or without an answer: boards with shared memory answer [N/A].
     except (OSError, subprocess.SubprocessError, IndexError, ValueError):
         return None
 

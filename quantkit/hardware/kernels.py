@@ -1,7 +1,7 @@
 """The kernel that vLLM picks for a layer: its candidates in its own order, each with its limits.
 
 Read from vllm/model_executor/kernels/linear (`__init__.py` and one file per kernel) at v0.26.0, and
-at 0.28.0 to 0.32.0, for CUDA. What is installed counts as vLLM's own requirements install it:
+at 0.28.0 to 0.32.0, for CUDA. Assumes the packages that vLLM's own requirements install:
 FlashInfer, and from 0.24 on Humming; not Conch.
 """
 
@@ -11,26 +11,26 @@ from dataclasses import dataclass
 MARLIN_GROUPS = (-1, 32, 64, 128)
 Version = tuple[int, int]
 NEWEST: Version = (0, 32)
-"""The last version that was read."""
+"""The newest version that was read."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A layer as the choice of a kernel sees it."""
+    """A layer as the kernel choice sees it."""
 
     kind: str
     """One of LISTS."""
     rows: int
     columns: int
     capability: int
-    """NVIDIA's, times ten: 90 is Hopper."""
+    """NVIDIA's compute capability times ten: 90 is Hopper."""
     version: Version
     bits: int = 4
     group_size: int = -1
     symmetric: bool = True
     act_order: bool = False
     static: bool = False
-    """Fixed input scales, one per tensor."""
+    """Static input scales, one per tensor."""
     per_tensor: bool = False
     """One weight scale for the whole tensor."""
     method: str = ""
@@ -41,10 +41,10 @@ class Kernel:
     name: str
     fits: Callable[[Asked], bool]
     slow: Callable[[Asked], str] = lambda asked: ""
-    """Why it is a fallback; empty where it is what the format is for."""
+    """Why it is a fallback; empty for the kernel that the format is meant for."""
     since: Version = (0, 0)
     before: Version = (9, 0)
-    """The version that has it no longer."""
+    """The first version without it."""
 
 
 def _never(asked: Asked) -> str:
@@ -58,7 +58,7 @@ def _words(words: str) -> Callable[[Asked], str]:
 def _machete(a: Asked) -> bool:
     return (
         a.capability == 90
-        and not (a.method == "awq" and a.version < (0, 24))  # Marlin alone, until then
+        and not (a.method == "awq" and a.version < (0, 24))  # only Marlin before that
         and a.bits in (4, 8)
         and a.group_size in (-1, 64, 128)
         and a.columns % 64 == 0
@@ -95,12 +95,12 @@ def _prefers_humming(a: Asked) -> bool:
 
 
 def _marlin_fp8(a: Asked) -> bool:
-    """Until 0.28 only where there are no FP8 tensor cores; then wherever nothing before it fits."""
+    """Until 0.28 only without FP8 tensor cores; since then wherever no earlier candidate fits."""
     return a.capability >= 75 and (a.capability < 89 or a.version >= (0, 29))
 
 
 def _without_cores(a: Asked) -> bool:
-    """compressed-tensors' FP8 where inputs stay in 16 bits: its scheme for weights only."""
+    """compressed-tensors' FP8 with 16-bit inputs: its weight-only scheme."""
     return a.method == "compressed-tensors" and 75 <= a.capability < 89
 
 
@@ -181,13 +181,13 @@ MINIMUM = {
     "nvfp4-a16": 75, "mxfp4": 80, "mxfp8": 75, "bitsandbytes": 70,
     "int-inputs": 75,
 }  # fmt: skip
-"""`get_min_capability` of the schemes; FP8 falls back to weights only below 8.9."""
+"""`get_min_capability` of the schemes; FP8 falls back to weight-only below 8.9."""
 METHOD_MINIMUM = {
     "compressed-tensors": 70, "gptq": 60, "awq": 75, "fp8": 75, "fbgemm_fp8": 80, "modelopt": 75,
     "mxfp4": 80, "bitsandbytes": 70,
 }  # fmt: skip
 MODELOPT_FP8_MINIMUM = {(0, 0): 89, (0, 27): 80}
-"""By the version from which it holds."""
+"""By the first version that it applies to."""
 
 
 def choose(asked: Asked) -> tuple[str, str] | None:
@@ -199,7 +199,7 @@ def choose(asked: Asked) -> tuple[str, str] | None:
 
 
 LAYER = 4096
-"""Rows and columns of a usual layer, which every kernel's tiles divide."""
+"""Rows and columns of a typical layer, divisible by every kernel's tiles."""
 USUAL: dict[str, tuple[str, int, int]] = {
     **{f"w{bits}a16": ("wna16", bits, 128) for bits in range(2, 9)},
     "int8-w8a8": ("int8", 8, -1), "fp8-w8a8": ("fp8", 8, -1), "fp8-block": ("fp8-block", 8, -1),
@@ -211,7 +211,7 @@ USUAL: dict[str, tuple[str, int, int]] = {
 
 
 def usual(format: str, capability: float) -> tuple[str, str] | None:
-    """The kernel of a usual layer in the newest version, and why it is slow; None: none."""
+    """The kernel for a typical layer in the newest version, and why it is slow; None: none."""
     kind, bits, size = USUAL[format]
     number = round(capability * 10)
     if number < max(MINIMUM[kind], METHOD_MINIMUM["compressed-tensors"]):

@@ -1,14 +1,14 @@
-"""Where a model is to be served, as people say it."""
+"""Where a model is to be served, in the user's terms."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Place:
-    """GPUs of one kind, and who comes."""
+    """GPUs of one kind, and the load."""
 
     gpu: str
     count: int = 1
     context: int | None = None
-    """Tokens that a user needs; None: 8192, or all that the model takes."""
+    """Tokens per user; None: 8192, or the model's maximum."""
     users: int = 1

@@ -21,7 +21,7 @@ from quantkit.parsing import parse_yaml
 
 @dataclass(frozen=True)
 class Prices:
-    """Of one GPU an hour, by its whole name."""
+    """Price per GPU-hour, by the GPU's full name."""
 
     path: Path
     date: datetime.date
@@ -33,13 +33,13 @@ class Prices:
 
     @property
     def words(self) -> str:
-        """Where prices are from, and of when."""
+        """Where the prices come from, and their date."""
         money = f" in {self.currency}" if self.currency else ""
         return f"Prices{money} are those of {self.date:%Y-%m-%d} in {self.path}."
 
 
 def read(path: Path) -> Prices:
-    """The prices in a file; refused without a date, for prices of GPUs do not last."""
+    """Read the prices in a file; refused without a date, since GPU prices do not last."""
     import yaml
 
     try:

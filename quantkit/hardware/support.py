@@ -1,10 +1,10 @@
 """Which engine runs which format on which device, and in which arithmetic: one table.
 
-`recommend`, serving plans, model cards, reports and the comments of recipes all read it. The rules
+`recommend`, serving plans, model cards, reports and the comments in recipes all read it. The rules
 for vLLM are those of August 2026: its table of supported hardware
 (https://docs.vllm.ai/en/latest/features/quantization/), the pages on FP8, INT8 and the KV cache
-below it, and, where the table is silent, vllm/v1/attention/backends. On NVIDIA's GPUs the kernel
-that vLLM would pick decides (`kernels.py`); a test holds the words here to that.
+below it, and, where the table is silent, vllm/v1/attention/backends. On NVIDIA GPUs the kernel that
+vLLM would pick decides (`kernels.py`); a test checks that the table agrees.
 """
 
 from collections.abc import Iterable
@@ -27,15 +27,16 @@ ENGINES = ("vllm", "llama.cpp")
 GENERATIONS = {
     7.0: "Volta", 7.5: "Turing", 8.0: "Ampere", 8.9: "Ada", 9.0: "Hopper", 10.0: "Blackwell",
 }  # fmt: skip
-"""NVIDIA's, by the compute capability that each starts at."""
+"""NVIDIA's generations, by the first compute capability of each."""
 LATEST = float("inf")
 BOARDS = ("Raspberry Pi",)
-"""Computers of a few small cores, whose CPUs are not those of vLLM's table."""
+"""Single-board computers, whose CPUs are not in vLLM's table."""
 
 
 class Support(NamedTuple):
-    """`native`: in the arithmetic that the format is for. `emulated`: it runs, and saves memory,
-    without the speed that the format promises elsewhere."""
+    """`native`: computed in the format's own arithmetic. `emulated`: it runs and saves memory,
+    without the speed that the format has elsewhere.
+    """
 
     how: How
     reason: str
@@ -47,11 +48,11 @@ class Rule(NamedTuple):
     how: How
     reason: str
     since: float = 0.0
-    """NVIDIA's compute capability from which the rule holds."""
+    """NVIDIA's compute capability from which the rule applies."""
     before: float = LATEST
-    """The one from which it holds no longer."""
+    """The first compute capability that it no longer applies to."""
     chips: tuple[str, ...] = ()
-    """AMD's gfx names begin with one of these; empty: every other chip."""
+    """Prefixes of AMD's gfx names; empty: every other chip."""
     who: str = ""
     """Those chips in words."""
 
@@ -224,12 +225,12 @@ PLATFORMS = {
 
 
 ELSEWHERE = {"bitsandbytes": "GPUs that bitsandbytes runs on; vLLM has it before 0.28"}
-"""What runs methods of others that have no row above."""
+"""The engine for other tools' methods that have no row above."""
 RAREST = ("w2a16", "w3a16", "w5a16", "w6a16", "w7a16", "w8a16", "w4a16")
 
 
 def format_of(recipe: AnyRecipe | None) -> str:
-    """The format that a recipe makes, one of FORMATS; without one, the model as it is."""
+    """The format that a recipe produces, one of FORMATS; with None, the unquantised model."""
     if recipe is None:
         return "bf16"
     if isinstance(recipe, GGUFRecipe):
@@ -237,7 +238,7 @@ def format_of(recipe: AnyRecipe | None) -> str:
     found = [_key(part) for part in recipe.parts]
     if found[0].startswith("nvfp4") and any(key.startswith("fp8") for key in found):
         return "nvfp4-fp8"
-    # Of several widths the one that the fewest devices have kernels for.
+    # With several widths, the one that the fewest devices have kernels for.
     return min(found, key=lambda key: RAREST.index(key) if key in RAREST else -1)
 
 
@@ -277,7 +278,7 @@ def runs(gpu: GPU, format: str, engine: str = "vllm") -> Support:
 
 
 def _by_kernels(format: str, capability: float, told: Support) -> Support:
-    """What vLLM's own choice of a kernel comes to; the words are the table's where they agree."""
+    """The result of vLLM's own kernel choice; the wording is the table's where they agree."""
     chosen = kernels.usual(format, capability)
     how: How = "no" if chosen is None else "emulated" if chosen[1] else "native"
     if how == told.how:
@@ -333,7 +334,7 @@ def _devices(format: str, how: How) -> str:
 
 
 def _generations(rules: Iterable[Rule]) -> list[str]:
-    """NVIDIA's generations that rules cover, ranges that meet taken as one."""
+    """NVIDIA's generations that rules cover, adjacent ranges merged."""
     spans: list[list[float]] = []
     for rule in sorted(rules, key=lambda rule: rule.since):
         if spans and spans[-1][1] == rule.since:

@@ -1,8 +1,8 @@
-"""The quantisation methods by name, one file each; other packages add theirs.
+"""The quantisation methods by name, one file each; other packages can add theirs.
 
-A package adds a method with an entry point of the group `quantkit.methods` that names a
+A package adds a method with an entry point in the group `quantkit.methods` that names a
 `quantkit.methods.contract.Method`. Entry points are read only when a name is not in the table, or
-when all are listed. Listing and checking needs no torch.
+when all are listed. Listing and checking do not need torch.
 """
 
 from functools import cache
@@ -22,7 +22,7 @@ METHODS = {
 
 
 def names() -> list[str]:
-    """All methods, those of other packages included."""
+    """All methods, including those of other packages."""
     return [*METHODS, *_added()]
 
 

@@ -1,13 +1,13 @@
-"""AWQ: make important input channels larger before rounding, and what feeds them smaller.
+"""AWQ: scale important input channels up before rounding, and the layer that feeds them down.
 
 Lin et al., "AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration",
 https://arxiv.org/abs/2306.00978
 
 Scaling channel i of the input by 1/s_i and column i of the weight by s_i changes nothing but the
 rounding. The scales come from a grid over exponents of the mean input magnitude, with and without
-the weight's own magnitude. Difference to the reference code: with G the Gram matrix of the inputs
+the weight's own magnitude. Difference from the reference code: with G the Gram matrix of the inputs
 and D the change of the weight, tr(D G D^T) is exactly the squared error of the layer's output, so
-that the search needs no forward pass.
+the search needs no forward pass.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 EXPONENTS = 20
 JUDGING_ROWS = 2048
-"""Rows of a weight that judge scales: rows are alike, so a part of them chooses as well as all."""
+"""Rows of a weight used to compare scales: rows are alike, so a sample chooses as well as all."""
 REPLAYED = 2
-"""Scales before a norm that are tried on the real block, the best by their Gram error."""
+"""How many scales before a norm, the best by Gram error, are tried on the real block."""
 
 
 class Protecting:
@@ -64,7 +64,7 @@ class Protecting:
 
 
 class Clipping:
-    """Scales that clip, judged by the output error of each tile; then rounding to nearest."""
+    """Scales that clip, chosen by the output error of each tile; then rounding to nearest."""
 
     statistics = ("gram",)
 
@@ -115,7 +115,7 @@ AWQ_GPTQ = Method(
 
 
 def candidates(mean_abs: torch.Tensor, weight_abs: torch.Tensor) -> list[torch.Tensor]:
-    """Scales to try; the first does not scale."""
+    """Scales to try; the first leaves the channels unscaled."""
     import torch
 
     inputs = mean_abs.clamp(min=1e-6 * mean_abs.max().clamp(min=1e-30))
@@ -130,7 +130,7 @@ def candidates(mean_abs: torch.Tensor, weight_abs: torch.Tensor) -> list[torch.T
 
 
 def rounding_errors(linears: Linears, tries: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The output error of every candidate when the weights under it are rounded to nearest."""
+    """The output error of every candidate when its scaled weights are rounded to nearest."""
     from quantkit.methods import rounding
     from quantkit.methods.products import Halves
 
@@ -147,7 +147,9 @@ def errors(
     gram: Halves,
     change_of: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """The output error of every candidate; `change_of` gives what rounding does under a scale."""
+    """The output error of every candidate; `change_of` returns the rounding change under a
+    scale.
+    """
     import torch
 
     from quantkit.methods.products import row_energies
@@ -158,6 +160,6 @@ def errors(
 
 
 def judging_rows(weight: torch.Tensor) -> torch.Tensor:
-    """Evenly spread rows, at most `JUDGING_ROWS`."""
+    """Evenly spaced rows, at most `JUDGING_ROWS`."""
     step = -(-weight.shape[0] // JUDGING_ROWS)
     return weight[::step].contiguous()

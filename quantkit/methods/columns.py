@@ -1,4 +1,6 @@
-"""What GPTQ's rounding of one weight and of many share: the factor, and a block of columns."""
+"""Shared by GPTQ on one weight and on a batch: the factor, and the rounding of a block of
+columns.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,10 @@ if TYPE_CHECKING:
 BLOCK = 128
 FP4_CODES = MXFP4()
 DAMPING = (0.1, 0.3, 1.0)
-"""Of the mean of G's diagonal; the next where a matrix cannot be factored. The 0.01 of GPTQ's paper
-serves the few largest directions of G, which other text has in other sizes."""
+"""Damping relative to the mean of G's diagonal; the next is tried where a matrix cannot be
+factored. The 0.01 of GPTQ's paper fits the few largest directions of G, whose size varies from text
+to text.
+"""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Factor:
 
 
 def kernel() -> Callable[..., torch.Tensor]:
-    """What rounds a block of columns on a GPU, of one weight or of several."""
+    """The GPU kernel that rounds a block of columns, of one weight or of several."""
     from quantkit.methods.kernels import gptq_block
 
     return gptq_block.update_block
@@ -48,8 +52,8 @@ def update_block(
 ) -> torch.Tensor:
     """Round the columns of one block in turn; fills `chosen` and returns the scaled errors.
 
-    `tile` says which column of `scale` belongs to each column of the block. Several weights have
-    one more dimension in all of these, and go one after the other.
+    `tile` maps each column of the block to its column of `scale`. For several weights all of these
+    have one more dimension, and the weights are rounded one after the other.
     """
     import torch
 

@@ -1,8 +1,8 @@
-"""What a method is: how it smooths and rounds the linears of a block, and what a recipe may set.
+"""What a method is: how it smooths and rounds the linears of a block, and which options it takes.
 
 A method is arithmetic: it opens no file, prints nothing and chooses no path. It smooths (or not),
 then rounds; the pass gathers statistics, folds scales, measures errors and writes. This module and
-the top of every method's file are light, so that recipes are checked without torch.
+the top of every method's file import nothing heavy, so recipes can be checked without torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Option:
     """A setting of a recipe's `options`."""
 
     words: str
-    """What it takes, for people: "true or false"."""
+    """The values it takes, in words: "true or false"."""
     accepts: Callable[[Any], bool]
 
 
@@ -35,10 +35,10 @@ PROPAGATE = Option("true or false", lambda value: isinstance(value, bool))
 
 @dataclass(frozen=True)
 class Cost:
-    """Operations on linears that share one input."""
+    """Operations for linears that share one input."""
 
     fast: float = 0.0
-    """In the type that is computed in, as large matrix products."""
+    """In the compute dtype, as large matrix products."""
     slow: float = 0.0
     """In float32."""
 
@@ -48,31 +48,32 @@ class Cost:
 
 @dataclass(frozen=True)
 class Linears:
-    """Linears that read one input, as a method sees them."""
+    """Linears that read the same input, as a method sees them."""
 
     weight: torch.Tensor
-    """Their rows stacked, with scales folded so far; each row may be rounded on its own."""
+    """Their rows stacked, with all scales folded so far; each row may be rounded on its own."""
     dtype: torch.dtype
-    """Of the stored weights; scales are rounded to it."""
+    """Dtype of the stored weights; scales are rounded to it."""
     scheme: WeightScheme
     options: Mapping[str, Any] = field(default_factory=dict)
-    """As the recipe has them: what a user did not set is missing."""
+    """The options that the recipe sets; defaults are missing."""
     statistics: Statistics | None = None
-    """Of their input; None when a recipe needs no data."""
+    """Statistics of their input; None when a recipe needs no data."""
     scale_dtype: torch.dtype | None = None
-    """A narrower type that the format keeps scales in."""
+    """A narrower dtype that the format stores scales in."""
     largest: torch.Tensor | None = None
-    """The magnitude that one scale per tensor must reach, where other tensors share it."""
+    """The magnitude that a per-tensor scale must cover, where other tensors share it."""
     activations: ActivationScheme | None = None
-    """What the inputs are rounded to at run time; None: nothing."""
+    """What the inputs are rounded to at run time; None: not rounded."""
     heights: tuple[int, ...] = ()
-    """Rows of each of the linears; none: they are one."""
+    """Rows of each of the linears; empty: there is one linear."""
     is_expert: bool = False
-    """One of many small ones, each with few tokens."""
+    """One of many small ones, such as experts, each with few tokens."""
     foldable: Callable[[torch.Tensor], torch.Tensor] = lambda values: values
-    """Evens out values per input channel where what feeds the linears has fewer channels."""
+    """Averages per-channel values where the layer that feeds the linears has fewer channels."""
     replay: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """The squared error of the block's output with other weights; None where the Gram error is it.
+    """The squared error of the block's output with other weights; None where the Gram error is
+    exact.
     """
 
     @property
@@ -84,26 +85,27 @@ class Linears:
 
 @dataclass(frozen=True)
 class Rounded:
-    """What rounding made of some linears."""
+    """The result of rounding some linears."""
 
     quantized: QuantizedWeight
     damping: float | None = None
-    """What the matrix needed to factor."""
+    """The damping that the matrix needed to factor."""
     fallback: bool = False
     """Rounded to nearest, since the method could not be applied."""
     held_out: Mapping[str, torch.Tensor] | None = None
-    """Output error on held-out tokens of each of the linears, by way of rounding; the way with the
-    least was taken. None: there was no choice."""
+    """Output error of each linear on held-out tokens, by rounding method; the best method was
+    taken. None: there was no choice.
+    """
     errors: torch.Tensor | None = None
-    """The squared error of each row's output over all tokens, where the method knows it."""
+    """The squared error of each output row over all tokens, where the method knows it."""
 
 
 class Smoothing(Protocol):
-    """Chooses scales of input channels; the pass folds their inverse into what feeds them."""
+    """Chooses scales of input channels; the pass folds their inverse into the preceding layer."""
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """What it reads of `Statistics`."""
+        """The parts of `Statistics` that it reads."""
 
     def cost(self, rows: int, columns: int) -> Cost:
         """For the estimate, and for sharing the work between ranks."""
@@ -113,25 +115,25 @@ class Smoothing(Protocol):
 
 
 class Rounding(Protocol):
-    """Chooses the numbers of weights."""
+    """Chooses the quantised numbers of weights."""
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """What it reads of `Statistics`; none makes it usable without calibration."""
+        """The parts of `Statistics` that it reads; if empty, it works without calibration."""
 
     def cost(self, rows: int, columns: int) -> Cost:
         """For the estimate, and for sharing the work between ranks."""
 
     def round(self, linears: Linears) -> Rounded:
-        """The numbers that stand for the weights."""
+        """The quantised weights."""
 
 
 @runtime_checkable
 class BatchRounding(Rounding, Protocol):
-    """A rounding that takes many inputs side by side, as the experts of a layer have."""
+    """A rounding that handles many inputs as one batch, such as a layer's experts."""
 
     def round_batch(self, batch: Sequence[Linears]) -> list[Rounded]:
-        """What `round` makes of each; all have one shape and one scheme."""
+        """`round` applied to each; all have the same shape and scheme."""
 
 
 @dataclass(frozen=True)
@@ -148,14 +150,13 @@ class Method:
     """Later blocks see the recipe's own quantised outputs, unless the recipe says otherwise."""
     options: Mapping[str, Option] = field(default_factory=dict)
     types: tuple[str, ...] = ("int", "float", "fp4")
-    """Of numbers that it can round to, as a scheme's `kind` has them."""
+    """Number kinds that it can round to, as in a scheme's `kind`."""
     modifiers: tuple[str, ...] = ()
-    """Classes of llm-compressor that do the same, in order; none: that engine has no such method.
-    """
+    """Equivalent classes of llm-compressor, in order; empty: that engine has no such method."""
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """What it learns from the inputs of linears; nothing for methods without data."""
+        """The statistics it needs of the linears' inputs; empty for data-free methods."""
         smoothing = self.smoothing.statistics if self.smoothing else ()
         return tuple(dict.fromkeys((*smoothing, *self.rounding.statistics)))
 
@@ -164,7 +165,7 @@ class Method:
         return bool(self.statistics)
 
     def cost(self, rows: int, columns: int) -> Cost:
-        """Of smoothing and rounding linears of one input."""
+        """Cost of smoothing and rounding the linears of one input."""
         smoothing = self.smoothing.cost(rows, columns) if self.smoothing else Cost()
         return smoothing + self.rounding.cost(rows, columns)
 

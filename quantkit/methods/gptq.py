@@ -1,14 +1,14 @@
-"""GPTQ: round one column after the other, and let the rest make up for the error.
+"""GPTQ: round one column after the other, and let the remaining ones compensate for the error.
 
-Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
-Transformers", https://arxiv.org/abs/2210.17323
+Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers",
+https://arxiv.org/abs/2210.17323
 
 With H = G the Gram matrix of the inputs and U the upper Cholesky factor of its inverse, rounding
-column j leaves the error e = (w_j - q_j) / U_jj, and the columns after it take up e * U_j,j+1...
-Differences to the reference code: columns go in the order of diag(G), but scales come from groups
+column j leaves the error e = (w_j - q_j) / U_jj, and the columns after it absorb e * U_j,j+1...
+Differences from the reference code: columns go in the order of diag(G), but scales come from groups
 in the original order ("static groups"), so the file is a plain grouped one; scales are found by a
 search for the least weighted error, not plain absmax; damping is raised step by step when the
-matrix does not factor, and said.
+matrix does not factor, and reported.
 """
 
 from __future__ import annotations
@@ -27,36 +27,40 @@ if TYPE_CHECKING:
     from quantkit.schemes import WeightScheme
 
 HELD_OUT = Option("true or false", lambda value: isinstance(value, bool))
-"""Whether some tokens decide between GPTQ and rounding to nearest, instead of teaching GPTQ."""
+"""Whether some tokens are held out to decide between GPTQ and rounding to nearest."""
 SCALES = Option("gram or diagonal", lambda value: value in ("gram", "diagonal"))
-"""What judges the scales of integers: the Gram matrix of each group, or its diagonal."""
+"""What the scales of integers are chosen by: the Gram matrix of each group, or its diagonal."""
 SWEEPS = Option("a whole number from 0 to 20", lambda v: type(v) is int and 0 <= v <= 20)
-"""Rounds of coordinate descent over codes and scales after GPTQ's own."""
+"""Sweeps of coordinate descent over codes and scales after GPTQ itself."""
 SIGNED = Option("true or false", lambda value: isinstance(value, bool))
-"""Whether scales of symmetric integers may be negative: few bits reach further below zero."""
+"""Whether scales of symmetric integers may be negative: at few bits the range is larger
+below zero.
+"""
 TUNE = Option("a whole number from 0 to 1000", lambda v: type(v) is int and 0 <= v <= 1000)
-"""Steps of the gradient stage that the pass makes after each block."""
+"""Steps of the gradient stage that the pass runs after each block."""
 DISTIL = Option("a whole number from 0 to 100", lambda v: type(v) is int and 0 <= v <= 100)
-"""Passes over the calibration tokens at the end, from which all scales learn together."""
+"""Final passes over the calibration tokens in which all scales are tuned together."""
 PANEL = 1024
-"""Columns that hear of each other's errors at once on a GPU; all later ones hear of them together:
-few large products, where each block on its own would read and write all that remains."""
+"""Columns per GPU block, which are updated with each other's errors at once; later columns are
+updated together afterwards: a few large products, where block-by-block updates would read and write
+all remaining columns each time.
+"""
 ENOUGH = 2
-"""Tokens for each column of a matrix that sweeps can trust."""
+"""Tokens per matrix column that coordinate descent needs."""
 
 
 class ColumnByColumn:
-    """Scales by a search, then GPTQ's rounding.
+    """Scales by search, then GPTQ's rounding.
 
-    Scales of integers have the least error weighted by diag(G); those that are numbers of a grid
-    of their own, the least error by the Gram matrix of their tile. Where tokens are held out, they
+    Scales of integers minimise the error weighted by diag(G); those that come from a grid of their
+    own minimise the error under the Gram matrix of their tile. Where tokens are held out, they
     decide for each linear between GPTQ and rounding to nearest with the same scales.
     """
 
     statistics = ("gram",)
 
     def cost(self, rows: int, columns: int) -> Cost:
-        # Three products of halves for each of two sweeps of coordinate descent.
+        # Three products of halves for each of the two sweeps of coordinate descent.
         return Cost(4.0 * columns**3 + 12 * rows * columns**2, columns**3 / 3 + rows * columns**2)
 
     def round(self, linears: Linears) -> Rounded:
@@ -74,9 +78,9 @@ class ColumnByColumn:
         return _judged(linears, *_refined(linears, solved), damping)
 
     def round_batch(self, batch: Sequence[Linears]) -> list[Rounded]:
-        """Linears of one shape and scheme, such as experts, solved side by side.
+        """Linears of one shape and scheme, such as experts, solved as one batch.
 
-        Those whose matrix does not factor at the first damping go one by one.
+        Those whose matrix does not factor with the first damping are solved one by one.
         """
         from quantkit.methods import gptq_batch, scales
 
@@ -100,10 +104,10 @@ def _learnt(linears: Linears) -> torch.Tensor:
 def _refined(
     linears: Linears, solved: grid.QuantizedWeight
 ) -> tuple[grid.QuantizedWeight, torch.Tensor | None]:
-    """The same after coordinate descent, where there are tokens enough to trust.
+    """The same after coordinate descent, where there are enough tokens for it.
 
     With the error of every row, where that is known for all tokens and the source's own weights.
-    Not of experts: hundreds of small descents would take longer than all else.
+    Not for experts: hundreds of small descents would take longer than everything else.
     """
     from quantkit.methods import refine
 
@@ -121,7 +125,7 @@ def _refined(
 
 
 def _scales(linears: Linears) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Scales and zero points by the search that the scheme and the options ask for."""
+    """Scales and zero points by the search that the scheme and the options select."""
     from quantkit import numbers
     from quantkit.methods import rounding, scales
 
@@ -141,7 +145,7 @@ def _judged(
     row_errors: torch.Tensor | None,
     damping: float,
 ) -> Rounded:
-    """Of every linear what loses less of its output on held-out tokens, where some are."""
+    """For every linear, the rounding with the smaller output error on held-out tokens, if any."""
     import torch
 
     from quantkit import grid
@@ -195,9 +199,9 @@ GPTQ = Method(
 def factor(gram: torch.Tensor) -> Factor | None:
     """Order, damp and factor; None when no damping helps.
 
-    With the columns in reverse, G = L L^T, and L's inverse in reverse again is the upper factor of
-    G's inverse: one factorisation and one triangular inverse, where the textbook inverts G and
-    factors a second time.
+    With the columns reversed, G = L L^T, and L's inverse reversed again is the upper factor of G's
+    inverse: one factorisation and one triangular inverse, where the textbook inverts G and factors
+    a second time.
     """
     import torch
 
@@ -210,9 +214,9 @@ def factor(gram: torch.Tensor) -> Factor | None:
     if not mean > 0:
         return None
     for damping in DAMPING:
-        # One dimension after the other: for both at once torch spreads indices as large as G.
+        # One dimension at a time: for both at once torch allocates indices as large as G.
         damped = gram.index_select(0, backwards).index_select(1, backwards)
-        # Also lifts channels that were never active off zero.
+        # Also lifts channels that were never active above zero.
         damped.diagonal().add_(damping * mean)
         lower, failed = torch.linalg.cholesky_ex(damped)
         del damped
@@ -282,7 +286,7 @@ def solve(
 
 
 def _tell(remaining: torch.Tensor, errors: torch.Tensor, upper: torch.Tensor) -> None:
-    """Let columns still to come make up for errors."""
+    """Let the remaining columns compensate for errors."""
     from quantkit.methods import products
 
     if remaining.device.type == "cuda":

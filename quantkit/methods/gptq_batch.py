@@ -1,8 +1,8 @@
-"""GPTQ of many weights of one shape at once: the experts of a layer, each with its own inputs.
+"""GPTQ on many weights of one shape at once: the experts of a layer, each with its own inputs.
 
-The arithmetic of `gptq`, with one more dimension. A hundred experts one after the other leave a GPU
-idle between small kernels and wait for it at every factorisation; side by side they fill it, and it
-is waited for once.
+The arithmetic of `gptq` with one more dimension. A hundred experts one after the other leave a GPU
+idle between small kernels and synchronise at every factorisation; as a batch they fill it, with a
+single synchronisation.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,13 @@ from quantkit.methods.columns import BLOCK, DAMPING, Factor, kernel, update_bloc
 from quantkit.schemes import WeightScheme
 
 PANEL = 256
-"""Columns that are factored or inverted at a time; what lies between are products."""
+"""Columns that are factored or inverted at a time; between panels there are matrix products."""
 
 
 def factor(grams: Sequence[torch.Tensor]) -> tuple[Factor, list[bool]]:
-    """Order, damp and factor every matrix; whether each one factored at the first damping."""
+    """Order, damp and factor every matrix; also returns which ones factored at the first
+    damping.
+    """
     diagonal = torch.stack([gram.diagonal() for gram in grams])
     order = torch.argsort(diagonal, dim=1, descending=True, stable=True)
     mean = diagonal.mean(1, keepdim=True)
@@ -36,7 +38,7 @@ def factor(grams: Sequence[torch.Tensor]) -> tuple[Factor, list[bool]]:
 
 
 def cholesky_(matrices: torch.Tensor) -> torch.Tensor:
-    """Replace matrices [batch, n, n] by their lower factors; tells which of them have one.
+    """Replace matrices [batch, n, n] by their lower factors; returns which of them have one.
 
     In panels, since libraries factor many small matrices well, and large ones one by one.
     """
@@ -82,7 +84,7 @@ def solve(
     global_scales: Sequence[torch.Tensor | None],
     scheme: WeightScheme,
 ) -> list[grid.QuantizedWeight]:
-    """Round float32 weights [rows, columns] with fixed scales and zero points, side by side."""
+    """Round float32 weights [rows, columns] with fixed scales and zero points, as one batch."""
     number = numbers.of(scheme)
     steps = torch.stack(
         [

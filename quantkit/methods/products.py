@@ -1,8 +1,8 @@
-"""Matrix products of float32 matrices, on the tensor cores where there are some.
+"""Products of float32 matrices, on tensor cores where available.
 
 An H200 multiplies float32 at 50 TFLOP/s and bf16 at 700. A float32 number is nearly the sum of two
-bf16 numbers, so three bf16 products with float32 sums give 16 bits of precision at five times the
-speed; one product gives 8 bits, which is enough to choose by.
+bf16 numbers, so three bf16 products with float32 accumulation give 16 bits of precision at five
+times the speed; one product gives 8 bits, which is enough to choose by.
 """
 
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from functools import cache
 import torch
 
 ROWS = 2048
-"""Rows that are worked on at a time, which bounds the memory of what lies between."""
+"""Rows per step, which bounds the memory of intermediate results."""
 
 
 @dataclass(frozen=True)
 class Halves:
-    """A float32 matrix as the sum of two bf16 ones; off the GPU simply the matrix itself."""
+    """A float32 matrix as the sum of two bf16 ones; on the CPU simply the matrix itself."""
 
     high: torch.Tensor
     low: torch.Tensor | None
@@ -38,14 +38,14 @@ def _mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def coarse(left: torch.Tensor, right: Halves) -> torch.Tensor:
-    """The product, on a GPU good to about a hundredth."""
+    """The product, accurate to about a hundredth on a GPU."""
     if right.low is None:
         return left.to(right.high.dtype) @ right.high
     return _mm(left.to(right.high.dtype), right.high)
 
 
 def precise(left: torch.Tensor, right: Halves) -> torch.Tensor:
-    """The product, good to about 1e-5."""
+    """The product, accurate to about 1e-5."""
     if right.low is None:
         return left @ right.high
     parts = Halves.of(left)
@@ -58,9 +58,9 @@ def precise(left: torch.Tensor, right: Halves) -> torch.Tensor:
 def add_(
     target: torch.Tensor, left: torch.Tensor, right: torch.Tensor, alpha: float = 1.0
 ) -> torch.Tensor:
-    """Add a product to a float32 matrix, in place: nothing lies between, where torch can do that.
+    """Add a product to a float32 matrix in place, without a temporary where torch supports it.
 
-    The matrices that are multiplied are both float32, or both bf16 on the tensor cores.
+    The factors are both float32, or both bf16 on the tensor cores.
     """
     if left.dtype == torch.float32:
         return target.addmm_(left, right, alpha=alpha)
@@ -72,10 +72,10 @@ def add_(
 def add_precise_(
     target: torch.Tensor, left: torch.Tensor, right: Halves, alpha: float = 1.0
 ) -> torch.Tensor:
-    """Add the product, good to about 1e-5, to a float32 matrix.
+    """Add the product, accurate to about 1e-5, to a float32 matrix.
 
-    The three products are one of matrices side by side, so that the target is read and written
-    once: for few columns on the left.
+    The three products are computed as one of concatenated matrices, so the target is read and
+    written once: for few columns on the left.
     """
     if right.low is None:
         return target.add_(left @ right.high, alpha=alpha)
@@ -87,7 +87,7 @@ def add_precise_(
 
 @cache
 def _adds_in_place() -> bool:
-    """Whether torch adds a product of bf16 to float32; releases before 2.10 refuse."""
+    """Whether torch can add a bf16 product to float32; releases before 2.10 refuse."""
     target = torch.zeros(16, 16, device="cuda")
     part = torch.zeros(16, 16, device="cuda", dtype=torch.bfloat16)
     try:
@@ -105,7 +105,7 @@ def row_energies(change: torch.Tensor, gram: Halves, exactly: bool = True) -> to
 
 
 def tile_energies(change: torch.Tensor, grams: torch.Tensor) -> torch.Tensor:
-    """The same by tiles: `change` is [tiles, rows, columns], `grams` [tiles, columns, columns]."""
+    """The same per tile: `change` is [tiles, rows, columns], `grams` [tiles, columns, columns]."""
     if change.device.type == "cuda":
         low = torch.bfloat16
         product = torch.bmm(change.to(low), grams.to(low), out_dtype=torch.float32)
@@ -117,8 +117,8 @@ def tile_energies(change: torch.Tensor, grams: torch.Tensor) -> torch.Tensor:
 def invert_lower_(matrix: torch.Tensor, base: int = 1024) -> torch.Tensor:
     """Replace a lower triangular matrix by its inverse.
 
-    Halves are inverted on their own and joined by two products: no triangular solver reaches the
-    speed of a product.
+    Halves are inverted separately and joined by two products: no triangular solver is as fast as a
+    matrix product.
     """
     size = matrix.shape[0]
     if size <= base:

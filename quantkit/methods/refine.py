@@ -1,20 +1,20 @@
-"""Scales after codes: coordinate descent on what GPTQ leaves.
+"""Coordinate descent on codes and scales after GPTQ.
 
 With D the change of a weight and G the Gram matrix of its inputs, tr(D G D^T) is the squared error
 of the output. GPTQ walks over the columns once and never looks back; its scales were chosen before
 any code. Here every code in turn moves to the best number of its grid given all others, and every
 scale to the best number of its own type given all codes: both are one-dimensional parabolas, whose
-best point of a grid is the one nearest to the vertex.
+best grid point is the one nearest to the vertex.
 
 G is damped, by less from sweep to sweep. Many models give the first token of a text a hidden state
 a thousand times as large as any other's (Sun et al., "Massive Activations in Large Language
 Models", https://arxiv.org/abs/2402.17762), which makes one direction of G huge. Undamped sweeps
-served that direction by codes that cost all other tokens many times what rounding does; damped
-ones end with less of both errors. By G itself a row that gained nothing keeps what it had, so the
-error never rises.
+fitted that direction with codes that cost all other tokens many times what rounding does; damped
+ones end with less of both errors. A row that gains nothing under G itself keeps its old codes, so
+the error never rises.
 
-Columns go in blocks: within one a kernel walks, and what has moved reaches the other columns as
-products. D G, the slope of the error, is all that is kept.
+Columns go in blocks: within a block a kernel iterates, and the moves reach the other columns as
+matrix products. D G, the slope of the error, is the only state.
 """
 
 from collections.abc import Callable
@@ -28,11 +28,13 @@ from quantkit.numbers import channel_scales
 from quantkit.schemes import ActivationScheme, WeightScheme
 
 PANEL = 1024
-"""Columns that hear of each other's moves at once; all others hear of them together."""
+"""Columns that see each other's moves at once; all others see them together afterwards."""
 DAMPING = 0.1
-"""Of the mean of G's diagonal in the first sweep; the last has about a hundredth of that."""
+"""Relative to the mean of G's diagonal in the first sweep; the last uses about a hundredth
+of that.
+"""
 ELEMENTS = 1 << 26
-"""Weights that are worked on at a time, which bounds the memory of what lies between."""
+"""Weights per step, which bounds the memory of intermediate results."""
 
 
 def refine(
@@ -43,9 +45,9 @@ def refine(
     sweeps: int,
     activations: ActivationScheme | None = None,
 ) -> tuple[grid.QuantizedWeight, torch.Tensor | None]:
-    """The same weights with codes and scales of less error; rows that gain nothing stay.
+    """The same weights with better codes and scales; rows that gain nothing keep theirs.
 
-    And the error of every row, unless there was nothing to do.
+    Also the error of every row, unless there was nothing to do.
     """
     columns = weight.shape[1]
     size = columns // made.scale.shape[-1]
@@ -73,7 +75,7 @@ def refine(
 
 
 def _set_diagonal(gram: torch.Tensor, halves: products.Halves, diagonal: torch.Tensor) -> None:
-    """Give a matrix and its halves another diagonal: a damped copy would take too much memory."""
+    """Replace the diagonal of a matrix and its halves: a damped copy would take too much memory."""
     gram.diagonal().copy_(diagonal)
     if halves.low is not None:
         high = diagonal.to(halves.high.dtype)
@@ -103,7 +105,7 @@ def _descend(
     descend: Callable[..., torch.Tensor] = descend_block
     if weight.device.type == "cuda":
         descend = _kernel()
-    # Scales of a grid of their own are few enough to be left to torch.
+    # Scales from a grid of their own are few enough to leave to torch.
     fused = moves_scales and descend is not descend_block and not number.has_own_scales
     scales = None
     if fused:
@@ -143,7 +145,7 @@ def _descend(
                         own = near[:, inside] + change @ square
                         _fit_scales(change, own, square, made, here, steps, scheme)
                     moved[:, inside] = change
-                # Enough to choose by; what columns of other panels hear of is exact.
+                # Accurate enough to choose by; updates to columns of other panels are exact.
                 later = slice(here.stop, panel.stop)
                 if later.start < later.stop:
                     other = _part(halves, here, later).high
@@ -163,7 +165,7 @@ def _fit_scales(
     steps: torch.Tensor,
     scheme: WeightScheme,
 ) -> None:
-    """The best stored scale of every tile of a block; adds what that moves to `moved`."""
+    """The best stored scale of every tile of a block; adds the resulting moves to `moved`."""
     number = numbers.of(scheme)
     size = made.values.shape[1] // made.scale.shape[1]
     for first in range(here.start, here.stop, size):
@@ -208,10 +210,10 @@ def descend_block(
     top: float,
     is_fp4: bool = False,
 ) -> torch.Tensor:
-    """Move the codes of one block in turn, each to its best; returns how far weights moved.
+    """Move each code of one block in turn to its best value; returns how far the weights moved.
 
-    `slope` is D G of the block's columns, before; `tile` says which column of `scale` belongs to
-    each column. Zero points do not matter here: all that counts is how far a code moves.
+    `slope` is D G of the block's columns, before; `tile` maps each column to its column of `scale`.
+    Zero points do not matter here: only how far a code moves.
     """
     slope = slope.clone()
     moved = torch.zeros_like(slope)

@@ -1,6 +1,6 @@
-"""What plain rounding does to a weight, and how much it matters: what searches for scales ask.
+"""What plain rounding does to a weight, and what that costs: the objective of scale searches.
 
-On a GPU one fused kernel answers, elsewhere its torch twin here.
+A fused kernel on a GPU, its torch twin here elsewhere.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ CLIP_RATIOS = tuple(1 - 0.05 * step for step in range(1, 10))
 def clipped(
     linears: Linears, error: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Scales and zero points that clip each tile where its error is least."""
+    """Scales and zero points that clip each tile where its error is smallest."""
     ratios = CLIP_RATIOS
     if linears.options.get("signed"):
         ratios += tuple(-ratio for ratio in (1.0, *CLIP_RATIOS))
@@ -33,7 +33,7 @@ def change(
     zero_point: torch.Tensor | None,
     scheme: WeightScheme,
 ) -> torch.Tensor:
-    """The rounded weight minus the weight. On a GPU in bf16, for the tensor cores."""
+    """The rounded weight minus the weight; on a GPU in bf16, for the tensor cores."""
     if _fused(weight, scheme):
         from quantkit.methods.kernels import round_tiles
 
@@ -49,7 +49,7 @@ def weighted_error(
     importance: torch.Tensor,
     scheme: WeightScheme,
 ) -> torch.Tensor:
-    """Squared change of every tile [rows, tiles], each column weighted by its importance."""
+    """Squared change per tile [rows, tiles], each column weighted by its importance."""
     if _fused(weight, scheme):
         from quantkit.methods.kernels import round_tiles
 
@@ -65,7 +65,7 @@ def tile_error(
     grams: torch.Tensor,
     scheme: WeightScheme,
 ) -> torch.Tensor:
-    """What the change of every tile [rows, tiles] does to the output, by `tile_grams`."""
+    """Output error caused by the change of every tile [rows, tiles], by `tile_grams`."""
     size = grams.shape[-1]
     if _fused(weight, scheme) and scheme.strategy == "group" and size in (16, 32, 64, 128):
         from quantkit.methods.kernels import round_tiles

@@ -1,9 +1,9 @@
 """Round to nearest: the smallest complete method, and the baseline for all others.
 
-A scale is the largest magnitude it must reach over the largest number of the grid; each weight
-becomes the nearest grid point. Scales and integers equal those of compressed-tensors' own
-parameter calculation, bit for bit, with the division done in float32: in bf16 it would lose up to
-half a step at 8 bits.
+A scale is the largest magnitude it must cover over the largest number of the grid; each weight
+becomes the nearest grid point. Scales and integers equal those of compressed-tensors' own parameter
+calculation, bit for bit, with the division done in float32: in bf16 it would lose up to half a step
+at 8 bits.
 """
 
 from quantkit.methods.contract import Cost, Linears, Method, Rounded

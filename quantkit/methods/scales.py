@@ -1,9 +1,9 @@
-"""Scales by search: of every tile the one with the least error of the output it feeds.
+"""Scales by search: for every tile the one with the smallest output error.
 
 With G the Gram matrix of the inputs and d a row's change within one tile, d G_tile d^T is that
-tile's own share of the output's squared error. Candidates are what the number can have as a scale
-around the one that the largest weight gives; for NVFP4 these include the ones that make 4, not 6,
-the code of the largest weight.
+tile's own share of the output's squared error. Candidates are the storable scales around the one
+given by the largest weight; for NVFP4 these include those that make 4, not 6, the code of the
+largest weight.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from quantkit.methods.contract import Linears
 
 ROWS = 4096
-"""Rows that are judged at a time, which bounds the memory."""
+"""Rows judged at a time, which bounds the memory."""
 
 
 def global_scale(linears: Linears) -> torch.Tensor | None:
-    """The one scale of a tensor, shared with those that engines fuse; None for most numbers."""
+    """A tensor's global scale, shared with those that engines fuse; None for most numbers."""
     number = numbers.of(linears.scheme)
     if not number.has_global_scale:
         return None
@@ -38,7 +38,7 @@ def global_scale(linears: Linears) -> torch.Tensor | None:
 
 
 def searched(linears: Linears) -> torch.Tensor:
-    """The best scale of every tile, for symmetric numbers with scales of their own kind."""
+    """The best scale of every tile, for symmetric numbers with their own kind of scale."""
     weight, scheme, whole = linears.weight, linears.scheme, global_scale(linears)
     number = numbers.of(scheme)
     view = grid.tiles(weight, scheme)
@@ -61,7 +61,7 @@ def searched(linears: Linears) -> torch.Tensor:
 def best(
     linears: Linears, candidates: Sequence[torch.Tensor], whole: torch.Tensor | None
 ) -> torch.Tensor:
-    """Of every tile the candidate with the least error; of equals the first."""
+    """For every tile the candidate with the smallest error; the first on ties."""
     scheme = linears.scheme
     grams = tile_grams(linears.inputs.gram, grid.tiles(linears.weight[:1], scheme).shape[-1])
     found = torch.empty_like(candidates[0])
@@ -78,7 +78,7 @@ def best(
                 continue
             better = error < least
             least = torch.where(better, error, least)
-            # As bytes: torch has no choice between numbers of 8 bits.
+            # As bytes: torch cannot select among 8-bit numbers.
             kind = torch.uint8 if scale.element_size() == 1 else scale.dtype
             kept = torch.where(better, scale[rows].view(kind), found[rows].view(kind))
             found[rows] = kept.view(scale.dtype)
@@ -86,7 +86,7 @@ def best(
 
 
 def tile_grams(gram: torch.Tensor, size: int) -> torch.Tensor:
-    """The blocks on the diagonal [tiles, size, size]."""
+    """The diagonal blocks [tiles, size, size]."""
     n_tiles = gram.shape[0] // size
     blocks = gram.view(n_tiles, size, n_tiles, size)
     return blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1).contiguous()

@@ -4,9 +4,9 @@ Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for
 Models", https://arxiv.org/abs/2211.10438
 
 s_i = max|x_i|^a / max|w_i|^(1-a): with 8-bit activations a few large channels would otherwise take
-the whole grid for themselves. Difference to the reference code: the strength a is not one number
-for the model. Each group of linears takes the one, none at all included, with the least predicted
-error of weights and activations together.
+up the whole grid. Difference from the reference code: the strength a is not one number for the
+model. Each group of linears takes the strength, zero included, with the least predicted error of
+weights and activations together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STRENGTHS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 
 class Balancing:
-    """Scales that even out activations and weights, of the strength with the least error."""
+    """Scales that balance activations and weights, at the strength with the smallest error."""
 
     statistics = ("gram", "max_abs", "n_tokens")
 
@@ -71,9 +71,10 @@ SMOOTHQUANT_GPTQ = Method(
 def activation_error(
     statistics: Statistics, weight: torch.Tensor, scale: torch.Tensor, top: float
 ) -> torch.Tensor:
-    """Squared error of a layer's output when its inputs, over `scale`, are rounded by token.
+    """Squared error of a layer's output when its inputs, over `scale`, are rounded per token.
 
-    Rounding in steps of d is off by d^2 / 12 on average; the step follows from the largest input.
+    Rounding in steps of d has a mean squared error of d^2 / 12; the step follows from the largest
+    input.
     """
     step = (statistics.max_abs / scale).max() / top
     return statistics.n_tokens * step.square() / 12 * (weight * scale).square().sum()

@@ -12,10 +12,11 @@ import torch
 from quantkit.methods import products
 
 HELD = 8
-"""One of so many tokens is held out: those at the end of a batch, so that they are of other texts,
-or at least of another part of a text, than the rest."""
+"""One in this many tokens is held out: those at the end of a batch, so that they come from other
+texts, or at least another part of a text, than the rest.
+"""
 SLAB = 1024
-"""Rows of G that one product makes."""
+"""Rows of G per product."""
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Statistics:
     max_abs: torch.Tensor
     n_tokens: int = 0
     held: torch.Tensor | None = None
-    """G of held-out tokens alone, the last eighth of every batch; None where nobody asks."""
+    """G of the held-out tokens alone, the last eighth of every batch; None where not requested."""
 
     @classmethod
     def zeros(cls, width: int, device: torch.device, held_out: bool = False) -> "Statistics":
@@ -39,9 +40,9 @@ class Statistics:
         )
 
     def add(self, inputs: torch.Tensor) -> None:
-        """Count the tokens of one batch; `complete` is due after the last."""
+        """Accumulate the tokens of one batch; call `complete` after the last."""
         flat = inputs.reshape(-1, inputs.shape[-1])
-        # What is held out is added to the rest at the end: no token is multiplied twice.
+        # Held-out tokens are added to the rest at the end: no token is multiplied twice.
         n_taught = flat.shape[0] - (0 if self.held is None else flat.shape[0] // HELD)
         _add_products(self.gram, flat[:n_taught])
         if self.held is not None:
@@ -52,7 +53,7 @@ class Statistics:
         self.n_tokens += flat.shape[0]
 
     def complete(self) -> None:
-        """Fill the lower half of G, and count what was held out."""
+        """Fill the lower half of G, and add the held-out tokens."""
         if self.held is not None:
             self.gram += self.held
         for matrix in (self.gram, self.held):
@@ -67,7 +68,7 @@ class Statistics:
         return self.total / max(1, self.n_tokens)
 
     def scaled(self, scale: torch.Tensor) -> "Statistics":
-        """The statistics of the same inputs divided by `scale`, channel by channel."""
+        """The statistics of the same inputs divided by `scale`, per channel."""
         return Statistics(
             (self.gram / scale).div_(scale[:, None]),
             self.total / scale,
@@ -86,7 +87,7 @@ def _add_products(matrix: torch.Tensor, flat: torch.Tensor) -> None:
 
 
 def magnitudes(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of every column the sum of its magnitudes, and the largest, in float32."""
+    """The sum of magnitudes and the largest one, per column, in float32."""
     if flat.device.type == "cuda":
         from quantkit.methods.kernels import magnitudes as kernel
 

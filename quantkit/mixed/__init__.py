@@ -1,1 +1,1 @@
-"""Bits where they matter: a format for each unit, so that a model fits a budget at its best."""
+"""Mixed precision: a format per unit, for the best quality within a size budget."""

@@ -1,9 +1,10 @@
-"""The best choice of one format for each unit within a budget of bytes.
+"""The best choice of one format per unit within a budget of bytes.
 
-A multiple-choice knapsack. Relaxed to a linear programme it is solved by taking steps along each
-unit's lower convex hull in the order of what a byte buys; that is the bound. Dynamic programming
-over bytes then fills what the relaxation leaves: exactly where the sizes' common divisor allows so
-many steps, otherwise on a grid of bytes that is rounded up, so that a choice always fits.
+A multiple-choice knapsack. Its relaxation to a linear programme is solved by taking steps along
+each unit's lower convex hull, best improvement per byte first; that gives the bound. Dynamic
+programming over bytes then fills what the relaxation leaves: exactly where the sizes' common
+divisor keeps the number of steps small enough, otherwise on a grid of bytes that is rounded up, so
+that a choice always fits.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 
 MOST_PLACES = 1 << 17
 MOST_WORK = 1 << 26
-"""Places of the dynamic programme times formats of all units, at most: about half a second."""
+"""Upper limit for the dynamic programme's states times formats: about half a second."""
 
 
 class Infeasible(QuantkitError):
-    """Nothing fits; `smallest` is the size that would."""
+    """Nothing fits; `smallest` is the smallest size that can be had."""
 
     def __init__(self, smallest: int) -> None:
         super().__init__(f"the smallest choice takes {smallest} bytes")
@@ -41,7 +42,7 @@ class Allocation:
     """A choice for every unit."""
 
     choice: tuple[int, ...]
-    """Places in each unit's list of formats."""
+    """Indices into each unit's list of formats."""
     cost: float
     size_bytes: int
     bound: float
@@ -54,7 +55,7 @@ class Allocation:
 
 
 def solve(costs: Costs, sizes: Sizes, budget: int) -> Allocation:
-    """The choice with the least cost that fits; None marks what a unit cannot have."""
+    """The cheapest choice that fits; None marks formats that a unit cannot have."""
     options = [_options(c, s) for c, s in zip(costs, sizes, strict=True)]
     smallest = sum(unit[0][1] for unit in options)
     if smallest > budget:
@@ -68,11 +69,11 @@ def solve(costs: Costs, sizes: Sizes, budget: int) -> Allocation:
 
 
 _Option = tuple[int, int, float]
-"""Place in the unit's list, bytes, cost."""
+"""Index in the unit's list, bytes, cost."""
 
 
 def _options(costs: Sequence[float | None], sizes: Sequence[int | None]) -> list[_Option]:
-    """What a unit can have, in the order of size, without what is larger and no better."""
+    """A unit's options by size, without those that are larger and no better."""
     pairs = enumerate(zip(costs, sizes, strict=True))
     known = [(place, s, c) for place, (c, s) in pairs if s is not None and c is not None]
     assert known, "a unit has no format"
@@ -110,7 +111,7 @@ def _relaxed(options: list[list[_Option]], budget: int) -> tuple[list[int], floa
 
 
 def _hull(unit: list[_Option]) -> list[int]:
-    """Places of the options on the lower convex hull of cost over size."""
+    """Indices of the options on the lower convex hull of cost over size."""
     hull: list[int] = []
     for place in range(len(unit)):
         while len(hull) > 1 and _slope(unit, hull[-2], hull[-1]) >= _slope(unit, hull[-1], place):
@@ -124,7 +125,7 @@ def _slope(unit: list[_Option], here: int, there: int) -> float:
 
 
 def _stepped(options: list[list[_Option]], budget: int) -> list[int]:
-    """Dynamic programming over what each unit takes above its smallest."""
+    """Dynamic programming over the bytes that each unit takes above its smallest option."""
     import numpy as np
 
     extra = [[option[1] - unit[0][1] for option in unit] for unit in options]

@@ -1,4 +1,4 @@
-"""From a budget to a choice of formats: bits per weight, bytes of files, or a GPU's room."""
+"""From a budget to a choice of formats: bits per weight, bytes of files, or a GPU's free memory."""
 
 import re
 from collections.abc import Sequence
@@ -26,16 +26,16 @@ def size_bytes(text: str) -> int:
 
 @dataclass(frozen=True)
 class Budget:
-    """What was asked for: one of bits and bytes."""
+    """What was asked for: either bits or bytes."""
 
     bits: float | None = None
     """Stored bits per weight of the layers that can be quantised, scales included."""
     size_bytes: int | None = None
-    """Of all weight files."""
+    """Size of all weight files."""
     words: str = ""
-    """What the size is for, where a GPU decides it."""
+    """What the size is for, where a GPU determines it."""
     name: str = ""
-    """Of the recipe that is made of it."""
+    """Name of the recipe that is made from it."""
 
     def __post_init__(self) -> None:
         if (self.bits is None) == (self.size_bytes is None):
@@ -55,7 +55,7 @@ class Budget:
 
     @property
     def told(self) -> str:
-        """The budget for people."""
+        """The budget in words."""
         if self.words:
             return self.words
         if self.bits is not None:
@@ -66,10 +66,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a budget buys."""
+    """The formats that a budget allows."""
 
     table: Table
-    """With the formats that were considered."""
+    """The table, with the formats that were considered."""
     budget: Budget
     allocation: Allocation
     recipe: AnyRecipe | None
@@ -83,7 +83,7 @@ class Choice:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Weights of each format that is used, in the table's order."""
+        """Number of weights per format in use, in the table's order."""
         found = dict.fromkeys(self.table.formats, 0)
         for unit, place in zip(self.table.units, self.allocation.choice, strict=True):
             found[self.table.formats[place]] += unit.n_weights
@@ -96,7 +96,7 @@ class Choice:
 
 
 class Target(Protocol):
-    """An engine's side of a choice."""
+    """What depends on the engine."""
 
     def names(self, formats: Sequence[str]) -> list[str]:
         """Formats by their names or by those of mixes."""
@@ -110,14 +110,14 @@ class Target(Protocol):
         """The recipe of a choice; None where everything stays in 16 bits."""
 
     def file_bytes(self, recipe: AnyRecipe | None) -> int:
-        """Of all weight files of a recipe; of the source for None."""
+        """Size of all weight files of a recipe; for None of the source."""
 
 
 def choose(table: Table, budget: Budget, target: Target, formats: Sequence[str] = ()) -> Choice:
-    """The formats with the least predicted cost that a budget allows.
+    """The formats with the least predicted cost within a budget.
 
-    3 bits, which vLLM runs by another package's kernels, come in where 4 do not fit or where they
-    are named.
+    Three-bit formats, which vLLM runs with another package's kernels, are considered where 4 bits
+    do not fit or where they are named.
     """
     names = _names(table, target, formats)
     usual = [name for name in names if not target.is_rare(name)]
@@ -147,7 +147,7 @@ def _names(table: Table, target: Target, formats: Sequence[str]) -> list[str]:
 
 
 def _chosen(table: Table, budget: Budget, target: Target) -> Choice:
-    """Solve, and where files turn out larger than their tensors, once more with less."""
+    """Solve, and if the files turn out larger than their tensors, solve again with less."""
     costs, sizes = table.costs(), table.sizes()
     limit = budget.size_bytes
     room = int(budget.bits * table.n_weights / 8) if budget.bits is not None else 0
@@ -190,7 +190,7 @@ def _too_small(table: Table, budget: Budget, target: Target, smallest: int) -> H
 
 
 def one_percent_more(choice: Choice) -> str:
-    """What a budget larger by one percent would buy, in words; empty where it buys nothing."""
+    """What a budget one percent larger would buy, in words; empty where it buys nothing."""
     table, now = choice.table, choice.allocation
     budget = choice.budget
     whole = budget.size_bytes
@@ -207,7 +207,7 @@ def one_percent_more(choice: Choice) -> str:
 
 
 def comments(choice: Choice) -> list[str]:
-    """What stands above the recipe: why it is what it is."""
+    """The comments above the recipe: why it is what it is."""
     table, found = choice.table, choice.allocation
     weighted = table.is_weighted
     cost = "predicted KL" if weighted else "sum of relative output errors"

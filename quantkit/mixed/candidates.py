@@ -25,9 +25,9 @@ MIXES = {
     "mxfp4": ("mxfp4", "mxfp8", SIXTEEN),
     "fp8": ("fp8", SIXTEEN),
 }
-"""What vLLM mixes; the first is the default."""
+"""Sets that vLLM can mix; the first is the default."""
 EXTRA_KERNELS = (2, 3, 5, 6, 7)
-"""Bits of integers that vLLM runs by another package's kernels (humming-kernels)."""
+"""Integer widths that vLLM runs with another package's kernels (humming-kernels)."""
 GPTQ = "gptq"
 _INTEGER = re.compile(r"w([2-8])a16-g(32|64|128)")
 _FLOATS = {
@@ -62,7 +62,7 @@ _FLOATS = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """One format: numbers of weights and activations, and how weights are rounded to them."""
+    """One format: number types of weights and activations, and how weights are rounded to them."""
 
     name: str
     method: str = ""
@@ -88,14 +88,16 @@ class Candidate:
 
     @property
     def recipe(self) -> Recipe:
-        """A recipe with these numbers alone."""
+        """A recipe with this format only."""
         assert self.weights is not None
         found: dict[str, Any] = {"name": self.name, "summary": self.name, "method": self.method}
         found |= {"weights": self.weights, "input_activations": self.activations}
         return Recipe.model_validate(found)
 
     def size_bytes(self, module: str, weight: TensorSpec) -> int | None:
-        """Of the tensors that stand for a weight in files; None where it does not fit."""
+        """Bytes of the tensors that store a weight; None where the format does not fit its
+        shape.
+        """
         if self.weights is None:
             return weight.size_bytes
         rows, columns = weight.shape
@@ -125,7 +127,7 @@ def find(name: str) -> Candidate:
 
 
 def named(names: Sequence[str] = ()) -> list[Candidate]:
-    """Candidates by name or by the name of a mix; the default mix where none is named."""
+    """Candidates by name or by the name of a mix; the default mix where none is given."""
     wanted = names or ("int",)
     every = [n for name in wanted for n in MIXES.get(name, (name,))]
     return [find(name) for name in dict.fromkeys((*every, SIXTEEN))]

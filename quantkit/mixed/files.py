@@ -21,13 +21,13 @@ NAMES = (
     "Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K",
     "IQ4_NL", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16",
 )  # fmt: skip
-"""In the order of size: types of 256 weights a block first, then those of 32, then 16 bits."""
+"""By size: types with blocks of 256 weights first, then those of 32, then 16 bits."""
 LARGE = 256
-"""Weights of a block of the types that do best ..."""
+"""Block size of the best types ..."""
 SMALL = (Kind.IQ4_NL, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1)
-"""... and what takes their place where such blocks do not divide the rows."""
+"""... and their replacements where the rows are not a multiple of it."""
 BASES = {kind: name for name, kind in reversed(mixture.BASE.items())}
-"""A file type of llama.cpp's, by the type that most of its weights have."""
+"""llama.cpp's file type by the type of most of its weights."""
 _LAYER = re.compile(r"^blk\.(\d+)\.(.*)$")
 
 
@@ -43,7 +43,7 @@ class GGUFCandidate:
 
     @property
     def activations(self) -> None:
-        """llama.cpp rounds inputs in its kernels whatever the type."""
+        """llama.cpp rounds inputs in its kernels for every type."""
         return
 
     @property
@@ -52,7 +52,7 @@ class GGUFCandidate:
         return self.kind in mixture.UNQUANTISED
 
     def size_bytes(self, module: str, weight: TensorSpec) -> int | None:
-        """In a file; None where blocks do not divide the rows, or larger ones do better."""
+        """Bytes in a file; None where the rows are not whole blocks, or larger blocks do better."""
         columns = weight.shape[-1]
         if columns % GGML_QUANT_SIZES[self.kind][0]:
             return None
@@ -62,7 +62,7 @@ class GGUFCandidate:
 
 
 def named(names: Sequence[str] = ()) -> list[GGUFCandidate]:
-    """Candidates by name; all where none is named."""
+    """Candidates by name; all where none is given."""
     wanted = [name.upper() for name in names] or list(NAMES)
     if unknown := [name for name in wanted if name not in KINDS]:
         raise UnknownName("GGUF type", unknown[0], KINDS)
@@ -80,7 +80,7 @@ def units(layout: Layout) -> list[Unit]:
 
 
 def other_bytes(layout: Layout) -> int:
-    """Of tensors that stay in 32 bits."""
+    """Bytes of the tensors that stay in 32 bits."""
     mine = {tensor.name for tensor in tensors(layout).values()}
     return sum(size_bytes(t.shape, Kind.F32) for t in layout.tensors if t.name not in mine)
 
@@ -88,7 +88,7 @@ def other_bytes(layout: Layout) -> int:
 def recipe(
     table: Table, choice: Sequence[int], layout: Layout, name: str, summary: str
 ) -> GGUFRecipe:
-    """The recipe of a choice, with a pattern for each type of each sort of tensor."""
+    """The recipe of a choice, with one pattern per type and sort of tensor."""
     known = tensors(layout)
     sizes: dict[str, int] = {}
     groups: dict[tuple[str, str], list[int]] = {}

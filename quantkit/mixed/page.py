@@ -1,4 +1,4 @@
-"""The table of candidates as one page: a heat map, and what a bit more or less buys."""
+"""The table of candidates as one page: a heat map, and what more or fewer bits buy."""
 
 from markupsafe import Markup
 
@@ -14,11 +14,11 @@ from quantkit.page.table import Cell, Column, table
 from quantkit.storage import duration, gib
 
 N_POINTS = 24
-"""Of the curve."""
+"""Points on the curve."""
 
 
 def curve(found: Table, n_points: int = N_POINTS) -> list[Allocation]:
-    """The best choices for budgets from the smallest to 16 bits, evenly spread in bits."""
+    """The best choices for budgets from the smallest to 16 bits."""
     costs, sizes = found.costs(), found.sizes()
     known = [[size for size in row if size is not None] for row in sizes]
     least, most = sum(map(min, known)), sum(map(max, known))

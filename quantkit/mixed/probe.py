@@ -1,8 +1,8 @@
-"""What a change of one unit alone does to the model's predictions.
+"""How rounding one unit alone changes the model's predictions.
 
-A few samples go through the blocks once more for every unit, with that unit rounded and everything
-else as the source has it. All of them travel together, block by block, beside the pass: those whose
-unit lies behind go on, those whose unit is here begin from the source's own states.
+A few samples go through the blocks once more per unit, with that unit rounded and everything else
+unquantised. All of them advance together with the pass, block by block: those whose unit is in an
+earlier block continue, those whose unit is in this one start from the source's own states.
 """
 
 from collections.abc import Mapping
@@ -25,16 +25,16 @@ TOKENS = {"cuda": 4096, "cpu": 1024}
 
 @dataclass
 class Outer:
-    """Embedding and output head, where these are units too; either may be both."""
+    """Embedding and output head, where these are units too; one unit may be both."""
 
     ids: torch.Tensor
-    """Of the samples, in the order of the pass."""
+    """Token ids of the samples, in the order of the pass."""
     embedding: str = ""
-    """The unit's name; empty: it is none."""
+    """The unit's name; empty if it is not a unit."""
     head: str = ""
-    """The same; that of the embedding where they are tied."""
+    """The same; the embedding's unit where they are tied."""
     inputs: torch.Tensor | None = None
-    """What the head reads, once it is known."""
+    """The head's input, once it is known."""
 
 
 class Probe:
@@ -46,10 +46,10 @@ class Probe:
         self._states: dict[str, torch.Tensor] = {}
         self._keep: Keep = None
         self.is_lost = False
-        """Whether this family's blocks hand on more than states, which is not followed."""
+        """Whether this family's blocks pass on more than hidden states, which is not supported."""
 
     def advance(self, visit: Visit, changed: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Through a block; `changed` has other parameters of it by unit."""
+        """Run one block; `changed` holds replacement parameters by unit."""
         if visit.index == 0:
             n_samples = visit.padding.n_samples(TOKENS[visit.decoder.device.type])
             self._clean, self._states = visit.first(n_samples), {}
@@ -71,7 +71,9 @@ class Probe:
             self._states[unit] = visit.run({**visit.state, **parameters}, before, arguments)
 
     def _embedded(self, decoder: Decoder, outer: Outer) -> torch.Tensor:
-        """The first states with the embedding rounded; some families multiply what it gives."""
+        """The first states with the embedding rounded; some families scale the embedding's
+        output.
+        """
         assert self._clean is not None
         table, dtype = outer_weight(decoder, outer.embedding)
         moved = probe_change(table, dtype)
@@ -82,7 +84,7 @@ class Probe:
 
     @property
     def n_tokens(self) -> int:
-        """Real ones."""
+        """Without padding."""
         if self._clean is None or self.is_lost:
             return 0
         return (
@@ -128,7 +130,7 @@ class Probe:
 
 
 def _kl(wanted: torch.Tensor, logits: torch.Tensor) -> float:
-    """Summed over positions, from log-probabilities to logits."""
+    """KL summed over positions, from log-probabilities to logits."""
     found = logits.log_softmax(-1)
     return float((wanted.exp() * (wanted - found)).sum(dtype=torch.float64))
 
@@ -141,6 +143,6 @@ def _parameter(decoder: Decoder, module: str) -> str:
 
 
 def outer_weight(decoder: Decoder, module: str) -> tuple[torch.Tensor, torch.dtype]:
-    """A weight outside the blocks in float32 on the device, and the type that it is stored in."""
+    """A weight outside the blocks in float32 on the device, and its stored dtype."""
     stored = decoder.source.tensors[f"{module}.weight"]
     return stored.read().to(decoder.device).float(), DTYPES[stored.dtype]

@@ -1,7 +1,7 @@
-"""What a format does to some weights and their inputs, by rounding to nearest with searched scales.
+"""The output error of a format, by rounding to nearest with searched scales.
 
-Cheap enough to try every format on every unit: a few roundings and one matrix product each. What
-GPTQ makes of the same weights has a smaller error, in nearly the same order.
+Cheap enough to try every format on every unit: a few roundings and one matrix product each. GPTQ's
+error on the same weights is smaller, in nearly the same order.
 """
 
 from dataclasses import dataclass, replace
@@ -20,26 +20,26 @@ from quantkit.schemes import WeightScheme
 from quantkit.tensorspec import TensorSpec
 
 RATIOS = (0.9, 0.8, 0.7)
-"""Parts of a group's range that its scale is tried with; 8 bits have no need of it."""
+"""Fractions of a group's range that its scale is tried with; 8 bits do not need it."""
 SAMPLED_ROWS = {"cuda": 4096, "cpu": 128}
-"""Of a weight, where GGUF blocks are searched."""
+"""Rows of a weight that are searched for GGUF blocks."""
 PROBE_BITS = 4
 PROBE_SIZES = (128, 64, 32)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Linears of a unit that read one input, stacked, and what is known of that input."""
+    """Linears of a unit that read one input, stacked, with the statistics of that input."""
 
     weight: torch.Tensor
     """In float32."""
     dtype: torch.dtype
-    """Of the stored weights."""
+    """Dtype of the stored weights."""
     statistics: Statistics
     kept: torch.Tensor | None = None
-    """Some inputs as they are."""
+    """A sample of raw inputs."""
     largest: torch.Tensor | None = None
-    """Of all weights that share a global scale with these."""
+    """Largest magnitude of all weights that share a global scale with these."""
     weighed: bool = True
     """Whether a file's blocks are searched with the importance of inputs."""
 
@@ -48,7 +48,7 @@ AnyCandidate = Candidate | GGUFCandidate
 
 
 def error(rows: Rows, candidate: AnyCandidate, gram: products.Halves) -> torch.Tensor:
-    """The squared error of the outputs, summed over the tokens that statistics are of."""
+    """The squared error of the outputs, summed over the tokens of the statistics."""
     if candidate.is_exact or not fits(rows, candidate):
         return rows.weight.new_zeros(())
     if isinstance(candidate, GGUFCandidate):
@@ -61,7 +61,7 @@ def error(rows: Rows, candidate: AnyCandidate, gram: products.Halves) -> torch.T
 
 
 def _sampled_error(rows: Rows, candidate: GGUFCandidate, gram: products.Halves) -> torch.Tensor:
-    """From some rows, evenly spread, to all: searching blocks takes longer than all else."""
+    """Extrapolated from evenly spaced rows: searching blocks takes longer than everything else."""
     step = -(-len(rows.weight) // SAMPLED_ROWS[rows.weight.device.type])
     some = replace(rows, weight=rows.weight[::step].contiguous())
     found, part, whole = (
@@ -72,7 +72,7 @@ def _sampled_error(rows: Rows, candidate: GGUFCandidate, gram: products.Halves) 
 
 
 def fits(rows: Rows, candidate: AnyCandidate) -> bool:
-    """Whether the format's groups or blocks divide the rows."""
+    """Whether the rows are whole groups or blocks of the format."""
     spec = TensorSpec("", "BF16", tuple(rows.weight.shape))
     return candidate.size_bytes("", spec) is not None
 
@@ -114,7 +114,7 @@ def change(rows: Rows, candidate: AnyCandidate) -> torch.Tensor:
 
 
 def _input_error(rows: Rows, candidate: Candidate) -> torch.Tensor:
-    """What rounding the inputs adds, from those that were kept to all."""
+    """The error added by rounding the inputs, extrapolated from the sample to all."""
     scheme, kept = candidate.activations, rows.kept
     assert scheme is not None
     assert kept is not None
@@ -127,12 +127,12 @@ def _input_error(rows: Rows, candidate: Candidate) -> torch.Tensor:
 
 
 def gptq_share(change: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
-    """The part of rounding's error that GPTQ is expected to leave.
+    """The share of the rounding error that GPTQ is expected to leave.
 
     With U the upper factor of the inverse of G + cI, GPTQ changes weights by d_j / U_jj times row j
-    of U for what column j is off. By G that costs d_j^2 / U_jj^2 times (U G U^T)_jj, which is 1
-    less c times the square of the row; rounding alone costs d_j^2 G_jj. The more inputs depend on
-    each other, the less is left.
+    of U for column j's rounding error d_j. Under G that costs d_j^2 / U_jj^2 times (U G U^T)_jj,
+    which is 1 minus c times the square of the row; rounding alone costs d_j^2 G_jj. The more the
+    inputs depend on each other, the less is left.
     """
     found = gptq.factor(gram)
     squares = change.square().sum(0)
@@ -146,7 +146,7 @@ def gptq_share(change: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
 
 
 def probe_change(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A change of the usual kind and size that follows from the weights alone: 4-bit integers."""
+    """A change of typical kind and size that depends on the weights alone: 4-bit integers."""
     columns = weight.shape[1]
     size = next((size for size in PROBE_SIZES if columns % size == 0), None)
     scheme = WeightScheme(

@@ -1,4 +1,4 @@
-"""From a model and a budget to a checkpoint: the table, the choice, and then the usual pass."""
+"""From a model and a budget to a checkpoint: the table, the choice, then the usual pass."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -33,16 +33,16 @@ class Wanted:
 
     budget: Budget
     formats: tuple[str, ...] = ()
-    """Names of formats or of mixes; none: the default mix."""
+    """Names of formats or of mixes; empty: the default mix."""
     table: Path | None = None
-    """A table that was made before, or the folder that holds it."""
+    """An existing table, or the folder that holds it."""
     engine: str = "vllm"
     """One of `candidates.ENGINES`."""
 
 
 @dataclass(frozen=True)
 class Formats:
-    """What a table is to have."""
+    """The formats that a table covers."""
 
     names: tuple[str, ...] = ()
     engine: str = "vllm"
@@ -50,7 +50,7 @@ class Formats:
 
 @dataclass(frozen=True)
 class Made:
-    """What came of a budget."""
+    """The result of a budget."""
 
     choice: Choice
     checkpoints: list[Checkpoint] = field(default_factory=list)
@@ -66,7 +66,7 @@ def write_table(
     formats: Sequence[str] = (),
     engine: str = "vllm",
 ) -> Table:
-    """Make the table of a model, and write it as JSON and as a page into the folder `out`."""
+    """Measure a model's table, and write it as JSON and as a page into the folder `out`."""
     measuring = _measured(source, out, device, calibration, run, Formats(tuple(formats), engine))
     with measuring as (table, _, scratch):
         write_text(scratch / PAGE, page.render(table))
@@ -82,7 +82,7 @@ def _measured(
     run: Run,
     formats: Formats,
 ) -> Iterator[tuple[Table, Job, Path]]:
-    """The table, written into a folder that takes its name afterwards."""
+    """The table, written into a scratch folder that is renamed afterwards."""
     if calibration is None:
         raise DataError(NO_DATA)
     among: Sequence[AnyCandidate]
@@ -108,7 +108,7 @@ def _job(
 
 
 def choose(source: ModelSource, wanted: Wanted, table: Table) -> Choice:
-    """The formats that a budget buys, from a table of the same model."""
+    """The formats that a budget allows, from a table of the same model."""
     if table.source != source.fingerprint:
         raise DataError(
             f"the table is of {table.model}, another model than {source.label}; make one of this "
@@ -131,14 +131,14 @@ def quantize(
     calibration: CalibrationChoice | None,
     run: Run,
 ) -> Made:
-    """Write `out/NAME` with the formats that a budget buys; nothing where 16 bits fit."""
+    """Write `out/NAME` with the formats that a budget allows; nothing where 16 bits fit."""
     if calibration is None:
         raise DataError(NO_DATA)
     name = wanted.budget.label
     aside = out / f".{name}.table"
     if wanted.table is not None:
         table = Table.read(wanted.table)
-    elif not run.force and (aside / FILE).is_file():  # of a run that was stopped behind it
+    elif not run.force and (aside / FILE).is_file():  # from a run that stopped after measuring
         table = Table.read(aside)
     else:
         measuring = _measured(
@@ -178,12 +178,12 @@ def told(choice: Choice) -> str:
 
 
 def unit_counts(choice: Choice) -> dict[str, int]:
-    """Units of each format that is used."""
+    """Number of units per format in use."""
     names = [choice.table.formats[place] for place in choice.allocation.choice]
     return {name: names.count(name) for name in choice.table.formats if name in names}
 
 
 def require_no_recipes(named: Sequence[str]) -> None:
-    """A budget chooses the formats itself."""
+    """Refuse recipes: a budget chooses the formats itself."""
     if named:
         raise UsageError("--bits, --size and --mixed choose the formats; leave out --recipe")

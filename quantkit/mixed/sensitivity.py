@@ -1,7 +1,7 @@
 """The pass that fills the table of candidates: every unit in every format, from one read.
 
-Statistics are those of the calibrated pass, of the source's own stream. What is known of a block
-lies in the journal once the block is done, so that a stopped run goes on from there.
+Statistics are those of the calibrated pass over the source's own stream. A block's results are
+written to the journal once it is done, so a stopped run resumes from there.
 """
 
 import time
@@ -38,12 +38,12 @@ from quantkit.storage import write_json
 from quantkit.tensorspec import TensorSpec
 
 KEPT_INPUTS = 256
-"""Of each layer, for formats that round activations."""
+"""Inputs kept per layer, for formats that round activations."""
 NAME = "sensitivity"
 
 
 def statistics_recipe() -> Recipe:
-    """What the pass has to gather, in the form of a recipe: what it costs follows from that."""
+    """The statistics to gather, as a recipe: their cost follows from that."""
     return Recipe.model_validate(
         {
             "name": NAME,
@@ -63,14 +63,14 @@ class Watch:
     candidates: Sequence[AnyCandidate]
     n_tokens: int
     folder: Path | None = None
-    """Where finished blocks are kept; None: nowhere."""
+    """Where finished blocks are stored; None: nowhere."""
     n_samples: int = 0
     n_done: int = 0
     found: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By unit: errors, energy and the probe's error."""
+    """Errors, energy and the probe's error, by unit."""
     divergences: dict[str, float] = field(default_factory=dict)
     probe: Probe = field(default_factory=Probe)
-    """Its `outer` has embedding and head, where these are units."""
+    """Its `outer` holds embedding and head, where these are units."""
 
     def __post_init__(self) -> None:
         self._owner = {module: unit for unit in self.units for module in unit.modules}
@@ -88,7 +88,7 @@ class Watch:
         return self._owner
 
     def arrive(self, visit: Visit) -> None:
-        """Take the probe's samples through the block, with each of its units changed alone."""
+        """Run the probe's samples through the block, with each of its units changed alone."""
         stored = visit.decoder.tensors(visit.index)
         changed: dict[str, dict[str, torch.Tensor]] = {}
         for name, unit in self._here(visit).items():
@@ -99,7 +99,7 @@ class Watch:
         self.probe.advance(visit, changed)
 
     def _here(self, visit: Visit) -> dict[str, Unit]:
-        """Linears of a block, by their names in it, and the units that these belong to."""
+        """A block's linears by their names in it, and the units that they belong to."""
         named = visit.decoder.blocks[visit.index].named_modules()
         linears = [name for name, module in named if isinstance(module, torch.nn.Linear)]
         return {n: self._owner[full] for n in linears if (full := visit.module(n)) in self._owner}
@@ -157,13 +157,13 @@ class Watch:
         self.n_done = visit.index + 1
 
     def finish(self, decoder: Decoder, calibration: CalibrationTokens) -> None:
-        """What each unit's change did to predictions; and what lies outside the blocks."""
+        """The effect of each unit's change on predictions; and the weights outside the blocks."""
         self.divergences = self.probe.divergences(decoder, calibration)
         outer = self.probe.outer
         if outer is None:
             return
         if outer.head:
-            if outer.inputs is None:  # the samples were lost: all inputs count alike
+            if outer.inputs is None:  # the samples were lost: all inputs weigh the same
                 width = decoder.source.tensors[f"{outer.head}.weight"].shape[1]
                 outer.inputs = torch.eye(width, device=decoder.device)
             inputs = outer.inputs.float()
@@ -183,10 +183,12 @@ class Watch:
         n_tokens: int,
         n_seen: torch.Tensor | None = None,
     ) -> None:
-        """Of the head, or of the embedding, whose rows count as often as they are read."""
+        """Errors of the head, or of the embedding, whose rows are weighted by how often they are
+        read.
+        """
         weight, dtype = outer_weight(decoder, module)
         if n_seen is not None:
-            weight = weight * n_seen.sqrt()[:, None]  # blocks do not mind the scale of a row
+            weight = weight * n_seen.sqrt()[:, None]  # block types are invariant to a row's scale
             weight = weight[n_seen > 0]
         total = gram.new_zeros(len(gram))
         rows = Rows(weight, dtype, Statistics(gram, total, total, n_tokens), weighed=False)
@@ -207,7 +209,7 @@ def solved_by_gptq(candidate: AnyCandidate) -> bool:
 def _largest(
     visit: Visit, names: list[str], here: Mapping[str, Unit], dtype: torch.dtype
 ) -> torch.Tensor:
-    """The magnitude of all weights that share a global scale with these."""
+    """The largest magnitude of all weights that share a global scale with these."""
     together = sharing(names[0], here)
     return torch.stack([visit.state[f"{n}.weight"].abs().amax() for n in together]).amax().to(dtype)
 
@@ -219,7 +221,7 @@ def measure(
     folder: Path | None,
     layout: Layout | None = None,
 ) -> Table:
-    """The table of a model, from a job with the recipe of statistics.
+    """Measure the table of a model, from a job with the statistics recipe.
 
     `layout` is that of a GGUF file, where the table is for llama.cpp.
     """

@@ -1,6 +1,6 @@
-"""The table of candidates: for each unit and format, what it takes in bytes and costs in quality.
+"""The table of candidates: bytes and quality cost of each unit in each format.
 
-One pass over calibration data makes it; budgets are asked of it afterwards, in seconds.
+One pass over calibration data makes it; budgets are then solved from it in seconds.
 """
 
 import json
@@ -21,7 +21,7 @@ VERSION = 1
 
 
 class UnitRow(Strict):
-    """One unit: what is quantised as one."""
+    """One unit: tensors that are quantised together."""
 
     name: str
     modules: list[str]
@@ -29,18 +29,20 @@ class UnitRow(Strict):
     sizes: list[int | None]
     """Bytes in files, by format; None where the format does not fit."""
     errors: list[float | None]
-    """Squared error of the unit's outputs per token, by format, where weights are rounded to
-    nearest with searched scales and inputs as the format rounds them: tr(D G D^T) / n."""
+    """Squared error of the unit's outputs per token, by format: tr(D G D^T) / n, with weights
+    rounded to nearest with searched scales and inputs rounded as the format does.
+    """
     energy: float
-    """The same of the outputs themselves."""
+    """Squared norm of the outputs themselves, per token."""
     probe_error: float = 0.0
-    """The same of the change that the probe made ..."""
+    """The same for the probe's change ..."""
     probe_kl: float | None = None
-    """... and what this did to the model's predictions: mean KL in nats per token, on a few samples
-    with this unit changed alone. None: not measured."""
+    """... and its effect on the model's predictions: mean KL in nats per token, on a few samples
+    with this unit changed alone. None: not measured.
+    """
 
     gptq_share: float = 1.0
-    """The part of rounding's error that GPTQ is expected to leave, from the inputs alone."""
+    """The share of the rounding error that GPTQ is expected to leave, from the inputs alone."""
 
     @property
     def weight(self) -> float | None:
@@ -64,12 +66,12 @@ class Table(Strict):
     n_tokens: int
     formats: list[str]
     solved: list[str] = Field([])
-    """Formats whose weights GPTQ rounds in the end, so that `gptq_share` of an error is left."""
+    """Formats whose weights GPTQ rounds in the end, which leaves `gptq_share` of an error."""
     probe: str
     """The format that the probe rounded each unit to."""
     n_probe_tokens: int
     other_bytes: int
-    """Of tensors that no unit has: norms, and what stays in 16 bits whatever is asked."""
+    """Bytes of tensors outside all units: norms, and what always stays in 16 bits."""
     units: list[UnitRow]
     seconds: float = Field(0.0, ge=0)
 
@@ -80,13 +82,13 @@ class Table(Strict):
 
     @property
     def n_weights(self) -> int:
-        """Of all units."""
+        """Weights of all units."""
         return sum(unit.n_weights for unit in self.units)
 
     def costs(self, weighted: bool = True) -> list[list[float | None]]:
-        """What each format of each unit is predicted to cost: KL in nats per token.
+        """The predicted cost of each format of each unit: KL in nats per token.
 
-        Without weights, or where none were measured, squared errors over that of the outputs.
+        Unweighted, or where no weights were measured: squared errors relative to the outputs.
         """
         found = []
         for unit in self.units:
@@ -102,7 +104,7 @@ class Table(Strict):
         return [unit.sizes for unit in self.units]
 
     def only(self, formats: Sequence[str]) -> "Table":
-        """The same with some of its formats."""
+        """The same table with only some of its formats."""
         places = [self.formats.index(name) for name in formats]
         units = [
             unit.model_copy(
@@ -124,20 +126,20 @@ class Table(Strict):
         return 8 * self.size_of(choice) / self.n_weights
 
     def cost_of(self, choice: Sequence[int], weighted: bool = True) -> float:
-        """What a choice is predicted to cost."""
+        """The predicted cost of a choice."""
         costs = self.costs(weighted)
         return sum(row[p] or 0.0 for row, p in zip(costs, choice, strict=True))
 
     def to_json(self) -> dict[str, Any]:
-        """The table as plain data, with the weights that follow from it."""
+        """The table as plain data, with the derived weights."""
         return self.model_dump(mode="json")
 
     def write(self, folder: Path) -> None:
-        """Into a folder, under its usual name."""
+        """Write it into a folder, under its usual name."""
         write_text(folder / FILE, self.text())
 
     def text(self) -> str:
-        """The file: a line for each unit."""
+        """The file's text: one line per unit."""
         data = self.to_json()
         rows = ",\n".join(f"    {json.dumps(row)}" for row in data.pop("units"))
         head = json.dumps(data, indent=2).removesuffix("\n}")
@@ -145,7 +147,7 @@ class Table(Strict):
 
     @classmethod
     def read(cls, path: Path) -> "Table":
-        """From a file, or from the folder that holds it."""
+        """Read it from a file, or from the folder that holds it."""
         path = path / FILE if path.is_dir() else path
         if not path.is_file():
             raise DataError(

@@ -1,4 +1,4 @@
-"""What an engine makes of a choice: recipes and sizes for vLLM, or for llama.cpp."""
+"""Recipes and sizes of a choice, for vLLM or for llama.cpp."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 
 @dataclass(frozen=True)
 class VLLM:
-    """Checkpoints in compressed-tensors form."""
+    """Checkpoints in compressed-tensors format."""
 
     architecture: Architecture
     stored: list[TensorSpec]
@@ -81,5 +81,5 @@ class LlamaCpp:
 
 
 def of(source: ModelSource, engine: str) -> VLLM | LlamaCpp:
-    """The target of a model for an engine."""
+    """The target for a model and an engine."""
     return LlamaCpp.of(source) if engine == "llama.cpp" else VLLM.of(source)

@@ -1,4 +1,4 @@
-"""What is quantised as one: layers that an engine fuses, and all experts of a block."""
+"""What is quantised together: layers that an engine fuses, and all experts of a block."""
 
 import re
 from collections.abc import Sequence
@@ -9,33 +9,33 @@ from quantkit.model.architecture import EXPERT
 from quantkit.plan.checkpoint import fused_with
 
 NUMBER = re.compile(r"^(.*?)\.(\d+)\.(.*)$")
-"""A block's list, its place there, and the rest of a module's name."""
+"""A block list's name, the index in it, and the rest of a module's name."""
 FUSED_NAMES = {"q_proj": "qkv_proj", "gate_proj": "gate_up_proj", "w1": "w13"}
-"""What vLLM calls a fused layer, by the first of its parts."""
+"""vLLM's name of a fused layer, by the first of its parts."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Modules that have one format, whichever it is."""
+    """Modules that share one format."""
 
     name: str
     modules: tuple[str, ...]
 
     @property
     def kind(self) -> str:
-        """The same for the unit of this sort in every block, such as `self_attn.q_proj+k+v`."""
+        """The same for this sort of unit in every block, such as `self_attn.q_proj+k+v`."""
         match = NUMBER.match(self.name)
         return match[3] if match else self.name
 
     @property
     def block(self) -> str:
-        """The block's number; empty outside of blocks."""
+        """The block's number; empty outside the blocks."""
         match = NUMBER.match(self.name)
         return match[2] if match else ""
 
 
 def fused(modules: Sequence[str]) -> list[Unit]:
-    """Units as vLLM needs them: fused layers alike, and all experts of a block alike."""
+    """Units as vLLM needs them: one format per fused layer, and one for all experts of a block."""
     among = set(modules)
     found: dict[str, list[str]] = {}
     for module in modules:
@@ -49,7 +49,7 @@ def fused(modules: Sequence[str]) -> list[Unit]:
 
 
 def single(modules: Sequence[str]) -> list[Unit]:
-    """Every module on its own, as llama.cpp takes them."""
+    """Every module on its own, as llama.cpp allows."""
     return [Unit(module, (module,)) for module in modules]
 
 
@@ -61,7 +61,7 @@ def _fused_name(members: list[str]) -> str:
 
 
 def patterns(units: Sequence[Unit]) -> list[str]:
-    """Short patterns that match the modules of some units, and what vLLM calls them once fused.
+    """Short patterns that match the modules of some units, and vLLM's names of the fused layers.
 
     vLLM looks for a fused layer's own name first, then for its class, and only then for the names
     of its parts: a pattern that names only these would lose to a group for all of class Linear.
@@ -96,7 +96,7 @@ def _ending(unit: Unit) -> str:
 
 
 def are_whole(units: Sequence[Unit]) -> bool:
-    """Whether no unit has a part of what vLLM fuses without the rest of it."""
+    """Whether no unit contains only a part of what vLLM fuses."""
     owner = {module: unit.name for unit in units for module in unit.modules}
     return all(
         len({owner[m] for m in fused_with(module, owner)}) == 1

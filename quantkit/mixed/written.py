@@ -15,7 +15,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "int": {"sweeps": 2},
     "float": {"held_out": True},
 }
-"""Of GPTQ, as the recipes that ship have them."""
+"""GPTQ's options, as in the recipes that ship."""
 
 
 def recipe(table: Table, choice: Sequence[int], name: str, summary: str) -> Recipe | None:
@@ -29,7 +29,7 @@ def recipe(table: Table, choice: Sequence[int], name: str, summary: str) -> Reci
     kept = chosen.pop(SIXTEEN, [])
     if not chosen:
         return None
-    # The method of the first numbers decides for the whole pass; most weights' come first.
+    # The first scheme's method decides for the whole pass, so that of most weights comes first.
     found = {format: candidates.find(format) for format in chosen}
     order = sorted(found, key=lambda f: (not found[f].by_gptq, -n_weights[f]))
     base = found[order[0]]
@@ -64,7 +64,7 @@ def _plain(scheme: dict[str, Any]) -> dict[str, Any]:
 
 
 def text(made: AnyRecipe, comments: Sequence[str]) -> str:
-    """The file: comments, then the recipe with a line for each kind of numbers."""
+    """The file: comments, then the recipe with one line per number type."""
     lines = [f"# {line}".rstrip() for line in comments]
     lines += [f"name: {made.name}", f"summary: {json.dumps(made.summary)}"]
     if isinstance(made, GGUFRecipe):

@@ -1,4 +1,4 @@
-"""What a config says the model is made of, found by building it without weights."""
+"""The layers and parameters of a model, found by building it from its config without weights."""
 
 import fnmatch
 import re
@@ -26,7 +26,7 @@ HEAD = "lm_head"
 # In the name of a layer that belongs to one expert.
 EXPERT = re.compile(r"(?:^|\.)experts\.\d+\.")
 ROUTERS = ("gate", "router", "wg")
-"""Parts of the names of what chooses experts."""
+"""Parts of the names of routers."""
 SMALL = "a small projection, which serving engines keep in 16 bits"
 BEFORE_0_28 = "it is next to a short convolution, and vLLM before 0.28 builds it in 16 bits only"
 STREAMS = "it mixes the model's parallel streams (AltUp): a few columns"
@@ -63,7 +63,7 @@ KEPT = {
     "conv.in_proj": BEFORE_0_28,
     "conv.out_proj": BEFORE_0_28,
 }
-"""Linear layers within blocks that no recipe means, by the end of their names, and why."""
+"""Linear layers within blocks that recipes never mean, by the end of their names, and why."""
 MIXER = "it belongs to a mixer of the first Mamba, which vLLM builds in 16 bits only"
 OUTSIDE = "outside the decoder blocks"
 NOT_BUILT = "not part of the model as transformers builds it, such as a head that predicts ahead"
@@ -75,7 +75,9 @@ SHARED = "shared between blocks"
 INSIDE_VLLM = "what vLLM calls layers that stay in 16 bits"
 OTHER_KIND = "not a plain linear layer"
 TOWER = re.compile(r"(vision|visual|audio|video|image|multi_modal|mm_projector|patch_merge)\w*")
-"""In the names of parts that see or hear, and of what brings their output to the language part."""
+"""In the names of vision and audio towers, and of the projectors between them and the language
+model.
+"""
 CHOSEN = (
     "num_experts_per_tok",
     "num_experts_per_token",
@@ -84,8 +86,8 @@ CHOSEN = (
     "top_k_experts",
     "moe_top_k",
 )
-"""Keys of configs that tell to how many experts a token goes."""
-# Written by old checkpoints, computed by every present loader.
+"""Config keys for the number of experts per token."""
+# Written by old checkpoints, computed by every current loader.
 IGNORABLE = ("*.rotary_emb.inv_freq", "*.attn.bias", "*.attn.masked_bias")
 
 
@@ -98,27 +100,27 @@ class Architecture:
     linears: Mapping[str, tuple[int, int]]
     """Modules of class Linear: rows and columns of their weight."""
     tied: Mapping[str, str]
-    """Parameters that are another one by a second name."""
+    """Parameters that are another one under a second name."""
     attentions: Sequence[str] = ()
-    """Modules that put keys and values into a cache."""
+    """Modules that write keys and values to a cache."""
     routers: tuple[str, ...] = ()
-    """Modules that choose experts. They are small, decide much, and are never quantised."""
+    """Routers. They are small, decide a lot, and are never quantised."""
     chosen_share: float = 1.0
-    """Of a block's experts, those that a token goes to."""
+    """Share of a block's experts that a token is routed to."""
     kept: Mapping[str, str] = field(default_factory=dict)
     """Other layers that are never quantised, with the reason."""
     n_vocabulary: int = 0
     """Rows of the embedding."""
     head: str = HEAD
-    """What files call the output head, which recipes know as lm_head."""
+    """The output head's name in files, which recipes know as lm_head."""
     n_kv_heads: int = 0
-    """Heads of keys and values; 0 where the config does not say."""
+    """Key-value heads; 0 where the config does not say."""
     renamed: str = ""
-    """A tensor whose name in files is not that of its module; empty where there is none."""
+    """A tensor whose name in files differs from its module's; empty where there is none."""
     experts_note: str | None = None
-    """What to know before experts are served as they are written; None: nothing."""
+    """A warning about serving the experts as written; None: nothing to warn about."""
     rows_by_head: str | None = None
-    """The last name of layers whose rows engines sort anew; None: there are none."""
+    """The last part of the names of layers whose rows engines reorder; None: there are none."""
 
     @classmethod
     def of(
@@ -127,9 +129,9 @@ class Architecture:
         trust_remote_code: bool = False,
         tensors: Mapping[str, StoredTensor] | None = None,
     ) -> "Architecture":
-        """Build the skeleton of the model in `folder` and look at it.
+        """Build the skeleton of the model in `folder` and inspect it.
 
-        Names are those of its files; of `tensors`, where these are known already.
+        Names are those of its files; those of `tensors`, if given.
         """
         from quantkit.model import links
 
@@ -154,7 +156,7 @@ class Architecture:
         return [*self.routers, *self.kept]
 
     def matching(self, targets: list[str], ignore: list[str]) -> list[str]:
-        """Linear layers that a recipe means, in the model's order."""
+        """Linear layers that a recipe targets, in the model's order."""
         usual = {name: HEAD if name == self.head else name for name in self.linears}
         return [n for n, u in usual.items() if _matches(u, targets) and not _matches(u, ignore)]
 
@@ -187,7 +189,7 @@ class Architecture:
         return unknown
 
     def stored(self, source: ModelSource) -> list[TensorSpec]:
-        """Tensors that a checkpoint of this model carries: tied ones once, leftovers not at all."""
+        """Tensors that a checkpoint of this model stores: tied ones once, leftovers not at all."""
         return [
             TensorSpec(t.name, t.dtype, t.shape)
             for t in source.tensors.values()
@@ -197,7 +199,7 @@ class Architecture:
 
 
 def stored_tensors(folder: Path, config: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """The tensors of a folder with separate experts; none where it has no weights."""
+    """The tensors of a folder with separate experts; empty where it has no weights."""
     from quantkit.model import fused
 
     try:
@@ -210,7 +212,7 @@ def stored_tensors(folder: Path, config: Mapping[str, Any]) -> dict[str, StoredT
 def _look(
     model: Any, links: "Links", names: Mapping[str, tuple[int, ...]], folder: Path
 ) -> Architecture:
-    """What a skeleton and its links to stored tensors show."""
+    """Read the architecture from a skeleton and its links to stored tensors."""
     import torch
 
     from quantkit.model import experts
@@ -294,7 +296,7 @@ def _look(
 
 
 def _beside(linears: Collection[str], unused: Set[str]) -> list[str]:
-    """Layers that engines load as one with any that is not used."""
+    """Layers that engines fuse with any unused one."""
     fused = families.fused()
     found = []
     for name in linears if unused else ():
@@ -306,7 +308,7 @@ def _beside(linears: Collection[str], unused: Set[str]) -> list[str]:
 
 
 def _towers(kept: Mapping[str, str]) -> dict[str, str]:
-    """Patterns for whole parts of the model, which engines may know by other names within."""
+    """Patterns for whole parts of the model, whose inner names engines may change."""
     parts: dict[str, str] = {}
     for name, reason in kept.items():
         found = TOWER.search(name)
@@ -316,7 +318,7 @@ def _towers(kept: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_routers(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """What stands beside a block's experts and chooses among them: by its name, or by its shape."""
+    """Modules next to a block's experts that choose among them, by name or by shape."""
     weights = _weights(shapes)
     numbers: dict[str, int] = {}
     others = []
@@ -341,7 +343,7 @@ def find_routers(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[s
 
 
 def _without_linears(model: Any, kept: Mapping[str, str]) -> str:
-    """Why nothing of a model can be quantised: what its blocks hold instead, and where."""
+    """Why nothing in a model can be quantised: what its blocks hold instead, and where."""
     named = type(model).__name__
     prefix, blocks = find_blocks(model)
     if left := next((name for name in kept if kept[name] != OUTSIDE), None):
@@ -363,8 +365,9 @@ def _without_linears(model: Any, kept: Mapping[str, str]) -> str:
 
 
 def kept_reason(name: str, among: Container[str] = ()) -> str | None:
-    """Why a layer within a block stays in 16 bits, going by its name and by those of others; None
-    where it does not."""
+    """Why a layer within a block stays in 16 bits, judging by its name and by those of others; None
+    where it does not.
+    """
     parts = name.split(".")
     beside = ".".join((*parts[:-1], "x_proj"))
     if parts[-1] in ("in_proj", "out_proj") and beside in among:
@@ -373,7 +376,7 @@ def kept_reason(name: str, among: Container[str] = ()) -> str | None:
 
 
 def is_kept(name: str, among: Container[str] = ()) -> bool:
-    """Whether a layer within a block is never quantised, going by its name and by others'."""
+    """Whether a layer within a block is never quantised, judging by its name and by others'."""
     return kept_reason(name, among) is not None or bool(set(ROUTERS) & set(name.split(".")))
 
 

@@ -1,12 +1,12 @@
-"""Weights that bitsandbytes wrote, as the numbers that they stand for. Read only.
+"""Dequantises weights that bitsandbytes wrote. Read only.
 
-Its files hold, beside the weight of a layer:
+For each layer its files hold:
 
-    4 bits   weight                       two codes per byte, the first in the upper half
+    4 bits   weight                       two codes per byte, the first in the high nibble
              weight.quant_map             the 16 numbers that codes stand for (NF4 or FP4)
-             weight.absmax                what each block of 64 is multiplied by: float32, or a code
-             weight.nested_absmax,        of the second quantisation, whose numbers are these times
-             weight.nested_quant_map      one for 256 blocks, and an offset
+             weight.absmax                the scale of each block of 64: float32, or with double
+             weight.nested_absmax,        quantisation a code into nested_quant_map, times one scale
+             weight.nested_quant_map      per 256 blocks, plus an offset
              weight.quant_state.bitsandbytes__nf4    JSON: shape, block sizes, offset
     8 bits   weight (int8) and SCB        the largest magnitude of each row, over 127
 
@@ -37,7 +37,7 @@ MAX_STATE_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class State:
-    """What stands in the JSON beside a weight."""
+    """The contents of the JSON next to a weight."""
 
     kind: str
     shape: tuple[int, int]
@@ -47,13 +47,13 @@ class State:
 
 
 def state_name(weight: str, tensors: Mapping[str, Any]) -> str | None:
-    """The tensor that holds the JSON of a 4-bit weight; None where it is none."""
+    """The tensor that holds the JSON of a 4-bit weight; None for other weights."""
     names = (f"{weight}.{STATE}{kind}" for kind in KINDS)
     return next((name for name in names if name in tensors), None)
 
 
 def owner(name: str, tensors: Mapping[str, Any]) -> str | None:
-    """The 4-bit weight that a tensor stands beside; None where it does not."""
+    """The 4-bit weight that a tensor belongs to; None where it belongs to none."""
     for part in (f".{STATE}", *(f".{part}" for part in PARTS)):
         weight, found, _ = name.partition(part)
         if found and weight.endswith("weight") and weight in tensors:
@@ -124,7 +124,7 @@ def _four_bits(state: State, parents: "Sequence[torch.Tensor]") -> "torch.Tensor
 
 
 def _spread(scales: "torch.Tensor", size: int, n: int) -> "torch.Tensor":
-    """A scale for each of `n` numbers, the last block of which may be cut off."""
+    """One scale for each of `n` numbers; the last block may be incomplete."""
     return scales.repeat_interleave(size)[:n]
 
 

@@ -1,7 +1,7 @@
-"""What a model calls its decoder blocks with, recorded with stand-ins in their places.
+"""Records the arguments that a model calls its decoder blocks with, using stand-ins for them.
 
 Masks, position embeddings and the like differ from block to block in some families, so nothing is
-guessed. What is the same for every sample is kept once, what differs by batch.
+guessed. What is the same for every sample is kept once, what differs is kept per batch.
 """
 
 import inspect
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 ADDED = "added by the model"
-"""An argument that no block has: what the model itself adds to the states before the block."""
+"""Pseudo-argument: what the model itself adds to the states before the block."""
 
 
 class Stop(Exception):
@@ -20,7 +20,7 @@ class Stop(Exception):
 
 
 class _StandIn(torch.nn.Module):
-    """Stands for a block; models ask their blocks for things such as the kind of attention."""
+    """Stands in for a block; models ask their blocks for things such as the kind of attention."""
 
     def __init__(self, block: torch.nn.Module) -> None:
         super().__init__()
@@ -34,14 +34,14 @@ class _StandIn(torch.nn.Module):
 
 
 class _Carried:
-    """Stands for something that a block returns beside the hidden states."""
+    """Stands in for something that a block returns besides the hidden states."""
 
     def __init__(self, place: int) -> None:
         self.place = place
 
 
 class Recorder(_StandIn):
-    """Keeps what a block is called with, and hands the hidden states on."""
+    """Keeps a block's arguments, and passes the hidden states on."""
 
     def __init__(self, block: torch.nn.Module, last: bool, n_outputs: int | None) -> None:
         super().__init__(block)
@@ -62,14 +62,14 @@ class Recorder(_StandIn):
 def _by_name(
     block: torch.nn.Module, values: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """The hidden states of a call, and its other arguments by the names that the block has."""
+    """The hidden states of a call, and its other arguments by their parameter names."""
     names = list(inspect.signature(block.forward).parameters)
     arguments = dict(zip(names, values, strict=False)) | named
     return arguments.pop(names[0]), arguments
 
 
 class Given(_StandIn):
-    """Gives what the blocks are known to make."""
+    """Returns known block outputs."""
 
     def __init__(self, block: torch.nn.Module, hidden: torch.Tensor, n_outputs: int | None) -> None:
         super().__init__(block)
@@ -84,33 +84,33 @@ class Given(_StandIn):
 
 @dataclass
 class Call:
-    """What a block is called with beside the hidden states."""
+    """A block's arguments besides the hidden states."""
 
     common: dict[str, Any]
     """The same for every sample: recorded for one, they broadcast."""
     varying: dict[str, list[Any]] = field(default_factory=dict)
-    """By batch, in host memory: what differs from sample to sample, such as the tokens' ids."""
+    """Per batch, in host memory: what differs from sample to sample, such as token ids."""
     first: dict[str, Any] = field(default_factory=dict)
     """The same for the first batch of all ranks."""
     carried: dict[str, int] = field(default_factory=dict)
-    """What the block before returned beside the hidden states, by its place there."""
+    """What the previous block returned besides the hidden states, by index."""
     shared: tuple[str, ...] = ()
-    """Mappings that blocks write into and later ones read from."""
+    """Mappings that blocks write to and later ones read from."""
     repeated: dict[str, Any] = field(default_factory=dict)
-    """Which common ones the model repeats for each sample: some blocks join them with others."""
+    """Which shared ones the model repeats per sample: some blocks concatenate them with others."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether arguments are the same for all samples, whatever came before."""
+        """Whether arguments are the same for all samples, independent of earlier blocks."""
         return not (self.varying or self.carried or self.shared)
 
     def of_batch(self, place: int, n_samples: int, device: torch.device) -> dict[str, Any]:
-        """Of one batch, without what comes from other blocks."""
+        """Arguments of one batch, without those from other blocks."""
         varying = {name: _moved(found[place], device) for name, found in self.varying.items()}
         return self._common(n_samples) | varying
 
     def of_first(self, n_samples: int, device: torch.device) -> dict[str, Any]:
-        """Of the first samples."""
+        """Arguments of the first samples."""
         varying = {n: _moved(found[:n_samples], device) for n, found in self.first.items()}
         return self._common(n_samples) | varying
 
@@ -120,7 +120,9 @@ class Call:
 
 
 def _repeated(value: Any, flags: Any, n_samples: int) -> Any:
-    """A value, or its parts, for so many samples, where the flags say so; no memory is copied."""
+    """A value, or its parts, repeated for that many samples where the flags say so; without
+    copying.
+    """
     if isinstance(flags, list):
         return type(value)(_repeated(v, f, n_samples) for v, f in zip(value, flags, strict=True))
     return value.expand(n_samples, *value.shape[1:]) if flags else value
@@ -131,7 +133,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 class Recording:
-    """Compares what blocks were called with for one sample, and for every batch."""
+    """Compares the arguments recorded for one sample with those of every batch."""
 
     def __init__(self, one: list[dict[str, Any]]) -> None:
         self._one = one
@@ -143,8 +145,8 @@ class Recording:
         self._repeated: list[dict[str, Any]] | None = None
 
     def add(self, arguments: list[dict[str, Any]]) -> None:
-        """The arguments of a batch: what differs from those of one sample is kept."""
-        self._alive = [arguments]  # so that no identity is used twice meanwhile
+        """Add the arguments of a batch: what differs from those of one sample is kept."""
+        self._alive = [arguments]  # so that no identity is reused meanwhile
         self._same.clear()
         self._kept.clear()
         self._batches.append(self._differing(arguments))
@@ -161,7 +163,7 @@ class Recording:
         self._first = self._differing(arguments)
 
     def calls(self) -> list[Call]:
-        """By block."""
+        """The calls, by block."""
         calls = []
         for place, one in enumerate(self._one):
             batches = [batch[place] for batch in self._batches]
@@ -195,7 +197,7 @@ class Recording:
         return self._kept[id(value)]
 
     def _is_same(self, one: Any, here: Any) -> bool:
-        """Whether the value for one sample, broadcast, is that of a batch."""
+        """Whether the value for one sample, broadcast, equals that of a batch."""
         key = id(one), id(here)
         if key not in self._same:
             self._same[key] = _broadcasts(one, here)
@@ -203,7 +205,9 @@ class Recording:
 
 
 def _flags(one: Any, here: Any) -> Any:
-    """Whether a batch has more of a value than one sample; for parts of a tuple, a list of it."""
+    """Whether a batch has more of a value than one sample; for parts of a tuple, a list of
+    flags.
+    """
     if isinstance(one, torch.Tensor) and isinstance(here, torch.Tensor):
         return one.dim() == here.dim() > 0 and one.shape[0] == 1 < here.shape[0]
     if type(one) in (tuple, list) and type(here) is type(one) and len(one) == len(here):

@@ -1,7 +1,7 @@
 """The decoder blocks of a model, one at a time: record their arguments, load, run, free.
 
 The skeleton has no weights. The model itself is run once with every block replaced by a recorder,
-and what it passes to each block is kept (`block_calls.py`).
+which keeps what the model passes to each block (`block_calls.py`).
 """
 
 import inspect
@@ -25,9 +25,9 @@ from quantkit.model.skeleton import find_blocks, skeleton, text_part
 from quantkit.model.source import ModelSource
 
 SIZES_DIFFER = re.compile(r"must match|cannot be multiplied|invalid for input|shape mismatch")
-"""In what torch says of tensors that do not fit each other."""
+"""In torch's messages about mismatched tensors."""
 MOST_OUTPUTS = 3
-"""Of a block: its hidden states, and what a later block wants to know."""
+"""Maximum number of outputs of a block: its hidden states, and what later blocks need."""
 
 
 @dataclass
@@ -43,13 +43,13 @@ class Decoder:
     dtype: torch.dtype
     _side: torch.cuda.Stream | None = None
     links: Links = field(default_factory=lambda: Links({}, {}, {}, ()))
-    """What the model's parameters are in the source's files."""
+    """The stored tensors of the model's parameters."""
     parameters: Mapping[str, StoredTensor] = field(default_factory=dict)
-    """Those that the source has, by their names in the model."""
+    """The source's parameters, by their names in the model."""
     _n_outputs: int | None = None
-    """How many things this family's blocks return; None where it is the states alone."""
+    """Number of outputs of this family's blocks; None where it is the states alone."""
     _batch_dim: int = 0
-    """Where blocks have samples: in Gemma 3n behind its streams. Elsewhere they come first."""
+    """The batch dimension of blocks: in Gemma 3n after its streams. Elsewhere the first."""
 
     @classmethod
     def open(cls, source: ModelSource, device: torch.device) -> "Decoder":
@@ -77,21 +77,21 @@ class Decoder:
         return {name: self.parameters[start + name] for name in self.blocks[index].state_dict()}
 
     def stored(self, index: int, name: str) -> str | None:
-        """What files call a parameter of a block; None where they hold it in another form."""
+        """A block parameter's name in files; None where they store it in another form."""
         return self.links.stored.get(f"{self.name(index)}.{name}")
 
     def module(self, index: int, name: str) -> str:
-        """What files call a module of a block."""
+        """A block module's name in files."""
         return self.links.module(f"{self.name(index)}.{name}")
 
     @cached_property
     def written(self) -> frozenset[str]:
-        """Stored names of all parameters within blocks that are one tensor each."""
+        """Stored names of all block parameters that are one tensor each."""
         start = f"{self.prefix}."
         return frozenset(s for n, s in self.links.stored.items() if n.startswith(start))
 
     def read(self, index: int) -> dict[str, torch.Tensor]:
-        """A block's parameters on the device, as they are stored."""
+        """A block's parameters on the device, as stored."""
         pinned = self.device.type == "cuda"
         return {
             name: stored.read(pinned).to(self.device, non_blocking=True)
@@ -101,7 +101,7 @@ class Decoder:
     def read_ahead(
         self, check: Callable[[StoredTensor, torch.Tensor], None]
     ) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
-        """Every block's place and parameters, each checked; the next is read meanwhile."""
+        """Every block's index and parameters, each checked; the next block is read meanwhile."""
 
         def read(index: int) -> dict[str, torch.Tensor]:
             with self._aside():
@@ -125,11 +125,11 @@ class Decoder:
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """What is within runs beside the main stream, and is done at the end."""
+        """Run the body on a side stream, and finish it before leaving."""
         if self.device.type != "cuda":
             yield
             return
-        if self._side is None:  # always the same: each stream has a pool of memory of its own
+        if self._side is None:  # always the same one: each stream has its own memory pool
             self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._side), torch.no_grad():
             yield
@@ -137,7 +137,7 @@ class Decoder:
 
     @contextmanager
     def loaded(self, index: int, state: Mapping[str, torch.Tensor]) -> Iterator[torch.nn.Module]:
-        """A block with these parameters in the type that is computed in; it forgets them after."""
+        """A block with these parameters in the compute dtype; they are released afterwards."""
         block = self.blocks[index]
         cast = {name: self._cast(name, tensor) for name, tensor in state.items()}
         block.load_state_dict(cast, strict=True, assign=True)
@@ -151,7 +151,7 @@ class Decoder:
             block.load_state_dict(empty, strict=True, assign=True)
 
     def _cast(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """In the type that is computed in, but for whole numbers and what the family says."""
+        """Cast to the compute dtype, except integers and the family's exceptions."""
         if not tensor.is_floating_point():
             return tensor
         wide = getattr(self.model, "_keep_in_fp32_modules_strict", None) or ()
@@ -168,8 +168,8 @@ class Decoder:
     ) -> tuple[list[torch.Tensor], list[Call]]:
         """Hidden states before the first block, by batch, and every block's other arguments.
 
-        `beginning` are the first samples of all ranks, where these are not the first of `tokens`.
-        `images` has what the model takes of every sample's images, which go one at a time.
+        `beginning` holds the first samples of all ranks, where these are not the first of `tokens`.
+        `images` holds the model's image inputs per sample, which are processed one at a time.
         """
         base = self.model.get_submodule(self.prefix.rpartition(".")[0])
         blocks = list(self.blocks)
@@ -206,13 +206,13 @@ class Decoder:
         finally:
             for index, block in enumerate(blocks):
                 self.blocks[index] = block
-            # Embeddings have done their work; the blocks need the room.
+            # The embeddings are no longer needed; the blocks need the memory.
             empty = {name: tensor.to("meta") for name, tensor in outside.items()}
             self.model.load_state_dict(empty, strict=False, assign=True)
         return hidden, recording.calls()
 
     def _place_towers(self) -> None:
-        """What looks at images on the device, where its weights are; the head has none yet."""
+        """Move the vision towers to the device, where their weights are; the head has none yet."""
         for module in self.model.modules():
             held = [*module.parameters(), *module.buffers()]
             if held and not any(tensor.is_meta for tensor in held):
@@ -226,7 +226,7 @@ class Decoder:
     ) -> tuple[torch.Tensor, list[dict[str, Any]]]:
         """Hidden states before the first block, and every block's arguments, for these tokens.
 
-        How many things the model takes from a block shows when it is given too few or too many.
+        How many outputs the model expects from a block shows when it gets too few or too many.
         """
         blocks = list(self.blocks)
         tries = [self._n_outputs] if self._n_outputs else [None, *range(1, MOST_OUTPUTS + 1)]
@@ -260,7 +260,7 @@ class Decoder:
         ) from problem
 
     def _taken(self, images: Mapping[str, Any]) -> dict[str, Any]:
-        """What the model's own call takes of what a processor gives, on the device."""
+        """Those of a processor's outputs that the model's forward accepts, on the device."""
         known = inspect.signature(self.model.forward).parameters
         taken = {}
         for name, value in images.items():
@@ -270,7 +270,7 @@ class Decoder:
         return taken
 
     def _find_batch(self, base: torch.nn.Module, one: torch.Tensor, states: torch.Tensor) -> int:
-        """The dimension that grows with samples."""
+        """The dimension that grows with the number of samples."""
         if states.dim() == 3:
             return 0
         two, _ = self._recorded(base, one.expand(2, -1))
@@ -279,7 +279,9 @@ class Decoder:
 
     @torch.no_grad()
     def losses(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Negative log-likelihood of every token but each sample's first, from the last states."""
+        """Negative log-likelihood of every token except each sample's first, from the last
+        states.
+        """
         found = []
         with self.head() as logits_of:
             for sample in range(len(tokens)):
@@ -293,11 +295,11 @@ class Decoder:
     def head(
         self, changed: Mapping[str, torch.Tensor] | None = None
     ) -> Iterator[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
-        """What turns the last states and tokens of one sample into logits [tokens, vocabulary].
+        """A function from the last states and tokens of one sample to logits [tokens, vocabulary].
 
-        `changed` has other values of some parameters outside the blocks.
-        The model itself does it, with blocks that give what is known, so that final norms, caps
-        and scales of logits are the family's own.
+        `changed` replaces some parameters outside the blocks. The model itself computes them, with
+        blocks that return the known states, so final norms, caps and logit scales are the family's
+        own.
         """
         blocks = list(self.blocks)
         prefix, _ = text_part(self.model)
@@ -341,7 +343,7 @@ class Decoder:
     def run_all(
         self, block: torch.nn.Module, hidden: torch.Tensor, arguments: Mapping[str, Any]
     ) -> tuple[torch.Tensor, tuple[Any, ...]]:
-        """A block's output, and what it returns beside it."""
+        """A block's output, and what it returns besides."""
         added = arguments.get(ADDED)
         if ADDED in arguments:
             arguments = {name: value for name, value in arguments.items() if name != ADDED}
@@ -365,7 +367,7 @@ class Decoder:
 
 
 def _note_added(recorders: list[Recorder]) -> None:
-    """Keep what the model added to the states between blocks, such as features of images."""
+    """Keep what the model added to the states between blocks, such as image features."""
     recorders[0].arguments[ADDED] = None
     for before, after in pairwise(recorders):
         assert before.hidden is not None

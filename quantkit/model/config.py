@@ -1,11 +1,11 @@
-"""What a config says of how its weights were quantised; the numbers are for `dequantized`."""
+"""What a config says about how its weights were quantised; `dequantized` reads the numbers."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def method_of(config: Mapping[str, Any]) -> str | None:
-    """The name of the method that a config says its weights were quantised with."""
+    """The quantisation method that a config names."""
     for part in (config, *(v for v in config.values() if isinstance(v, dict))):
         found = part.get("quantization_config")
         if found:
@@ -15,7 +15,7 @@ def method_of(config: Mapping[str, Any]) -> str | None:
 
 
 def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of the model that the numbers stand for."""
+    """The config of the unquantised model."""
     return {
         key: plain_config(value) if isinstance(value, dict) and key.endswith("_config") else value
         for key, value in config.items()

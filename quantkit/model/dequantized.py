@@ -1,12 +1,12 @@
-"""Sources that are quantised already, as the 16-bit weights that their numbers stand for.
+"""Already quantised sources, read as 16-bit weights.
 
-Nothing is dequantised before it is read, a layer (or an expert) at a time, so a large model is
-never held whole. What a tensor is follows from its type and from what stands beside it, not from
-the method that a config names: the same few forms come under many names.
+A tensor is dequantised when it is read, one layer (or expert) at a time, so a large model is never
+in memory as a whole. What a tensor is follows from its dtype and its companion tensors, not from
+the method that a config names: the same few layouts come under many names.
 
-    weight (FP8 or int8) and weight_scale or weight_scale_inv     one scale a tensor, row or block,
-                                                                  or (MXFP8) an exponent for 32
-    weight_packed or weight (two FP4 a byte) and weight_scale     a scale for 16, and one for all
+    weight (FP8 or int8) and weight_scale or weight_scale_inv     a scale per tensor, row or block,
+                                                                  or (MXFP8) an exponent per 32
+    weight_packed or weight (two FP4 per byte) and weight_scale   a scale per 16, and one for all
     weight_packed (int32 words) and weight_scale, weight_shape    compressed-tensors
     qweight, qzeros and scales, with g_idx or without             AutoGPTQ, AutoAWQ
     ..._blocks and ..._scales                                     MXFP4 of all experts, gpt-oss
@@ -52,7 +52,7 @@ BESIDE = (
 def dequantized(
     tensors: Mapping[str, StoredTensor], config: Mapping[str, Any]
 ) -> dict[str, StoredTensor]:
-    """Parameters in 16 bits by their usual names; what is not quantised is what it was."""
+    """Parameters in 16 bits by their usual names; unquantised ones are unchanged."""
     method = method_of(config) or ""
     named = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     dtype = TYPES.get(named.removeprefix("torch."), "BF16")
@@ -94,7 +94,7 @@ def dequantized(
 
 
 def modules(tensors: Mapping[str, StoredTensor]) -> list[str]:
-    """The layers that files hold quantised, by the names of their 16-bit weights' modules."""
+    """The layers that are stored quantised, by the module names of their 16-bit weights."""
     found = []
     for name, tensor in tensors.items():
         module, _, last = name.rpartition(".")
@@ -108,14 +108,14 @@ def modules(tensors: Mapping[str, StoredTensor]) -> list[str]:
 
 
 def of_experts(name: str) -> str | None:
-    """The parameter of all experts whose MXFP4 blocks a tensor holds; None: it holds none."""
+    """The fused expert parameter whose MXFP4 blocks a tensor holds; None: it holds none."""
     return (
         name.removesuffix("_blocks") if name.endswith("_blocks") and ".experts." in name else None
     )
 
 
 def joint_layers(whole: str, n_experts: int) -> list[tuple[str, ...]]:
-    """The layers of each expert that one parameter of all experts holds, whose rows take turns."""
+    """The layers of each expert that a fused parameter holds, with interleaved rows."""
     block, _, last = whole.rpartition(".experts.")
     layers = ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
     return [
@@ -124,7 +124,7 @@ def joint_layers(whole: str, n_experts: int) -> list[tuple[str, ...]]:
 
 
 def _stands_beside(name: str, tensors: Mapping[str, StoredTensor]) -> bool:
-    """Whether a tensor is only there to tell what another one holds."""
+    """Whether a tensor only describes another one."""
     module, _, last = name.rpartition(".")
     if bitsandbytes.owner(name, tensors) is not None:
         return True
@@ -169,14 +169,14 @@ def _multiply(parents: "Sequence[torch.Tensor]") -> "torch.Tensor":
 
 
 def _steps(scale: "torch.Tensor") -> "torch.Tensor":
-    """Scales as numbers: bytes are exponents, E8M0."""
+    """Scales as numbers: bytes are E8M0 exponents."""
     if scale.element_size() == 1 and not scale.is_floating_point():
         return (scale.float() - 127).exp2()
     return scale.float()
 
 
 def _block(size: int, n_blocks: int) -> int:
-    """The size of blocks, the last of which may be cut off: a power of two."""
+    """The block size, a power of two; the last block may be incomplete."""
     found = 1
     while found * n_blocks < size:
         found *= 2
@@ -209,7 +209,7 @@ def _from_fp4(inverse: bool, parents: "Sequence[torch.Tensor]") -> "torch.Tensor
 
 
 def _e2m1(packed: "torch.Tensor") -> "torch.Tensor":
-    """Two numbers a byte, the first in the lower half."""
+    """Two numbers per byte, the first in the low nibble."""
     import torch
 
     table = torch.tensor([*E2M1, *(-value for value in E2M1)])
@@ -227,10 +227,10 @@ def _fields(packed: "torch.Tensor", num_bits: int) -> "torch.Tensor":
 
 
 def _widths(config: Mapping[str, Any]) -> "Callable[[str], int | None]":
-    """The bits that a config declares of each layer; None where it does not say."""
+    """The bits that a config declares for each layer; None where it does not say."""
     try:
         known = declared.of(config, "config.json")
-    except QuantkitError:  # whoever needs the config says what is wrong with it
+    except QuantkitError:  # whoever needs the config reports what is wrong with it
         return lambda module: None
     if not known.dialect.spells_out:
         return lambda module: None
@@ -249,7 +249,9 @@ def _words(
     dtype: str,
     width: int | None,
 ) -> StoredTensor:
-    """Integers in words: dense, or, of widths that do not divide 32, as many as a word holds."""
+    """Integers in words: dense, or, for widths that do not divide 32, as many as fit into a
+    word.
+    """
     shape, scale = _need(module, tensor, beside, "weight_shape", "weight_scale")
     rows, columns = (int(n) for n in shape.read().tolist())
     num_bits = width or (4 if tensor.shape[1] == -(-columns // 8) else 8)
@@ -297,7 +299,7 @@ def _from_words(
 
 
 def _zero_offset(config: Mapping[str, Any]) -> int:
-    """AutoGPTQ stores zero points less one, unless the second version of its format says not."""
+    """AutoGPTQ stores zero points minus one, unless it is the second version of its format."""
     found = config.get("quantization_config") or {}
     return 0 if str(found.get("checkpoint_format", "")).endswith("v2") else 1
 
@@ -362,7 +364,7 @@ def _from_awq(parents: "Sequence[torch.Tensor]") -> "torch.Tensor":
 def _mxfp4(
     name: str, blocks: StoredTensor, scales: StoredTensor, bias: StoredTensor | None, dtype: str
 ) -> dict[str, StoredTensor]:
-    """All experts' layers, one by one, whose rows lie as a linear layer's do."""
+    """The layers of all experts one by one, with rows arranged as in a linear layer."""
     n_experts, rows, n_groups, n_bytes = blocks.shape
     columns = n_groups * n_bytes * 2
     found: dict[str, StoredTensor] = {}

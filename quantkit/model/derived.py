@@ -1,7 +1,7 @@
 """Tensors that a source does not store as such: they are computed when they are read.
 
-One expert of a tensor that holds them all, a weight that is stored transposed or quantised: each
-has a name, a type and a shape like any stored tensor.
+One expert of a fused tensor, a weight that is stored transposed or quantised: each has a name, a
+dtype and a shape like any stored tensor.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 Compute = Callable[[Sequence["torch.Tensor"]], "torch.Tensor"]
-"""Makes one tensor of those that it is derived from, in their order."""
+"""Computes one tensor from its parents, in their order."""
 
 
 def _nothing(parents: Sequence["torch.Tensor"]) -> "torch.Tensor":
@@ -23,7 +23,7 @@ def _nothing(parents: Sequence["torch.Tensor"]) -> "torch.Tensor":
 
 @dataclass(frozen=True)
 class DerivedTensor(StoredTensor):
-    """A tensor by its own name, and the stored ones that it is computed from."""
+    """A tensor under its own name, and the stored ones that it is computed from."""
 
     parents: tuple[StoredTensor, ...] = ()
     compute: Compute = _nothing
@@ -37,12 +37,12 @@ class DerivedTensor(StoredTensor):
         parents: Sequence[StoredTensor],
         compute: Compute,
     ) -> "DerivedTensor":
-        """A tensor that lies where its first parent lies."""
+        """A tensor located where its first parent is."""
         first = parents[0]
         return cls(name, dtype, shape, first.file, first.start, tuple(parents), compute)
 
     def read(self, pinned: bool = False) -> "torch.Tensor":
-        """The whole tensor, in memory of its own."""
+        """The whole tensor, in its own memory."""
         from quantkit.model.shards import DTYPES
 
         found = self.compute([parent.read() for parent in self.parents])
@@ -51,7 +51,7 @@ class DerivedTensor(StoredTensor):
         return found.pin_memory() if pinned else found
 
     def read_into(self, buffer: memoryview, offset: int = 0) -> None:
-        """Fill `buffer` with the bytes from `offset` of this tensor on."""
+        """Fill `buffer` with this tensor's bytes, starting at `offset`."""
         from quantkit.model.shards import as_bytes
 
         buffer[:] = as_bytes(self.read())[offset : offset + len(buffer)]
@@ -66,7 +66,7 @@ def slice_of(tensor: StoredTensor, index: int) -> StoredTensor:
 
 
 def rows_of(tensor: StoredTensor, name: str, start: int, stop: int) -> StoredTensor:
-    """Some rows of a tensor under a name of their own."""
+    """Some rows of a tensor under their own name."""
     stride = tensor.size_bytes // tensor.shape[0]
     shape = (stop - start, *tensor.shape[1:])
     return StoredTensor(name, tensor.dtype, shape, tensor.file, tensor.start + start * stride)

@@ -1,4 +1,4 @@
-"""What a model's own README says of it: licence, languages, its name on the hub."""
+"""Facts from a model's own README: licence, languages, its name on the hub."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ FRONT = re.compile(r"\A\ufeff?\s*---[ \t]*\r?\n(?P<front>.*?)^---[ \t]*(?:\r?\n|
 """The YAML between two lines of dashes at the top of a model card."""
 MOST_CHARACTERS = 1 << 20
 HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-# Where cards name the model that they are about.
+# Where cards name their own model.
 OWN_NAMES = ("model_id", "model_name")
 
 
@@ -22,15 +22,15 @@ def read(folder: Path) -> dict[str, Any]:
     try:
         with (folder / README).open(encoding="utf-8") as stream:
             found = FRONT.match(stream.read(MOST_CHARACTERS))
-        # Read as plain texts: the language `no` is Norwegian.
+        # Read as plain text: the language `no` is Norwegian.
         card = parse_yaml(found["front"], yaml.BaseLoader) if found else None
     except (OSError, ValueError):
-        return {}  # nothing but a description is lost
+        return {}  # only a description is lost
     return card if isinstance(card, dict) else {}
 
 
 def own_name(card: dict[str, Any]) -> str | None:
-    """The hub id that a card gives its own model, where it gives one."""
+    """The hub id that a card gives for its own model, if any."""
     index = card.get("model-index")
     first = index[0] if isinstance(index, list) and index else None
     names = [card.get(key) for key in OWN_NAMES]
@@ -39,7 +39,7 @@ def own_name(card: dict[str, Any]) -> str | None:
 
 
 def text(value: Any) -> str | None:
-    """A text that says something."""
+    """A non-empty text, or None."""
     return value.strip() if isinstance(value, str) and value.strip() else None
 
 

@@ -1,7 +1,7 @@
-"""Experts of a mixture as linear layers of their own, by the names that checkpoints give them.
+"""MoE experts as separate linear layers, by the names that checkpoints give them.
 
 transformers holds all experts of a block in two tensors and multiplies with slices of them. Layers
-can be loaded, rounded and watched one by one, so a model that is computed with has those instead.
+can be loaded, rounded and observed one by one, so a model that quantkit runs has those instead.
 What happens between the layers (a clamp, an activation with one added) stays the family's own code.
 """
 
@@ -18,8 +18,10 @@ from torch import nn
 from quantkit.errors import SourceError
 
 LEAST_SHARE = 64
-"""While calibrating, one token of so many goes to every expert, also where its router sends fewer:
-an expert that calibration never meets would be rounded blindly, and may be met in serving."""
+"""While calibrating, every expert sees at least one in this many tokens, even where its router
+sends fewer: an expert that calibration never reaches would be rounded blindly, and may be reached
+in serving.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,11 @@ class Fused:
     gated: bool
     biased: bool
     alternating: bool
-    """Rows of gate and up take turns."""
+    """Rows of gate and up are interleaved."""
 
     @classmethod
     def of(cls, module: nn.Module) -> "Fused | None":
-        """What a module is by its parameters; None where they are not those of experts."""
+        """The fused experts of a module, recognised by their parameters; None for other modules."""
         own = {n: p for n, p in module.named_parameters(recurse=False) if p.ndim == 3}
         first = own.get("gate_up_proj", own.get("up_proj"))
         down = own.get("down_proj")
@@ -81,22 +83,22 @@ class Expert(nn.Module):
 
 @dataclass(frozen=True)
 class _Shell:
-    """A module that is not a part of the one that uses it."""
+    """Holds a module without registering it as a submodule."""
 
     module: Any
 
 
 class Experts(nn.Module):
-    """Takes the place of transformers' own, with the same arguments and result."""
+    """Replaces transformers' own experts, with the same arguments and result."""
 
     def __init__(self, experts: Fused, arguments: Sequence[str]) -> None:
         super().__init__()
         self.is_routed = len(arguments) == 3
-        """Whether each token comes with its experts; else every expert has rows of its own."""
+        """Whether each token comes with its experts; otherwise every expert has its own rows."""
         self._arguments = tuple(arguments)
         self.gated, self.alternating = experts.gated, experts.alternating
         self.n_experts = experts.n_experts
-        # The family's own code for what stands between the layers, without its weights.
+        # The family's own code between the layers, without its weights.
         shell = object.__new__(type(experts.module))
         shell.__dict__.update(experts.module.__dict__)
         shell.__dict__["_parameters"] = {}
@@ -105,7 +107,7 @@ class Experts(nn.Module):
             self.add_module(str(index), Expert(experts))
         self.is_watched = False
         self.real: torch.Tensor | None = None
-        """While watched, the places of tokens that are not padding; None where all are."""
+        """While observing, positions of tokens that are not padding; None if none is padding."""
 
     def forward(self, *values: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
         given = dict(zip(self._arguments, values, strict=False)) | named
@@ -117,15 +119,17 @@ class Experts(nn.Module):
         return self._in_rows(flat).view(states.shape)
 
     def states(self, values: Sequence[Any], named: Mapping[str, Any]) -> torch.Tensor:
-        """The tokens that a call is about, as [positions, width], each once."""
+        """The tokens of a call as [positions, width], each once."""
         given = dict(zip(self._arguments, values, strict=False)) | dict(named)
         states: torch.Tensor = given[self._arguments[0]]
-        if not self.is_routed:  # every token comes once for each expert, zero but for its own
+        if not self.is_routed:  # every token occurs once per expert, zero except for its own
             states = states.view(self.n_experts, -1, states.shape[-1]).sum(0)
         return states.reshape(-1, states.shape[-1])
 
     def is_linear_in_up(self) -> bool:
-        """Whether what the down projection reads grows as the up projection does, however large."""
+        """Whether the down projection's input scales linearly with the up projection, at
+        any size.
+        """
         if not self.gated:
             return False
         generator = torch.Generator().manual_seed(0)
@@ -147,7 +151,7 @@ class Experts(nn.Module):
         return cast("torch.Tensor", expert.down_proj(inner))
 
     def _inner(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """What stands between the projections, by the family's own code."""
+        """What happens between the projections, by the family's own code."""
         own = self._own.module
         if not hasattr(own, "_apply_gate"):
             return cast("torch.Tensor", own.act_fn(gate) * up)
@@ -160,7 +164,7 @@ class Experts(nn.Module):
         self, states: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         result = torch.zeros_like(states)
-        if self.real is not None:  # what becomes of padding matters to nobody
+        if self.real is not None:  # the result for padding does not matter
             padded = torch.ones(len(index), dtype=torch.bool, device=index.device)
             padded[self.real] = False
             index = index.masked_fill(padded[:, None], self.n_experts)
@@ -184,7 +188,7 @@ class Experts(nn.Module):
         return result
 
     def _others(self, n_tokens: int, states: torch.Tensor) -> torch.Tensor:
-        """Places of tokens that an expert sees beside its own, evenly spread."""
+        """Positions of tokens that an expert sees in addition to its own, evenly spaced."""
         places = self.real
         if places is None:
             places = torch.arange(len(states), device=states.device)
@@ -192,7 +196,9 @@ class Experts(nn.Module):
         return places[torch.arange(n_missing, device=places.device) * LEAST_SHARE]
 
     def _in_rows(self, states: torch.Tensor) -> torch.Tensor:
-        """As Llama 4 calls its experts: all tokens for each, zero where they are not its own."""
+        """As Llama 4 calls its experts: all tokens for each, zero where they are not routed
+        to it.
+        """
         by_expert = states.view(self.n_experts, -1, states.shape[-1])
         result = torch.zeros_like(by_expert)
         everybody = by_expert.sum(0) if self.is_watched else None
@@ -207,7 +213,7 @@ class Experts(nn.Module):
 
 
 class Stack(nn.Module):
-    """Several linear layers above each other, where transformers has one for them."""
+    """Several linear layers stacked, where transformers has a single one."""
 
     def __init__(self, linear: nn.Linear, parts: Sequence[str]) -> None:
         super().__init__()
@@ -222,7 +228,7 @@ class Stack(nn.Module):
 
 @contextmanager
 def watched(block: nn.Module, real: torch.Tensor | None) -> Iterator[None]:
-    """Let every expert of a block see something, and none of them padding."""
+    """Let every expert of a block see some tokens, and none of them padding."""
     found = [module for module in block.modules() if isinstance(module, Experts)]
     for module in found:
         module.is_watched, module.real = True, real
@@ -234,7 +240,7 @@ def watched(block: nn.Module, real: torch.Tensor | None) -> Iterator[None]:
 
 
 def separate(model: nn.Module, folder: Path) -> int:
-    """Give every expert layers of its own; returns how many blocks had experts."""
+    """Give every expert its own layers; returns how many blocks had experts."""
     found = fused(model)
     for name, experts in found.items():
         arguments = list(inspect.signature(experts.module.forward).parameters)
@@ -250,7 +256,7 @@ def separate(model: nn.Module, folder: Path) -> int:
 
 
 def stack(model: nn.Module, stacked: dict[str, tuple[str, ...]]) -> None:
-    """Take linear layers apart whose rows are stored as several."""
+    """Split linear layers whose rows are stored as several tensors."""
     for name, parts in stacked.items():
         parent, _, last = name.rpartition(".")
         linear = cast("nn.Linear", model.get_submodule(name))

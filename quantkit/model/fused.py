@@ -1,11 +1,11 @@
-"""Experts that a checkpoint stores in one tensor for all, as tensors of their own.
+"""Experts that a checkpoint stores in one fused tensor, as separate tensors.
 
 Serving engines read quantised experts one by one (`experts.3.gate_proj.weight_packed`), whatever
-form the 16-bit model has: so that is how plans, checkpoints and checks know them. Without torch.
+form the 16-bit model has: so plans, checkpoints and checks use these names. Without torch.
 
-Orientation follows from the shapes: gate and up together are [experts, 2 x inner, width] beside a
-down projection of [experts, width, inner], or both are transposed. Whether gate and up alternate
-does not.
+Orientation follows from the shapes: gate and up together are [experts, 2 x inner, width] next to a
+down projection of [experts, width, inner], or both are transposed. Whether gate and up are
+interleaved does not.
 """
 
 import re
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     import torch
 
 ALTERNATING = ("gpt_oss",)
-"""Families whose rows of gate and up take turns; the model's skeleton must agree."""
+"""Families whose gate and up rows are interleaved; the model's skeleton must agree."""
 PARTS = {
     "gate_up_proj": ("gate_proj", "up_proj"),
     "up_proj": ("up_proj",),
     "down_proj": ("down_proj",),
 }
-"""Parameters of all experts together, and the layers of each that they hold."""
+"""Fused parameters, and the layers of each expert that they hold."""
 
 
 @dataclass(frozen=True)
 class Style:
-    """Names of a checkpoint's fused tensors behind the block's own, and of the layers they hold."""
+    """Names of a checkpoint's fused tensors after the block's own, and of the layers they hold."""
 
     first: str
     down: str
     experts: str
     layers: Mapping[str, str]
     families: tuple[str, ...] = ()
-    """Those whose experts have these names; none: those of no other style."""
+    """Expert names that this style requires; empty: those of no other style."""
 
 
 OWN_NAMES = {"gate_proj": "gate_proj", "up_proj": "up_proj", "down_proj": "down_proj"}
@@ -56,7 +56,7 @@ STYLES = (
         "experts",
         {"up_proj": "up_proj", "down_proj": "down_proj"},
     ),
-    # Granite's with state-space blocks: vLLM has a loader of its own for them.
+    # Granite with state-space blocks: vLLM has a separate loader for them.
     Style(
         "input_linear.weight",
         "output_linear.weight",
@@ -64,7 +64,7 @@ STYLES = (
         OWN_NAMES,
         ("granitemoehybrid",),
     ),
-    # Granite's others; vLLM takes these apart under Mixtral's names.
+    # Other Granite models; vLLM splits these under Mixtral's names.
     Style(
         "input_linear.weight",
         "output_linear.weight",
@@ -80,7 +80,7 @@ SEPARATE = re.compile(
 def separated(
     tensors: Mapping[str, StoredTensor], config: Mapping[str, Any]
 ) -> dict[str, StoredTensor]:
-    """The same tensors with every expert's layers by name; others are what they were."""
+    """The same tensors with every expert's layers by name; others are unchanged."""
     types = {str(c.get("model_type")) for c in _configs(config)}
     alternating = not types.isdisjoint(ALTERNATING)
     result: dict[str, StoredTensor] = {}
@@ -105,7 +105,7 @@ def separated(
 
 
 def fused_names(name: str) -> list[tuple[str, int, str, str]]:
-    """Fused tensors that a separate expert's may come from: name, expert, layer, kind."""
+    """Fused tensors that a separate expert's tensor may come from: name, expert, layer, kind."""
     match = SEPARATE.fullmatch(name)
     if match is None:
         return []
@@ -156,7 +156,7 @@ def _layers(
     n_parts = len(style.layers) - 1
     transposed = (height, width) != (n_parts * second, first)
     if transposed and (height, width) != (second, n_parts * first):
-        return {}  # whoever needs them says that they do not fit
+        return {}  # whoever needs them reports that they do not fit
     result: dict[str, StoredTensor] = {}
     upper = [layer for layer in style.layers if layer != "down_proj"]
     for index in range(n_experts):
@@ -179,7 +179,7 @@ def _layers(
 
 @dataclass(frozen=True)
 class _Cut:
-    """Which rows of one expert's tensor a layer has."""
+    """Which rows of one expert's tensor a layer takes."""
 
     place: int
     n_parts: int

@@ -1,4 +1,4 @@
-"""Headers of safetensors files, checked strictly: which tensors there are, and where they lie.
+"""Headers of safetensors files, checked strictly: which tensors they hold, and where.
 
 Without torch, so that questions about a model's size are answered at once.
 """
@@ -23,13 +23,13 @@ MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 
 @dataclass(frozen=True)
 class StoredTensor(TensorSpec):
-    """A tensor and the place where its bytes lie."""
+    """A tensor and where its bytes are."""
 
     file: Path
     start: int
 
     def read_into(self, buffer: memoryview, offset: int = 0) -> None:
-        """Fill `buffer` with the bytes from `offset` of this tensor on."""
+        """Fill `buffer` with this tensor's bytes, starting at `offset`."""
         try:
             descriptor = os.open(self.file, os.O_RDONLY)
         except OSError as error:
@@ -47,7 +47,7 @@ class StoredTensor(TensorSpec):
             os.close(descriptor)
 
     def read(self, pinned: bool = False) -> "torch.Tensor":
-        """The whole tensor, in memory of its own."""
+        """The whole tensor, in its own memory."""
         import torch
 
         from quantkit.model.dtypes import DTYPES, as_bytes
@@ -92,7 +92,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def _parse(raw: bytes) -> dict[str, Any]:
-    """JSON as strictly as the reference implementation reads it; returns it without metadata."""
+    """Parse JSON as strictly as the reference implementation does; returns it without metadata."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)

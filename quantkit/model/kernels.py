@@ -1,7 +1,7 @@
-"""Triton kernels for what lies between the linears of a block; their torch twins are in `quick`.
+"""Triton kernels for a block's norms and gated units; their torch twins are in `quick`.
 
-They round where the modules of transformers do, so that one number in ten thousand differs, by its
-last bit.
+They round where the modules of transformers do, so one number in ten thousand differs, in its last
+bit.
 """
 
 import torch
@@ -26,7 +26,7 @@ def _norm(  # type: ignore[no-untyped-def]
 
 
 def norm(states: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Every vector of states, contiguous, by its root mean square, times the weight."""
+    """RMS-normalise every vector of contiguous states, times the weight."""
     out = torch.empty_like(states)
     width = states.shape[-1]
     if states.numel():

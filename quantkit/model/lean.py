@@ -1,10 +1,10 @@
-"""Loads transformers without what quantising never uses: a third of what its import costs.
+"""Imports transformers without the packages that quantising never uses: a third of the cost.
 
-transformers asks once whether a package is there and imports it if so: scikit-learn, with scipy
-and pandas behind it, for a threshold of assisted generation; scipy for losses of detectors; torch's
-distributed tensors for models that are cut over several processes. A command works in one process
-and uses none of these. The question is answered with no while the classes load, and only in
-processes of the command line: programs that import quantkit keep their transformers as it is.
+transformers checks once whether a package is available and imports it if so: scikit-learn, with
+scipy and pandas, for a threshold of assisted generation; scipy for losses of detectors; torch's
+distributed tensors for models that are split over several processes. A command works in one process
+and uses none of these. The check is answered with no while the classes load, and only in processes
+of the command line: programs that import quantkit keep their transformers unchanged.
 """
 
 import gc
@@ -20,11 +20,11 @@ HIDDEN = ("sklearn", "scipy")
 
 
 def load() -> None:
-    """Have transformers' classes loaded, unless they are."""
+    """Import transformers' classes, unless they are imported already."""
     if LOADED in sys.modules:
         return
     was_on = gc.isenabled()
-    gc.disable()  # what is imported stays
+    gc.disable()  # imports are never freed
     try:
         import torch
 
@@ -43,7 +43,7 @@ def _load(torch: Any) -> None:
     if launch.place() is None:
         torch.distributed.is_available = lambda: False
     try:
-        import_utils.is_torch_distributed_available()  # which keeps the answer
+        import_utils.is_torch_distributed_available()  # which caches the answer
         import_utils.is_sklearn_available()
         import_utils.is_scipy_available()
     finally:
@@ -54,7 +54,7 @@ def _load(torch: Any) -> None:
 
 @contextmanager
 def _hidden() -> Iterator[None]:
-    """Packages that importlib takes not to be there, unless they are loaded already."""
+    """Packages hidden from importlib, unless they are imported already."""
     absent = [name for name in HIDDEN if name not in sys.modules]
     modules: dict[str, Any] = sys.modules
     modules.update(dict.fromkeys(absent))

@@ -1,9 +1,9 @@
-"""Which stored tensors the parameters of a model are, by transformers' own rules.
+"""Maps the parameters of a model to stored tensors, by transformers' own rules.
 
 A checkpoint may have other names than the modules that transformers builds (`embed_out` is
-`lm_head`), other cuts (an expert's gate and up are one tensor of all experts), or both.
-transformers knows them for loading and saving; here the same rules tell, tensor by tensor, what
-belongs to what, so that a block is loaded alone and what is written has the names that were read.
+`lm_head`), a different split (an expert's gate and up are one tensor of all experts), or both.
+transformers has rules for loading and saving them; the same rules are applied here tensor by
+tensor, so that a block can be loaded alone and what is written keeps the names that were read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ from quantkit.model.derived import DerivedTensor
 from quantkit.model.headers import StoredTensor
 
 PACKED = {"weight_packed": "weight", "qweight": "weight"}
-"""What stands for a quantised weight in the formats that exist."""
+"""Names of quantised weights in the existing formats."""
 OF_CACHE = ("k_scale", "v_scale", "q_scale")
-"""Scales of keys and values, which stand beside no weight."""
+"""Scales of keys and values, which belong to no weight."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Made:
 
     converter: Any
     sources: tuple[tuple[str, str], ...]
-    """Pattern and name of each."""
+    """Pattern and name of each stored tensor."""
     first: str
-    """The parameter that transformers knows the conversion by; it may make several."""
+    """The parameter under which transformers knows the conversion; it may produce several."""
     target: str
     config: Any
 
@@ -56,25 +56,27 @@ def _converted(made: Made, tensors: Sequence[torch.Tensor]) -> dict[str, torch.T
 
 @dataclass(frozen=True)
 class Links:
-    """What the parameters of a model with separate experts are in its files."""
+    """The stored tensors of the parameters of a model with separate experts."""
 
     stored: Mapping[str, str]
     """Parameters that are one stored tensor, and its name."""
     made: Mapping[str, Made]
     stacked: Mapping[str, tuple[str, ...]]
-    """Linear layers whose rows are those of several stored ones: the names of these within it."""
+    """Linear layers whose rows come from several stored ones: the names of these within it."""
     unknown: tuple[str, ...]
-    """Stored tensors that are no part of the model."""
+    """Stored tensors that are not part of the model."""
 
     @classmethod
     def of(cls, model: Any, names: Mapping[str, tuple[int, ...]]) -> "Links":
-        """Of a skeleton as transformers builds it, and stored tensors with their shapes."""
+        """Links between a skeleton as transformers builds it and stored tensors with their
+        shapes.
+        """
         return _Resolver(model, names).links()
 
     def tensors(
         self, source: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]]
     ) -> dict[str, StoredTensor]:
-        """Every parameter that the source has, by its name in the model."""
+        """Every parameter of the source, by its name in the model."""
         found: dict[str, StoredTensor] = {
             parameter: source[name] for parameter, name in self.stored.items() if name in source
         }
@@ -88,7 +90,7 @@ class Links:
         return found
 
     def state(self, stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Parameters by their names in the model, of tensors by their names in files."""
+        """Parameters by their names in the model, from tensors by their names in files."""
         found = {p: stored[name] for p, name in self.stored.items() if name in stored}
         for parameter, made in self.made.items():
             if all(name in stored for name in made.names()):
@@ -96,7 +98,7 @@ class Links:
         return found
 
     def module(self, name: str) -> str:
-        """The stored name of a module that has a weight, or that holds one that has."""
+        """The stored name of a module with a weight, or of one that contains such modules."""
         if (weight := self.stored.get(f"{name}.weight")) is not None:
             return weight.removesuffix(".weight")
         start = f"{name}."
@@ -161,7 +163,7 @@ class _Resolver:
         return found
 
     def _expert(self, name: str) -> bool:
-        """Take a separate expert's tensor where transformers knows a fused one only."""
+        """Link a separate expert's tensor where transformers only knows a fused one."""
         for whole, index, layer, kind in fused.fused_names(name):
             target, _ = self._renamed(whole)
             module = target.rpartition(".")[0]
@@ -203,7 +205,7 @@ class _Resolver:
                 self.stored[f"{module}.{index}.{layer}.weight"] = name
 
     def _take_stacked(self, module: str, last: str, entry: _Entry) -> bool:
-        """Linear layers above each other, which can be separate layers as well."""
+        """Stacked linear layers, which can be separate layers as well."""
         from transformers.core_model_loading import Concatenate
 
         operations = entry.converter.operations
@@ -231,7 +233,7 @@ class _Resolver:
         empty = [torch.empty(self.names[name], device="meta") for _, name in sources]
         try:
             targets = _converted(made, empty)
-        except Exception as error:  # transformers' own rules on somebody else's tensors
+        except Exception as error:  # transformers' own rules on untrusted tensors
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise SourceError(
                 f"{sources[0][1]} does not become {target} by transformers' rules: {reason}"
@@ -243,7 +245,7 @@ class _Resolver:
 def parameter_names(
     tensors: Mapping[str, StoredTensor], is_quantized: bool
 ) -> dict[str, tuple[int, ...]]:
-    """Stored parameters and their shapes; quantised ones under the names that they had before."""
+    """Stored parameters and their shapes; quantised ones under their original names."""
     if not is_quantized:
         return {name: tensor.shape for name, tensor in tensors.items()}
     found: dict[str, tuple[int, ...]] = {}

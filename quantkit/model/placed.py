@@ -1,8 +1,9 @@
-"""A file whose parts arrive in any order, hashed and sent to the disk while it grows.
+"""A file whose parts arrive in any order, hashed and flushed to disk while it grows.
 
-The layout is fixed before the first part exists: the head goes first, the space for all of it is
-claimed, and every part goes to its place from any thread. A thread follows what is complete from
-the start, so that closing the file has little left to do. Gaps between parts read as zeros.
+The layout is fixed before the first part exists: the header is written first, the space for the
+whole file is allocated, and every part is written to its place from any thread. A background thread
+follows the part that is complete from the start, so closing the file has little left to do. Gaps
+between parts read as zeros.
 """
 
 import errno
@@ -19,7 +20,7 @@ FLUSH_BYTES = 256 << 20
 
 
 class PlacedFile:
-    """One file on its way to disk; it appears under `path` at once, so give it a scratch name."""
+    """A file being written; it appears under `path` at once, so pass a scratch name."""
 
     def __init__(
         self,
@@ -29,9 +30,9 @@ class PlacedFile:
         size: int,
         present: Container[str] = (),
     ) -> None:
-        """`places` are starts and ends in the order of the file, counted from behind the head.
+        """`places` are starts and ends in file order, counted from the end of the header.
 
-        `present` names parts that an earlier writer of the same file put there already.
+        `present` names parts that an earlier writer of the same file has already written.
         """
         self.path = path
         self.places = {n: (len(head) + a, len(head) + b) for n, (a, b) in places.items()}
@@ -54,7 +55,7 @@ class PlacedFile:
         self._follower.start()
 
     def write(self, name: str, data: bytes | bytearray | memoryview, offset: int = 0) -> None:
-        """Put bytes of a part, from its byte `offset` on, into their place."""
+        """Write bytes of a part, starting at its byte `offset`."""
         start, end = self.places[name]
         assert start + offset + len(data) <= end, f"{name} gets more bytes than it has"
         self._put(data, start + offset)
@@ -63,7 +64,7 @@ class PlacedFile:
             self._changed.notify()
 
     def replace(self, name: str, data: bytes | bytearray | memoryview) -> None:
-        """Put other bytes in the place of a part that is complete; the file is hashed anew."""
+        """Overwrite a complete part; the file is hashed again."""
         start, end = self.places[name]
         assert not self._left[name], f"{name} is not complete"
         assert len(data) == end - start, f"{name} has {end - start} bytes, not {len(data)}"
@@ -71,11 +72,11 @@ class PlacedFile:
         self._is_stale = True
 
     def flush(self) -> None:
-        """Send what was written to the disk."""
+        """Flush what was written to disk."""
         _flush(self._file)
 
     def close(self) -> str:
-        """Flush to disk, after checking that every part arrived in full; returns the sha256."""
+        """Flush to disk after checking that every part is complete; returns the sha256."""
         missing = [name for name, left in self._left.items() if left]
         if missing:
             self.abandon()
@@ -100,7 +101,7 @@ class PlacedFile:
         return digest
 
     def abandon(self) -> None:
-        """Close without checking, when the work failed."""
+        """Close without checks, after a failure."""
         with self._changed:
             self._abandoned = True
             self._changed.notify()
@@ -109,10 +110,10 @@ class PlacedFile:
 
     def _follow(self) -> None:
         try:
-            # Waiting for the disk and hashing take about as long, so they go on side by side.
+            # Waiting for the disk and hashing take about as long, so they run in parallel.
             with ThreadPoolExecutor(1) as flusher:
                 self._hash_as_it_grows(flusher)
-        except Exception as error:  # whatever it is, the hash is of a part alone
+        except Exception as error:  # whatever it is, the hash covers only a part
             self._failure = error
 
     def _hash_as_it_grows(self, flusher: ThreadPoolExecutor) -> None:
@@ -149,9 +150,9 @@ class PlacedFile:
 
 
 def _claim(file: int, size: int) -> None:
-    """Take the space, so that a disk that is too small says so before the work.
+    """Allocate the space, so that a full disk is reported before the work.
 
-    macOS can only name the size.
+    macOS can only set the size.
     """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)

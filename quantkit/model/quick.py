@@ -1,8 +1,8 @@
-"""Norms and gated units of a block in one kernel each, where transformers takes six or three.
+"""Norms and gated units of a block in one kernel each, where transformers needs six or three.
 
-Between its products a block does little else than read and write memory. A module is replaced while
-its block is loaded, and only one of a class that a trial has shown to compute the same: a root mean
-square norm as Llama has it, and down(silu(gate(x)) * up(x)).
+Between its matrix products a block does little but read and write memory. A module is replaced
+while its block is loaded, and only if a trial has shown that its class computes the same: an RMS
+norm as in Llama, and down(silu(gate(x)) * up(x)).
 """
 
 from collections.abc import Callable, Iterator
@@ -13,19 +13,19 @@ import torch
 from torch.nn import functional
 
 WIDEST = 16384
-"""Vectors that a program holds at once."""
+"""The longest vector that a program can hold."""
 SAME = 0.95
-"""Of the numbers of a trial that must be equal; rounding at another place changes one in four."""
+"""Share of a trial's numbers that must be equal; rounding in another place changes one in four."""
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
 _same: dict[tuple[object, ...], bool] = {}
-"""What a trial has shown, by class and settings."""
+"""Trial results, by class and settings."""
 
 
 @contextmanager
 def quickened(block: torch.nn.Module) -> Iterator[None]:
-    """Modules of a block that is loaded compute faster within; on a GPU in bf16."""
+    """Speed up the modules of a loaded block inside this context; on a GPU in bf16."""
     changed = []
     try:
         for module in block.modules():
@@ -40,7 +40,7 @@ def quickened(block: torch.nn.Module) -> Iterator[None]:
 
 
 def norm(states: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Every vector by its root mean square, times the weight."""
+    """RMS-normalise every vector, times the weight."""
     if states.device.type == "cuda":
         from quantkit.model import kernels
 
@@ -76,7 +76,9 @@ def _forward_of(module: torch.nn.Module) -> Forward | None:
 
 
 def _alike(module: torch.nn.Module) -> tuple[object, ...]:
-    """What modules of one trial have in common: a class may compute by its settings."""
+    """What modules that share a trial have in common: a class may compute differently by
+    settings.
+    """
     plain = (bool, int, float, str)
     settings = ((k, v) for k, v in vars(module).items() if isinstance(v, plain) or callable(v))
     return type(module), repr(module), *settings
@@ -134,14 +136,14 @@ def _fed_forward(module: torch.nn.Module, states: torch.Tensor) -> torch.Tensor:
 
 
 def _own(module: torch.nn.Module, states: torch.Tensor) -> torch.Tensor:
-    """What the module's class computes."""
+    """The output of the module's own class."""
     made: torch.Tensor = type(module).forward(module, states)
     return made
 
 
 @torch.no_grad()
 def _gives_the_same(module: torch.nn.Module, forward: Forward) -> bool:
-    """Whether a module's own forward gives the same numbers, with other weights than it has.
+    """Whether a module's own forward gives the same numbers, with random weights.
 
     Weights of norms are often near 1, where another way of using them would not show.
     """
@@ -169,7 +171,7 @@ def _gives_the_same(module: torch.nn.Module, forward: Forward) -> bool:
 
 
 class _Trial(torch.nn.Module):
-    """A module with another way forward."""
+    """A module with a replaced forward."""
 
     def __init__(self, module: torch.nn.Module, forward: Forward) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Safetensors files: tensors read one by one, files written in a stream.
+"""Safetensors files: tensors read one by one, files written as a stream.
 
-The library's own reader maps files into memory and its writer wants all tensors of a file at
-once. Here a tensor is read into memory we own (so it can be pinned and freed), and a file's
-layout is fixed before the first tensor exists: the header goes first, then every tensor to its
-place in any order and from any thread.
+The library's own reader maps files into memory and its writer needs all tensors of a file at once.
+Here a tensor is read into memory we own (so it can be pinned and freed), and a file's layout is
+fixed before the first tensor exists: the header is written first, then every tensor to its place in
+any order and from any thread.
 """
 
 import json
@@ -25,7 +25,7 @@ from quantkit.model.placed import PlacedFile
 def to_host(tensor: torch.Tensor, wait: bool = True) -> torch.Tensor:
     """A contiguous copy in host memory; from a GPU through pinned memory, several times as fast.
 
-    Without `wait` a copy from a GPU is only begun: an event of its stream tells when it is there.
+    Without `wait` a copy from a GPU is only started: an event on its stream signals completion.
     """
     if tensor.device.type == "cpu":
         return tensor.contiguous()
@@ -39,18 +39,18 @@ class ShardWriter:
     def __init__(
         self, path: Path, specs: Iterable[TensorSpec], present: Container[str] = ()
     ) -> None:
-        """`present` names tensors that an earlier writer of the same file put there already."""
+        """`present` names tensors that an earlier writer of the same file has already written."""
         self.path = path
         self._specs = {spec.name: spec for spec in specs}
         head, places, size = _layout(self._specs.values())
         self._file = PlacedFile(path, head, places, size, present)
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
-        """Put a whole tensor into its place."""
+        """Write a whole tensor."""
         self.write_bytes(name, self._bytes(name, tensor))
 
     def replace(self, name: str, tensor: torch.Tensor) -> None:
-        """Put another tensor in the place of one that was written."""
+        """Overwrite a tensor that was already written."""
         self._file.replace(name, self._bytes(name, tensor))
 
     def _bytes(self, name: str, tensor: torch.Tensor) -> memoryview:
@@ -60,29 +60,29 @@ class ShardWriter:
         return as_bytes(to_host(tensor))
 
     def write_bytes(self, name: str, buffer: memoryview, offset: int = 0) -> None:
-        """Put a part of a tensor into its place."""
+        """Write a part of a tensor."""
         self._file.write(name, buffer, offset)
 
     def stored(self, name: str) -> StoredTensor:
-        """Where a tensor lies, for reading it back before the file is closed."""
+        """Where a tensor is, for reading it back before the file is closed."""
         spec, (start, _) = self._specs[name], self._file.places[name]
         return StoredTensor(spec.name, spec.dtype, spec.shape, self.path, start)
 
     def flush(self) -> None:
-        """Send what was written to the disk."""
+        """Flush what was written to disk."""
         self._file.flush()
 
     def close(self) -> str:
-        """Flush to disk, after checking that every tensor arrived in full; returns the sha256."""
+        """Flush to disk after checking that every tensor is complete; returns the sha256."""
         return self._file.close()
 
     def abandon(self) -> None:
-        """Close without checking, when the work failed."""
+        """Close without checks, after a failure."""
         self._file.abandon()
 
 
 def _layout(specs: Iterable[TensorSpec]) -> tuple[bytes, dict[str, tuple[int, int]], int]:
-    """A file's beginning, where each tensor lies behind it, and the bytes of all tensors."""
+    """The file's header, each tensor's offset after it, and the bytes of all tensors."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     places, offset = {}, 0
     for spec in specs:
@@ -99,13 +99,13 @@ def _layout(specs: Iterable[TensorSpec]) -> tuple[bytes, dict[str, tuple[int, in
 
 
 def file_bytes(specs: Iterable[TensorSpec]) -> int:
-    """Of the file that holds these tensors, its header included."""
+    """Size of the file that holds these tensors, its header included."""
     head, _, size = _layout(specs)
     return len(head) + size
 
 
 def write_whole(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """A small file of its own, which appears whole or not at all."""
+    """Write a small file of its own, atomically."""
     scratch = path.with_name(f".{path.name}.partial")
     scratch.unlink(missing_ok=True)
     specs = [TensorSpec(n, CODES[t.dtype], tuple(t.shape)) for n, t in tensors.items()]
@@ -119,7 +119,7 @@ def write_whole(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 def assign_to_shards(
     specs: Iterable[TensorSpec], max_shard_bytes: int
 ) -> dict[str, list[TensorSpec]]:
-    """Divide tensors, in order, over files named the way Hugging Face names them."""
+    """Distribute tensors, in order, over files named as Hugging Face names them."""
     shards: list[list[TensorSpec]] = [[]]
     filled = 0
     for spec in specs:

@@ -23,8 +23,8 @@ def skeleton(
 ) -> Any:
     """The model in `folder` with parameters on the meta device and real buffers.
 
-    Some families compute constants in the type they are built in (Gemma's embedding scale), so a
-    skeleton that will be run is built in the type it will run in.
+    Some families compute constants in the dtype they are built in (Gemma's embedding scale), so a
+    skeleton that will be run is built in the dtype it will run in.
     """
     from accelerate import init_empty_weights
     from transformers import AutoConfig
@@ -35,9 +35,9 @@ def skeleton(
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
             for part in (config, config.get_text_config()):
                 if hasattr(part, "quantization_config"):
-                    del part.quantization_config  # else transformers builds quantised layers
+                    del part.quantization_config  # otherwise transformers builds quantised layers
             model = _build(config, trust_remote_code, {} if dtype is None else {"dtype": dtype})
-    except Exception as error:  # a config is somebody else's input; anything may be wrong with it
+    except Exception as error:  # a config is untrusted input; anything may be wrong with it
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         if "trust_remote_code" in str(error):
             raise SourceError(
@@ -52,9 +52,9 @@ def skeleton(
 
 
 def require_countable(folder: Path) -> None:
-    """Refuse a config that asks for more layers or experts than anybody would wait for."""
+    """Refuse a config with an absurd number of layers or experts."""
     parts: list[Any] = [read_config(folder)]
-    for part in parts:  # grows by what is found within
+    for part in parts:  # grows as nested configs are found
         parts += [value for value in part.values() if isinstance(value, dict)]
         for key, value in part.items():
             if COUNTED.search(key) and isinstance(value, int) and value > MOST_MODULES:
@@ -65,7 +65,7 @@ def require_countable(folder: Path) -> None:
 
 
 def _build(config: Any, trust_remote_code: bool, arguments: dict[str, Any]) -> Any:
-    """With the fused attention where the family has one, else with its own plain one."""
+    """With fused attention if the family supports it, otherwise with its own plain one."""
     import transformers
 
     named = (getattr(config, "architectures", None) or [""])[0]
@@ -74,12 +74,12 @@ def _build(config: Any, trust_remote_code: bool, arguments: dict[str, Any]) -> A
     if hasattr(own, "_from_config") and not brings_code:
         build = own._from_config  # type: ignore[union-attr]
     else:
-        # Published configs may have another name for the class than transformers.
+        # Published configs may use another name for the class than transformers.
         auto, seeing = transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText
         sees = type(config) in seeing._model_mapping and type(config) not in auto._model_mapping
         build = (seeing if sees else auto).from_config
         arguments = arguments | {"trust_remote_code": trust_remote_code}
-    # The fused attention drops soft-capping (Gemma 2) without a word.
+    # Fused attention silently drops soft-capping (Gemma 2).
     capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
     if not capped:
         try:
@@ -91,7 +91,7 @@ def _build(config: Any, trust_remote_code: bool, arguments: dict[str, Any]) -> A
 
 
 def text_part(model: Any) -> tuple[str, Any]:
-    """The name and the module of what reads text: the decoder, without head and towers."""
+    """The name and module of the text part: the decoder, without head and towers."""
     import torch
 
     found = model.get_decoder() if hasattr(model, "get_decoder") else None
@@ -112,7 +112,7 @@ def find_blocks(model: Any) -> tuple[str, Any]:
         for name, module in text.named_modules()
         if isinstance(module, torch.nn.ModuleList) and len(module) == n_blocks
     ]
-    # Lists within blocks, such as experts, may happen to be as long.
+    # Lists within blocks, such as experts, may happen to have the same length.
     outer = [(n, m) for n, m in lists if not any(n.startswith(f"{o}.") for o, _ in lists)]
     if len(outer) != 1:
         raise SourceError(
@@ -138,13 +138,13 @@ def usual_names(model: Any) -> dict[str, tuple[int, ...]]:
 
 
 def cache_argument(module: "torch.nn.Module") -> str | None:
-    """What a module calls the cache of keys and values that it is given; None: it takes none."""
+    """The name of a module's KV cache argument; None: it takes none."""
     taken = inspect.signature(module.forward).parameters
     return next((name for name in ("past_key_values", "layer_past") if name in taken), None)
 
 
 def attentions(module: "torch.nn.Module") -> "dict[str, torch.nn.Module]":
-    """The modules within that put keys and values into a cache: the innermost that take one."""
+    """The modules that write keys and values to a cache: the innermost ones that take one."""
     takers = {
         name: part for name, part in module.named_modules() if cache_argument(part) is not None
     }

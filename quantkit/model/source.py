@@ -1,7 +1,7 @@
-"""A source model: where it lies, what it is and which tensors it has, without loading weights.
+"""A source model: its location, config and tensors, without loading weights.
 
-`demo` is the model that ships with quantkit, a path is a folder in Hugging Face form, anything
-else is a hub id, fetched through huggingface_hub with its cache and its offline switches.
+`demo` is the model that ships with quantkit, a path is a folder in Hugging Face format, anything
+else is a hub id, downloaded through huggingface_hub with its cache and its offline switches.
 """
 
 import hashlib
@@ -29,17 +29,17 @@ TOKENIZER_FILES = ("tokenizer*", "*.model", "vocab.*", "merges.txt", "special_to
 FINGERPRINT_BYTES = 64 << 10
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w./-]{0,199}", re.ASCII)
 HUB_FILE = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+):(?P<kind>[\w.-]+)", re.ASCII)
-"""A GGUF file in a hub by a part of its name, as llama.cpp spells it: org/repo:Q4_K_M."""
-# All that a model folder needs besides its weights.
+"""A GGUF file on the hub by a part of its name, in llama.cpp's notation: org/repo:Q4_K_M."""
+# Everything that a model folder needs besides its weights.
 SIDE_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "tokenizer*", "LICENSE*", "*.py")
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model as it lies on disk."""
+    """A model on disk."""
 
     name: str
-    """What the user called it."""
+    """The name that the user gave."""
     folder: Path
     revision: str | None
     """The commit of a hub model; None for a folder."""
@@ -47,11 +47,11 @@ class ModelSource:
     tensors: Mapping[str, StoredTensor]
     trust_remote_code: bool = False
     is_temporary: bool = False
-    """Its folder is gone after the run: it stands for a model that was in memory."""
+    """Its folder is deleted after the run: it holds a model that was in memory."""
     quantized_by: str | None = None
-    """The method that its files were quantised with, where they were; `tensors` are dequantised."""
+    """The method that its files were quantised with, if any; `tensors` are dequantised."""
     files: Mapping[str, StoredTensor] | None = None
-    """What its files hold, where `tensors` has it in another form (experts one by one)."""
+    """What its files hold, where `tensors` presents it in another form (experts one by one)."""
 
     @property
     def size_bytes(self) -> int:
@@ -60,16 +60,16 @@ class ModelSource:
 
     @property
     def stored(self) -> Mapping[str, StoredTensor]:
-        """The tensors of its files, as they lie."""
+        """The tensors of its files, as stored."""
         return self.tensors if self.files is None else self.files
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of config, tokenizer, tensor table and 192 KiB of every tensor.
 
-        Small tensors count in full, large ones by their start, middle and end: training changes
-        all of a tensor, and reading all of a large model would take minutes. So this tells models
-        apart; it is no proof against somebody who changes single bytes on purpose.
+        Small tensors count in full, large ones by their start, middle and end: training changes all
+        of a tensor, and reading all of a large model would take minutes. So this distinguishes
+        models; it does not protect against somebody who changes single bytes on purpose.
         """
         digest = hashlib.sha256()
         for pattern in ("config.json", *TOKENIZER_FILES):
@@ -93,7 +93,7 @@ class ModelSource:
 
     @property
     def context(self) -> int:
-        """The most tokens that the model was made for."""
+        """The model's maximum context length."""
         return context_of(self.config)
 
     @property
@@ -117,7 +117,7 @@ class ModelSource:
     ) -> "ModelSource":
         """Find a model and read its config and tensor index, checking both.
 
-        With `requantize`, one that is quantised already is taken for what its numbers stand for.
+        With `requantize`, a model that is already quantised is read as its dequantised weights.
         """
         from quantkit.model import dequantized, fused
 
@@ -134,13 +134,13 @@ class ModelSource:
 
 
 def side_files(folder: Path) -> list[Path]:
-    """Config, tokenizer and all else that a model folder needs besides its weights."""
+    """Config, tokenizer and everything else that a model folder needs besides its weights."""
     paths = {path for pattern in SIDE_FILES for path in folder.glob(pattern)}
     return sorted(path for path in paths if path.is_file())
 
 
 def _refuse_links(folder: Path) -> None:
-    """Stop at files that lie elsewhere: what they hold would be copied into every checkpoint.
+    """Refuse links to files elsewhere: their contents would be copied into every checkpoint.
 
     Snapshots of the hub are links into the same model's part of its cache.
     """
@@ -156,7 +156,7 @@ def _refuse_links(folder: Path) -> None:
 
 
 def hub_file(name: str) -> Path | None:
-    """The GGUF file that `org/repo:Q4_K_M` means, fetched if need be; None for other names."""
+    """The GGUF file that `org/repo:Q4_K_M` means, downloaded if necessary; None for other names."""
     match = HUB_FILE.fullmatch(name)
     if match is None or Path(name).exists():
         return None
@@ -173,9 +173,9 @@ def hub_file(name: str) -> Path | None:
 
 
 def placed(name: str | Path) -> Path:
-    """What a name means here: a path as it is, a hub id as the place of its snapshot.
+    """Resolve a name here: a path stays a path, a hub id becomes the path of its snapshot.
 
-    A path below a folder that is there is no hub id, but misspelt; whoever opens it says so.
+    A path below an existing folder is not a hub id but a typo; opening it will report that.
     """
     text, path = str(name), Path(name)
     if path.exists() or not is_hub_id(text):
@@ -184,7 +184,7 @@ def placed(name: str | Path) -> Path:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name is spelt like a model in a hub, and not like a path here."""
+    """Whether a name looks like a hub id rather than a local path."""
     owner, _, rest = name.partition("/")
     if not rest or "/" in rest or ".." in name or Path(name).exists() or Path(owner).is_dir():
         return False
@@ -197,7 +197,9 @@ def is_local(name: str) -> bool:
 
 
 def locate(name: str, revision: str | None = None, weights: bool = True) -> Path:
-    """The folder of a model, fetched if need be; without its weights where nobody reads them."""
+    """The folder of a model, downloaded if necessary; without its weights where they are not
+    needed.
+    """
     return _locate(name, revision, weights=weights)[0]
 
 
@@ -223,7 +225,7 @@ def _download(
     weights: bool = True,
     patterns: Sequence[str] = (),
 ) -> tuple[Path, str | None]:
-    """The snapshot of a hub model, and its commit; with `patterns`, only such files."""
+    """The snapshot of a hub model, and its commit; with `patterns`, only matching files."""
     for word in (name, revision or "main"):
         if not HUB_NAME.fullmatch(word) or ".." in word:
             raise SourceError(f"{word!r} is not a model or revision in the hub; check the name")
@@ -237,10 +239,10 @@ def _download(
             snapshot_download(
                 name,
                 revision=revision,
-                # The model's card as well, which tells its licence; it is read, never copied.
+                # The model's card as well, for its licence; it is read, never copied.
                 allow_patterns=[*patterns]
                 or [*SIDE_FILES, README, *(["*.safetensors"] if weights else [])],
-                # Second copies of the weights that some models bring.
+                # Second copies of the weights that some models include.
                 ignore_patterns=["consolidated*", "*/*"],
                 local_files_only=cached_only,
             )
@@ -253,7 +255,7 @@ def _download(
             f"cannot get {name} from the hub: {first}; "
             "check the name, and `hf auth login` for gated models"
         ) from error
-    # Snapshots lie in the cache under the commit they belong to.
+    # Snapshots are stored in the cache under their commit.
     return folder, folder.name
 
 
@@ -262,7 +264,7 @@ def _is_offline() -> bool:
 
 
 def _cache_of(name: str) -> Path:
-    """Where huggingface_hub keeps a model; by the same variables as there."""
+    """Where huggingface_hub caches a model; by the same variables as there."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     hub = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     hub = hub or str(Path(os.environ.get("HF_HOME") or home) / "hub")
@@ -297,7 +299,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def context_of(config: Mapping[str, Any]) -> int:
-    """The most tokens that a model of this config was made for."""
+    """The maximum context length in a config."""
     keys = ("max_position_embeddings", "n_positions", "model_max_length")
     parts = (config, text_config(config))
     return next((int(part[key]) for part in parts for key in keys if part.get(key)), 2048)
@@ -312,7 +314,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_kind(config: Mapping[str, Any], folder: Path, trust_remote_code: bool = False) -> None:
-    """Refuse what is not a plain decoder, or is quantised already."""
+    """Refuse anything but a plain decoder, and models that are already quantised."""
     if method := method_of(config):
         raise SourceError(
             f"{folder} is already quantised ({method}); give the original model, since a second "
@@ -337,19 +339,19 @@ def check_kind(config: Mapping[str, Any], folder: Path, trust_remote_code: bool 
 
 
 def refuse_experts(config: Mapping[str, Any], folder: Path, reason: str) -> None:
-    """Stop at a mixture of experts where only dense models work; `reason` ends the sentence."""
+    """Refuse MoE models where only dense ones work; `reason` ends the sentence."""
     if key := experts_key(config):
         raise SourceError(f"{folder} is a mixture of experts ({key} in its config), {reason}")
 
 
 def experts_key(config: Mapping[str, Any]) -> str | None:
-    """The key of a config that makes it a mixture of experts; None where it is dense."""
+    """The key that makes a config that of an MoE model; None for dense models."""
     nested = [v for v in config.values() if isinstance(v, dict)]
     return next((k for c in (config, *nested) for k in EXPERTS if c.get(k)), None)
 
 
 def _is_native(config: Mapping[str, Any]) -> bool:
-    """Whether transformers has this architecture itself, so that shipped code can be ignored."""
+    """Whether transformers itself has this architecture, so that shipped code can be ignored."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     return str(config.get("model_type")) in CONFIG_MAPPING_NAMES

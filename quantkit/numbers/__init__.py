@@ -1,7 +1,7 @@
-"""The numbers that weights, activations and caches are rounded to: one module each.
+"""The number formats that weights, activations and caches are rounded to: one module each.
 
-A number knows its limits, how to round to it, how its scale follows from a range, how far off its
-rounding may be, and its names. `of` gives the number of a scheme, weight's or activation's.
+A number knows its limits, how to round to it, how its scale follows from a range, how large its
+rounding error may be, and its names. `of` returns the number of a weight or activation scheme.
 """
 
 from typing import Protocol
@@ -15,7 +15,7 @@ from quantkit.numbers.nvfp4 import NVFP4
 
 
 class Scheme(Protocol):
-    """What a number is told by, in the words of compressed-tensors."""
+    """What identifies a number, in the terms of compressed-tensors."""
 
     @property
     def type(self) -> str: ...

@@ -21,9 +21,9 @@ class Scheme(numbers.Scheme, Protocol):
 def round_inputs(
     values: "torch.Tensor", scheme: Scheme, stored: "torch.Tensor | None" = None
 ) -> "torch.Tensor":
-    """Quantise and dequantise the inputs of a layer; `stored` is its fixed scale.
+    """Quantise and dequantise the inputs of a layer; `stored` is its static scale.
 
-    Scales measured at run time are those of each token, or of `group_size` channels of it.
+    Dynamic scales are per token, or per `group_size` channels of a token.
     """
     number = numbers.of(scheme)
     size = scheme.group_size or values.shape[-1]

@@ -1,9 +1,9 @@
-"""Group scales as vLLM's kernel for 4-bit weights and FP8 activations keeps them.
+"""Group scales as vLLM's kernel for 4-bit weights and FP8 activations stores them.
 
 It rounds the scales of a row to E4M3 numbers times one float32 number, and those again after a
-division by 8. Scales that are such numbers survive it: with a row's factor of 4 significant bits
-the products have 8, so that bfloat16 holds them exactly, and the largest scale of a row, 448 times
-the factor, gives the factor back.
+division by 8. Scales that already are such numbers survive it: with a row factor of 4 significant
+bits the products have 8, so bfloat16 holds them exactly, and the largest scale of a row, 448 times
+the factor, yields the factor again.
 """
 
 from typing import TYPE_CHECKING, Protocol
@@ -35,7 +35,7 @@ def apply_to(weights: Typed, activations: Typed | None) -> bool:
 
 
 def served(scale: "torch.Tensor") -> "torch.Tensor":
-    """What the kernel makes of stored scales [rows, groups], in float32."""
+    """Stored scales [rows, groups] as the kernel uses them, in float32."""
     import torch
 
     wide = scale.float()
@@ -45,7 +45,7 @@ def served(scale: "torch.Tensor") -> "torch.Tensor":
 
 
 def factors(scale: "torch.Tensor") -> "torch.Tensor":
-    """A factor for every row, such that its largest scale is nearly 448 of it."""
+    """A factor per row, such that the row's largest scale is nearly 448 times that."""
     import torch
 
     mantissa, exponent = torch.frexp(scale.float().amax(-1, keepdim=True) / fp8.TOP)
@@ -53,7 +53,7 @@ def factors(scale: "torch.Tensor") -> "torch.Tensor":
 
 
 def near(scale: "torch.Tensor", dtype: "torch.dtype") -> "list[torch.Tensor]":
-    """Scales around these that survive; the first are the nearest. A row's largest stays put."""
+    """Nearby scales that survive, the nearest first. A row's largest scale does not change."""
     import torch
 
     wide = scale.float()

@@ -1,7 +1,7 @@
 """FP4 in E2M1: 0, 0.5, 1, 1.5, 2, 3, 4 and 6, and their negatives.
 
-A number is held as its code, one per byte: the place of the magnitude in that list, and the sign
-in bit 3. Ties go to the even code. By itself it is of no use: its scales are NVFP4's or MX's.
+A number is held as its code, one per byte: the index of the magnitude in that list, and the sign in
+bit 3. Ties go to the even code. It is not used on its own: its scales are NVFP4's or MX's.
 """
 
 from abc import abstractmethod
@@ -33,7 +33,7 @@ class FP4(Float):
     @property
     @abstractmethod
     def search(self) -> tuple[range, tuple[int, int]]:
-        """Stored scales that are tried: steps from the given one's code, and which codes exist."""
+        """Stored scales to try: steps from the given scale's code, and which codes exist."""
 
     @property
     def max_relative_error(self) -> float:
@@ -45,13 +45,14 @@ class FP4(Float):
 
         sign = (scaled < 0).to(torch.uint8).bitwise_left_shift_(3)
         size = scaled.abs_().clamp_(max=TOP)
-        # Steps of 0.5 up to 2, of 1 up to 4, of 2 beyond; the least of the three is the right one.
+        # Steps of 0.5 up to 2, of 1 up to 4, of 2 beyond; the smallest of the three is the right
+        # one.
         code = torch.minimum((2 * size).round_(), size.round().add_(2))
         code = torch.minimum(code, size.mul_(0.5).round_().add_(4))
         return code.to(torch.uint8).bitwise_or_(sign)
 
     def widen(self, values: "torch.Tensor") -> "torch.Tensor":
-        """The bits of a code, moved into the fields of a float16, mean the number over 2^14."""
+        """A code's bits, moved into the fields of a float16, represent the number over 2^14."""
         import torch
 
         bits = values.to(torch.int16)

@@ -13,7 +13,7 @@ TOP = 448.0
 
 @dataclass(frozen=True)
 class FP8(Float):
-    """E4M3, held in torch's own type."""
+    """E4M3, held in torch's own dtype."""
 
     bits: int = 8
 
@@ -44,10 +44,11 @@ class FP8(Float):
         return scaled.clamp_(-TOP, TOP).to(torch.float8_e4m3fn)
 
     def widen(self, values: "torch.Tensor") -> "torch.Tensor":
-        """Exact but for NaN, which `has_nan` looks for.
+        """Exact except for NaN, which `has_nan` looks for.
 
-        torch turns FP8 into float32 one by one on a CPU. Moved into the fields of a float16, whose
-        exponent is biased by 8 more, the same bits mean the number over 256: five times as fast.
+        On a CPU torch converts FP8 to float32 one by one. Moved into the fields of a float16, whose
+        exponent bias is larger by 8, the same bits represent the number over 256: five times as
+        fast.
         """
         import torch
 

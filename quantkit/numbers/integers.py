@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 MAX_RELATIVE_ERROR = {8: 0.1, 7: 0.15, 6: 0.25, 5: 0.35, 4: 0.5, 3: 0.75, 2: 1.1}
 """Rounding a bell-shaped weight moves it by 0.01 (8 bits), 0.13 (4), 0.27 (3) or 0.7 (2) of its
-norm, a swapped or scrambled one is off by about 1.4: in between is room for odd distributions."""
+norm; a swapped or scrambled one is off by about 1.4: the limits in between leave room for odd
+distributions.
+"""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""FP4 in Triton: rounding that other kernels share, and inputs of layers rounded in one read.
+"""FP4 in Triton: rounding that other kernels share, and layer inputs rounded in one read.
 
 The torch twins are `FP4.round`, `NVFP4.rounded` and `MXFP4`'s scales. All arithmetic is float32 as
-there; E4M3 is computed from a float's bits, since not every GPU converts to it.
+there; E4M3 is computed from a float's bits, since not every GPU can convert to it.
 """
 
 import torch
@@ -14,7 +14,7 @@ GROUPS = 64
 
 @triton.jit
 def nearest_e4m3(value):  # type: ignore[no-untyped-def]
-    """The nearest number of E4M3, ties to even, of one from 0 to 448."""
+    """The nearest E4M3 number, ties to even, for an input from 0 to 448."""
     bits = value.to(tl.int32, bitcast=True)
     kept = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
     small = libdevice.rint(value * 512.0) * 0.001953125
@@ -23,7 +23,7 @@ def nearest_e4m3(value):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def e4m3_of(code):  # type: ignore[no-untyped-def]
-    """The positive number that a code of E4M3 means."""
+    """The positive number that an E4M3 code stands for."""
     normal = ((code >> 3) + 120 << 23) | ((code & 7) << 20)
     small = code.to(tl.float32) * 0.001953125
     return tl.where(code < 8, small, normal.to(tl.float32, bitcast=True))
@@ -31,16 +31,16 @@ def e4m3_of(code):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def power_of(code):  # type: ignore[no-untyped-def]
-    """The power of two that a scale of MX means; code 0 is not a normal float32."""
+    """The power of two that an MX scale stands for; code 0 is subnormal in float32."""
     bits = tl.where(code == 0, 0x00400000, code << 23)
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def nearest_fp4(scaled):  # type: ignore[no-untyped-def]
-    """The nearest number of FP4, ties to the even code."""
+    """The nearest FP4 number, ties to the even code."""
     size = tl.minimum(tl.abs(scaled), 6.0)
-    # Steps of 0.5 up to 2, of 1 up to 4, of 2 beyond: the least is the right code.
+    # Steps of 0.5 up to 2, of 1 up to 4, of 2 beyond: the smallest is the right code.
     code = tl.minimum(libdevice.rint(2.0 * size), libdevice.rint(size) + 2.0)
     code = tl.minimum(code, libdevice.rint(0.5 * size) + 4.0)
     value = tl.maximum(0.5 * code, tl.maximum(code - 2.0, 2.0 * code - 8.0))
@@ -49,7 +49,7 @@ def nearest_fp4(scaled):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def fp4_code(value, is_negative):  # type: ignore[no-untyped-def]
-    """The code of a number of FP4, as a float; the sign is apart, for zero has one, too."""
+    """The code of an FP4 number, as a float; the sign is separate, since zero has one too."""
     size = tl.abs(value)
     code = tl.minimum(2.0 * size, tl.minimum(size + 2.0, 0.5 * size + 4.0))
     return tl.where(is_negative, code + 8.0, code)
@@ -57,7 +57,7 @@ def fp4_code(value, is_negative):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def fp4_of(code):  # type: ignore[no-untyped-def]
-    """The number that a code means; the sign is in bit 3."""
+    """The number that a code stands for; the sign is in bit 3."""
     size = tl.where(code >= 8.0, code - 8.0, code)
     value = tl.maximum(0.5 * size, tl.maximum(size - 2.0, 2.0 * size - 8.0))
     return tl.where(code >= 8.0, -value, value)
@@ -89,7 +89,7 @@ def _round_inputs(  # type: ignore[no-untyped-def]
 
 
 def round_inputs(values: torch.Tensor, size: int, whole: torch.Tensor | None) -> torch.Tensor:
-    """Inputs in groups of `size` to FP4 and back; `whole` is NVFP4's global scale, None for MX."""
+    """Round inputs to FP4 in groups of `size`; `whole` is NVFP4's global scale, None for MX."""
     given = values.contiguous()
     out = torch.empty_like(given)
     n_groups = given.numel() // size

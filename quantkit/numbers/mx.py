@@ -1,6 +1,6 @@
-"""OCP's microscaling numbers: FP4 or FP8 with a power of two per 32 weights.
+"""OCP's microscaling numbers: FP4 or FP8 with one power of two per 32 weights.
 
-A scale is held as it is stored, as the byte 127 + exponent; 255 is NaN. For weights the largest
+A scale is held as stored, as the byte 127 + exponent; 255 is NaN. For weights the largest
 magnitude, rounded to a power of two (a mantissa of 1.75 or more rounds up), falls on the element's
 largest power of two: 4 for FP4, 256 for FP8. So it may clip, by up to an eighth.
 """
@@ -19,16 +19,16 @@ SIZE = 32
 NAN = 255
 NAN_BITS = 0x7FC00000
 SMALLEST = 0x00400000
-"""The bits of 2^-127, which is not a normal number in float32."""
+"""The bits of 2^-127, which is subnormal in float32."""
 NEAR = range(-1, 2)
-"""Exponents that a search tries, from the one that the largest weight gives."""
+"""Exponents that a search tries, relative to the one given by the largest weight."""
 LIMITS = 0, NAN - 1
 """Bytes of the smallest and the largest scale."""
 
 
 @dataclass(frozen=True)
 class MX(Number):
-    """What both share: scales."""
+    """Scales, shared by both."""
 
     @property
     def scale_file_type(self) -> str | None:
@@ -36,7 +36,7 @@ class MX(Number):
 
     @property
     def exponent(self) -> int:
-        """Of the element's largest power of two."""
+        """Exponent of the element's largest power of two."""
         return 2 if self.bits == 4 else 8
 
     def scale(self, largest: "torch.Tensor", global_scale: "torch.Tensor | None") -> "torch.Tensor":
@@ -90,7 +90,7 @@ class MXFP4(MX, FP4):
         return "mxfp4"
 
     def activation_scale(self, largest: "torch.Tensor") -> "torch.Tensor":
-        """vLLM's kernels take the rule for weights."""
+        """vLLM's kernels use the same rule as for weights."""
         return self.steps(self.scale(largest, None), None)
 
 
@@ -109,7 +109,7 @@ class MXFP8(MX, FP8):
         return "mxfp8"
 
     def activation_scale(self, largest: "torch.Tensor") -> "torch.Tensor":
-        """vLLM's kernels round up, so that nothing is clipped."""
+        """vLLM's kernels round up, so nothing is clipped."""
         import torch
 
         bits = (largest / self.activation_top).contiguous().view(torch.int32)

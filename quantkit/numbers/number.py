@@ -1,4 +1,4 @@
-"""What every number answers; torch is loaded by those answers alone that hold tensors."""
+"""The interface of every number; only methods that take tensors load torch."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Number(ABC):
-    """A set of numbers that a few bits can stand for."""
+    """A set of numbers that a few bits can represent."""
 
     bits: int
 
     @property
     @abstractmethod
     def words(self) -> str:
-        """For people."""
+        """The name in words."""
 
     @property
     @abstractmethod
@@ -27,31 +27,31 @@ class Number(ABC):
     @property
     @abstractmethod
     def file_type(self) -> str:
-        """The type of unpacked numbers in safetensors files."""
+        """The dtype of unpacked numbers in safetensors files."""
 
     @property
     @abstractmethod
     def limits(self) -> tuple[float, float]:
-        """The smallest and the largest."""
+        """The smallest and the largest number."""
 
     @property
     @abstractmethod
     def activation_top(self) -> float:
-        """What engines scale the largest magnitude of an activation to."""
+        """What engines scale an activation's largest magnitude to."""
 
     @property
     @abstractmethod
     def max_relative_error(self) -> float:
-        """More than rounding a weight to the nearest of these can move it, in norms."""
+        """An upper bound on how far rounding to nearest moves a weight, relative to its norm."""
 
     @property
     def scale_file_type(self) -> str | None:
-        """The type of scales in files; None: that of the model's own weights."""
+        """The dtype of scales in files; None: that of the model's own weights."""
         return None
 
     @property
     def has_own_scales(self) -> bool:
-        """Whether scales are numbers of a grid of their own, found by `scale`."""
+        """Whether scales come from a grid of their own, found by `scale`."""
         return self.scale_file_type is not None
 
     @property
@@ -60,11 +60,11 @@ class Number(ABC):
         return False
 
     def global_scale(self, largest: "torch.Tensor") -> "torch.Tensor":
-        """The one for tensors up to this magnitude; [1] in float32."""
+        """The global scale of tensors up to this magnitude; [1] in float32."""
         raise NotImplementedError
 
     def scale(self, largest: "torch.Tensor", global_scale: "torch.Tensor | None") -> "torch.Tensor":
-        """Scales of tiles up to these magnitudes, as they are stored."""
+        """Scales of tiles up to these magnitudes, as stored."""
         raise NotImplementedError
 
     def near(self, scale: "torch.Tensor") -> "list[torch.Tensor]":
@@ -78,20 +78,22 @@ class Number(ABC):
     def nearest_scale(
         self, step: "torch.Tensor", like: "torch.Tensor", global_scale: "torch.Tensor | None"
     ) -> "torch.Tensor":
-        """The stored scale nearest to what numbers should be multiplied by; `like` has its type.
+        """The stored scale nearest to the wanted step; `like` has its dtype.
 
-        A step of zero, of another sign, or that the type cannot hold gives `like` itself.
+        A step that is zero, of the opposite sign, or out of the dtype's range gives `like` itself.
         """
         import torch
 
         stored = step.to(like.dtype)
-        # In float32: the product of two small numbers of 16 bits may be zero.
+        # In float32: the product of two small 16-bit numbers may be zero.
         alike = stored.float() * like.float() > 0
         return torch.where(alike & stored.isfinite(), stored, like)
 
     @abstractmethod
     def round(self, scaled: "torch.Tensor") -> "torch.Tensor":
-        """The nearest number of each, in the type that holds them; may overwrite its argument."""
+        """Round each to the nearest number, in the dtype that holds them; may overwrite its
+        argument.
+        """
 
     @abstractmethod
     def widen(self, values: "torch.Tensor") -> "torch.Tensor":
@@ -106,18 +108,18 @@ class Number(ABC):
         return largest / self.activation_top
 
     def room(self, scale: "torch.Tensor") -> "torch.Tensor":
-        """The largest activation that a fixed scale leaves room for."""
+        """The largest activation that a static scale can represent."""
         return scale * self.activation_top
 
     def rounded(self, values: "torch.Tensor", scale: "torch.Tensor") -> "torch.Tensor":
-        """Activations rounded and widened again with given scales, in their own type."""
+        """Activations rounded with given scales and widened again, in their own dtype."""
         scale = scale.to(values.device).float()
         return self.widen(self.round(values.float() / scale)).mul_(scale).to(values.dtype)
 
 
 @dataclass(frozen=True)
 class Float(Number):
-    """A small float: as far below zero as above it, for weights and activations alike."""
+    """A small float: symmetric around zero, for weights and activations."""
 
     @property
     @abstractmethod

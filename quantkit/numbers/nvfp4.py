@@ -1,9 +1,9 @@
 """NVFP4: FP4 with an E4M3 scale per 16 weights, and one global scale per tensor.
 
-    weight = code * scale / global scale         global scale = 448 * 6 / largest magnitude
+weight = code * scale / global scale         global scale = 448 * 6 / largest magnitude
 
-The global scale divides, as compressed-tensors stores it; engines that fuse layers take one for
-all of them. Scales are held as they are stored, in torch's own type.
+The global scale divides, as compressed-tensors stores it; engines that fuse layers use one for all
+of them. Scales are held as stored, in torch's own dtype.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 SIZE = 16
 EMPTY = 0x20
-"""The scale of a group without any weight, 0.125 in E4M3, as compressed-tensors has it."""
+"""The scale of a group without any weight, 0.125 in E4M3, as in compressed-tensors."""
 NEAR = range(-4, 9)
-"""Scales that a search tries, as steps of E4M3 from the one that the largest weight gives: eight
-steps double a scale. Five to seven steps up make 4 instead of 6 the code of the largest weight."""
+"""Scales that a search tries, as E4M3 steps from the one given by the largest weight: eight steps
+double a scale. Five to seven steps up make 4 instead of 6 the code of the largest weight.
+"""
 LIMITS = 1, 126
 """Codes of the smallest positive number and of 448; 127 is NaN."""
 
@@ -46,7 +47,7 @@ class NVFP4(FP4):
         return True
 
     def global_scale(self, largest: "torch.Tensor") -> "torch.Tensor":
-        """In the type of the magnitude first, then in float32: compressed-tensors' arithmetic."""
+        """In the dtype of the magnitude first, then in float32: compressed-tensors' arithmetic."""
         import torch
 
         scale = fp8.TOP * TOP / largest.clamp(min=torch.finfo(largest.dtype).tiny)
@@ -69,7 +70,7 @@ class NVFP4(FP4):
         return NEAR, LIMITS
 
     def near(self, scale: "torch.Tensor") -> "list[torch.Tensor]":
-        """Scales to try: codes of positive E4M3 numbers are in the order of the numbers."""
+        """Scales to try: codes of positive E4M3 numbers sort like the numbers."""
         import torch
 
         code = scale.view(torch.uint8).to(torch.int16)
@@ -94,7 +95,7 @@ class NVFP4(FP4):
     def rounded(self, values: "torch.Tensor", scale: "torch.Tensor") -> "torch.Tensor":
         """Activations in groups of 16 with scales measured at run time; `scale` is the global one.
 
-        As vLLM's kernels do it: float32 throughout, a scale of zero gives zeros.
+        As in vLLM's kernels: float32 throughout, and a scale of zero gives zeros.
         """
         import torch
 

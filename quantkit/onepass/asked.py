@@ -1,4 +1,4 @@
-"""What a run is asked for, refused where it cannot be done, before torch is needed for anything."""
+"""Checks what a run is asked to do, before torch is needed for anything."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ def check(
     engine: str = NATIVE,
     force: bool = False,
 ) -> None:
-    """Names, folders and what goes together; whether a model fits is looked at later."""
+    """Check names, folders and combinations; whether a model fits is checked later."""
     check_engine(engine)
     refuse_twice(recipes)
     require_writable(out)
@@ -31,7 +31,7 @@ def check(
 def check_learning(
     recipes: Sequence[AnyRecipe], calibrated: bool, imatrix: Path | None, engine: str
 ) -> None:
-    """Whether recipes get what they learn from, and nothing is given that none takes."""
+    """Check that recipes get the data they need, and that nothing is given that none uses."""
     files = [recipe for recipe in recipes if isinstance(recipe, GGUFRecipe)]
     learning = [r for r in recipes if r not in files and r.needs_calibration]
     if learning and not calibrated:
@@ -49,14 +49,14 @@ def check_learning(
 
 
 def refuse_twice(recipes: Sequence[AnyRecipe]) -> None:
-    """Two recipes of one name would share a folder."""
+    """Refuse two recipes with one name: they would share a folder."""
     names = [recipe.name for recipe in recipes]
     if twice := {name for name in names if names.count(name) > 1}:
         raise RecipeError(f"recipe {min(twice)} is given twice")
 
 
 def require_least_space(source: ModelSource, recipes: Sequence[AnyRecipe], out: Path) -> None:
-    """Refuse where not even the fewest bits find room; exact sizes need the model's structure."""
+    """Refuse if not even the smallest size fits on disk; exact sizes need the model's structure."""
     elements = sum(tensor.n_elements for tensor in source.tensors.values())
     bits = sum(_fewest_bits(recipe) for recipe in recipes)
     require_space(out, elements * bits // 8, "more than ")

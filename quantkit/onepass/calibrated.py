@@ -1,8 +1,8 @@
-"""One recipe at one block: its method is asked for every group of linears, given statistics.
+"""One recipe at one block: applies its method to every group of linears, given statistics.
 
-First smoothing: input channels are scaled and the inverse is folded into what feeds them, which
-leaves the block's function as it was. Then rounding. Everything is arithmetic on the block's own
-tensors; statistics of scaled inputs follow from those of the source.
+Smoothing comes first: input channels are scaled and the inverse is folded into what feeds them,
+which leaves the block's function unchanged. Then rounding. Everything is arithmetic on the block's
+own tensors; statistics of scaled inputs follow from those of the source.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -24,12 +24,12 @@ from quantkit.plan import checkpoint as planning
 from quantkit.recipe import Recipe
 
 MIXTURE_ROWS = 8192
-"""Rows of all experts together that judge their common scales."""
+"""Rows, over all experts together, that are used to choose their shared scales."""
 
 BATCHED = ("cuda",)
-"""Where experts are rounded side by side; a CPU has nothing to gain, and needs the memory."""
+"""Devices on which experts are rounded as a batch; a CPU gains nothing, and needs the memory."""
 BATCH_BYTES = 4 << 30
-"""For what a batch needs beside its statistics."""
+"""For what a batch needs besides its statistics."""
 
 Replay = Callable[[dict[str, torch.Tensor]], torch.Tensor]
 """The squared error of the block's output on some samples, with these weights in place."""
@@ -38,7 +38,7 @@ Replay = Callable[[dict[str, torch.Tensor]], torch.Tensor]
 def solve(works: Sequence["Work"], ranks: Ranks) -> None:
     """Smooth and round all linears of a block for every recipe.
 
-    Jobs of one stage do not depend on each other, so that ranks can share them.
+    Jobs of one stage do not depend on each other, so ranks can share them.
     """
     for behind_norms in (False, True):  # linear feeders change weights that norms feed
         ranks.spread([job for work in works for job in work.smoothing(behind_norms)])
@@ -46,23 +46,23 @@ def solve(works: Sequence["Work"], ranks: Ranks) -> None:
 
 
 def measuring_cost(rows: int, columns: int) -> Cost:
-    """Of the errors of what a method made."""
+    """Cost of measuring the errors of a method's result."""
     return Cost(8.0 * rows * columns**2)
 
 
 def batch_size(rows: int, columns: int) -> int:
-    """Inputs whose linears, stacked [rows, columns], are rounded side by side."""
+    """How many inputs' linears, stacked [rows, columns], are rounded as one batch."""
     return max(1, BATCH_BYTES // batch_bytes(rows, columns))
 
 
 def batch_bytes(rows: int, columns: int) -> int:
-    """What one of them takes: copies of a Gram matrix and of the weights, in float32."""
+    """Bytes for one of them: copies of a Gram matrix and of the weights, in float32."""
     return 4 * (4 * columns * columns + 6 * rows * columns)
 
 
 @dataclass(frozen=True)
 class _Stacked:
-    """Linears that read one input: rows are independent of each other, so they are one weight."""
+    """Linears that read one input: rows are independent of each other, so they form one weight."""
 
     names: list[str]
     linears: Linears
@@ -83,7 +83,9 @@ class Work:
         recipes: Mapping[str, Recipe],
         replay: Replay | None = None,
     ) -> None:
-        """`recipes` holds what counts for each linear; linears that share an input share one."""
+        """`recipes` holds the recipe that applies to each linear; linears that share an input share
+        one.
+        """
         self.recipes = recipes
         self.groups = groups
         self.statistics = statistics
@@ -97,7 +99,7 @@ class Work:
         self._shared: dict[str, torch.Tensor] | None = None
 
     def weight(self, name: str) -> torch.Tensor:
-        """A linear's weight with the scales that were folded so far, in float32."""
+        """A linear's weight with all scales folded so far, in float32."""
         weight = self.state[f"{name}.weight"].float()
         if name in self.out_scale:
             weight = weight / self.out_scale[name][:, None]
@@ -106,7 +108,7 @@ class Work:
         return weight
 
     def _stacked(self, names: list[str]) -> torch.Tensor:
-        """All rows; one weight at a time, so that none lies there twice."""
+        """All rows; one weight at a time, so that none is in memory twice."""
         if len(names) == 1:
             return self.weight(names[0])
         first = self.state[f"{names[0]}.weight"]
@@ -117,10 +119,11 @@ class Work:
         return stacked
 
     def smoothing(self, behind_norms: bool) -> list[Job]:
-        """Scale the inputs of every group that a norm feeds, or a linear.
+        """Scale the inputs of every group that a norm or a linear feeds.
 
-        Only where this recipe rewrites all that a scale touches: a feeding linear that it leaves
-        alone, or a reader that it does not quantise, would be left with the wrong function.
+        Only where this recipe rewrites everything that a scale touches: a feeding linear that it
+        leaves unquantised, or a reader that it does not quantise, would be left with the wrong
+        function.
         """
         mine = {name for members in self.groups.values() for name in members}
         jobs = []
@@ -138,7 +141,7 @@ class Work:
         return jobs
 
     def _fed(self, by_norms: bool) -> list[tuple[Feeder, list[str]]]:
-        """What feeds groups, and all groups that it feeds: one scale serves them."""
+        """What feeds groups, and all groups that it feeds: they share one scale."""
         found: dict[str, tuple[Feeder, list[str]]] = {}
         for leader in self.groups:
             feeder = self.feeders.get(leader)
@@ -147,19 +150,19 @@ class Work:
         return list(found.values())
 
     def _shape(self, members: list[str]) -> tuple[int, int]:
-        """Of the weights of a group, stacked."""
+        """Shape of the weights of a group, stacked."""
         shapes = [self.state[f"{name}.weight"].shape for name in members]
         return sum(shape[0] for shape in shapes), shapes[0][1]
 
     def _scale(
         self, smoothing: Smoothing, leader: str, members: list[str], feeder: Feeder
     ) -> torch.Tensor:
-        # Before o_proj and down_proj the Gram error is the block's own: only a sum comes after.
+        # Before o_proj and down_proj the Gram error is the block's own: only a sum follows.
         replay = partial(self._replayed, members) if self.replay and feeder.is_norm else None
         linears = self._linears(
             members, self.dtypes[f"{members[0]}.weight"], self.statistics[leader]
         )
-        if feeder.mixture:  # rows of every expert judge for all
+        if feeder.mixture:  # rows of every expert choose for all
             replay = None
             n_rows = max(1, MIXTURE_ROWS // len(members))
             rows = torch.cat([_spread_rows(self.weight(name), n_rows) for name in members])
@@ -170,7 +173,7 @@ class Work:
             replay=replay,
         )
         scale = smoothing.scale(linears)
-        # So that what is never quantised stays exact in its own type.
+        # So that what is never quantised stays exact in its own dtype.
         return torch.exp2(scale.log2().round()) if feeder.others else scale
 
     def _take_scale(self, members: list[str], feeder: Feeder, scale: torch.Tensor) -> None:
@@ -181,7 +184,7 @@ class Work:
             self.in_scale[name] = scale
 
     def _replayed(self, members: list[str], weight: torch.Tensor) -> torch.Tensor:
-        """The squared error of the block's output with these linears, stacked, as others."""
+        """The squared error of the block's output with these linears, stacked, replaced."""
         assert self.replay is not None
         parts = torch.split(weight, [self.state[f"{n}.weight"].shape[0] for n in members])
         return self.replay(
@@ -192,13 +195,13 @@ class Work:
         )
 
     def _fold(self, feeder: Feeder, scale: torch.Tensor) -> torch.Tensor:
-        """Divide the feeder by the scale; returns the scale that this really amounts to."""
+        """Divide the feeder by the scale; returns the scale that results after rounding."""
         own = feeder.shared(scale)
         if not feeder.is_norm:
             self.out_scale[feeder.name] = own
             self._divide(f"{feeder.name}.bias", own)
             return scale
-        # Round what is stored first, then derive the scale from it: a norm in bf16 is coarse.
+        # Round the stored value first, then derive the scale from it: a norm in bf16 is coarse.
         name = f"{feeder.name}.weight"
         before = self.state[name].float() + feeder.offset
         stored = (before / own - feeder.offset).to(self.dtypes[name])
@@ -218,7 +221,7 @@ class Work:
             self.result.folded[name] = scale
 
     def rounding(self) -> list[Job]:
-        """Choose the numbers of every linear; experts of one shape side by side."""
+        """Quantise every linear; experts of one shape as a batch."""
         self._shared = {}
         jobs = []
         for leaders in self._batches():
@@ -255,7 +258,7 @@ class Work:
         return [leaders for made in alike.values() for leaders in made]
 
     def _rounded(self, leaders: list[str]) -> dict[str, LinearResult]:
-        """The linears of some groups; of more than one only where their method takes several."""
+        """The linears of some groups; more than one only where their method supports batches."""
         parts: dict[torch.dtype, list[_Stacked]] = {}
         for leader in leaders:
             members, statistics = self.groups[leader], self.statistics[leader]
@@ -280,7 +283,9 @@ class Work:
         return results
 
     def _largest_input(self, leader: str, statistics: Statistics) -> torch.Tensor:
-        """Of a group; of all experts of a block together, since engines merge their scales."""
+        """Largest input of a group; for experts of the whole block, since engines merge their
+        scales.
+        """
         found = EXPERT.search(leader)
         activations = self.recipes[self.groups[leader][0]].input_activations
         if found is None or activations is None or not activations.is_static:
@@ -297,9 +302,9 @@ class Work:
         return torch.stack(largest).max()
 
     def _measured(self, one: "_Stacked", rounded: Rounded) -> dict[str, LinearResult]:
-        """What rounding made of linears that share an input, with its errors, each on its own.
+        """The rounding result of linears that share an input, with the errors of each.
 
-        With one scale a tensor they also share that scale: vLLM fuses them, and would otherwise
+        With per-tensor scales they also share that scale: vLLM fuses them, and would otherwise
         round all but one of them a second time.
         """
         names, linears = one.names, one.linears
@@ -315,7 +320,7 @@ class Work:
         for place, name in enumerate(names):
             rows = slice(start, start := start + self.state[f"{name}.weight"].shape[0])
             own = slice(None) if scheme.strategy == "tensor" else rows
-            if scheme.block_structure is not None:  # one row of scales for many of weights
+            if scheme.block_structure is not None:  # one row of scales covers many rows of weights
                 high = scheme.block_structure[0]
                 own = slice(rows.start // high, rows.stop // high)
             zero = None if solved.zero_point is None else solved.zero_point[own]
@@ -338,7 +343,7 @@ class Work:
         return results
 
     def remeasured(self, name: str, linear: LinearResult) -> LinearResult:
-        """A linear whose numbers changed, with the errors that it has now."""
+        """A linear whose numbers changed, with its new errors."""
         leader = next(first for first, members in self.groups.items() if name in members)
         statistics = self.statistics[leader]
         if name in self.in_scale:
@@ -374,7 +379,9 @@ class Work:
         )
 
     def _largest_weight(self, name: str) -> torch.Tensor:
-        """Of the layers that share one global scale, found once when no scale changes any more."""
+        """Largest weight of the layers that share a global scale, computed once when scales are
+        final.
+        """
         sharing = planning.sharing(name, self.recipes)
         if self._shared is not None and sharing[0] in self._shared:
             return self._shared[sharing[0]]
@@ -397,5 +404,5 @@ class Work:
 
 
 def _spread_rows(weight: torch.Tensor, n_rows: int) -> torch.Tensor:
-    """So many rows at most, evenly spread."""
+    """At most this many rows, evenly spaced."""
     return weight[:: -(-weight.shape[0] // n_rows)]

@@ -1,4 +1,4 @@
-"""Where a run's seconds go: to its stages, and to the recipes that it makes."""
+"""Where a run's time goes: to its stages, and to its recipes."""
 
 import threading
 import time
@@ -10,10 +10,10 @@ import torch
 
 
 class Clock:
-    """How long the run and each of its stages took, and what of it was one recipe's alone.
+    """How long the run and each of its stages took, and how much of it each recipe took.
 
-    A recipe's seconds are those of its own work and an equal part of what no single one needs, so
-    that the seconds of all add up to those of the run.
+    A recipe's seconds are those of its own work and an equal share of the common work, so the
+    seconds of all recipes add up to those of the run.
     """
 
     def __init__(self) -> None:
@@ -21,10 +21,10 @@ class Clock:
         self._lock = threading.Lock()
         self._own: defaultdict[str, float] = defaultdict(float)
         self._running: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-        """On a GPU, which works on while the clock is read."""
+        """GPU events; the GPU keeps working while the clock is read."""
         self.stages: dict[str, float] = {}
         self.n_recipes = 1
-        """That the run makes, once it is known."""
+        """The run's recipes, once known."""
 
     def lap(self, stage: str) -> None:
         """The stage that ended just now."""
@@ -33,12 +33,12 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """Of the run until now."""
+        """Seconds since the run began."""
         return time.monotonic() - self._started
 
     @contextmanager
     def of(self, name: str, part: float = 1.0) -> Iterator[None]:
-        """Count the time within to a recipe; where threads work side by side, a part of it."""
+        """Attribute the time within to a recipe; where threads run in parallel, a share of it."""
         started = time.monotonic()
         try:
             yield
@@ -48,14 +48,14 @@ class Clock:
 
     @contextmanager
     def on(self, device: torch.device, name: str) -> Iterator[None]:
-        """The same for what a device computes, without waiting for it."""
+        """The same for work on a device, without synchronising."""
         if device.type != "cuda":
             with self.of(name):
                 yield
             return
         begun = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        stream = torch.cuda.current_stream(device)  # of this device, whichever is the usual one
+        stream = torch.cuda.current_stream(device)  # of this device, whichever is the current one
         begun.record(stream)
         try:
             yield
@@ -64,7 +64,7 @@ class Clock:
             self._running.append((name, begun, ended))
 
     def seconds_of(self, name: str) -> float:
-        """A recipe's, once its work is done."""
+        """A recipe's seconds, once its work is done."""
         for other, begun, ended in self._running:
             ended.synchronize()
             self._own[other] += begun.elapsed_time(ended) / 1000

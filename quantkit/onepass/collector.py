@@ -1,7 +1,7 @@
 """Gathers statistics of the inputs of a block's linears while batches run through it.
 
-Linears that read one input share its statistics; they are found by watching which receive the same
-tensor.
+Linears that read the same input share its statistics; they are found by observing which receive the
+same tensor.
 """
 
 from collections.abc import Iterator
@@ -21,30 +21,30 @@ from quantkit.onepass.ranks import Ranks
 
 @dataclass
 class Collector:
-    """Watches the linears of one block while batches run through it."""
+    """Observes the linears of one block while batches run through it."""
 
     linears: dict[str, torch.nn.Linear]
     mixtures: dict[str, Experts] = field(default_factory=dict)
-    """Experts whose common input is watched too: one scale serves the layers of all of them."""
+    """Experts whose common input is observed too: the layers of all of them share one scale."""
     hold_out: bool = False
-    """Keep statistics of some tokens apart as well."""
+    """Also keep statistics of held-out tokens separately."""
     n_kept: int = 0
-    """Inputs of each that are kept as they are."""
+    """Raw inputs kept per linear."""
     kept: dict[str, torch.Tensor] = field(default_factory=dict)
     groups: dict[str, list[str]] = field(default_factory=dict)
     """Linears that share an input, under the name of the first."""
     statistics: dict[str, Statistics] = field(default_factory=dict)
     _alive: dict[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
-    """Inputs of the present forward pass by identity; kept, so that no identity is used twice."""
+    """Inputs of the current forward pass by identity; kept so that no identity is reused."""
     _last: str = ""
     """The linear that was reached last."""
 
     @contextmanager
     def watching(self, keep: Keep = None, statesonly: bool = False) -> Iterator[None]:
-        """Collect the positions to keep from the one forward pass within.
+        """Collect the positions to keep from the single forward pass within.
 
-        With `statesonly` the pass's result is wrong from the second time on: what the last linear
-        computes would be thrown away, so it computes nothing.
+        With `statesonly` the pass's result is wrong from the second time on: the last linear's
+        output would be discarded, so it computes nothing.
         """
         handles = [
             linear.register_forward_pre_hook(partial(self._see, name, keep))
@@ -67,7 +67,7 @@ class Collector:
             self._alive.clear()
 
     def complete(self, ranks: Ranks | None = None) -> None:
-        """All batches have been seen; what other ranks saw is added."""
+        """All batches have been seen; add what other ranks saw."""
         if ranks is not None:
             self._add_up(ranks)
         for statistics in self.statistics.values():
@@ -75,7 +75,7 @@ class Collector:
 
     def _add_up(self, ranks: Ranks) -> None:
         widths = {name: len(found.total) for name, found in self.statistics.items()}
-        # A rank without samples has seen no layer: the first says which there are.
+        # A rank without samples has seen no layer: the first says which exist.
         self.groups, widths = ranks.share((self.groups, widths))
         device = next(iter(self.linears.values())).weight.device
         self.statistics = {
@@ -113,7 +113,7 @@ class Collector:
         self._last = name
 
     def _keep(self, name: str, states: torch.Tensor) -> None:
-        """Some inputs of every batch, evenly spread, until there are enough."""
+        """Keep some inputs of every batch, evenly spaced, until there are enough."""
         flat = states.reshape(-1, states.shape[-1])
         before = self.kept.get(name, flat[:0])
         missing = min(self.n_kept - len(before), -(-self.n_kept // 4))
@@ -131,5 +131,5 @@ class Collector:
 
 
 def _nothing(width: int, inputs: torch.Tensor) -> torch.Tensor:
-    """Zeros in the shape of a linear's output, in the memory of one."""
+    """Zeros in the shape of a linear's output, in the memory of one number."""
     return inputs.new_zeros(1).expand(*inputs.shape[:-1], width)

@@ -1,7 +1,7 @@
-"""Quantisation without data: every tensor is read once and serves all recipes.
+"""Data-free quantisation: every tensor is read once and serves all recipes.
 
-Tensors stream through a few worker threads, so that reading, computing and writing overlap.
-Memory is bounded by the largest tensors in flight, whatever the model's size.
+Tensors stream through a few worker threads, so reading, computing and writing overlap. Peak memory
+is bounded by the largest tensors in flight, not by the model's size.
 """
 
 import os
@@ -27,8 +27,9 @@ COPY_CHUNK_BYTES = 64 << 20
 GPU_WORKERS = 8
 MAX_CPU_WORKERS = 8
 CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}
-"""Weights that are rounded at a time: what a CPU's cache holds, and what keeps all of a GPU busy
-while several tensors in flight take little of its memory."""
+"""Weights rounded at a time: enough for a CPU's cache, and enough to keep a GPU busy while several
+tensors in flight take little of its memory.
+"""
 
 
 def quantize_tensors(
@@ -49,7 +50,7 @@ def quantize_tensors(
     wanted = [t for t in source.tensors.values() if t.name in names]
     wanted.sort(key=lambda t: (t.file, t.start))
     progress.start("quantize", sum(t.size_bytes for t in wanted))
-    # Workers are the parallelism: each computes on one core.
+    # The workers are the parallelism: each computes on one core.
     with ThreadPoolExecutor(n_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         futures: list[Future[None]] = [pool.submit(worker.process, t) for t in wanted]
         try:
@@ -71,7 +72,7 @@ def quantize_some(
     names: Collection[str],
     clock: Clock,
 ) -> list[dict[str, Layer]]:
-    """The same for a few tensors, which a pass over the blocks does not reach."""
+    """The same for a few tensors that a pass over the blocks does not reach."""
     worker = _Worker(source, plans, writers, device, progress, clock)
     for name in sorted(names):
         worker.process(source.tensors[name])
@@ -79,7 +80,7 @@ def quantize_some(
 
 
 class _Worker:
-    """Handles one tensor at a time; many threads share it."""
+    """Processes one tensor at a time; many threads share it."""
 
     def __init__(
         self,
@@ -151,8 +152,8 @@ class _Worker:
     def _shared_range(self, plan: Plan, module: str, weight: torch.Tensor) -> torch.Tensor | None:
         """The largest magnitude of all layers that share a scale; None where tiles are smaller.
 
-        vLLM fuses them, and would otherwise round all but one of them a second time. Ranges are
-        found by whoever comes first, so that a sibling is read twice at most.
+        vLLM fuses them, and would otherwise round all but one of them a second time. The first
+        worker to need a range computes it, so a sibling is read twice at most.
         """
         scheme = plan.recipe.part(module).weights
         if scheme.strategy == "tensor":
@@ -175,7 +176,7 @@ class _Worker:
 
 
 def copy_tensor(tensor: StoredTensor, writers: Sequence[FolderWriter], progress: Progress) -> None:
-    """Take a tensor over as it is, in chunks, after looking for NaN and infinity."""
+    """Copy a tensor unchanged, in chunks, after checking for NaN and infinity."""
     for offset in range(0, tensor.size_bytes, COPY_CHUNK_BYTES):
         chunk = torch.empty(min(COPY_CHUNK_BYTES, tensor.size_bytes - offset), dtype=torch.uint8)
         tensor.read_into(as_bytes(chunk), offset)
@@ -186,7 +187,7 @@ def copy_tensor(tensor: StoredTensor, writers: Sequence[FolderWriter], progress:
 
 
 def require_finite(tensor: StoredTensor, values: torch.Tensor) -> None:
-    """Stop at NaN or infinity, by one pass that makes no mask as large as the tensor."""
+    """Stop at NaN or infinity, in one pass without a mask as large as the tensor."""
     if not values.is_floating_point() or not values.numel():
         return
     if not torch.stack(values.aminmax()).isfinite().all():
@@ -197,10 +198,11 @@ def require_finite(tensor: StoredTensor, values: torch.Tensor) -> None:
 
 
 def quantize_by_rows(rounding: Rounding, linears: Linears) -> tuple[grid.QuantizedWeight, float]:
-    """A quantised weight, and the norm of its change over its norm.
+    """A quantised weight, and the norm of its change relative to its norm.
 
-    Rows are independent of each other unless the tensor shares one scale, so some are taken at a
-    time: on a CPU three times as fast as whole tensors, and in less memory everywhere.
+    Rows are independent of each other unless the tensor shares one scale, so only some are
+    processed at a time: on a CPU three times as fast as whole tensors, and with less memory
+    everywhere.
     """
     weight, scheme = linears.weight, linears.scheme
     height = scheme.block_structure[0] if scheme.block_structure else 1

@@ -1,6 +1,6 @@
-"""Finished blocks on their way to disk, in the background and in order.
+"""Writes finished blocks to disk, in the background and in order.
 
-The device goes on with the next block meanwhile. A fault of the disk is raised at the next call.
+Meanwhile the device continues with the next block. A disk error is raised at the next call.
 """
 
 from collections import deque
@@ -23,13 +23,13 @@ class Delivery:
         self._failed = False
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Have a job done; waits while too many others do."""
+        """Queue a job; blocks while too many are waiting."""
         while len(self._waiting) >= self._depth:
             self._waiting.popleft().result()
         self._waiting.append(self._pool.submit(self._do, job))
 
     def _do(self, job: Callable[[], None]) -> None:
-        if self._failed:  # nothing after a block that is not there
+        if self._failed:  # nothing after a block that was not written
             return
         try:
             job()
@@ -53,7 +53,7 @@ class Delivery:
 
 
 class Parcel:
-    """Tensors being copied to host memory; the device is not waited for before they are needed."""
+    """Tensors being copied to host memory, without synchronising before they are needed."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = {name: to_host(t, wait=False) for name, t in tensors.items()}

@@ -1,14 +1,13 @@
-"""Scales learn from what the whole model says: the last stage of a recipe, after all blocks.
+"""End-to-end distillation of scales: the last stage of a recipe, after all blocks.
 
-Each block was brought near to its own part of the source. What the errors of all blocks do together
-shows only in the end, in the probabilities of the next token. Here every scale of every block moves
-a little, such that these come nearer to the source's (KL divergence over the whole vocabulary, as
-in distillation). Codes stay: there are too many of them for the calibration tokens to teach, and on
-text that taught nothing they get worse. Batches that teach nothing decide whether the scales that
-were reached are taken.
+Each block was fitted to its own part of the source. The joint effect of all blocks' errors shows
+only at the end, in the probabilities of the next token. Here every scale of every block moves a
+little, such that these come closer to the source's (KL divergence over the whole vocabulary, as in
+distillation). Codes stay fixed: there are too many of them for the calibration tokens, and on
+unseen text they get worse. Held-out batches decide whether the new scales are used.
 
-The model is never held in 16 bits. Codes of all blocks stay on the device as they are, a block at a
-time is dequantised, and on the way back it is run again from its input.
+The model is never in memory in 16 bits. Codes of all blocks stay on the device, one block at a time
+is dequantised, and in the backward pass it is run again from its input.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,11 +29,11 @@ from quantkit.plan.checkpoint import Plan
 from quantkit.progress import Progress
 
 REACH = 0.01
-"""How far all steps together move a scale, as a share of it."""
+"""How far all steps together move a scale, relative to it."""
 MOMENTUM = 0.9
-"""Share of the mean gradient that later steps keep."""
+"""Momentum: the share of the mean gradient that later steps keep."""
 POSITIONS = 1024
-"""Tokens whose logits are there at once."""
+"""Tokens whose logits are in memory at once."""
 FILE = "distilled.safetensors"
 """In the journal: the scales that were found, before any is written."""
 
@@ -43,7 +42,7 @@ LogitsOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Lesson:
-    """What there is to learn from."""
+    """The training data."""
 
     decoder: Decoder
     calls: Sequence[Call]
@@ -87,7 +86,7 @@ def distil(
 def _learn(
     lesson: Lesson, plan: Plan, writer: FolderWriter, progress: Progress
 ) -> dict[str, torch.Tensor]:
-    """The tensors of better scales, by their names; none where held-out batches see no gain."""
+    """The tensors of better scales, by name; empty where held-out batches show no gain."""
     student = _Student(lesson, plan, writer)
     taught, held = divided(len(lesson.samples))
     steps = plan.recipe.distilling_passes * len(taught)
@@ -109,7 +108,7 @@ def _learn(
 
 
 class _Student:
-    """The quantised model, a block at a time, with scales that learn."""
+    """The quantised model, one block at a time, with trainable scales."""
 
     def __init__(self, lesson: Lesson, plan: Plan, writer: FolderWriter) -> None:
         self._lesson, self._plan = lesson, plan
@@ -133,7 +132,7 @@ class _Student:
         self._means: dict[tuple[int, str], torch.Tensor] = {}
 
     def _weights(self, index: int) -> dict[str, torch.Tensor]:
-        """Of a block, in the type that is computed in; gradients reach the factors of scales."""
+        """Weights of a block in the compute dtype; gradients reach the factors of scales."""
         made = {}
         for name, linear in self._linears[index].items():
             tiles = grid.tiles(linear.before.values, linear.scheme)
@@ -143,7 +142,7 @@ class _Student:
 
     @torch.no_grad()
     def _inputs(self, place: int) -> list[torch.Tensor]:
-        """Of every block, and after the last what it gives."""
+        """Inputs of every block, and the last block's output."""
         lesson, states = self._lesson, self._lesson.start.batch(place)
         found = [states]
         for index, call in enumerate(lesson.calls):
@@ -163,7 +162,7 @@ class _Student:
         return total / n_tokens
 
     def learn(self, place: int, logits_of: LogitsOf) -> None:
-        """Gradients of one batch, for every scale."""
+        """Accumulate the gradients of one batch, for every scale."""
         lesson, decoder = self._lesson, self._lesson.decoder
         inputs = self._inputs(place)
         gradient = self._end(place, inputs.pop(), logits_of)[1]
@@ -187,7 +186,9 @@ class _Student:
     def _end(
         self, place: int, states: torch.Tensor, logits_of: LogitsOf
     ) -> tuple[float, torch.Tensor]:
-        """The divergence of a batch, added up, and its mean's gradient in the last states."""
+        """The divergence of a batch, summed, and the gradient of its mean with respect to the last
+        states.
+        """
         samples = self._lesson.samples[place]
         wanted, n_tokens = self._lesson.goal.batch(place), sum(map(len, samples))
         gradient, total = torch.zeros_like(states), 0.0
@@ -216,7 +217,7 @@ class _Student:
             self._linears[index][name].factors.sub_(mean.sign(), alpha=reach)
 
     def scales(self, writer: FolderWriter) -> dict[str, torch.Tensor]:
-        """What files hold of the scales that were reached, where that is something else now."""
+        """The stored form of the new scales, where it differs from the old."""
         found = {}
         for index, name in self._learning:
             linear = self._linears[index][name]
@@ -232,7 +233,7 @@ class _Student:
 def _remeasure(
     decoder: Decoder, module: str, plan: Plan, writer: FolderWriter, journal: Journal
 ) -> None:
-    """Note how far a layer is from the source now; of its output nothing is known any more."""
+    """Record a layer's new distance from the source; its output error is no longer known."""
     specs = formats.specs(module, plan.quantized[module], plan.recipe)
     parts = {spec.name: writer.stored(spec.name).read() for spec in specs}
     made = formats.unpack(module, parts, plan.recipe)

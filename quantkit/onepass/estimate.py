@@ -1,7 +1,8 @@
-"""What a calibrated pass will cost, worked out from shapes before any weight is read.
+"""The cost of a calibrated pass, estimated from shapes before any weight is read.
 
-Counts the tensors that live at once and the products that are made, and times one product on the
-device to turn them into seconds. Meant to be right within a third; the manifest has the truth.
+Counts the tensors that are alive at once and the matrix products, and times one product on the
+device to convert them to seconds. Meant to be right within a third; the manifest has the measured
+values.
 """
 
 import re
@@ -26,14 +27,14 @@ from quantkit.recipe import Recipe
 from quantkit.storage import gib
 
 TUNED_BYTES = 32
-"""Per weight of a block that learns: its position and gradient, and what lies between."""
+"""Per weight of a block in the gradient stage: its position, gradient, and intermediate results."""
 TOKENS_PER_BATCH = {"cuda": 8192, "cpu": 2048}
 OFFLOAD = ("auto", "always", "never")
 """When hidden states go to host memory."""
 EFFICIENCY = 0.6
 """Share of the speed of one large product that a whole pass reaches."""
 PROCESS_BYTES = 2 << 30
-"""Of Python, torch and transformers themselves."""
+"""Memory of Python, torch and transformers themselves."""
 
 
 @dataclass(frozen=True)
@@ -42,25 +43,27 @@ class Estimate:
 
     n_blocks: int
     n_tokens: int
-    """Real ones: padding costs time and memory too, but teaches nothing."""
+    """Without padding, which costs time and memory too, but contributes no statistics."""
     n_streams: int
     hidden_bytes: int
     """Of all streams together."""
     working_bytes: int
-    """On the device at the worst moment, hidden states apart."""
+    """On the device at the peak, without hidden states."""
     block_bytes: int
     seconds: float
     n_ranks: int = 1
-    """Processes that share the samples; bytes are those of each, seconds those of all together."""
+    """Processes that share the samples; bytes are per process, seconds for all together."""
     n_local_ranks: int = 1
     """Those of them that share this machine's memory."""
 
     def device_bytes(self, on_host: bool) -> int:
-        """Memory on the device, with hidden states there or not."""
+        """Device memory, with or without hidden states on it."""
         return self.working_bytes + (0 if on_host else self.hidden_bytes)
 
     def host_bytes(self, on_host: bool) -> int:
-        """Memory of the process: two blocks, what is being written, hidden states if here."""
+        """Memory of the process: two blocks, what is being written, hidden states if on the
+        host.
+        """
         return PROCESS_BYTES + 4 * self.block_bytes + (self.hidden_bytes if on_host else 0)
 
 
@@ -74,8 +77,8 @@ def estimate(
 ) -> Estimate:
     """The cost of the pass that these calibrated recipes need.
 
-    `speeds` are those of a device that is not here: operations a second of a large product in the
-    type that is computed in, and in float32.
+    `speeds` are those of a device that is not present: operations per second of a large product in
+    the compute dtype, and in float32.
     """
     block = _largest_block(architecture)
     n_samples, length = calibration.ids.shape
@@ -84,16 +87,16 @@ def estimate(
     stacked = stacked_linears(block)
     groups = list(stacked.values())
     parameters = sum(rows * columns for rows, columns in block.values())
-    # What a token goes through, and how often a group's inputs are counted.
+    # What a token passes through, and how often a group's inputs are counted.
     met = {name: architecture.chosen_share if EXPERT.search(name) else 1.0 for name in stacked}
     passed = sum(met[name] * rows * columns for name, (rows, columns) in stacked.items())
     narrow = min(columns for _, columns in block.values())
     wide = max(columns for _, columns in block.values())
     bytes_each = 2 if device.type == "cuda" else 4
     own = [plan for plan in plans if plan.recipe.propagates]
-    shared = len(own) < len(plans) or not plans  # without a recipe, what matters is looked for
+    shared = len(own) < len(plans) or not plans  # without a recipe, importance is gathered
     n_streams = len(own) + shared
-    following = sum(plan.recipe.follows_source for plan in own)  # the source's states go along
+    following = sum(plan.recipe.follows_source for plan in own)  # the source's states are kept too
     squares = n_streams if n_ranks > 1 else 1
     batch = max(length, TOKENS_PER_BATCH[device.type] // length * length)
     n_blocks = _n_blocks(architecture)
@@ -108,7 +111,7 @@ def estimate(
         running = 2 * running + TUNED_BYTES * parameters
     distilled = [plan.recipe.distilling_passes for plan in own if plan.recipe.distilling_passes]
     resident = 0
-    if distilled:  # codes of all blocks, and the input of each for the way back
+    if distilled:  # codes of all blocks, and the input of each for the backward pass
         resident = n_blocks * (parameters + bytes_each * batch * narrow) + 2 * running
     working = max(
         resident,
@@ -122,7 +125,7 @@ def estimate(
     products, solves = most.fast, most.slow
     forwards: float = n_streams + len(own) + following
     forwards += sum(3 * plan.recipe.tuning_steps * batch / n_positions for plan in own)
-    forwards += 4 * sum(distilled)  # forth, and back from every block's input
+    forwards += 4 * sum(distilled)  # forward, and backward from every block's input
     products += 2.0 * passed * n_positions * forwards
     seen = n_tokens if n_ranks == 1 else n_positions
     counted = sum(met[name] * columns**2 for name, (_, columns) in stacked.items())
@@ -142,7 +145,7 @@ def estimate(
 
 
 def require_room(cost: Estimate, device: torch.device, offload: str) -> bool:
-    """Whether hidden states go to host memory; stops when it will not fit either way."""
+    """Whether hidden states go to host memory; stops if it does not fit either way."""
     if device.type != "cuda":
         available = devices.available_host_bytes()
         needed = cost.n_local_ranks * (cost.device_bytes(on_host=False) + PROCESS_BYTES)
@@ -194,12 +197,12 @@ def stacked_linears(block: dict[str, tuple[int, int]]) -> dict[str, tuple[int, i
 
 
 def solving_cost(recipe: Recipe, rows: int, columns: int) -> Cost:
-    """Of rounding linears that read one input, and of measuring what it costs."""
+    """Cost of rounding linears that read one input, and of measuring the error."""
     return methods.find(recipe.method).cost(rows, columns) + measuring_cost(rows, columns)
 
 
 def _longest_share(costs: Sequence[Cost], n_ranks: int) -> Cost:
-    """Of the rank that has most to solve."""
+    """The share of the rank with the most to solve."""
     owners = assign([cost.fast + cost.slow for cost in costs], n_ranks)
     shares = [Cost() for _ in range(n_ranks)]
     for owner, cost in zip(owners, costs, strict=True):
@@ -209,16 +212,17 @@ def _longest_share(costs: Sequence[Cost], n_ranks: int) -> Cost:
 
 @cache
 def measured_speeds(device: torch.device) -> tuple[float, float]:
-    """Operations a second of a product in the type that is computed in, and in float32.
+    """Operations per second of a product in the compute dtype, and in float32.
 
-    Measured once: a process that makes many checkpoints would spend more on this than on some.
+    Measured once: a process that makes many checkpoints would spend more on this than on some of
+    them.
     """
     size = 4096 if device.type == "cuda" else 1024
     types = (torch.bfloat16, torch.float32) if device.type == "cuda" else (torch.float32,)
     speeds = []
     for dtype in types:
         matrix = torch.randn(size, size, device=device, dtype=dtype)
-        for repeats in (2, 5):  # the first time is slow
+        for repeats in (2, 5):  # the first run is slow
             started = time.perf_counter()
             for _ in range(repeats):
                 product = matrix @ matrix

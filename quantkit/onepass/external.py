@@ -1,4 +1,4 @@
-"""What another engine made of a model, held against the plan."""
+"""Compares what another engine produced with the plan."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class Made:
     """What the engine left in memory."""
 
     state: dict[str, torch.Tensor]
-    """Every parameter by name, quantised layers in the form of compressed-tensors."""
+    """Every parameter by name, quantised layers in compressed-tensors format."""
     folds: list[Fold] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     """Layers that were rounded to nearest because GPTQ failed on them."""
@@ -65,7 +65,7 @@ def compare(
     source: ModelSource,
     scales: Mapping[str, torch.Tensor],
 ) -> None:
-    """What the engine made must be what the plan promises, and the rest must be untouched."""
+    """Check that the engine produced what the plan promises, and that the rest is untouched."""
     problems = []
     untouched = others(plan)
     for spec in plan.specs:
@@ -80,7 +80,7 @@ def compare(
                 problems.append(f"{spec.name} is {found[0]} {list(found[1])}, not {wanted}")
         elif f"{spec.name}.folded" not in scales:
             original = source.tensors[spec.name].read().to(made.dtype)
-            # As bytes: NaN is a fault of its own, found when the tensor is copied.
+            # As bytes: NaN is a separate fault, found when the tensor is copied.
             copies = [t.reshape(-1).view(torch.uint8) for t in (original, made.cpu())]
             if original.shape != made.shape or not torch.equal(*copies):
                 problems.append(f"{spec.name} changed silently")
@@ -94,7 +94,7 @@ def compare(
 
 
 def others(plan: Plan) -> dict[str, TensorSpec]:
-    """Tensors of the result that stand for no quantised layer."""
+    """Tensors of the result that do not belong to a quantised layer."""
     parts = {
         part.name
         for module, weight in plan.quantized.items()

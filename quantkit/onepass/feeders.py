@@ -1,9 +1,9 @@
-"""What produces the input of a group of linears, so that scales can be folded into it.
+"""Finds what produces the input of a group of linears, so that scales can be folded into it.
 
-A norm is found by watching whose output the linears read, and taken after a trial: its output is
-divided by powers of two channel by channel, every reader's columns are multiplied by them, and the
-block must compute the same. Readers that are never quantised (a router, a shared expert's gate)
-take part; with powers of two they stay exact. The value projection before `o_proj` and the up
+A norm is found by observing whose output the linears read, and accepted after a trial: its output
+is divided by powers of two per channel, every reader's columns are multiplied by them, and the
+block must compute the same. Readers that are never quantised (a router, a shared expert's gate) are
+included; with powers of two they stay exact. The value projection before `o_proj` and the up
 projection before `down_proj` are proposed by name and tried likewise, those of all experts at once.
 Families without a norm there, or with something in between, fold nothing.
 """
@@ -29,25 +29,25 @@ class Feeder:
     """Module within the block."""
     is_norm: bool
     readers: frozenset[str]
-    """All linears that read what it produces: a scale is folded for all of them or for none."""
+    """All linears that read its output: a scale is folded for all of them or for none."""
     offset: float = 0.0
     """Norms of some families multiply by 1 + w."""
     others: tuple[str, ...] = ()
     """Readers that are never quantised: their columns take the scale, which is a power of two."""
     mixture: str = ""
-    """Experts that read it, all of them; their common input has statistics of its own."""
+    """Experts that read it, all of them; their common input has its own statistics."""
     repeat: int = 1
-    """Heads of the input that one head of the feeder serves."""
+    """Input heads per head of the feeder."""
     head_width: int = 1
 
     def shared(self, values: torch.Tensor) -> torch.Tensor:
-        """Bring per-input values down to the feeder's own channels, by their mean."""
+        """Reduce per-input values to the feeder's own channels, by their mean."""
         if self.repeat == 1:
             return values
         return values.view(-1, self.repeat, self.head_width).mean(1).reshape(-1)
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """The inverse: one value of the feeder for every input channel that it serves."""
+        """The inverse: one value of the feeder for every input channel that it feeds."""
         if self.repeat == 1:
             return values
         heads = values.view(-1, 1, self.head_width)
@@ -114,20 +114,20 @@ def _has(block: torch.nn.Module, name: str) -> bool:
 def _watch(
     block: torch.nn.Module, readers: list[str], forward: Callable[[], Any]
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """What each of these modules reads, and the norm whose output that is, in whatever shape."""
+    """What each of these modules reads, and the norm whose output that is, in any shape."""
     inputs: dict[str, torch.Tensor] = {}
     outputs: dict[tuple[int, int], tuple[str, torch.Tensor]] = {}
 
     def read(name: str, module: torch.nn.Module, arguments: Any, named: Any) -> None:
         if isinstance(module, Experts) and not module.is_routed:
-            return  # gets its tokens multiplied
+            return  # its tokens are repeated
         values = [v for v in (*arguments, *named.values()) if isinstance(v, torch.Tensor)]
         if values:
             inputs[name] = values[0]
 
     def written(name: str, module: torch.nn.Module, arguments: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor):
-            outputs[_place(output)] = name, output  # kept, so that no memory is used twice
+            outputs[_place(output)] = name, output  # kept, so that no memory is reused
 
     handles = [
         block.get_submodule(n).register_forward_pre_hook(partial(read, n), with_kwargs=True)
@@ -149,7 +149,7 @@ def _watch(
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where a tensor lies: the same for the same numbers in another shape."""
+    """A tensor's memory location: the same for the same numbers in another shape."""
     return tensor.data_ptr(), tensor.numel()
 
 
@@ -160,7 +160,7 @@ def _try_norm(
     mixtures: dict[str, Experts],
     forward: Callable[[], Any],
 ) -> Feeder | None:
-    """A norm as the feeder, if nothing but these readers sees what it makes."""
+    """A norm as the feeder, if only these readers see its output."""
     norm = block.get_submodule(name)
     weight = norm.weight
     assert isinstance(weight, torch.Tensor)
@@ -180,7 +180,7 @@ def _try_norm(
     changed = [block.get_submodule(n) for n in (*plain, *upper)]
     width = weight.shape[0]
     if any(_matrix(module).shape[1] != width for module in changed):
-        return None  # heads of their own, or the like
+        return None  # per-head weights or the like
     factor = _powers(width, weight)
     before = forward()
     originals = [_matrix(module).data for module in changed]
@@ -197,7 +197,7 @@ def _try_norm(
         return None
     offset = _offset(norm, weight)
     if others and offset:
-        return None  # what is stored is the weight less one, which no power of two divides exactly
+        return None  # what is stored is the weight minus one, which no power of two divides exactly
     names = frozenset(n for n in (*plain, *upper) if n not in others)
     return Feeder(name, True, names, offset, others, mixture)
 
@@ -209,7 +209,7 @@ def _matrix(module: torch.nn.Module) -> torch.nn.Parameter:
 
 
 def _powers(width: int, like: torch.Tensor) -> torch.Tensor:
-    """Powers of two, which commute with every rounding; large ones show limits and clamps."""
+    """Powers of two, which commute with every rounding; large ones reveal limits and clamps."""
     factor = torch.ones(width, device=like.device, dtype=like.dtype)
     factor[::3], factor[1::3] = 4096.0, 0.5
     return factor
@@ -256,12 +256,12 @@ def _try_linear(
 
 
 def _follows(after: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether every channel is what it should be, within one rounding of the compute type.
+    """Whether every channel is what it should be, within one rounding of the compute dtype.
 
-    Scaling by powers of two changes exponents alone: sums and products come out bit for bit, in
-    whatever type they are kept. Two things may still differ. A kernel that adds in another order
-    the second time rounds its result once more: at most `eps / 2` of each value, hence of the norm
-    of a channel. And values below the smallest normal number lose a bit when they are halved.
+    Scaling by powers of two changes exponents only: sums and products are bit-identical in any
+    dtype. Two things may still differ. A kernel that adds in another order the second time rounds
+    its result once more: at most `eps / 2` of each value, hence of the norm of a channel. And
+    values below the smallest normal number lose a bit when they are halved.
     """
     rounding = torch.finfo(expected.dtype)
     off, size = (

@@ -50,7 +50,8 @@ class Finished:
         done = {f"{name}.weight" for name in result.linears}
         for name, tensor in state.items():
             own = stored[name]
-            # What several tensors make is copied from these; what another block owns is its.
+            # Parameters made of several tensors are copied from these; those of another block are
+            # not ours.
             if own is not None and own in plan.names and name not in done:
                 tensors[own] = result.changed.get(name, tensor)
         self.tensors = Parcel(tensors)
@@ -88,7 +89,7 @@ class Finished:
 
 
 class Status:
-    """What a person who watches wants to know: speed, memory, and which layer loses most."""
+    """Progress for the user: speed, memory, and the layer with the largest error."""
 
     def __init__(self, progress: Progress, n_tokens: int, device: torch.device) -> None:
         self._progress = progress

@@ -1,6 +1,6 @@
 """The hidden states of one stream, by batch: on the device, or in pinned host memory.
 
-Where they lie changes nothing but speed and memory: the same batches, the same arithmetic.
+Their location affects only speed and memory: the same batches, the same arithmetic.
 """
 
 from collections.abc import Iterator
@@ -9,14 +9,14 @@ import torch
 
 
 class HiddenStates:
-    """Batches that are read in order, each replaced by what a block makes of it."""
+    """Batches that are read in order, each replaced by a block's output for it."""
 
     def __init__(self, batches: list[torch.Tensor], device: torch.device) -> None:
         self._batches = list(batches)
         self._device = device
         self._side: torch.cuda.Stream | None = None
         self._shared = [True] * len(batches)
-        """Host memory that another stream reads too, so it must not be written."""
+        """Host memory shared with another stream, so it must not be written."""
 
     def branch(self) -> "HiddenStates":
         """The same batches for another stream."""
@@ -27,7 +27,7 @@ class HiddenStates:
         return bool(self._batches) and self._batches[0].device.type != self._device.type
 
     def to_host(self) -> None:
-        """Free the device of them, from now on."""
+        """Move them off the device, from now on."""
         for place, batch in enumerate(self._batches):
             if batch.device.type == self._device.type:
                 self._batches[place] = _pinned(batch)
@@ -35,7 +35,7 @@ class HiddenStates:
                 self._shared[place] = False
 
     def __iter__(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Places and batches on the device; the next is copied while the present is computed on."""
+        """Indices and batches on the device; the next is copied during the current computation."""
         if not self.on_host:
             yield from enumerate(self._batches)
             return
@@ -50,14 +50,14 @@ class HiddenStates:
             batch.record_stream(compute)
             yield place, batch
             del batch
-            # Not further ahead of the device than two batches, or their memory adds up.
+            # Stay at most two batches ahead of the device, or their memory adds up.
             if earlier is not None:
                 earlier.synchronize()
             earlier = compute.record_event()
 
     def first(self, n_samples: int) -> torch.Tensor:
         """Some samples of the first batch, on the device."""
-        if self.on_host:  # what was written last may still be on its way
+        if self.on_host:  # what was written last may still be in flight
             torch.cuda.current_stream(self._device).wait_stream(self._copies())
         return self._batches[0][:n_samples].to(self._device)
 
@@ -68,7 +68,7 @@ class HiddenStates:
         return self._batches[place].to(self._device)
 
     def replace(self, place: int, batch: torch.Tensor) -> None:
-        """Put a block's output into the place of its input."""
+        """Replace a batch by a block's output for it."""
         if not self.on_host:
             self._batches[place] = batch
             return

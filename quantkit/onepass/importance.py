@@ -1,4 +1,4 @@
-"""How much each input of a linear layer matters: the mean of its square, on the source's own path.
+"""How much each input of a linear layer matters: its mean square, in the unquantised model.
 
 This is the diagonal of G / n. llama.cpp calls the collection of all of them an importance matrix.
 """
@@ -21,7 +21,7 @@ class Importance:
         self._sums: dict[str, torch.Tensor] = {}
         self.n_tokens: dict[str, int] = {}
         self.perplexity: float | None = None
-        """Of the tokens that were watched, where it is known."""
+        """Number of observed tokens, where known."""
 
     @contextmanager
     def watching(
@@ -29,7 +29,7 @@ class Importance:
     ) -> Iterator[None]:
         """Count the tokens of the forward pass within, at the positions to keep.
 
-        `name_of` gives the full name of a module of the block.
+        `name_of` returns the full name of a module of the block.
         """
         alive: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
         handles = [
@@ -52,7 +52,7 @@ class Importance:
         inputs: tuple[torch.Tensor, ...],
     ) -> None:
         (tensor,) = inputs
-        # Layers that read one tensor share its sum; it is kept, so that no identity is used twice.
+        # Layers that read one tensor share its sum; it is kept, so that no identity is reused.
         if id(tensor) not in alive:
             flat = tensor if EXPERT.search(name) else real(tensor, keep)
             flat = flat.reshape(-1, tensor.shape[-1])
@@ -78,7 +78,7 @@ class Importance:
         self.n_tokens = dict(zip(shapes, counts.tolist(), strict=True))
 
     def forget(self) -> None:
-        """Begin again."""
+        """Start over."""
         self._sums.clear()
         self.n_tokens.clear()
 

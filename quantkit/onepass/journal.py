@@ -1,7 +1,8 @@
-"""Which blocks of an unfinished checkpoint are done, so that a stopped run goes on from there.
+"""Which blocks of an unfinished checkpoint are done, so that a stopped run can resume.
 
-One small file a block, written after the block's tensors are on disk: its presence means that the
-block is finished. Hidden states are not kept; finished blocks are replayed from their own tensors.
+One small file per block, written after the block's tensors are on disk: its presence means that the
+block is finished. Hidden states are not stored; finished blocks are replayed from their own
+tensors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +50,7 @@ class Journal:
         scales: Mapping[str, torch.Tensor],
         tensors: Sequence[str],
     ) -> None:
-        """A block is finished; its tensors must be on disk already."""
+        """Record a finished block; its tensors must be on disk already."""
         path = self._path(index)
         if scales:
             target = path.with_suffix(".scales")
@@ -66,11 +67,11 @@ class Journal:
         self.n_done = index + 1
 
     def keep(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """What a stage after the blocks has found, before anything is done with it."""
+        """Store the result of a stage after the blocks, before anything is done with it."""
         write_whole(self._folder / name, tensors)
 
     def kept(self, name: str) -> dict[str, torch.Tensor] | None:
-        """The same, found by an earlier run; None where none got that far."""
+        """The same, from an earlier run; None where none got that far."""
         path = self._folder / name
         if not path.is_file():
             return None

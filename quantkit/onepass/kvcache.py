@@ -1,8 +1,8 @@
-"""What an FP8 cache needs to know of keys and values, and a way to get at them.
+"""What an FP8 KV cache needs to know about keys and values, and how to intercept them.
 
-An attention module hands its keys, rotary embedding applied, and its values to a cache and goes on
-with what the cache gives back. So a cache of our own sees them as an engine would store them, in
-every family alike: to calibrate it looks at them, to score it rounds them.
+An attention module passes its keys, rotary embedding applied, and its values to a cache and
+continues with what the cache returns. So a custom cache sees them as an engine would store them, in
+every family: for calibration it observes them, for scoring it rounds them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from quantkit.plan.checkpoint import Plan
 
 Pass = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Takes keys and values [batch, heads, tokens, width of a head], returns what attention gets."""
+"""Takes keys and values [batch, heads, tokens, head width], returns what attention gets."""
 
 GRID = WeightScheme(num_bits=8, type="float", strategy="tensor")
 
 
 class _Cache:
-    """Lets keys and values go through a function, and then into the real cache if there is one."""
+    """Passes keys and values through a function, and then into the real cache if there is one."""
 
     def __init__(self, real: Any, function: Pass) -> None:
         self._real = real
@@ -53,7 +53,7 @@ class _Cache:
 
 
 def intercept(attention: torch.nn.Module, function: Pass) -> "RemovableHandle":
-    """Let an attention module's keys and values go through a function."""
+    """Pass an attention module's keys and values through a function."""
 
     name = cache_argument(attention) or "past_key_values"
 
@@ -65,22 +65,22 @@ def intercept(attention: torch.nn.Module, function: Pass) -> "RemovableHandle":
 
 @dataclass
 class Observer:
-    """The largest magnitudes that the attention modules of one block would put into a cache."""
+    """The largest magnitudes that the attention modules of one block would write to a cache."""
 
     attentions: dict[str, torch.nn.Module]
     keys: dict[str, torch.Tensor] = field(default_factory=dict)
-    """By head."""
+    """Per head."""
     values: dict[str, torch.Tensor] = field(default_factory=dict)
-    """By channel [heads of values * width], since folded scales change them channel by channel."""
+    """Per channel [value heads * width], since folded scales change them per channel."""
 
     @classmethod
     def of(cls, block: torch.nn.Module, plans: "Sequence[Plan]") -> "Observer":
-        """An observer of a block, which looks at nothing unless a recipe asks for it."""
+        """An observer of a block, which observes nothing unless a recipe needs it."""
         return cls(attentions(block) if any(plan.kv_scales for plan in plans) else {})
 
     @contextmanager
     def watching(self, keep: Keep = None) -> Iterator[None]:
-        """Observe the positions to keep of the passes within, which compute what they always do."""
+        """Observe the positions to keep in the passes within, whose results do not change."""
         handles = [
             intercept(module, partial(self._see, name, keep))
             for name, module in self.attentions.items()
@@ -110,7 +110,7 @@ class Observer:
 
 
 def _real(states: torch.Tensor, keep: Keep) -> torch.Tensor:
-    """The real positions of [batch, heads, tokens, width], as if they were of one sample."""
+    """The real positions of [batch, heads, tokens, width], as if from one sample."""
     if keep is None:
         return states
     return real(states.transpose(1, 2), keep).transpose(0, 1)[None]
@@ -123,7 +123,7 @@ def _raise(largest: dict[str, torch.Tensor], name: str, seen: torch.Tensor) -> N
 def scales(
     observer: Observer, result: "BlockResult", name_of: Callable[[str], str], plan: "Plan"
 ) -> dict[str, torch.Tensor]:
-    """The scales that a checkpoint holds for one block, by the names that files have."""
+    """The scales that a checkpoint stores for one block, by their names in files."""
     if not plan.kv_scales:
         return {}
     dtype, shape = DTYPES[plan.kv_scales[0].dtype], plan.kv_scales[0].shape

@@ -1,9 +1,9 @@
-"""A line between the ranks of a run, on which each learns at once that another is gone.
+"""A connection between the ranks of a run, on which each learns at once that another is gone.
 
-Collectives do not tell: one that waits for a dead process waits until its time-out. But a socket is
-closed by the system whenever its process ends, however that happens. So every rank holds a
-connection to the first, which passes on what it hears: `done`, when a rank has nothing more to
-share; `failed` and a sentence; or the silence of one that ended without a word.
+Collectives do not notice: one that waits for a dead process waits until its time-out. But the
+system closes a socket whenever its process ends, however that happens. So every rank holds a
+connection to the first, which forwards what it receives: `done`, when a rank has nothing more to
+share; `failed` and a sentence; or the closed connection of one that ended without a message.
 """
 
 import secrets
@@ -17,12 +17,12 @@ from typing import Protocol
 from quantkit.errors import QuantkitError, RankLost
 
 CONNECT_SECONDS = 300.0
-"""For all ranks to come; some read their libraries from a slow disk."""
+"""Until all ranks have connected; some import their libraries from a slow disk."""
 KEY = "quantkit/lifeline"
 KEPT = "finished work is kept: run the same command again to resume"
 MAX_LINE_BYTES = 4000
 SLEEP_SECONDS = (0.0002, 0.02)
-"""Between two looks: at first, and at last."""
+"""Polling interval, at first and at last."""
 
 
 class Store(Protocol):
@@ -36,19 +36,19 @@ class Store(Protocol):
 
 
 class Lifeline:
-    """This rank's end of the line."""
+    """This rank's end of the connection."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.lost: str | None = None
-        """What befell another rank, in a sentence."""
+        """What happened to another rank, in a sentence."""
         self.first_is_gone = False
         self._lines: dict[int, socket.socket] = {}
         self._done: set[int] = set()
         self._lock = threading.Lock()
         self._speaking = threading.Lock()
         self._heard = True
-        """Whether somebody listened to the last words."""
+        """Whether anybody received the last message."""
         self._changed = threading.Event()
 
     @classmethod
@@ -66,7 +66,7 @@ class Lifeline:
         return line
 
     def _receive(self, store: Store) -> None:
-        word = secrets.token_hex(8)  # the port is open to others, who do not know it
+        word = secrets.token_hex(8)  # the port is open to others, who do not know this token
         deadline = time.monotonic() + CONNECT_SECONDS
         with socket.create_server(("", 0)) as server:
             store.set(KEY, f"{server.getsockname()[1]} {word}")
@@ -83,7 +83,7 @@ class Lifeline:
                         f"only {len(self._lines) + 1} of {self.size} ranks came within "
                         f"{CONNECT_SECONDS:.0f} s; see the output of the others"
                     ) from None
-                except OSError:  # a stranger who went away again
+                except OSError:  # an unrelated client that disconnected
                     continue
                 if said != word:
                     connection.close()
@@ -126,22 +126,22 @@ class Lifeline:
         with self._lock:
             if self.lost is not None:
                 return
-            # First, as this rank lets go of the line when it acts on the news.
+            # First, since this rank closes the connection when it acts on the news.
             if self.rank == 0:
                 self._say(f"failed {sentence}")
             self.lost = sentence
         self._changed.set()
 
     def done(self) -> None:
-        """This rank needs the others no more, nor they it."""
+        """This rank no longer needs the others, nor they it."""
         self._say("done")
 
     def fail(self, sentence: str) -> None:
-        """Tell all why this rank ends."""
+        """Tell all ranks why this one ends."""
         self._heard = self._say(f"failed rank {self.rank}: {sentence}")
 
     def told(self, error: QuantkitError) -> QuantkitError:
-        """The same error, marked if the first rank says it: once is enough."""
+        """The same error, marked if the first rank prints it: once is enough."""
         error.told = self.rank > 0 and not self.first_is_gone and self._heard
         return error
 
@@ -150,13 +150,13 @@ class Lifeline:
         heard = False
         with self._speaking:
             for connection in self._lines.values():
-                with suppress(OSError):  # who is gone need not be told
+                with suppress(OSError):  # that rank is gone already
                     connection.sendall(raw)
                     heard = True
         return heard
 
     def close(self) -> None:
-        """Let go."""
+        """Close the connection."""
         for connection in self._lines.values():
             connection.close()
 
@@ -166,12 +166,12 @@ class Lifeline:
             raise RankLost(self.lost)
 
     def news(self, seconds: float) -> str | None:
-        """What befell another rank, if word of it comes within so many seconds."""
+        """What happened to another rank, if a message arrives within this many seconds."""
         self._changed.wait(seconds)
         return self.lost
 
     def wait(self, is_over: Callable[[], bool], seconds: float | None, what: str) -> None:
-        """Wait until something is over or another rank is lost; signals are heard meanwhile."""
+        """Wait until something completes or another rank is lost; signals are handled meanwhile."""
         started = time.monotonic()
         pause, longest = SLEEP_SECONDS
         while not is_over():
@@ -186,11 +186,11 @@ class Lifeline:
 
 
 def _line(connection: socket.socket) -> str:
-    """One line; nothing at the end of the connection."""
+    """One line; empty at the end of the connection."""
     found = bytearray()
     while not found.endswith(b"\n"):
         byte = connection.recv(1)
-        if not byte or len(found) > MAX_LINE_BYTES:  # a stranger who never stops
+        if not byte or len(found) > MAX_LINE_BYTES:  # an unrelated client that never stops
             return ""
         found += byte
     return found.decode("utf-8", "replace").strip()

@@ -1,9 +1,9 @@
-"""A second engine: llm-compressor does the arithmetic, plan, files and checks stay ours.
+"""A second engine: llm-compressor does the arithmetic; plan, files and checks stay ours.
 
-It covers mixtures of experts, and shows what another implementation makes of the same recipe and
-the same tokens. The model is loaded whole, `oneshot` changes it in memory, and every tensor that
-the plan promises is taken from there, after its name, type and shape were compared. Scales that
-AWQ and SmoothQuant fold are recorded on the way, so that `verify` can undo them.
+It covers MoE models, and shows what another implementation makes of the same recipe and the same
+tokens. The model is loaded whole, `oneshot` changes it in memory, and every tensor that the plan
+promises is taken from there, after comparing its name, dtype and shape. Scales that AWQ and
+SmoothQuant fold are recorded on the way, so that `verify` can undo them.
 """
 
 import gc
@@ -32,15 +32,15 @@ from quantkit.progress import Progress
 from quantkit.quiet import hushed
 from quantkit.recipe import Recipe
 
-SERIES = "0.14"  # we listen to methods that are not part of its public interface
+SERIES = "0.14"  # we hook methods that are not part of its public interface
 INSTALL = "pip install 'quantkit-llm[llmcompressor]'"
 NEEDS_GPU = "AWQModifier"
-# Its warnings about what we do on purpose, or have said already.
+# Its warnings about what we do on purpose, or have reported already.
 EXPECTED = ("No accelerator", "MoE is being linearized", "Disabling tokenizer", "Running oneshot")
 
 
 def version() -> str:
-    """The installed version; a clear word when there is none that we know."""
+    """The installed version; a clear error if it is missing or unsupported."""
     try:
         found = metadata.version("llmcompressor")
     except metadata.PackageNotFoundError:
@@ -55,7 +55,7 @@ def version() -> str:
 def check(recipes: Sequence[Recipe], device: torch.device, progress: Progress) -> None:
     """Refuse before any work what the engine cannot do, here or at all."""
     version()
-    # It takes the first GPU when there is one, and cannot be told otherwise.
+    # It always uses the first GPU if there is one.
     own = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     if device != own:
         raise HardwareError(
@@ -93,7 +93,7 @@ def check(recipes: Sequence[Recipe], device: torch.device, progress: Progress) -
 
 
 def modifiers(plan: Plan) -> list[tuple[str, dict[str, Any]]]:
-    """A recipe in the words of llm-compressor: its classes and their arguments, in order."""
+    """A recipe in llm-compressor's terms: its classes and their arguments, in order."""
     recipe = plan.recipe
     config = formats.config(recipe, plan.ignored)
     *smoothing, rounding = methods.find(recipe.method).modifiers
@@ -112,7 +112,7 @@ def quantize_model(
     device: torch.device,
     progress: Progress,
 ) -> CalibratedOutcome:
-    """Let the engine carry out one recipe, check what it made, and write it."""
+    """Let the engine run one recipe, check its result, and write it."""
     made = carry_out(source, plan, calibration, dtype, progress)
     scales = folded_scales(made.folds, plan)
     compare(made.state, plan, source, scales)
@@ -163,7 +163,7 @@ def carry_out(
     try:
         with _listening(progress):
             return _oneshot(source, plan, calibration, dtype, progress)
-    except Exception as error:  # whatever goes wrong in somebody else's code
+    except Exception as error:  # anything can go wrong in a third party's code
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise MethodError(
             f"llm-compressor {version()} failed at {plan.recipe.name}: {reason}"
@@ -191,8 +191,8 @@ def _oneshot(
     model = AutoModelForCausalLM.from_pretrained(
         source.folder, dtype=dtype, trust_remote_code=source.trust_remote_code
     )
-    # Experts become linear layers with the names that checkpoints have. Its loader could do this
-    # while reading, but patches transformers so that torchvision must be there.
+    # Experts become linear layers with the names that checkpoints use. Its loader could do this
+    # while reading, but patches transformers so that torchvision is required.
     linearize_moe(model)
     made = Made({})
     classes = _recorders(model, made, progress)
@@ -205,7 +205,7 @@ def _oneshot(
             "dataset": DataLoader(rows, batch_size=1),  # type: ignore[arg-type]
             "num_calibration_samples": len(rows),
             "max_seq_length": calibration.ids.shape[1],
-            # Else it looks for a processor, which may need packages for images.
+            # Otherwise it looks for a processor, which may need packages for images.
             "processor": load_tokenizer(source.folder, source.trust_remote_code),
         }
         n_stages = 1 + int(getattr(model.config, "num_hidden_layers", 0))
@@ -217,16 +217,16 @@ def _oneshot(
         active_session().reset()  # it would hold on to the model
         progress.finish()
     tied = getattr(model, "all_tied_weights_keys", None) or {}
-    with disable_onloading():  # else every tensor goes to the GPU once more
+    with disable_onloading():  # otherwise every tensor goes to the GPU once more
         made.state.update((n, t) for n, t in model.state_dict().items() if n not in tied)
     return made
 
 
 def _rows(calibration: CalibrationTokens) -> list[dict[str, torch.Tensor]]:
-    """The samples without their padding, one a batch.
+    """The samples without their padding, one per batch.
 
-    A mask would not do: attention heeds it, but Hessians and observers count every position that
-    they are shown, and AWQ leaves out only what another mask, that of the loss, tells it to.
+    A mask is not enough: attention respects it, but Hessians and observers count every position,
+    and AWQ skips only the positions given by a separate loss mask.
     """
     lengths = calibration.lengths
     ends = [None] * len(calibration.ids) if lengths is None else lengths.tolist()
@@ -235,7 +235,7 @@ def _rows(calibration: CalibrationTokens) -> list[dict[str, torch.Tensor]]:
 
 
 def _recorders(model: Any, made: Made, progress: Progress) -> dict[str, Any]:
-    """Its modifiers, each telling what it did."""
+    """Its modifiers, each recording what it did."""
     from llmcompressor.modifiers.quantization import GPTQModifier, QuantizationModifier
     from llmcompressor.modifiers.transform.awq import AWQModifier
     from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
@@ -255,7 +255,7 @@ def _recorders(model: Any, made: Made, progress: Progress) -> dict[str, Any]:
 
     class GPTQ(Stage, GPTQModifier):  # type: ignore[misc]
         def on_finalize(self, *args: Any, **kwargs: Any) -> Any:
-            made.fallbacks.extend(self._rtn_fallback_module_names)  # forgotten at the end of this
+            made.fallbacks.extend(self._rtn_fallback_module_names)  # cleared when this returns
             return super().on_finalize(*args, **kwargs)
 
     class AWQ(Stage, AWQModifier):  # type: ignore[misc]
@@ -282,7 +282,7 @@ def _recorders(model: Any, made: Made, progress: Progress) -> dict[str, Any]:
 
 @contextmanager
 def _listening(progress: Progress) -> Iterator[None]:
-    """Its log lines become notes and details of ours; on its own it writes to stdout."""
+    """Turn its log lines into our notes and details; by default it writes to stdout."""
     told = set()
 
     def tell(message: Any) -> None:

@@ -1,4 +1,6 @@
-"""The mark of an unfinished run in its folders: the key of all that decides what it writes."""
+"""The mark of an unfinished run in its folders: the key of everything that determines its
+output.
+"""
 
 import shutil
 from collections.abc import Iterable, Mapping
@@ -13,13 +15,13 @@ KEY = "key.json"
 
 
 def mark(scratch: Path, key: Mapping[str, str]) -> None:
-    """Say what run a folder belongs to, until that run is over."""
+    """Record which run a folder belongs to, until that run is over."""
     (scratch / FOLDER).mkdir(exist_ok=True)
     write_json(scratch / FOLDER / KEY, dict(key))
 
 
 def key_in(folder: Path) -> Mapping[str, str] | None:
-    """The key of the run that a folder belongs to; None where it is over, or never was."""
+    """The key of the run that a folder belongs to; None if it is over, or there was none."""
     path = folder / FOLDER / KEY
     if not path.is_file():
         return None
@@ -45,6 +47,6 @@ def refuse_others(targets: Iterable[Path], force: bool) -> None:
 
 
 def blocks_done(target: Path) -> int:
-    """Blocks that a stopped run has finished of a checkpoint to be."""
+    """Number of blocks that a stopped run has finished for a checkpoint."""
     journal = target.with_name(f".{target.name}.partial") / FOLDER
     return len(list(journal.glob("[0-9]*.json")))

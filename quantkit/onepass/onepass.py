@@ -1,11 +1,11 @@
 """The calibrated pass: stream the decoder blocks once, and let every recipe make its checkpoint.
 
 Recipes that do not propagate share one stream of hidden states, the source's own, and one set of
-statistics. A recipe that propagates has a stream of its own: it sees its own quantised blocks. So
-what a recipe writes does not depend on which others run beside it.
+statistics. A recipe that propagates has its own stream: it sees its own quantised blocks. So a
+recipe's output does not depend on which others run with it.
 
-While a block is computed on, the next one is read and the last one is written. Several ranks go
-through the same blocks side by side, each with its share of the samples; the first one writes.
+While a block is computed, the next one is read and the previous one is written. Several ranks
+process the same blocks in parallel, each with its share of the samples; the first one writes.
 """
 
 import gc
@@ -49,13 +49,13 @@ MAX_FALLBACK_SHARE = 0.01
 
 @dataclass
 class CalibratedOutcome:
-    """What the pass tells of one recipe."""
+    """The result of the pass for one recipe."""
 
     layers: dict[str, Layer]
     scales: dict[str, torch.Tensor]
     """Folded scales by name, which a check against the source needs."""
     perplexity: float | None = None
-    """Of the calibration tokens."""
+    """Perplexity of the calibration tokens."""
 
 
 @dataclass(frozen=True)
@@ -71,20 +71,20 @@ class Pass:
     journals: Sequence[Journal] = ()
     """... and no journals."""
     importance: Importance | None = None
-    """Is filled on the way, from the source's own stream."""
+    """Filled on the way, from the source's own stream."""
     progress: Progress = field(default_factory=Silent)
     ranks: Ranks = field(default_factory=Ranks)
     watcher: Watcher | None = None
-    """Watches the source's own stream as well; in one process only."""
+    """Observes the source's own stream as well; in one process only."""
     clock: Clock = field(default_factory=Clock)
 
     def own(self, place: int) -> AbstractContextManager[None]:
-        """Counts what is computed within to one recipe."""
+        """Attributes the time spent within to one recipe."""
         return self.clock.on(self.device, self.plans[place].recipe.name)
 
 
 def quantize_blocks(wanted: Pass, offload: str = "auto") -> list[CalibratedOutcome]:
-    """Fill every writer with the tensors of the blocks, those apart that a journal has as done.
+    """Fill every writer with the tensors of the blocks, except those that a journal lists as done.
 
     Ranks other than the first get no outcomes.
     """
@@ -96,7 +96,7 @@ def quantize_blocks(wanted: Pass, offload: str = "auto") -> list[CalibratedOutco
     except torch.OutOfMemoryError as error:
         _require_another_way(device, journals, offload, on_host, ranks, error)
         passed = None
-    if passed is None:  # outside of the handler, whose traceback would hold on to the memory
+    if passed is None:  # outside the handler, whose traceback would keep the memory alive
         progress.finish()
         progress.note(
             f"{device} ran out of memory; continuing with hidden states in host memory, with the "
@@ -141,7 +141,7 @@ def quantize_blocks(wanted: Pass, offload: str = "auto") -> list[CalibratedOutco
 def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
     """Take all streams through all blocks; returns the names of their tensors.
 
-    And the perplexity of the calibration tokens, on the first rank.
+    Also the perplexity of the calibration tokens, on the first rank.
     """
     source, plans, writers, journals = wanted.source, wanted.plans, wanted.writers, wanted.journals
     calibration, device, progress = wanted.calibration, wanted.device, wanted.progress
@@ -179,7 +179,7 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
                 for stream in streams
             ]
             followed.advance(visits)
-            # Several ranks find more to share in the solves of all streams than in those of one.
+            # Several ranks have more to share in the solves of all streams than in those of one.
             for some in [visits] if ranks.size > 1 else [[visit] for visit in visits]:
                 for i, result in _quantize(some, wanted, done):
                     if ranks.is_first:
@@ -207,7 +207,7 @@ def _distil(
     lesson: Callable[[HiddenStates, CalibrationTokens], distil.Lesson],
     calibration: CalibrationTokens,
 ) -> None:
-    """Let the scales of recipes that ask for it learn from the model's last states."""
+    """Tune the scales of recipes that ask for it on the model's last states."""
     for stream in streams:
         for i in stream.indices:
             plan = wanted.plans[i]
@@ -232,7 +232,7 @@ def _distil(
 def _begin(
     decoder: Decoder, calibration: CalibrationTokens, ranks: Ranks
 ) -> tuple[HiddenStates, list[Call], Padding]:
-    """Hidden states of this rank's samples, every block's other arguments, and what is padding."""
+    """Hidden states of this rank's samples, every block's other arguments, and the padding."""
     n_samples, length = calibration.ids.shape
     usual = max(1, TOKENS_PER_BATCH[decoder.device.type] // length)
     if calibration.pictures:
@@ -241,10 +241,10 @@ def _begin(
                 f"{calibration.name} has images, which need a single process; run it without "
                 "torchrun"
             )
-        usual = 1  # images of a sample, however many, go through the model by themselves
+        usual = 1  # images of a sample, however many, go through the model one sample at a time
     mine = calibration.share(ranks.rank, ranks.size)
     batch_size = min(usual, -(-n_samples // ranks.size))
-    # One without samples takes any to learn the arguments, which are the same for all.
+    # A rank without samples uses any to learn the arguments, which are the same for all.
     ids = mine.ids if len(mine.ids) else calibration.ids[:1]
     hidden, calls = decoder.start(
         ids, batch_size, calibration.ids[:usual], _images(decoder.source, calibration, mine)
@@ -262,7 +262,7 @@ def _begin(
 def _images(
     source: ModelSource, calibration: CalibrationTokens, mine: CalibrationTokens
 ) -> list[dict[str, Any]]:
-    """What the model takes of the images of these samples; empty where none has any."""
+    """The model's image inputs for these samples; empty where none has any."""
     if not calibration.pictures:
         return []
     vision = Vision.of(source.folder, source.trust_remote_code)
@@ -278,7 +278,7 @@ def _images(
 def _quantize(
     visits: Sequence[Visit], wanted: Pass, done: Sequence[int]
 ) -> Iterator[tuple[int, BlockResult]]:
-    """Let every pending recipe of these streams quantise the block, and the streams go on."""
+    """Let every pending recipe of these streams quantise the block, and advance the streams."""
     plans = wanted.plans
     seen: dict[int, tuple[Observation, list[int]]] = {}
     for place, visit in enumerate(visits):
@@ -305,7 +305,7 @@ def _quantize(
             with wanted.own(i):
                 tuning.tune(visits[place], works[i], results[i], recipe, recipe.tuning_steps)
     del works
-    seen.clear()  # of the statistics, before the streams need the room
+    seen.clear()  # free the statistics before the streams need the memory
     for visit in visits:
         if visit.stream.propagates and visit.stream.indices[0] in results:
             (i,) = visit.stream.indices
@@ -317,7 +317,9 @@ def _quantize(
 def _solved(
     works: Mapping[int, Work], seen: Collection[tuple[Observation, list[int]]], wanted: Pass
 ) -> dict[int, BlockResult]:
-    """What recipes make of the block: in one process one after another, so that each is timed."""
+    """Each recipe's result for the block: in one process one after another, so that each is
+    timed.
+    """
     if wanted.ranks.size > 1:
         solve(list(works.values()), wanted.ranks)
     results = {}
@@ -338,14 +340,16 @@ def _require_another_way(
     ranks: Ranks,
     error: torch.OutOfMemoryError,
 ) -> None:
-    """Stop when there is no room even with hidden states in host memory, or nobody may try."""
+    """Stop when memory is too small even with hidden states on the host, or retrying is not
+    allowed.
+    """
     if not (on_host or offload == "never" or ranks.size > 1):
         return
     done = min((journal.n_done for journal in journals), default=0)
     at = f" at block {done + 1}" if ranks.is_first else ""
     last = "--device cpu" if on_host else "--offload auto"
     if ranks.size > 1 and not on_host:
-        last = "--offload always"  # the others are in the midst of the block
+        last = "--offload always"  # the others are in the middle of the block
     raise HardwareError(
         f"{device} ran out of memory{at}; what is finished is kept: run the same command with "
         f"fewer recipes at a time, a shorter --length, or {last}"

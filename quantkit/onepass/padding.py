@@ -1,9 +1,9 @@
 """Which positions of a batch are real: samples of different lengths are padded on the right.
 
-Attention needs no mask for that. It is causal, so what stands behind a token never reaches it:
-real positions come out as if they were alone, and what padded ones hold matters to nobody, as long
-as everything that looks at states looks at the real ones only. A batch without padding is looked at
-as it is, with nothing picked and nothing copied.
+Attention needs no mask for that. It is causal, so what comes after a token never affects it: real
+positions come out as if there were no padding, and the values at padded ones do not matter, as long
+as everything that reads states reads only the real ones. A batch without padding is used directly,
+with nothing selected and nothing copied.
 """
 
 from bisect import bisect_right
@@ -15,7 +15,7 @@ import torch
 from quantkit.calibration.tokens import CalibrationTokens
 
 Keep = torch.Tensor | None
-"""Places of the real positions in a flattened batch, in order; None where all are real."""
+"""Indices of the real positions in a flattened batch, in order; None where all are real."""
 
 
 def real(states: torch.Tensor, keep: Keep) -> torch.Tensor:
@@ -28,20 +28,20 @@ def real(states: torch.Tensor, keep: Keep) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Padding:
-    """What is real in every batch, worked out once for all blocks."""
+    """Which positions are real in every batch, computed once for all blocks."""
 
     keep: list[Keep]
     """By batch, on the device."""
     beginning: Keep
-    """Of the first batch; where ranks share the samples, that of all of them ..."""
+    """Of the first batch; where ranks share the samples, of that of all ranks ..."""
     lengths: list[int]
     """... the real tokens of its samples ..."""
     length: int
-    """... and what they are padded to."""
+    """... and the length they are padded to."""
 
     @classmethod
     def of(cls, calibration: CalibrationTokens, batch_size: int, device: torch.device) -> "Padding":
-        """Of samples that run in batches of this size, in their order."""
+        """Padding of samples that run in batches of this size, in order."""
         n_samples, length = calibration.ids.shape
         mask = calibration.mask
         if mask is None:
@@ -60,11 +60,11 @@ class Padding:
         return replace(self, keep=Padding.of(share, batch_size, device).keep)
 
     def n_samples(self, n_tokens: int) -> int:
-        """How many samples of the first batch have so many real tokens at most; one at least."""
+        """How many samples of the first batch have at most this many real tokens; at least one."""
         return max(1, bisect_right(list(accumulate(self.lengths)), n_tokens))
 
     def first(self, n_samples: int) -> Keep:
-        """What is real in the first samples of the first batch."""
+        """The real positions in the first samples of the first batch."""
         lengths = self.lengths[:n_samples]
         if self.beginning is None or min(lengths) == self.length:
             return None

@@ -36,7 +36,9 @@ from quantkit.registry import NATIVE
 from quantkit.storage import duration, gib, require_space
 
 REPLAYED = 0.75
-"""Of a block's time, what a run saves that finds it finished; its outputs are computed anew."""
+"""Share of a block's time that a resumed run saves for a finished block; its outputs are
+recomputed.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,34 +49,34 @@ class CalibrationChoice:
     n_samples: int | None = None
     length: int | None = None
     evaluation: loading.Evaluation | None = None
-    """Finds what models will be scored on, for sets that avoid it."""
+    """Finds the texts that models will be scored on, for sets that avoid them."""
     given: CalibrationSet | None = None
-    """A set in memory, which needs no name to be found by."""
+    """A set in memory, which needs no name."""
     tokens: CalibrationTokens | None = None
     """What an earlier pass of the same run loaded."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """How a run goes about it, whatever it makes."""
+    """Settings of a run that do not depend on what it makes."""
 
     progress: Progress = field(default_factory=Silent)
     force: bool = False
-    """Replace what is there."""
+    """Replace existing output."""
     offload: str = "auto"
     """When hidden states go to host memory: one of `OFFLOAD`."""
     engine: str = NATIVE
     imatrix: Path | None = None
-    """An importance matrix for GGUF files that was made before."""
+    """An existing importance matrix for GGUF files."""
     ranks: Ranks = field(default_factory=Ranks)
     """The processes that share it."""
     beside: Mapping[str, str] = field(default_factory=dict)
-    """Texts to lay beside the weights, by file name."""
+    """Texts to write next to the weights, by file name."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """All that is decided before the first weight is read."""
+    """Everything that is decided before the first weight is read."""
 
     source: ModelSource
     source_record: manifest.Source
@@ -83,28 +85,28 @@ class Job:
     device: torch.device
     calibration: CalibrationTokens | None
     cost: Estimate | None = None
-    """Of the calibrated pass."""
+    """Cost of the calibrated pass."""
     on_host: bool = False
     """Hidden states go to host memory."""
     engine: str = NATIVE
     layout: Layout | None = None
-    """How llama.cpp arranges the source, where it is asked for."""
+    """How llama.cpp arranges the source, where it is needed."""
     files: list[GGUFPlan] = field(default_factory=list)
-    """Of recipes that make one file for llama.cpp ..."""
+    """Plans of recipes that make one file for llama.cpp ..."""
     file_targets: list[Path] = field(default_factory=list)
-    """... and the folders that these go to."""
+    """... and their folders."""
     matrix: ImportanceMatrix | None = None
-    """What inputs matter to those files, where the user brought it."""
+    """The importance matrix for those files, if the user provided one."""
     finished: list[Checkpoint] = field(default_factory=list)
-    """What the same run made before it was stopped; no other field tells of these."""
+    """What the same run made before it was stopped; no other field includes these."""
 
     @property
     def seeks_importance(self) -> bool:
-        """Whether the pass finds out what inputs matter."""
+        """Whether the pass gathers an importance matrix."""
         return bool(self.files) and self.calibration is not None and self.matrix is None
 
     def learns(self, plan: Plan | GGUFPlan) -> bool:
-        """Whether calibration decides what is written."""
+        """Whether calibration affects what is written."""
         if isinstance(plan, GGUFPlan):
             return self.seeks_importance
         return plan.recipe.needs_calibration
@@ -119,7 +121,7 @@ class Job:
 
     @property
     def resumable(self) -> list[bool]:
-        """Whether a stopped run of each plan goes on where it was."""
+        """Whether a stopped run of each plan can resume."""
         native = self.engine == NATIVE
         return [native and plan.recipe.needs_calibration for plan in self.plans]
 
@@ -233,7 +235,7 @@ def prepare(
 
 
 OWN = ("config-shape", "missing-layer", "family-gone", "gpt-oss-experts", "deepseek-v4")
-"""Rules about a model as it is, whatever is made of it; notes of the plan tell of the last two."""
+"""Rules about the source itself, whatever is made of it; the plan's notes cover the last two."""
 
 
 def _check_engine(source: ModelSource, plan: Plan) -> None:
@@ -241,7 +243,7 @@ def _check_engine(source: ModelSource, plan: Plan) -> None:
     config = {**source.config, "quantization_config": formats.config(plan.recipe, plan.ignored)}
     linears = {*plan.quantized, *plan.ignored}
     specs = [spec for spec in plan.specs if spec.name.rpartition(".")[0] in linears]
-    # What the source is by itself was decided before there was a plan.
+    # Findings about the source itself were reported before there was a plan.
     faults = [one for one in prediction.foretell(config, specs).faults if one.rule.id not in OWN]
     if faults:
         raise RecipeError(
@@ -251,7 +253,7 @@ def _check_engine(source: ModelSource, plan: Plan) -> None:
 
 
 def _check_names(source: ModelSource, architecture: Architecture, engine: str) -> None:
-    """Stop where another engine would not find the tensors that are planned."""
+    """Stop where another engine would not find the planned tensors."""
     what = "one tensor for all experts" if set(source.stored) != set(source.tensors) else ""
     if architecture.renamed:
         what = f"other names than transformers' modules ({architecture.renamed})"
@@ -276,7 +278,7 @@ def _architecture(source: ModelSource, progress: Progress) -> Architecture:
 
 
 def read_matrix(path: Path, layout: AnyLayout, progress: Progress) -> ImportanceMatrix:
-    """What inputs matter, from a file; one of another model is refused."""
+    """The importance matrix from a file; one of another model is refused."""
     matrix = ImportanceMatrix.read(path)
     widths = {t.name: t.shape[-1] for t in layout.tensors if t.module is not None}
     for warning in matrix.check(widths):
@@ -291,7 +293,7 @@ def _calibrated(
     disk_bytes: int,
     run: Run,
 ) -> Job:
-    """The same job with its calibration tokens and what the pass will cost."""
+    """The same job with its calibration tokens and the cost of the pass."""
     progress, ranks = run.progress, run.ranks
     found = load_tokens(job.source, architecture, calibration, progress)
     n_samples, length = found.ids.shape
@@ -327,7 +329,7 @@ def load_tokens(
     choice: CalibrationChoice,
     progress: Progress | None = None,
 ) -> CalibrationTokens:
-    """The calibration tokens that were asked for, in the source's own vocabulary."""
+    """The requested calibration tokens, in the source's own vocabulary."""
     if choice.tokens is not None:
         return choice.tokens
     model = Vocabulary(

@@ -1,7 +1,7 @@
-"""What models make of some calibration tokens.
+"""Perplexity of the source and of recipes on some calibration tokens.
 
-To the source, text of another kind looks like noise. To what a recipe has made of it, its own
-calibration tokens must not.
+To the source, text of another kind looks like noise. To a recipe's result, its own calibration
+tokens must not.
 """
 
 import math
@@ -17,9 +17,9 @@ from quantkit.plan.checkpoint import Plan
 from quantkit.progress import Progress
 
 NOISE = 5
-"""Calibration tokens that are this near to guessing are not text."""
+"""Calibration tokens with a perplexity this close to guessing are not text."""
 WORSE = 1.5
-"""Times the source's perplexity from which a recipe's own is worth a word."""
+"""A recipe's perplexity from this multiple of the source's on is reported."""
 SURPRISE_SAMPLES = 2
 SURPRISE_TOKENS = 512
 
@@ -29,18 +29,18 @@ class Probe:
     """Some samples on the source's own path."""
 
     own: torch.Tensor | None = None
-    """Where every stream propagates, states that are carried along."""
+    """Where every stream propagates, states that are computed separately."""
     last: Visit | None = None
     is_lost: bool = False
     """Whether the samples could not be followed."""
 
     def advance(self, visits: Sequence[Visit]) -> None:
-        """A block is about to be visited; the first stream is the source's own, if one is."""
+        """A block is about to be visited; the first stream is the source's own, if there is one."""
         here = self.last = visits[0]
         if not here.stream.propagates or self.is_lost:
             return
         if here.call.carried or here.call.shared:
-            self.own, self.is_lost = None, True  # what other blocks leave is not followed here
+            self.own, self.is_lost = None, True  # what other blocks pass on is not supported here
             return
         if self.own is None:
             self.own = here.first(SURPRISE_SAMPLES)
@@ -49,7 +49,7 @@ class Probe:
 
     @property
     def states(self) -> torch.Tensor | None:
-        """After the last block; None where they could not be followed."""
+        """States after the last block; None where they could not be followed."""
         if self.is_lost:
             return None
         if self.own is not None:
@@ -58,7 +58,7 @@ class Probe:
         return self.last.first(SURPRISE_SAMPLES)
 
     def made(self, visits: Sequence[Visit], plans: Sequence[Plan]) -> dict[str, torch.Tensor]:
-        """The same samples after the last block of every recipe that has a stream of its own."""
+        """The same samples after the last block of every recipe with its own stream."""
         return {
             plans[index].recipe.name: visit.first(SURPRISE_SAMPLES)
             for visit in visits
@@ -73,7 +73,7 @@ def perplexity(
     calibration: CalibrationTokens,
     progress: Progress,
 ) -> float | None:
-    """Of the samples that the probe followed."""
+    """Perplexity of the samples that the probe followed."""
     found = _perplexity(decoder, states, calibration, progress)
     guessing = float(decoder.model.config.get_text_config().vocab_size)
     if found is not None and found > guessing / NOISE:
@@ -92,7 +92,7 @@ def hold_against(
     calibration: CalibrationTokens,
     progress: Progress,
 ) -> None:
-    """Say of which recipes the same samples come out much worse, by their states at the end."""
+    """Warn about recipes whose final states make the same samples much worse."""
     for name, states in made.items():
         found = _perplexity(decoder, states, calibration, progress)
         if source is not None and found is not None and found > WORSE * source:
@@ -108,7 +108,7 @@ def _perplexity(
     calibration: CalibrationTokens,
     progress: Progress,
 ) -> float | None:
-    """Only advice, so that nothing which goes wrong here stops a run."""
+    """Only advice, so nothing that goes wrong here stops a run."""
     if states is None:
         return None
     states = states[:, :SURPRISE_TOKENS]
@@ -120,7 +120,7 @@ def _perplexity(
     try:
         losses = decoder.losses(states[:, :length], calibration.ids[:n_samples, :length])
         mean = float(losses.mean())
-    except Exception as error:  # no room for the head, or a family that does it in its own way
+    except Exception as error:  # not enough memory for the head, or a family with its own way
         progress.detail(f"the perplexity of the calibration tokens is not known: {error}")
         return None
     return math.exp(min(mean, 700.0)) if math.isfinite(mean) else None

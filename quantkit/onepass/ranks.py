@@ -1,9 +1,9 @@
-"""The processes that share one pass: add this up, share that, spread these jobs.
+"""The processes that share one pass: sum, share and spread work.
 
-Every rank streams the same blocks and runs its share of the samples. What each has seen is added
-up, so that all hold the statistics of all samples; the work on these is spread, and what one rank
-makes is given to all. `Ranks` itself is the case of one process, with nobody to talk to, so that
-the pass reads the same either way; `together.py` has the case of many.
+Every rank streams the same blocks and runs its share of the samples. Statistics are summed, so that
+all ranks hold those of all samples; the work on them is spread, and each result is sent to all.
+`Ranks` itself is the case of a single process without communication, so that the pass reads the
+same either way; `together.py` has the case of many.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,14 +20,14 @@ class Job:
     """Work that one rank does for all."""
 
     cost: float
-    """Compared with that of other jobs; every rank must find the same."""
+    """Relative to other jobs; every rank must compute the same value."""
     do: Callable[[], Any]
     take: Callable[[Any], None]
-    """Receives on every rank what `do` gave on one."""
+    """Receives on every rank what `do` returned on one."""
 
 
 class Ranks:
-    """A process that is alone."""
+    """A single process."""
 
     rank = 0
     size = 1
@@ -36,24 +36,24 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this one writes, prints and keeps the journal."""
+        """Whether this rank writes, prints and keeps the journal."""
         return self.rank == 0
 
     def share(self, value: T | None, owner: int = 0) -> T:
-        """The owner's value on every rank; what others pass is ignored. Tensors go along."""
+        """The owner's value on every rank; what others pass is ignored. Tensors are sent too."""
         return value  # type: ignore[return-value]
 
     def sum_(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replace tensors by their sums over all ranks."""
 
     def max_(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replace tensors by their maxima over all ranks; what is not a number becomes infinite."""
+        """Replace tensors by their maxima over all ranks; NaN becomes infinite."""
 
     def part(self) -> None:
-        """Nothing more is shared: the first goes on alone, and the others have done their work."""
+        """Nothing more is shared: the first rank continues alone, and the others are done."""
 
     def spread(self, jobs: Sequence[Job]) -> None:
-        """Do every job on one rank, and give its result to all, in the order of the jobs."""
+        """Do every job on one rank, and send its result to all, in the order of the jobs."""
         owners = assign([job.cost for job in jobs], self.size)
         made = {
             place: job.do()
@@ -69,7 +69,7 @@ class Ranks:
     def first_samples(
         self, n_samples: int, own: Callable[[int], torch.Tensor | None]
     ) -> torch.Tensor:
-        """The first samples of all, where ranks hold every `size`-th; `own` gives a rank's first.
+        """The first samples of all, where ranks hold every `size`-th; `own` returns a rank's first.
 
         The same samples, whatever the number of ranks.
         """
@@ -87,7 +87,7 @@ class Ranks:
 
 
 def assign(costs: Sequence[float], n_ranks: int) -> list[int]:
-    """Which rank does each job: the dearest first, each to the rank that has least to do."""
+    """Which rank does each job: the most expensive first, each to the least loaded rank."""
     load = [0.0] * n_ranks
     owners = [0] * len(costs)
     for place in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):

@@ -1,4 +1,4 @@
-"""What a recipe makes of one block: the numbers of its layers, and how well they stand for it."""
+"""A recipe's result for one block: the quantised layers, and their errors."""
 
 from dataclasses import dataclass, field
 
@@ -9,33 +9,33 @@ from quantkit import grid
 
 @dataclass
 class LinearResult:
-    """One layer's numbers, and how well they stand for its weight."""
+    """One quantised layer, and its errors."""
 
     quantized: grid.QuantizedWeight
     in_scale: torch.Tensor | None
-    """The stored weight is that of the source times this, column by column ..."""
+    """The stored weight is that of the source times this, per column ..."""
     out_scale: torch.Tensor | None
-    """... and over this, row by row."""
+    """... and over this, per row."""
     input_scale: torch.Tensor | None
-    """Of static activations."""
+    """Input scale of static activations."""
     relative_error: torch.Tensor
-    """Norm of the weight's change over the norm of the weight, folded scales taken back."""
+    """Norm of the weight's change over the norm of the weight, with folded scales undone."""
     output_error: torch.Tensor
-    """Squared error of the layer's output on calibration data, over that output's square."""
+    """Squared error of the layer's output on calibration data, relative to that output's square."""
     damping: float | None = None
     fallback: bool = False
     held_out: dict[str, torch.Tensor] | None = None
-    """Output error on held-out tokens by way of rounding; the least was taken."""
+    """Output error on held-out tokens by rounding method; the smallest was taken."""
 
 
 @dataclass
 class BlockResult:
-    """What a recipe made of one block."""
+    """A recipe's result for one block."""
 
     linears: dict[str, LinearResult] = field(default_factory=dict)
     changed: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Parameters that took up folded scales, in the type they are stored in."""
+    """Parameters that scales were folded into, in their stored dtype."""
     folded: dict[str, torch.Tensor] = field(default_factory=dict)
-    """By what each of them was divided."""
+    """What each of them was divided by."""
     kv_scales: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Of the cache: `<attention>.k_scale` and `.v_scale`."""
+    """Scales of the KV cache: `<attention>.k_scale` and `.v_scale`."""

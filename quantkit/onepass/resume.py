@@ -1,7 +1,7 @@
-"""What a run finished before it was stopped while its folders took their names.
+"""What a run finished before it was stopped while renaming its folders.
 
-They take them one after another. Until all have theirs, each holds the key of its run, by which
-the same command knows what is its own and takes that up. Whatever else exists is refused.
+Folders are renamed one after another. Until all are, each holds the key of its run, by which the
+same command recognises its own work and resumes it. Anything else that exists is refused.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from quantkit.plan.checkpoint import Plan
 
 Key = Mapping[str, str]
-"""All that decides what a run writes for a recipe; messages name what differs."""
+"""Everything that determines what a run writes for a recipe; messages name what differs."""
 
 
 def key_of(job: "Job", plan: "Plan | GGUFPlan") -> Key:
@@ -43,7 +43,7 @@ def key_of(job: "Job", plan: "Plan | GGUFPlan") -> Key:
 def basic_key(
     source: str, recipe: str, device: torch.device, matrix: ImportanceMatrix | None
 ) -> Key:
-    """What decides also without calibration."""
+    """What determines it without calibration, too."""
     return {
         "source": source,
         "recipe": recipe,
@@ -54,7 +54,7 @@ def basic_key(
 
 
 def finished(keys: Mapping[Path, Key], force: bool, progress: Progress) -> dict[Path, Checkpoint]:
-    """What stopped runs with these keys left finished, by folder; other keys are refused."""
+    """Folders that stopped runs with these keys finished; other keys are refused."""
     found: dict[Path, Checkpoint] = {}
     for target, key in keys.items():
         if force or (left := mark.key_in(target)) is None:
@@ -67,7 +67,7 @@ def finished(keys: Mapping[Path, Key], force: bool, progress: Progress) -> dict[
 
 
 def without_finished(job: "Job", force: bool, progress: Progress) -> "Job":
-    """The same job with only what is still to be made."""
+    """The same job with only what remains to be made."""
     keys = {target: key_of(job, plan) for target, plan in job.everything}
     found = finished(keys, force, progress)
     if not found:

@@ -42,7 +42,7 @@ def quantize(
 ) -> list[Checkpoint]:
     """Write `out/<recipe>/` for every recipe from one pass over the source.
 
-    Where several ranks share the pass, all call this; the first writes and has the checkpoints.
+    Where several ranks share the pass, all call this; the first writes and returns the checkpoints.
     """
     run = run or Run()
     force, progress, ranks = run.force, run.progress, run.ranks
@@ -51,13 +51,13 @@ def quantize(
         return []
     clock = Clock()
     job = prepare(source, recipes, out, device, calibration, run)
-    # What people wrote into the cards of checkpoints that --force replaces.
+    # User-written text in the cards of checkpoints that --force replaces.
     cards = {target: card.existing(target) for target in (*job.targets, *job.file_targets)}
     clock.lap("plan")
     clock.n_recipes = len(job.plans) + len(job.files)
     importance = Importance() if job.seeks_importance else None
     with ExitStack() as stack:
-        # Writers close before folders take their names: the stack unwinds in that order.
+        # Writers close before folders are renamed: the stack unwinds in that order.
         scratches = [
             stack.enter_context(scratch_folder(target, force, resumable))
             for target, resumable in zip(job.targets, job.resumable, strict=True)
@@ -103,7 +103,7 @@ def quantize(
             folder.write_manifest(scratch, record)
             mark.mark(scratch, resume.key_of(job, file))
             made[file.recipe.name] = Checkpoint(target, record)
-    for checkpoint in made.values():  # only now: a kill amid the renaming loses nothing
+    for checkpoint in made.values():  # only now: being killed while renaming loses nothing
         mark.discard(checkpoint.folder)
     return [made[recipe.name] for recipe in recipes]
 
@@ -117,7 +117,7 @@ def _write_file(
     clock: Clock,
     n_ranks: int,
 ) -> Manifest:
-    """A GGUF file, and beside it what makes it a checkpoint like the others."""
+    """Write a GGUF file, and next to it what makes it a checkpoint like the others."""
     matrix = job.matrix
     if importance is not None:
         matrix = _matrix(job, plan, importance)
@@ -138,7 +138,7 @@ def _write_file(
 
 
 def _matrix(job: Job, plan: GGUFPlan, importance: Importance) -> ImportanceMatrix:
-    """What the pass found, by the names that the file has for layers."""
+    """The importance matrix that the pass gathered, by the file's names for layers."""
     assert job.calibration is not None
     means = importance.means()
     values, counts = {}, {}
@@ -158,7 +158,7 @@ def _matrix(job: Job, plan: GGUFPlan, importance: Importance) -> ImportanceMatri
 
 
 def _open_journals(job: Job, scratches: list[Path], progress: Progress) -> list[Journal | None]:
-    """What earlier runs of the same recipes finished; None where nothing is kept."""
+    """The journals of earlier runs of the same recipes; None where nothing is stored."""
     journals: list[Journal | None] = []
     for plan, scratch, resumable in zip(job.plans, scratches, job.resumable, strict=True):
         if not resumable:
@@ -202,7 +202,7 @@ def _quantize(
     free = [i for i, plan in enumerate(job.plans) if not plan.recipe.needs_calibration]
     learning = [i for i, plan in enumerate(job.plans) if plan.recipe.needs_calibration]
     errand = Errand.of(job, [job.plans[i] for i in learning])
-    # What is shared comes first: the other ranks need not wait for the rest.
+    # Shared work comes first: the other ranks need not wait for the rest.
     ranks.share(errand)
     if errand.calibration is not None:
         wanted = Pass(
@@ -242,7 +242,7 @@ def manifest_of(
     perplexity: float | None = None,
     n_ranks: int = 1,
 ) -> Manifest:
-    """Put together what is known of a checkpoint; the perplexity is that of its calibration."""
+    """Assemble the manifest of a checkpoint; the perplexity is that of its calibration."""
     return Manifest(
         name=plan.recipe.name,
         format=GGUF if isinstance(plan, GGUFPlan) else plan.recipe.format,

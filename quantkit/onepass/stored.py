@@ -1,4 +1,4 @@
-"""What a recipe has written of a block, read back."""
+"""What a recipe has written for a block, read back."""
 
 import torch
 
@@ -8,18 +8,18 @@ from quantkit.model.blocks import Decoder
 from quantkit.plan.checkpoint import Plan
 
 Block = tuple[dict[str, torch.Tensor], dict[str, grid.QuantizedWeight]]
-"""Parameters that are as they were or took up scales, and linears as numbers, by their names."""
+"""Parameters that are unchanged or had scales folded in, and quantised linears, by name."""
 
 
 def read_block(decoder: Decoder, index: int, plan: Plan, writer: FolderWriter) -> Block:
-    """A block's parameters on the device, the quantised ones as numbers."""
+    """A block's parameters on the device, the quantised ones as stored numbers."""
     device = decoder.device
     plain: dict[str, torch.Tensor] = {}
     linears: dict[str, grid.QuantizedWeight] = {}
     for name, source in decoder.tensors(index).items():
         stored = decoder.stored(index, name)
         module = (stored or "").removesuffix(".weight")
-        if stored is None:  # several tensors make it, none of them changed
+        if stored is None:  # built from several tensors, none of them changed
             plain[name] = source.read().to(device)
         elif module not in plan.quantized or not name.endswith(".weight"):
             plain[name] = writer.stored(stored).read().to(device)

@@ -1,7 +1,7 @@
-"""Hidden states on their way through the blocks, and who learns from them.
+"""Streams of hidden states through the blocks, and the recipes that learn from each.
 
-Recipes that do not propagate share one stream, the source's own. One that propagates has a stream
-of its own, which sees the recipe's own quantised blocks.
+Recipes that do not propagate share one stream, the source's own. One that propagates has its own
+stream, which sees the recipe's own quantised blocks.
 """
 
 from collections import UserDict
@@ -25,14 +25,14 @@ class Stream:
 
     hidden: HiddenStates
     indices: list[int]
-    """Places of the recipes in the run."""
+    """Indices of the recipes in the run."""
     propagates: bool
     source: HiddenStates | None = None
-    """The source's own states beside it, where its recipe compares inputs with them."""
+    """The source's own states in parallel, where its recipe compares inputs with them."""
     importance: Importance | None = None
-    """Watches the source's own stream, if anybody wants to know."""
+    """Observes the source's own stream, where needed."""
     beside: dict[int, tuple[Any, ...]] = field(default_factory=dict)
-    """By batch, what the last block returned beside the hidden states."""
+    """By batch, what the last block returned besides the hidden states."""
     shared: dict[int, dict[str, MutableMapping[Any, Any]]] = field(default_factory=dict)
     """By batch, what blocks leave for later ones (keys and values that several layers share)."""
 
@@ -40,14 +40,14 @@ class Stream:
     def watching(
         self, block: torch.nn.Module, name_of: Callable[[str], str], keep: Keep
     ) -> Iterator[None]:
-        """Let the forward pass within be seen, at the positions to keep."""
+        """Observe the forward pass within, at the positions to keep."""
         with self.importance.watching(block, name_of, keep) if self.importance else nullcontext():
             yield
 
     def arguments(
         self, call: Call, place: int, n_samples: int, device: torch.device
     ) -> dict[str, Any]:
-        """What a block is called with for one batch."""
+        """A block's arguments for one batch."""
         arguments = call.of_batch(place, n_samples, device)
         for name, output in call.carried.items():
             arguments[name] = self.beside[place][output - 1]
@@ -82,9 +82,9 @@ def streams_of(
     is_watched: bool = False,
     calls: Sequence[Call] = (),
 ) -> list[Stream]:
-    """The shared stream first, if anybody needs it.
+    """All streams, the shared one first, if it is needed.
 
-    Where blocks leave something for later ones, the source's states are not followed beside others.
+    Where blocks leave something for later ones, the source's states are not followed in parallel.
     """
     is_simple = not any(call.carried or call.shared for call in calls)
     shared = [i for i, plan in enumerate(plans) if not plan.recipe.propagates]

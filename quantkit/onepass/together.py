@@ -1,9 +1,9 @@
-"""Ranks that really are several: processes that torchrun started, over torch.distributed.
+"""Several ranks: processes that torchrun started, over torch.distributed.
 
-NCCL between GPUs, gloo between CPUs. Every collective is watched rather than waited for: the
-process hears signals meanwhile, and learns from the lifeline when a rank is gone. Sums are made by
-the library in an order that depends on the number of ranks only, and each result of a decision
-comes from one rank, so that all go on with the very same numbers.
+NCCL between GPUs, gloo between CPUs. Every collective is polled rather than waited for: meanwhile
+the process handles signals, and learns from the lifeline when a rank is gone. The library computes
+sums in an order that depends only on the number of ranks, and each result of a decision comes from
+one rank, so all continue with exactly the same numbers.
 """
 
 import io
@@ -27,7 +27,7 @@ from quantkit.onepass.ranks import Ranks
 PATIENCE_SECONDS = 600.0
 """For one collective; blocks and their solves take seconds."""
 NEWS_SECONDS = 2.0
-"""After a collective broke, until the lifeline tells why."""
+"""After a collective failed, until the lifeline says why."""
 ALIGNMENT = 16
 PREPARED = "quantkit/prepared"
 
@@ -36,14 +36,14 @@ T = TypeVar("T")
 
 @contextmanager
 def joined(place: launch.Place, device: str) -> Iterator["Together"]:
-    """The ranks of this run, and each other's company until all that is shared is done.
+    """The ranks of this run, connected until everything that is shared is done.
 
-    A failure of this rank is told to the others. One of another is raised here.
+    A failure of this rank is sent to the others. One of another is raised here.
     """
     try:
         where = own_device(place, device)
     except QuantkitError as error:
-        error.told = place.local_rank > 0  # once a machine is enough
+        error.told = place.local_rank > 0  # once per machine is enough
         raise
     store, _, _ = next(rendezvous("env://", place.rank, place.size))
     line = Lifeline.open(place.rank, place.size, store, launch.address())
@@ -52,7 +52,7 @@ def joined(place: launch.Place, device: str) -> Iterator["Together"]:
         yield ranks
         ranks.part()
     except SystemExit as error:
-        # torchrun stops all that are left of a broken run: say why.
+        # torchrun stops all remaining processes of a failed run: say why.
         sentence = line.news(NEWS_SECONDS)
         ranks.give_up()
         if sentence is None:
@@ -78,7 +78,7 @@ def _words(error: Exception) -> str:
 
 
 def own_device(place: launch.Place, name: str) -> torch.device:
-    """Every rank has a GPU of its own, by its number on its machine; or all compute on CPUs."""
+    """Every rank has its own GPU, by its number on its machine; or all compute on CPUs."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
@@ -112,10 +112,10 @@ class Together(Ranks):
         self.local_size = self.place.local_size
 
     def _join(self) -> Any:
-        """The group, formed when it is first needed.
+        """The process group, created when it is first needed.
 
-        The first rank comes last, once it has prepared the run, which may take long: until then
-        the others only wait for word of it, without a time-out.
+        The first rank joins last, once it has prepared the run, which may take long: until then the
+        others only wait for its message, without a time-out.
         """
         if self._group is None:
             if self.is_first:
@@ -129,7 +129,7 @@ class Together(Ranks):
                 store=self.store,
                 rank=self.rank,
                 world_size=self.size,
-                # Ours comes first, and ends in a sentence.
+                # Our time-out comes first, and ends in a clear error.
                 timeout=timedelta(seconds=2 * PATIENCE_SECONDS),
                 device_id=self.device if on_gpu else None,
             )
@@ -152,7 +152,7 @@ class Together(Ranks):
 
     def max_(self, tensors: Sequence[torch.Tensor]) -> None:
         for tensor in tensors:
-            # Libraries differ in what the larger of a number and no number is.
+            # Libraries differ in what the maximum of a number and NaN is.
             tensor.nan_to_num_(nan=float("inf"), posinf=float("inf"))
         self._reduce(tensors, dist.ReduceOp.MAX)
 
@@ -187,7 +187,7 @@ class Together(Ranks):
 
     def part(self) -> None:
         if self._group is not None:
-            self.sum_([torch.zeros(1, device=self.device)])  # once all have come so far
+            self.sum_([torch.zeros(1, device=self.device)])  # once all have come this far
             self.line.done()
             dist.destroy_process_group()
             self._group = None
@@ -196,7 +196,7 @@ class Together(Ranks):
         self._parted = True
 
     def give_up(self) -> None:
-        """Leave a run that failed, without waiting for anybody."""
+        """Leave a failed run, without waiting for anybody."""
         if self._group is not None and self.device.type == "cuda":
             with suppress(Exception):  # what hangs is dropped; the process ends anyway
                 self._group.abort()
@@ -204,7 +204,7 @@ class Together(Ranks):
 
 @dataclass
 class Packed:
-    """A value as bytes, with its tensors beside it."""
+    """A value as bytes, with its tensors separate."""
 
     text: bytes
     tensors: list[torch.Tensor]
@@ -221,7 +221,7 @@ class Packed:
         return sum(_room(tensor.nbytes) for tensor in self.tensors)
 
     def fill(self, raw: torch.Tensor) -> None:
-        """Put the tensors one behind the other."""
+        """Concatenate the tensors."""
         start = 0
         for tensor in self.tensors:
             flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -230,7 +230,7 @@ class Packed:
 
 
 def unpack(text: bytes, raw: torch.Tensor) -> Any:
-    """The inverse; tensors lie where the bytes do, or in host memory if they came from there."""
+    """The inverse; tensors are where the bytes are, or in host memory if they came from there."""
     return _Unpickler(io.BytesIO(text), raw).load()
 
 
@@ -239,7 +239,7 @@ def _room(n_bytes: int) -> int:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves tensors out, and notes their types and shapes."""
+    """Leaves tensors out, and records their dtypes and shapes."""
 
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream)

@@ -1,17 +1,16 @@
-"""A short gradient stage: codes and scales of one block learn from the block's own output.
+"""A short gradient stage: codes and scales of one block are fitted to the block's own output.
 
 Cheng et al., "Optimize Weight Rounding via Signed Gradient Descent for the Quantization of LLMs",
 https://arxiv.org/abs/2309.05516
 
 Methods see one layer at a time. Here all layers of a block move together, such that the block,
-given what the quantised blocks before it hand on, comes nearer to what the source's own gives. A
-code has a position within its cell, and every step moves all positions by the same amount, down or
-up as the sign of its gradient says; those that leave their cell change the code. Scales move
-likewise.
+given the output of the quantised blocks before it, comes closer to the source's output. A code has
+a position within its cell, and every step moves all positions by the same amount, down or up by the
+sign of the gradient; those that leave their cell change the code. Scales move likewise.
 
-Difference to the paper: positions start in the cells of the codes that the method chose, not at the
-rounded weights, so that tens of steps do; and tokens that no step learns from decide between what
-was there before and after. The order of batches is fixed, so that a run gives the same twice.
+Difference from the paper: positions start in the cells of the codes that the method chose, not at
+the rounded weights, so tens of steps are enough; and held-out tokens decide between before and
+after. The order of batches is fixed, so a run is reproducible.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,24 +32,24 @@ from quantkit.schemes import WeightScheme
 REACH = 0.1
 """How far all steps together move a position, in cells: half of it while the rate falls."""
 SCALE_REACH = 0.03
-"""The same of scales, as a share of the scale."""
+"""The same for scales, relative to the scale."""
 INSIDE = 0.45
 """How far from the middle of its cell a position may start."""
 HELD = 8
-"""One of so many batches judges."""
+"""One in this many batches is held out."""
 
 
 @dataclass
 class Scaled:
-    """One linear whose scales learn."""
+    """One linear with trainable scales."""
 
     before: grid.QuantizedWeight
     scheme: WeightScheme
     factors: torch.Tensor
-    """By what scales are multiplied, one for each."""
+    """Factors of the scales, one each."""
 
     def times(self, plain: torch.Tensor) -> torch.Tensor:
-        """The weights that these numbers stand for; rounding passes gradients on as they are."""
+        """The dequantised weights; rounding passes gradients straight through."""
         if self.before.zero_point is not None:
             plain = plain - self.before.zero_point.float().unsqueeze(-1)
         steps = self._steps()
@@ -60,7 +59,7 @@ class Scaled:
         return grid.untile(weight, self.before.values.shape, self.scheme)
 
     def with_scales(self, values: torch.Tensor) -> grid.QuantizedWeight:
-        """These codes, and the scales that were reached, as they are stored."""
+        """The stored form of these codes with the new scales."""
         with torch.no_grad():
             stored = self._stored(self._steps())
         return grid.QuantizedWeight(
@@ -78,13 +77,13 @@ class Scaled:
 
 
 def ones(made: grid.QuantizedWeight, scheme: WeightScheme) -> torch.Tensor:
-    """A factor for every scale."""
+    """A factor of one for every scale."""
     return torch.ones_like(numbers.of(scheme).steps(made.scale, made.global_scale).unsqueeze(-1))
 
 
 @dataclass
 class Position(Scaled):
-    """What one linear learns: where its codes lie, and its scales."""
+    """The trainable state of one linear: positions of its codes, and its scales."""
 
     codes: torch.Tensor
     """In float32, as tiles; a code is the number nearest to it."""
@@ -105,13 +104,13 @@ class Position(Scaled):
         return cls(made, scheme, factors, codes.requires_grad_())
 
     def weight(self) -> torch.Tensor:
-        """The weights that this stands for."""
+        """The weights that this represents."""
         number = numbers.of(self.scheme)
         near = number.widen(number.round(self.codes.detach().clone()))
         return self.times(self.codes + (near - self.codes).detach())
 
     def move(self, share: float) -> None:
-        """One step against the sign of the gradients; `share` is of all that is still allowed."""
+        """One step against the sign of the gradients; `share` is that of the total movement."""
         assert self.codes.grad is not None
         assert self.factors.grad is not None
         with torch.no_grad():
@@ -122,14 +121,14 @@ class Position(Scaled):
         self.codes.grad = self.factors.grad = None
 
     def quantized(self) -> grid.QuantizedWeight:
-        """The codes and scales that were reached."""
+        """The new codes and scales."""
         with torch.no_grad():
             values = numbers.of(self.scheme).round(self.codes.clone())
         return self.with_scales(grid.untile(values, self.before.values.shape, self.scheme))
 
 
 def _cells(values: torch.Tensor, scheme: WeightScheme) -> torch.Tensor | float:
-    """How far apart numbers lie around these."""
+    """The spacing of numbers around these."""
     if scheme.kind != "fp4":
         return 1.0
     size = values.detach().abs()
@@ -142,9 +141,9 @@ def can_tune(scheme: WeightScheme) -> bool:
 
 
 def tune(visit: Visit, work: Work, result: BlockResult, recipe: Recipe, steps: int) -> None:
-    """Replace the linears of a result by better ones, where held-out batches say so.
+    """Replace the linears of a result by better ones, where held-out batches confirm it.
 
-    The stream has not gone on; the source's own, beside it, has.
+    The stream has not advanced yet; the source's own, in parallel, has.
     """
     wanted = visit.stream.source
     if wanted is None or steps < 1:
@@ -178,7 +177,7 @@ def tune(visit: Visit, work: Work, result: BlockResult, recipe: Recipe, steps: i
 
 
 def divided(n_batches: int) -> tuple[list[int], list[int]]:
-    """Batches that teach, and those that judge; one alone does both."""
+    """Training and held-out batches; a single batch is both."""
     held = list(range(n_batches - max(1, n_batches // HELD), n_batches))
     return list(range(n_batches - len(held))) or held, held
 
@@ -194,12 +193,12 @@ def in_turn(batches: list[int], steps: int, seed: int) -> list[int]:
 
 
 def falling(step: int, steps: int) -> float:
-    """A step's share of all that steps move together: falls evenly, adds up to one."""
+    """A step's share of the total movement: falls linearly, sums to one."""
     return 2 * (steps - step) / (steps * (steps + 1))
 
 
 class _Lesson:
-    """A block with other weights, on batches of its stream, against what the source's gives."""
+    """A block with other weights, on batches of its stream, against the source's output."""
 
     def __init__(self, visit: Visit, block: torch.nn.Module, wanted: HiddenStates) -> None:
         self._visit, self._block, self._wanted = visit, block, wanted
@@ -218,7 +217,7 @@ class _Lesson:
 
     @torch.no_grad()
     def held_out_error(self, weights: Mapping[str, torch.Tensor]) -> float:
-        """Of the batches that teach nothing."""
+        """Error on the held-out batches."""
         return sum(self._error(place, weights).item() for place in self._held)
 
     def _error(self, place: int, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -234,7 +233,7 @@ class _Lesson:
 
 @contextmanager
 def reproducible() -> Iterator[None]:
-    """Gradients that come out the same twice, where torch has such a way."""
+    """Deterministic gradients, where torch has them."""
     import warnings
 
     before: Any = torch.are_deterministic_algorithms_enabled()

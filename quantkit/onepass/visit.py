@@ -1,6 +1,6 @@
-"""One stream at one block: run it, learn from it, and let the stream go on.
+"""One stream at one block: run it, learn from it, and advance the stream.
 
-Where ranks share the samples, each runs its own; what they have seen is the same on all of them.
+Where ranks share the samples, each runs its own; the gathered statistics are the same on all.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -44,17 +44,17 @@ class Visit:
     ranks: Ranks = field(default_factory=Ranks)
 
     def module(self, name: str) -> str:
-        """What files call a module of this block."""
+        """The name of a module of this block in files."""
         return self.decoder.module(self.index, name)
 
     @cached_property
     def samples(self) -> torch.Tensor:
-        """Some inputs of the block, to try things on; the same on every rank."""
+        """Some inputs of the block for trials; the same on every rank."""
         return self.first(self.padding.n_samples(TOKENS_REPLAYED[self.decoder.device.type]))
 
     @cached_property
     def sample_arguments(self) -> dict[str, Any]:
-        """What the block is called with for them."""
+        """The block's arguments for them."""
         return self.first_arguments(len(self.samples))
 
     def first(self, n_samples: int) -> torch.Tensor:
@@ -63,7 +63,7 @@ class Visit:
         return self.ranks.first_samples(n_samples, self.stream.hidden.first)
 
     def first_arguments(self, n_samples: int) -> dict[str, Any]:
-        """What the block is called with for the first samples, before the stream moves on."""
+        """The block's arguments for the first samples, before the stream advances."""
         return self.stream.first_arguments(self.call, n_samples, self.decoder.device)
 
     def run(
@@ -74,7 +74,7 @@ class Visit:
             return self.decoder.run(block, hidden, arguments)
 
     def advance(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take the stream's hidden states through the block with these parameters."""
+        """Advance the stream's hidden states through the block with these parameters."""
         with self.decoder.loaded(self.index, state) as block:
             for place, batch in self.stream.hidden:
                 with self.stream.watching(block, self.module, self.padding.keep[place]):
@@ -84,7 +84,9 @@ class Visit:
     def _pass(
         self, block: torch.nn.Module, place: int, batch: torch.Tensor, goes_on: bool = True
     ) -> torch.Tensor:
-        """A batch through the block; what it returns beside states is kept for the next one."""
+        """Run a batch through the block; what it returns besides states is kept for the
+        next one.
+        """
         arguments = self.stream.arguments(self.call, place, len(batch), self.decoder.device)
         output, beside = self.decoder.run_all(block, batch, arguments)
         if goes_on and beside:
@@ -98,14 +100,14 @@ class Visit:
         also: Container[str] = (),
         n_kept: int = 0,
     ) -> "Observation":
-        """Gather statistics for the pending recipes; a stream that does not propagate moves on.
+        """Gather statistics for the pending recipes; a stream that does not propagate advances.
 
-        Those of modules in `also` are gathered too; `n_kept` inputs of each are kept as they are.
+        Those of modules in `also` are gathered too; `n_kept` raw inputs of each are kept.
         """
         decoder, hidden = self.decoder, self.stream.hidden
         smooths = any(plans[i].recipe.smooths for i in pending)
         samples, arguments, alone = None, {}, {}
-        if smooths:  # before the stream moves on
+        if smooths:  # before the stream advances
             samples, arguments = self.samples, self.sample_arguments
             alone = self.first_arguments(1)
         quantised = {name for i in pending for name in plans[i].quantized}
@@ -152,7 +154,7 @@ class Visit:
         return Observation(self, collector, cached, found, samples, arguments)
 
     def _beside_source(self, block: torch.nn.Module) -> Iterator[tuple[int, torch.Tensor]]:
-        """Places and batches of the stream; the source's own go through the block before each."""
+        """Indices and batches of the stream; the source's own run through the block before each."""
         source = self.stream.source
         if source is None:
             yield from self.stream.hidden
@@ -163,7 +165,7 @@ class Visit:
             yield place, batch
 
     def replay(self, plans: Sequence[Plan], writers: Sequence[FolderWriter]) -> None:
-        """Go through a block that was finished before, from what was written of it."""
+        """Advance through a block that was finished before, using what was written for it."""
         after: dict[str, torch.Tensor] = self.state
         if self.stream.propagates:
             (place,) = self.stream.indices
@@ -180,7 +182,7 @@ class Visit:
         return stored.dequantized(self.decoder, self.index, plan, block)
 
     def proceed(self, result: BlockResult, recipe: Recipe) -> None:
-        """Let a stream that propagates go on with what its recipe made of the block."""
+        """Advance a propagating stream with its recipe's result for the block."""
         self.advance(self.after(result, recipe))
 
     def after(self, result: BlockResult, recipe: Recipe) -> dict[str, torch.Tensor]:
@@ -201,12 +203,12 @@ class Observation:
     cached: kvcache.Observer
     feeders: dict[str, feeders.Feeder]
     samples: torch.Tensor | None
-    """To try scales on, where a recipe has some ..."""
+    """Inputs to try scales on, where a recipe needs them ..."""
     arguments: dict[str, Any]
-    """... and what the block is called with for them."""
+    """... and the block's arguments for them."""
 
     def work(self, plan: Plan) -> Work:
-        """What a recipe has to do here."""
+        """A recipe's work at this block."""
         visit = self.visit
         tensors = visit.decoder.tensors(visit.index)
         mine = {
@@ -225,13 +227,13 @@ class Observation:
         )
 
     def result(self, work: Work, plan: Plan) -> BlockResult:
-        """What a recipe made, once its work is solved."""
+        """A recipe's result, once its work is solved."""
         work.result.kv_scales = kvcache.scales(self.cached, work.result, self.visit.module, plan)
         return work.result
 
 
 class Replay:
-    """The squared error of the block's output when some weights are others."""
+    """The squared error of the block's output when some weights are replaced."""
 
     def __init__(self, visit: Visit, samples: torch.Tensor, arguments: dict[str, Any]) -> None:
         self._visit = visit
@@ -259,7 +261,7 @@ def _require_finite(name: str, collector: Collector) -> None:
 
 
 def _head_width(block: torch.nn.Module, config: Any) -> int:
-    """Columns of one attention head, which blocks of one model may have different."""
+    """Columns per attention head, which may differ between blocks of a model."""
     own = (getattr(module, "head_dim", None) for module in block.modules())
     found = next((width for width in own if isinstance(width, int)), None)
     return found or geometry.head_dim(geometry.of_object(config))

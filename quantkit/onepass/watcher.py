@@ -1,4 +1,4 @@
-"""Somebody who watches the source's own stream through a pass, and keeps what it learns."""
+"""The interface for observing the source's own stream during a pass."""
 
 from collections.abc import Container
 from typing import Protocol
@@ -9,11 +9,11 @@ from quantkit.onepass.visit import Observation, Visit
 
 
 class Watcher(Protocol):
-    """What a pass asks of a watcher."""
+    """What a pass expects of a watcher."""
 
     @property
     def modules(self) -> Container[str]:
-        """Linear layers that it wants the statistics of."""
+        """Linear layers whose statistics it needs."""
 
     @property
     def n_done(self) -> int:
@@ -21,7 +21,7 @@ class Watcher(Protocol):
 
     @property
     def n_samples(self) -> int:
-        """Inputs of each layer that it wants to see as they are."""
+        """Raw inputs that it needs per layer."""
 
     def arrive(self, visit: Visit) -> None:
         """The stream is about to enter a block."""

@@ -1,4 +1,4 @@
-"""What the first rank, which prepares a run and writes it, has the others do."""
+"""What the first rank, which prepares and writes a run, sends to the others to do."""
 
 from dataclasses import dataclass
 
@@ -17,10 +17,10 @@ from quantkit.plan.checkpoint import Plan
 
 @dataclass(frozen=True)
 class Errand:
-    """All that a rank must know."""
+    """Everything that a rank must know."""
 
     fingerprint: str
-    """Of the source, which all must have alike."""
+    """Fingerprint of the source, which must be the same on all."""
     plans: list[Plan]
     calibration: CalibrationTokens | None
     """None where nothing is learned from data: the first rank does that alone."""
@@ -36,7 +36,7 @@ class Errand:
 
 
 def take_part(source: ModelSource, device: torch.device, offload: str, ranks: Ranks) -> None:
-    """Do what a rank does that is not the first: all but preparing and writing."""
+    """The work of every rank but the first: everything except preparing and writing."""
     errand: Errand = ranks.share(None)
     if errand.calibration is not None:
         if source.fingerprint != errand.fingerprint:

@@ -1,1 +1,1 @@
-"""Pages for people: one self-contained HTML file with tables and pictures, and no network."""
+"""Self-contained HTML pages with tables and figures, which need no network."""

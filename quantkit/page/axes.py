@@ -25,7 +25,7 @@ class Plane:
     y: Scale
 
     def axes(self) -> list[Markup]:
-        """Grid, ticks and what they mean; the y axis' label stands above it, to be read."""
+        """Grid, ticks and labels; the y axis' label is above it, so that it reads horizontally."""
         left, right = self.x.start, self.x.end
         top, bottom = self.y.end, self.y.start
         drawn = []
@@ -43,7 +43,7 @@ class Plane:
         return drawn
 
     def _x_ticks(self) -> list[float]:
-        """Those whose texts do not touch."""
+        """The ticks whose labels do not overlap."""
         shown: list[float] = []
         edge = float("-inf")
         for tick in self.x.ticks:
@@ -62,7 +62,7 @@ def plane(
     y: Axis,
     ends: Literal["padded", "exact"] = "padded",
 ) -> Plane:
-    """A plane that holds some points, with room at both sides or without."""
+    """A plane that holds some points, with or without padding at both sides."""
     height = 340 if width >= WIDE else 280
     vertical = scale(ys, y, height - BOTTOM, TOP, n_ticks=5)
     margin = max(svg.text_width(vertical.tick_text(tick)) for tick in vertical.ticks)

@@ -1,4 +1,4 @@
-"""Horizontal bars with their values, and where asked a mark to compare each with."""
+"""Horizontal bars with their values, and optionally a mark to compare each with."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ class Bar:
     name: str
     value: float
     mark: float | None = None
-    """Another value of the same thing, such as what was asked for."""
+    """Another value of the same thing, such as a target."""
 
 
 def bars(
     title: str, items: Sequence[Bar], axis: Axis, *, mark: str = "", value: str = "", note: str = ""
 ) -> Markup:
-    """A picture of some values; `value` and `mark` are what bars and marks are called."""
+    """A figure of some values; `value` and `mark` are what bars and marks are called."""
     value = value or axis.label
     shown = [item for item in items if axis.takes(item.value)]
     keys = []
@@ -46,7 +46,7 @@ def bars(
 
 
 def _draw(width: int, title: str, items: Sequence[Bar], axis: Axis, mark: str) -> Markup:
-    beside = width >= WIDE  # names and numbers stand beside their bars, or above them
+    beside = width >= WIDE  # names and numbers go beside their bars, or above them
     columns = _columns(items, axis, mark)
     names = max((svg.text_width(item.name) for item in items), default=0)
     left = min(names, 0.34 * width) + 14 if beside else 12.0
@@ -68,7 +68,7 @@ def _draw(width: int, title: str, items: Sequence[Bar], axis: Axis, mark: str) -
 
 
 def _columns(items: Sequence[Bar], axis: Axis, mark: str) -> list[float]:
-    """How much room the numbers need: those of the bars, and those of the marks."""
+    """The width that the numbers need: those of the bars, and those of the marks."""
     values = [[item.value for item in items]]
     values += [[item.mark for item in items if item.mark is not None]] if mark else []
     return [max((svg.text_width(axis.show(v)) for v in some), default=0) + 14 for some in values]
@@ -77,7 +77,7 @@ def _columns(items: Sequence[Bar], axis: Axis, mark: str) -> list[float]:
 def _values(
     item: Bar, axis: Axis, width: float, baseline: float, columns: list[float]
 ) -> list[Markup]:
-    """The numbers in columns at the right edge; the bar's own is the bold one."""
+    """The numbers in columns at the right edge; the bar's own is bold."""
     own = width - sum(columns[1:])
     drawn = [svg.text(own, baseline, axis.show(item.value), "end", "value")]
     if len(columns) > 1 and item.mark is not None:

@@ -1,7 +1,7 @@
 """A whole page from its sections.
 
-Style and script are part of the file and known by their hash, so that a browser runs nothing else,
-whatever a model or a data set is called.
+Style and script are inlined and allowed by their hash, so a browser runs nothing else, whatever a
+model or a data set is called.
 """
 
 import base64
@@ -20,7 +20,7 @@ SCRIPT = "page.js"
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands below it."""
+    """A heading and its content."""
 
     title: str
     parts: Sequence[str | Markup]
@@ -64,12 +64,12 @@ def document(
             f"style-src '{_hash_of(style)}'; script-src '{_hash_of(script)}'"
         ),
     )
-    # File names may hold what UTF-8 cannot.
+    # File names may contain what UTF-8 cannot encode.
     return str(page).encode("utf-8", "replace").decode("utf-8")
 
 
 def _placed(sections: Sequence[Section]) -> list[_Placed]:
-    """Sections with anchors to link to, each its own."""
+    """Sections with unique anchors to link to."""
     taken: set[str] = set()
     placed = []
     for number, section in enumerate(sections, start=1):

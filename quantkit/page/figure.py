@@ -1,6 +1,6 @@
-"""The frame around every picture: caption, legend, and the numbers as a table.
+"""The frame around every figure: caption, legend, and the numbers as a table.
 
-A picture is drawn twice, for wide and for narrow pages, since text that shrinks with a picture
+A figure is drawn twice, for wide and for narrow pages, since text that shrinks with a picture
 cannot be read on a phone; the style sheet shows the one that fits.
 """
 
@@ -33,7 +33,7 @@ def figure(
     keys: Sequence[Key] = (),
     note: str = "",
 ) -> Markup:
-    """A picture with everything around it; `draw` gets the width."""
+    """A drawing with everything around it; `draw` is called with the width."""
     legend = [(key.name, _swatch(key.mark)) for key in keys]
     return render(
         "figure.html",

@@ -1,4 +1,4 @@
-"""A value for every pair of two things, as shades: layers and their kinds of weights."""
+"""A value for every pair of two things as shades, such as layers and their kinds of weights."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from quantkit.page.table import Cell, Column, table
 Values = Sequence[Sequence[float | None]]
 PALEST = 0.07
 LONGEST = 110
-"""Room for a name, at most."""
+"""Maximum width of a name."""
 STRIP = 220
 
 
@@ -25,7 +25,7 @@ def heatmap(
     *,
     note: str = "",
 ) -> Markup:
-    """A picture of `values[row][column]`; the longer side goes across, on a phone down."""
+    """A figure of `values[row][column]`; the longer side runs across, on a phone down."""
 
     def draw(width: int) -> Markup:
         if (width >= WIDE) == (len(columns) >= len(rows)):
@@ -85,7 +85,9 @@ def _opacity(share: float) -> float:
 
 
 def _column_names(columns: Sequence[str], left: float, width: float) -> tuple[list[Markup], float]:
-    """Names above their columns, and their height: level, upright, or some of many numbers."""
+    """Names above their columns, and their height: horizontal, vertical, or only some of the
+    numbers.
+    """
     widest = max(map(svg.text_width, columns), default=0)
     every = 1
     if widest > width - 4:
@@ -112,7 +114,7 @@ def _column_names(columns: Sequence[str], left: float, width: float) -> tuple[li
 
 
 def _strip(shades: Scale, left: float, y: float) -> list[Markup]:
-    """What the shades mean."""
+    """The legend of the shades."""
     steps = 12
     drawn = [
         svg.element(
@@ -154,7 +156,7 @@ def _range(rows: Sequence[str], columns: Sequence[str], values: Values, axis: Ax
 def _numbers(
     title: str, rows: Sequence[str], columns: Sequence[str], values: Values, axis: Axis
 ) -> Markup:
-    """The longer side goes down."""
+    """The table of values, with the longer side down."""
     if len(columns) > len(rows):
         turned = [[line[place] for line in values] for place in range(len(columns))]
         rows, columns, values = columns, rows, turned

@@ -20,7 +20,7 @@ class Series:
 
 
 def lines(title: str, series: Sequence[Series], x: Axis, y: Axis, *, note: str = "") -> Markup:
-    """A picture of one line or several."""
+    """A figure of one or more lines."""
     keys = [Key(one.name, _sample(number)) for number, one in enumerate(series)]
     return figure(
         title,

@@ -1,4 +1,4 @@
-"""Templates that escape everything which is not markup already."""
+"""Templates that escape everything that is not already markup."""
 
 from functools import cache
 from pathlib import Path
@@ -11,12 +11,12 @@ FOLDER = Path(__file__).parent / "templates"
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Fill in one of our templates; whatever is no `Markup` is shown as text."""
+    """Fill in one of quantkit's templates; anything that is not `Markup` is shown as text."""
     return Markup(_environment().get_template(template).render(values))
 
 
 def asset(name: str) -> Markup:
-    """A style sheet or script of ours, as it is."""
+    """A bundled style sheet or script, verbatim."""
     return Markup((FOLDER / name).read_text(encoding="utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""Small parts of a page besides tables and pictures."""
+"""Small parts of a page besides tables and figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from quantkit.page.markup import render
 
 @dataclass(frozen=True)
 class Fact:
-    """A number that matters, and what it counts."""
+    """An important number, and what it counts."""
 
     value: str
     name: str
@@ -22,7 +22,7 @@ def facts(items: Sequence[Fact]) -> Markup:
 
 
 def notices(title: str, sentences: Sequence[str]) -> Markup:
-    """Things to think about first; nothing where there are none."""
+    """Warnings to read first; empty where there are none."""
     return render("notices.html", title=title, sentences=sentences) if sentences else Markup()
 
 
@@ -32,5 +32,5 @@ def details(items: Mapping[str, str | Markup]) -> Markup:
 
 
 def extract(title: str, marks: Sequence[str], note: str, text: str) -> Markup:
-    """A piece of somebody's text in a box that scrolls."""
+    """A text excerpt in a box that scrolls."""
     return render("extract.html", title=title, marks=marks, note=note, text=text)

@@ -1,4 +1,4 @@
-"""From values to places in a picture: axes with round ticks, linear or logarithmic."""
+"""From values to positions in a figure: axes with round ticks, linear or logarithmic."""
 
 import math
 from collections.abc import Iterable
@@ -6,26 +6,26 @@ from dataclasses import dataclass
 from typing import Literal
 
 UNKNOWN = "\N{EN DASH}"
-"""What stands where there is no value."""
+"""Shown where there is no value."""
 PADDING = 0.05
 NARROWEST = 1.5
-"""Of a logarithmic scale, the last value over the first."""
+"""The smallest ratio between the ends of a logarithmic scale."""
 STEPS = (1, 2, 5, 10)
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What a direction of a picture means."""
+    """The meaning of one direction of a figure."""
 
     label: str
     log: bool = False
     percent: bool = False
-    """Values are shares of one."""
+    """Values are fractions of one."""
     digits: int | None = None
-    """After the point; as many as four significant ones need, if not given."""
+    """Digits after the point; by default as many as four significant digits need."""
 
     def takes(self, value: float | None) -> bool:
-        """Whether a value has a place on it."""
+        """Whether a value can be shown on it."""
         return value is not None and math.isfinite(value) and (value > 0 or not self.log)
 
     def show(self, value: float | None) -> str:
@@ -39,7 +39,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis with its ends in values and in the picture's units."""
+    """An axis with its ends in values and in the figure's units."""
 
     axis: Axis
     low: float
@@ -49,7 +49,7 @@ class Scale:
     ticks: tuple[float, ...]
 
     def __call__(self, value: float) -> float:
-        """The place of a value."""
+        """The position of a value."""
         if self.axis.log:
             value, low, high = (math.log10(v) for v in (value, self.low, self.high))
         else:
@@ -57,7 +57,7 @@ class Scale:
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
     def tick_text(self, tick: float) -> str:
-        """A tick, with as many digits as tell it from its neighbours."""
+        """A tick's label, with enough digits to distinguish it from its neighbours."""
         if self.axis.log or len(self.ticks) < 2:
             shown = f"{tick * (100 if self.axis.percent else 1):,.6g}".replace("e-0", "e-")
             return f"{shown}%" if self.axis.percent else shown
@@ -95,7 +95,7 @@ def scale(
     if with_zero:
         known.append(0.0)
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
-    if high - low <= 1e-9 * max(abs(low), abs(high)):  # the same, as far as ticks can tell
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # equal, as far as ticks can show
         low, high = (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
         low = 0.0 if with_zero and low > 0 else low
     step = _step(high - low, n_ticks)
@@ -131,7 +131,7 @@ def log_ticks(low: float, high: float, n: int = 5) -> tuple[float, ...]:
 
 
 def number(value: float) -> str:
-    """A number for people: four significant digits, whole numbers in full."""
+    """A number for display: four significant digits, integers in full."""
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     if 0 < abs(value) < 1e-4:

@@ -1,4 +1,4 @@
-"""Points with error bars, and a line through those that are chosen: quality against size."""
+"""Points with error bars, and a line through the chosen ones: quality against size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Point:
 def scatter(
     title: str, points: Sequence[Point], x: Axis, y: Axis, *, front: str = "", note: str = ""
 ) -> Markup:
-    """A picture of many points; `front` is what the line through the chosen ones is called."""
+    """A figure of many points; `front` is what the line through the chosen ones is called."""
     groups = list(dict.fromkeys(point.group for point in points))
     keys = [Key(g or "others", svg.marker(n, 14, 7)) for n, g in enumerate(groups)]
     keys = keys if len(groups) > 1 else []
@@ -82,7 +82,7 @@ def _point(plane: Plane, point: Point, series: int) -> Markup:
 
 
 def _names(plane: Plane, points: Sequence[Point]) -> list[Markup]:
-    """Names where there is room, the best points' first; all of them are in the table."""
+    """Names where there is room, the best points' first; the table has all of them."""
     places = [(plane.x(p.x), plane.y(p.y)) for p in points]
     marks: list[Box] = [(x - 5, y - 5, x + 5, y + 5) for x, y in places]
     errors = _error_boxes(plane, points)
@@ -96,7 +96,7 @@ def _names(plane: Plane, points: Sequence[Point]) -> list[Markup]:
             box = (left, baseline - 9, left + wide, baseline + 3)
             inside = left >= plane.x.start and box[2] <= plane.width and box[1] >= plane.y.end - 8
             if inside and baseline < plane.y.start and not any(_meet(box, b) for b in names):
-                # A name over a mark hides it; one over an error bar can be read.
+                # A name over a mark hides it; one over an error bar is still readable.
                 cost = 4 * sum(_meet(box, b) for b in marks) + sum(_meet(box, b) for b in errors)
                 ways.append((cost, len(ways), box))
         if ways and (min(ways)[0] < 4 or points[i].front):

@@ -1,11 +1,11 @@
-"""Elements of inline SVG. Colours and fonts are the style sheet's, so that dark pages work."""
+"""Elements of inline SVG. Colours and fonts come from the style sheet, so dark pages work."""
 
 import unicodedata
 
 from markupsafe import Markup, escape
 
 SIZE = 12
-"""Of text, in the picture's units; the style sheet says the same."""
+"""Text size in the figure's units; the style sheet has the same."""
 
 
 def element(name: str, *children: str | Markup, **attributes: object) -> Markup:
@@ -20,7 +20,7 @@ def element(name: str, *children: str | Markup, **attributes: object) -> Markup:
 
 
 def drawing(width: float, height: float, title: str, summary: str, *children: Markup) -> Markup:
-    """A picture that names itself to those who do not see it."""
+    """A drawing with a text alternative for screen readers."""
     return element(
         "svg",
         element("title", title),
@@ -34,7 +34,7 @@ def drawing(width: float, height: float, title: str, summary: str, *children: Ma
 
 
 def text(x: float, y: float, content: str, anchor: str | None = None, class_: str = "") -> Markup:
-    """A line of text that begins, or as `anchor` says, at a place."""
+    """A line of text at a position, aligned by `anchor`."""
     return element("text", content, x=x, y=y, text_anchor=anchor, class_=class_ or None)
 
 
@@ -44,12 +44,12 @@ def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
 
 
 def told(tooltip: str, *children: Markup, class_: str | None = None) -> Markup:
-    """Some marks that say their exact values when pointed at."""
+    """Some marks that show their exact values on hover."""
     return element("g", element("title", tooltip), *children, class_=class_)
 
 
 def text_width(content: str, size: float = SIZE) -> float:
-    """About how wide a text is, on the wide side, since fonts differ."""
+    """Approximate width of a text, on the wide side, since fonts differ."""
     return size * sum(map(_character_width, content))
 
 
@@ -64,7 +64,7 @@ def _character_width(character: str) -> float:
 
 
 def shorten(content: str, width: float, size: float = SIZE) -> str:
-    """A text that fits, with an ellipsis where something is missing."""
+    """A text that fits, with an ellipsis where it was cut."""
     if text_width(content, size) <= width:
         return content
     while content and text_width(content + "…", size) > width:
@@ -73,7 +73,7 @@ def shorten(content: str, width: float, size: float = SIZE) -> str:
 
 
 SHAPES = ("circle", "square", "triangle", "diamond", "cross", "ring")
-"""One a series, since colour alone tells not everybody which is which."""
+"""One marker per series, since not everybody can tell series apart by colour."""
 
 
 def marker(series: int, x: float, y: float, radius: float = 4.5) -> Markup:
@@ -93,7 +93,7 @@ def marker(series: int, x: float, y: float, radius: float = 4.5) -> Markup:
 
 
 def path(points: list[tuple[float, float]]) -> str:
-    """Straight segments through some places."""
+    """Straight segments through some points."""
     return "M" + "L".join(f"{_value(x)} {_value(y)}" for x, y in points)
 
 

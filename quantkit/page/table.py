@@ -1,4 +1,4 @@
-"""Tables that can be sorted and searched, and scroll in a box of their own when they are wide."""
+"""Tables that can be sorted and searched, and that scroll in a box of their own when wide."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from markupsafe import Markup
 from quantkit.page.markup import render
 
 LONG = 24
-"""Characters; longer texts are given room, and wrap."""
+"""In characters; longer texts get more width, and wrap."""
 SHADES = 8
 """Steps of `Cell.shade`, as in the style sheet."""
 
@@ -21,14 +21,14 @@ class Column:
 
     title: str
     numeric: bool = False
-    """Set to the right, and sorted by value."""
+    """Right-aligned, and sorted by value."""
     note: str = ""
     """A few small words below the title."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number, or anything that is more than words."""
+    """A number, or anything more than words."""
 
     text: str | Markup
     value: float | None = None
@@ -46,7 +46,7 @@ class Cell:
     def classes(self) -> str:
         """For the style sheet."""
         step = 0 if self.shade is None else round(min(max(self.shade, 0.0), 1.0) * SHADES)
-        # Markup breaks its lines itself.
+        # Markup wraps its own lines.
         long = "long" if len(self.text) > LONG and not isinstance(self.text, Markup) else ""
         return " ".join(filter(None, (self.tone, f"shade-{step}" if step else "", long)))
 
@@ -61,7 +61,7 @@ def table(
     dense: bool = False,
     wide: bool = False,
 ) -> Markup:
-    """A table whose first column names the rows; a wide one takes the margin as well."""
+    """A table whose first column names the rows; a wide one extends into the margin."""
     cells = [[c if isinstance(c, Cell) else Cell(c) for c in row] for row in rows]
     return render(
         "table.html",

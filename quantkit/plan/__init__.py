@@ -1,1 +1,1 @@
-"""Every tensor of a checkpoint before a weight is read; shared by all that ask."""
+"""Every tensor of a checkpoint, planned before any weight is read."""

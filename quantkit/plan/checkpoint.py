@@ -1,4 +1,4 @@
-"""What a run will write, worked out before any weight is read."""
+"""What a run will write, planned before any weight is read."""
 
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping
@@ -18,19 +18,19 @@ from quantkit.recipe.checkpoint import HEAD, HEAD_GROUP
 
 @dataclass(frozen=True)
 class Plan:
-    """One checkpoint to be: its recipe with every choice made, and its exact tensors."""
+    """One planned checkpoint: its recipe with every choice made, and its exact tensors."""
 
     recipe: Recipe
     asked_digest: str
     """The digest of the recipe before its open choices were made."""
     quantized: dict[str, TensorSpec]
-    """Modules to quantise, with the weight that each has in the source."""
+    """Modules to quantise, with each one's weight in the source."""
     ignored: list[str]
-    """Linear layers and routers left alone."""
+    """Linear layers and routers that stay unquantised."""
     specs: list[TensorSpec]
     """Every tensor of the result, in order."""
     kv_scales: list[TensorSpec]
-    """Those of them that are scales of keys and values; none without `kv_cache`."""
+    """Scales of keys and values among them; empty without `kv_cache`."""
     n_parameters: int
     """Weights of the model, tied ones counted once."""
     unquantised: dict[str, TensorSpec] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def kv_shape(self) -> tuple[int, ...] | None:
-        """Of one of `kv_scales`: one number, or one for each head."""
+        """Shape of one of `kv_scales`: one number, or one per head."""
         return self.kv_scales[0].shape if self.kv_scales else None
 
     @property
@@ -54,12 +54,12 @@ class Plan:
 
     @property
     def bits_per_weight(self) -> float:
-        """Stored bits over the model's weights, whatever stayed in 16 bits included."""
+        """Stored bits over the model's weights, including everything that stayed in 16 bits."""
         return 8 * self.size_bytes / self.n_parameters
 
     @property
     def quantized_bits_per_weight(self) -> float:
-        """The same for the layers that the recipe is for: what it promises."""
+        """The same for the layers that the recipe targets: what it promises."""
         stored = {spec.name: spec for spec in self.specs}
         size = sum(
             stored[part.name].size_bytes
@@ -108,7 +108,7 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
         quantized=quantized,
         ignored=[
             *(name for name in architecture.linears if name not in quantized),
-            *architecture.never,  # engines take them for linear layers
+            *architecture.never,  # engines treat them as linear layers
             *_module_of_head(architecture, quantized),
         ],
         specs=specs + kv_scales,
@@ -126,7 +126,7 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
 def with_cache(
     plan: Plan, recipe: Recipe, architecture: Architecture, stored: list[TensorSpec]
 ) -> Plan:
-    """The plan of a recipe that adds an FP8 cache to another's, of which there is a plan."""
+    """The plan of a recipe that adds an FP8 cache to an already planned one."""
     kv_scales = _kv_scales(recipe, architecture, stored)
     same = plan.recipe.weights
     return replace(
@@ -139,7 +139,7 @@ def with_cache(
 
 
 def _module_of_head(architecture: Architecture, quantized: Collection[str]) -> list[str]:
-    """What transformers calls an output head that files know by another name, where it is left."""
+    """transformers' name of an unquantised output head that files call something else."""
     return [HEAD] if architecture.head not in (HEAD, *quantized) else []
 
 
@@ -151,7 +151,9 @@ def _experts_note(architecture: Architecture, stored: Iterable[str]) -> str | No
 def _rowless(
     architecture: Architecture, quantized: Mapping[str, TensorSpec], recipe: Recipe
 ) -> list[str]:
-    """Layers whose rows engines sort, with tensors in this recipe's format that have others."""
+    """Layers whose rows engines reorder, where this recipe's format stores other per-row
+    tensors.
+    """
     return [
         name
         for name, weight in quantized.items()
@@ -270,7 +272,7 @@ def _check_shapes(recipe: Recipe, architecture: Architecture, modules: list[str]
 
 
 def fused_with(module: str, among: Container[str]) -> list[str]:
-    """The layers, itself included, that vLLM loads as one with a layer."""
+    """The layers, itself included, that vLLM fuses with a layer."""
     parent, _, last = module.rpartition(".")
     for parts in families.fused():
         if last in parts:
@@ -279,8 +281,9 @@ def fused_with(module: str, among: Container[str]) -> list[str]:
 
 
 def sharing(module: str, among: Collection[str]) -> list[str]:
-    """The layers, itself included, whose tensors share one global scale: those that vLLM loads as
-    one, and of experts those of all others of the layer."""
+    """The layers, itself included, whose tensors share one global scale: those that vLLM fuses, and
+    for experts those of all other experts of the layer.
+    """
     found = EXPERT.search(module)
     if found is None:
         return fused_with(module, among)
@@ -296,7 +299,7 @@ def sharing(module: str, among: Collection[str]) -> list[str]:
 
 
 def usual_dtype(stored: list[TensorSpec]) -> str:
-    """The type that most weights of a model have."""
+    """The dtype of most weights of a model."""
     sizes: Counter[str] = Counter()
     for spec in stored:
         sizes[spec.dtype] += spec.n_elements
@@ -304,14 +307,16 @@ def usual_dtype(stored: list[TensorSpec]) -> str:
 
 
 def check_tied(source: ModelSource, architecture: Architecture) -> None:
-    """A tied tensor that was stored twice must be the same twice, or it cannot be written once."""
+    """Check that a tied tensor that was stored twice is identical, so that it can be
+    written once.
+    """
     import torch
 
     from quantkit.errors import SourceError
 
     for name, owner in architecture.tied.items():
         if name in source.tensors and owner in source.tensors:
-            # As bytes: NaN is a fault of its own, found later, and no difference here.
+            # As bytes: NaN is a separate fault, found later, and not a difference here.
             copies = [source.tensors[n].read().view(torch.uint8) for n in (name, owner)]
             if not torch.equal(*copies):
                 raise SourceError(

@@ -1,1 +1,1 @@
-"""Is what a real serving engine computes what the checkpoint says? Loaded, asked, compared."""
+"""Checks that a real serving engine computes what the checkpoint says."""

@@ -1,7 +1,7 @@
 """From checkpoint folders to `verified.json`: our own checks, the engine, the comparison.
 
-Our own checks come first. An engine loads a folder with a missing scale or swapped weights in
-silence, so a folder that has a fault never reaches one.
+Our own checks come first. An engine silently loads a folder with a missing scale or swapped
+weights, so a faulty folder never reaches one.
 """
 
 import sys
@@ -32,40 +32,42 @@ from quantkit.scoring.prompts import N_SCORED, Prompts
 from quantkit.verification.checkpoint import Verification, source_of, verify
 
 OURS = threading.Lock()
-"""Held for whatever builds a model here, which changes torch and transformers for all threads."""
+"""Held while building a model here, which changes torch and transformers for all threads."""
 
 
 class Engine(Protocol):
-    """Whoever answers jobs: a process of its own, or a server."""
+    """Anything that answers jobs: a separate process, or a server."""
 
     max_model_len: int | None
-    """The context it was started with; None where the job says it."""
+    """The context length it was started with; None where the job sets it."""
 
     def ask(self, job: Job) -> Answer:
         """May be called from several threads."""
 
     def stop(self) -> None:
-        """Nobody waits for answers any more."""
+        """Called when nobody waits for answers any more."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """How far to go, and with what."""
+    """How thorough the check is, and its settings."""
 
     level: str = "logprobs"
     n_prompts: int = N_SCORED
     device: str = "auto"
     """Where our own reference is computed."""
     dtype: str = "auto"
-    """What the engine computes in; by default what it chooses."""
+    """The engine's compute dtype; by default its own choice."""
     jobs: int = 1
-    """Engines at a time."""
+    """Concurrent engines."""
     trust_remote_code: bool = False
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What came of one folder; without `verified`, `problem` says why no engine could tell."""
+    """The result for one folder; without `verified`, `problem` says why no engine could
+    check it.
+    """
 
     folder: Path
     checks: Verification
@@ -93,9 +95,9 @@ def prove(
     source: ModelSource | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Proof]:
-    """Each folder's outcome, in their order; `verified.json` is written beside each.
+    """Each folder's result, in order; `verified.json` is written into each.
 
-    One after the other they never hold a GPU together with our reference; several at a time do.
+    One at a time, an engine never shares a GPU with our reference; several at a time do.
     """
     listener = progress or Silent()
     if asked.level not in vllm_job.LEVELS:
@@ -107,7 +109,7 @@ def prove(
             yield _finish(one, asked, sources, listener)
         return
     with _pool(asked.jobs, engine) as pool:
-        # Bars of several threads would draw over each other.
+        # Progress bars of several threads would overwrite each other.
         begun = [pool.submit(_begin, f, engine, asked, source, Silent()) for f in folders]
         for future in begun:
             yield _finish(future.result(), asked, sources, listener)
@@ -123,7 +125,7 @@ class Sources:
     def reference(
         self, checkpoint: Checkpoint, made: Prompts, asked: Asked, dtype: torch.dtype
     ) -> Reference | None:
-        """Of the prompts that were read; None where the source is not at hand."""
+        """The reference for the prompts that were read; None where the source is not available."""
         manifest = checkpoint.manifest
         source = self._given or source_of(manifest, asked.trust_remote_code)
         if source is None or source.fingerprint != manifest.source.fingerprint:
@@ -139,7 +141,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class _Begun:
-    """A folder after our own checks, and after the engine where these found nothing."""
+    """A folder after our own checks, and after the engine if these found nothing."""
 
     folder: Path
     checks: Verification
@@ -183,7 +185,7 @@ class Asking:
 
 
 def ask(target: ModelSource | Checkpoint, engine: Engine, asked: Asked) -> Asking:
-    """Put the questions of a level to an engine; what cannot be compared is refused before."""
+    """Put the questions of a level to an engine; what cannot be compared is refused first."""
     settings: dict[str, Any] = {}
     if isinstance(target, Checkpoint):
         if target.is_gguf:
@@ -194,7 +196,7 @@ def ask(target: ModelSource | Checkpoint, engine: Engine, asked: Asked) -> Askin
         if target.manifest.weights_recipe.kv_cache is not None:
             settings["kv_cache_dtype"] = "fp8"
     config = read_config(target.folder)
-    with OURS, hushed("transformers"):  # long documents are cut, which it cannot know
+    with OURS, hushed("transformers"):  # long documents are truncated, which it cannot know
         tokenizer = load_tokenizer(target.folder, asked.trust_remote_code)
         context = min(context_of(config), engine.max_model_len or sys.maxsize)
         made = prompts.make(tokenizer, context, target.folder, asked.n_prompts)
@@ -215,7 +217,7 @@ def ask(target: ModelSource | Checkpoint, engine: Engine, asked: Asked) -> Askin
 def compare(
     asking: Asking, asked: Asked, progress: Progress, sources: Sources | None = None
 ) -> Verified:
-    """What the answer is worth; without `sources` it is not asked whether the source is served."""
+    """Judge an answer; without `sources`, whether the source is being served is not checked."""
     answer, made, target = asking.answer, asking.prompts, asking.target
     generated = asked.level != "config"
     found = (
@@ -238,7 +240,7 @@ def compare(
             )
             if sources is not None and isinstance(target, Checkpoint):
                 original = sources.reference(target, made, asked, kind)
-        # Both kinds of tokens: generating runs through other kernels than reading a prompt does.
+        # Both kinds of tokens: generation uses other kernels than prefill.
         ends = texts_expected.last(made.max_tokens)
         written = agreement.compare(answer.token_logprobs, ends)
         read = agreement.compare(answer.prompt_logprobs, expected)
@@ -273,7 +275,7 @@ def compare(
 
 
 def _known(target: ModelSource | Checkpoint, answer: Answer) -> str | None:
-    """Why an engine may be off on purpose, where that is known."""
+    """Why an engine may differ on purpose, where that is known."""
     if isinstance(target, ModelSource) or not answer.device.startswith("cpu"):
         return None
     recipe = target.manifest.weights_recipe
@@ -287,7 +289,9 @@ def _known(target: ModelSource | Checkpoint, answer: Answer) -> str | None:
 
 @contextmanager
 def _pool(jobs: int, engine: Engine) -> Iterator[ThreadPoolExecutor]:
-    """Threads that wait for engines; after an error nothing is begun, and what runs is ended."""
+    """Threads that wait for engines; after an error none is started, and running ones are
+    stopped.
+    """
     pool = ThreadPoolExecutor(jobs)
     try:
         yield pool

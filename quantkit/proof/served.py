@@ -1,4 +1,4 @@
-"""The same questions to a server that runs already."""
+"""The same questions to a server that is already running."""
 
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,14 @@ ID = "token_id:"
 
 
 class Server(Endpoint):
-    """An OpenAI-compatible server that names tokens by their ids, as vLLM does."""
+    """An OpenAI-compatible server that reports token ids, as vLLM does."""
 
     def __init__(self, url: str, model: str | None = None, api_key: str | None = None) -> None:
         super().__init__(url, model, api_key=api_key)
         self._is_named = model is not None
 
     def _require(self, folder: Path) -> None:
-        """Refuse a server of another model: what it says would be written down for this one."""
+        """Refuse a server of another model: its answers would be recorded for this one."""
         is_it = folder.name == Path(self.model).name or self.root == str(folder)
         if not is_it and not self._is_named:
             raise EngineError(
@@ -27,7 +27,7 @@ class Server(Endpoint):
             )
 
     def ask(self, job: Job) -> Answer:
-        """Answer a job as an engine of our own would."""
+        """Answer a job as our own engine process would."""
         self._require(Path(job.model))
         tokens, logprobs, texts = self._generate(job)
         read: dict[int, list[float]] = {}
@@ -48,7 +48,7 @@ class Server(Endpoint):
         )
 
     def stop(self) -> None:
-        """Nobody waits for answers any more."""
+        """Called when nobody waits for answers any more."""
         self._cut()
 
     def _generate(self, job: Job) -> tuple[list[list[int]], list[list[float]], list[str]]:

@@ -1,6 +1,6 @@
-"""A recipe: what to do to weights and activations, in the words of compressed-tensors.
+"""A recipe: what to do to weights and activations, in the terms of compressed-tensors.
 
-Which calibration set a run uses is the run's business. Unknown keys are refused, and all problems
+The calibration set is chosen per run, not by the recipe. Unknown keys are refused, and all problems
 of a file are listed at once.
 """
 

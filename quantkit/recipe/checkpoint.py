@@ -1,4 +1,4 @@
-"""A recipe for vLLM: a checkpoint in the words of compressed-tensors."""
+"""A recipe for vLLM: a checkpoint in the terms of compressed-tensors."""
 
 import re
 from typing import Any
@@ -15,7 +15,7 @@ from quantkit.schemes import ActivationScheme, KVCacheScheme, Strict, WeightSche
 from quantkit.specs import meant
 
 TUNING_STEPS = 64
-"""What `--tune` asks for."""
+"""The options that `--tune` sets."""
 AUTO_GROUP_SIZES = (128, 64, 32)
 HEAD = "lm_head"
 HEAD_GROUP = {
@@ -26,7 +26,7 @@ HEAD_GROUP = {
 
 
 class Group(Strict):
-    """Other numbers for some layers of a recipe."""
+    """A different scheme for some layers of a recipe."""
 
     targets: list[str]
     """Module names, or `re:` and a pattern."""
@@ -37,18 +37,18 @@ class Group(Strict):
 
 
 class Recipe(Named):
-    """A checkpoint in the words of compressed-tensors."""
+    """A checkpoint in the terms of compressed-tensors."""
 
     method: str
-    """How weights are chosen; see the table of methods."""
+    """How weights are quantised; see the table of methods."""
     weights: WeightScheme
-    """The numbers that weights are rounded to."""
+    """The number format of weights."""
     input_activations: ActivationScheme | None = None
-    """The numbers that inputs are rounded to; none leaves them in 16 bits."""
+    """The number format of inputs; none leaves them in 16 bits."""
     kv_cache: KVCacheScheme | None = None
-    """The numbers of keys and values; none leaves the cache to the serving engine."""
+    """The number format of keys and values; none leaves the cache to the serving engine."""
     groups: list[Group] = Field([])
-    """Layers with other numbers; if several groups name a layer, the first applies."""
+    """Layers with another scheme; if several groups name a layer, the first applies."""
     unquantised: list[str] = Field([])
     """Layers that stay in 16 bits by choice and count in the bits per weight, unlike `ignore`."""
     format: str = COMPRESSED_TENSORS
@@ -60,13 +60,13 @@ class Recipe(Named):
     options: dict[str, Any] = Field({})
     """Settings of the method."""
 
-    # Rules sit on fields, not on the whole, so that one broken field does not hide another.
+    # Rules are per field, so that one broken field does not hide another.
     @field_validator("method")
     @classmethod
     def _known(cls, method: str) -> str:
         if method not in methods.METHODS and method not in (known := methods.names()):
             raise ValueError(f"'{method}' is unknown; {meant(method, known)}")
-        methods.find(method)  # another package's may be broken
+        methods.find(method)  # another package's method may be broken
         return method
 
     @field_validator("weights")
@@ -135,7 +135,7 @@ class Recipe(Named):
 
     @classmethod
     def load(cls, name: str) -> "Recipe":
-        """A recipe by name, or from the user's own file; `+kv-fp8` and the like add to either."""
+        """A recipe by name, or from the user's own file; `+kv-fp8` and the like extend either."""
         base, addition = files.split_addition(name)
         if addition is not None:
             files.require_addition(addition)
@@ -168,7 +168,7 @@ class Recipe(Named):
         return Recipe.validated(self.model_dump() | added | {"name": name}, name)
 
     def in_format(self, format: str) -> "Recipe":
-        """The same numbers in files of another form, under a name that tells it."""
+        """The same scheme in another file format, under a name that says so."""
         if format not in FORMATS:
             raise UnknownName("format", format, FORMATS)
         if format == self.format:
@@ -188,30 +188,30 @@ class Recipe(Named):
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether the recipe learns from data."""
+        """Whether the recipe needs calibration data."""
         if self.kv_cache is not None:
             return True
         return any(part.learns for part in self.parts)
 
     @property
     def learns(self) -> bool:
-        """Whether these numbers come from data; of a recipe without groups."""
+        """Whether this scheme needs data; for a recipe without groups."""
         return methods.find(self.method).calibrated or self.has_static_inputs
 
     @property
     def parts(self) -> list["Recipe"]:
-        """A recipe for each kind of numbers; only this one, where there is one kind."""
+        """One recipe per scheme; only this one, where there is a single scheme."""
         if not self.groups:
             return [self]
         return [self._with(None), *(self._with(group) for group in self.groups)]
 
     @property
     def group_targets(self) -> list[list[str]]:
-        """The layers that parts after the first are for."""
+        """The layers that the parts after the first apply to."""
         return [group.targets for group in self.groups]
 
     def part(self, module: str) -> "Recipe":
-        """What counts for one layer: this recipe, or one with the numbers of a group."""
+        """The recipe for one layer: this one, or one with a group's scheme."""
         if not self.groups:
             return self
         return self._with(next((g for g in self.groups if _names(g.targets, module)), None))
@@ -229,7 +229,7 @@ class Recipe(Named):
 
     @property
     def has_static_inputs(self) -> bool:
-        """Whether activations have fixed scales, which are stored."""
+        """Whether activations have static scales, which are stored."""
         return self.input_activations is not None and self.input_activations.is_static
 
     @property
@@ -239,7 +239,7 @@ class Recipe(Named):
 
     @property
     def holds_out(self) -> bool:
-        """Whether some tokens judge instead of teaching."""
+        """Whether some tokens are held out for validation."""
         return bool(self.options.get("held_out", False))
 
     @property
@@ -254,12 +254,12 @@ class Recipe(Named):
 
     @property
     def distilling_passes(self) -> int:
-        """Times that all scales learn from the calibration tokens at the end; 0: they do not."""
+        """Final passes over the calibration tokens that tune all scales together; 0: none."""
         return int(self.options.get("distil", 0)) if self.propagates else 0
 
     @property
     def follows_source(self) -> bool:
-        """Whether the source's own states go along, to be compared with."""
+        """Whether the source's own states are kept for comparison."""
         return self.tuning_steps > 0 or self.distilling_passes > 0
 
     def tuned(self, steps: int = TUNING_STEPS) -> "Recipe":
@@ -277,9 +277,9 @@ class Recipe(Named):
         return bool(self.options.get("propagate", methods.find(self.method).propagates))
 
     def resolved(self, columns: dict[str, int]) -> tuple["Recipe", str]:
-        """This recipe with a concrete group size, and a word on the choice.
+        """This recipe with a concrete group size, and a note on the choice.
 
-        `columns` holds the width of every layer that the recipe means.
+        `columns` holds the width of every layer that the recipe targets.
         """
         if self.weights.strategy != "group" or self.weights.type == "float":
             return self, ""
@@ -326,7 +326,7 @@ class Recipe(Named):
         )
 
     def _decisive(self, content: dict[str, Any]) -> dict[str, Any]:
-        # So that recipes without these keep the digest they always had.
+        # So that recipes without these keep their old digest.
         usual: dict[str, Any] = {
             "kv_cache": None,
             "groups": [],
@@ -355,7 +355,7 @@ def _wrong_method(method: str, weights: WeightScheme) -> str:
 
 
 def _wrong_activations(weights: WeightScheme, activations: ActivationScheme | None) -> str:
-    """What vLLM does not compute with; empty where it does."""
+    """What vLLM does not support; empty where it does."""
     if activations is None:
         return ""
     if weights.type == "float" and weights.group_size is not None:

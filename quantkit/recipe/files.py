@@ -1,4 +1,4 @@
-"""Files of recipes as plain data, and what a plus behind a name adds."""
+"""Recipe files as plain data, and the additions after a plus sign."""
 
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,17 @@ ADDITIONS = {
     "kv-fp8-head": "keeps the KV cache in FP8 with a scale per head (vLLM with FlashAttention)",
     HEAD: "also rounds lm_head to 8-bit integers",
 }
-"""What can stand behind a recipe's name, after a plus."""
+"""What can be appended to a recipe's name after a plus."""
 
 
 def require_addition(name: str) -> None:
-    """Refuse what cannot stand behind a plus."""
+    """Refuse an unknown addition."""
     if name not in ADDITIONS:
         raise UnknownName("addition to a recipe", name, ADDITIONS)
 
 
 def split_addition(name: str) -> tuple[str, str | None]:
-    """A recipe's name or path, and what stands behind its last plus; a path may hold one too."""
+    """A recipe's name or path, and the addition after its last plus; a path may contain one too."""
     base, plus, addition = name.rpartition("+")
     if not plus or "/" in addition or addition.endswith((".yaml", ".yml")):
         return name, None
@@ -31,7 +31,7 @@ def split_addition(name: str) -> tuple[str, str | None]:
 
 
 def content(path: Path) -> dict[str, Any]:
-    """What a file says, as plain data."""
+    """The contents of a file, as plain data."""
     data = read_yaml(path, RecipeError)
     if not isinstance(data, dict):
         raise RecipeError(f"{path} is not a recipe: it must be a list of `key: value` lines")

@@ -13,14 +13,14 @@ BLOCK_TYPES = (
     "F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K",
     "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS",
 )  # fmt: skip
-"""What one tensor of a GGUF file can be stored in."""
+"""Types that a single tensor of a GGUF file can have."""
 GGUF_TYPES = (
     "F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S",
     "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS",
 )  # fmt: skip
-"""llama.cpp's mixtures of them that we write."""
+"""llama.cpp's mixtures of them that quantkit writes."""
 CONVERTED = "NVFP4"
-"""A file type that is only made from a checkpoint of the same numbers, by `convert --to gguf`."""
+"""A file type that is only made from a checkpoint with the same numbers, by `convert --to gguf`."""
 
 
 class GGUFRecipe(Named):
@@ -32,10 +32,10 @@ class GGUFRecipe(Named):
     """Types of single tensors, by patterns that match their GGUF names."""
 
     needs_calibration: ClassVar[bool] = False
-    """It learns from data where there is some, and does without where there is none."""
+    """Data is optional: it is used where available."""
 
     def tuned(self) -> "GGUFRecipe":
-        """No gradient moves blocks of llama.cpp's types."""
+        """Refused: gradients cannot tune llama.cpp's block types."""
         raise RecipeError(
             f"recipe {self.name} cannot be tuned: GGUF files have no gradient stage; leave out "
             "--tune, or take a recipe of GPTQ"

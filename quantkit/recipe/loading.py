@@ -1,4 +1,4 @@
-"""Recipes by name or from the user's own file, and what a plus behind either adds."""
+"""Recipes by name or from the user's own file, and additions after a plus sign."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What every file of `recipes/` has, and its digest."""
+"""The fields of every file in `recipes/`, and its digest."""
 
 import hashlib
 import json
@@ -13,22 +13,22 @@ from quantkit.specs import problems
 
 
 class Named(Strict):
-    """What every file of `recipes/` has."""
+    """The fields of every file in `recipes/`."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=80)
-    """The file's name without its ending."""
+    """The file's name without its suffix."""
     summary: str
     """One line: what it is for."""
     demo: bool = False
-    """Takes part in `quantkit demo`."""
+    """Included in `quantkit demo`."""
 
     def public(self) -> dict[str, Any]:
-        """What the recipe says, as plain data."""
+        """The recipe's contents, as plain data."""
         return self.model_dump(mode="json")
 
     @property
     def digest(self) -> str:
-        """A hash of everything that decides the result."""
+        """A hash of everything that affects the result."""
         content = self.model_dump(mode="json", exclude={"name", "summary", "demo"})
         canonical = json.dumps(self._decisive(content), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
@@ -38,7 +38,7 @@ class Named(Strict):
 
     @classmethod
     def validated(cls, data: dict[str, Any], where: str | Path) -> Self:
-        """A recipe from plain data that was found somewhere; every problem is listed."""
+        """A recipe from plain data; every problem is listed."""
         try:
             return cls.model_validate(data)
         except ValidationError as error:

@@ -1,1 +1,1 @@
-"""Triton kernels. Each has a torch twin that is its reference and serves the CPU."""
+"""Triton kernels. Each has a torch twin, which is its reference and runs on the CPU."""

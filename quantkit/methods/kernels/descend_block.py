@@ -1,10 +1,9 @@
 """One block of coordinate descent in one kernel; its torch twin is `methods.refine.descend_block`.
 
 As in `gptq_block`, a program keeps a tile of rows with all columns of the block in registers, and
-asks for what the next column needs before it works on the present one: the walk waits for nothing
-but its own arithmetic. With
-`scales` it fits each of those, too, right after the codes of its columns: what takes the twin some
-thirty small operations per block is then part of the same walk.
+prefetches what the next column needs: the loop waits only for its own arithmetic. With `scales` it
+also fits each scale right after the codes of its columns: what takes the twin some thirty small
+operations per block is then part of the same loop.
 """
 
 import torch
@@ -76,7 +75,8 @@ def _descend(  # type: ignore[no-untyped-def]
             plain = tl.where(here, number[:, None], plain)
             weighed += number[:, None] * gram[None, :]
             if (j + 1) % size == 0:
-                # The error is a parabola of the scale, too: its vertex, as far as it can be stored.
+                # The error is a parabola in the scale too: take its vertex, as far as it can be
+                # stored.
                 curve = tl.sum(plain * weighed, 1)
                 best = step - tl.div_rn(tl.sum(plain * slope, 1), tl.maximum(curve, 1e-30))
                 best = tl.where(curve > 0.0, best, step)
@@ -109,10 +109,11 @@ def descend_block(
     size: int = 0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Move the codes of one block in turn, each to its best; returns how far weights moved.
+    """Move each code of one block in turn to its best value; returns how far the weights moved.
 
-    `scales` are the stored ones, which `steps` has in float32, and zero points: with them each is
-    fitted to its codes, and changes in both. Each has `size` columns, all of them in the block.
+    `scales` are the stored scales, which `steps` holds in float32, and zero points: when given,
+    each scale is fitted to its codes and updated in both. Each covers `size` columns, all of them
+    in the block.
     """
     n_rows, n_columns = slope.shape
     moved = torch.empty(n_rows, n_columns, device=slope.device) if out is None else out

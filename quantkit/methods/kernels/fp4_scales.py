@@ -1,7 +1,7 @@
-"""The search for scales of FP4 in one read of the weight; its torch twin is `methods.scales.best`.
+"""The search for FP4 scales in one read of the weight; its torch twin is `methods.scales.best`.
 
 A program holds some rows of one tile and tries all scales on them, judged by the tile's own block
-of the Gram matrix. Products are those of bf16 numbers with float32 sums, as in the twin on a GPU.
+of the Gram matrix. Products are bf16 with float32 accumulation, as in the twin on a GPU.
 """
 
 import torch
@@ -51,7 +51,7 @@ def search(
     steps: range,
     limits: tuple[int, int],
 ) -> torch.Tensor:
-    """Of every tile the best of the scales whose codes are `steps` away from the given one's.
+    """For every tile, the best of the scales whose codes are `steps` away from the given code.
 
     `grams` is [tiles, size, size]; without a global scale the codes are MX's powers of two.
     """

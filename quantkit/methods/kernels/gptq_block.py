@@ -1,9 +1,9 @@
 """One block of GPTQ columns in one kernel; its torch twin is `methods.gptq.update_block`.
 
-A program keeps a tile of rows with all columns of the block in registers and walks over the
-columns, so that the block is read and written once instead of once a column. What the next column
-needs is asked for before the present one is worked on. Several weights of one shape, each with a
-factor of its own, are the second dimension of the grid.
+A program keeps a tile of rows with all columns of the block in registers and iterates over the
+columns, so that the block is read and written once instead of once per column. What the next column
+needs is prefetched. Several weights of one shape, each with its own factor, are the second
+dimension of the grid.
 """
 
 import torch
@@ -89,7 +89,7 @@ def update_block(
 ) -> torch.Tensor:
     """Round the columns of one block in turn; fills `chosen` and returns the scaled errors.
 
-    One weight [rows, columns], or several [weights, rows, columns] with a first dimension in all.
+    One weight [rows, columns], or several [weights, rows, columns] with a leading dimension in all.
     """
     if weight.ndim == 2:
         only = None if zero is None else zero[None]

@@ -1,7 +1,7 @@
-"""Sums and maxima of magnitudes by column in one read; the torch twin is `statistics.magnitudes`.
+"""Sums and maxima of magnitudes per column in one read; torch twin: `statistics.magnitudes`.
 
-A program goes down some rows of some columns; what programs found is put together afterwards. What
-is not a number shows in the Gram matrix.
+A program scans some rows of some columns; the partial results are combined afterwards. NaN shows up
+in the Gram matrix.
 """
 
 import torch
@@ -35,7 +35,7 @@ def _magnitudes(  # type: ignore[no-untyped-def]
 
 
 def magnitudes(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of every column of a matrix the sum of its magnitudes, and the largest."""
+    """The sum of magnitudes and the largest one, per column of a matrix."""
     n_rows, n_columns = flat.shape
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
     n_parts = max(1, triton.cdiv(n_rows, ROWS))

@@ -1,7 +1,7 @@
 """Rounding judged tile by tile in one read of the weight; the twins are in `quantize.rounding`.
 
-A program holds some rows of one tile. Rows with one scale each are cut into tiles as well, and the
-errors of a row's tiles are added up afterwards.
+A program holds some rows of one tile. Rows with one scale each are split into tiles as well, and
+the errors of a row's tiles are added up afterwards.
 """
 
 import torch
@@ -15,7 +15,7 @@ from quantkit.schemes import WeightScheme
 
 ROWS = 32
 JUDGED = 64
-"""Rows of a tile that are multiplied by its Gram matrix."""
+"""Rows of a tile that are multiplied by its Gram matrix at a time."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -33,7 +33,7 @@ def _round(  # type: ignore[no-untyped-def]
         low = tl.minimum(tl.min(smoothed, 1), 0.0)
         high = tl.maximum(tl.max(smoothed, 1), 0.0)
         # Times the inverse, as torch divides by a number: the largest weights of a tile without
-        # zero points lie half way between two numbers, and the last bit decides.
+        # zero points lie halfway between two numbers, and the last bit decides.
         if ZERO:
             scale = (high - low) * inverse
             scale = tl.where(scale == 0.0, empty, scale)
@@ -100,7 +100,7 @@ def _launch(
     bottom, top = grid.limits(scheme)
     inverse = (2.0 if scheme.symmetric else 1.0) / (top - bottom)
     n_scales = 1 if scale is None else scale.shape[1]
-    any_pointer = weight  # stands for what a variant does not read
+    any_pointer = weight  # placeholder for what a variant does not read
     scales = any_pointer if scale is None else scale.float().contiguous()
     zeros = any_pointer if zero_point is None else zero_point.float().contiguous()
     _round[(triton.cdiv(n_rows, ROWS), n_columns // size)](
@@ -154,7 +154,7 @@ def weighted_error(
 def smoothed_change(
     weight: torch.Tensor, smoothing: torch.Tensor, scheme: WeightScheme
 ) -> torch.Tensor:
-    """The change when columns are multiplied, rounded and divided again, in bf16."""
+    """The change in bf16 when columns are multiplied, rounded and divided again."""
     out = torch.empty_like(weight, dtype=torch.bfloat16)
     _launch(weight, scheme, out, _tile_size(weight, scheme), smoothing=smoothing)
     return out

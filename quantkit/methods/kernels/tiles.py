@@ -1,4 +1,4 @@
-"""What kernels that work tile by tile begin with: the rows of a program's tile, and its weights."""
+"""Shared prologue of tile-wise kernels: the rows of a program's tile, and its weights."""
 
 import triton
 import triton.language as tl
@@ -8,10 +8,10 @@ import triton.language as tl
 def tile_of(  # type: ignore[no-untyped-def]
     weight_ptr, n_rows, n_columns, ROWS: tl.constexpr, SIZE: tl.constexpr
 ):
-    """Rows, which of them exist, the tile's number, its elements' places, and its weights.
+    """Rows, which of them exist, the tile's number, its elements' offsets, and its weights.
 
-    Programs are numbered by blocks of rows, then by tile. Places take 64 bits, since a weight may
-    have more than 2^31 elements; rows that do not exist have zeros.
+    Programs are numbered by blocks of rows, then by tile. Offsets are 64-bit, since a weight may
+    have more than 2^31 elements; rows that do not exist are zeros.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tile = tl.program_id(1)
