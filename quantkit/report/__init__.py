@@ -1,1 +1,1 @@
-"""From scorecards to a comparison that people and programs decide by."""
+"""From scorecards to a comparison that people and programs can decide by."""

@@ -1,4 +1,4 @@
-"""Scores on their way into a checkpoint's model card, told apart by what was scored."""
+"""Scores for a checkpoint's model card, matched by what was scored."""
 
 from collections.abc import Sequence
 
@@ -16,18 +16,18 @@ from quantkit.scoring.scorecard import Score, Scorecard, Settings
 def of_document(
     manifest: Manifest | Foreign, document: Document, lm_eval: str | None = None
 ) -> Scored | None:
-    """What a report says of a checkpoint; None where it does not know it."""
+    """A report's scores of a checkpoint; None where the report does not know it."""
     found = next((e for e in document.candidates if e.digest == manifest.digest), None)
     if found is None:
         return None
-    # Which model others made theirs from is not on record: the report's source is the one.
+    # The source of other tools' checkpoints is not on record: the report's source is used.
     if isinstance(manifest, Manifest) and document.baseline.digest != manifest.source.fingerprint:
         return None
     return _of_entry(found, document.baseline, lm_eval)
 
 
 def of_evaluations(manifest: Manifest | Foreign, evaluations: Sequence[Evaluation]) -> list[Scored]:
-    """All scores of a checkpoint, oldest first, each beside its source's where that is there."""
+    """All scores of a checkpoint, oldest first, each with its source's where available."""
     own = [e for e in evaluations if e.card.digest == manifest.digest]
     return [
         _of_evaluation(evaluation, evaluations)
@@ -46,7 +46,8 @@ def scored(
     if evaluations and not found:
         raise ScoreError(_refusal(manifest, [evaluation.card for evaluation in evaluations]))
     if told is not None:
-        # A report compares with all its candidates: it goes before the same run's own file.
+        # A report compares with all its candidates: it takes precedence over the same run's own
+        # file.
         found = [run for run in found if not _same_run(run, told)] + [told]
     return found
 
@@ -56,7 +57,7 @@ def _same_run(one: Scored, other: Scored) -> bool:
 
 
 def _refusal(manifest: Manifest | Foreign, given: Sequence[Entry | Scorecard]) -> str:
-    """One sentence: what was looked for, and what is near it."""
+    """One sentence: what was looked for, and what comes close."""
     own = manifest.recipe.name if isinstance(manifest, Manifest) else manifest.declared.words
     near = [e for e in given if e.recipe == own] or [e for e in given if e.recipe]
     names = [f"{e.name} (digest {e.digest[:12]}, {e.created[:10]})" for e in (near or given)[:3]]
@@ -79,7 +80,7 @@ def _of_evaluation(evaluation: Evaluation, given: Sequence[Evaluation]) -> Score
     sources = [e for e in alike.values() if e.card.recipe is None]
     if len(sources) != 1:
         return _scored(card.scores, {}, {}, card.settings, card.created, lm_eval)
-    # With all that were scored alike, so that chances are corrected as in their report.
+    # With all that were scored alike, so that p-values are corrected as in their report.
     others = [e for e in alike.values() if e.card.recipe and e.card.name != card.name]
     document = Report.of([sources[0], evaluation, *others]).document
     entry = next(e for e in document.candidates if e.digest == card.digest)
@@ -103,7 +104,7 @@ def _scored(
     for name, score in scores.items():
         task, _, metric = name.rpartition("/")
         known = metrics.of(metric)
-        # Of a distribution over tokens its mean and its far end are enough.
+        # For a distribution over tokens, its mean and its tail are enough.
         if task not in settings.tasks or (known.against_source and known.detail):
             continue
         source = None if known.against_source else before.get(name)

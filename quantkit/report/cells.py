@@ -12,7 +12,7 @@ from quantkit.scoring.paired import ALPHA
 
 
 def change(report: Document, entry: Entry, name: str) -> Cell:
-    """Against the source, with the interval where answers are paired."""
+    """The change from the source, with the interval where answers are paired."""
     before, after = report.baseline.scores.get(name), entry.scores.get(name)
     if before is None or after is None:
         return unknown()
@@ -37,7 +37,7 @@ def change(report: Document, entry: Entry, name: str) -> Cell:
 
 
 def tone(is_worse: bool, is_real: bool) -> Literal["", "good", "bad"]:
-    """Colour only for what is shown to differ."""
+    """Colour only for significant differences."""
     if not is_real:
         return ""
     return "bad" if is_worse else "good"
@@ -70,7 +70,7 @@ def unknown() -> Cell:
 
 
 def worth(report: Document, entry: Entry) -> Cell:
-    """Why a candidate is worth a look, in a column of its own."""
+    """Why a candidate is worth a look, in its own column."""
     if report.recommended and entry.name == report.recommended.name:
         return Cell("recommended", 2, "good")
     return Cell("best of its size", 1) if entry.pareto else Cell("", 0)

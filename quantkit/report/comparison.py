@@ -1,4 +1,4 @@
-"""The report as data: one baseline, its candidates, and nothing that cannot be compared.
+"""The report as data: one baseline and its candidates, all of them comparable.
 
 The JSON form is a contract: later versions add keys and change none.
 """
@@ -26,11 +26,11 @@ class Report:
     baseline: Scorecard
     candidates: tuple[Scorecard, ...]
     findings: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
-    """By candidate, where answers one by one are known."""
+    """By candidate, where individual answers are known."""
     notes: tuple[str, ...] = ()
-    """What readers should know, in the words of whoever made the report."""
+    """Notes for readers, by whoever made the report."""
     speed: tuple[Speed, ...] = ()
-    """How fast they serve, where that was measured."""
+    """Serving speed, where it was measured."""
 
     @classmethod
     def of(cls, evaluations: Sequence[Evaluation], notes: tuple[str, ...] = ()) -> "Report":
@@ -46,7 +46,7 @@ class Report:
 
     @classmethod
     def compare(cls, cards: Sequence[Scorecard]) -> "Report":
-        """Put scorecards side by side, best first; refuse what is not comparable."""
+        """Compare scorecards, best first; refuse those that are not comparable."""
         baselines = [card for card in cards if card.recipe is None]
         if len(baselines) != 1:
             found = ", ".join(card.name for card in baselines) or "none"
@@ -76,14 +76,14 @@ class Report:
 
     @property
     def accuracy(self) -> str | None:
-        """The accuracy that tables show beside a headline of another kind: the first asked for."""
+        """The accuracy that tables show next to a headline of another kind: the first requested."""
         if metrics.of(self.headline).name == metrics.ACCURACY:
             return None
         asked = (f"{task}/{metrics.ACCURACY}" for task in self.baseline.settings.tasks)
         return next((key for key in asked if key in self.baseline.scores), None)
 
     def is_guessed(self, score: str) -> bool:
-        """Whether the source does no better than chance, so that changes say little."""
+        """Whether the source is no better than chance, so that changes mean little."""
         found = (f for findings in self.findings.values() for f in findings)
         return any(f.at_chance for f in found if f.score == score)
 
@@ -94,7 +94,7 @@ class Report:
 
     @cached_property
     def recommendation(self) -> Recommendation:
-        """The candidate to take, and why."""
+        """The recommended candidate, and why."""
         found = decision.recommend(self.baseline, self.candidates, self.headline, self.findings)
         return Recommendation(
             name=found.name, reason=found.reason, not_judged=list(found.not_judged)
@@ -132,7 +132,7 @@ class Report:
 
     @property
     def recommended(self) -> str | None:
-        """The candidate to take; None where none is shown to lose little."""
+        """The recommended candidate; None where none is shown to lose little."""
         return self.recommendation.name
 
     def table(self) -> str:
@@ -170,7 +170,9 @@ class Report:
 
 
 def _refuse_another(card: Scorecard, baseline: Scorecard) -> None:
-    """Stop at a checkpoint of another model; of others' only what both cards tell is known."""
+    """Refuse a checkpoint of another model; for other tools' checkpoints, as far as both
+    cards say.
+    """
     if card.source_fingerprint == baseline.digest:
         return
     if card.source_fingerprint or card.made is None or card.made.by_others is None:
@@ -184,7 +186,7 @@ def _refuse_another(card: Scorecard, baseline: Scorecard) -> None:
 
 
 def _taken_for(baseline: Scorecard, candidates: Sequence[Scorecard]) -> list[str]:
-    """What readers should know of checkpoints that others made."""
+    """Notes for readers about checkpoints that others made."""
     return [
         f"{card.name} was not made by quantkit ({card.made.by_others}). Its files do not say which "
         f"model it was made from: it is taken for one of {baseline.name} by architecture and "
@@ -195,7 +197,7 @@ def _taken_for(baseline: Scorecard, candidates: Sequence[Scorecard]) -> list[str
 
 
 def _once(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Each model once: runs of several machines bring the same source, scored again."""
+    """Each model once: runs of several machines contain the same source, scored again."""
     newest: dict[tuple[str, str], Evaluation] = {}
     for evaluation in evaluations:
         key = (evaluation.card.digest, evaluation.card.settings.model_dump_json())
@@ -206,7 +208,7 @@ def _once(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
 
 
 def headline_of(card: Scorecard) -> str:
-    """Perplexity per token where there is one, else the first score."""
+    """Perplexity per token if available, otherwise the first score."""
     if not card.scores:
         raise ScoreError(f"{card.name} has no scores")
     texts = (key for key in card.scores if metrics.of(key).name == metrics.PERPLEXITY)

@@ -1,8 +1,8 @@
-"""Where a candidate breaks first: of all that was compared, what lost most for certain.
+"""Where a candidate breaks first: of everything compared, what certainly lost most.
 
-Scores have unlike units, so losses are told as shares of what the source has: of right answers, or
-of perplexity. They are ordered by the end of the interval that lies nearest to no loss at all: what
-is lost at least. A score whose interval holds no loss has not been shown to break.
+Scores have different units, so losses are relative to the source: of right answers, or of
+perplexity. They are ordered by the end of the interval that is closest to no loss: the certain
+part. A score whose interval includes no loss has not been shown to break.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from quantkit.scoring.scorecard import Score
 
 TITLE = "Where it breaks first"
 FEWEST = 3
-"""Compared scores; of two, the tables above say it."""
+"""Fewest compared scores; for two, the tables above are enough."""
 SIGMAS = 1.96
 HEADINGS = ("model", "breaks first", "then", "tokens until they differ", "same answers")
 CAPTION = (
@@ -34,7 +34,7 @@ class Loss:
 
     score: str
     least: float
-    """As a share of what the source has, at least."""
+    """Relative to the source, at least."""
     told: str
     """The change with its interval."""
 
@@ -75,7 +75,7 @@ def _of_share(report: Document, one: Comparison) -> Loss | None:
 
 
 def is_told(report: Document) -> bool:
-    """Whether there is more to tell than two scores."""
+    """Whether there are enough scores to show this."""
     compared = {
         comparison.score
         for entry in report.candidates
@@ -88,7 +88,7 @@ def is_told(report: Document) -> bool:
 
 
 def rows(report: Document) -> list[list[str]]:
-    """One row a candidate, under `HEADINGS`; nothing where there is little to tell."""
+    """One row per candidate, under `HEADINGS`; empty where there are too few scores."""
     if not is_told(report):
         return []
     found = []
@@ -135,7 +135,7 @@ def parts(report: Document) -> list[str | Markup]:
 
 
 def _first(entry: Entry, metric: str) -> Score | None:
-    """Of the first task that has such a score."""
+    """From the first task that has such a score."""
     return next((s for key, s in entry.scores.items() if metrics.of(key).name == metric), None)
 
 

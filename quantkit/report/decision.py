@@ -19,9 +19,9 @@ from quantkit.scoring.scorecard import Scorecard
 from quantkit.storage import gib
 
 MOST_GROWTH = 0.03
-"""Of a perplexity, in a candidate that is recommended."""
+"""Largest increase of a perplexity in a recommended candidate."""
 MOST_DROP = 0.01
-"""Of an accuracy, as a fraction of the questions."""
+"""Largest drop of an accuracy, as a fraction of the questions."""
 MOST_NAMED = 4
 """Scores that a sentence names one by one."""
 CONFIDENCE = 1 - ALPHA
@@ -36,12 +36,12 @@ class Answer(Enum):
 
 @dataclass(frozen=True)
 class Judgement:
-    """One score of one candidate, held against its limit."""
+    """One score of one candidate, compared with its limit."""
 
     score: str
     answer: Answer
     reason: str = ""
-    """What is missing, where the answer is open, or why nothing can be judged."""
+    """What is missing where the answer is open, or why nothing can be judged."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class Decision:
     name: str | None
     reason: str
     not_judged: tuple[str, ...] = ()
-    """Scores and tasks that the decision says nothing about, each with why."""
+    """Scores and tasks that the decision does not cover, each with the reason."""
 
 
 def front(cards: Sequence[Scorecard], metric: str) -> set[str]:
     """Names of candidates that no other one beats in both size and quality."""
     best: float | None = None
     found = set()
-    # By size, and the better one first where sizes are the same.
+    # By size, and the better one first where sizes are equal.
     for card in sorted(cards, key=lambda c: (c.size_bytes, loss(c, metric))):
         if best is None or loss(card, metric) < best:
             best = loss(card, metric)
@@ -67,7 +67,7 @@ def front(cards: Sequence[Scorecard], metric: str) -> set[str]:
 
 
 def loss(card: Scorecard, metric: str) -> float:
-    """A score turned such that less is better."""
+    """A score as a loss: lower is better."""
     score = card.scores[metric]
     return -score.value if score.higher_is_better else score.value
 
@@ -125,7 +125,7 @@ def recommend(
 
 
 def judge(key: str, baseline: Scorecard, card: Scorecard, findings: Sequence[Finding]) -> Judgement:
-    """Hold one score against its limit: by paired answers where there are some."""
+    """Compare one score with its limit: by paired answers where available."""
     finding = next((f for f in findings if f.score == key), None)
     if finding is None:
         return _unpaired(key, baseline, card)
@@ -211,14 +211,14 @@ def _unpaired(key: str, baseline: Scorecard, card: Scorecard) -> Judgement:
 
 
 def _answer(least: float, most: float, limit: float) -> Answer:
-    """By the ends of an interval of what was lost."""
+    """By the ends of the interval of the loss."""
     if most <= limit:
         return Answer.WITHIN
     return Answer.BEYOND if least > limit else Answer.OPEN
 
 
 def _worst(answer: Answer, short: str) -> Answer:
-    """Too little evidence shows no quality; a loss beyond the limit it may show."""
+    """Too little evidence cannot show quality, but may show a loss beyond the limit."""
     return Answer.OPEN if short and answer is Answer.WITHIN else answer
 
 
@@ -246,7 +246,7 @@ def _n_open(found: Sequence[Judgement]) -> int:
 
 
 def _void(verdicts: Mapping[str, Sequence[Judgement]]) -> list[str]:
-    """What no candidate could be judged by; the reasons are those of the source."""
+    """Scores that no candidate could be judged by; the reasons are those of the source."""
     every = (one for found in verdicts.values() for one in found if one.answer is Answer.VOID)
     return list(dict.fromkeys(f"{one.score} ({one.reason})" for one in every))
 

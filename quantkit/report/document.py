@@ -1,6 +1,6 @@
 """The report as a file: what programs read, with a published schema.
 
-Versions only add keys: 1 had none of those that have a default here.
+Versions only add keys: version 1 had none of those that have a default here.
 """
 
 from pathlib import Path
@@ -26,20 +26,20 @@ class Record(BaseModel):
 
 
 class Comparison(Record):
-    """One score of a candidate against the source's, from answers one by one."""
+    """One score of a candidate against the source's, from individual answers."""
 
     score: str
     """Such as `mmlu/acc` or `wikitext/perplexity`."""
     n_questions: int | None = None
-    """Of an accuracy ..."""
+    """For an accuracy ..."""
     gained: int | None = None
     """... those that only the candidate gets right ..."""
     lost: int | None = None
-    """... and those that only the source does."""
+    """... and those that only the source gets right."""
     difference: float | None = None
-    """Candidate less source, as a fraction of all questions."""
+    """Candidate minus source, as a fraction of all questions."""
     n_documents: int | None = None
-    """Of a perplexity ..."""
+    """For a perplexity ..."""
     n_tokens: int | None = None
     ratio: float | None = None
     """... candidate over source."""
@@ -47,12 +47,12 @@ class Comparison(Record):
     """The 95% interval of the difference or ratio; None with too few documents."""
     high: float | None
     intervals: dict[str, list[float]] = {}
-    """Of a ratio: low and high by confidence, such as `0.99`."""
+    """For a ratio: low and high by confidence, such as `0.99`."""
     p_value: float
     adjusted_p: float
-    """After Holm's correction over all candidates: for what is shown to differ, not for limits."""
+    """After Holm's correction over all candidates: for significance, not for limits."""
     source_at_chance: bool = False
-    """The source does no better than guessing."""
+    """The source is no better than guessing."""
     verdict: str
 
 
@@ -64,11 +64,11 @@ class Entry(Record):
     """None for the source."""
     format: str
     digest: str
-    """Of the files that were scored; a report is believed by it, not by where it lies."""
+    """Digest of the scored files; a report is matched by it, not by its location."""
     size_bytes: int
-    """Of all tensors: what a GPU has to hold."""
+    """Size of all tensors: what a GPU has to hold."""
     size_ratio: float | None = None
-    """Over the source's."""
+    """Relative to the source's size."""
     bits_per_weight: float
     scores: dict[str, Score]
     """By `<task>/<metric>`."""
@@ -77,7 +77,7 @@ class Entry(Record):
     created: str
     made: Made | None = None
     verified: Verified | None = None
-    """What a serving engine did with it, where that was tried."""
+    """How a serving engine handled it, where that was tried."""
     comparisons: list[Comparison] = []
     pareto: bool = False
     """No other candidate is both smaller and better."""
@@ -90,7 +90,7 @@ class Entry(Record):
 
 
 class Speed(Record):
-    """How fast one of the models served, as `quantkit bench` measured it; medians and tails."""
+    """How fast one of the models served, as measured by `quantkit bench`; medians and tails."""
 
     model: str
     """The name of the source or a candidate."""
@@ -99,28 +99,28 @@ class Speed(Record):
     hardware: str
     """GPUs, or the processor where there were none."""
     setting: dict[str, str] = {}
-    """Serving flags; what is not named is the engine's default."""
+    """Serving flags; others have the engine's defaults."""
     load: str
-    """Users or requests a second."""
+    """Users or requests per second."""
     workload: str
     """Tokens of prompts and answers, or what was replayed."""
     n_requests: int
     n_failed: int
-    """In none of the figures below."""
+    """Not included in the figures below."""
     requests_per_s: float
     output_tokens_per_s: float
     ttft_p50_s: float | None = None
-    """To the first token, from when the request was due."""
+    """Time to first token, from when the request was due."""
     ttft_p99_s: float | None = None
     tpot_p50_s: float | None = None
-    """Per output token after the first."""
+    """Time per output token after the first."""
     tpot_p99_s: float | None = None
     e2e_p50_s: float | None = None
     e2e_p99_s: float | None = None
     cold_start_s: float | None = None
     gpu_peak_bytes: int | None = None
     kv_tokens: int | None = None
-    """Tokens that the KV cache holds."""
+    """Capacity of the KV cache in tokens."""
     cost_per_million_output: float | None = None
 
 
@@ -130,7 +130,7 @@ class Recommendation(Record):
     name: str | None
     reason: str
     not_judged: list[str] = []
-    """Scores and tasks that the choice says nothing about, each with why."""
+    """Scores and tasks that the choice does not cover, each with the reason."""
 
 
 class Document(Record):
@@ -140,16 +140,16 @@ class Document(Record):
     headline: str | None = None
     """The score that candidates are ordered by."""
     accuracy: str | None = None
-    """The accuracy shown beside it."""
+    """The accuracy shown next to it."""
     baseline: Entry
     groups: dict[str, list[str]] = {}
-    """Groups of tasks and the tasks that they hold."""
+    """Groups of tasks and their tasks."""
     candidates: list[Entry]
     recommended: Recommendation | None = None
     notes: list[str] = []
-    """What readers should know."""
+    """Notes for readers."""
     speed: list[Speed] = []
-    """Of those models that were measured."""
+    """Speeds of those models that were measured."""
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json", by_alias=True)

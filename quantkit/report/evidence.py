@@ -1,4 +1,4 @@
-"""Which scores a candidate is judged by, and how little evidence is too little to judge at all."""
+"""Which scores a candidate is judged by, and how much evidence that takes."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,21 +10,22 @@ from quantkit.scoring.scorecard import Score
 
 @dataclass(frozen=True)
 class Floor:
-    """The least that a judgement may rest on, however narrow its interval is."""
+    """The minimum evidence for a judgement, however narrow its interval is."""
 
     documents: int = 0
     tokens: int = 0
-    """Of a perplexity."""
+    """For a perplexity."""
     positions: int = 0
-    """Of a divergence from the source."""
+    """For a divergence from the source."""
     questions: int = 0
 
 
 FLOOR = Floor(documents=20, tokens=5_000, positions=2_000, questions=200)
-"""Of a recommendation, and of the policies that ship. Intervals take documents for a sample of what
-a model will read; a handful of them is none. Twenty is where the intervals of a perplexity were
-found to hold (docs/design.md); some 200 questions rule out a drop of 2 points where not one answer
-changes, and fewer never do."""
+"""For a recommendation, and in the policies that ship. Intervals treat documents as a sample of
+what a model will read; a handful is not a sample. Twenty is where the intervals of a perplexity
+were found to hold (docs/design.md); some 200 questions rule out a drop of 2 points where not one
+answer changes, and fewer never do.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Counted:
         n_tokens: int | None = None,
         n_questions: int | None = None,
     ) -> "Counted":
-        """By what a paired comparison counted, else by the scores themselves."""
+        """Counts of a paired comparison, otherwise those of the scores themselves."""
         metric, score = metrics.of(key), scores.get(key)
         n = None if score is None else score.n
         if not metric.is_per_token:
@@ -56,9 +57,9 @@ class Counted:
         return cls(documents, positions=n)
 
     def shortage(self, floor: Floor) -> str:
-        """Why a score has too little behind it: `rests on ...`; nothing where it is enough.
+        """Why a score has too little evidence: `rests on ...`; empty where it is enough.
 
-        An unknown number of documents is too few of them: scores say it, or answers do.
+        An unknown number of documents counts as too few: scores or answers must state it.
         """
         if self.questions is not None:
             pairs = [("questions", self.questions)]
@@ -81,14 +82,14 @@ class Counted:
 def judged(
     tasks: Iterable[str], groups: Mapping[str, Sequence[str]], known: Collection[str]
 ) -> Iterator[tuple[str, list[str]]]:
-    """Every task that was asked for, with the scores that it is judged by.
+    """Every requested task, with the scores that it is judged by.
 
     All its perplexities and accuracies, `acc` and `acc_norm` alike: they read the same answers in
     two ways, and either may be the one that a task is known by. A group is judged by its own score,
     not by each of its tasks: MMLU's 57 subjects have about a hundred questions each, too few to
     rule out a drop of a few points in any one, and of 57 bounds of 95% an honest candidate breaks
-    one or two by chance. Who cares about one subject asks for it by name. Only a group that has no
-    score of its own is judged by those of its tasks.
+    one or two by chance. To judge one subject, request it by name. Only a group that has no score
+    of its own is judged by those of its tasks.
     """
     each = (*metrics.paired_by(metrics.LOSSES), *metrics.paired_by(metrics.ANSWERS))
     for task in tasks:

@@ -1,4 +1,4 @@
-"""Which GPUs run a scored model, as the one table of support has it."""
+"""Which GPUs run a scored model, from the table in `hardware.support`."""
 
 from quantkit.hardware import support
 from quantkit.scoring.scorecard import Made, Scorecard
@@ -18,7 +18,7 @@ def runs_on(card: Scorecard) -> str | None:
 
 
 def _of_old(made: Made) -> str:
-    """The format by what score files of old say of it."""
+    """The format, from what old score files record."""
     if made.activation_bits is None:
         return "w4a16" if made.weight_bits == 4 else "w8a16"
     if made.weight_type == "int":

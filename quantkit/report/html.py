@@ -97,7 +97,7 @@ def _listed(names: Sequence[str], most: int = 5) -> str:
 
 
 def _table(report: Document) -> Markup:
-    """One row a model, the source first: what to decide by."""
+    """One row per model, the source first: what to decide by."""
     columns = [
         Column("Model"),
         Column("Size", numeric=True, note="of source"),
@@ -153,7 +153,7 @@ def _row(
 
 
 def _more(report: Document) -> Markup:
-    """What is good to know of each besides quality."""
+    """What else is worth knowing about each, besides quality."""
     proven = any(entry.verified for entry in report.candidates)
     columns = [
         Column("Model"),
@@ -195,7 +195,7 @@ def _more(report: Document) -> Markup:
 
 
 def _verdicts(report: Document) -> list[str | Markup]:
-    """A table for each score that was asked for: what answers one by one say."""
+    """A table per requested score: the verdicts from individual answers."""
     parts: list[str | Markup] = []
     columns = [Column("Model"), Column("Against the source"), Column("p", True, "adjusted")]
     for score in dict.fromkeys(c.score for c in _comparisons(report)):

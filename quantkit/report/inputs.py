@@ -15,10 +15,10 @@ from quantkit.scoring.made import made
 
 
 def read(paths: Sequence[Path]) -> list[Evaluation]:
-    """Evaluations of score files and folders of them.
+    """Evaluations from score files and folders of them.
 
-    Checkpoint folders among the paths tell how a checkpoint was made, where a score file of old
-    does not, and what an engine did with it; they are told apart by digests.
+    Checkpoint folders among the paths add how a checkpoint was made, where an old score file does
+    not say, and how an engine handled it; they are matched by digests.
     """
     folders = [path for path in paths if path.is_dir() and is_checkpoint(path)]
     manifests = {found.digest: found for found in map(Manifest.read, folders)}

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from quantkit.scoring.scorecard import LayerError
 
 FAR_OFF = 1e6
-"""Stands for any number of times, where others have no error at all."""
+"""Stands for an infinite ratio, where others have no error at all."""
 BLOCK = re.compile(r"\.(\d+)\.(.+?)(?:\.weight)?$")
 
 
 @dataclass(frozen=True)
 class Grid:
-    """One value for each kind of linear in each block; None where there is none."""
+    """One value per kind of linear and block; None where there is none."""
 
     kinds: list[str]
     blocks: list[str]
     values: list[list[float | None]]
     is_output: bool
-    """Errors of outputs, which only calibrated recipes know; otherwise of weights."""
+    """Output errors, which only calibrated recipes know; otherwise weight errors."""
     outside: str
     """Layers outside the blocks, in words."""
 
@@ -45,7 +45,7 @@ def ranked(candidate: str, layers: Mapping[str, LayerError]) -> list[Worst]:
 
 
 def grid(layers: Mapping[str, LayerError]) -> Grid:
-    """Layers by the number of their block and their kind; of many experts the worst counts."""
+    """Layers by block number and kind; of many experts the worst counts."""
     errors, is_output = _errors(layers)
     placed: dict[tuple[str, str], float] = {}
     outside = []
@@ -67,9 +67,9 @@ def grid(layers: Mapping[str, LayerError]) -> Grid:
 
 
 def outliers(layers: Mapping[str, LayerError]) -> dict[tuple[str, str], float]:
-    """How many times as far off each layer is as the others of its kind, by block and kind.
+    """Each layer's error as a multiple of the median for its kind, by block and kind.
 
-    Against their median. Of errors themselves: those of outputs are kept as squares.
+    Errors, not their squares: output errors are stored as squares.
     """
     errors, is_output = _errors(layers)
     members: dict[str, list[tuple[str, float]]] = {}
@@ -91,13 +91,15 @@ def outliers(layers: Mapping[str, LayerError]) -> dict[tuple[str, str], float]:
 
 
 def _place(name: str) -> tuple[str, str] | None:
-    """A layer's block and kind, such as `3` and `mlp.experts.down_proj`; None outside of blocks."""
+    """A layer's block and kind, such as `3` and `mlp.experts.down_proj`; None outside the
+    blocks.
+    """
     found = BLOCK.search(name)
     return (found[1], re.sub(r"\.\d+(?=\.)", "", found[2])) if found else None
 
 
 def _errors(layers: Mapping[str, LayerError]) -> tuple[dict[str, float], bool]:
-    """Errors of outputs where all are known, otherwise of weights."""
+    """Output errors where all are known, otherwise weight errors."""
     outputs = {name: layer.output for name, layer in layers.items() if layer.output is not None}
     if len(outputs) == len(layers):
         return outputs, True

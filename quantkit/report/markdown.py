@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from quantkit.report.comparison import Report
 
 MOST_LINES = 60
-"""What a comment on a pull request may take."""
+"""The size limit of a comment on a pull request."""
 MOST_SPEEDS = 10
 
 
 def render(whole: Report) -> str:
-    """A table with a heading, and what was measured how; the best candidates if there are many."""
+    """A table with a heading, and how it was measured; only the best if there are many
+    candidates.
+    """
     for n_shown in range(min(len(whole.candidates), MOST_LINES), 0, -1):
         text = _render(whole, whole.best(n_shown))
         if text.count("\n") <= MOST_LINES:
@@ -48,7 +50,7 @@ def _render(whole: Report, report: Report) -> str:
 
 
 def _verdicts(report: Report) -> list[str]:
-    """Comparisons of what was asked for in words, then those of groups in a table."""
+    """Comparisons of requested scores in words, then those of groups in a table."""
     lines: list[str] = []
     for score, sentences in table.verdicts(report).items():
         told = [f"- {_safe(name)}: {words}" for name, words in sentences]
@@ -67,7 +69,7 @@ def _verdicts(report: Report) -> list[str]:
 
 
 def _damage(report: Report) -> list[str]:
-    """What each loses most of, for certain."""
+    """What each candidate certainly loses most of."""
     rows = damage.rows(report.document)
     if not rows:
         return []
@@ -84,7 +86,7 @@ def _damage(report: Report) -> list[str]:
 
 
 def _speed(report: Report) -> list[str]:
-    """How fast they serve, and not too many of them."""
+    """Serving speed, limited to a few rows."""
     rows = speed.rows(report.speed)
     if not rows:
         return []
@@ -110,7 +112,7 @@ def _how(report: Report) -> str:
 
 
 def _how_sure(report: Report) -> str:
-    """What an accuracy's difference has to exceed before it means anything."""
+    """What an accuracy's difference has to exceed to mean anything."""
     if report.accuracy is None:
         return ""
     score = report.baseline.scores[report.accuracy]
@@ -123,7 +125,7 @@ def _line(cells: list[str]) -> str:
 
 
 def _safe(text: str) -> str:
-    """A model's name is somebody else's text: no markup, no new columns."""
+    """A model's name is untrusted text: no markup, no new columns."""
     for mark in "\\`*_[]<>|":
         text = text.replace(mark, f"\\{mark}" if mark != "<" else "&lt;")
     return " ".join(text.split())

@@ -1,4 +1,4 @@
-"""The pictures of a report's page."""
+"""The figures of a report's page."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from quantkit.report import cells, layers
 from quantkit.report.document import Document, Entry
 
 SHOWN = 8
-"""Candidates that a picture has room for; all are in tables."""
+"""Candidates that fit into a figure; tables have all of them."""
 SERIES = 6
 MAPS = 4
 WORST = 30
@@ -122,14 +122,14 @@ def divergence(report: Document) -> list[str | Markup]:
 
 
 def _pictured(report: Document, most: int, among: Sequence[Entry]) -> list[Entry]:
-    """Candidates that get a picture: the recommended one, the front, then the best."""
+    """Candidates shown in figures: the recommended one, the front, then the best."""
     chosen = report.recommended.name if report.recommended else None
     ranked = sorted(among, key=lambda e: (e.name != chosen, not e.pareto))[:most]
     return [entry for entry in among if entry in ranked]
 
 
 def layer_maps(report: Document) -> list[str | Markup]:
-    """The worst layers of all, and a map of the errors of some candidates."""
+    """The worst layers overall, and a map of the errors of some candidates."""
     known = [entry for entry in report.candidates if entry.made and entry.made.layers]
     if not known:
         return []
@@ -148,7 +148,7 @@ def layer_maps(report: Document) -> list[str | Markup]:
             [[w.layer, w.candidate, Cell(f"{w.error:.2e}", w.error), w.what] for w in worst],
         ),
     ]
-    # Errors of weights alone look the same all over.
+    # Weight errors alone look the same everywhere.
     told = [entry for entry in known if entry.made and layers.grid(entry.made.layers).is_output]
     for entry in _pictured(report, MAPS, told or known):
         if entry.made is None:

@@ -1,4 +1,4 @@
-"""How fast models serve, beside how good they are: measurements of `quantkit bench` in a report."""
+"""Serving speed next to quality: measurements of `quantkit bench` in a report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SEARCHABLE = 8
 
 
 def joined(report: Report, benches: Sequence[Bench]) -> Report:
-    """A report with speeds of its models; what is of others is said, not shown."""
+    """A report with the speeds of its models; those of other models are only mentioned."""
     names = {card.digest: card.name for card in (report.baseline, *report.candidates)}
     found: list[Speed] = []
     strangers: dict[str, None] = {}
@@ -42,7 +42,7 @@ def joined(report: Report, benches: Sequence[Bench]) -> Report:
         for name in strangers
     ]
     order = [card.name for card in (report.baseline, *report.candidates)]
-    found.sort(key=lambda one: order.index(one.model))  # stable: loads stay in their order
+    found.sort(key=lambda one: order.index(one.model))  # stable: loads keep their order
     return replace(report, speed=tuple(found), notes=(*report.notes, *notes))
 
 
@@ -87,7 +87,7 @@ def rows(speeds: Sequence[Speed]) -> list[list[str]]:
 
 
 def how(speeds: Sequence[Speed]) -> str:
-    """Where they were measured, in a sentence."""
+    """How they were measured, in a sentence."""
     where = dict.fromkeys(
         f"{one.engine} {one.engine_version or ''}".strip() + f" on {one.hardware}" for one in speeds
     )
@@ -111,7 +111,7 @@ def _ms(seconds: float | None) -> str:
 
 
 def parts(report: Document) -> list[str | Markup]:
-    """For the page: a table, and quality against speed for the load that most were measured at."""
+    """For the page: a table, and quality against speed at the most common load."""
     if not report.speed:
         return []
     columns = [

@@ -19,7 +19,7 @@ NARROW_TITLES = ("model", "size", "of\nsource", "bits/\nweight")
 
 
 def titles(report: Report, narrow: bool = False) -> list[str]:
-    """Column headings; narrow ones take some lines, so that all columns fit into 80 characters."""
+    """Column headings; narrow ones wrap, so that all columns fit into 80 characters."""
     scores = [report.headline, "change", *([report.accuracy] if report.accuracy else [])]
     if narrow:
         return [*NARROW_TITLES, *map(_narrow, scores)]
@@ -35,7 +35,7 @@ def rows(report: Report, narrow: bool = False) -> list[list[str]]:
 
 
 def _divergence(report: Report) -> list[str]:
-    """What is known of every candidate's distance from the source."""
+    """Every candidate's known distance from the source."""
     task = report.headline.partition("/")[0]
     return [
         name
@@ -63,7 +63,7 @@ def _narrow(title: str) -> str:
 
 
 def _mark(report: Report, card: Scorecard) -> str:
-    """A star for what nothing beats in both size and quality."""
+    """A star for candidates that none beats in both size and quality."""
     return " *" if len(report.candidates) > 1 and card.name in report.front else ""
 
 
@@ -77,7 +77,7 @@ def advice(report: Report) -> list[str]:
 
 
 def proven(report: Report) -> list[str]:
-    """What serving engines did with candidates, those of one kind in one sentence."""
+    """How serving engines handled candidates, grouped by result."""
     found: dict[str, list[str]] = {}
     for card in report.candidates:
         if card.verified is not None:
@@ -100,7 +100,7 @@ def _row(report: Report, card: Scorecard) -> list[str]:
 
 
 def _change(report: Report, card: Scorecard) -> str:
-    """Of perplexity in percent, of a share of right answers in points, as limits are told."""
+    """Perplexity in percent, accuracy in points, as for limits."""
     score, before = card.scores[report.headline], report.baseline.scores[report.headline]
     if score.higher_is_better:
         return f"{100 * (score.value - before.value):+.1f} points"
@@ -108,7 +108,7 @@ def _change(report: Report, card: Scorecard) -> str:
 
 
 def verdicts(report: Report) -> dict[str, list[tuple[str, str]]]:
-    """What was found of the tasks that were asked for, by score: candidates and sentences."""
+    """Findings for the requested tasks, by score: candidates and sentences."""
     found: dict[str, list[tuple[str, str]]] = {}
     for card in report.candidates:
         for finding in report.findings.get(card.name, ()):
@@ -119,7 +119,7 @@ def verdicts(report: Report) -> dict[str, list[tuple[str, str]]]:
 
 
 def groups(report: Report) -> tuple[list[str], list[list[str]]] | None:
-    """Changes of accuracy by group of tasks, where groups lie below what was asked for."""
+    """Changes of accuracy per group of tasks, where requested tasks contain groups."""
     names: dict[str, None] = {}
     found = []
     for card in report.candidates:

@@ -1,1 +1,1 @@
-"""Is a checkpoint what its manifest and recipe say? No serving engine is needed to tell."""
+"""Checks that a checkpoint is what its manifest and recipe say, without a serving engine."""

@@ -1,8 +1,8 @@
 """Every check of a checkpoint, and a list of every fault.
 
 Loading proves little: engines load a checkpoint with a missing scale and write garbage. So the
-stored tensors are compared with the exact set that the recipe demands, files with their hashes,
-and the weights, read back, with the source.
+stored tensors are compared with the exact set that the recipe demands, files with their hashes, and
+the weights, read back, with the source.
 """
 
 import math
@@ -32,11 +32,12 @@ from quantkit.verification import gguf, scales, side_files
 if TYPE_CHECKING:
     from quantkit.gguf.requantize import FileLayout
 
-# Calibrated methods may move weights further where inputs are quiet: what counts is the output.
+# Calibrated methods may move weights further where inputs are small: the output is what counts.
 MAX_OUTPUT_ERROR = 0.25
 FAR_OFF = 0.9
-"""Of any weight as it is stored, with the scales that were folded into it: that of a swapped one is
-1.4. Without them columns whose inputs are quiet would count as much as those that matter."""
+"""Limit for any weight as stored, with the scales that were folded into it: a swapped one has 1.4.
+Without them columns with small inputs would count as much as those that matter.
+"""
 ERROR_TOLERANCE = 1e-3
 
 
@@ -66,7 +67,7 @@ class Verification:
         }
 
     def record(self, check: str, faults: list[str]) -> None:
-        """Note the outcome of one check."""
+        """Record the outcome of one check."""
         if faults:
             self.faults += [f"{check}: {fault}" for fault in faults]
         else:
@@ -80,9 +81,9 @@ def verify(
     trust_remote_code: bool = False,
     read_weights: bool = True,
 ) -> Verification:
-    """Check a checkpoint folder; without `source`, the one that its manifest names is sought.
+    """Check a checkpoint folder; without `source`, the one that its manifest names is looked for.
 
-    Without `read_weights` files, config and tensors are checked, and no source is needed.
+    Without `read_weights` only files, config and tensors are checked, and no source is needed.
     """
     progress = progress or Silent()
     result = Verification(path)
@@ -216,7 +217,7 @@ def expected_plan(
 
 
 def _find_source(manifest: Manifest, result: Verification) -> ModelSource | None:
-    """The source by the name in the manifest: a folder here, or a model in the hub's cache."""
+    """The source by the name in the manifest: a local folder, or a model in the hub's cache."""
     name = manifest.source.name
     try:
         return open_model(name, manifest.source.revision, cached_only=True, requantize=True)
@@ -230,7 +231,7 @@ def _find_source(manifest: Manifest, result: Verification) -> ModelSource | None
 
 
 def source_of(manifest: Manifest, trust_remote_code: bool = False) -> ModelSource | None:
-    """The very model that a checkpoint was made from, where it is at hand."""
+    """The exact model that a checkpoint was made from, if available."""
     name, revision = manifest.source.name, manifest.source.revision
     try:
         found = open_model(name, revision, trust_remote_code, cached_only=True, requantize=True)
@@ -376,7 +377,7 @@ def _value_faults(
 
 
 def _is_folded(values: torch.Tensor, original: torch.Tensor, scale: torch.Tensor | None) -> bool:
-    """Whether a parameter is the source's divided by a folded scale, up to its type's rounding."""
+    """Whether a parameter is the source's divided by a folded scale, up to its dtype's rounding."""
     if scale is None:
         return False
     # Norms of some families multiply by 1 + w: what was divided is then 1 + w.

@@ -1,4 +1,4 @@
-"""Verifies a folder by what is known of it: one of ours by its manifest, others by their config."""
+"""Verifies a folder: ours by its manifest, others by their config."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def verify(
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether a folder is a quantised model without a manifest of ours."""
+    """Whether a folder is a quantised model without a quantkit manifest."""
     if is_checkpoint(path) or not (path / "config.json").is_file():
         return False
     return method_of(read_config(path)) is not None

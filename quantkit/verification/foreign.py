@@ -1,7 +1,7 @@
-"""Every check of a checkpoint that others made, of which nothing but its own config is known.
+"""Every check of a checkpoint made by other tools, of which only its config is known.
 
-The stored tensors are held against what the config declares, layer by layer, the numbers against
-what they can be, and, with the source at hand, each layer's error against what such numbers cost.
+The stored tensors are compared with what the config declares, layer by layer, the numbers with what
+they can be, and, if the source is available, each layer's error with what such numbers cost.
 """
 
 import math
@@ -35,14 +35,14 @@ INPUTS = ("input_scale", "input_global_scale")
 LARGEST = ("SCB", "weight.absmax", "weight.nested_absmax")
 """Largest magnitudes, which bitsandbytes stores: zero where all weights are."""
 STANDS_OUT = 3.0
-"""Times the median of all layers of the same numbers."""
+"""Times the median of all layers with the same number format."""
 NEGLIGIBLE = 0.01
-"""Change of a parameter that is not quantised: another 16-bit type."""
+"""Change of a parameter that is not quantised: another 16-bit dtype."""
 
 
 @dataclass(frozen=True)
 class _Files:
-    """A folder's tensors, and what the config says of them."""
+    """A folder's tensors, and what the config says about them."""
 
     path: Path
     tensors: Mapping[str, StoredTensor]
@@ -52,7 +52,7 @@ class _Files:
 
     @cached_property
     def quantized(self) -> list[str]:
-        """Layers of the model that are stored in other numbers than 16-bit ones."""
+        """Layers of the model that are not stored in 16 bits."""
         return [m for m in dequantized.modules(self.tensors) if m in self.architecture.linears]
 
     @cached_property
@@ -124,7 +124,7 @@ def verify(
 
 
 def _config_faults(files: _Files) -> Iterator[str]:
-    """Layers that are stored otherwise than the config declares."""
+    """Layers that are stored differently from what the config declares."""
     known = files.declared
     stray = [e for e in known.ignore if not e.startswith("re:") and not _names(files, e)]
     hint = f"; `ignore` has {stray[0]}, which is not a module of this model" if stray else ""
@@ -144,7 +144,7 @@ def _config_faults(files: _Files) -> Iterator[str]:
 
 
 def _names(files: _Files, entry: str) -> bool:
-    """Whether an entry of `ignore` names some module, or the part of the model that holds it."""
+    """Whether an entry of `ignore` names a module, or a part of the model that contains it."""
     modules = {name.rpartition(".")[0] for name in files.architecture.shapes}
     modules.update(files.architecture.linears, files.architecture.never, ("lm_head",))
     return any(
@@ -188,7 +188,7 @@ def _tensor_faults(files: _Files) -> Iterator[str]:
 
 
 def _told_shape(files: _Files, module: str) -> tuple[str, tuple[int, ...] | None]:
-    """The shape that a tensor beside a packed weight tells, and its name."""
+    """The shape stated by a tensor next to a packed weight, and that tensor's name."""
     shape_of = files.beside(module, "weight_shape")
     if shape_of is not None and shape_of.shape == (2,):
         return shape_of.name, tuple(shape_of.read().tolist())
@@ -200,7 +200,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 def _expected(files: _Files, module: str, part: Part, rows: int, columns: int) -> dict[str, Shapes]:
-    """The tensors of a layer and the shapes that each may have; none: any."""
+    """The tensors of a layer and the shapes that each may have; empty: any."""
     weights = part.weights
     if weights.kind:
         return _of_bitsandbytes(files, module, weights, rows, columns)
@@ -245,7 +245,7 @@ def _expected(files: _Files, module: str, part: Part, rows: int, columns: int) -
 def _of_bitsandbytes(
     files: _Files, module: str, weights: Weights, rows: int, columns: int
 ) -> dict[str, Shapes]:
-    """The block sizes stand beside each weight."""
+    """The block sizes are stored with each weight."""
     if weights.num_bits == 8:
         return {"weight": ((rows, columns),), "SCB": ((rows,), (rows, 1))}
     found: dict[str, Shapes] = {
@@ -265,7 +265,7 @@ def _of_bitsandbytes(
 
 
 def _blocks(section: Mapping[str, Any]) -> tuple[int, int]:
-    """Rows and columns of a block of FP8."""
+    """Rows and columns of an FP8 block."""
     groups = section.get("config_groups")
     named = [group.get("weights") or {} for group in groups.values()] if groups else []
     told = section.get("weight_block_size")
@@ -275,7 +275,7 @@ def _blocks(section: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _fused_faults(files: _Files) -> Iterator[str]:
-    """Layers that vLLM loads as one, and that are not alike."""
+    """Layers that vLLM fuses but that differ."""
     linears = files.architecture.linears
     for module in linears:
         group = fused_with(module, linears)
@@ -295,7 +295,7 @@ def _kind(files: _Files, module: str) -> str:
 
 
 def _scale_faults(files: _Files) -> Iterator[str]:
-    """Scales that no quantiser means, and unlike ones that an engine takes one of."""
+    """Scales that no quantiser writes, and unequal ones where an engine uses only one."""
     for module in dequantized.modules(files.tensors):
         for name in (*SCALES, *INPUTS):
             stored = files.beside(module, name)
@@ -325,7 +325,7 @@ def _scale_faults(files: _Files) -> Iterator[str]:
 def impossible(scale: torch.Tensor, may_be_zero: bool = False) -> str:
     """What is wrong with scales, in words; empty where nothing is.
 
-    Zero, or nearly so, is what an empty group has in E4M3; in wider types it is damage.
+    Zero, or nearly so, is the scale of an empty group in E4M3; in wider dtypes it is damage.
     """
     if not scale.is_floating_point():
         bad = scale == 255 if scale.dtype == torch.uint8 else torch.zeros_like(scale).bool()
@@ -363,7 +363,7 @@ def _weights(
     result: Verification,
     progress: Progress,
 ) -> None:
-    """Whether all numbers are finite and, with the source, near to what they stand for."""
+    """Whether all numbers are finite and, with the source, close to the original weights."""
     if source is not None:
         unlike = likeness(foreign) != likeness(source)
         fault = f"{source.name} is {likeness(source)}, and this is {likeness(foreign)}"
@@ -402,7 +402,9 @@ def _weights(
 
 
 def _is_folded(foreign: ForeignCheckpoint, source: ModelSource) -> bool:
-    """Whether norms were changed: scales moved from the layers behind them, as AWQ does it."""
+    """Whether norms were changed: scales folded into them from the layers they feed, as AWQ
+    does.
+    """
     shared = (n for n, t in foreign.tensors.items() if len(t.shape) == 1 and n in source.tensors)
     return any(
         grid.relative_error(source.tensors[name].read(), foreign.tensors[name].read().float())
@@ -413,7 +415,7 @@ def _is_folded(foreign: ForeignCheckpoint, source: ModelSource) -> bool:
 
 
 def _unfolded_error(original: torch.Tensor, weight: torch.Tensor) -> float:
-    """The error that is left with the best factor for each column, and then for each row."""
+    """The error that remains with the best factor per column, and then per row."""
     for dim in (0, 1):
         square = (weight * weight).sum(dim, keepdim=True).clamp(min=1e-30)
         weight = weight * ((original * weight).sum(dim, keepdim=True) / square)
@@ -421,7 +423,7 @@ def _unfolded_error(original: torch.Tensor, weight: torch.Tensor) -> float:
 
 
 def dear(errors: Mapping[str, float], foreign: ForeignCheckpoint) -> Iterator[str]:
-    """Layers that lost more than their numbers cost, or much more than the others."""
+    """Layers that lost more than their number format costs, or much more than the others."""
     by_tag: dict[str, list[float]] = {}
     for module, error in errors.items():
         by_tag.setdefault(foreign.part(module).weights.tag, []).append(error)
@@ -439,5 +441,5 @@ def dear(errors: Mapping[str, float], foreign: ForeignCheckpoint) -> Iterator[st
 
 
 def _limit(weights: Weights) -> float:
-    """The largest relative error that such numbers leave; of ggml's types by their bits."""
+    """The largest relative error that such numbers leave; for ggml's types by their bits."""
     return 4.0 * 0.5**weights.num_bits if weights.kind else numbers.of(weights).max_relative_error

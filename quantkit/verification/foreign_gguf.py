@@ -1,4 +1,4 @@
-"""Checks of a GGUF file that others made: by its own header, and by what llama.cpp asks of it."""
+"""Checks of a GGUF file made by other tools: by its own header, and by llama.cpp's requirements."""
 
 from pathlib import Path
 
@@ -15,11 +15,11 @@ from quantkit.verification.checkpoint import Verification
 from quantkit.verification.foreign import dear
 
 MAX_OTHER = 0.5
-"""Relative error of what is not a linear layer: norms, and embeddings in any type of ggml."""
+"""Relative error outside linear layers: norms, and embeddings in any ggml type."""
 
 
 def is_file(path: Path) -> bool:
-    """Whether a path is a GGUF file, or a folder of nothing else that could be served."""
+    """Whether a path is a GGUF file, or a folder with nothing else that could be served."""
     return bool(llamacpp.files_of(path)) and not (path / "quantkit.json").is_file()
 
 
@@ -30,8 +30,9 @@ def verify(
     progress: Progress | None = None,
     read_weights: bool = True,
 ) -> Verification:
-    """Header, architecture, tokenizer and completeness; then every number must be finite, and near
-    to the source's where that is given."""
+    """Check header, architecture, tokenizer and completeness; then that every number is finite, and
+    close to the source's where that is given.
+    """
     progress = progress or Silent()
     result = Verification(path)
     found = [one for one in llamacpp.findings(path) if one.is_fault]
@@ -68,7 +69,7 @@ def verify(
 
 
 def _against(file: Path, source: ModelSource, result: Verification, progress: Progress) -> None:
-    """Each layer's error against what its type costs, and against layers of the same type."""
+    """Each layer's error compared with what its type costs, and with layers of the same type."""
     try:
         foreign = ForeignGGUF.open(file, source)
     except QuantkitError as error:

@@ -1,4 +1,4 @@
-"""Checks of a GGUF file: that it is the file which its recipe demands, and holds the source."""
+"""Checks that a GGUF file is what its recipe demands, and holds the source."""
 
 import struct
 from collections.abc import Iterator, Mapping
@@ -28,19 +28,21 @@ from quantkit.recipe import GGUFRecipe
 MAX_RELATIVE_ERROR = {Kind.Q2_K: 0.6, Kind.Q3_K: 0.5, Kind.Q6_K: 0.1, Kind.Q8_0: 0.05}
 USUAL_LIMIT = 0.3
 OWN_KEYS = (Keys.General.FILE_TYPE, Keys.General.QUANTIZATION_VERSION, Keys.General.QUANTIZED_BY)
-"""What differs between a file and one that was made from it."""
+"""Keys that differ between a file and one that was made from it."""
 ERROR_TOLERANCE = 1e-3
 TOKENIZER = "tokenizer."
 
 
 def is_of_file(checkpoint: Checkpoint) -> bool:
-    """Whether this file was made from another; from one taken as a model, it has a config."""
+    """Whether this file was made directly from another; if that was opened as a model, it has a
+    config.
+    """
     named = checkpoint.manifest.source.name.endswith(".gguf")
     return named and not (checkpoint.folder / "config.json").is_file()
 
 
 def original_file(checkpoint: Checkpoint) -> FileLayout | None:
-    """The GGUF file that this one was made from, if it is still there."""
+    """The GGUF file that this one was made from, if it still exists."""
     place = Path(checkpoint.manifest.source.name)
     if not place.is_file():
         return None
@@ -64,7 +66,7 @@ def expected_plan(
 
 
 def tensor_faults(checkpoint: Checkpoint, plan: GGUFPlan) -> Iterator[str]:
-    """Every tensor that is missing, too much, or of another shape or type."""
+    """Every tensor that is missing, unexpected, or of another shape or type."""
     found = checkpoint.gguf.tensors
     for tensor in plan.layout.tensors:
         entry, kind = found.get(tensor.name), plan.kinds[tensor.name]
@@ -93,7 +95,7 @@ def _nvfp4(plan: GGUFPlan) -> list[str]:
 
 
 def metadata_faults(checkpoint: Checkpoint, plan: GGUFPlan) -> Iterator[str]:
-    """Settings by which llama.cpp would compute something else."""
+    """Settings that would make llama.cpp compute something else."""
     found = checkpoint.gguf.metadata
     architecture = {str(Keys.General.ARCHITECTURE): plan.layout.architecture}
     for key, value in (architecture | dict(plan.layout.metadata)).items():
@@ -110,7 +112,9 @@ def metadata_faults(checkpoint: Checkpoint, plan: GGUFPlan) -> Iterator[str]:
 def vocabulary_faults(
     checkpoint: Checkpoint, plan: GGUFPlan, source: ModelSource | FileLayout | None, trust: bool
 ) -> Iterator[str]:
-    """Tokens, merges and templates that are not those of the source, or of the folder itself."""
+    """Tokens, merges and templates that differ from those of the source, or of the folder
+    itself.
+    """
     found = {k: v for k, v in checkpoint.gguf.metadata.items() if k.startswith(TOKENIZER)}
     if isinstance(source, FileLayout):
         known: Mapping[str, Any] = source.file.metadata
@@ -132,7 +136,7 @@ def vocabulary_faults(
 
 
 def _same(found: Any, expected: Any) -> bool:
-    """Whether a file's value is the expected one, which is held in 32 bits there."""
+    """Whether a file's value is the expected one, which the file stores in 32 bits."""
     if isinstance(expected, list | tuple) and isinstance(found, list):
         return len(found) == len(expected) and all(map(_same, found, expected))
     if isinstance(expected, float) and type(found) is float:

@@ -4,7 +4,7 @@
     experts.gate_up_proj_scales   [experts, rows, columns / 32]       exponents, E8M0
     experts.gate_up_proj_bias     [experts, rows]                     in 16 bits
 
-Rows of gate and up take turns. The model itself, built from its config, says how many there are.
+Rows of gate and up are interleaved. The model itself, built from its config, says how many there are.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ class Joint:
     has_bias: bool
 
     def expected(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Its tensors: type and shape; no type: any."""
+        """Its tensors: dtype and shape; empty dtype: any."""
         groups = (self.n_experts, self.rows, self.columns // GROUP)
         found = {
             f"{self.name}_blocks": ("U8", (*groups, GROUP // 2)),
@@ -81,7 +81,7 @@ def tensor_faults(joint: Joint, tensors: Mapping[str, StoredTensor]) -> Iterator
 
 
 def scales(tensors: Mapping[str, StoredTensor]) -> Iterator[StoredTensor]:
-    """The scales that lie beside blocks of experts."""
+    """The scales that belong to blocks of experts."""
     for name in tensors:
         whole = of_experts(name)
         if whole is not None and (found := tensors.get(f"{whole}_scales")) is not None:

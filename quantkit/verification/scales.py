@@ -1,8 +1,8 @@
-"""Scales of activations and of the KV cache, held against what a model can need.
+"""Scales of activations and of the KV cache, compared with what a model can need.
 
 No weight depends on them, so nothing else finds a wrong one. Layers that read the same input have
 the same scale; no activation of a working model is below 2^-16 or above 2^20 everywhere; and with
-the source at hand a few samples show about how large activations are.
+the source available a few samples show roughly how large activations are.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,17 +25,19 @@ from quantkit.onepass.streams import Stream
 from quantkit.plan.checkpoint import Plan, sharing
 
 SMALLEST, LARGEST = 2.0**-16, 2.0**20
-"""Of the largest magnitude that a scale leaves room for."""
+"""Of the largest magnitude that a scale can represent."""
 TOO_SMALL, TOO_LARGE = 1 / 4, 16.0
-"""Of a scale over that of a few samples: calibration saw more of them, and others."""
+"""A scale relative to that of a few samples: calibration saw more of them, and others."""
 N_SAMPLES, LENGTH = 4, 128
 INPUTS = (".input_scale", ".input_global_scale")
 SHARED = ("weight_global_scale", "weight_scale_2")
-"""Scales of whole weights, of which vLLM takes one for all layers that it fuses."""
+"""Per-tensor weight scales, of which vLLM uses one for all layers that it fuses."""
 
 
 def are_scales(found: torch.Tensor) -> bool:
-    """Whether numbers can be scales. Written so that NaN, which no comparison holds for, fails."""
+    """Whether numbers can be scales. Written so that NaN, for which every comparison fails,
+    fails.
+    """
     return bool((found.isfinite() & (found > 0)).all())
 
 
@@ -47,7 +49,7 @@ def shape_faults(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
         spec = plan.quantized.get(owner)
         if kind == "folded":
             wanted = norms.get(owner)
-            if wanted is not None:  # of a norm, or of the columns of a router
+            if wanted is not None:  # for a norm, or the columns of a router
                 wanted = wanted[-1:]
         elif spec is not None and kind in ("in_scale", "out_scale"):
             wanted = spec.shape[1:] if kind == "in_scale" else spec.shape[:1]
@@ -62,7 +64,7 @@ def shape_faults(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
 
 
 def faults(checkpoint: Checkpoint, plan: Plan, source: ModelSource | None) -> Iterator[str]:
-    """Scales that cannot be, or are far from what the source's activations need."""
+    """Scales that are impossible, or far from what the source's activations need."""
     names = [n for n in checkpoint.tensors if n.endswith(INPUTS)]
     stored = {n: checkpoint.tensors[n].read() for n in (*names, *(s.name for s in plan.kv_scales))}
     sound: dict[str, float] = {}
@@ -70,7 +72,7 @@ def faults(checkpoint: Checkpoint, plan: Plan, source: ModelSource | None) -> It
         if (scale.numel() != 1 and scale.shape != plan.kv_shape) or not are_scales(scale):
             yield f"{name} is not finite and positive"
             continue
-        # Of several heads the one with the least room; the others are no worse off.
+        # Of several heads, the one with the smallest range; the others are no worse off.
         room = _room(checkpoint, plan, name, scale.amin())
         if not SMALLEST <= room <= LARGEST:
             yield f"{name} leaves room for {room:.3g}, more than any activation needs"
@@ -94,7 +96,7 @@ def faults(checkpoint: Checkpoint, plan: Plan, source: ModelSource | None) -> It
 
 
 def unlike(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
-    """Layers that vLLM fuses and whose weights differ in a global scale."""
+    """Layers that vLLM fuses but whose weights have different global scales."""
     for kind in SHARED:
         stored = {
             module: checkpoint.tensors[f"{module}.{kind}"].read()
@@ -111,7 +113,7 @@ def unlike(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
 
 
 def _room(checkpoint: Checkpoint, plan: Plan, name: str, scale: torch.Tensor) -> float:
-    """The largest magnitude that a scale leaves room for."""
+    """The largest magnitude that a scale can represent."""
     if not name.endswith(INPUTS):
         one = torch.ones(())
         return float(scale.float() / grid.parameters(-one, one, kvcache.GRID)[0])
@@ -126,7 +128,7 @@ def _room(checkpoint: Checkpoint, plan: Plan, name: str, scale: torch.Tensor) ->
 def _largest(
     source: ModelSource, plan: Plan, folded: Mapping[str, torch.Tensor]
 ) -> dict[str, float]:
-    """The largest magnitudes of a few samples, by the name of the scale that must hold them."""
+    """The largest magnitudes of a few samples, by the name of the scale that must cover them."""
     decoder = Decoder.open(source, devices.choose("auto"))
     hidden, calls = decoder.start(_samples(source), N_SAMPLES)
     stream = Stream(HiddenStates(hidden, decoder.device), [], propagates=False)
@@ -163,7 +165,9 @@ def _largest(
 
 
 def _over_experts(found: dict[str, float]) -> dict[str, float]:
-    """One value for all experts of a block: their scales are merged, and few samples meet few."""
+    """One value for all experts of a block: their scales are merged, and few samples reach few
+    experts.
+    """
     largest: dict[str, float] = {}
     kinds = {name: EXPERT.sub(".experts.", name).replace("up_proj", "gate_proj") for name in found}
     for name, kind in kinds.items():
@@ -193,7 +197,7 @@ def _watcher(inputs: dict[str, torch.Tensor], module: str):  # type: ignore[no-u
 
 
 def _samples(source: ModelSource) -> torch.Tensor:
-    """The beginnings of a few texts that every Python has."""
+    """The beginnings of a few texts bundled with Python."""
     tokenizer = load_tokenizer(source.folder, source.trust_remote_code)
     length = min(LENGTH, source.context)
     rows: list[list[int]] = []

@@ -1,8 +1,8 @@
 """Everything in a checkpoint's folder besides its weights: the source's own, and nothing else.
 
-Engines take the tokenizer, the chat template and the settings of generation from these files, so a
-swapped one changes what a model says while every weight is right. Hashes in the manifest tell of
-accidents only: whoever changes a file can change its hash.
+Engines take the tokenizer, the chat template and the generation settings from these files, so a
+swapped one changes what a model says while every weight is right. Hashes in the manifest only catch
+accidents: whoever changes a file can change its hash.
 """
 
 from collections.abc import Iterator
@@ -24,14 +24,14 @@ RUNNABLE = (
     *("*.py", "*.pyc", "*.so", "*.sh", "*.dll", "*.exe", "*.pkl", "*.pickle"),
     *("*.bin", "*.pt", "*.pth", "*.ckpt", "*.joblib"),
 )
-"""What runs when it is loaded; pickles do."""
+"""Files that run code when loaded, such as pickles."""
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 GENERATION = "generation_config.json"
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
 def faults(checkpoint: Checkpoint, source: ModelSource | None) -> Iterator[str]:
-    """Files that are not the source's, or do not belong into the folder."""
+    """Files that are not the source's, or do not belong in the folder."""
     folder = checkpoint.folder
     weights = {tensor.file.name for tensor in _tensors(checkpoint)}
     own = {FILE, README, SCALES_FILE, verified.FILE, imatrix.FILE, *MIXED_FILES, *weights}
@@ -75,8 +75,8 @@ def _differences(
 
 
 def _strange(folder: Path, there: set[str]) -> Iterator[str]:
-    """Without the source: files that no model folder needs, or that run."""
-    has_config = (folder / "config.json").is_file()  # GGUF files of GGUF files have none
+    """Without the source: files that no model folder needs, or that run code."""
+    has_config = (folder / "config.json").is_file()  # GGUF files made from GGUF files have none
     needs_code = has_config and bool(read_config(folder).get("auto_map"))
     for name in sorted(there):
         path = Path(name)
@@ -96,7 +96,7 @@ def tokenizer_faults(folder: Path, trust_remote_code: bool) -> Iterator[str]:
         return
     n_rows = read_config(folder).get("vocab_size")
     if type(n_rows) is not int:
-        return  # of a family that has its sizes elsewhere
+        return  # a family that keeps its sizes elsewhere
     try:
         tokenizer = load_tokenizer(folder, trust_remote_code)
         highest = max(tokenizer.get_vocab().values(), default=-1)
