@@ -1,7 +1,7 @@
-"""quantkit: quantise language models, and know what it cost.
+"""quantkit: quantise language models, and measure what it costs.
 
 The names below are the public API (`quantkit.api` documents each). They are loaded on first use:
-importing quantkit loads neither torch nor anything else that takes time.
+importing quantkit loads neither torch nor any other slow module.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,8 +1,8 @@
-"""The Python API: every stage of the line as one function.
+"""The Python API: one function per pipeline stage.
 
-`import quantkit` gives these names and loads nothing else; torch comes with the first call that
-needs it. No function prints or exits: results are returned, faults raised as `quantkit.errors`, and
-progress goes to a callback. The command line is another face of the same stages.
+`import quantkit` exposes these names and loads nothing else; torch is loaded by the first call that
+needs it. No function prints or exits: results are returned, errors are raised as `quantkit.errors`,
+and progress goes to a callback. The command line is a second front end to the same stages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -57,15 +57,15 @@ def quantize(
     force: bool = False,
     progress: Listener | None = None,
 ) -> "list[Checkpoint]":
-    """Make a checkpoint `out/RECIPE` for every recipe, all from one pass over the model.
+    """Write a checkpoint `out/RECIPE` for every recipe, all from one pass over the model.
 
-    A `calibration` is a set's name, a folder, a file of data (plain text too) or a
-    `CalibrationSet`; recipes that need none ignore it. A GGUF file is requantised to GGUF. With
-    `tune` codes and scales of every block are tuned by gradients, for recipes of GPTQ.
+    `calibration` is the name of a set, a folder, a data file (plain text included) or a
+    `CalibrationSet`; recipes that need none ignore it. A GGUF file is requantised to GGUF. `tune`
+    tunes the codes and scales of every block by gradient descent, for GPTQ recipes.
 
-    With `bits` per weight or a `size` of files instead of recipes, formats are chosen layer by
-    layer for `target` (vllm or llama.cpp) and one checkpoint is made; none where everything stays
-    in 16 bits. `sensitivity` is a table that was made before.
+    With a budget of `bits` per weight or a file `size` instead of recipes, formats are chosen per
+    layer for `target` (vllm or llama.cpp) and one checkpoint is written, or none if every layer
+    stays in 16 bits. `sensitivity` is a table from an earlier run.
     """
     from quantkit.calls.data import Data
     from quantkit.calls.quantize import Quantization, Spending
@@ -106,8 +106,10 @@ def verify(
     trust_remote_code: bool = False,
     progress: Listener | None = None,
 ) -> "Verification":
-    """Check files, tensors, config and weights of any checkpoint, whoever made it: `.ok`,
-    and all `.faults`."""
+    """Check the files, tensors, config and weights of any checkpoint, ours or another tool's.
+
+    The result has `.ok` and the list `.faults`.
+    """
     from quantkit.calls.verify import Checkpoints, FileCheck
 
     of = Checkpoints([_folder(folder)], source, trust_remote_code=trust_remote_code)
@@ -122,8 +124,10 @@ def predict(
     version: str | None = None,
     gpu: str | None = None,
 ) -> "Prediction":
-    """What an engine will do with a checkpoint, by its own rules, without it and without reading
-    weights: `.ok`, `.verdict`, and all `.findings`."""
+    """Predict what an engine will do with a checkpoint from the engine's own rules.
+
+    Neither the engine nor the weights are loaded. The result has `.ok`, `.verdict` and `.findings`.
+    """
     from quantkit.calls.verify import RuleCheck
 
     (found,) = _done(RuleCheck([_folder(folder)], engine, version, gpu), None)
@@ -153,9 +157,9 @@ def score(
     out: str | Path | None = None,
     progress: Listener | None = None,
 ) -> "list[Evaluation]":
-    """Run lm-eval tasks on source models and checkpoints; with `out`, write a file for each.
+    """Run lm-eval tasks on source models and checkpoints; with `out`, write one file per model.
 
-    Checkpoints of other tools are compared with `source`, or with the source among `models`.
+    Checkpoints from other tools are compared with `source`, or with the source among `models`.
     """
     from quantkit.calls.score import Asked, Models, Scoring
 
@@ -187,10 +191,11 @@ def compare(
     tasks: str | Sequence[str] | None = None,
     **how: Any,
 ) -> "Report":
-    """Hold scored candidates against their source, answer by answer.
+    """Compare scored candidates with their source, answer by answer.
 
-    Scores are what `score` returned, files that it wrote, or folders of these. With `tasks`, a
-    source and checkpoints of any tool are given instead, and scored first; `how` goes to `score`.
+    Scores are what `score` returned, the files it wrote, or folders of such files. With `tasks`,
+    pass a source and checkpoints from any tool instead: they are scored first, and `how` is passed
+    on to `score`.
     """
     if tasks is not None:
         from quantkit.report.comparison import Report
@@ -212,10 +217,10 @@ def gate(
     against: "Report | Document | str | Path | None" = None,
     checkpoints: "Sequence[str | Path | Checkpoint]" = (),
 ) -> "Verdict":
-    """Judge a report by a policy: `.passed`, and every check with its reason.
+    """Judge a report by a policy. The result has `.passed` and every check with its reason.
 
-    With `against`, an earlier report, also by how candidates changed since; with `checkpoints`,
-    also whether folders are what was scored.
+    `against` is an earlier report: candidates are also judged by how they changed since then. With
+    `checkpoints`, the gate also checks that these folders are what was scored.
     """
     from quantkit.calls.gate import Judging
 
@@ -243,7 +248,8 @@ def calibrate(
     force: bool = False,
     progress: Listener | None = None,
 ) -> "CalibrationSet":
-    """Build a calibration set for a model from files of any usual kind, or from a set's name.
+    """Build a calibration set for a model from data files in any common format, or from a named
+    set.
 
     The set is returned and, with `out`, also written to that folder.
     """
@@ -283,7 +289,7 @@ def convert(
 ) -> "Checkpoint | Plain":
     """Write a checkpoint in another format (one of `quantkit.formats.FORMATS`, or `gguf`).
 
-    To `bf16`, `f16` or `f32`, a GGUF file or a quantised folder becomes a plain one.
+    `bf16`, `f16` and `f32` dequantise a GGUF file or a quantised folder to a plain model folder.
     """
     from quantkit.calls.convert import Conversion, Dequantization
     from quantkit.formats import PLAIN
@@ -306,7 +312,7 @@ def recommend(
     report: "Report | Document | str | Path | None" = None,
     gpu_hour: float | None = None,
 ) -> "Recommendation":
-    """Which format to serve a model in on a kind of GPU: `.best`, `.reason` and all candidates.
+    """Recommend a format to serve a model in on a GPU: `.best`, `.reason` and all candidates.
 
     A model is a folder, a hub id, a config.json or a size such as `70B`; with `report`, quality
     comes from its scores.
@@ -332,13 +338,13 @@ def recommend(
 
 
 def _done(call: "Call[T]", progress: Listener | None) -> T:
-    """What comes of a call; notes go where progress goes."""
+    """Run a call and return its result; notes go to the progress listener."""
     listener = listening(progress)
     return call.ready(listener.note)(listener)
 
 
 def _listed(given: Any) -> list[Any]:
-    """One thing or several, as a list."""
+    """One item or several, as a list."""
     return list(given) if isinstance(given, list | tuple | set | Iterator) else [given]
 
 

@@ -1,7 +1,7 @@
-"""One checkpoint in another format: the same numbers in other files, or nothing.
+"""Convert a checkpoint to another format: the same numbers in other files, or an error.
 
 Layers stream through one at a time, and each is read back from its new form and compared before it
-is written. What a format cannot hold is refused: rounding again is `quantize`'s work.
+is written. What a format cannot represent is refused: rounding again is the job of `quantize`.
 """
 
 import shutil
@@ -42,9 +42,9 @@ def convert(
     progress: Progress | None = None,
     trust_remote_code: bool = False,
 ) -> Checkpoint:
-    """Write the checkpoint of a folder in another format as the folder `out`; `gguf` for NVFP4.
+    """Write the checkpoint in a folder in another format to the folder `out`; `gguf` for NVFP4.
 
-    Without one it goes beside the first, under the name that `quantize --format` would give it.
+    The default output is a sibling of the input, named as `quantize --format` would name it.
     """
     progress = progress or Silent()
     started = time.monotonic()
@@ -97,7 +97,7 @@ def convert(
 
 
 def _renamed(checkpoint: Checkpoint, to: str) -> Manifest:
-    """The manifest with the recipe in the other format; refused where it cannot hold it."""
+    """The manifest with the recipe in the new format; refused if the format cannot represent it."""
     before = checkpoint.manifest.weights_recipe
     after = before.in_format(to)
     if after is before:
@@ -107,7 +107,7 @@ def _renamed(checkpoint: Checkpoint, to: str) -> Manifest:
 
 
 def _checked_plan(checkpoint: Checkpoint, trust_remote_code: bool) -> Plan:
-    """What the folder must hold; a damaged one would come out whole, with its damage."""
+    """The plan of an intact folder. A damaged one is refused: it would come out looking intact."""
     path, record = checkpoint.folder, checkpoint.manifest
     plan = expected_plan(path, record, None, trust_remote_code)
     faults = [*file_faults(path, record), *tensor_faults(checkpoint.tensors, plan)]
@@ -117,7 +117,7 @@ def _checked_plan(checkpoint: Checkpoint, trust_remote_code: bool) -> Plan:
 
 
 def _in_order(checkpoint: Checkpoint, plan: Plan) -> list[TensorSpec]:
-    """The tensors to be, each where the one that it stands for lies: files stay comparable."""
+    """Output tensors in the order of the tensors they replace, so that files stay comparable."""
     places = {name: place for place, name in enumerate(checkpoint.tensors)}
     for module, weight in plan.quantized.items():
         place = min(places[name] for name in checkpoint.parts(module))
@@ -141,7 +141,7 @@ def _write(
         held = formats.unpack(module, stored, before.recipe)
         dtype, known = DTYPES[weight.dtype], held
         input_scale = formats.input_scale(module, stored, before.recipe)
-        if held.global_scale is None:  # scales are in the type of the model, then
+        if held.global_scale is None:  # scales are then in the model's dtype
             known = replace(held, scale=held.scale.to(dtype))
             input_scale = None if input_scale is None else input_scale.to(dtype)
         parts = formats.pack(module, known, plan.recipe, input_scale)
@@ -179,7 +179,7 @@ def _global(weight: QuantizedWeight) -> Any:
 
 
 def _write_side_files(checkpoint: Checkpoint, plan: Plan | None, scratch: Path) -> None:
-    """Config for the new format, without a plan as llama.cpp has it; every other file as it is."""
+    """Config for the new format (llama.cpp's has no plan); all other files are copied."""
     for name in checkpoint.manifest.files:
         if not name.endswith(".safetensors") and name not in ("config.json", INDEX):
             shutil.copyfile(checkpoint.folder / name, scratch / name)
@@ -201,7 +201,7 @@ def _origin(checkpoint: Checkpoint) -> Converted:
 
 
 def _circumstances(seconds: float) -> dict[str, Any]:
-    """When and where this was done."""
+    """Time and machine of the conversion."""
     return {
         "versions": manifest.versions(),
         "device": devices.describe(devices.choose("cpu")),

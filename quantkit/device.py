@@ -1,4 +1,4 @@
-"""Choosing where to compute, and what a machine has."""
+"""Choice of device, and what the machine has."""
 
 import re
 from typing import TYPE_CHECKING
@@ -16,14 +16,15 @@ NO_MEMORY = (
     "failed to map segment",
     "can't start new thread",
 )
-"""How libraries put it that there is none left, in small letters."""
+"""Wordings of out-of-memory errors in various libraries, in lower case."""
 FEW_BYTES = 32 << 20
-"""Who has less than this left has none: what fails then fails for lack of memory, whatever it says.
-Python itself loses errors there, and imports end half done."""
+"""Below this much free memory any failure is taken for lack of memory, whatever its message: Python
+itself loses errors there, and imports fail halfway.
+"""
 
 
 def choose(name: str = "auto") -> "torch.device":
-    """`auto` is the first GPU, else the CPU; a named device must exist."""
+    """`auto` is the first GPU, or the CPU if there is none; a named device must exist."""
     import torch
 
     if name == "auto":
@@ -41,7 +42,7 @@ def choose(name: str = "auto") -> "torch.device":
 
 
 def describe(device: "torch.device") -> str:
-    """The device's own name."""
+    """Display name of the device."""
     import platform
 
     import torch
@@ -52,21 +53,21 @@ def describe(device: "torch.device") -> str:
 
 
 def peak_host_bytes() -> int:
-    """The most memory that this process has held so far."""
+    """Peak resident memory of this process so far."""
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def peak_device_bytes(device: "torch.device") -> int | None:
-    """The most memory that tensors have taken on a GPU; None on a CPU."""
+    """Peak memory of tensors on a GPU; None on a CPU."""
     import torch
 
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def available_host_bytes() -> int | None:
-    """Memory that this process can still take without swapping; None where Linux does not tell."""
+    """Memory this process can still allocate without swapping; None where Linux does not report it."""
     import resource
     from pathlib import Path
 
@@ -83,7 +84,7 @@ def available_host_bytes() -> int | None:
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """One sentence where an error, or what caused it, is a lack of memory; else None."""
+    """One sentence if an error, or its cause, is a lack of memory; otherwise None."""
     found: BaseException | None = error
     while found is not None:
         text = next(iter(str(found).splitlines()), "")

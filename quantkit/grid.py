@@ -1,9 +1,9 @@
-"""The arithmetic between weights and the numbers of a scheme.
+"""Arithmetic between weights and the number grid of a scheme.
 
-Which numbers those are stands in `numbers`, one module each.
+The number formats themselves are in `numbers`, one module each.
 
-A weight of shape [rows, columns] is seen as tiles [rows, tiles of a row, weights of a tile] (one
-single tile for strategy `tensor`, squares for `block`), and each tile has one scale and, unless
+A weight of shape [rows, columns] is viewed as tiles [rows, tiles per row, weights per tile] (a
+single tile for strategy `tensor`, squares for `block`). Each tile has one scale and, unless
 symmetric, one zero point: weight = (value - zero_point) * scale.
 """
 
@@ -18,25 +18,25 @@ from quantkit.schemes import WeightScheme
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A layer's weight as numbers of a grid."""
+    """A layer's weight as quantised values."""
 
     values: torch.Tensor
     """int8, float8 or codes, in the shape of the weight."""
     scale: torch.Tensor
-    """[rows, tiles of a row] in the weight's type, or in the number's own; [1] for `tensor`."""
+    """[rows, tiles per row] in the weight's dtype, or the number format's own; [1] for `tensor`."""
     zero_point: torch.Tensor | None
     """int8 in the shape of `scale`; None when symmetric."""
     global_scale: torch.Tensor | None = None
-    """[1] in float32, by which all scales are divided; None for most numbers."""
+    """[1] in float32, by which all scales are divided; None for most number formats."""
 
 
 def limits(scheme: WeightScheme) -> tuple[float, float]:
-    """The smallest and largest number of the grid."""
+    """The smallest and largest value of the grid."""
     return numbers.of(scheme).limits
 
 
 def tiles(weight: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
-    """A weight, or numbers in its shape, with what shares a scale in the last dimension."""
+    """A weight, or values in its shape, viewed so that the last dimension shares a scale."""
     if scheme.strategy == "tensor":
         return weight.reshape(1, -1)
     rows, columns = weight.shape
@@ -65,10 +65,10 @@ def parameters(
     stored: torch.dtype | None = None,
     global_scale: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Scales and zero points for tiles with these extremes, in the type of the extremes.
+    """Scales and zero points for tiles with these extremes, in the dtype of the extremes.
 
-    Zero is always representable. A tile of zeros gets the smallest harmless scale. With `stored`
-    scales are also numbers of that type, so that a file which keeps them in it loses nothing.
+    Zero is always representable. An all-zero tile gets the smallest harmless scale. With `stored`,
+    scales are also representable in that dtype, so storing them in it loses nothing.
     """
     number = numbers.of(scheme)
     if number.has_own_scales:
@@ -97,7 +97,7 @@ def quantize(
     scheme: WeightScheme,
     global_scale: torch.Tensor | None = None,
 ) -> QuantizedWeight:
-    """Round every weight to the nearest number of its tile's grid."""
+    """Round every weight to the nearest value of its tile's grid."""
     number = numbers.of(scheme)
     scaled = tiles(weight, scheme).float() / number.steps(scale, global_scale).unsqueeze(-1)
     if zero_point is not None:
@@ -114,12 +114,12 @@ def search_parameters(
     ratios: Sequence[float],
     stored: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Scales and zero points that clip each tile's range to the ratio with the least error.
+    """Scales and zero points at the clipping ratio of each tile's range with the least error.
 
     A negative ratio makes a negative scale: integers reach further below zero than above it.
 
-    Scales are rounded to `dtype` (and `stored`) before they are judged: `error_of` takes scales
-    and zero points and gives the error of every tile.
+    Scales are rounded to `dtype` (and `stored`) before they are evaluated: `error_of` maps scales
+    and zero points to the error of every tile.
     """
     view = tiles(weight, scheme)
     low, high = view.amin(-1).to(dtype), view.amax(-1).to(dtype)
@@ -138,12 +138,12 @@ def search_parameters(
 
 
 def steps(weight: QuantizedWeight, scheme: WeightScheme) -> torch.Tensor:
-    """What the numbers of each tile are multiplied by, in float32."""
+    """Step size of each tile: what its values are multiplied by, in float32."""
     return numbers.of(scheme).steps(weight.scale, weight.global_scale)
 
 
 def dequantize(weight: QuantizedWeight, scheme: WeightScheme) -> torch.Tensor:
-    """The weights that the numbers stand for, in float32."""
+    """The weights that the values represent, in float32."""
     number = numbers.of(scheme)
     values = number.widen(tiles(weight.values, scheme))
     if weight.zero_point is not None:
@@ -155,7 +155,7 @@ def dequantize(weight: QuantizedWeight, scheme: WeightScheme) -> torch.Tensor:
 def fold(
     weight: torch.Tensor, in_scale: torch.Tensor | None, out_scale: torch.Tensor | None
 ) -> torch.Tensor:
-    """Fold scales into a weight: columns are multiplied, rows divided."""
+    """Fold scales into a weight: multiply its columns, divide its rows."""
     if in_scale is not None:
         weight = weight * in_scale
     if out_scale is not None:
@@ -166,7 +166,7 @@ def fold(
 def unfold(
     weight: torch.Tensor, in_scale: torch.Tensor | None, out_scale: torch.Tensor | None
 ) -> torch.Tensor:
-    """Take back scales that were folded into a weight: columns were multiplied, rows divided."""
+    """Undo `fold`."""
     if in_scale is not None:
         weight = weight / in_scale
     if out_scale is not None:
@@ -175,7 +175,7 @@ def unfold(
 
 
 def relative_error(original: torch.Tensor, weight: torch.Tensor) -> float:
-    """Norm of a weight's change over the norm of the weight."""
+    """Norm of a weight's change relative to the norm of the weight."""
     wide = original.float()
     norm = torch.linalg.vector_norm(wide).clamp(min=1e-30)
     return (torch.linalg.vector_norm(wide - weight) / norm).item()

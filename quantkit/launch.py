@@ -1,7 +1,7 @@
-"""Where torchrun has put this process, told by the environment alone.
+"""This process's rank under torchrun, read from the environment alone.
 
-torchrun starts the same command several times and tells each process its place. Nothing is
-imported for it here, so that commands which do not share their work can say so at once.
+torchrun starts the same command several times and gives each process its rank. This module imports
+nothing heavy, so commands that cannot be distributed can refuse at once.
 """
 
 import os
@@ -13,20 +13,20 @@ MEETING = ("MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True)
 class Place:
-    """One process of a run."""
+    """Rank of one process in a run."""
 
     rank: int
     size: int
-    """Processes of the run ..."""
+    """Processes in the run."""
     local_rank: int
     local_size: int
-    """... and those of them on this machine."""
+    """Processes on this machine."""
 
 
 def place() -> Place | None:
-    """This process's place; None where no torchrun started it.
+    """This process's rank; None if torchrun did not start it.
 
-    All of its variables must be there: schedulers set some of them for programs of any kind.
+    All of torchrun's variables must be set: schedulers set some of them for any program.
     """
     values = [os.environ.get(name, "") for name in NAMES]
     if not all(value.isdecimal() for value in values):
@@ -38,11 +38,11 @@ def place() -> Place | None:
 
 
 def is_first() -> bool:
-    """Whether this process speaks and writes for the run: the first does, and one that is alone."""
+    """Whether this process prints and writes for the run: rank 0, or the only process."""
     found = place()
     return found is None or found.rank == 0
 
 
 def address() -> str:
-    """Where the first rank can be reached."""
+    """Address at which rank 0 can be reached."""
     return os.environ["MASTER_ADDR"]

@@ -1,8 +1,8 @@
 """One writer at a time for every output.
 
-A lock is an empty file beside or inside the output, held with flock: the kernel lets go of it when
-the process ends, however it ends. Whoever holds it removes it on the way out, so an acquirer checks
-that the file it locked is still the one with that name.
+A lock is an empty file beside or inside the output, held with flock: the kernel releases it when
+the process ends, however it ends. The holder removes it on the way out, so whoever acquires a lock
+checks that the file it locked still has that name.
 """
 
 import fcntl
@@ -15,24 +15,25 @@ from pathlib import Path
 from quantkit.errors import StorageError
 
 INSIDE = ".quantkit.lock"
-"""In a folder that a command fills file by file."""
+"""Lock file in a folder that a command fills file by file."""
 
 _holders: dict[Path, int] = {}
-"""Locks of this process and the threads that hold them: a command locks its output folder once more
-where it calls another stage on it."""
+"""Locks of this process and the threads that hold them: a command locks its output folder again
+when it calls another stage on it.
+"""
 
 
 def abandoned(folder: Path) -> Iterator[Path]:
-    """Lock files of writers that were killed, each held while it is looked at and then removed."""
+    """Remove the lock files of killed writers; each is held while it is inspected."""
     for path in sorted(folder.glob(".*.lock")):
         if path.name == INSIDE:
             continue
         try:
             if path.is_symlink() or not path.is_file() or path.stat().st_size:
-                continue  # not one of ours
+                continue  # not our lock
             descriptor = _held(path)
         except OSError:
-            continue  # somebody is at work
+            continue  # a writer is active
         try:
             yield path
             path.unlink(missing_ok=True)
@@ -55,7 +56,7 @@ def _held(path: Path) -> int:
 
 @contextmanager
 def sole_writer(path: Path, output: Path) -> Iterator[None]:
-    """Hold the lock file `path` while `output` is written; the second to ask is refused."""
+    """Hold the lock file `path` while `output` is written; a second writer is refused."""
     place = path.parent.resolve() / path.name
     if _holders.get(place) == threading.get_ident():
         yield
@@ -66,7 +67,7 @@ def sole_writer(path: Path, output: Path) -> Iterator[None]:
         yield
     finally:
         del _holders[place]
-        place.unlink(missing_ok=True)  # while it is still ours
+        place.unlink(missing_ok=True)  # while we still hold it
         os.close(descriptor)
 
 
@@ -76,7 +77,7 @@ def _acquired(place: Path, output: Path) -> int:
         try:
             return _held(place)
         except BlockingIOError as error:
-            if error.errno is None:  # another file has the name by now
+            if error.errno is None:  # another file has that name by now
                 continue
             raise StorageError(
                 f"another run is writing {output}; wait for it to finish, or choose another --out"

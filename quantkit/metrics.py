@@ -1,43 +1,44 @@
-"""Every metric that quantkit knows, one row each; scoring, reports, gates, cards and docs read it.
+"""Every metric quantkit knows; read by scoring, reports, gates, cards and docs.
 
-A score's name is `<task>/<metric>`. Metrics that are not here are lm-eval's own: they are shown
-under their names, in the direction that lm-eval gives, and are not paired.
+A score's name is `<task>/<metric>`. Metrics not listed here are lm-eval's own: they are shown under
+their own names, in the direction lm-eval gives, and are not paired.
 """
 
 from dataclasses import dataclass
 from typing import Final, Literal
 
 SHARE: Final = "share"
-"""The unit of metrics between 0 and 1, which are shown in percent; changes are in points."""
+"""The unit of metrics between 0 and 1, shown in percent; changes are in percentage points."""
 ANSWERS: Final = "answers"
 LOSSES: Final = "losses"
-"""How a candidate's documents are held against the source's: right or wrong, or their losses."""
+"""How a candidate's documents are compared with the source's: by correctness, or by their losses.
+"""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What one metric means."""
+    """Definition of one metric."""
 
     name: str
-    """As lm-eval, score files and policies spell it."""
+    """Spelling in lm-eval, score files and policies."""
     label: str
-    """In tables and on pages."""
+    """Label in tables and on pages."""
     unit: Literal["", "share", "nats", "bits"] = ""
     more_is_better: bool = False
     counts: Literal["questions", "documents", "tokens", "positions"] = "documents"
     """What a score's `n` counts."""
     paired: Literal["", "answers", "losses"] = ""
-    """By what a change against the source gets its interval; not at all where empty."""
+    """What the interval of a change against the source is computed from; empty: no interval."""
     against_source: bool = False
-    """Measures a distance from the source, so that the source itself has none."""
+    """Measures a distance from the source, so the source itself has no value."""
     detail: bool = False
-    """Says once more what another metric says: only in files, and with `-v`."""
+    """Repeats what another metric says: only in files, and with `-v`."""
     rereads: str = ""
-    """Another metric that reads the same answers, and speaks for both in verdicts."""
+    """Another metric that reads the same answers and stands for both in verdicts."""
     quantile: float | None = None
-    """Of the divergence over tokens."""
+    """Quantile of the divergence over tokens."""
     hub: str = ""
-    """The hub's name of it, for model cards; by default its own."""
+    """The hub's name for it in model cards; by default `name`."""
 
     @property
     def is_share(self) -> bool:
@@ -45,13 +46,14 @@ class Metric:
 
     @property
     def is_per_token(self) -> bool:
-        """Whether `n` counts tokens, so that its documents are counted elsewhere."""
+        """Whether `n` counts tokens, so that documents are counted elsewhere."""
         return self.counts in ("tokens", "positions")
 
 
 PERPLEXITY = "perplexity"
-"""Per token. Of a whole text it comes from the documents' losses; tasks that ask for one word, such
-as LAMBADA, log it by document as the log-likelihood of that word."""
+"""Per token. For a whole text it is computed from the documents' losses; tasks that ask for one
+word, such as LAMBADA, log it per document as the log-likelihood of that word.
+"""
 ACCURACY = "acc"
 EXACT_MATCH = "exact_match"
 KL_MEAN = "kl_mean"
@@ -126,21 +128,21 @@ METRICS = {
 
 
 def of(key: str) -> Metric:
-    """The metric of a score `<task>/<metric>`, or by its own name."""
+    """The metric of a score `<task>/<metric>`, or of a bare metric name."""
     name = key.rpartition("/")[2]
     return METRICS.get(name) or Metric(name, name)
 
 
 def paired_by(how: str) -> tuple[str, ...]:
-    """Metrics whose changes come from answers, or from losses."""
+    """Metrics whose changes are paired by answers, or by losses."""
     return tuple(name for name, metric in METRICS.items() if metric.paired == how)
 
 
 def distances() -> tuple[str, ...]:
-    """Metrics that tables show of a candidate's distance from its source."""
+    """Metrics of a candidate's distance from its source that tables show."""
     return tuple(n for n, m in METRICS.items() if m.against_source and not m.detail)
 
 
 def quantiles() -> dict[str, float]:
-    """Metrics that show how the divergence is spread over tokens."""
+    """Metrics for quantiles of the divergence over tokens."""
     return {n: m.quantile for n, m in METRICS.items() if m.quantile is not None}

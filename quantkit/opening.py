@@ -1,4 +1,4 @@
-"""What callers give as a model: a folder, a hub id, `demo`, a checkpoint, or a model in memory."""
+"""Open what callers pass as a model: a folder, hub id, `demo`, checkpoint or model in memory."""
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -32,16 +32,17 @@ def find(
     trust_remote_code: bool,
     original: ModelSource | None = None,
 ) -> ModelSource | Checkpoint:
-    """A checkpoint of ours or of others, else a source, by folder, GGUF file, hub id or `demo`.
+    """A checkpoint (ours or another tool's) or else a source, by folder, GGUF file, hub id or
+    `demo`.
 
-    `original` describes GGUF files of others, which have no config.
+    `original` describes GGUF files from other tools, which have no config.
     """
     if is_checkpoint(Path(name)):
         return Checkpoint.open(Path(name))
     file, folder = foreign_gguf.file_of(name), None
     if file is None:
         folder = locate(name, revision)
-        file = foreign_gguf.file_of(folder)  # a repository of one file, in the hub's cache
+        file = foreign_gguf.file_of(folder)  # a one-file repository in the hub's cache
     if file is not None:
         if original is None:
             raise SourceError(
@@ -52,7 +53,7 @@ def find(
     assert folder is not None
     config = read_config(folder)
     if method_of(config):
-        declared.of(config, str(folder))  # refuses what nobody reads before tensors are looked at
+        declared.of(config, str(folder))  # refuses unsupported kinds before it looks at tensors
     model = ModelSource.open(name, revision, trust_remote_code, requantize=True)
     return model if model.quantized_by is None else ForeignCheckpoint.of(model)
 
@@ -63,7 +64,9 @@ def find_all(
     trust_remote_code: bool,
     source: ModelSource | None = None,
 ) -> "list[ModelSource | Checkpoint]":
-    """All of them in their order; GGUF files of others beside `source`, or the one among them."""
+    """All models in order; foreign GGUF files are described by `source`, or the one source among
+    them.
+    """
     others = {
         name: find(name, revision, trust_remote_code)
         for name in names
@@ -77,7 +80,7 @@ def find_all(
 
 
 def _only_source(targets: "Sequence[ModelSource | Checkpoint]") -> ModelSource | None:
-    """The model itself among checkpoints of it, where there is one."""
+    """The only source model in a list that otherwise holds checkpoints, if there is one."""
     plain = [t for t in targets if is_source(t)]
     found = plain[0] if len(plain) == 1 else None
     return found if isinstance(found, ModelSource) else None
@@ -86,7 +89,7 @@ def _only_source(targets: "Sequence[ModelSource | Checkpoint]") -> ModelSource |
 def paired(
     targets: "Sequence[ModelSource | Checkpoint]", source: ModelSource | None = None
 ) -> "list[ModelSource | Checkpoint]":
-    """The same, with checkpoints of others held against `source`, or the one source among them."""
+    """The same, with foreign checkpoints paired with `source`, or with the one source among them."""
     original = source or _only_source(targets)
     if original is None:
         return list(targets)
@@ -100,7 +103,9 @@ def comparable(
     targets: "Sequence[ModelSource | Checkpoint]",
     source: "ModelSource | Checkpoint | None" = None,
 ) -> "list[ModelSource | Checkpoint]":
-    """What is scored for a report: one source first, then its checkpoints. Refused before work."""
+    """What a report is scored from: one source first, then its checkpoints. Checked before any
+    work.
+    """
     every = [*([source] if source is not None else []), *targets]
     sources = {t.digest: t for t in every if is_source(t)}
     if len(sources) != 1:
@@ -118,7 +123,7 @@ def opened(
     trust_remote_code: bool,
     requantize: bool = False,
 ) -> "Iterator[ModelSource]":
-    """A source on disk; a model in memory is written to a temporary folder first."""
+    """A source on disk; a model in memory is first written to a temporary folder."""
     if isinstance(model, ModelSource):
         yield model
     elif isinstance(model, str | Path):
@@ -165,10 +170,10 @@ def scorables(
     trust_remote_code: bool,
     source: ModelSource | None = None,
 ) -> "Iterator[list[ModelSource | Checkpoint]]":
-    """What can be scored, whichever way each is given, in the same order."""
+    """Everything that can be scored, however it was passed, in the same order."""
     found: dict[int, ModelSource | Checkpoint] = {}
     with ExitStack() as stack:
-        # Files of others last: the source among the models is what describes them.
+        # Foreign files last: the source among the models describes them.
         for n in sorted(range(len(models)), key=lambda n: _is_foreign_file(models[n])):
             model = models[n]
             if isinstance(model, Checkpoint):

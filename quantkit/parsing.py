@@ -1,8 +1,8 @@
-"""JSON and YAML that others wrote, read within limits; what is wrong is a ValueError that says so.
+"""Bounded parsing of JSON and YAML from outside; faults are ValueErrors that name the problem.
 
-Python's own readers take more than a file should hold: NaN and infinity, numbers of thousands of
-digits, halves of characters that no file can be written with, nesting that exhausts the stack of
-whoever walks over it, and YAML aliases that multiply a few lines into more than memory holds.
+Python's own readers accept more than a file should hold: NaN and infinity, numbers of thousands of
+digits, lone surrogates that cannot be written back, nesting that exhausts the stack of whoever
+walks the result, and YAML aliases that expand a few lines beyond the size of memory.
 """
 
 import json
@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from typing import Any
 
 MAX_DEPTH = 100
-"""Levels of lists and objects within each other."""
+"""Most levels of nested lists and objects."""
 MAX_DIGITS = 40
-"""Of one whole number: tokenizers write 10^30 for "no limit"."""
+"""Most digits of an integer: tokenizers write 10^30 for "no limit"."""
 MAX_YAML_BYTES = 1 << 20
 MAX_YAML_NODES = 100_000
-"""With every alias written out."""
+"""Most nodes with every alias expanded."""
 
 
 def parse_json(raw: bytes | str, finite: bool = True) -> Any:
-    """A JSON document in UTF-8. Without `finite` it may hold NaN and infinity, as configs do."""
+    """Parse a UTF-8 JSON document. Without `finite` it may hold NaN and infinity, as configs do."""
     text = raw if isinstance(raw, str) else as_text(raw)
     try:
         value = json.loads(
@@ -40,7 +40,7 @@ def parse_json(raw: bytes | str, finite: bool = True) -> Any:
 
 
 def as_text(raw: bytes) -> str:
-    """Bytes as UTF-8; those of another encoding are named by where they stop being it."""
+    """Decode UTF-8; the error gives the position of the first byte that is not UTF-8."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -50,7 +50,7 @@ def as_text(raw: bytes) -> str:
 
 
 def parse_yaml(raw: bytes | str, loader: Any) -> Any:
-    """A YAML document in UTF-8, by a loader that builds plain data only."""
+    """Parse a UTF-8 YAML document with a loader that builds plain data only."""
     import yaml
 
     if len(raw) > MAX_YAML_BYTES:
@@ -75,7 +75,7 @@ def parse_yaml(raw: bytes | str, loader: Any) -> Any:
 
 
 def _constructed(reader: Any, node: Any) -> Any:
-    """Plain data; PyYAML's constructors raise whatever they stumble over, such as odd dates."""
+    """Plain data. PyYAML's constructors raise arbitrary errors, for example on odd dates."""
     try:
         return reader.construct_document(node)
     except (ValueError, TypeError, AttributeError, OverflowError, LookupError) as error:
@@ -84,7 +84,7 @@ def _constructed(reader: Any, node: Any) -> Any:
 
 
 def _check_nodes(top: Any, yaml: Any) -> None:
-    """Refuse aliases that refer to what they stand in, or multiply; depth and text as in JSON."""
+    """Refuse recursive or multiplying aliases; limits on depth and text are those of JSON."""
     sizes: dict[int, int] = {}
     above: set[int] = set()
 
@@ -132,7 +132,7 @@ def _refused(text: str) -> Any:
 
 
 def check_depth(value: Any) -> None:
-    """Refuse what is nested deeper than a file should be."""
+    """Refuse data nested deeper than a file should be."""
     level, depth = [value], 0
     while level:
         if depth > MAX_DEPTH:

@@ -1,7 +1,7 @@
-"""The whole line: quantize, verify, score, report, model cards, in one folder.
+"""The whole pipeline in one folder: quantize, verify, score, report, model cards.
 
-What is finished stays: after an interruption the same call takes up checkpoints and scores that
-are there and belong to the same source, recipe and settings.
+Finished work is kept: after an interruption the same call resumes with the checkpoints and scores
+that belong to the same source, recipe and settings.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def run(
     calibration: CalibrationChoice | None = None,
     run: Run | None = None,
 ) -> Outcome:
-    """Quantise with every recipe, check the results, score them as asked and compare."""
+    """Quantise with every recipe, verify the results, score them as requested and compare."""
     run = run or Run()
     force, progress = run.force, run.progress
     asked = replace(asked, tasks=lmeval.check(asked.tasks))
@@ -59,8 +59,8 @@ def run(
         finished = [] if force else finished_before(source, recipes, out, calibration, run.engine)
         for checkpoint in finished:
             progress.note(f"{checkpoint.manifest.name}: taken up as it was finished before")
-            mark.discard(checkpoint.folder)  # left where a run was stopped at the very end
-            card.existing(checkpoint.folder)  # one that cannot be updated is refused now
+            mark.discard(checkpoint.folder)  # left by a run that was stopped at the very end
+            card.existing(checkpoint.folder)  # refuse a card that cannot be updated before any work
         have = {checkpoint.manifest.name for checkpoint in finished}
         missing = [recipe for recipe in recipes if recipe.name not in have]
         made = []
@@ -132,7 +132,7 @@ def finished_before(
 
 @dataclass(frozen=True)
 class Scoring:
-    """How all models of a run are scored."""
+    """Settings by which all models of a run are scored."""
 
     asked: Asked
     folder: Path

@@ -1,4 +1,4 @@
-"""How long work tells of its progress without knowing who listens."""
+"""Progress reports of long-running work, independent of who listens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,26 +9,26 @@ class Progress(Protocol):
     """Receives steps and notes; the command line draws them, tests and libraries ignore them."""
 
     def start(self, label: str, total: int, unit: str = "bytes") -> None:
-        """A stage begins that has `total` units to do."""
+        """Begin a stage of `total` units."""
 
     def advance(self, amount: int) -> None:
-        """Some units of the present stage are done. May be called from any thread."""
+        """Report finished units of the current stage. May be called from any thread."""
 
     def finish(self) -> None:
-        """The present stage is over."""
+        """End the current stage."""
 
     def status(self, text: str) -> None:
-        """How the present stage goes, in a few words; the next such words take their place."""
+        """Describe the state of the current stage in a few words, replacing the previous ones."""
 
     def note(self, text: str) -> None:
-        """Something a person should know, in one sentence."""
+        """Report something the user should know, in one sentence."""
 
     def detail(self, text: str) -> None:
-        """Something that only a curious person wants to know."""
+        """Report something of interest only with `-v`."""
 
 
 class Silent:
-    """Listens to nothing."""
+    """Ignores all progress."""
 
     def start(self, label: str, total: int, unit: str = "bytes") -> None: ...
 
@@ -45,23 +45,23 @@ class Silent:
 
 @dataclass(frozen=True)
 class Update:
-    """What a progress callback gets."""
+    """What a progress callback receives."""
 
     stage: str
-    """What is being done, such as `quantize`."""
+    """The current stage, such as `quantize`."""
     done: int
     total: int
     unit: str
     text: str = ""
-    """A note for people; empty where only the count changed."""
+    """A note for the user; empty if only the count changed."""
 
 
 Listener = Progress | Callable[[Update], None]
-"""What functions of the API take as `progress`."""
+"""What API functions accept as `progress`."""
 
 
 class Callback(Silent):
-    """Progress as calls of one function."""
+    """Progress delivered to a single function."""
 
     def __init__(self, call: Callable[[Update], None]) -> None:
         self._call = call
@@ -86,7 +86,7 @@ class Callback(Silent):
 
 
 def listening(listener: Listener | None) -> Progress:
-    """Progress for whoever listens, or for nobody."""
+    """Progress for a listener, or a silent one."""
     if listener is None:
         return Silent()
     return Callback(listener) if callable(listener) else listener

@@ -1,4 +1,4 @@
-"""Keeps other libraries' notices off the screen while they work for us."""
+"""Keeps other libraries' notices off the screen while we call them."""
 
 import logging
 from collections.abc import Iterator

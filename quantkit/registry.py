@@ -1,13 +1,13 @@
-"""The engines by name: who does the arithmetic. Listing and checking them needs no torch."""
+"""Names of the quantisation engines. Listing and checking them does not load torch."""
 
 from quantkit.errors import UnknownName
 
 NATIVE = "native"
 ENGINES = (NATIVE, "llmcompressor")
-"""Who does the arithmetic: quantkit itself, or the optional llm-compressor."""
+"""Quantisation engines: quantkit itself, or the optional llm-compressor."""
 
 
 def check_engine(name: str) -> None:
-    """Refuse an engine that does not exist."""
+    """Refuse an unknown engine."""
     if name not in ENGINES:
         raise UnknownName("engine", name, ENGINES)

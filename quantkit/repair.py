@@ -1,8 +1,8 @@
-"""Mends what is mechanical in a checkpoint that others made; never touches a number silently.
+"""Repair mechanical faults in checkpoints from other tools; never change a number silently.
 
-The result is a new folder of the same format. `repaired.json` in it lists every change: keys of the
-config, tensors that were added, left out or packed otherwise, and scales, with the error of each
-layer where numbers were rounded again, which needs `allow_rounding`.
+The result is a new folder in the same format. Its `repaired.json` lists every change: config keys,
+tensors that were added, dropped or repacked, and scales, with the error of each layer whose numbers
+were rounded again, which requires `allow_rounding`.
 """
 
 import json
@@ -38,18 +38,18 @@ BESIDE = ("input_scale", "input_global_scale", "qzeros", "g_idx", "scales")
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that was mended."""
+    """One repair."""
 
     where: str
-    """A key of the config, or a tensor."""
+    """A config key, or a tensor."""
     what: str
     error: float | None = None
-    """The relative error of a layer whose numbers were rounded again; None: exact."""
+    """Relative error of a layer whose numbers were rounded again; None: exact."""
 
 
 @dataclass
 class Repaired:
-    """A mended folder."""
+    """A repaired folder."""
 
     folder: Path
     source: Path
@@ -69,7 +69,7 @@ class Repaired:
 
 @dataclass
 class _Work:
-    """What is to be written: tensors taken over, and those that replace others."""
+    """The output in the making: tensors copied, and tensors that replace others."""
 
     config: dict[str, Any]
     stored: dict[str, StoredTensor]
@@ -98,7 +98,7 @@ def repair(
     allow_rounding: bool = False,
     progress: Progress | None = None,
 ) -> Repaired:
-    """Write a mended copy of a folder as `out`; beside the first, by default."""
+    """Write a repaired copy of a folder to `out`; by default a sibling of the input."""
     progress = progress or Silent()
     if is_checkpoint(path):
         raise CheckpointError(
@@ -136,7 +136,7 @@ def repair(
 
 
 def _experts(work: _Work) -> None:
-    """Experts one by one, as engines read them; gpt-oss's in MXFP4 together."""
+    """Split experts as engines read them; gpt-oss's stay together in MXFP4."""
     if work.dialect.joins_experts:
         work.stored, changes = expert_layout.fuse(work.stored)
     else:
@@ -145,7 +145,7 @@ def _experts(work: _Work) -> None:
 
 
 def _keys(work: _Work) -> None:
-    """Keys that the readers' library forbids, and those that readers need."""
+    """Drop keys that the readers' library forbids, and add those that readers need."""
     section = work.section
     for name, group in (section.get("config_groups") or {}).items():
         for part in ("weights", "input_activations", "output_activations"):
@@ -193,7 +193,7 @@ def _plain_index(n: int, size: int) -> "torch.Tensor":
 
 
 def _groups(work: _Work) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Quantised layers, and the arguments of their weights."""
+    """Quantised layers, and the quantisation arguments of their weights."""
     seen = work.seen()
     if not work.dialect.spells_out:
         return
@@ -206,7 +206,7 @@ def _groups(work: _Work) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _packing(work: _Work) -> None:
-    """Integers padded to words, as compressed-tensors packed them before 0.18, packed densely."""
+    """Repack integers densely that compressed-tensors before 0.18 padded to words."""
     for name, args in _groups(work):
         bits, packed = int(args["bits"]), work.stored.get(f"{name}.weight_packed")
         scale = work.stored.get(f"{name}.weight_scale")
@@ -217,7 +217,7 @@ def _packing(work: _Work) -> None:
         if columns is None or packed.shape[1] == words.n_words(columns, bits):
             continue
         if packed.shape[1] != -(-columns // per):
-            continue  # neither: verify says so
+            continue  # neither layout: verify reports it
         fields = _unpadded(packed.read(), bits, per, columns)
         work.replaced[packed.name] = words.pack(fields, bits)
         work.changes.append(Change(packed.name, f"{bits}-bit integers packed densely"))
@@ -240,7 +240,7 @@ def _columns(work: _Work, name: str, scale: StoredTensor, args: Mapping[str, Any
 
 
 def _shapes(work: _Work) -> None:
-    """`weight_shape`, which decompressors need beside packed integers."""
+    """Add `weight_shape`, which decompressors need beside packed integers."""
     import torch
 
     for name, args in _groups(work):
@@ -259,7 +259,7 @@ def _shapes(work: _Work) -> None:
 
 
 def _strays(work: _Work) -> None:
-    """Tensors that stand beside nothing, which engines stop at."""
+    """Drop tensors that belong to no layer, on which engines stop."""
     seen = work.seen()
     modules = {name for name, layer in seen.layers.items() if layer.is_quantized}
     for name in list(work.stored):
@@ -278,8 +278,10 @@ def _strays(work: _Work) -> None:
 
 
 def _scales(work: _Work, allow_rounding: bool) -> None:
-    """One global scale for NVFP4 layers that engines fuse; exact where the ratio is a power of two
-    and no group scale leaves E4M3's range."""
+    """Give NVFP4 layers that engines fuse one global scale.
+
+    Exact if the ratio is a power of two and no group scale leaves E4M3's range.
+    """
     seen = work.seen()
     for kind in ("weight_global_scale", "weight_scale_2"):
         for whole, shards in seen.fused:
@@ -301,13 +303,13 @@ def _scales(work: _Work, allow_rounding: bool) -> None:
 def _rescale(
     work: _Work, shard: str, kind: str, shared: float, ratio: float, whole: str, rounding: bool
 ) -> None:
-    """Divide a shard's group scales by what its global scale is off."""
+    """Divide a shard's group scales by the ratio of its global scale to the shared one."""
     import torch
 
     name = f"{shard}.weight_scale"
     before = work.stored[name].read()
     wide = before.float()
-    # What a group scale stands for is itself over the divisor, so both fall by the same factor.
+    # The effective scale is the group scale over the divisor, so both change by the same factor.
     after = (wide / ratio).to(before.dtype)
     exact = bool((after.float() * ratio == wide).all())
     if not exact and not rounding:
@@ -326,7 +328,7 @@ def _rescale(
 
 
 def _ignore(work: _Work) -> None:
-    """Entries that fit vLLM's names, and every layer that is stored in 16 bits."""
+    """Rewrite entries to vLLM's names, and add every layer that is stored in 16 bits."""
     seen, section = work.seen(), work.section
     if not (keys := work.dialect.ignore_keys):
         return
@@ -358,7 +360,7 @@ def _ignore(work: _Work) -> None:
 
 
 def _write(path: Path, work: _Work, result: Repaired, force: bool, progress: Progress) -> None:
-    """The new folder: tensors in their old order, other files as they are, the record last."""
+    """Write the folder: tensors in their old order, other files copied, the record last."""
     specs: list[TensorSpec] = []
     for name, tensor in work.stored.items():
         specs.append(_spec(name, work.replaced[name]) if name in work.replaced else tensor)

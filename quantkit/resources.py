@@ -1,7 +1,7 @@
-"""Finds what ships with quantkit: recipes, calibration sets, the demo model.
+"""Locates what ships with quantkit: recipes, calibration sets, the demo model.
 
-A wheel carries them under `quantkit/_data/`; in a checkout recipes and calibration sets lie at
-the top of the repository. Nothing else in the code knows about the two places.
+A wheel carries them under `quantkit/_data/`; in a checkout, recipes and calibration sets are at the
+top of the repository. No other code knows about the two places.
 """
 
 from contextlib import suppress
@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent
 DEMO_MODEL = PACKAGE / "_data" / "demo-model"
 
 
-# What people ask for and should not get, with the reason; the first that a name contains counts.
+# Common requests that are declined, with the reason; the first entry contained in a name wins.
 REFUSED = {
     "nf4": "NF4 is a run-time format of bitsandbytes, made while loading; use nvfp4-a16 or "
     "awq-gptq-w4a16",
@@ -44,10 +44,10 @@ def names(kind: str) -> list[str]:
 
 
 def find(kind: str, name: str) -> Path:
-    """The file that a name stands for: one that ships, or the path of the user's own."""
+    """The file a name stands for: one that ships with quantkit, or the user's own path."""
     own = name.endswith((".yaml", ".yml")) or "/" in name
     path = Path(name) if own else folder(kind) / f"{name}.yaml"
-    with suppress(OSError):  # a name that no file can have
+    with suppress(OSError):  # not a valid file name
         if path.is_file():
             return path
     asked = name.lower()

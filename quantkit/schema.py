@@ -1,7 +1,7 @@
-"""JSON schemas of our files, in which the string under a field describes it.
+"""JSON schemas of our files, with the string below each field as its description.
 
-Pydantic can take these strings itself, but reads every class's source for that when it is imported,
-which is most of what importing a model costs. Here it is read when a schema is asked for.
+Pydantic can pick up these strings itself, but then reads every class's source on import, which is
+most of the cost of importing a model. Here the source is read when a schema is requested.
 """
 
 import ast
@@ -14,7 +14,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 
 def of(model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema of a file that a model reads."""
+    """The JSON schema of the file that a model validates."""
     return model.model_json_schema(by_alias=True, schema_generator=_Described)
 
 
@@ -32,7 +32,7 @@ class _Described(GenerateJsonSchema):
 
 
 def _strings(kind: type) -> dict[str, str]:
-    """What stands under each field of a class, by its name."""
+    """The string below each field of a class, by field name."""
     (found,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(found, ast.ClassDef)
     told = {}

@@ -1,6 +1,6 @@
-"""The numbers that weights, activations and the KV cache are rounded to.
+"""Number formats that weights, activations and the KV cache are rounded to.
 
-What no engine serves is refused here, with a word on what to write instead.
+What no engine serves is refused here, with a hint at what to write instead.
 """
 
 from typing import Any, Literal
@@ -12,16 +12,16 @@ from quantkit.numbers.fp8 import FP8
 
 
 class Strict(BaseModel):
-    """Frozen, and without room for misspelt keys."""
+    """Frozen, and rejects unknown keys."""
 
     model_config = ConfigDict(allow_inf_nan=False, frozen=True, extra="forbid")
 
 
 class WeightScheme(Strict):
-    """The numbers that weights are rounded to."""
+    """Number format of the weights."""
 
     num_bits: int
-    """Bits a stored weight takes: integers 2 to 8, floats 4 or 8."""
+    """Bits per stored weight: integers 2 to 8, floats 4 or 8."""
     type: Literal["int", "float"] = "int"
     """Evenly spaced integers, or floats: FP8 (E4M3), NVFP4, MXFP4, MXFP8."""
     symmetric: bool = True
@@ -93,7 +93,7 @@ class WeightScheme(Strict):
         return "fp4" if (self.type, self.num_bits) == ("float", 4) else self.type
 
     def n_scales(self, rows: int, columns: int) -> tuple[int, int]:
-        """How many scales a weight has, down and across; strategy tensor counts as one a row."""
+        """Number of scales of a weight, down and across; strategy tensor counts as one per row."""
         if self.block_structure is not None:
             high, wide = self.block_structure
             return rows // high, columns // wide
@@ -101,7 +101,7 @@ class WeightScheme(Strict):
         return rows, columns // (self.group_size or columns)
 
     def words(self) -> str:
-        """The scheme for people."""
+        """The scheme in words."""
         grid = numbers.of(self).words
         size = self.group_size
         share = {
@@ -117,7 +117,7 @@ class WeightScheme(Strict):
 
 
 class ActivationScheme(Strict):
-    """The numbers that a layer's inputs are rounded to at run time."""
+    """Number format that a layer's inputs are rounded to at run time."""
 
     num_bits: Literal[4, 8] = 8
     type: Literal["int", "float"]
@@ -152,11 +152,11 @@ class ActivationScheme(Strict):
 
     @property
     def is_static(self) -> bool:
-        """Whether some scale is fixed, and stored."""
+        """Whether any scale is fixed and stored."""
         return self.dynamic is not True
 
     def words(self) -> str:
-        """The scheme for people."""
+        """The scheme in words."""
         share = f"{self.group_size} channels of each token" if self.group_size else ""
         share = share or f"each {self.strategy}"
         when = "measured at run time" if self.dynamic else "from calibration"
@@ -166,7 +166,7 @@ class ActivationScheme(Strict):
 
 
 class KVCacheScheme(Strict):
-    """The numbers that keys and values are kept in: FP8 with fixed scales, as vLLM serves it."""
+    """Number format of keys and values: FP8 with fixed scales, as vLLM serves it."""
 
     num_bits: Literal[8] = 8
     type: Literal["float"] = "float"
@@ -178,7 +178,7 @@ class KVCacheScheme(Strict):
     """Scales come from calibration."""
 
     def words(self) -> str:
-        """The scheme for people."""
+        """The scheme in words."""
         grid = FP8().words
         share = "one scale for the keys and one for the values of each layer"
         if self.strategy == "attn_head":
@@ -187,7 +187,9 @@ class KVCacheScheme(Strict):
 
 
 def runs_as(tag: str, weights: numbers.Scheme, inputs: ActivationScheme | None) -> str:
-    """What engines call these numbers, one of `hardware.support.FORMATS`; `tag` is the weights'."""
+    """Engines' name for these numbers, one of `hardware.support.FORMATS`; `tag` is the weights'
+    name.
+    """
     if tag in ("nvfp4", "mxfp4"):
         return tag if inputs else f"{tag}-a16"
     if tag == "mxfp8":

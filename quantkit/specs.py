@@ -1,7 +1,7 @@
-"""Files that people write: read as YAML, and what is wrong with them said in our own words.
+"""YAML files that users write: reading and validation, with faults in plain words.
 
 A problem is one line: the field's path, what it must be, what it is, and for a misspelt key the
-one that was probably meant.
+likely intended one.
 """
 
 import difflib
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-# Whoever imports this has a file to read, and its model at hand.
+# Whoever imports this has a file to read and has loaded its model.
 import yaml
 from pydantic import AfterValidator, BaseModel, ValidationError
 
@@ -21,7 +21,7 @@ from quantkit.parsing import parse_yaml
 LONGEST_SHOWN = 40
 MOST_NAMES = 20
 LINES = "lines such as `key: value`"
-"""A mapping, as people write it in YAML."""
+"""A mapping as users write it in YAML."""
 NAME = "a name of letters, digits and . _ + -"
 WANTED = {
     "int_type": "a whole number",
@@ -42,22 +42,23 @@ WANTED = {
     "model_type": LINES,
     "model_attributes_type": LINES,
 }
-"""What a field must be, by pydantic's name of the fault."""
+"""What a field must be, by pydantic's name for the fault."""
 
 
 Record = TypeVar("Record", bound=BaseModel)
 
 
 def as_record(model: type[Record], data: Any) -> Record:
-    """Parsed JSON as a record: "1" is text there, and no number, truth or date of a number's kind.
+    """Parsed JSON as a record, strictly: "1" is text, not a number or boolean; a number is not a
+    date.
 
-    By way of JSON again, since only there pydantic knows strictly what text may stand for.
+    Goes through JSON again, since pydantic's strict mode accepts text for other types only there.
     """
     return model.model_validate_json(json.dumps(data), strict=True)
 
 
 def plain_name(name: str) -> str:
-    """A name in a file, of which a file or folder is to be called: never a way elsewhere."""
+    """A name from a file that becomes a file or folder name: never a path elsewhere."""
     strange = any(letter in "/\\" or not letter.isprintable() for letter in name)
     if strange or name in (".", "..") or not 0 < len(name.encode()) <= 200:
         raise ValueError(f"{name[:LONGEST_SHOWN]!r} cannot be a file's name")
@@ -65,7 +66,7 @@ def plain_name(name: str) -> str:
 
 
 def plain_path(path: str) -> str:
-    """The same for a file below a folder: plain names with a stroke between them."""
+    """The same for a file below a folder: plain names separated by slashes."""
     for name in path.split("/"):
         plain_name(name)
     return path
@@ -76,7 +77,7 @@ PlainPath = Annotated[str, AfterValidator(plain_path)]
 
 
 def read_yaml(path: Path, wrong: type[QuantkitError]) -> Any:
-    """The content of a YAML file; a key that stands twice is refused, for YAML keeps only one."""
+    """The content of a YAML file; duplicate keys are refused, since YAML would keep only one."""
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
@@ -103,18 +104,19 @@ def problems(
     unseen: Sequence[str] = (),
     words: Mapping[str, str] = {},
 ) -> list[str]:
-    """Everything that is wrong with data for a model, a line each.
+    """Everything wrong with data for a model, one line each.
 
-    `unseen` are keys that we have put between those of the file; `words` replace some of `WANTED`.
+    `unseen` are keys that we inserted between those of the file; `words` replace entries of
+    `WANTED`.
     """
     wanted: dict[str, list[str]] = {}
     given: dict[str, str] = {}
-    lines: list[tuple[str, str]] = []  # a path, and what is said of it; "" stands for `wanted`
+    lines: list[tuple[str, str]] = []  # path and message; "" stands for `wanted`
     for fault in error.errors():
         place, model = _place(fault["loc"], kind)
         path = ".".join(part for part in place if part not in unseen)
         sort, context = fault["type"], fault.get("ctx", {})
-        if sort in ("extra_forbidden", "invalid_key"):  # a number is not a name of a field either
+        if sort in ("extra_forbidden", "invalid_key"):  # a number is not a field name either
             lines.append((path, f"unknown key; {meant(place[-1], _keys(model))}"))
         elif sort == "missing":
             lines.append((path, "is missing"))
@@ -141,19 +143,19 @@ def problems(
 
 
 def json_problem(error: ValidationError, kind: type[BaseModel]) -> str:
-    """The first thing that is wrong with a JSON file, in JSON's words."""
+    """The first fault of a JSON file, in JSON's terms."""
     return problems(error, kind)[0].replace(LINES, "a JSON object")
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """A hint at what somebody may have wanted to write."""
+    """A hint at the name that was probably meant."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
 
 
 def shown(value: Any) -> str:
-    """What somebody wrote, short and in one line."""
+    """What the user wrote, shortened to one line."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -167,7 +169,7 @@ def shown(value: Any) -> str:
 
 
 def _key(name: str) -> str:
-    """One visible line, whatever a key holds."""
+    """A key as one visible line, whatever it holds."""
     return name if name.isprintable() else repr(name)
 
 
@@ -193,7 +195,7 @@ def _wanted(fault: Any) -> str:
     if sort == "too_short":
         n = context["min_length"]
         return "a list of at least one" if n == 1 else f"a list of at least {n}"
-    # Pydantic's own words, for what none of our models has so far.
+    # Pydantic's own words, for faults that none of our models has so far.
     return str(fault["msg"]).removeprefix("Input should be ")
 
 
@@ -233,9 +235,9 @@ def _keys(model: type[BaseModel] | None) -> list[str]:
 def _place(
     location: Sequence[int | str], kind: type[BaseModel]
 ) -> tuple[list[str], type[BaseModel] | None]:
-    """A fault's path as the file has it, and the model that its last part belongs to.
+    """A fault's path as written in the file, and the model that its last part belongs to.
 
-    Pydantic's own path also names branches of unions, which no file holds.
+    Pydantic's own path also names branches of unions, which do not appear in the file.
     """
     place: list[str] = []
     owner: type[BaseModel] | None = kind
@@ -254,7 +256,7 @@ def _place(
             continue
         elif part == "[key]":
             continue
-        else:  # a key of a mapping, or one that nobody knows
+        else:  # a key of a mapping, or an unknown one
             inside = [get_args(k)[1] for k in kinds if len(get_args(k)) == 2]
             kinds = [b for inner in inside for b in _branches(inner)]
         place.append(_key(str(part)))
@@ -263,7 +265,7 @@ def _place(
 
 
 def _field(model: type[BaseModel], part: int | str) -> Any:
-    """The type of a field, by its name in a file."""
+    """The type of a field, by its name in the file."""
     for name, field in model.model_fields.items():
         if part in (name, field.alias):
             return field.annotation
@@ -271,7 +273,7 @@ def _field(model: type[BaseModel], part: int | str) -> Any:
 
 
 def _branches(kind: Any) -> list[Any]:
-    """The types that a type may be."""
+    """The alternatives of a type."""
     if get_origin(kind) is Annotated:
         return _branches(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
@@ -280,13 +282,13 @@ def _branches(kind: Any) -> list[Any]:
 
 
 def _tag_of(model: type[BaseModel]) -> list[Any]:
-    """Values of fields that can take only those: what tells branches of a union apart."""
+    """Values of single-valued fields, which discriminate the branches of a union."""
     kinds = [field.annotation for field in model.model_fields.values()]
     return [value for k in kinds if get_origin(k) is Literal for value in get_args(k)]
 
 
 def _names_branch(part: int | str, kinds: Sequence[Any]) -> bool:
-    """Whether a part of a path only says which branch of a union was tried."""
+    """Whether a part of a path only names the branch of a union that was tried."""
     if not isinstance(part, str):
         return False
     head = part.partition("[")[0]

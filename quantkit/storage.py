@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and disks that say what is wrong."""
+"""Atomic file output, and plain messages for disk errors."""
 
 import errno
 import glob
@@ -16,18 +16,18 @@ from quantkit.errors import HardwareError, QuantkitError, StorageError
 from quantkit.lock import INSIDE, abandoned, sole_writer
 
 HALF = re.compile(r"\..+\.(json|md|html|csv|parquet|svg|yaml)\.(\d+|partial)")
-"""Files on their way to their names, as `write_text` and others call them."""
+"""Unfinished files, as named by `write_text` and others."""
 MANIFEST = "quantkit.json"
 """The file that marks a finished checkpoint."""
 DEQUANTIZED = "dequantized.json"
-"""Says in a plain model folder which quantised one it was made from."""
+"""Records in a plain model folder which quantised model it was made from."""
 IMATRIX = "imatrix.gguf"
-"""The importance matrix beside a GGUF file that was made with it."""
+"""The importance matrix stored beside a GGUF file that was made with it."""
 
 
 @contextmanager
 def guarded(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals to write below `path` into one clear sentence."""
+    """Turn the operating system's write errors below `path` into one clear sentence."""
     try:
         yield
     except OSError as error:
@@ -46,7 +46,7 @@ def guarded(path: Path) -> Iterator[None]:
 
 
 def require_space(folder: Path, needed_bytes: int, words: str = "") -> None:
-    """Refuse before the work when the disk cannot hold its result; `words` precede its size."""
+    """Fail early if the disk cannot hold the result; `words` precede its size in the message."""
     existing = folder
     while not existing.exists():
         existing = existing.parent
@@ -59,7 +59,7 @@ def require_space(folder: Path, needed_bytes: int, words: str = "") -> None:
 
 
 def require_writable(folder: Path) -> None:
-    """Refuse before the work where a folder cannot be made or written to; nothing is made."""
+    """Fail early if a folder cannot be created or written to; creates nothing."""
     existing = folder.absolute()
     while not existing.exists():
         existing = existing.parent
@@ -67,19 +67,18 @@ def require_writable(folder: Path) -> None:
     if not existing.is_dir():
         number = errno.EEXIST if existing == folder.absolute() else errno.ENOTDIR
     elif os.access(existing, os.W_OK | os.X_OK) and shutil.disk_usage(existing).total:
-        return  # /proc and the like let root through, and hold nothing
+        return  # /proc and the like admit root but cannot hold files
     with guarded(folder):
         raise OSError(number, os.strerror(number))
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def write_json(path: Path, data: Any, allow_nan: bool = False) -> None:
-    """Write JSON to a temporary sibling and rename it, so that a reader never sees half."""
+    """Write JSON to a temporary sibling and rename it, so that readers never see a partial file."""
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=allow_nan)
     write_text(path, text + "\n")
 
@@ -102,7 +101,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def clear_halves_of(path: Path) -> None:
-    """Remove what killed processes of this machine were writing to give it this name."""
+    """Remove partial files for this name left by killed processes of this machine."""
     for half in path.parent.glob(f".{glob.escape(path.name)}.*"):
         number = half.name.rpartition(".")[2]
         if number.isdecimal() and not _is_alive(int(number)):
@@ -123,12 +122,12 @@ def _is_alive(process: int) -> bool:
 def scratch_folder(
     target: Path, force: bool = False, resumable: bool = False, marker: str = MANIFEST
 ) -> Iterator[Path]:
-    """A folder that takes the name `target` only when its contents are complete.
+    """A folder that takes the name `target` only once its contents are complete.
 
-    An existing target is refused before anything is done, unless `force`; even then it is
-    replaced only by a finished one. A resumable folder keeps its name and, when the work is
-    stopped from outside, its contents; without `force` the next call finds them there. Nothing is
-    removed before the lock is held: what lies there may be another run's.
+    An existing target is refused before any work, unless `force`; even then only a finished folder
+    replaces it. A resumable folder keeps its name and, when the work is interrupted, its contents;
+    without `force` the next call resumes them. Nothing is removed before the lock is held: it may
+    belong to another run.
     """
     with claimed(target, force, marker):
         scratch = target.with_name(f".{target.name}.{'partial' if resumable else 'scratch'}")
@@ -140,19 +139,19 @@ def scratch_folder(
 
 @contextmanager
 def claimed(target: Path, force: bool = False, marker: str = MANIFEST) -> Iterator[None]:
-    """Hold a folder's name, which must be free unless `force`, before it is worked for."""
+    """Hold a folder's name, which must be free unless `force`, before the work for it begins."""
     refuse_existing(target, force, marker)
     with guarded(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         _clear_abandoned(target.parent)
         with sole_writer(target.with_name(f".{target.name}.lock"), target):
             _restore(target)
-            refuse_existing(target, force, marker)  # another run may have finished it meanwhile
+            refuse_existing(target, force, marker)  # another run may have finished it
             yield
 
 
 def _clear_abandoned(folder: Path) -> None:
-    """Remove what killed runs left here that nobody can resume: locks, and scratch folders."""
+    """Remove what killed runs left here and nobody can resume: locks and scratch folders."""
     for lock in abandoned(folder):
         scratch = lock.with_name(lock.name.removesuffix(".lock") + ".scratch")
         shutil.rmtree(scratch, ignore_errors=True)
@@ -165,7 +164,7 @@ def _filled(scratch: Path, target: Path, resumable: bool) -> Iterator[Path]:
         try:
             yield scratch
         except BaseException as error:
-            # A fault in the input would only come again.
+            # A fault in the input would only recur.
             ours = isinstance(error, QuantkitError)
             keep = resumable and (not ours or isinstance(error, StorageError | HardwareError))
             keep = keep and any(scratch.iterdir())
@@ -188,7 +187,7 @@ def _filled(scratch: Path, target: Path, resumable: bool) -> Iterator[Path]:
 
 
 def _retired(target: Path) -> Path:
-    """Where the folder that `--force` replaces lies until the new one has its name."""
+    """Where the folder that `--force` replaces is kept until the new one has its name."""
     return target.with_name(f".{target.name}.replaced")
 
 
@@ -202,7 +201,7 @@ def _restore(target: Path) -> None:
 
 
 def _clear_halves(folder: Path) -> None:
-    """Remove what a killed run was writing and had not given its name yet."""
+    """Remove the unnamed output of a killed run."""
     for path in folder.rglob(".*"):
         if path.is_file():
             path.unlink()
@@ -210,7 +209,7 @@ def _clear_halves(folder: Path) -> None:
 
 @contextmanager
 def output_folder(folder: Path) -> Iterator[None]:
-    """Make a folder that a command fills file by file, and hold it against a second writer."""
+    """Create a folder that a command fills file by file, and lock it against a second writer."""
     is_new = not folder.exists()
     with guarded(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -224,14 +223,14 @@ def output_folder(folder: Path) -> Iterator[None]:
 
 
 def _clear_written_halves(folder: Path) -> None:
-    """The same in a folder of files, which nobody else writes while we hold it."""
+    """Remove partial files in a folder we hold, which nobody else writes."""
     for path in folder.glob(".*"):
         if HALF.fullmatch(path.name) and path.is_file() and not path.is_symlink():
             path.unlink()
 
 
 def refuse_existing(target: Path, force: bool, marker: str = MANIFEST) -> None:
-    """Stop when an output of that name is there already; never replace what is not ours."""
+    """Stop if the output exists; never replace what quantkit did not make."""
     if not target.exists():
         return
     if not force:
@@ -245,7 +244,7 @@ def refuse_existing(target: Path, force: bool, marker: str = MANIFEST) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames and new files in a folder last."""
+    """Flush renames and new files in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -254,14 +253,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def gib(size_bytes: float) -> str:
-    """A size for people: MiB below one GiB, GiB above."""
+    """A size for display: MiB below one GiB, GiB above."""
     if size_bytes < 1 << 30:
         return f"{size_bytes / (1 << 20):.1f} MiB"
     return f"{size_bytes / (1 << 30):.2f} GiB"
 
 
 def duration(seconds: float) -> str:
-    """A time for people."""
+    """A duration for display."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = seconds / 60

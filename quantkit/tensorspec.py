@@ -1,4 +1,4 @@
-"""A tensor before there is any: name, type and shape."""
+"""A tensor's description before its data exists: name, dtype and shape."""
 
 import math
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ ITEM_BYTES = {
     "F32": 4,
     "F64": 8,
 }
-"""What one number takes, by the names that types have in these files."""
+"""Bytes per element, by safetensors' dtype names."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, type and shape of a tensor in a file."""
+    """Name, dtype and shape of a tensor in a file."""
 
     name: str
     dtype: str

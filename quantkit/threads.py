@@ -1,12 +1,12 @@
-"""How many threads compute, and how they wait: settled before torch is loaded, which reads it once.
+"""Thread count and wait policy, set before torch is loaded, which reads them once.
 
 torch counts the machine's cores, whatever share of them a container may use, and its threads spin
-while they wait for each other. Alone that is quick; beside another program, or within a quota, all
-of them burn the time that one of them needs. Waiting asleep costs next to nothing, and a machine
-that is half taken makes the work twice as long, not ten times.
+while they wait for each other. On an idle machine that is fast; beside another program, or within a
+quota, all of them burn the time that one of them needs. Sleeping waits cost next to nothing, and on
+a half-loaded machine the work takes twice as long, not ten times.
 
-Threads are never fewer because others are busy: sums would be made in other parts, and a checkpoint
-must not depend on who else was at work.
+The thread count never drops because others are busy: sums would be split differently, and a
+checkpoint must not depend on what else was running.
 """
 
 import math
@@ -15,33 +15,33 @@ from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
-"""Of GNU's and Intel's libraries."""
+"""Variables of the GNU and Intel OpenMP libraries."""
 COUNT = "OMP_NUM_THREADS"
 
 
 def settle() -> None:
-    """Tell the libraries, unless the user has; programs that we start are not told."""
+    """Set the libraries' variables unless the user has; child processes do not inherit them."""
     told = dict(WAITING)
     if (n := quota()) is not None and n < cores():
         told[COUNT] = str(n)
     for name, value in told.items():
         if name not in os.environ:
-            os.putenv(name, value)  # seen by C alone: `os.environ` is what children get
+            os.putenv(name, value)  # visible to C only: children get `os.environ`
 
 
 def cores() -> int:
-    """Cores that this process may run on."""
+    """Cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def quota(root: Path = CGROUP) -> int | None:
-    """Whole cores that a container's quota is worth, rounded up; None where there is none."""
+    """A container's CPU quota in whole cores, rounded up; None if there is none."""
     try:
         if (root / "cpu.max").is_file():
             amount, period = (root / "cpu.max").read_text().split()
-        else:  # the first version
+        else:  # cgroup v1
             amount = (root / "cpu" / "cpu.cfs_quota_us").read_text()
             period = (root / "cpu" / "cpu.cfs_period_us").read_text()
         share = int(amount) / int(period)

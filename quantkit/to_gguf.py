@@ -1,7 +1,8 @@
-"""An NVFP4 checkpoint as a file for llama.cpp: the same codes and scales, so one set of weights
+"""Convert an NVFP4 checkpoint to a llama.cpp file: the same codes and scales, so one set of weights
 serves both engines.
 
-llama.cpp's own quantiser makes no NVFP4. What the checkpoint leaves in 16 bits stays there.
+llama.cpp's own quantiser does not make NVFP4. What the checkpoint keeps in 16 bits stays in 16
+bits.
 """
 
 import re
@@ -29,13 +30,13 @@ from quantkit.recipe.gguf import CONVERTED
 
 SCALE_BYTES = 4
 TYPES = {"BF16": Kind.BF16, "F16": Kind.F16, "F32": Kind.F32}
-"""Of GGUF, by those of safetensors."""
+"""GGUF types by safetensors dtype."""
 
 
 def plan_of(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> GGUFPlan:
-    """The file to be; refused where llama.cpp has no such numbers.
+    """The plan of the file; refused if llama.cpp has no such numbers.
 
-    `folder` has the model's config as it was before it was quantised.
+    `folder` has the model's config as it was before quantisation.
     """
     before = checkpoint.manifest.weights_recipe
     held = [numbers.of(part.weights) for part in before.parts]
@@ -72,7 +73,7 @@ def name_of(checkpoint: Checkpoint) -> str:
 def write(
     checkpoint: Checkpoint, plan: GGUFPlan, scratch: Path, progress: Progress, trust: bool
 ) -> tuple[str, str]:
-    """Put the file into a folder that has the side files; returns its name and hash."""
+    """Write the file into a folder that has the side files; returns its name and hash."""
     layout, record = plan.layout, checkpoint.manifest.source
     assert isinstance(layout, Layout)
     config = read_config(scratch)
@@ -116,7 +117,7 @@ def _require_blocks(checkpoint: Checkpoint, layout: Layout) -> None:
 
 
 def _kept(checkpoint: Checkpoint, layout: Layout) -> dict[str, str]:
-    """Types of what the checkpoint has in 16 bits, where they are not what the file type says."""
+    """Types of the checkpoint's 16-bit tensors that differ from what the file type implies."""
     found = {}
     for tensor in layout.tensors:
         if tensor.module in checkpoint.manifest.layers or not tensor.parts:
@@ -133,7 +134,7 @@ def _quantised(plan: GGUFPlan) -> list[GGUFTensor]:
 
 
 def _scales(checkpoint: Checkpoint, tensor: GGUFTensor) -> dict[str, torch.Tensor]:
-    """The global scales of a layer's weights and inputs, as factors."""
+    """Global scales of a layer's weights and inputs, as factors."""
     assert tensor.module is not None
     held = checkpoint.quantized_weight(tensor.module).global_scale
     assert held is not None

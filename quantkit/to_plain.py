@@ -1,8 +1,8 @@
-"""A quantised model as a plain folder: the numbers that its own stand for, in 16 or 32 bits.
+"""Dequantise a model to a plain folder in 16 or 32 bits.
 
-Of a GGUF file, or of a folder in any format that is read. Tensors go through memory one at a time.
-Nothing is gained by it: what rounding took is gone. But it can be read by everything, and be
-quantised in another format.
+Reads a GGUF file, or a folder in any supported format. Tensors go through memory one at a time. No
+precision comes back: what rounding removed is gone. But every tool can read the result, and it can
+be quantised to another format.
 """
 
 import time
@@ -36,12 +36,12 @@ from quantkit.storage import (
 
 @dataclass(frozen=True)
 class Plain:
-    """A folder that was written."""
+    """A plain folder that was written."""
 
     folder: Path
     source: str
     quantized_by: str
-    """What the source says of itself."""
+    """The source's own statement of its quantiser."""
     fingerprint: str
     dtype: str
     size_bytes: int
@@ -69,7 +69,7 @@ def convert(
     progress: Progress | None = None,
     trust_remote_code: bool = False,
 ) -> Plain:
-    """Write what a file or folder stands for as the folder `out`, by default beside it."""
+    """Dequantise a file or folder to the folder `out`, by default a sibling."""
     progress, started = progress or Silent(), time.monotonic()
     dtype = PLAIN[to]
     home = path.resolve()
@@ -106,7 +106,7 @@ def _opened(path: Path, dtype: str, trust_remote_code: bool) -> ModelSource:
     if method is None:
         raise SourceError(f"{path} is not quantised, so there is nothing to take back")
     check_kind(plain_config(given), path, trust_remote_code)
-    # Without taking experts apart that lie in one tensor: names stay those that loaders know.
+    # Fused experts are not split: names stay those that loaders know.
     stored = read_tensors(path)
     found = dequantized.dequantized(stored, given)
     if any(name.endswith("_blocks") for name in stored):
@@ -121,7 +121,7 @@ def _opened(path: Path, dtype: str, trust_remote_code: bool) -> ModelSource:
 
 
 def _file_in(path: Path) -> Path | None:
-    """The GGUF file that is meant, itself or the one of a folder."""
+    """The GGUF file meant: the path itself, or the one in the folder."""
     if gguf.is_file(path):
         return path
     if not path.is_dir():
@@ -135,7 +135,7 @@ def _file_in(path: Path) -> Path | None:
 
 
 def _typed(tensor: StoredTensor, dtype: str) -> StoredTensor:
-    """The same in another type; tensors other than weights, such as indices, keep theirs."""
+    """The same in another dtype; tensors other than weights, such as indices, keep theirs."""
     if tensor.dtype not in WEIGHT_TYPES or tensor.dtype == dtype:
         return tensor
     if isinstance(tensor, DerivedTensor):  # computed in float32, and rounded once
@@ -152,7 +152,7 @@ def _write_side_files(source: ModelSource, scratch: Path, dtype: str) -> None:
 
 
 def _of_type(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A config whose parts all name the new type where they named one."""
+    """A config whose parts all name the new dtype where they named one."""
     return {
         key: name
         if key in ("dtype", "torch_dtype")

@@ -1,1 +1,1 @@
-"""Is a draft model any good for its target? Acceptance and speed-up, before a server starts."""
+"""Acceptance and speed-up of a draft model for its target, measured before a server starts."""

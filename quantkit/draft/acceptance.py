@@ -1,18 +1,19 @@
-"""How often a target accepts what a draft proposes, for the three ways in which engines draft.
+"""How often a target accepts a draft's proposals, for the three ways in which engines draft.
 
 With the target's distribution p and the draft's q after the same text:
 
-- greedy drafts (vLLM's default): the draft's top token d is taken with probability p(d);
-- temperature 0: d is taken if it is the target's top token too;
-- sampled drafts: the draft draws from q, and sum of min(p, q) is accepted.
+- greedy drafts (vLLM's default): the draft's top token d is accepted with probability p(d);
+- temperature 0: d is accepted if it is the target's top token too;
+- sampled drafts: the draft samples from q, and is accepted with probability sum of min(p, q).
 
-An accepted token changes what comes after it, so chances along a step are not independent: easy
-stretches are easy for some tokens. On text that the target itself wrote this can be had exactly.
-Rejection sampling leaves the target's distribution unchanged, so such a text is as if written with
-the draft at hand, and given its next token x the chance that x came from the draft is
+An accepted token changes what comes after it, so the probabilities along a step are not
+independent: easy stretches are easy for several tokens. On text that the target itself generated
+they can be computed exactly. Rejection sampling leaves the target's distribution unchanged, so such
+text is distributed as if it had been generated with the draft, and given its next token x the
+probability that x came from the draft is
 
     greedy drafts   1 if x is d, else 0
-    temperature 0   the same, on text written at temperature 0
+    temperature 0   the same, on text generated at temperature 0
     sampled drafts  min(1, q(x) / p(x))
 
 Steps can then be followed along the text: each takes tokens until one did not come from the draft.
@@ -27,27 +28,29 @@ MOST_DRAFTED = 8
 
 @dataclass(frozen=True)
 class Chances:
-    """Of every position [rows, positions], in one of the ways."""
+    """Acceptance probabilities at every position [rows, positions] for one drafting mode."""
 
     taken: torch.Tensor
-    """A proposal made here is accepted."""
+    """Probability that a proposal made here is accepted."""
     followed: torch.Tensor
-    """The token that stands here was proposed and accepted, given that the target wrote it."""
+    """Probability that the token here was proposed and accepted, given that the target generated
+    it.
+    """
 
     @property
     def rate(self) -> float:
-        """Of a proposal anywhere."""
+        """Mean acceptance of a proposal at any position."""
         return float(self.taken.mean())
 
     @property
     def stderr(self) -> float | None:
-        """Over rows, since positions of one text are alike; one row tells nothing of it."""
+        """Standard error over rows, since positions of one text are correlated; one row has none."""
         rows = self.taken.mean(1)
         return float(rows.std() / len(rows) ** 0.5) if len(rows) > 1 else None
 
 
 def greedy(p: torch.Tensor, q: torch.Tensor, text: torch.Tensor) -> Chances:
-    """Logits of both [..., vocabulary] and the tokens that stand there [...]."""
+    """`p` and `q` are logits [..., vocabulary], `text` the tokens at these positions [...]."""
     top = q.argmax(-1, keepdim=True)
     taken = p.softmax(-1).gather(-1, top)[..., 0]
     return Chances(taken.double(), (text == top[..., 0]).double())
@@ -67,10 +70,10 @@ def sampled(p: torch.Tensor, q: torch.Tensor, text: torch.Tensor) -> Chances:
 
 @dataclass(frozen=True)
 class Steps:
-    """What comes of drafting k tokens a step."""
+    """Outcome of drafting k tokens per step."""
 
     tokens: float
-    """Per step: accepted ones, and the one that the target adds."""
+    """Tokens per step: those accepted, plus the one that the target adds."""
     accepted: float
     """Share of proposed tokens that are accepted, as engines report it."""
     at: tuple[float, ...]
@@ -78,7 +81,7 @@ class Steps:
 
 
 def follow(chances: torch.Tensor, k: int) -> Steps:
-    """Follow steps of k proposals along rows of chances [rows, positions], by their expectation.
+    """Follow steps of k proposals along rows of probabilities [rows, positions], in expectation.
 
     Every row begins with a step. Steps that could reach beyond the end of a row are not counted.
     """

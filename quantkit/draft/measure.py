@@ -1,4 +1,4 @@
-"""A target and its draft on real prompts: what the one writes, and what the other makes of it."""
+"""Run a target and its draft on real prompts and measure acceptance and speed-up."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -31,34 +31,34 @@ WAYS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Chances]] =
 
 @dataclass(frozen=True)
 class Asked:
-    """How much text, and of which kind."""
+    """How much text to measure on, and of which kind."""
 
     calibration: str
     n_samples: int = 32
     n_prompt: int = 64
-    """Tokens of a sample that the target continues ..."""
+    """Tokens of each sample that serve as the prompt."""
     n_tokens: int = 64
-    """... by so many."""
+    """Tokens that the target generates after it."""
     temperature: float = 1.0
-    """Of the target, and of sampled drafts."""
+    """Temperature of the target, and of sampled drafts."""
     on_text: bool = False
-    """Take the set's own text as the continuation, and write nothing."""
+    """Use the set's own text as the continuation, and generate nothing."""
     seed: int = 0
     evaluation: loading.Evaluation | None = None
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way of drafting."""
+    """Results for one drafting mode."""
 
     acceptance: float
-    """A proposal after text of the target's is accepted with this chance."""
+    """Probability that a proposal after the target's own text is accepted."""
     stderr: float | None
     steps: tuple[Steps, ...]
-    """For k = 1, 2, ..."""
+    """One entry each for k = 1, 2, ..."""
     speedups: tuple[float, ...]
     best_k: int
-    """0 where the target is faster alone."""
+    """0 if the target is faster alone."""
 
     @property
     def best_speedup(self) -> float:
@@ -73,17 +73,19 @@ class Draft:
     draft: str
     calibration: str
     digest: str
-    """Of the calibration tokens."""
+    """Digest of the calibration tokens."""
     n_rows: int
     n_tokens: int
     temperature: float
     on_text: bool
     target_bytes: int
-    """Read in one pass."""
+    """Bytes read in one pass."""
     draft_bytes: int
     ways: dict[str, Way]
     gpu: str | None = None
-    """Whose roofline speed-ups are by; None: by the bytes that both models read."""
+    """GPU whose roofline the speed-ups are based on; None: based on the bytes that both models
+    read.
+    """
     users: int = 1
 
     def to_json(self) -> dict[str, Any]:
@@ -102,7 +104,7 @@ def measure(
     trust_remote_code: bool = False,
     costs: Costs | None = None,
 ) -> Draft:
-    """Expected acceptance, tokens a step and speed-ups; `costs` of both may be given."""
+    """Expected acceptance, tokens per step and speed-ups; `costs` of both models are optional."""
     progress = progress or Silent()
     where = devices.choose(device)
     _require_one_vocabulary(target, draft, trust_remote_code)
@@ -114,7 +116,7 @@ def measure(
     costs = costs or Costs(speedup.reading(read[0]), speedup.reading(read[1]))
     ways = {}
     for name, found in chances.items():
-        # On text of somebody else the next token says nothing of what the target would accept.
+        # On text from elsewhere the next token does not show what the target would accept.
         along = found.taken if asked.on_text else found.followed
         steps = tuple(acceptance.follow(along, k) for k in range(1, MOST_DRAFTED + 1))
         gains = speedup.speedups([step.tokens for step in steps], costs)
@@ -135,7 +137,7 @@ def measure(
 
 
 def _require_one_vocabulary(target: Target, draft: Target, trust_remote_code: bool) -> None:
-    """Proposals in other words than the target's mean nothing to it."""
+    """Refuse a draft with a different vocabulary: the target could not read its proposals."""
     words = load_tokenizer(target.folder, trust_remote_code)
     theirs = load_tokenizer(draft.folder, trust_remote_code)
     sizes = [int(read_config(m.folder).get("vocab_size") or 0) for m in (target, draft)]
@@ -154,12 +156,12 @@ def _require_one_vocabulary(target: Target, draft: Target, trust_remote_code: bo
 def prompts_of(
     target: Target, asked: Asked, trust_remote_code: bool = False
 ) -> tuple[torch.Tensor, CalibrationTokens]:
-    """Samples [rows, tokens] that are long enough to be begun and continued."""
+    """Samples [rows, tokens] long enough for a prompt and its continuation."""
     length = asked.n_prompt + asked.n_tokens
     config = read_config(target.folder)
     words = load_tokenizer(target.folder, trust_remote_code)
     model = Vocabulary(target.label, words, context_of(config), int(config["vocab_size"]))
-    # In silence: what is said there of few samples holds for statistics, not for prompts.
+    # Silently: the note about few samples concerns statistics, not prompts.
     found = loading.load(
         asked.calibration, model, Silent(), asked.n_samples, length, asked.evaluation
     )
@@ -178,7 +180,7 @@ def prompts_of(
 def _chances(
     big: Any, small: Any, samples: torch.Tensor, asked: Asked, progress: Progress
 ) -> dict[str, Chances]:
-    """Of every way, each on the text that it is for."""
+    """Acceptance probabilities of every mode, each on the text it is defined for."""
     heats = {0.0 if name == "temperature-0" else asked.temperature for name in WAYS}
     progress.start("draft", len(samples) * (0 if asked.on_text else len(heats)), "texts")
     texts: dict[float, torch.Tensor] = {}
@@ -200,7 +202,9 @@ def _chances(
 def write(
     model: Any, prompts: torch.Tensor, n_tokens: int, temperature: float, generator: torch.Generator
 ) -> torch.Tensor:
-    """Prompts [rows, tokens] continued by the model; the end of a text is a token like others."""
+    """The model's continuations of prompts [rows, tokens]; the end-of-text token does not stop
+    them.
+    """
     ids, cache, fresh = prompts, None, prompts
     for _ in range(n_tokens):
         output = model(input_ids=fresh, past_key_values=cache, use_cache=True)
@@ -221,7 +225,7 @@ def _of_text(
     temperature: float,
     way: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Chances],
 ) -> Chances:
-    """A few rows of logits at a time, so that large vocabularies take no memory to speak of."""
+    """Logits for a few rows at a time, so that large vocabularies take little memory."""
     vocabulary = int(big.get_output_embeddings().weight.shape[0])
     rows = max(1, LOGITS_BYTES // (4 * vocabulary * ids.shape[1]))
     parts = []
@@ -238,7 +242,7 @@ def _of_text(
 
 
 def _bytes_read(target: Target, model: Any) -> int:
-    """Of all weights, less an embedding table of which a pass reads a few rows only."""
+    """Bytes of all weights except an embedding table, of which a pass reads only a few rows."""
     size = target.manifest.size_bytes if isinstance(target, Checkpoint) else target.size_bytes
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     if table is head:

@@ -1,1 +1,1 @@
-"""Serving engines as programs beside this one: started, watched, understood, and ended."""
+"""Serving engines as child processes: starting, supervising, diagnosing and stopping them."""

@@ -1,10 +1,10 @@
-"""What the last words of a serving engine mean, for the usual causes of its death."""
+"""Explanations for the usual errors that serving engines die of."""
 
 import re
 
 from quantkit.engine.rootcause import root_cause, without_chatter
 
-# Each pattern is looked for in what the engine wrote; the first that is found explains it.
+# Patterns searched for in the engine's log; the first match explains it.
 CAUSES: tuple[tuple[str, str], ...] = (
     (
         r"No module named '?(vllm|llama_cpp|xllamacpp)",
@@ -119,13 +119,13 @@ CAUSES: tuple[tuple[str, str], ...] = (
 
 
 def explain(words: str) -> str | None:
-    """One sentence on what went wrong and what to do, or None where the words say nothing known."""
+    """One sentence on what went wrong and what to do; None if no known pattern matches."""
     found = _find(words)
     return None if found is None else found[0]
 
 
 def telling_line(words: str) -> str | None:
-    """The line that says what went wrong; engines write many more while they shut down."""
+    """The line that names the error; engines write many more while they shut down."""
     if root := root_cause(words):
         return root
     found = _find(words)
@@ -137,7 +137,7 @@ def telling_line(words: str) -> str | None:
 
 
 def _find(words: str) -> tuple[str, re.Match[str]] | None:
-    """What the engine died of is asked first: elsewhere a log may mention much."""
+    """Search the root cause first: the rest of a log may mention anything."""
     for text in (root_cause(words) or "", without_chatter(words)):
         for pattern, meaning in CAUSES:
             if match := re.search(pattern, text):

@@ -1,4 +1,4 @@
-"""Times as people write them."""
+"""Durations as users write them."""
 
 import re
 
@@ -8,7 +8,7 @@ UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0}
 
 
 def seconds(text: str | None, option: str) -> float | None:
-    """`500ms` or `0.5s` as seconds; a bare number is seconds."""
+    """`500ms` or `0.5s` in seconds; a bare number is seconds."""
     if text is None:
         return None
     matched = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(ms|s|)", text.strip())

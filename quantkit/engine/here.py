@@ -1,4 +1,4 @@
-"""Engines that are on this machine: vLLM in its environments, llama.cpp's server, and how named."""
+"""Engines installed on this machine: vLLM in its environments, llama.cpp's server."""
 
 import re
 import shlex
@@ -15,14 +15,14 @@ _BUILD = re.compile(r"version: (\S+ \([0-9a-f]+\))")
 
 @dataclass(frozen=True)
 class Found:
-    """An engine and the way to name it to other commands."""
+    """An engine, and how to name it in other commands."""
 
     version: str
     option: str
 
 
 def vllm(folder: Path) -> list[Found]:
-    """vLLM of this Python, of the one on the PATH, and of environments that lie in a folder."""
+    """vLLM in this Python, in the one on the PATH, and in environments in a folder."""
     pythons = [Path(sys.executable)]
     if script := shutil.which("vllm"):
         pythons.append(Path(script).resolve().with_name("python"))
@@ -31,14 +31,14 @@ def vllm(folder: Path) -> list[Found]:
     for number, python in enumerate(pythons):
         home = python.parent.parent
         if home.resolve() not in found and (version := _installed(home)):
-            # Its own Python is found without being named.
+            # Our own Python is found without naming it.
             option = "" if number == 0 else shlex.join(["--python", str(python)])
             found[home.resolve()] = Found(version, option)
     return list(found.values())
 
 
 def _installed(home: Path) -> str | None:
-    """The version of vLLM in an environment, by its files: asking its Python takes seconds."""
+    """The vLLM version of an environment, read from its files: asking its Python takes seconds."""
     for path in sorted(home.glob("lib/python*/site-packages/vllm*.dist-info")):
         if match := _DISTRIBUTION.fullmatch(path.name):
             kind = " for CPUs" if match["cpu"] or "+cpu" in match["version"] else ""
@@ -47,7 +47,7 @@ def _installed(home: Path) -> str | None:
 
 
 def llama_server() -> Found | None:
-    """llama.cpp's server on the PATH, and the build that it says it is."""
+    """llama.cpp's server on the PATH, and the build it reports."""
     program = shutil.which("llama-server")
     if program is None:
         return None

@@ -1,8 +1,8 @@
-"""HTTP requests within bounds: every answer has a deadline in all and a most of bytes.
+"""Bounded HTTP requests: every response has an overall deadline and a maximum size.
 
-httpx limits the wait for each piece of an answer, so that a server which sends a byte a second
-keeps it waiting for ever. Here a timer cuts the connection when the time is over, and an answer
-longer than it can be is not read to its end.
+httpx limits the wait for each chunk of a response, so a server that sends one byte per second keeps
+it waiting forever. Here a timer cuts the connection at the deadline, and a response over the
+maximum size is not read to its end.
 """
 
 import json
@@ -16,25 +16,25 @@ from typing import Any
 import httpx
 
 MOST_BYTES = 16 << 20
-"""Of an answer, unless more is asked for."""
+"""Maximum response size unless the caller allows more."""
 SECRET = re.compile(r"//[^/?#\s]*@")
 
 
 class Unreachable(ConnectionError):
-    """Nobody answers, or not in HTTP."""
+    """The server does not answer, or not in HTTP."""
 
 
 class TooLong(ValueError):
-    """An answer is longer than it can be."""
+    """A response exceeds its maximum size."""
 
 
 def without_password(url: str) -> str:
-    """An address for people: without a user's name and password."""
+    """A URL for display, without user name and password."""
     return SECRET.sub("//", url)
 
 
 class Connection:
-    """One connection to a server, kept between requests. One thread at a time uses it."""
+    """A keep-alive connection to one server, used by one thread at a time."""
 
     def __init__(
         self, timeout_s: float, context: ssl.SSLContext | None = None, auth: Any = None
@@ -44,7 +44,7 @@ class Connection:
             timeout=httpx.Timeout(timeout_s),
             verify=False if context is None else context,
             auth=auth,
-            trust_env=False,  # a proxy between us and a server that we measure is no use
+            trust_env=False,  # a proxy would distort measurements
             headers={"Accept-Encoding": "identity", "User-Agent": "quantkit"},
         )
         self._stream: Any = None
@@ -58,7 +58,7 @@ class Connection:
         headers: dict[str, str] | None = None,
         most_bytes: int = MOST_BYTES,
     ) -> tuple[int, bytes]:
-        """Status and content. Raises TimeoutError, Unreachable or TooLong."""
+        """Status and body. Raises TimeoutError, Unreachable or TooLong."""
         self._expired = False
         timer = threading.Timer(self._timeout_s, self._expire)
         timer.daemon = True
@@ -94,7 +94,7 @@ class Connection:
             return response.status_code, bytes(read)
 
     def _note(self, event: str, info: dict[str, Any]) -> None:
-        """Keep hold of the socket, to cut it from outside; httpx tells of it while it connects."""
+        """Keep the socket so that it can be cut from outside; httpx's trace exposes it on connect."""
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             self._stream = info["return_value"]
 
@@ -103,12 +103,12 @@ class Connection:
         self.cut()
 
     def cut(self) -> None:
-        """Make the thread that waits for an answer give up at once."""
+        """Make the thread that waits for a response give up at once."""
         with suppress(OSError, AttributeError):  # not connected
             self._stream.get_extra_info("socket").shutdown(SHUT_RDWR)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._client.close()
 
     def __enter__(self) -> "Connection":
@@ -125,13 +125,13 @@ def ask(
     headers: dict[str, str] | None = None,
     timeout_s: float = 5.0,
 ) -> tuple[int, bytes]:
-    """One request on a connection of its own, without encryption."""
+    """One request on a connection of its own, without TLS."""
     with Connection(timeout_s) as connection:
         return connection.request(method, url, body, headers)
 
 
 def _said(error: BaseException) -> str:
-    """The system's own words where it refused, else the library's."""
+    """The system's error text if it refused, else the library's."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:

@@ -1,8 +1,8 @@
-"""A program of another environment: its words kept, its whole family ended, whatever happens.
+"""A child process in another environment: output captured, whole process group always stopped.
 
 Engines start processes of their own, hold GPUs while they die, and hang. So each gets a process
-group, its output goes to a file, and leaving the `with` ends the group: first asked, then made to.
-Should this process be killed outright, the system ends the child (Linux).
+group, its output goes to a file, and leaving the `with` block stops the group: SIGTERM first, then
+SIGKILL. If this process itself is killed, the system stops the child (Linux).
 """
 
 import ctypes
@@ -21,14 +21,14 @@ from quantkit.engine.causes import explain, telling_line
 from quantkit.errors import EngineError
 
 PATIENCE = 20.0
-"""Seconds between asking a group to end and making it."""
+"""Seconds between SIGTERM and SIGKILL."""
 TAIL = 64 * 1024
 PROC = Path("/proc")
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 class Child:
-    """A running program; use it in a `with`."""
+    """A running program; use it in a `with` block."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Child:
         return self._running().poll()
 
     def words(self, lines: int = 12) -> list[str]:
-        """The last lines it wrote."""
+        """The last lines of its output."""
         if not self.log.exists():
             return []
         with self.log.open("rb") as log:
@@ -92,16 +92,16 @@ class Child:
         return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
 
     def output(self) -> str:
-        """All it wrote."""
+        """Its whole output."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def check(self) -> None:
-        """Raise, with its last words and what they mean, if it is dead."""
+        """If it is dead, raise with its last lines and their explanation."""
         if self.code is not None:
             raise self.failure(f"{self.name} ended with {_ending(self.code)}")
 
     def wait(self, timeout: float) -> str:
-        """All it wrote, once it ended well; raises when it fails or takes longer."""
+        """Its output once it exits with 0; raises if it fails or exceeds the timeout."""
         try:
             code = self._running().wait(timeout)
         except subprocess.TimeoutExpired as error:
@@ -112,7 +112,7 @@ class Child:
         return self.output()
 
     def failure(self, what: str) -> EngineError:
-        """An error with the last words, and what they mean where that is known."""
+        """An error with the last lines, and an explanation if the cause is known."""
         words = self.output()
         meaning, line = explain(words), telling_line(words)
         last = self.words()
@@ -127,7 +127,7 @@ class Child:
         return EngineError(" ".join(parts))
 
     def end(self) -> None:
-        """End the whole group: ask, wait, insist."""
+        """Stop the whole group: SIGTERM, wait, SIGKILL."""
         process = self._running()
         if _group_lives(process):
             _tell(process, signal.SIGTERM)
@@ -135,7 +135,7 @@ class Child:
             try:
                 while _group_lives(process) and time.monotonic() < deadline:
                     time.sleep(0.05)
-            finally:  # who presses Ctrl-C a second time does not want to wait
+            finally:  # a second Ctrl-C means: do not wait
                 _tell(process, signal.SIGKILL)
         process.wait()
 
@@ -157,28 +157,28 @@ def run(
     log: Path | None = None,
     name: str = "the engine",
 ) -> str:
-    """Run a program to its end; all it wrote. Raises when it fails or hangs."""
+    """Run a program to its end and return its output. Raises if it fails or hangs."""
     with Child(command, environment=environment, log=log, name=name) as child:
         return child.wait(timeout)
 
 
 def _group_lives(process: subprocess.Popen[bytes]) -> bool:
-    process.poll()  # a leader that was not waited for counts as alive
+    process.poll()  # a leader that was not reaped counts as alive
     try:
         os.killpg(process.pid, 0)
     except (ProcessLookupError, PermissionError):
         return False
-    # Members that ended stay until their new parent takes notice, which in a container may be late.
+    # Zombies stay until their new parent reaps them, which can take long in a container.
     return any(state != "Z" for state in _states(process.pid))
 
 
 def _states(group: int) -> list[str]:
-    """How the processes of a group are, as /proc tells; one that runs where there is none."""
+    """Process states of a group from /proc; `R` where there is no /proc."""
     if not PROC.is_dir():
         return ["R"]
     found = []
     for path in PROC.glob("[0-9]*/stat"):
-        with suppress(OSError):  # it may end while we look
+        with suppress(OSError):  # it may exit while we look
             state, _, number = path.read_text(errors="replace").rpartition(")")[2].split()[:3]
             found += [state] if int(number) == group else []
     return found
@@ -192,7 +192,7 @@ def _tell(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 def _ending(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
-    with suppress(ValueError):  # most of the real-time ones have no name
+    with suppress(ValueError):  # most real-time signals have no name
         return f"signal {signal.Signals(-code).name}"
     return f"signal {-code}"
 

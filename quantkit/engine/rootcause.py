@@ -1,9 +1,9 @@
-"""The exception that an engine died of, found in a log of many processes.
+"""Finds the exception that an engine died of in a log written by many processes.
 
-vLLM's server, its engine core and its workers are processes of their own. Where one fails, the next
-one up says only that something "above" did, and all of them write tracebacks into one log, lines of
-several mixed. So lines are first told apart by who wrote them, and then the first exception counts
-that does not itself point to another.
+vLLM's server, its engine core and its workers are separate processes. When one fails, the next one
+up only reports that something "above" did, and all of them write tracebacks into one log with
+interleaved lines. So lines are first separated by process, and then the first exception counts that
+does not itself point to another.
 """
 
 import re
@@ -21,25 +21,25 @@ _LINKS = {
     "The above exception was the direct cause of the following exception:": True,
     "During handling of the above exception, another exception occurred:": False,
 }
-"""Between two exceptions of a chain: whether the one before is why."""
+"""Text between two chained exceptions: whether the earlier one is the cause."""
 _POINTS = re.compile(
     r"(Engine core initialization failed|WorkerProc initialization failed|"
     r"EngineCore encountered an issue|Engine process failed to start|EngineDeadError|"
     r"Executor failed|[Cc]ancelled|died unexpectedly|KeyboardInterrupt|SystemExit)"
 )
-"""Exceptions that say only that there was another one."""
+"""Exceptions that only report that there was another one."""
 QUIET = ("DEBUG", "INFO", "WARNING")
 MORE = 3
-"""Lines of an exception's text beyond the first."""
+"""Lines of an exception's message beyond the first."""
 
 
 @dataclass
 class _Stream:
-    """What one place of one process writes."""
+    """Log lines from one code location of one process."""
 
     is_quiet: bool = False
     inside: bool = False
-    """Whether a traceback has begun and its exception has not come yet."""
+    """Whether a traceback has begun and its exception has not been reached yet."""
     keeps: bool = False
     """Whether the next exception is a consequence of the last one."""
     found: list["_Found"] = field(default_factory=list)
@@ -47,7 +47,7 @@ class _Stream:
 
 @dataclass
 class _Found:
-    """An exception, and the line of the log on which it stands."""
+    """An exception, and its line number in the log."""
 
     number: int
     text: str
@@ -55,7 +55,7 @@ class _Found:
 
 
 def root_cause(words: str) -> str | None:
-    """What the engine's first failing process died of, in a line; None where no log has it."""
+    """The exception that the first failing process died of, in one line; None if the log has none."""
     streams: dict[tuple[str, str], _Stream] = {}
     for number, (process, level, place, text) in enumerate(_lines(words)):
         stream = streams.setdefault((process, place), _Stream(level in QUIET))
@@ -66,12 +66,12 @@ def root_cause(words: str) -> str | None:
 
 
 def without_chatter(words: str) -> str:
-    """A log without what engines write while all is well."""
+    """A log without the engines' routine output."""
     return "\n".join(text for _, level, _, text in _lines(words) if level not in QUIET)
 
 
 def _lines(words: str) -> Iterator[tuple[str, str, str, str]]:
-    """Process, level, place in the code and text of every line; the first three may be empty."""
+    """Process, level, code location and text of every line; the first three may be empty."""
     for line in words.splitlines():
         process = _PROCESS.match(line)
         rest = line[process.end() :] if process else line
@@ -86,18 +86,18 @@ def _lines(words: str) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _take(stream: _Stream, number: int, text: str) -> None:
-    if text.endswith(_BEGINS):  # an introduction may stand before it
+    if text.endswith(_BEGINS):  # an introduction may precede it
         stream.inside = True
     elif stream.inside:
         if not text.startswith(" ") and _EXCEPTION.match(text):
             stream.inside = False
-            if stream.keeps:  # the cause is told already
+            if stream.keeps:  # the cause is known already
                 stream.keeps = False
                 return
             stream.found.append(_Found(number, text))
     elif text in _LINKS and stream.found:
         stream.keeps = _LINKS[text]
-        if not stream.keeps:  # a later one counts in place of the one that was being handled
+        if not stream.keeps:  # a later one replaces the one that was being handled
             stream.found.pop()
     elif stream.found and text.startswith("  ") and stream.found[-1].n_more < MORE:
         last = stream.found[-1]

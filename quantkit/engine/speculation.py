@@ -1,12 +1,10 @@
-"""How engines are told to draft ahead: vLLM's config, llama.cpp's flags, and kinds of heads.
+"""Speculative decoding settings for vLLM (config) and llama.cpp (flags), and kinds of drafts.
 
-DIR            a small model of the same family
-ngram          what followed the same words before
-suffix         the same with a tree over earlier answers too (vLLM with arctic-inference)
-mtp            layers that the model itself brings for it
-eagle:DIR      a head trained for this model, of the first or third kind by what its config says
-eagle3:DIR     one of the third kind
-medusa:DIR     several heads that guess at once
+DIR            a small model of the same family ngram          what followed the same tokens before
+suffix         the same with a tree over earlier answers too (vLLM with arctic-inference) mtp
+the model's own multi-token prediction layers eagle:DIR      a head trained for this model, EAGLE-1
+or EAGLE-3 according to its config eagle3:DIR     an EAGLE-3 head medusa:DIR     several heads that
+propose at once
 """
 
 from pathlib import Path
@@ -17,14 +15,14 @@ from quantkit.parsing import parse_json
 
 Kind = Literal["draft_model", "ngram", "suffix", "mtp", "eagle", "eagle3", "medusa"]
 WITHOUT_MODEL: tuple[Kind, ...] = ("ngram", "suffix", "mtp")
-"""Kinds that need nothing beside the model."""
+"""Kinds that need nothing but the model."""
 HEADS: tuple[Kind, ...] = ("eagle", "eagle3", "medusa")
-"""Kinds whose folder holds a head and no model of its own; named before it, with a colon."""
+"""Kinds whose folder holds a head, not a model; written as a prefix with a colon."""
 SAMPLED: tuple[Kind, ...] = ("draft_model", "mtp", "eagle", "eagle3")
-"""Kinds that vLLM can let draw from their distribution (`draft_sample_method`)."""
+"""Kinds for which vLLM can sample drafts from their distribution (`draft_sample_method`)."""
 SAMPLINGS = ("greedy", "probabilistic")
 NGRAM = (2, 4)
-"""The shortest and the longest run of tokens that is looked up."""
+"""Shortest and longest run of tokens that is looked up."""
 
 
 def vllm_config(
@@ -51,7 +49,7 @@ def llama_cpp_flags(
     names = {
         "ngram": "ngram-simple",
         "draft_model": "draft-simple",
-        "eagle": "draft-eagle3",  # of heads it knows only one kind
+        "eagle": "draft-eagle3",  # the only kind of head it supports
         "eagle3": "draft-eagle3",
         "mtp": "draft-mtp",
     }
@@ -67,10 +65,10 @@ def llama_cpp_flags(
 
 
 def head_kind(place: Path) -> Kind:
-    """Heads of the third kind say so in their class, as vLLM knows it, or in their name."""
+    """EAGLE-3 heads are recognised by their class, as in vLLM, or by their name."""
     try:
         config = parse_json((place / "config.json").read_bytes(), finite=False)
-    except (OSError, ValueError):  # a name in the hub, of which nothing is here
+    except (OSError, ValueError):  # a hub id, with no files here
         config = {}
     classes = config.get("architectures") if isinstance(config, dict) else None
     words = f"{classes} {place.resolve().name}".lower()
@@ -78,7 +76,7 @@ def head_kind(place: Path) -> Kind:
 
 
 def named(text: str) -> tuple[Kind, str]:
-    """Kind and place of what people write, see above; a model is whatever is none of the others."""
+    """Kind and place of a draft in the notation above; anything else is a model."""
     if text in WITHOUT_MODEL:
         return text, ""
     before, colon, place = text.partition(":")

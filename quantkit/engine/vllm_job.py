@@ -1,4 +1,4 @@
-"""vLLM for one job in an environment of its own: found, started, waited for, its answer read."""
+"""Runs single vLLM jobs in vLLM's own environment: find it, start it, wait, read the answer."""
 
 import json
 import os
@@ -17,9 +17,9 @@ from quantkit.home import expanded
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
 LEVELS = ("config", "generate", "logprobs")
-"""How much is asked; each includes what comes before it."""
-# What a check of one model needs to start quickly, and to leave nothing behind. Where the user
-# has set one of these, that stays.
+"""How much a job asks for; each level includes the ones before it."""
+# Settings for a quick start that leaves nothing running. Values set by the user take
+# precedence.
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -36,7 +36,7 @@ INSTALL = (
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked of the engine; prompts are token ids, so that no tokenizer can differ."""
+    """A request to the engine; prompts are token ids, so tokenizers cannot differ."""
 
     model: str
     level: str
@@ -44,21 +44,21 @@ class Job:
     max_tokens: int = 0
     score: list[list[int]] = field(default_factory=list)
     shared: bool = False
-    """Other engines run on the same GPU meanwhile."""
+    """Other engines run on the same GPU at the same time."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the engine, by vLLM's names."""
+    """Extra engine arguments, by vLLM's names."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the engine said."""
+    """The engine's answer."""
 
     version: str
     device: str
     dtype: str | None
-    """What it computes in; None where a server does not tell."""
+    """Compute dtype; None where a server does not report it."""
     quantization: str | None = None
-    """The format it took the model for."""
+    """The quantisation format that vLLM detected."""
     seconds: dict[str, float] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
     tokens: list[list[int]] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Answer:
 
 
 def find_python(given: Path | None) -> str:
-    """The Python that has vLLM: the one named, or that of a `vllm` on the path."""
+    """The Python that has vLLM: the one named, or that of the `vllm` on the PATH."""
     if given is not None:
         path = expanded(given)
         if not path.is_file():
@@ -84,10 +84,10 @@ def find_python(given: Path | None) -> str:
 
 
 class Vllm:
-    """Answers jobs, each in a process of its own; may be asked by several threads at a time."""
+    """Runs jobs, each in a process of its own; may be called from several threads at once."""
 
     max_model_len: int | None = None
-    """Each job says its own."""
+    """Each job sets its own."""
 
     def __init__(
         self,
@@ -95,14 +95,14 @@ class Vllm:
         timeout: float = 600.0,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """`settings` go into every job, as further arguments of the engine by vLLM's names."""
+        """`settings` are extra engine arguments for every job, by vLLM's names."""
         self.python = find_python(python)
         self._timeout = timeout
         self._settings = dict(settings or {})
         self._stopped = threading.Event()
 
     def ask(self, job: Job) -> Answer:
-        """Run one job to its end; dead, silent and hanging engines are an error that says why."""
+        """Run one job to its end; dead, silent and hanging engines raise an error with the reason."""
         name = f"vLLM with {Path(job.model).name}"
         job = replace(job, settings=job.settings | self._settings)
         given = {key: value for key, value in ENVIRONMENT.items() if key not in os.environ}
@@ -117,7 +117,7 @@ class Vllm:
             return Answer(**json.loads(reply.read_text()))
 
     def stop(self) -> None:
-        """Make every thread that waits for an engine end it and give up."""
+        """Make every waiting thread stop its engine and give up."""
         self._stopped.set()
 
     def _wait(self, child: Child) -> None:

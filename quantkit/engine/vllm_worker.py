@@ -1,9 +1,9 @@
-"""What runs inside vLLM's own environment: a job in, what the engine said out, both as JSON.
+"""Runs inside vLLM's own environment: reads a job and writes the engine's answer, both as JSON.
 
     PYTHON_OF_VLLM vllm_worker.py JOB.json ANSWER.json
 
-It imports nothing of quantkit, which is not installed there, and works with vLLM 0.20 and later.
-The answer is written last and whole, so its presence means that all that was asked was answered.
+It imports nothing from quantkit, which is not installed there, and works with vLLM 0.20 and later.
+The answer is written last and atomically, so its presence means that the job is complete.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def main(job_file: str, answer_file: str) -> None:
-    """Do a job: check the config, and if asked to, load, generate and tell log-probabilities."""
+    """Run a job: check the config and, if requested, load, generate and report log-probabilities."""
     job = json.loads(Path(job_file).read_text())
     seconds: dict[str, float] = {}
     answer: dict[str, Any] = {"seconds": seconds}
@@ -40,7 +40,7 @@ def main(job_file: str, answer_file: str) -> None:
 
 
 def _room(job: dict[str, Any]) -> dict[str, Any]:
-    """Beside others on one GPU: a small cache of a given size, and no profiling of shared memory.
+    """Settings for a shared GPU: a small cache of fixed size, and no memory profiling.
 
     A CPU has no such setting; its cache is set by the environment.
     """
@@ -56,7 +56,7 @@ def _platform() -> Any:
 
 
 def _check_config(settings: dict[str, Any], answer: dict[str, Any]) -> None:
-    """All that vLLM can say of a model without its weights."""
+    """Everything vLLM can say about a model without its weights."""
     from vllm import EngineArgs
 
     _describe(EngineArgs(**settings).create_engine_config(), answer)
@@ -73,7 +73,7 @@ def _describe(config: Any, answer: dict[str, Any]) -> None:
 def _generate(model: Any, job: dict[str, Any], answer: dict[str, Any]) -> None:
     from vllm import SamplingParams
 
-    # The end of a text is a token like others here: every prompt gets as many.
+    # End-of-text does not stop generation: every prompt gets the same number of tokens.
     wanted = SamplingParams(
         temperature=0, max_tokens=job["max_tokens"], logprobs=1, ignore_eos=True
     )
@@ -93,7 +93,7 @@ def _score(model: Any, job: dict[str, Any], answer: dict[str, Any]) -> None:
     prompts = job["score"]
     told = []
     for prompt, one in zip(prompts, model.generate(_prompts(prompts), wanted)):  # noqa: B905
-        # Nothing comes before the first token, so nothing is said of it.
+        # The first token has no context, so it has no log-probability.
         known = list(one.prompt_logprobs)[1:]
         told.append([float(known[i][token].logprob) for i, token in enumerate(prompt[1:])])
     answer["prompt_logprobs"] = told
@@ -111,7 +111,7 @@ def _timed(seconds: dict[str, float], name: str, work: Any) -> Any:
 
 
 if __name__ == "__main__":
-    # Python puts this file's folder first, where modules of ours would pass for the engine's.
+    # Python puts this file's folder first on the path, where our modules would shadow the engine's.
     here = Path(__file__).resolve().parent
     sys.path[:] = [part for part in sys.path if Path(part or os.curdir).resolve() != here]
     main(sys.argv[1], sys.argv[2])

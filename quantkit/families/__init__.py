@@ -1,8 +1,8 @@
-"""One record per model family, and only for what cannot be found by looking at the model.
+"""One record per model family, only for what cannot be read off the model itself.
 
-A family without a record is quantised, verified and scored all the same: its layers are read off
-its skeleton. Records tell what a config leaves unsaid (`geometry.py`, `advise/families.py`), which
-of its layers attend to a window, and what llama.cpp calls it (`gguf/families.py`).
+A family without a record is still quantised, verified and scored: its layers are read off its
+skeleton. Records hold what a config leaves out (`geometry.py`, `advise/families.py`), which layers
+use sliding-window attention, and llama.cpp's names (`gguf/families.py`).
 """
 
 from collections.abc import Mapping
@@ -17,41 +17,43 @@ GELU = ("gelu_pytorch_tanh",)
 
 @dataclass(frozen=True)
 class Family:
-    """What a model type builds besides the usual, and what its config may leave unsaid."""
+    """What a model type has beyond the standard architecture, and what its config may omit."""
 
     norms: tuple[str, ...] = PRE_NORMS
     head_norms: str = ""
-    """Norms of queries and keys: of each `head`, of `all` heads together, or none."""
+    """Norms of queries and keys: per `head`, over `all` heads together, or none."""
     attention_bias: bool | None = None
-    """Whether q/k/v have biases and o has none; None: the config says it, for all four."""
+    """Whether q/k/v have biases while o has none; None: the config decides for all four."""
     mlp_bias: bool = False
     """The MLP has biases where the config's `mlp_bias` says so."""
     packed: bool = False
     """q/k/v are one layer, and so are gate and up."""
     experts: str = ""
-    """Where the experts of an MoE block and their router lie."""
+    """Path of the experts of an MoE block and their router."""
     mlp_parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    """Of an MLP, or of an expert: gate, up and down."""
+    """Names in an MLP or expert: gate, up and down."""
     tied: bool = False
     n_kv_heads: int | None = None
-    """Where the config does not say; None: as many as heads."""
+    """If the config does not say; None: as many as attention heads."""
     head_dim: int | None = None
-    """Where the config does not say; None: the hidden size over the heads."""
+    """If the config does not say; None: the hidden size over the heads."""
     windows: Literal["all", "every", "last", "unrotated"] = "all"
-    """Layers that attend to a window where there is one and the config does not list them: all,
-    all but `window_every`, those after `max_window_layers`, or those without rotation."""
+    """Layers that use the sliding window, if there is one and the config does not list them: all,
+    all but every `window_every`-th, those after `max_window_layers`, or those without rotary
+    embedding.
+    """
     window_every: int = 0
-    """Each n-th block attends to everything, the others to a window."""
+    """Every n-th block uses full attention, the others a window."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
-    """Other settings that a GGUF file would want to know."""
+    """Other settings that a GGUF file needs."""
 
-    # For llama.cpp. Facts are those of its own converter and model sources.
+    # For llama.cpp. Facts are from its own converter and model sources.
     llamacpp: str = ""
-    """What its `general.architecture` says; empty where GGUF files are not written."""
+    """Value of `general.architecture`; empty if quantkit does not write GGUF for it."""
     architecture: str = ""
-    """The class of transformers that is written as such."""
+    """The transformers class that is written under this name."""
     permuted: bool = False
-    """Rotary pairs are neighbours in llama.cpp, halves of a head in transformers."""
+    """Rotary pairs are adjacent in llama.cpp, halves of a head in transformers."""
     shifted_norms: bool = False
     """Norms multiply by one plus their weight in transformers."""
     activations: tuple[str, ...] = SILU
@@ -64,11 +66,11 @@ class Family:
     windowless: bool = False
     """The file must say that there is no window; otherwise it is taken for an older model."""
     long_rope: bool = False
-    """Rotation may be scaled by `longrope`."""
+    """Rotary embedding may be scaled by `longrope`."""
     unrotated_every: int = 0
-    """Each n-th block does not rotate; 0: all do."""
+    """Every n-th block has no rotary embedding; 0: all have."""
     weights_sum_to_one: bool = True
-    """Whether the weights of a token's experts are made to sum to one, where there are experts."""
+    """Whether the router weights of a token's experts are normalised to sum to one."""
 
 
 GEMMA = {
@@ -212,7 +214,7 @@ EXPERTS_NOT_SERVED = {
     "deepseek_v4": "vLLM before 0.30 computes DeepSeek V4's attention from published FP8 blocks "
     "and nothing else: serve this checkpoint with 0.30 or later",
 }
-"""Families that an engine does not load, or not yet, as they are written, and what to do."""
+"""Families whose experts, as written here, an engine does not load (yet), and what to do."""
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "zamba2": (r"re:.*\bfeed_forward\b.*", r"re:^model\.(q|k|v|o|qkv)_proj$"),
     **dict.fromkeys(
@@ -220,39 +222,40 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
         ("re:.*altup_projections.*", "re:.*per_layer_model_projection.*"),
     ),
 }
-"""Layers that stay in 16 bits, by what vLLM calls them where that is not what files do."""
+"""Layers that stay in 16 bits, by vLLM's names where they differ from those in the files."""
 ROWS_BY_HEAD = {"gpt_neox": "query_key_value"}
-"""Layers whose rows vLLM (before 0.32) sorts anew as it loads them, those of every tensor of theirs
-alike: what has no such rows, packed words' `weight_shape` among them, ends the load."""
+"""Layers whose rows vLLM (before 0.32) reorders while loading, in every tensor of the layer alike:
+a tensor without such rows, such as the `weight_shape` of packed weights, makes loading fail.
+"""
 
 
 def of(config: Mapping[str, Any]) -> Family:
-    """The record of a model, or what holds where there is none."""
+    """The record of a model type, or the defaults."""
     return FAMILIES.get(str(config.get("model_type")), UNKNOWN)
 
 
 def serving_note(config: Mapping[str, Any]) -> str | None:
-    """What somebody should know who serves a model's experts as they are written."""
+    """What to know before serving a model's experts as written here."""
     return EXPERTS_NOT_SERVED.get(str(config.get("model_type")))
 
 
 def other_names(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Patterns for layers that are never quantised and have other names inside vLLM."""
+    """Patterns for 16-bit layers that have other names inside vLLM."""
     return OTHER_NAMES.get(str(config.get("model_type")), ())
 
 
 def rows_by_head(config: Mapping[str, Any]) -> str | None:
-    """The last name of layers that are quantised only where each of their tensors has rows."""
+    """Last name of the layers that are quantised only if each of their tensors has rows."""
     return ROWS_BY_HEAD.get(str(config.get("model_type")))
 
 
 def fused() -> tuple[tuple[str, ...], ...]:
-    """Names of linears, side by side in one module, that vLLM loads as one layer."""
+    """Names of linears in one module that vLLM loads as one fused layer."""
     parts = (family.mlp_parts[:2] for family in FAMILIES.values())
     return (("q_proj", "k_proj", "v_proj"), *dict.fromkeys(parts))
 
 
 def folds() -> tuple[tuple[str, str], ...]:
-    """Names of a linear and of the one beside it that may feed it, up to products in between."""
+    """Names of a linear and of the sibling that may feed it, up to elementwise products."""
     parts = ((down, up) for _, up, down in (family.mlp_parts for family in FAMILIES.values()))
     return (("o_proj", "v_proj"), *dict.fromkeys(parts))

@@ -1,4 +1,4 @@
-"""Heads and windows of attention, whether a config says them or leaves them to its class."""
+"""Attention heads and windows, from the config or from the defaults of its class."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def of_object(config: Any) -> dict[str, Any]:
-    """What is asked for here of a config of transformers, whose names may be other ones."""
+    """The settings used here, from a transformers config, whose names may differ."""
     asked = ("model_type", "head_dim", "hidden_size", "num_attention_heads", "num_key_value_heads")
     return {key: _value(config, key) for key in asked}
 
@@ -17,12 +17,12 @@ def of_object(config: Any) -> dict[str, Any]:
 def _value(config: Any, key: str) -> Any:
     try:
         return getattr(config, key, None)
-    except Exception:  # transformers refuses what differs between layers; blocks have it themselves
+    except Exception:  # refused where values differ between layers; blocks have their own
         return vars(config).get(key)
 
 
 def head_dim(config: Mapping[str, Any]) -> int:
-    """Columns of one attention head."""
+    """Dimension of one attention head."""
     return int(
         config.get("head_dim")
         or families.of(config).head_dim
@@ -31,7 +31,7 @@ def head_dim(config: Mapping[str, Any]) -> int:
 
 
 def n_kv_heads(config: Mapping[str, Any]) -> int:
-    """Heads of keys and values."""
+    """Number of key/value heads."""
     return int(
         config.get("num_key_value_heads")
         or families.of(config).n_kv_heads
@@ -41,7 +41,7 @@ def n_kv_heads(config: Mapping[str, Any]) -> int:
 
 
 def layer_types(config: Mapping[str, Any]) -> list[str]:
-    """What every layer attends to, by the config's list or by the rule of its family."""
+    """Attention type of every layer, from the config's list or its family's rule."""
     if kinds := config.get("layer_types"):
         return list(kinds)
     n_layers, family = int(config["num_hidden_layers"]), families.of(config)
