@@ -67,7 +67,7 @@ def peak_device_bytes(device: "torch.device") -> int | None:
 
 
 def available_host_bytes() -> int | None:
-    """Memory this process can still allocate without swapping; None where Linux does not report it."""
+    """Memory this process can still allocate without swapping; None if Linux does not report it."""
     import resource
     from pathlib import Path
 

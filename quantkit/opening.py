@@ -89,7 +89,7 @@ def _only_source(targets: "Sequence[ModelSource | Checkpoint]") -> ModelSource |
 def paired(
     targets: "Sequence[ModelSource | Checkpoint]", source: ModelSource | None = None
 ) -> "list[ModelSource | Checkpoint]":
-    """The same, with foreign checkpoints paired with `source`, or with the one source among them."""
+    """The same, with foreign checkpoints paired with `source`, or the one source among them."""
     original = source or _only_source(targets)
     if original is None:
         return list(targets)

@@ -1,4 +1,4 @@
-"""Several models side by side: quality is compared where the same questions were put to all."""
+"""Compare several models by quality, if all of them were scored on the same questions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,24 +12,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Across:
-    """Accuracy of models in the formats that were chosen, on tasks that all have in common."""
+    """Accuracy of models in their chosen formats, on the tasks they have in common."""
 
     tasks: tuple[str, ...]
     accuracy: Mapping[str, float]
-    """The mean over tasks, by model; only where every model has it."""
+    """Mean over tasks, by model; only if every model has it."""
     why_not: str = ""
-    """Why qualities are not compared; empty where they are."""
+    """Why qualities are not compared; empty if they are."""
 
     @property
     def best(self) -> str | None:
-        """The model that is right most often."""
+        """The model with the highest accuracy."""
         return max(self.accuracy, key=lambda name: self.accuracy[name], default=None)
 
 
 def compare(found: Sequence[Recommendation], reports: Mapping[str, "Document"]) -> Across:
-    """What reports say of the chosen formats, by the model's name.
+    """What reports say about the chosen formats, by model name.
 
-    Nothing is said where a model has no report, or was scored on other questions.
+    No comparison is made if a model has no report or was scored on other questions.
     """
     serving = [one for one in found if one.chosen is not None]
     names = [one.question.catalogue.shape.label for one in serving]
@@ -68,7 +68,7 @@ def _entry(document: "Document", format: str) -> "Entry | None":
 
 
 def _differences(one: "Entry", other: "Entry", tasks: Sequence[str]) -> str:
-    """What keeps accuracies from being compared; the window is each model's own."""
+    """Why accuracies are not comparable; the window is each model's own."""
     if missing := [task for task in tasks if f"{task}/acc" not in other.scores]:
         return f"no {', '.join(missing)}"
     left, right = one.settings, other.settings

@@ -34,20 +34,21 @@ from quantkit.model.source import context_of
 OBJECTIVES = ("latency", "throughput", "memory", "quality")
 MIN_QUALITY = 0.97
 MOST_TOGETHER = 256
-"""Users that are counted on where nobody says how many: vLLM's own limit on most GPUs."""
+"""Most concurrent users if none are given: vLLM's own limit on most GPUs."""
 
 ALONE = ("apple", "cpu")
-"""Vendors whose devices do not share a model."""
+"""Vendors whose devices cannot share a model."""
 BOARDS = ("Jetson", "Ryzen")
-"""Devices that are a computer of their own, and do not either."""
+"""Devices that are complete computers, and cannot either."""
 NO_QUALITY = "no quality data: no report of this model, and no published figure"
 UNUSUAL = 1.2
-"""What another way to share a model must be better by than cutting every layer over all GPUs: how
-well a pipeline is kept busy depends on who asks when, which no estimate knows."""
+"""Factor by which another split must beat tensor parallel over all GPUs: how busy a pipeline is
+depends on arrival times, which no estimate knows.
+"""
 
 
 class Catalogue:
-    """A model in all formats; what does not depend on the GPU is worked out once."""
+    """A model in all formats; whatever does not depend on the GPU is computed once."""
 
     def __init__(self, shape: ModelShape, among: tuple[Format, ...] | None = None) -> None:
         self.shape = shape
@@ -57,8 +58,8 @@ class Catalogue:
         self._works: dict[str, work.Work | str] = {}
 
     def work(self, format: Format) -> work.Work | str:
-        """The work of a format, or why the model cannot be had in it."""
-        name = format.base  # two scales a layer make no difference to any time
+        """The work of a format, or why the model does not come in it."""
+        name = format.base  # two scales per layer make no measurable difference
         if name not in self._works:
             try:
                 self._works[name] = work.of(self.shape, format)
@@ -68,21 +69,21 @@ class Catalogue:
 
 
 def nothing_beside(split: Split, format: Format) -> Beside:
-    """A model that has its GPUs to itself."""
+    """Nothing but the model on its GPUs."""
     return Beside()
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What users can bear, in seconds; None: whatever comes."""
+    """Latency limits in seconds; None: no limit."""
 
     ttft: float | None = None
-    """To the first token."""
+    """Time to first token."""
     tpot: float | None = None
-    """Between two tokens."""
+    """Time between two tokens."""
 
     def problem(self, found: Speed) -> str:
-        """What is too slow, with its figure and the limit; empty where nothing is."""
+        """The limit that is exceeded, with both figures; empty if none is."""
         slow, first = [], found.first_token
         if self.ttft is not None and first is None:
             slow.append("the time to its first token needs the GPU's compute rate (--tflops)")
@@ -103,17 +104,17 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a million tokens, in the money of `gpu_hour`."""
+    """Cost of a million tokens, in the currency of `gpu_hour`."""
 
     prompt: Span
-    """Of prompts, those in the prefix cache counted."""
+    """Of prompts, including those in the prefix cache."""
     answer: Span
-    """Of answers, the prompts not counted."""
+    """Of answers, without their prompts."""
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """Speeds that were measured, and where; they say nothing of other GPUs and other loads."""
+    """Measured speeds, and the GPU and load they hold for; they say nothing about others."""
 
     gpu: str
     count: int
@@ -121,57 +122,57 @@ class Measurements:
     speeds: Mapping[str, Speed]
     """By recipe."""
     splits: Mapping[str, Split] = field(default_factory=dict)
-    """How GPUs shared it then, by recipe; as usual where nobody knows."""
+    """How GPUs shared the model in these runs, by recipe; the usual split if unknown."""
 
     def of(self, format: Format, gpu: GPU, split: Split, load: Load) -> Speed | None:
-        """What was measured of a format on GPUs that share it like this, under just that load."""
+        """The measured speed of a format with this split, under exactly this load."""
         shared = self.splits.get(format.name) or parallel.usual(format.recipe, self.count)
         same = (self.gpu, shared, self.load) == (gpu.name, split, load)
         return self.speeds.get(format.name) if same else None
 
 
 def check_objective(name: str) -> None:
-    """Refuse what nothing can be chosen for."""
+    """Refuse an unknown objective."""
     if name not in OBJECTIVES:
         raise AdviceError(f"there is no objective '{name}'; there are: {', '.join(OBJECTIVES)}")
 
 
 @dataclass(frozen=True)
 class Question:
-    """What somebody wants to know of a model."""
+    """A request for a recommendation."""
 
     catalogue: Catalogue
     context: int = 8192
     """Tokens of a prompt and its answer together."""
     users: int | None = None
-    """At the same time; None: one, or for throughput as many as fit."""
+    """Concurrent users; None: one, or as many as fit if the objective is throughput."""
     answer: int | None = None
-    """Tokens of an answer; None: a quarter of the context."""
+    """Tokens per answer; None: a quarter of the context."""
     count: int = 1
     objective: str = "latency"
     min_quality: float = MIN_QUALITY
     utilisation: float = sizing.UTILISATION
     profile: str | None = None
-    """The kind of traffic; None: batch for throughput, else chat."""
+    """The kind of traffic; None: batch for throughput, otherwise chat."""
     gpu_hour: float | None = None
-    """What an hour of one GPU costs."""
+    """Price of one GPU per hour."""
     qualities: Mapping[str, Quality] = field(default_factory=dict)
     """From a report of this model, by recipe."""
     measured: Measurements | None = None
-    """Speeds that replace estimates where the GPU and the load are theirs."""
+    """Speeds that replace estimates where GPU and load match."""
     beside: Callable[[Split, Format], Beside] = nothing_beside
-    """What else lies on each of the GPUs that share a format like this: a draft, adapters."""
+    """What else occupies each of the GPUs that share a format this way: a draft, adapters."""
     limits: Limits = NO_LIMITS
     shared_prefix: int = 0
-    """Tokens that all prompts begin with."""
+    """Length of the prefix that all prompts share, in tokens."""
     speculation: Speculation | None = None
-    """A draft, and what is accepted of it."""
+    """A draft and its acceptance."""
     host: Host | None = None
-    """The memory beside the GPU, where GGUF files may partly lie in it."""
+    """The host's memory, if GGUF files may be partly offloaded to it."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Engines that cannot serve what is asked for, and why."""
+    """Engines that cannot serve the request, and why."""
     wish: Wish = ANY
-    """How GPUs are to share the model, where somebody insists on it."""
+    """Constraints on how GPUs share the model."""
 
     def __post_init__(self) -> None:
         shape = self.catalogue.shape
@@ -227,7 +228,7 @@ class Question:
 
     @property
     def traffic(self) -> Profile:
-        """What a server is set up for: how much memory it takes follows from it."""
+        """The profile a server is set up for; it determines the memory a server takes."""
         usual = "batch" if self.objective == "throughput" else "chat"
         return profiles.find(self.profile or usual)
 
@@ -236,7 +237,7 @@ class Question:
         return Load(self.context, answer, users, self.shared_prefix)
 
     def but(self, **changed: object) -> "Question":
-        """The same question with something else in it."""
+        """The same question with some fields changed."""
         return replace(self, **changed)  # type: ignore[arg-type]
 
 
@@ -251,23 +252,23 @@ class Candidate:
     quality: Quality | None
     load: Load
     fit: Fit | None = None
-    """How it lies on the GPUs when a server is set up for the question's traffic."""
+    """Memory use on the GPUs when a server is set up for the question's traffic."""
     size: Size | None = None
-    """What that server is set up with."""
+    """The settings of that server."""
     speed: Speed | None = None
-    """None where it does not fit."""
+    """None if it does not fit."""
     cost: Span | None = None
-    """Per million tokens of answers with their prompts, in the money of `gpu_hour`."""
+    """Per million answer tokens with their prompts, in the currency of `gpu_hour`."""
     costs: Cost | None = None
-    """The same apart for prompts and answers; None where it was measured, not estimated."""
+    """The same split into prompts and answers; None if it was measured, not estimated."""
     problem: str = ""
-    """Why it cannot be the answer; empty where it can."""
+    """Why it cannot be the answer; empty if it can."""
     lacks: str = ""
-    """What it lacks then: `support`, `memory`, `speed` or `quality`."""
+    """What is missing in that case: `support`, `memory`, `speed` or `quality`."""
     split: Split = ONE
     """How the GPUs share it."""
     others: tuple["Candidate", ...] = ()
-    """The same with other ways to share it, which are no better."""
+    """The same with other splits, which are no better."""
 
     @property
     def serves(self) -> bool:
@@ -275,12 +276,12 @@ class Candidate:
 
     @property
     def room(self) -> int:
-        """Users that have room."""
+        """Users that fit in memory."""
         return 0 if self.fit is None else self.fit.users
 
     @property
     def needed_bytes(self) -> int:
-        """On each GPU, for these users."""
+        """Bytes needed on each GPU for these users."""
         fit = self.fit
         if fit is None:
             return 0
@@ -289,23 +290,23 @@ class Candidate:
 
 
 def evaluate(question: Question, gpu: GPU) -> list[Candidate]:
-    """All formats on `count` of one GPU, in the catalogue's order."""
+    """All formats on `count` GPUs of one kind, in the catalogue's order."""
     return [judged(one, question.min_quality) for one in served(question, gpu)]
 
 
 def served(question: Question, gpu: GPU) -> list[Candidate]:
-    """The same, whatever quality they keep."""
+    """The same, whatever their quality."""
     return [_candidate(question, gpu, format) for format in question.catalogue.formats]
 
 
 def any_serves(question: Question, gpu: GPU) -> bool:
-    """Whether a format serves, whichever; the rest of them is not looked at."""
+    """Whether any format serves; stops at the first one."""
     every = (_candidate(question, gpu, format) for format in question.catalogue.formats)
     return any(judged(one, question.min_quality).serves for one in every)
 
 
 def judged(candidate: Candidate, min_quality: float) -> Candidate:
-    """A candidate, or what its quality lacks."""
+    """A candidate, with its problem set if its quality is too low."""
     known = candidate.quality
     if not candidate.serves:
         return candidate
@@ -348,7 +349,7 @@ def _candidate(question: Question, gpu: GPU, format: Format) -> Candidate:
 
 
 def _no_way(question: Question, format: Format) -> str:
-    """Why GPUs cannot share a model, or cannot as wished."""
+    """Why GPUs cannot share a model, or not under the constraints."""
     shape, wish, usual = question.catalogue.shape, question.wish, format.recipe
     if not wish.is_any:
         return parallel.obstacle(shape, usual, parallel.usual(usual, question.count))
@@ -359,7 +360,7 @@ def _no_way(question: Question, format: Format) -> str:
 
 
 def _shared(question: Question, candidate: Candidate, made: work.Work, split: Split) -> Candidate:
-    """A candidate on GPUs that share it in one way."""
+    """A candidate with one particular split."""
     shape, format, gpu = question.catalogue.shape, candidate.format, candidate.gpu
     load, beside = candidate.load, question.beside(split, format)
     if question.shared_prefix:
@@ -399,7 +400,7 @@ def _estimate(question: Question, case: speeds.Case, load: Load, size: Size) -> 
 
 
 def _best(tried: Sequence[Candidate], question: Question) -> Candidate:
-    """Of the ways to share a model the best, or the one that comes closest to fitting."""
+    """The best split of those tried, or the one that comes closest to fitting."""
     fitting = [one for one in tried if one.speed is not None]
     if not fitting:
         return max(tried, key=lambda one: (one.room, -one.needed_bytes))
@@ -408,13 +409,13 @@ def _best(tried: Sequence[Candidate], question: Question) -> Candidate:
         is_usual = one.split.tensor == question.count
         return merit(one, question.objective) * (1.0 if is_usual else UNUSUAL)
 
-    # What was measured counts, and not that something else is estimated to be faster.
+    # A measured speed outranks an estimate that claims to be faster.
     measured = [one for one in fitting if one.speed and one.speed.is_measured]
     return min(measured or fitting, key=held_back)
 
 
 def merit(candidate: Candidate, objective: str) -> float:
-    """The figure that an objective is about; less is better."""
+    """The figure an objective minimises."""
     speed = candidate.speed
     if objective == "memory" or speed is None:
         host = candidate.fit.host_bytes if candidate.fit else 0
@@ -425,7 +426,7 @@ def merit(candidate: Candidate, objective: str) -> float:
 
 
 def utilisation(question: Question, gpu: GPU) -> float:
-    """The share of a device's memory that engines may use."""
+    """Share of a device's memory that engines may use."""
     return sizing.usable_share(gpu, question.utilisation)
 
 
@@ -438,7 +439,7 @@ def _cost(question: Question, found: Speed) -> Span | None:
 
 
 def _costs(question: Question, found: Speed, load: Load) -> Cost | None:
-    """What of the GPUs' time prompts take, and what answers take that are computed together."""
+    """GPU time split between prompts and answers that are computed together."""
     if question.gpu_hour is None or found.prompt is None or found.decode is None:
         return None
     second = question.gpu_hour * question.count / 3600

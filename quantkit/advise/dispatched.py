@@ -1,7 +1,7 @@
-"""What vLLM would refuse of a checkpoint to be, by its own rules (`dispatch/`), before it is made.
+"""What vLLM would refuse about a planned checkpoint, by its own rules (`dispatch/`).
 
-Which formats a GPU runs stands in `hardware/support.py`; here the layers of this model are looked
-at: blocks that do not divide fused layers, sizes that no kernel takes.
+Which formats a GPU runs is in `hardware/support.py`; this module checks the layers of one model:
+blocks that do not divide fused layers, sizes that no kernel supports.
 """
 
 from typing import Any
@@ -15,9 +15,9 @@ from quantkit.model.headers import TensorSpec
 from quantkit.recipe import AnyRecipe, Recipe
 
 OWN = ("config-shape", "headers", "family-gone", "deepseek-v4")
-"""Rules about a model as it is, whatever is made of it."""
+"""Rules about the model itself, whatever is made from it."""
 UNSERVED = ("gpt-oss-experts",)
-"""Rules about what is made of it, which vLLM loads without a word and does not compute."""
+"""Rules about what vLLM loads without complaint but does not compute."""
 
 
 def refusal(shape: ModelShape, recipe: AnyRecipe | None, gpu: GPU) -> str | None:
@@ -44,12 +44,12 @@ def _refusal(shape: ModelShape, recipe: Recipe, gpu: GPU) -> str | None:
 
 
 def _to_be(shape: ModelShape, recipe: Recipe) -> tuple[dict[str, Any], list[TensorSpec]]:
-    """What vLLM would read on any GPU: the config, and tensors of layers."""
+    """What vLLM would read on any GPU: the config, and the layers' tensors."""
     key = "to be", weights.digest(shape, recipe)
     if key not in shape.made:
         plan = weights.plan(shape, recipe)
         config = {**shape.config, "quantization_config": formats.config(plan.recipe, plan.ignored)}
-        # A cache in FP8 adds no tensor to a layer: both plans have one dict of them.
+        # An FP8 cache adds no tensor to a layer: both plans share one dict.
         layers = "unlike", id(plan.quantized)
         if layers not in shape.made:
             linears = {*plan.quantized, *plan.ignored}
@@ -61,7 +61,7 @@ def _to_be(shape: ModelShape, recipe: Recipe) -> tuple[dict[str, Any], list[Tens
 
 
 def _unlike(specs: list[TensorSpec]) -> list[TensorSpec]:
-    """Tensors of blocks that differ from each other, one block of each kind."""
+    """Tensors of one block of each kind."""
     blocks: dict[int | None, tuple[list[tuple[Any, ...]], list[TensorSpec]]] = {}
     for spec in specs:
         before, number, behind = at_block(spec.name)

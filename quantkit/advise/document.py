@@ -17,7 +17,7 @@ VERSION = 1
 def to_json(
     found: Sequence[Recommendation], across: Across | None = None, notes: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Answers to one question, on one kind of GPU or several, or of several models."""
+    """Answers to one question, on one or several kinds of GPU, or for several models."""
     question = found[0].question
     told = {
         "schema": VERSION,

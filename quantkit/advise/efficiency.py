@@ -1,46 +1,47 @@
-"""How much of a device's peak rates engines reach: the assumptions behind every estimate of speed.
+"""Share of a device's peak rates that engines reach: the assumptions of every speed estimate.
 
-Each has a slow end, a typical value and a fast end. Where they come from:
+Each has a slow end, a typical value and a fast end. Sources:
 
-- Bandwidth. Decoding Llama 3 8B in 16 bits, llama.cpp reads 15.0 GB a token 54.8 times a second on
-  an RTX 4090, 47.4 times on an RTX 3090 and 18.8 times on an M1 Max: 0.82, 0.76 and 0.70 of peak
-  (https://github.com/XiongjieDai/GPU-Benchmarks-on-LLM-Inference), on the cards 0.9 of it without
-  what layers take beside reading, below.
+- Bandwidth. Decoding Llama 3 8B in 16 bits, llama.cpp reads 15.0 GB per token 54.8 times per second
+  on an RTX 4090, 47.4 times on an RTX 3090 and 18.8 times on an M1 Max: 0.82, 0.76 and 0.70 of peak
+  (https://github.com/XiongjieDai/GPU-Benchmarks-on-LLM-Inference); on the two cards 0.9 once the
+  time per layer (below) is subtracted.
 - Unpacking. The same page has a 70B in Q4_K_M at 0.8 of peak on both cards, where layers are large,
-  so blocks of fewer bits cost a tenth. Prompts of such files run there at 0.76 of what they do in
-  16 bits. Apple's reach 0.41 to 0.46 of peak. vLLM's Marlin kernel keeps close to what its bytes
-  promise where memory is slow (https://github.com/IST-DASLab/marlin).
-- Unpacking in vLLM where memory is fast. On an H200 the 4-bit layers of an 8B take 2.3 ms a step
-  whatever the memory could do, 1.6 TB/s, and 3.4 ms for 64 users: what is multiplied comes on top
-  (benchmarks/results/vllm-speed-h200.json). For newer GPUs the same by their number of cores is
-  assumed.
+  so blocks of fewer bits cost a tenth. Prompts of such files run there at 0.76 of the 16-bit speed.
+  Apple's GPUs reach 0.41 to 0.46 of peak. vLLM's Marlin kernel stays close to the bandwidth bound
+  where memory is slow (https://github.com/IST-DASLab/marlin).
+- Unpacking in vLLM where memory is fast. On an H200 the 4-bit layers of an 8B take 2.3 ms per step
+  whatever the memory could do (1.6 TB/s), and 3.4 ms for 64 users: multiplication adds to that
+  (benchmarks/results/vllm-speed-h200.json). Newer GPUs are assumed to scale with their number of
+  cores.
 - Unpacking on data-centre GPUs, and layers. llama.cpp reads Q4_K_M files there no faster than
-  arithmetic allows, and each layer takes 50 us besides: both follow from files of 1.8, 2.7, 5.7,
-  16.8 and 18.3 GB with 26 to 64 layers on V100, A100, H100, H200 and B300, of which they give all
-  within a third, on Hopper within a fifth
-  (https://pavlokhmel.com/llm_throughput_benchmark_on_13_gpus_and_10_models.html). AMD's are taken
-  to be like NVIDIA's of their time; nothing was measured there.
-- CPUs. What a desktop's memory gives llama.cpp for Q4_K_M: 0.6 of peak, and that cores are near
-  their limit with few users, in either engine. Assumed.
+  arithmetic allows, and each layer adds 50 us: both are fitted to files of 1.8, 2.7, 5.7, 16.8 and
+  18.3 GB with 26 to 64 layers on V100, A100, H100, H200 and B300, and reproduce all of them within
+  a third, on Hopper within a fifth
+  (https://pavlokhmel.com/llm_throughput_benchmark_on_13_gpus_and_10_models.html). AMD's are assumed
+  to match NVIDIA's of the same generation; nothing was measured there.
+- CPUs. A desktop's memory gives llama.cpp 0.6 of peak for Q4_K_M, and cores are near their limit
+  with few users, in either engine. Assumed.
 - Compute. On the first page prompts run at 0.55 (M2 Ultra) to 0.85 (RTX 4090) of the dense
   16-bit rate.
-- Time of its own, for each layer and each step: launching kernels, drawing tokens, scheduling.
-  Assumed; Llama-3.1-8B with vLLM 0.23 on an A100 agrees (benchmarks/published.py).
-- Experts. vLLM sorts tokens by expert and launches several small kernels in each such layer: on an
-  A100 Qwen3-30B-A3B took 9.6 ms a token for one user, of which reading explains 4 and other layers
-  1.3 (https://github.com/tenstorrent/tt-inference-server/issues/340, July 2025): 90 us a layer is
-  the slow end. The typical value and the fast end are assumed of later versions. llama.cpp has
-  that model in Q4_K_M at 196 tokens a second on an RTX 4090 and 167 on a 3090 Ti (https://
-  runaihome.com/blog/qwen3-30b-a3b-local-ai-guide-2026/, https://smeltcore.com/recipes/
-  qwen3-30b-a3b-rtx-3090-ti/): 10 us more a layer than without experts. The ends are assumed.
-- The host's time. vLLM 0.26 on an H200 decodes a model of 1B no faster in fewer bits: 1.5 ms a step
-  for one user and 2.2 ms for 64, in which its CPU prepares the next step
+- Overhead per layer and per step: kernel launches, sampling, scheduling. Assumed; Llama-3.1-8B with
+  vLLM 0.23 on an A100 agrees (benchmarks/published.py).
+- Experts. vLLM sorts tokens by expert and launches several small kernels in each MoE layer: on an
+  A100 Qwen3-30B-A3B took 9.6 ms per token for one user, of which reading explains 4 and other
+  layers 1.3 (https://github.com/tenstorrent/tt-inference-server/issues/340, July 2025): 90 us per
+  layer is the slow end. The typical value and the fast end are assumed for later versions.
+  llama.cpp has that model in Q4_K_M at 196 tokens per second on an RTX 4090 and 167 on a 3090 Ti
+  (https://runaihome.com/blog/qwen3-30b-a3b-local-ai-guide-2026/,
+  https://smeltcore.com/recipes/qwen3-30b-a3b-rtx-3090-ti/): 10 us more per layer than without
+  experts. The ends are assumed.
+- Host time. vLLM 0.26 on an H200 decodes a 1B model no faster in fewer bits: 1.5 ms per step for
+  one user and 2.2 ms for 64, in which its CPU prepares the next step
   (benchmarks/results/vllm-speed-small-h200.json). The ends are assumed, and so are the same growth
-  for more users and what llama.cpp takes.
-- Together. vLLM computes a step for all users. llama.cpp's throughput did not grow with the number
+  for more users and llama.cpp's values.
+- Batching. vLLM computes a step for all users. llama.cpp's throughput did not grow with the number
   of users on an H200 (https://developers.redhat.com/articles/2025/09/30/
   vllm-or-llamacpp-choosing-right-llm-inference-engine-your-use-case): that is its slow end.
-- Links. What all-reduces get of a link's one-way rate, and what each takes at least. Assumed.
+- Links. The share of a link's one-way rate that all-reduces reach, and their minimum time. Assumed.
 """
 
 from dataclasses import dataclass, replace
@@ -50,32 +51,32 @@ EVERYBODY = 1 << 30
 
 @dataclass(frozen=True)
 class Efficiency:
-    """One of the ends, or the middle."""
+    """Slow end, typical value or fast end."""
 
     bandwidth: float
     """Share of peak bandwidth."""
     unpacking: float
-    """Share of it that weight-only formats are left with."""
+    """Share of that bandwidth that weight-only formats reach."""
     compute: float
     """Share of the dense peak rate."""
     layer_seconds: float
-    """Added by each layer."""
+    """Overhead per layer."""
     step_seconds: float
-    """Added by each step."""
+    """Overhead per step."""
     link: float
     """Share of a link's one-way rate."""
     reduce_seconds: float
-    """What an all-reduce takes at least, over NVLink; over PCIe twice that."""
+    """Minimum time of an all-reduce over NVLink; twice that over PCIe."""
     together: int = EVERYBODY
     """Users whose tokens are computed in one step; more than that take turns."""
     host_seconds: float = 0.0
-    """What the CPU takes for a step beside the GPU: no step is shorter."""
+    """CPU time per step, in parallel to the GPU: no step is shorter."""
     host_user_seconds: float = 0.0
-    """More of it for each user."""
+    """Additional CPU time per user."""
     expert_seconds: float = 0.0
-    """Added by each layer of a mixture of experts."""
+    """Overhead per MoE layer."""
     packed_compute: float | None = None
-    """Share of 16-bit compute that weight-only formats are left with; None: as of bandwidth."""
+    """Share of 16-bit compute that weight-only formats reach; None: the same as for bandwidth."""
 
     @property
     def unpacked_compute(self) -> float:
@@ -117,11 +118,11 @@ UNPACKED_GB_S = {
     },
     "vllm": {"9.0": 1600.0, "10.0": 1800.0, "10.3": 1800.0, "gfx942": 1600.0, "gfx950": 1800.0},
 }  # fmt: skip
-"""By compute capability: the most that an engine reads of packed weights; others have no limit."""
+"""By compute capability: the fastest an engine reads packed weights; others have no limit."""
 
 
 def of(engine: str, vendor: str) -> tuple[Efficiency, Efficiency, Efficiency]:
-    """Slow end, middle and fast end."""
+    """Slow end, typical value and fast end."""
     if engine == "vllm":
         return VLLM_CPU if vendor == "cpu" else VLLM
     return {"apple": LLAMA_CPP_APPLE, "cpu": LLAMA_CPP_CPU}.get(vendor, LLAMA_CPP)

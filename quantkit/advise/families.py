@@ -1,7 +1,7 @@
-"""Tensors of a model from its config alone, by formulas, for the families that have a record.
+"""Tensors of a model from its config alone, by formulas, for families that have a record.
 
-No class of transformers is built, so this takes no torch and no time. Settings that a config
-leaves out are those of the family's class there.
+No transformers class is built, so this needs no torch and takes no time. Missing settings are those
+of the family's transformers class.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,14 +25,14 @@ NATURAL = (
 )  # fmt: skip
 MOST_LAYERS = 10_000
 MOST_EXPERTS = 1_000_000
-"""Of all layers together."""
+"""Most experts of all layers together."""
 
 
 def completed(config: Mapping[str, Any], label: str = "the model") -> dict[str, Any]:
-    """A config with what its class in transformers would add to it, as far as sizes depend on it.
+    """A config with the defaults of its transformers class, as far as sizes depend on them.
 
-    Of an unknown family only what is true of all classes. A config is somebody else's input:
-    numbers that are none are refused here, so that nobody else needs to ask.
+    For an unknown family, only what holds for all classes. A config is untrusted input: invalid
+    numbers are refused here, so no other code has to check.
     """
     _check(config, label)
     family = families.of(config)
@@ -45,7 +45,7 @@ def completed(config: Mapping[str, Any], label: str = "the model") -> dict[str, 
     if config.get("tie_word_embeddings") is None:
         result["tie_word_embeddings"] = family.tied
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    # The key's older name, and the places where it used to stand.
+    # The key's older name, and the places where it used to be.
     if "rope_type" not in rope and "type" in rope:
         rope["rope_type"] = rope["type"]
     if "partial_rotary_factor" in config:
@@ -83,7 +83,7 @@ def _check(config: Mapping[str, Any], label: str) -> None:
 
 
 def require(config: Mapping[str, Any], keys: tuple[str, ...], label: str) -> None:
-    """Refuse a config that lacks a number, or has none to work with."""
+    """Refuse a config in which a number is missing or unusable."""
     if missing := [key for key in keys if not config.get(key)]:
         raise SourceError(f"{label}: the config has no usable {', '.join(missing)}")
 
@@ -91,8 +91,10 @@ def require(config: Mapping[str, Any], keys: tuple[str, ...], label: str) -> Non
 def shapes(
     config: Mapping[str, Any], label: str, only_first: bool = False
 ) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a checkpoint of this `completed` config stores, in the model's order;
-    `only_first` leaves out all experts of a block but the first, which are like it."""
+    """Every tensor that a checkpoint of this `completed` config stores, in the model's order.
+
+    `only_first` leaves out all experts of a block but the first; the others are like it.
+    """
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
         raise SourceError(
@@ -152,7 +154,7 @@ def n_experts(config: Mapping[str, Any]) -> int:
 
 
 def _is_mixed(config: Mapping[str, Any], index: int) -> bool:
-    """Whether a block has experts; some configs leave every so many with one MLP for all."""
+    """Whether a block has experts; in some configs every n-th block is dense."""
     step = config.get("decoder_sparse_step") or 1
     return index not in (config.get("mlp_only_layers") or ()) and (index + 1) % step == 0
 

@@ -1,4 +1,4 @@
-"""The recipe that a GPU asks for, with the reason."""
+"""The recipe that a GPU calls for, with the reason."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,11 @@ from quantkit.model.source import context_of
 
 @dataclass(frozen=True)
 class Fitting:
-    """A recipe for a place."""
+    """A recipe for a GPU."""
 
     recipe: str
     reasons: list[str]
-    """In sentences."""
+    """Full sentences."""
 
 
 def choose(model: str, place: Place) -> Fitting:

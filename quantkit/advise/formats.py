@@ -1,4 +1,4 @@
-"""Formats to choose between: recipes, and what decides where they run and how well they do."""
+"""The formats to choose from: recipes, and what decides where they run and how well they do."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from quantkit.hardware import support
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe, load, split_addition
 
 AS_IT_IS = "unquantised"
-"""The name of a model without any recipe ..."""
+"""Name of the model without a recipe."""
 AS_FILE = "gguf-bf16"
-"""... and of the recipe that changes none of its numbers."""
-# One of each kind: others of the same kind take as much memory and time. Of those for 4 bits,
-# the one that lost least in our own reports.
+"""Name of the recipe that leaves every number unchanged."""
+# One of each kind: others of the same kind take as much memory and time. For 4 bits, the one
+# that lost least in our own reports.
 FLOATS = ("fp8-dynamic", "fp8-block", "mxfp8", "nvfp4", "mxfp4")
 SERVED = (*FLOATS, "int8-w8a8", "gptq-w8a16", "awq-gptq-w4a16")
 SERVED_OF_MIXTURES = (*FLOATS, "gptq-w8a16", "gptq-w4a16")
-"""What the native engine makes of a mixture of experts."""
+"""Recipes that the native engine supports for MoE models."""
 FILES = (
     AS_FILE, "gguf-q8_0", "gguf-q6_k", "gguf-q5_k_m", "gguf-q4_k_m", "gguf-iq4_xs",
     "gguf-q3_k_m", "gguf-q2_k",
@@ -26,7 +26,7 @@ FILES = (
 
 @dataclass(frozen=True)
 class Format:
-    """A recipe, or none, with the engine that serves what it makes."""
+    """A recipe, or none, with the engine that serves its output."""
 
     name: str
     recipe: AnyRecipe | None
@@ -38,17 +38,17 @@ class Format:
 
     @property
     def base(self) -> str:
-        """Its name without the cache's."""
+        """Its name without the cache suffix."""
         return self.name.removesuffix("+kv-fp8")
 
     @property
     def is_whole(self) -> bool:
-        """Whether every number of the model stays what it is."""
+        """Whether every number of the model is unchanged."""
         return self.name in (AS_IT_IS, AS_FILE)
 
     @property
     def least_bits(self) -> int:
-        """No weight takes fewer."""
+        """Bits of the smallest weight."""
         if isinstance(self.recipe, Recipe):
             return self.recipe.weights.num_bits
         return 16 if self.recipe is None else 2
@@ -59,7 +59,7 @@ class Format:
 
     @property
     def quality_class(self) -> str:
-        """What published figures on quality are told apart by."""
+        """The class of formats that published quality figures distinguish."""
         return self.name if isinstance(self.recipe, GGUFRecipe) else self.key
 
     @property
@@ -71,7 +71,7 @@ class Format:
 
     @property
     def has_own_arithmetic(self) -> bool:
-        """Whether it is made to be computed in fewer bits; others compute in 16."""
+        """Whether it is computed in fewer bits; others compute in 16."""
         return self.key in RATES
 
 
@@ -86,11 +86,12 @@ RATES = {
     "mxfp4": "fp4_tflops",
     "mxfp4-a16": "fp4_tflops",
 }
-"""The rate of a GPU that a format computes at where it is native; all others compute in 16 bits."""
+"""The rate of a GPU at which a format computes where it is native; all others compute in 16 bits.
+"""
 
 
 def of(recipe: AnyRecipe | None) -> Format:
-    """The format that a recipe makes."""
+    """The format that a recipe produces."""
     key = support.format_of(recipe)
     if recipe is None:
         return Format(AS_IT_IS, None, key, "vllm")
@@ -102,7 +103,7 @@ def of(recipe: AnyRecipe | None) -> Format:
 def considered(scored: Iterable[str] = (), is_mixture: bool = False) -> tuple[Format, ...]:
     """All formats that a recommendation chooses from, each also with an FP8 cache.
 
-    Recipes that ship with quantkit and were `scored` in a report of the model are among them.
+    Includes recipes that ship with quantkit and were `scored` in a report of the model.
     """
     usual = _usual(is_mixture)
     names, shipped = {one.name for one in usual}, resources.names("recipes")

@@ -1,4 +1,4 @@
-"""Config and tensor table of a model on the hub, without fetching its weights."""
+"""Config and tensor table of a model on the hub, without downloading its weights."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from quantkit.model.source import locate, read_config, read_tensors
 
 
 def describe(name: str) -> tuple[dict[str, Any], list[TensorSpec] | None]:
-    """The config, and the tensors where they can be had without a download of the weights.
+    """The config, and the tensors if they are available without downloading the weights.
 
-    A copy in the cache answers by itself; otherwise the hub sends the headers of its files alone.
+    A cached copy is used if there is one; otherwise only the headers of the files are requested.
     """
     folder = locate(name, weights=False)
     config = read_config(folder)
@@ -25,7 +25,7 @@ def _headers(name: str) -> list[TensorSpec] | None:
 
     try:
         files = get_safetensors_metadata(name).files_metadata.values()
-    except Exception:  # whatever goes wrong on the way, the config still tells something
+    except Exception:  # whatever goes wrong, the config is still useful
         return None
     return [
         TensorSpec(key, str(info.dtype), tuple(info.shape))

@@ -1,7 +1,7 @@
-"""Bytes that keys and values of one sequence take in the cache, layer by layer, from the config.
+"""Bytes of one sequence in the KV cache, layer by layer, from the config.
 
-A layer that attends to a window keeps no more than the window; one with latent attention
-(DeepSeek V2 and V3) keeps one compressed vector a token instead of keys and values of all heads.
+A sliding-window layer keeps no more than its window; one with latent attention (DeepSeek V2 and V3)
+keeps one compressed vector per token instead of keys and values of all heads.
 """
 
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ WINDOWED = ("sliding_attention", "chunked_attention", "local")
 
 @dataclass(frozen=True)
 class Layer:
-    """What one layer keeps."""
+    """What one layer keeps in the cache."""
 
     n_values: int
-    """Numbers for each token, on each GPU."""
+    """Numbers per token, on each GPU."""
     window: int | None = None
-    """The most tokens that it keeps; None: all."""
+    """Most tokens it keeps; None: all."""
 
     def values(self, context: int) -> int:
         """Numbers for a sequence of this length."""
@@ -30,7 +30,7 @@ class Layer:
 
 
 def bytes_for(config: Mapping[str, Any], context: int, kv_bits: int = 16, n_gpus: int = 1) -> int:
-    """Bytes for one sequence of `context` tokens, on each of the GPUs that share every layer."""
+    """Bytes for one sequence of `context` tokens, on each GPU of a tensor-parallel group."""
     return sum(layer.values(context) for layer in layers(config, n_gpus)) * kv_bits // 8
 
 
@@ -43,7 +43,7 @@ def layers(config: Mapping[str, Any], n_gpus: int = 1) -> list[Layer]:
 def _values_per_token(config: Mapping[str, Any], n_gpus: int) -> int:
     try:
         if rank := config.get("kv_lora_rank"):
-            # Of no head, so every GPU has all of it.
+            # not per head, so every GPU holds all of it
             return int(rank + config["qk_rope_head_dim"])
         n_kv, head_dim = geometry.n_kv_heads(config), geometry.head_dim(config)
     except (KeyError, TypeError, ZeroDivisionError) as error:
@@ -56,7 +56,7 @@ def _values_per_token(config: Mapping[str, Any], n_gpus: int) -> int:
 def _windows(config: Mapping[str, Any]) -> list[int | None]:
     kinds = geometry.layer_types(config)
     if shared := config.get("num_kv_shared_layers"):
-        kinds = kinds[:-shared]  # the last ones read an earlier one's
+        kinds = kinds[:-shared]  # the last ones reuse an earlier one's
     sizes = {
         "sliding_attention": config.get("sliding_window"),
         "local": config.get("sliding_window"),

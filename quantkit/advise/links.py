@@ -1,4 +1,4 @@
-"""What it takes GPUs to talk to each other while they share a model."""
+"""Communication time between GPUs that share a model."""
 
 from quantkit.advise.efficiency import Efficiency
 from quantkit.hardware.gpus import GPU
@@ -9,14 +9,14 @@ ASSUMED_PCIE = "4.0 x16"
 
 
 def joins(gpu: GPU, n_gpus: int) -> bool:
-    """Whether such GPUs have a link that joins so many of them; bridges join two."""
+    """Whether these GPUs have a link that connects this many; bridges connect two."""
     return bool(gpu.link_gb_s) and n_gpus <= (gpu.link_gpus or n_gpus)
 
 
 def link_gb_s(gpu: GPU, n_gpus: int = 2) -> tuple[float, bool]:
-    """One way between so many GPUs, and whether that is over PCIe.
+    """One-way rate between this many GPUs, and whether it is PCIe.
 
-    A ring is as slow as its slowest link: where bridges join pairs, four GPUs talk over PCIe.
+    A ring is as slow as its slowest link: where bridges connect pairs, four GPUs talk over PCIe.
     """
     if gpu.link_gb_s and joins(gpu, n_gpus):
         return gpu.link_gb_s / 2, False
@@ -24,13 +24,13 @@ def link_gb_s(gpu: GPU, n_gpus: int = 2) -> tuple[float, bool]:
 
 
 def pcie_gb_s(gpu: GPU) -> float:
-    """One way between a GPU and its host."""
+    """One-way rate between a GPU and its host."""
     generation, _, lanes = (gpu.pcie or ASSUMED_PCIE).partition(" x")
     return PCIE_LANE_GB_S[int(float(generation))] * int(lanes)
 
 
 def reduce_seconds(gpu: GPU, n_gpus: int, size_bytes: float, end: Efficiency) -> float:
-    """One all-reduce over so many GPUs, as a ring does it."""
+    """Time of one ring all-reduce over this many GPUs."""
     if n_gpus == 1:
         return 0.0
     moved = 2 * (n_gpus - 1) / n_gpus * size_bytes
@@ -38,7 +38,7 @@ def reduce_seconds(gpu: GPU, n_gpus: int, size_bytes: float, end: Efficiency) ->
 
 
 def hand_on_seconds(gpu: GPU, n_gpus: int, size_bytes: float, end: Efficiency) -> float:
-    """From one stage to the next of a pipeline that has so many GPUs in all."""
+    """Time from one pipeline stage to the next, with this many GPUs in all."""
     return _at_least(gpu, n_gpus, end) + size_bytes / _rate(gpu, n_gpus, end)
 
 

@@ -1,4 +1,4 @@
-"""Measured speeds in place of estimates, where they were measured under the load in question."""
+"""Measured speeds in place of estimates, if they were measured under the load in question."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -13,17 +13,17 @@ from quantkit.hardware.gpus import GPU, normal
 from quantkit.storage import gib
 
 NEAR = 0.25
-"""Prompts and answers may differ from those in question by this share."""
+"""Relative difference in prompt and answer lengths up to which a measurement applies."""
 OTHER = 1.5
-"""Weights in memory that differ from those in the file by more than this factor are others."""
+"""Factor between weights in memory and in the file beyond which it is a different model."""
 
 
 class Seen(Protocol):
-    """What a load generator tells of one model under one load."""
+    """Results of a load generator for one model under one load."""
 
     @property
     def model(self) -> str:
-        """The checkpoint's name, which is its recipe's."""
+        """The checkpoint's name, which is that of its recipe."""
         ...
 
     @property
@@ -32,7 +32,7 @@ class Seen(Protocol):
     def n_gpus(self) -> int: ...
     @property
     def sharing(self) -> tuple[int, int, bool] | None:
-        """GPUs that cut layers, those in a row, and whether experts stay whole; None: unknown."""
+        """Tensor-parallel size, pipeline stages, and whether experts stay whole; None: unknown."""
         ...
 
     @property
@@ -54,8 +54,10 @@ class Seen(Protocol):
 
 
 def speeds(found: Iterable[Seen], question: Question, gpu: GPU) -> Measurements:
-    """What was measured on this GPU, with these users and lengths; of several settings, the one
-    with the most tokens a second."""
+    """What was measured on this GPU, with these users and lengths.
+
+    Of several settings, the one with the most tokens per second.
+    """
     if question.users is None and question.objective == "throughput":
         raise AdviceError(
             "for throughput give --users: what was measured holds for its "
@@ -70,7 +72,7 @@ def speeds(found: Iterable[Seen], question: Question, gpu: GPU) -> Measurements:
             and seen.gpu is not None
             and normal(seen.gpu) in {normal(name) for name in (gpu.name, *gpu.aliases)}
             and (seen.n_gpus, seen.concurrency) == (question.count, load.users)
-            # Several copies of a model are not a way to share it.
+            # Several replicas are not a way to share a model.
             and (seen.sharing is None or Split(*seen.sharing).n_gpus == question.count)
             and _near(seen.prompt_tokens, load.prompt)
             and _near(seen.output_tokens, load.answer)
@@ -92,7 +94,7 @@ def speeds(found: Iterable[Seen], question: Question, gpu: GPU) -> Measurements:
 
 
 def _refuse_another(seen: Seen, format: Format, question: Question) -> None:
-    """Recipes of two models have one name; what the engine loaded tells them apart."""
+    """Refuse another model's measurements: they have the recipe's name, but other bytes."""
     if not seen.weight_bytes:
         return
     shape, count = question.catalogue.shape, question.count

@@ -1,7 +1,7 @@
-"""Whether a model in a format fits on GPUs, and how many users at a time it then serves.
+"""Whether a model in a format fits on GPUs, and how many concurrent users it then serves.
 
-Weights and KV cache are exact. What an engine takes beside them is from its logs, as far as there
-are any; it stands in `Engine`, its instances and the constants below them.
+Weights and KV cache are exact. The engine's own overhead is from its logs, as far as there are any;
+it is in `Engine`, its instances and the constants below them.
 """
 
 from dataclasses import asdict, dataclass, field, replace
@@ -19,32 +19,32 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Engine:
-    """What an engine takes on each GPU beside weights and KV cache."""
+    """What an engine takes on each GPU besides weights and KV cache."""
 
     fixed_bytes: int
-    """CUDA's context and libraries' workspaces."""
+    """CUDA context and library workspaces."""
     talk_bytes: int
-    """More of them where GPUs share a model: buffers for talking to each other."""
+    """More of it if GPUs share a model: communication buffers."""
     graph_bytes: int
-    """Recorded CUDA graphs."""
+    """Captured CUDA graphs."""
     batch_tokens: int
-    """Tokens that are computed together at most."""
+    """Most tokens per batch."""
     n_logits: int
-    """Sequences whose next token is drawn together at most."""
+    """Most sequences sampled together."""
     page_tokens: int
-    """Tokens of a sequence for which room is given out at a time."""
+    """Tokens per cache page."""
 
 
-# Outside of torch vLLM logs 0.13 to 0.25 GiB on one GPU (benchmarks/published.yaml). Graphs took
-# 1 GiB on an H200 (benchmarks/results/kv_capacity-h200.json), of which 0.26 counted nothing there,
-# and 0.21 about 1 GiB on an H100: half of it is the middle. Batches are its defaults for a server,
-# from 70 GiB on and below (get_batch_defaults in engine/arg_utils.py).
+# Outside of torch, vLLM logs 0.13 to 0.25 GiB on one GPU (benchmarks/published.yaml). Graphs took
+# 1 GiB on an H200 (benchmarks/results/kv_capacity-h200.json), where 0.26 counted none of it, and
+# 0.21 about 1 GiB on an H100: half of it is the middle. Batches are its server defaults, from
+# 70 GiB on and below (get_batch_defaults in engine/arg_utils.py).
 VLLM = Engine(GIB // 4, GIB // 2, GIB // 2, batch_tokens=8192, n_logits=1024, page_tokens=16)
 VLLM_SMALL = replace(VLLM, batch_tokens=2048, n_logits=256)
 NVLINK_TALK_BYTES = int(1.85 * GIB)
-"""What vLLM 0.19 logs for H100s that cut layers over NVLink; assumed of Blackwell's as well."""
+"""What vLLM 0.19 logs for tensor-parallel H100s over NVLink; assumed for Blackwell as well."""
 DRAWN_BYTES = 2 + 4 + 4 + 4
-"""Of each logit while a token is drawn, by the logs of 0.19; 0.26 takes about half of it."""
+"""Per logit during sampling, by the logs of 0.19; 0.26 takes about half of it."""
 LARGE_BYTES = 70 * GIB
 # llama.cpp computes 512 tokens at a time (-ub), keeps room for the logits of all of them, and
 # rounds the context up to 256 tokens.
@@ -53,16 +53,16 @@ LLAMA_CPP = Engine(GIB // 2, 0, 0, batch_tokens=512, n_logits=512, page_tokens=2
 
 @dataclass(frozen=True)
 class Beside:
-    """What else lies on each GPU."""
+    """What else occupies each GPU."""
 
     draft_bytes: int = 0
     """Weights of a draft model or head."""
     token_bytes: int = 0
-    """Its own keys and values for each token of a context."""
+    """Its own keys and values per token of context."""
     adapter_bytes: int = 0
-    """LoRA adapters, as many as have a slot."""
+    """LoRA adapters, one per slot."""
     shared_tokens: int = 0
-    """Tokens that all contexts begin with, whose keys and values vLLM keeps once."""
+    """Length of the prefix that all contexts share; vLLM keeps its keys and values once."""
 
     @property
     def fixed_bytes(self) -> int:
@@ -71,47 +71,47 @@ class Beside:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a model lies on GPUs; bytes are those of the fullest GPU, which is the one that decides.
+    """Memory use of a model on GPUs; bytes are those of the fullest GPU, which decides.
 
     In a pipeline that is the one with room for the fewest users: vLLM gives no GPU a larger cache
     than it needs for those.
     """
 
     fits: bool
-    """Whether as many users as asked for can be served."""
+    """Whether the requested number of users can be served."""
     reason: str
-    """Why not; empty where it fits."""
+    """Why not; empty if it fits."""
     split: Split
     usable_bytes: int
-    """What the engine may use at all."""
+    """What the engine may use in total."""
     weight_bytes: int
     """All weights: `model_bytes`, `draft_bytes` and `adapter_bytes` together."""
     overhead_bytes: int
-    """By its logs: activations, graphs, buffers for talking, the engine itself."""
+    """From its logs: activations, graphs, communication buffers, the engine itself."""
     kv_bytes: int
-    """What is left for keys and values; 0 where nothing is."""
+    """What is left for keys and values; 0 if nothing is."""
     user_bytes: int
-    """What one user's context takes of it."""
+    """Cache bytes of one user's context."""
     users: int
-    """Users with a full context at the same time."""
+    """Concurrent users with a full context."""
     kv_tokens: int
     """Tokens of such contexts that the cache holds, all GPUs together."""
     model_bytes: int
-    """Of the weights, the model's own."""
+    """The model's own part of the weights."""
     draft_bytes: int
-    """Of the weights, those of the draft model or head; 0 without one."""
+    """The draft model's or head's part of the weights; 0 without one."""
     adapter_bytes: int
-    """Of the weights, the LoRA adapters; 0 without any."""
+    """The LoRA adapters' part of the weights; 0 without any."""
     draft_user_bytes: int
-    """Of `user_bytes`, the draft model's own keys and values."""
+    """The draft model's own keys and values in `user_bytes`."""
     shared_bytes: int = 0
-    """Keys and values of the tokens that all contexts begin with, which are there once."""
+    """Keys and values of the shared prefix, which are stored once."""
     host_bytes: int = 0
-    """What lies in the host's memory, where not all layers have room on the GPU."""
+    """Bytes in the host's memory, if not all layers fit on the GPU."""
 
     @property
     def parts(self) -> dict[str, int]:
-        """What the weights are made of, by name, without what is not there."""
+        """Components of the weights by name, without the empty ones."""
         named = {
             "weights": self.model_bytes,
             "draft model": self.draft_bytes,
@@ -125,17 +125,17 @@ class Fit:
 
 @dataclass(frozen=True)
 class Serving:
-    """How an engine is to serve a model, besides what is asked of it."""
+    """Server settings besides the request itself."""
 
     utilisation: float = 0.9
-    """The share of memory that it may use, near vLLM's own default."""
+    """Share of memory it may use, near vLLM's own default."""
     kv_bits: int | None = None
     """By default those of the recipe."""
     engine: Engine | None = None
     """By default the one that suits GPU and format."""
     beside: Beside = field(default_factory=Beside)
     split: Split | None = None
-    """By default the usual one of that many GPUs."""
+    """By default the usual one for that many GPUs."""
 
 
 def fits(
@@ -147,7 +147,7 @@ def fits(
     users: int = 1,
     serving: Serving | None = None,
 ) -> Fit:
-    """How a model in a recipe's format, or as it is, lies on `count` such GPUs."""
+    """Memory use of a model in a recipe's format, or unquantised, on `count` such GPUs."""
     serving = serving or Serving()
     utilisation, kv_bits, engine = serving.utilisation, serving.kv_bits, serving.engine
     beside, split = serving.beside, serving.split
@@ -158,8 +158,8 @@ def fits(
     by_layers = isinstance(recipe, GGUFRecipe)
     split = split or parallel.usual(recipe, count)
     total = gpu.usable_bytes
-    # Just above the limit the larger batch takes more than the memory that is gained: one would
-    # then ask for the smaller.
+    # Just above the limit the larger batch takes more memory than is gained: the smaller one is
+    # then the better choice.
     choices = [(LLAMA_CPP, total)] if by_layers else [(VLLM_SMALL, min(total, LARGE_BYTES - 1))]
     if engine is not None:
         choices = [(engine, total)]
@@ -183,7 +183,7 @@ def fits(
         held = weights + beside.fixed_bytes
         taken = overhead_bytes(shape, engine, split.tensor, by_layers, has_head=stage == last)
         taken += talk
-        # Where all layers read others' keys, next to nothing.
+        # Next to nothing if all layers reuse other layers' keys.
         user = max(1, users_bytes[stage] + pages * beside.token_bytes)
         once = shared_bytes[stage] + shared * beside.token_bytes
         room.append((max(0, usable - held - taken - once), user, held, taken, once))
@@ -225,7 +225,7 @@ def fits(
 
 
 def talk_bytes(engine: Engine, gpu: GPU, split: Split) -> int:
-    """What buffers take by which GPUs talk to each other."""
+    """Communication buffers between GPUs."""
     if split.n_gpus == 1:
         return 0
     has_nvlink = links.joins(gpu, split.tensor) and (gpu.capability or 0) >= 9
@@ -236,12 +236,12 @@ def talk_bytes(engine: Engine, gpu: GPU, split: Split) -> int:
 def overhead_bytes(
     shape: ModelShape, engine: Engine, tensor: int, by_layers: bool = False, has_head: bool = True
 ) -> int:
-    """Bytes that an engine takes beside weights and KV cache, whoever it talks to.
+    """Bytes that an engine takes besides weights, KV cache and communication buffers.
 
-    Activations in 16 bits: the residual stream twice, and the most that comes on top of it. That
-    is the MLP's gate, up and product, in a mixture of all experts that a token chooses, whose
-    outputs are added up last; or, where the head is, the drawing of tokens: logits in 16 and in 32
-    bits, probabilities and noise. llama.cpp has room for both, logits in 32 bits only.
+    Activations in 16 bits: the residual stream twice, plus the largest temporary. That is the MLP's
+    gate, up and product (in an MoE model for all experts that a token chooses, whose outputs are
+    added up last) or, on the GPU with the head, sampling: logits in 16 and in 32 bits,
+    probabilities and noise. llama.cpp reserves both, with logits in 32 bits only.
     """
     config = shape.config
     hidden = int(config["hidden_size"])
@@ -260,7 +260,7 @@ def overhead_bytes(
 def _user_bytes(
     shape: ModelShape, tokens: int, kv_bits: int, split: Split, by_layers: bool
 ) -> list[int]:
-    """Keys and values of one user on a GPU of each stage; of llama.cpp's, on the fullest."""
+    """Keys and values of one user on a GPU of each stage; for llama.cpp, on the fullest."""
     key = "kv", tokens, split.tensor, split.pipeline, by_layers
     if key not in shape.made:
         sizes = [layer.values(tokens) for layer in kv.layers(shape.config, split.tensor)]

@@ -1,4 +1,4 @@
-"""How many bytes of weights a GPU has room for, and what mixed formats make of them."""
+"""Room for weights on a GPU, and the mixed formats that fit into it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +16,13 @@ from quantkit.recipe import load
 
 @dataclass(frozen=True)
 class Advice:
-    """What mixed formats make of a GPU's room."""
+    """Mixed formats for a GPU's memory."""
 
     choice: Choice
 
     @property
     def words(self) -> list[str]:
-        """For people."""
+        """Sentences for display."""
         choice = self.choice
         if choice.recipe is None:
             return choice.notes
@@ -34,7 +34,7 @@ class Advice:
         return [first, *([more] if more else []), *choice.notes]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Plain data for `--json`."""
         choice = self.choice
         return {
             "size_bytes": choice.budget.size_bytes,
@@ -48,7 +48,7 @@ class Advice:
 def advice(
     model: str, table: Path, gpu: str, count: int, context: int | None, users: int
 ) -> Advice:
-    """What the table of a model says of a GPU."""
+    """What a model's sensitivity table recommends for a GPU."""
     known = Table.read(table)
     asked = budget(model, gpu, count, context, users, known.engine)
     wanted = Wanted(asked, engine=known.engine)
@@ -58,7 +58,7 @@ def advice(
 def budget(
     model: str, gpu: str, count: int, context: int | None, users: int, engine: str = "vllm"
 ) -> Budget:
-    """The room for weights on some GPUs, with keys and values of so many users beside them."""
+    """Room for weights on GPUs, beside the keys and values of this many users."""
     device, of_model = gpus.find(gpu), shape.of(model)
     tokens = min(8192, context_of(of_model.config)) if context is None else context
     recipe = load("gguf-q8_0") if engine == "llama.cpp" else None

@@ -1,10 +1,10 @@
-"""GGUF files that a GPU cannot hold alone: which layers lie there, and how fast the rest is.
+"""GGUF files that do not fit on a GPU: which layers it holds, and how fast the rest is.
 
 llama.cpp puts the output layer and the last layers on the GPU (--n-gpu-layers counts the output as
-one) and computes the others where they lie, in the host's memory, caches included. Of a mixture of
-experts it can keep everything on the GPU but the experts of the first layers (--n-cpu-moe), which
-pays more: a token reads few of them. Prompts are computed on the GPU, for which it copies
-what lies in the host's memory over PCIe for every 512 tokens.
+one) and computes the others in place, in the host's memory, caches included. For MoE models it can
+keep everything on the GPU except the experts of the first layers (--n-cpu-moe), which pays more: a
+token reads few of them. Prompts are computed on the GPU, for which everything in the host's memory
+is copied over PCIe for every 512 tokens.
 """
 
 from dataclasses import dataclass, replace
@@ -21,44 +21,44 @@ from quantkit.hardware.gpus import GPU
 from quantkit.recipe import GGUFRecipe
 
 UNIFIED = ("Jetson", "DGX Spark", "GH200", "GB200", "Ryzen")
-"""Devices whose GPU has the host's memory already, or reaches it by another way than PCIe."""
+"""Devices whose GPU shares the host's memory, or reaches it other than by PCIe."""
 DESKTOP_BYTES = 33 << 30
-"""GPUs up to this size are taken to sit in a desktop."""
+"""GPUs up to this size are assumed to be in a desktop."""
 DESKTOP, SERVER = "CPU 2 x DDR5-5600", "CPU 8 x DDR5-4800"
 SPARE_BYTES = 2 << 30
-"""Of the host's memory, what the system and the engine's own data take."""
+"""Host memory reserved for the system and the engine's own data."""
 NOTHING = Part()
 HOPS = 2.0
-"""An activation between GPU and host takes so many times what an all-reduce takes at least."""
+"""Time of an activation transfer between GPU and host, in minimum all-reduce times."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """The memory of the machine that a GPU sits in."""
+    """Memory of the machine that holds the GPU."""
 
     bandwidth_gb_s: float
     memory_bytes: int | None = None
-    """None: not known, and then not checked."""
+    """None: unknown, and not checked."""
     name: str = "the host's memory"
     is_measured: bool = False
-    """Whether its cores were timed at reading, so that nothing is to be taken off its bandwidth."""
+    """Whether its read bandwidth was measured, so that nothing is subtracted from it."""
 
 
 @dataclass(frozen=True)
 class Offload:
-    """How a file lies on a GPU and in the host's memory."""
+    """Layout of a file across a GPU and the host's memory."""
 
     host: Host
     n_layers: int
     on_gpu: int
-    """Layers that lie on the GPU, the last ones; all of them where only experts are left out."""
+    """Layers on the GPU, the last ones; all of them if only experts are offloaded."""
     n_cpu_moe: int = 0
-    """Layers whose experts lie in the host's memory, the first ones."""
+    """Layers whose experts are in the host's memory, the first ones."""
     gpu_read: Part = NOTHING
-    """Bytes on the GPU that a token may read, the output layer apart."""
+    """Bytes on the GPU that a token may read, without the output layer."""
     host_read: Part = NOTHING
     host_values: int = 0
-    """Numbers that one user's cache keeps in the host's memory for a full context."""
+    """Numbers of one user's cache in the host's memory for a full context."""
     context: int = 1
 
     @property
@@ -68,26 +68,28 @@ class Offload:
 
     @property
     def words(self) -> str:
-        """In a few words."""
+        """A short description."""
         if self.n_cpu_moe:
             return f"experts of {self.n_cpu_moe} of {self.n_layers} layers in host memory"
         return f"{self.on_gpu} of {self.n_layers} layers on the GPU"
 
 
 def usual_host(gpu: GPU) -> Host:
-    """What such a GPU is taken to sit in, where nobody says."""
+    """The host assumed for such a GPU if none is given."""
     found = gpus.find(DESKTOP if gpu.usable_bytes < DESKTOP_BYTES else SERVER)
     return Host(found.bandwidth_gb_s, None, found.name.removeprefix("CPU "))
 
 
 def is_possible(gpu: GPU) -> bool:
-    """Whether a GPU has a host whose memory is another one."""
+    """Whether a GPU has a host with separate memory."""
     return gpu.vendor not in ("apple", "cpu") and not gpu.name.startswith(UNIFIED)
 
 
 def fitted(wanted: Wanted, host: Host) -> tuple[Size, Fit] | None:
-    """As many layers on the GPU as it holds beside the caches of all users; None where the host's
-    memory has no room for the others, or the GPU not even for the output layer."""
+    """As many layers on the GPU as fit beside the caches of all users.
+
+    None if the host's memory has no room for the rest, or the GPU not even for the output layer.
+    """
     if not isinstance(wanted.recipe, GGUFRecipe) or not is_possible(wanted.gpu):
         return None
     layout = _Layout(wanted)
@@ -117,7 +119,7 @@ def fitted(wanted: Wanted, host: Host) -> tuple[Size, Fit] | None:
 
 
 class _Layout:
-    """Bytes of a file's layers, and what a GPU has for them."""
+    """Bytes of a file's layers, and the GPU memory available for them."""
 
     def __init__(self, wanted: Wanted) -> None:
         shape, recipe = wanted.shape, wanted.recipe
@@ -131,7 +133,7 @@ class _Layout:
                 part = self.experts if GGUF_EXPERT.search(name) else self.dense
                 part[int(match[1])] += size
             elif name == "token_embd.weight":
-                self.table = size  # looked up in the host's memory whatever else lies there
+                self.table = size  # always looked up in the host's memory
             else:
                 self.rest += size
         self.total = sum(tensors.values())
@@ -153,7 +155,9 @@ class _Layout:
         return gpu_bytes + self.overhead + users * user <= self.usable
 
     def by_experts(self) -> tuple[Offload, int, int] | None:
-        """Everything on the GPU but the experts of the first layers, of as few as need be."""
+        """Everything on the GPU except the experts of the first layers, of as few layers as
+        possible.
+        """
         n = len(self.dense)
         if not any(self.experts):
             return None
@@ -171,7 +175,7 @@ class _Layout:
         return None
 
     def by_layers(self) -> tuple[Offload, int, int] | None:
-        """The last layers on the GPU, as many as it holds."""
+        """The last layers on the GPU, as many as fit."""
         n = len(self.dense)
         for first in range(1, n + 1):
             dense, experts = sum(self.dense[first:]), sum(self.experts[first:])
@@ -189,7 +193,7 @@ class _Layout:
 
 
 def estimate(case: Case, load: Load, offload: Offload) -> Speed:
-    """The times of a file that lies partly in the host's memory."""
+    """Speed of a file that is partly in the host's memory."""
 
     def rate(case: Case, users: int, depth: int, end: Efficiency) -> float:
         return step_seconds(case, users, depth, end, offload)
@@ -204,7 +208,7 @@ def estimate(case: Case, load: Load, offload: Offload) -> Speed:
 
 
 def step_seconds(case: Case, users: int, depth: int, end: Efficiency, offload: Offload) -> float:
-    """One token for every user: the GPU's layers, then the host's, for each user again."""
+    """One token for every user: the GPU's layers, then the host's, once per user."""
     together = min(users, end.together)
     wanted = case.work.experts_wanted(together)
     own = case.work.experts_wanted(1)
@@ -221,7 +225,7 @@ def step_seconds(case: Case, users: int, depth: int, end: Efficiency, offload: O
     if not offload.host.is_measured:
         rate *= cpu.bandwidth
     packed = rate * (cpu.unpacking if case.is_unpacked else 1.0)
-    # A CPU is near its limit with one user, so that others gain nothing by being computed together.
+    # A CPU is near its limit with one user, so batching gains nothing.
     on_host = together * ((host.dense + host.experts * own) / packed + there * bits / rate)
     n_hops = 2 * offload.n_cpu_moe if offload.n_cpu_moe else 1
     hops = n_hops * HOPS * end.reduce_seconds

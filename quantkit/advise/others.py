@@ -1,4 +1,4 @@
-"""What a report knows of checkpoints that others made: no recipe makes them, but they are there."""
+"""Notes on a report's checkpoints from other tools, which no recipe of ours produces."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def notes(document: "Document", path: str, gpus: Sequence[GPU]) -> Iterator[str]:
-    """One sentence for each: what it is, what it keeps, and how the GPUs run it."""
+    """One sentence per checkpoint: what it is, its recovery, and how the GPUs run it."""
     for entry in document.candidates:
         made = entry.made
         if made is None or made.by_others is None:

@@ -1,4 +1,4 @@
-"""Recommendations as a page that a team opens, filters by GPU and shares."""
+"""Recommendations as an HTML page that a team opens, filters by GPU and shares."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ FIGURES = (
 
 
 def render(found: Sequence[Recommendation]) -> str:
-    """The whole page, for one kind of GPU or for many."""
+    """The whole page, for one kind of GPU or several."""
     return _one(found[0]) if len(found) == 1 else _many(found)
 
 
@@ -176,7 +176,7 @@ def _name(candidate: Candidate, chosen: Candidate | None) -> Cell:
 
 
 def _columns(beside: Sequence[str]) -> list[Column]:
-    """The usual ones, and what lies beside the model's own weights."""
+    """The usual ones, and one for each item beside the model's own weights."""
     named = [Column(name[:1].upper() + name[1:], numeric=True, note="GiB") for name in beside]
     return [FIGURES[0], *named, *FIGURES[1:]]
 

@@ -1,9 +1,10 @@
-"""What each of several GPUs holds of a checkpoint's weights, and whether they can share it at all.
+"""Each GPU's share of a checkpoint's weights, and whether GPUs can share it at all.
 
-vLLM cuts every layer (tensor parallel): queries, keys, values and the MLP's way up by rows, the
-way back by columns, vocabulary by tokens; norms are everywhere. Where there are fewer key heads
-than GPUs, each GPU has a copy of one. In a pipeline the first has the embeddings, the last the head
-and, where that is tied, the embeddings again. llama.cpp gives whole layers to each GPU instead.
+vLLM splits every layer (tensor parallel): queries, keys, values and the MLP's up projections by
+rows, the down projections by columns, the vocabulary by tokens; norms are replicated. With fewer
+key/value heads than GPUs, each GPU has a copy of one. In a pipeline the first stage has the
+embeddings, the last the head and, if that is tied, the embeddings again. llama.cpp gives whole
+layers to each GPU instead.
 """
 
 import math
@@ -22,22 +23,22 @@ from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 
 VOCABULARY = re.compile(r"(embed_tokens|wte|lm_head)\.")
 PADDED_TO = 64
-"""vLLM rounds the vocabulary up to a multiple of this before it is cut."""
+"""vLLM pads the vocabulary to a multiple of this before splitting it."""
 BY_COLUMNS = ("o_proj", "down_proj", "dense", "c_proj")
 KEYS = ("k_proj", "v_proj")
 WHOLE = ("q_a_proj", "kv_a_proj_with_mqa")
-"""What latent attention compresses with, which every GPU has all of."""
+"""Compression layers of latent attention, which are replicated on every GPU."""
 BLOCK = re.compile(r"blk\.(\d+)\.")
-"""The first one in a tensor's name is its layer's."""
+"""The first match in a tensor's name is its layer."""
 
 
 def usual(recipe: AnyRecipe | None, n_gpus: int) -> Split:
-    """What one does with several GPUs where nothing speaks against it."""
+    """The default split for several GPUs."""
     return Split(pipeline=n_gpus) if isinstance(recipe, GGUFRecipe) else Split(tensor=n_gpus)
 
 
 def n_experts(shape: ModelShape) -> int:
-    """Experts that each token chooses from; 0 in a model that is not a mixture."""
+    """Experts that each token chooses from; 0 in a dense model."""
     if "experts" not in shape.made:
         has_any = any(EXPERT.search(tensor.name) for tensor in shape.tensors)
         known = (shape.config.get(key) for key in EXPERTS)
@@ -46,12 +47,12 @@ def n_experts(shape: ModelShape) -> int:
 
 
 def bytes_per_gpu(shape: ModelShape, recipe: AnyRecipe | None, n_gpus: int) -> int:
-    """Bytes of weights on the fullest GPU, shared as usual; without a recipe, of the model."""
+    """Bytes of weights on the fullest GPU with the default split; without a recipe, unquantised."""
     return max(stage_bytes(shape, recipe, usual(recipe, n_gpus)))
 
 
 def stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> list[int]:
-    """Bytes of weights on the fullest GPU of each stage; of llama.cpp's, on the fullest alone."""
+    """Bytes of weights on the fullest GPU of each stage; for llama.cpp, on the fullest alone."""
     key = "bytes", weights.digest(shape, recipe), split
     if key not in shape.made:
         shape.made[key] = _stage_bytes(shape, recipe, split)
@@ -64,7 +65,7 @@ def _stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> l
         return [rest + fullest(by_layer, split.pipeline)]
     outside, alike = _kinds_of_tensors(shape, recipe)
     cut = weights.sample_of(shape, recipe).shape.architecture.linears
-    # The first have one more where experts cannot be given out evenly.
+    # The first GPUs have one more if experts cannot be distributed evenly.
     held = -(-n_experts(shape) // split.tensor) if split.has_whole_experts else None
     tied = not any(spec.name == shape.head for spec in outside)
     sizes = [0] * split.pipeline
@@ -97,14 +98,15 @@ Kinds = tuple[list[TensorSpec], list[tuple[TensorSpec, Layers, int]]]
 
 
 def _kinds_of_tensors(shape: ModelShape, recipe: Recipe | None) -> Kinds:
-    """Tensors outside of layers, and one for all that are the same part of other layers, with
-    those layers and how many of them each has."""
+    """Tensors outside layers, and one representative for each part that layers have in common, with
+    those layers and its count in each.
+    """
     key = "tensors", weights.digest(shape, recipe)
     if key not in shape.made:
         sample = weights.sample_of(shape, recipe)
         plan = None if recipe is None else weights.plan(shape, recipe)
         specs = sample.shape.stored if plan is None else plan.specs
-        if recipe is not None and plan is not None and plan.kv_scales:  # behind all others
+        if recipe is not None and plan is not None and plan.kv_scales:  # sorted after all others
             outside, alike = _kinds_of_tensors(shape, weights.without_cache(shape, recipe))
             more, other = _sorted_out(sample, specs[-len(plan.kv_scales) :])
             shape.made[key] = [*outside, *more], [*alike, *other]
@@ -128,7 +130,7 @@ def _share(spec: TensorSpec, cut: Container[str], config: Mapping[str, Any], n_g
     module, _, part = spec.name.rpartition(".")
     if VOCABULARY.search(spec.name) and len(spec.shape) == 2:
         return -(-_padded(spec.shape[0]) // n_gpus) * spec.size_bytes // spec.shape[0]
-    # One scale for all, and what is neither layer nor large, is on every GPU.
+    # Per-tensor scales, and small tensors outside layers, are on every GPU.
     if module not in cut or spec.n_elements == 1 or part == "weight_shape":
         return spec.size_bytes
     last = module.rpartition(".")[2]
@@ -138,7 +140,7 @@ def _share(spec: TensorSpec, cut: Container[str], config: Mapping[str, Any], n_g
     n_kv = geometry.n_kv_heads(config)
     kept_kv = -(-n_kv // n_gpus)
     if last in BY_COLUMNS and (part == "bias" or spec.shape[1:] == (1,)):
-        return spec.size_bytes  # one number a row, and every GPU has all rows
+        return spec.size_bytes  # one number per row, and every GPU has all rows
     if last in KEYS:
         return -(-spec.size_bytes * kept_kv // n_kv)
     if last == "qkv_proj":
@@ -152,7 +154,7 @@ def _padded(n_words: int) -> int:
 
 
 def _by_layers(shape: ModelShape, recipe: GGUFRecipe) -> tuple[list[int], int]:
-    """Bytes of each layer, and of all that lies outside of layers, which some GPU has to take."""
+    """Bytes of each layer, and of everything outside layers, which some GPU has to hold."""
     sizes = weights.gguf_tensors(shape, recipe)
     key = "layers", weights.digest(shape, recipe)
     if key not in shape.made:
@@ -166,13 +168,13 @@ def _by_layers(shape: ModelShape, recipe: GGUFRecipe) -> tuple[list[int], int]:
 
 
 def fullest(layers: Sequence[int], n_gpus: int) -> int:
-    """The most that a GPU can have to hold when each gets as many layers in a row."""
+    """Most bytes that a GPU can hold when each gets the same number of consecutive layers."""
     n = -(-len(layers) // n_gpus)
     return max(sum(layers[start : start + n]) for start in range(len(layers) - n + 1))
 
 
 def obstacle(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> str:
-    """Why GPUs cannot share the model like this; empty where they can."""
+    """Why GPUs cannot share the model with this split; empty if they can."""
     if split == ONE:
         return ""
     n_layers = shape.config["num_hidden_layers"]
@@ -186,7 +188,7 @@ def obstacle(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> str:
 
 
 def _obstacle(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> str:
-    """The same of what has nothing to do with a pipeline."""
+    """The same without the rules for pipelines."""
     config, n_gpus = shape.config, split.tensor
     if isinstance(recipe, GGUFRecipe):
         cuts = n_gpus > 1 or split.has_whole_experts
@@ -212,7 +214,7 @@ def _obstacle(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> str:
 
 
 def _widths(shape: ModelShape, split: Split) -> Iterator[tuple[int, str]]:
-    """What MLPs are wide inside, as far as they are cut."""
+    """Inner widths of MLPs, as far as they are split."""
     found = {
         (columns, "an expert" if EXPERT.search(module) else "an MLP")
         for module, (_, columns) in shape.sample.shape.architecture.linears.items()
@@ -226,7 +228,7 @@ def _widths(shape: ModelShape, split: Split) -> Iterator[tuple[int, str]]:
 
 
 def _tile_obstacle(shape: ModelShape, recipe: Recipe, split: Split) -> str:
-    """Cuts must fall between groups or blocks that share a scale."""
+    """Splits must fall between groups or blocks that share a scale."""
     scheme, n_gpus = weights.plan(shape, recipe).recipe.weights, split.tensor
     group = scheme.group_size if isinstance(scheme.group_size, int) else 0
     high, wide = scheme.block_structure or (1, group or 1)
@@ -243,7 +245,7 @@ def _tile_obstacle(shape: ModelShape, recipe: Recipe, split: Split) -> str:
 
 
 def _kinds(shape: ModelShape, recipe: Recipe) -> dict[tuple[str, bool, int, int], str]:
-    """Of quantised modules that are cut alike, the first: a mixture has thousands of them."""
+    """One representative per group of modules that are split alike: an MoE model has thousands."""
     key = "kinds", weights.digest(shape, recipe)
     if key not in shape.made:
         found: dict[tuple[str, bool, int, int], str] = {}
@@ -258,10 +260,10 @@ def _kinds(shape: ModelShape, recipe: Recipe) -> dict[tuple[str, bool, int, int]
 def ways_to_share(
     shape: ModelShape, recipe: AnyRecipe | None, count: int, wish: Wish
 ) -> list[Split]:
-    """Ways to share a model that are worth comparing, cuts before rows; empty where there is none.
+    """Splits worth comparing, tensor parallel before pipelines; empty if there is none.
 
-    They use as many GPUs as they can. Where layers cannot be cut over all, cutting them over fewer
-    is among them. Experts are given out whole where they cannot be cut, or where that is wished.
+    They use as many GPUs as they can. If layers cannot be split over all of them, splits over fewer
+    are included. Expert parallelism is used if experts cannot be split, or if it was requested.
     """
     key = "ways", weights.digest(shape, recipe), count, wish
     if key not in shape.made:
@@ -274,7 +276,7 @@ def _ways(shape: ModelShape, recipe: AnyRecipe | None, count: int, wish: Wish) -
         whole = usual(recipe, count)
         return [whole] if wish.allows(whole) and not obstacle(shape, recipe, whole) else []
     found = []
-    # More than heads and layers cannot be, however many GPUs there are.
+    # Heads and layers limit the split, however many GPUs there are.
     heads, n_layers = (shape.config[k] for k in ("num_attention_heads", "num_hidden_layers"))
     for tensor in range(min(count, heads), 0, -1):
         for pipeline in range(min(count // tensor, n_layers), 0, -1):

@@ -1,8 +1,8 @@
-"""What kind of traffic a server is set up for.
+"""The kinds of traffic a server can be set up for.
 
-Two numbers follow from it: how many tokens are computed together at most, and how many sequences
-run together. Prompts are read in pieces of the first: small pieces keep the next tokens of others
-from waiting, large ones make the best of the GPU.
+A profile sets two numbers: tokens per batch, and concurrent sequences. Prompts are processed in
+chunks of the first: small chunks keep other users' next tokens from waiting, large ones make the
+best of the GPU.
 """
 
 from dataclasses import dataclass
@@ -14,21 +14,24 @@ from quantkit.hardware.gpus import GPU
 
 @dataclass(frozen=True)
 class Profile:
-    """A kind of traffic. Pairs are for GPUs below 70 GiB and from there on, as vLLM divides them;
-    its own defaults are (2048, 8192) tokens for a server and (8192, 16384) for offline work."""
+    """A kind of traffic.
+
+    Pairs are for GPUs below 70 GiB and from there on, as in vLLM, whose own defaults are (2048,
+    8192) tokens for a server and (8192, 16384) for offline work.
+    """
 
     name: str
     batch_tokens: tuple[int, int]
     why_tokens: str
     filled: float
-    """The share of its context that a running request is taken to hold."""
+    """Share of its context that a running request is assumed to occupy."""
     why_sequences: str
     slots: int
-    """Sequences at a time in llama.cpp, which sets memory aside for each, where nobody says."""
+    """Default number of sequences in llama.cpp, which reserves memory for each."""
 
 
 MAX_SEQUENCES = (256, 1024)
-"""vLLM's own limits, by the size of the GPU."""
+"""vLLM's own limits, by GPU size."""
 
 PROFILES = {
     "chat": Profile(
@@ -66,5 +69,5 @@ def find(name: str) -> Profile:
 
 
 def is_large(gpu: GPU) -> bool:
-    """Whether a GPU is of those for which vLLM takes its larger defaults."""
+    """Whether vLLM uses its larger defaults for this GPU."""
     return gpu.vendor != "cpu" and gpu.usable_bytes >= LARGE_BYTES

@@ -1,7 +1,7 @@
-"""What a format keeps of a model's quality: from a report of that model, or from published ones.
+"""How much of a model's quality a format keeps: from a report of that model, or published figures.
 
-Quality is recovery: the share of the source's accuracy that is left. A report that has accuracies
-gives it from those; one that has none, or too few questions to tell, from perplexities, source over
+Quality is recovery: the share of the source's accuracy that is left. It comes from a report's
+accuracies or, if there are none or too few questions to decide, from perplexities, source over
 candidate, which is harsher.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DATA = Path(__file__).with_name("quality.yaml")
 FAR = 2.0
-"""Sizes that differ by more than this factor are said to."""
+"""Size ratio beyond which the difference is mentioned."""
 
 
 MORE_BITS = (
@@ -33,7 +33,7 @@ MORE_BITS = (
 )
 """Formats of one kind, by bits."""
 VAGUE = 0.03
-"""Accuracies whose 95% interval is wider than this to either side do not tell formats apart."""
+"""95% half-width beyond which accuracies do not distinguish formats."""
 
 
 @dataclass(frozen=True)
@@ -41,24 +41,24 @@ class Quality:
     """A recovery, and where it comes from."""
 
     recovery: float
-    """At most 1: what lies above the source is chance."""
+    """At most 1: anything above the source is chance."""
     is_prior: bool
     """From other models; a report of this one would replace it."""
     basis: str
     """What was measured, in a few words."""
     source: str = ""
-    """The page or file that says so."""
+    """The page or file it comes from."""
     cache: "Quality | None" = None
-    """What an FP8 cache alone keeps, where it is counted in."""
+    """What an FP8 cache alone keeps, if it is included."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Right answers in per cent, of so many questions."""
+    """Correct answers in percent, of this many questions."""
 
     task: str
     questions: int
-    """Repetitions counted."""
+    """Including repetitions."""
     before: float
     after: float
 
@@ -69,13 +69,13 @@ class Prior:
 
     formats: tuple[str, ...]
     billions: float | None
-    """The size of the model that was measured; None: many sizes."""
+    """Size of the measured model; None: many sizes."""
     recovery: float
     measured: str
     source: str = ""
     unverified: bool = False
     shares: tuple[Share, ...] = ()
-    """What it was computed from, where that is known question by question."""
+    """What it was computed from, if known per task."""
 
 
 SAME = Quality(1.0, False, "the model itself")
@@ -83,7 +83,7 @@ SAME = Quality(1.0, False, "the model itself")
 
 @cache
 def priors() -> tuple[Prior, ...]:
-    """All published figures of the file."""
+    """All published figures in the file."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -98,7 +98,7 @@ def _read(entry: dict[str, Any]) -> Prior:
 
 
 def of(format: Format, shape: ModelShape, measured: Mapping[str, Quality]) -> Quality | None:
-    """The quality of a format: measured, else by published figures; None where there is neither."""
+    """The quality of a format: measured, else from published figures; None if there is neither."""
     if format.is_whole:
         return SAME
     if found := measured.get(format.name):
@@ -119,9 +119,9 @@ def of(format: Format, shape: ModelShape, measured: Mapping[str, Quality]) -> Qu
 
 
 def _prior(name: str, n_parameters: int) -> Quality | None:
-    """The published figure of the nearest size, or a better one of fewer bits of the same kind.
+    """The published figure for the nearest size, or a better one for fewer bits of the same kind.
 
-    Figures come from different models, methods and tasks, so that 8 bits may have the lower one.
+    Figures come from different models, methods and tasks, so 8 bits may have the lower one.
     """
     found = _nearest(name, n_parameters)
     for chain in MORE_BITS:
@@ -150,15 +150,15 @@ def _nearest(name: str, n_parameters: int) -> Quality | None:
 
 
 def from_report(path: Path, shape: ModelShape) -> dict[str, Quality]:
-    """The qualities that the report in a file gives of this model, by recipe."""
-    from quantkit.report.document import read  # takes a while, and most questions have no report
+    """Qualities of this model from a report file, by recipe."""
+    from quantkit.report.document import read  # slow to import, and most questions have no report
 
     path = path / "report.json" if path.is_dir() else path
     return from_document(read(path), shape, str(path))
 
 
 def from_document(document: "Document", shape: ModelShape, path: str) -> dict[str, Quality]:
-    """The same of a report that was read; messages call it by `path`."""
+    """The same from a parsed report; messages call it `path`."""
     if shape.assumed:
         raise AdviceError(
             f"{path} is a report of {document.baseline.name}, and MODEL is only a size; name the "
@@ -173,8 +173,9 @@ def from_document(document: "Document", shape: ModelShape, path: str) -> dict[st
 
 
 def _refuse_another(baseline: "Entry", shape: ModelShape, path: str) -> None:
-    """A report counts for the model that was scored: the very weights, or, where they are not at
-    hand, one of that size and name."""
+    """A report applies to the model that was scored: the same weights or, if they are not
+    available, the same size and name.
+    """
     if baseline.size_bytes != shape.size_bytes:
         raise AdviceError(
             f"{path} is a report of another model: its source {baseline.name} has "
@@ -196,13 +197,13 @@ def _refuse_another(baseline: "Entry", shape: ModelShape, path: str) -> None:
 
 
 def measured(document: "Document", entry: "Entry", path: str) -> Quality | None:
-    """What a report tells of one candidate; None where it has no such scores."""
+    """A report's result for one candidate; None if it has no such scores."""
     shares, widest = {}, 0.0
     for task in document.baseline.settings.tasks:
         key = f"{task}/{metrics.ACCURACY}"
         before, after = document.baseline.scores.get(key), entry.scores.get(key)
         compared = entry.comparison(key)
-        # Where the source only guesses, so does everybody else.
+        # If the source only guesses, so does every candidate.
         if before and after and before.value > 0 and not (compared and compared.source_at_chance):
             shares[task] = after.value / before.value
             if compared and compared.low is not None and compared.high is not None:

@@ -1,4 +1,4 @@
-"""Which of several candidates is better, for what somebody wants."""
+"""Ranking of candidates by an objective."""
 
 from collections.abc import Sequence
 
@@ -6,24 +6,27 @@ from quantkit.advise.candidates import Candidate, Question, evaluate, merit
 from quantkit.hardware.gpus import GPU
 
 TIE = 0.1
-"""Estimates that differ by less than this are taken as equal; quality decides between them."""
+"""Estimates that differ by less than this count as equal; quality decides between them."""
 HANDICAP = 1.2
-"""What another engine than the usual one must be better by: estimates of two engines compare less
-well than those of one. Usual is vLLM, which serves several users at a time; on CPUs llama.cpp."""
+"""Factor by which an engine other than the usual one must win: estimates for two engines compare
+less well than those for one. The usual engine is vLLM, which batches users; on CPUs llama.cpp.
+"""
 QUALITY_STEP = 0.005
-"""Qualities from different benchmarks are not told apart more finely than this."""
+"""Resolution at which qualities from different benchmarks are compared."""
 SPEED_STEP = 0.02
 
 
 def ranked(question: Question, gpu: GPU) -> list[Candidate]:
-    """All candidates, best first. Near the best figure quality decides, then the usual
-    engine, then whether the GPU has the format's arithmetic. Where there is a report, what it does
-    not cover comes after what it does."""
+    """All candidates, best first.
+
+    Near the best figure quality decides, then the usual engine, then whether the GPU has the
+    format's arithmetic. With a report, candidates it does not cover come after those it does.
+    """
     return ranking_of(evaluate(question, gpu), question)
 
 
 def ranking_of(found: Sequence[Candidate], question: Question) -> list[Candidate]:
-    """The same of candidates that are there already."""
+    """The same for existing candidates."""
     serving = [c for c in found if c.serves]
     rest = [c for c in found if not c.serves]
     proven = [c for c in serving if c.quality is not None and not c.quality.is_prior]
@@ -61,5 +64,5 @@ def _ordered(serving: Sequence[Candidate], objective: str) -> list[Candidate]:
 
 
 def kept_step(candidate: Candidate) -> int:
-    """The quality in steps that are told apart."""
+    """Quality in steps of the resolution."""
     return round(candidate.quality.recovery / QUALITY_STEP) if candidate.quality else 0

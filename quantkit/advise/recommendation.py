@@ -13,7 +13,7 @@ MOST_CHANGES = 5
 
 @dataclass(frozen=True)
 class Recommendation:
-    """An answer; `chosen` is None where nothing serves, and `remedies` then say what would."""
+    """An answer; if nothing serves, `chosen` is None and `remedies` say what would."""
 
     question: Question
     gpu: GPU
@@ -26,16 +26,16 @@ class Recommendation:
     changes: tuple[str, ...] = ()
     remedies: tuple[Remedy, ...] = ()
     notes: tuple[str, ...] = ()
-    """What was assumed."""
+    """Assumptions."""
 
     @property
     def best(self) -> str | None:
-        """The name of the format to take; None where nothing serves the model."""
+        """The name of the format to use; None if nothing serves the model."""
         return None if self.chosen is None else self.chosen.format.name
 
 
 def recommend(question: Question, gpu: GPU, in_depth: bool = True) -> Recommendation:
-    """The format for a question on GPUs; not `in_depth` leaves out what would change it."""
+    """The format for a question on GPUs; without `in_depth`, what would change it is left out."""
     near = served(question, gpu)
     found = ranking_of([judged(one, question.min_quality) for one in near], question)
     serving = [candidate for candidate in found if candidate.serves]
@@ -62,7 +62,7 @@ def recommend(question: Question, gpu: GPU, in_depth: bool = True) -> Recommenda
 
 
 def _kind(candidate: Candidate) -> str:
-    """Formats that differ in their cache or in how FP8 is scaled are of one kind."""
+    """Formats that differ only in their cache or in how FP8 is scaled are of one kind."""
     key = candidate.format.key
     return "fp8" if key.startswith("fp8") else candidate.format.base
 
@@ -72,8 +72,9 @@ def _alike(candidate: Candidate) -> tuple[str, bool]:
 
 
 def _changes(question: Question, gpu: GPU, chosen: Candidate, near: list[Candidate]) -> list[str]:
-    """Other questions near this one that have another answer; `near` are this one's candidates,
-    whatever quality they keep."""
+    """Nearby questions that have another answer; `near` are this one's candidates, whatever their
+    quality.
+    """
     users = question.users or 1
     asked: list[tuple[str, Question]] = [
         (f"--objective {other}", question.but(objective=other))
@@ -98,7 +99,7 @@ def _changes(question: Question, gpu: GPU, chosen: Candidate, near: list[Candida
     ]
     told: dict[str, str] = {}
     for words_of_it, other in asked:
-        is_stricter = other.min_quality != question.min_quality  # and all else is the same
+        is_stricter = other.min_quality != question.min_quality  # everything else equal
         found = near if is_stricter else served(other, gpu)
         best = ranking_of([judged(one, other.min_quality) for one in found], other)[0]
         if best.serves and _alike(best) == _alike(chosen):

@@ -1,4 +1,4 @@
-"""The smallest changes after which something serves, the cheapest first."""
+"""The smallest changes after which a format serves, the cheapest first."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ from quantkit.model.architecture import EXPERT
 COUNTS = (2, 3, 4, 5, 6, 7, 8, 16)
 LEAST_CONTEXT = 256
 MXFP4_BITS = 425
-"""Of a weight, in hundredths: four, and a scale of eight for 32 of them."""
+"""Bits per weight in hundredths: four, plus an 8-bit scale for 32 of them."""
 COMPUTERS = (*BOARDS, "DGX Spark")
-"""What is no GPU to put into a computer."""
+"""Complete computers, not GPUs to put into one."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,10 @@ class Remedy:
 
 
 def find(question: Question, gpu: GPU) -> list[Remedy]:
-    """Every single change that helps: another way to share it where one was insisted on, a cache
-    in FP8, less quality, slower answers, a shorter context, fewer users, a part in the host's
-    memory, more such GPUs, another GPU, a smaller model."""
+    """Every single change that helps: another split if one was required, an FP8 cache, lower
+    quality, slower answers, a shorter context, fewer users, partial offload to the host's memory,
+    more such GPUs, another GPU, a smaller model.
+    """
     return list(_find(question, gpu))
 
 
@@ -55,12 +56,12 @@ def _find(question: Question, gpu: GPU) -> Iterator[Remedy]:
             f"another way to split it: {first.split} with {first.format.name}",
         )
     found = evaluate(question, gpu)
-    # Formats that fit and only lack quality: of those, the one that keeps most.
+    # Formats that fit and lack only quality: of those, the best.
     short = [c for c in found if c.lacks == "quality" and c.quality is not None]
     if short:
         best = max(short, key=_kept)
         what = "an FP8 KV cache" if best.format.has_fp8_cache else "a smaller format"
-        # Rounded down, so that the option lets it in.
+        # Rounded down, so that the option admits it.
         floor = int(_kept(best) * 1000) / 1000
         yield Remedy(
             f"--min-quality {floor:g}",
@@ -108,7 +109,7 @@ def _find(question: Question, gpu: GPU) -> Iterator[Remedy]:
 
 
 def _published(question: Question, gpu: GPU) -> Remedy | None:
-    """The model as its publisher has quantised it, where engines serve its experts so alone."""
+    """The publisher's own quantised model, where engines serve its experts in no other form."""
     model = question.catalogue.shape
     if model.config.get("model_type") != "gpt_oss":
         return None
@@ -126,7 +127,7 @@ def _published(question: Question, gpu: GPU) -> Remedy | None:
 
 
 def _slower(question: Question, gpu: GPU) -> Remedy | None:
-    """What the fastest takes, where only time is lacking."""
+    """The latency of the fastest format, if only latency is too high."""
     if question.limits == NO_LIMITS:
         return None
     first = _first(question.but(limits=NO_LIMITS), gpu)
@@ -141,7 +142,7 @@ def _slower(question: Question, gpu: GPU) -> Remedy | None:
         if given is not None and span is None:
             unknown.append(f"without {option}")
         elif given is not None and span is not None and span.typical > given:
-            # Rounded up, so that the option lets it in.
+            # Rounded up, so that the option admits it.
             options.append(f"{option} {-(-span.typical * 1000 // 1):.0f}ms")
     if unknown:
         says = f"no limit on a time that cannot be estimated for {gpu.name}: then {name} fits"
@@ -153,11 +154,11 @@ def _slower(question: Question, gpu: GPU) -> Remedy | None:
 
 
 def _partly(question: Question, gpu: GPU) -> Remedy | None:
-    """A GGUF file whose layers lie partly in the host's memory."""
+    """A GGUF file partly offloaded to the host's memory."""
     if question.host is not None or not offload.is_possible(gpu) or gpu.bandwidth_gb_s == 0:
         return None
     host = offload.usual_host(gpu)
-    # Who takes this bears its speed.
+    # Its speed is the user's choice.
     first = _first(question.but(host=host, limits=NO_LIMITS), gpu)
     if first is None or first.size is None or first.size.offload is None or not first.fit:
         return None
@@ -177,7 +178,7 @@ def _partly(question: Question, gpu: GPU) -> Remedy | None:
 
 
 def _smaller_model(question: Question, gpu: GPU) -> Remedy | None:
-    """The largest of the usual sizes below this one that serves; its quality is its own matter."""
+    """The largest usual size below this one that serves; its quality is not judged."""
     n_weights = question.catalogue.shape.n_parameters
     known = {sizes.parse(part): part for name in sizes.PUBLISHED for part in name.split("-")}
     for size, text in sorted(((s, t) for s, t in known.items() if s), reverse=True):
@@ -212,7 +213,7 @@ def _kept(candidate: Candidate) -> float:
 
 
 def _first(question: Question, gpu: GPU) -> Candidate | None:
-    """What would be the choice then."""
+    """What would then be chosen."""
     if question.host is None and question.count * gpu.usable_bytes < _least_bytes(question):
         return None
     best = ranked(question, gpu)[0]
@@ -220,15 +221,15 @@ def _first(question: Question, gpu: GPU) -> Candidate | None:
 
 
 def _least_bytes(question: Question) -> int:
-    """What the smallest format takes without anything beside it."""
+    """Bytes of the smallest format, without anything beside it."""
     works = map(question.catalogue.work, question.catalogue.formats)
     return min((one.stored_bytes for one in works if not isinstance(one, str)), default=0)
 
 
 def _longest_context(question: Question, gpu: GPU) -> tuple[int, Candidate] | None:
-    """In steps of 256 tokens; a longer context never fits where a shorter one does not."""
+    """In steps of 256 tokens; a longer context never fits if a shorter one does not."""
     low, high = 0, (question.context - 1) // LEAST_CONTEXT
-    if question.shared_prefix:  # which prompts must hold in any case
+    if question.shared_prefix:  # which prompts must contain in any case
         low = min(high, -(-4 * question.shared_prefix // 3) // LEAST_CONTEXT + 1)
 
     def shortened(context: int) -> Question:
@@ -250,8 +251,10 @@ def _longest_context(question: Question, gpu: GPU) -> tuple[int, Candidate] | No
 
 
 def _smallest_gpu(question: Question, gpu: GPU) -> Candidate | None:
-    """Of the same vendor, the one with the least memory that serves it; but none whose memory is
-    so slow that nobody would take it in place of the other, and a board in place of boards only."""
+    """The GPU of the same vendor with the least memory that serves the model.
+
+    GPUs with unreasonably slow memory are left out, and boards replace only boards.
+    """
     is_board = gpu.name.startswith(COMPUTERS)
     larger = [
         other

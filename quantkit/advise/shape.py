@@ -1,7 +1,7 @@
 """A model's shape: config and tensors, without weights and without torch.
 
-From a folder or the hub it is what the headers of the files say; from a `config.json` alone, what
-formulas say; from a size such as 70B, an assumption.
+From a folder or the hub it is read from the files' headers; from a `config.json` alone, computed by
+formulas; from a size such as 70B, assumed.
 """
 
 import re
@@ -38,16 +38,16 @@ NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size
 HEADS = re.compile(r"(.*\.)?(lm_head|embed_out)\.weight|(head|output)\.weight")
 TABLES = re.compile(r"(.*\.)?(embed_tokens|embed_in|word_embeddings|wte)\.weight|embed\.weight")
 NUMBERED = re.compile(r"\.\d+\.")
-"""In the names of what belongs to a block."""
+"""Marks the names of what belongs to a block."""
 ATTENTION = re.compile(r"(?P<attention>.*\.layers\.(?P<layer>\d+)\.self_attn)\.[qkv]_proj")
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 EMBEDDINGS = ("embed", "wte", "wpe")
-"""In the last part of a module's name that looks words or positions up, and is no Linear."""
+"""Found in the last part of the name of a module that looks up words or positions; not a Linear."""
 NUMBER = re.compile(r"\.(\d+)\.")
 Block = tuple[str, int]
-"""What stands before the number of a block, and the number."""
+"""The prefix before a block's number, and the number."""
 CACHED = ("k_proj", "qkv_proj", "query_key_value", "kv_a_proj_with_mqa", "Wqkv", "c_attn")
-"""What a module that caches keys and values has as a part."""
+"""Parts that identify a module that caches keys and values."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,9 @@ class Tensor(TensorSpec):
 
 @lru_cache(1 << 16)
 def at_block(name: str) -> tuple[str, int | None, str]:
-    """A name before the number of its block, the number, and what is behind; without one, all of
-    it comes first. Formats of a model have most names in common."""
+    """A name's prefix before its block number, the number, and the rest; without a block, the name
+    is all prefix. Formats of a model have most names in common.
+    """
     found = NUMBER.search(name)
     if found is None:
         return name, None, ""
@@ -69,58 +70,58 @@ def at_block(name: str) -> tuple[str, int | None, str]:
 
 @dataclass(frozen=True)
 class Sample:
-    """A model without what is there many times: one expert of each layer, one block of each kind.
+    """A model without repetition: one expert per layer, one block of each kind.
 
-    Plans of it name the same tensors as plans of the whole and take a fraction of the time.
+    Plans for it name the same tensors as plans for the whole and take a fraction of the time.
     """
 
     shape: "ModelShape"
     n_experts: int = 1
     """Experts that each one stands for."""
     layers: Mapping[Block, tuple[int, ...]] = field(default_factory=dict)
-    """Blocks that each one stands for, itself among them; one that is not named, for itself."""
+    """Blocks that each one stands for, including itself; one not listed stands for itself."""
 
     def layers_of(self, name: str) -> tuple[int, ...]:
-        """Numbers of the blocks that have a tensor such as this one; none outside of blocks."""
+        """Numbers of the blocks that have a tensor like this one; none outside blocks."""
         before, number, _ = at_block(name)
         return () if number is None else self.layers.get((before, number), (number,))
 
     def has_block(self, name: str) -> bool:
-        """Whether a tensor's block is one of the sample; so is what lies outside of blocks."""
+        """Whether a tensor's block is in the sample, or the tensor is outside blocks."""
         before, number, _ = at_block(name)
         return number is None or (before, number) in self.layers
 
     def count(self, name: str) -> int:
-        """Tensors that one stands for."""
+        """Number of tensors that one stands for."""
         return self.experts(name) * max(1, len(self.layers_of(name)))
 
     def experts(self, name: str) -> int:
-        """The same in one block."""
+        """The same within one block."""
         return self.n_experts if self.n_experts > 1 and EXPERT.search(name) else 1
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What sizes follow from."""
+    """What sizes are computed from."""
 
     label: str
     config: Mapping[str, Any]
-    """With what its class would add, see `families.completed`."""
+    """With the defaults of its class, see `families.completed`."""
     tensors: tuple[Tensor, ...]
-    """As a checkpoint of quantkit's stores them: a tied head not at all."""
+    """As quantkit stores them: a tied head is omitted."""
     assumed: bool = False
-    """Only a size was given; `note` says what was taken for it."""
+    """Only a size was given; `note` says which model stands in for it."""
     routers: tuple[str, ...] = ()
     note: str = ""
     stand_in: str = ""
-    """The model on the hub that has just this shape, where only a size was given."""
+    """The hub model with exactly this shape, if only a size was given."""
     folder: Path | None = None
-    """Where its weights lie; None where only its config is known, or its headers."""
+    """Where its weights are; None if only its config or its headers are known."""
     _attentions: tuple[str, ...] = field(default=())
 
     @property
     def described(self) -> str:
-        """Its name, and the stand-in where only a size was given."""
+        """Its name, plus the stand-in if only a size was given."""
         return f"{self.label} ({self.note})" if self.assumed else self.label
 
     @cached_property
@@ -130,7 +131,7 @@ class ModelShape:
 
     @cached_property
     def size_bytes(self) -> int:
-        """Bytes of the model as it is."""
+        """Bytes of the unquantised model."""
         return sum(tensor.size_bytes for tensor in self.tensors)
 
     @cached_property
@@ -140,14 +141,14 @@ class ModelShape:
 
     @cached_property
     def made(self) -> dict[Hashable, Any]:
-        """What has been worked out of it already, by what that depends on."""
+        """Cache of derived results, by what they depend on."""
         return {}
 
     @cached_property
     def thin(self) -> "tuple[ModelShape, int]":
-        """The model with the first expert of each layer alone, and how many it stands for.
+        """The model with only the first expert of each layer, and how many that one stands for.
 
-        Mixtures have tens of thousands of tensors, and experts are alike; where they are not, this
+        MoE models have tens of thousands of tensors, and experts are alike; if they are not, this
         is the model itself.
         """
         kept, alike, n_first = [], True, 0
@@ -195,24 +196,24 @@ class ModelShape:
 
     @property
     def first_shared(self) -> int:
-        """The first block that takes the keys and values of another."""
+        """The first block that reuses the keys and values of another."""
         n_shared: int = self.config.get("num_kv_shared_layers") or 0
         n_layers: int = self.config["num_hidden_layers"]
         return n_layers - n_shared
 
     @cached_property
     def head(self) -> str:
-        """The output head's weight, whatever stands before it in files."""
+        """The output head's weight, whatever its prefix in the files."""
         return _ending(HEADS, (t.name for t in self.tensors)) or HEAD
 
     @cached_property
     def embedding(self) -> str:
-        """The table of words."""
+        """The embedding table."""
         return _ending(TABLES, (t.name for t in self.tensors)) or EMBEDDING
 
     @cached_property
     def architecture(self) -> Architecture:
-        """What a recipe's targets are matched with."""
+        """What a recipe's targets are matched against."""
         found = {t.name.removesuffix(".weight"): t.shape for t in self.tensors if t.is_linear}
         head = self.head.removesuffix(".weight")
         kept = {
@@ -234,14 +235,16 @@ class ModelShape:
 
     @cached_property
     def gguf(self) -> tuple[list[tuple[str, tuple[int, ...]]], dict[str, Any]]:
-        """Names and shapes of a GGUF file of this model and its metadata, whatever its types."""
+        """Tensor names and shapes of a GGUF file of this model, and its metadata, whatever its
+        types.
+        """
         from quantkit.gguf.families import family_of, metadata_of
         from quantkit.gguf.tensors import BLOCK, tensors_of
 
         place = Path(self.label)
         family = family_of(self.config, place)
         metadata = metadata_of(family, self.config, place)
-        # Blocks of the sample with all of their experts, and what lies outside of blocks.
+        # Blocks of the sample with all their experts, and everything outside blocks.
         blocks = tuple(f"{before}.{number}." for before, number in self.sample.layers)
         known = {t.name for t in self.sample.shape.tensors}
         first = {t.name: t for t in self.tensors if t.name in known or t.name.startswith(blocks)}
@@ -284,7 +287,7 @@ def of(model: str) -> ModelShape:
 
 @cache
 def _of_size(n_weights: int, label: str) -> ModelShape:
-    """What a size is taken to be."""
+    """The model assumed for a size."""
     name, config = sizes.config_of(n_weights)
     note = f"taken to be like {name} with {config['num_hidden_layers']} layers"
     found = from_config(config, label, assumed=True, note=note)
@@ -294,8 +297,8 @@ def _of_size(n_weights: int, label: str) -> ModelShape:
 def from_config(
     config: Mapping[str, Any], label: str, assumed: bool = False, note: str = ""
 ) -> ModelShape:
-    """The shape that formulas give, in the type that the config names or else BF16."""
-    check_kind(config, Path(label), trust_remote_code=True)  # whose code is not run here
+    """The shape from formulas, in the config's dtype or else BF16."""
+    check_kind(config, Path(label), trust_remote_code=True)  # its code is not run here
     named = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     dtype = DTYPES.get(named.removeprefix("torch."), "BF16")
     full = families.completed(config, label)
@@ -305,7 +308,7 @@ def from_config(
 
 
 def _with_experts(thin: ModelShape, n_experts: int) -> ModelShape:
-    """A model of which the first expert of each block is there, with all that are like it."""
+    """Expand a model that has only the first expert of each block to all of them."""
     tensors: list[Tensor] = []
     for is_expert, run in groupby(thin.tensors, lambda t: EXPERT.search(t.name) is not None):
         if not is_expert:
@@ -320,12 +323,12 @@ def _with_experts(thin: ModelShape, n_experts: int) -> ModelShape:
     if len(tensors) == len(thin.tensors):
         return thin
     full = replace(thin, tensors=tuple(tensors))
-    full.__dict__["thin"] = thin, n_experts  # as it would find out
+    full.__dict__["thin"] = thin, n_experts  # presets the cached property
     return full
 
 
 def from_tensors(config: Mapping[str, Any], stored: Iterable[TensorSpec], label: str) -> ModelShape:
-    """The shape that a checkpoint's headers give."""
+    """The shape from a checkpoint's headers."""
     check_kind(config, Path(label), trust_remote_code=True)
     full = families.completed(_language(config), label)
     families.require(full, NEEDED, label)
@@ -343,12 +346,12 @@ def from_tensors(config: Mapping[str, Any], stored: Iterable[TensorSpec], label:
 
 
 def _ending(pattern: re.Pattern[str], names: Iterable[str]) -> str | None:
-    """The first tensor of that kind in the language part."""
+    """The first tensor of that kind in the language model."""
     return next((n for n in names if pattern.fullmatch(n) and not TOWER.search(n)), None)
 
 
 def _placed(tensor: TensorSpec) -> StoredTensor:
-    """A tensor that may be taken apart; of one in a hub nobody reads the bytes."""
+    """A tensor that may be split; nobody reads the bytes of one on the hub."""
     if isinstance(tensor, StoredTensor):
         return tensor
     return StoredTensor(tensor.name, tensor.dtype, tensor.shape, Path(), 0)
@@ -370,7 +373,7 @@ def _shape(
 
 
 def _kept(module: str, among: Collection[str], first_shared: int) -> str | None:
-    """Why a layer that is not the head stays in 16 bits; None where a recipe decides."""
+    """Why a layer other than the head stays in 16 bits; None if a recipe decides."""
     if TOWER.search(module) or not NUMBERED.search(module):
         return OUTSIDE
     found = ATTENTION.fullmatch(module)
@@ -380,22 +383,22 @@ def _kept(module: str, among: Collection[str], first_shared: int) -> str | None:
 
 
 def _language(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with what it says of its language part, under the name of the whole."""
+    """A config with its language model's settings at the top level."""
     text = text_config(config)
     found = {**config, **text}
     if config.get("architectures"):
         found["architectures"] = config["architectures"]
-    if config.get("tie_word_embeddings") is not None:  # of the model whose head it is
+    if config.get("tie_word_embeddings") is not None:  # of the model that the head belongs to
         found["tie_word_embeddings"] = config["tie_word_embeddings"]
     if isinstance(widths := found.get("intermediate_size"), list) and widths:
-        found["intermediate_size"] = max(widths)  # of each layer its own
+        found["intermediate_size"] = max(widths)  # each layer has its own
     if not found.get("num_hidden_layers") and isinstance(found.get("layers_block_type"), list):
         found["num_hidden_layers"] = len(found["layers_block_type"])
     return found
 
 
 def _is_linear(tensor: TensorSpec, routers: Container[str]) -> bool:
-    """Whether a tensor is the weight of a Linear, going by its name and shape."""
+    """Whether a tensor is the weight of a Linear, judged by name and shape."""
     module, _, last = tensor.name.rpartition(".")
     if last != "weight" or len(tensor.shape) != 2 or module in routers:
         return False

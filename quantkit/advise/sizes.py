@@ -1,8 +1,8 @@
-"""A model of which only a size is known, such as 70B: the shape that published ones have.
+"""Shapes for a bare size such as 70B, taken from published models.
 
-Between two published sizes the nearest one is taken and its number of layers scaled. What was
-assumed shows in the answer: memory is right to a few percent, the KV cache only as far as the
-model in question is built alike.
+Between two published sizes the nearest one is used with its number of layers scaled. The answer
+states the assumption: memory is right to a few percent, the KV cache only as far as the model in
+question is built alike.
 """
 
 import math
@@ -47,18 +47,18 @@ MIXTURES = {
 }
 TIED = ("SmolLM2-135M", "Qwen2.5-0.5B", "Llama-3.2-1B", "Qwen2.5-1.5B", "Llama-3.2-3B")
 HEADS = {"Mistral-Small-24B": 128}
-"""Head widths that are not the hidden size over the heads."""
+"""Head dimensions that are not the hidden size over the heads."""
 
 PUBLISHERS = {
     "SmolLM2": "HuggingFaceTB", "Qwen2.5": "Qwen", "Llama": "meta-llama", "Mistral": "mistralai",
 }  # fmt: skip
-"""Who has a model on the hub, by how its name begins."""
+"""Publisher on the hub, by the start of the model's name."""
 HUB_NAMES = {"Mistral-Small-24B": "Mistral-Small-24B-Base-2501"}
-"""Names there that are longer."""
+"""Longer names on the hub."""
 
 
 def hub_id(name: str, config: dict[str, Any]) -> str:
-    """Where a published model lies on the hub; empty where the config is not its own."""
+    """A published model's hub id; empty if the config is not its own."""
     if config["num_hidden_layers"] != PUBLISHED[name][KEYS.index("num_hidden_layers")]:
         return ""
     who = next(who for begin, who in PUBLISHERS.items() if name.startswith(begin))
@@ -66,14 +66,14 @@ def hub_id(name: str, config: dict[str, Any]) -> str:
 
 
 def parse(text: str) -> int | None:
-    """Weights in `70B`, `7 b` or `7000M`; None where it is not a size."""
+    """Weights in `70B`, `7 b` or `7000M`; None if it is not a size."""
     match = SIZE.fullmatch(text.strip())
     number = round(float(match[1]) * SCALE[match[2].lower()]) if match else 0
     return number if 10**6 <= number <= 10**14 else None
 
 
 def mixture_of(text: str) -> tuple[str, dict[str, Any]] | None:
-    """A published mixture of experts by its name, or by the sizes in it: `8x7B`, `30B-A3B`."""
+    """A published MoE model by its name, or by the sizes in it: `8x7B`, `30B-A3B`."""
     asked = text.strip().lower()
     for name, numbers in MIXTURES.items():
         sizes = name.lower().partition("-")[2]
@@ -95,9 +95,9 @@ def mixture_of(text: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def config_of(n_weights: int) -> tuple[str, dict[str, Any]]:
-    """The published model that was taken, and its config with layers to fit."""
+    """The published model used, and its config with layers adjusted."""
     if name := next((known for known in PUBLISHED if _nominal(known) == n_weights), None):
-        return name, _config(name)  # "1B" is what its publisher calls so, whatever it counts
+        return name, _config(name)  # "1B" is the publisher's name, whatever the count
     name = min(PUBLISHED, key=lambda known: abs(math.log(_count(_config(known)) / n_weights)))
     config = _config(name)
     layers = config["num_hidden_layers"]

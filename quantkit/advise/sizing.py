@@ -1,7 +1,7 @@
-"""The numbers that a server is set up with: context, sequences, batch, and the memory that follows.
+"""Server settings: context, sequences, batch, and the memory that follows from them.
 
-`recommend` compares formats by them and the serving plan turns them into flags, so that both print
-the same memory and room.
+`recommend` compares formats by them and the serving plan turns them into flags, so both print the
+same memory and capacity.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from quantkit.advise.offload import Offload
 
 UTILISATION = 0.9
-"""The share of a GPU's memory that an engine may use, near vLLM's own default."""
+"""Share of a GPU's memory that an engine may use, near vLLM's own default."""
 APPLE_SHARE = 0.75
-"""Of an Apple device's memory, what macOS lets its GPU have."""
+"""Share of an Apple device's memory that macOS lets its GPU use."""
 
 NOTHING = Beside()
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A model in a format on GPUs, and the traffic that a server is to bear."""
+    """A model in a format on GPUs, and the traffic a server must handle."""
 
     shape: ModelShape
     recipe: AnyRecipe | None
@@ -45,12 +45,12 @@ class Wanted:
     """Whether llama.cpp serves it."""
     utilisation: float = UTILISATION
     beside: Beside = NOTHING
-    """What else lies on each GPU."""
+    """What else occupies each GPU."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """What a server is set up with, and how it then lies on GPUs."""
+    """Server settings, and the resulting memory use on GPUs."""
 
     profile: Profile
     context: int
@@ -58,25 +58,25 @@ class Size:
     batch_tokens: int
     kv_bits: int
     fit: Fit | None
-    """None where nothing is known of the model's memory."""
+    """None if the model's memory is unknown."""
     split: Split = ONE
     why_split: str = ""
-    """Why it is not every layer that is cut over all GPUs; empty where it is."""
+    """Why it is not tensor parallel over all GPUs; empty if it is."""
     offload: "Offload | None" = None
-    """What of it lies in the host's memory; None where all of it lies on GPUs."""
+    """The part in the host's memory; None if everything is on GPUs."""
     is_reduced: bool = False
-    """Whether it computes fewer tokens together than the profile wants, for lack of memory."""
+    """Whether its batches are smaller than the profile's, for lack of memory."""
 
 
 def usable_share(gpu: GPU, utilisation: float) -> float:
-    """The share of a device's memory that engines may use."""
+    """Share of a device's memory that engines may use."""
     return min(utilisation, APPLE_SHARE if gpu.vendor == "apple" else 1.0)
 
 
 def fitted(wanted: Wanted) -> tuple[Size, Fit]:
-    """As the profile wants it, or with smaller batches where only those leave room."""
+    """The profile's batches, or smaller ones if only those leave room."""
     size = size_of(wanted)
-    # Where weights alone are too much, no batch is small enough.
+    # If the weights alone are too large, no batch is small enough.
     if size.fit is not None and not size.fit.fits and size.fit.weight_bytes < size.fit.usable_bytes:
         size = first_fitting([size, size_of(wanted, is_reduced=True)]) or size
     assert size.fit is not None
@@ -84,7 +84,7 @@ def fitted(wanted: Wanted) -> tuple[Size, Fit]:
 
 
 def first_fitting(tried: Sequence[Size]) -> Size | None:
-    """The first that has room for all users that were asked for, else the first with any."""
+    """The first with room for all requested users, else the first with room for any."""
     for size in tried:
         if size.fit is None or size.fit.fits:
             return size
@@ -92,11 +92,11 @@ def first_fitting(tried: Sequence[Size]) -> Size | None:
 
 
 def size_of(wanted: Wanted, is_reduced: bool = False) -> Size:
-    """The numbers for a wish; `is_reduced` takes the batches of smaller GPUs."""
+    """The settings for a request; `is_reduced` uses the batches of smaller GPUs."""
     profile, context = wanted.profile, wanted.context
     large = is_large(wanted.gpu) and not is_reduced
     limit = MAX_SEQUENCES[large]
-    if wanted.gpu.vendor == "cpu":  # where everything else wants memory and cores too
+    if wanted.gpu.vendor == "cpu":  # where everything else needs memory and cores too
         limit = wanted.users or profile.slots
     most = min(wanted.users, limit) if wanted.users and profile.filled == 1 else limit
     batch = profile.batch_tokens[large]

@@ -1,8 +1,8 @@
-"""What a draft is worth to a format on a GPU: tokens a step against what the step takes.
+"""Value of a draft for a format on a GPU: tokens per step against the time of a step.
 
 A step drafts k tokens, one pass of the draft each, and the target checks all of them in one pass.
-How many of them are accepted is a property of the two models, which `quantkit draft` measures; what
-the passes take is the roofline's.
+Acceptance is a property of the two models, which `quantkit draft` measures; the time of the passes
+comes from the roofline.
 """
 
 from collections.abc import Callable
@@ -18,20 +18,20 @@ from quantkit.parsing import parse_json
 
 MOST_DRAFTED = 8
 OF_A_DRAFT = 0.5
-"""Of what a step takes the CPU, what each pass of a draft adds. Assumed."""
+"""CPU time that each draft pass adds, relative to that of a step. Assumed."""
 SAMPLINGS = {"greedy": "greedy", "probabilistic": "sampled"}
 """vLLM's names for how a draft proposes, and those of `quantkit draft`."""
 
 Pass = Callable[[Case, int, int, Efficiency], float]
-"""Seconds in which a draft proposes one token for so many users at a depth, beside a target."""
+"""Seconds in which a draft proposes one token for this many users at a depth, beside a target."""
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """How much of a draft a target takes."""
+    """How much of a draft a target accepts."""
 
     tokens: tuple[float, ...]
-    """A step yields, its own included, with 1, 2, ... drafted tokens."""
+    """Tokens per step, the target's own included, with 1, 2, ... drafted tokens."""
     rate: float
     sampling: str = "greedy"
     """One of SAMPLINGS."""
@@ -39,7 +39,7 @@ class Acceptance:
 
     @classmethod
     def of_rate(cls, rate: float, sampling: str = "greedy") -> "Acceptance":
-        """Where every drafted token is accepted with the same chance."""
+        """The same acceptance probability for every drafted token."""
         if not 0 < rate < 1:
             raise UsageError(f"--acceptance {rate:g} is not a share between 0 and 1")
         steps = (sum(rate**n for n in range(k + 1)) for k in range(1, MOST_DRAFTED + 1))
@@ -47,9 +47,9 @@ class Acceptance:
 
 
 def acceptance(text: str, sampling: str | None = None) -> Acceptance:
-    """What --acceptance says: a share, or what `quantkit draft --json` wrote.
+    """The value of --acceptance: a share, or the output of `quantkit draft --json`.
 
-    Of the two ways in which an engine can draft, the better one is taken where nobody says.
+    If no sampling is given, the better of the engine's two is used.
     """
     try:
         return Acceptance.of_rate(float(text), sampling or "greedy")
@@ -82,16 +82,16 @@ def acceptance(text: str, sampling: str | None = None) -> Acceptance:
 
 @dataclass(frozen=True)
 class Speculation:
-    """A draft as far as speed depends on it."""
+    """A draft, as far as speed depends on it."""
 
     acceptance: Acceptance
     draft: Pass
     n_tokens: int | None = None
-    """Drafted for each step; None: as many as pay most."""
+    """Tokens drafted per step; None: the best number."""
 
 
 def estimate(case: Case, load: Load, speculation: Speculation) -> Speed:
-    """The times of a case under a load with a draft."""
+    """The speed of a case under a load with a draft."""
     depth = load.prompt + load.answer // 2
     typical = efficiency.of(case.format.engine, case.gpu.vendor)[efficiency.TYPICAL]
     tokens = speculation.acceptance.tokens
@@ -117,7 +117,7 @@ def estimate(case: Case, load: Load, speculation: Speculation) -> Speed:
 def step_seconds(
     case: Case, users: int, depth: int, end: Efficiency, draft: Pass, n_drafted: int
 ) -> float:
-    """A step that drafts and checks so many tokens for every user."""
+    """A step that drafts and checks this many tokens for every user."""
     together = min(users, end.together)
     drafting = n_drafted * draft(case, together, depth, end)
     checking = speeds.gpu_seconds(case, together, n_drafted + 1, depth, end)

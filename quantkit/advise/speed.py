@@ -1,11 +1,11 @@
-"""How fast a format is on GPUs: a roofline, given as a range, never as a promise.
+"""Speed of a format on GPUs: a roofline estimate, given as a range.
 
-Layers take as long as the slower of two, reading weights or multiplying, and attention likewise,
-reading the KV cache or multiplying. Weight-only formats multiply in 16 bits, after unpacking what
-they read; 8-bit formats at their own rate where the device has it. No step is shorter than the CPU
-takes to prepare it. GPUs that cut layers share a step and talk twice a layer. Those in a row
-compute one after the other: a token takes as long as all of them together, while others' tokens
-keep the rest of the row busy. GPUs of llama.cpp take turns.
+A layer takes as long as the slower of reading weights and multiplying; attention as long as the
+slower of reading the KV cache and multiplying. Weight-only formats multiply in 16 bits after
+unpacking; 8-bit formats at their own rate if the device has it. No step is shorter than the CPU
+takes to prepare it. Tensor-parallel GPUs share a step and communicate twice per layer. Pipeline
+stages compute one after the other: a token takes as long as all of them together, while other
+users' tokens keep the other stages busy. llama.cpp's GPUs take turns.
 """
 
 from collections import Counter
@@ -25,12 +25,12 @@ from quantkit.hardware.support import runs
 from quantkit.recipe import Recipe
 
 CHUNK_TOKENS = {"vllm": 2048, "llama.cpp": 512}
-"""Tokens of a prompt that are computed together; weights are read once for each such chunk."""
+"""Prompt tokens per chunk; weights are read once per chunk."""
 PAGE_TOKENS = 16
-"""Tokens of a page of vLLM's cache; prefixes are shared by whole pages."""
+"""Tokens per page of vLLM's cache; prefixes are shared by whole pages."""
 HANDED_ON = 2
-"""Numbers of a hidden state's width that a stage of vLLM hands on for each token: the state itself
-and the residual beside it."""
+"""Vectors of hidden size that a vLLM stage passes on per token: the hidden state and the residual.
+"""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Span:
 
 @dataclass(frozen=True)
 class Load:
-    """What users ask for: each has a prompt of `context - answer` tokens, then an answer."""
+    """What users request: each has a prompt of `context - answer` tokens, then an answer."""
 
     context: int
     answer: int
     users: int = 1
     shared: int = 0
-    """Tokens that all prompts begin with: computed once, then found in the prefix cache."""
+    """Length of the prefix shared by all prompts: computed once, then in the prefix cache."""
 
     @property
     def prompt(self) -> int:
@@ -58,56 +58,56 @@ class Load:
 
     @property
     def cached(self) -> int:
-        """Of a prompt, what is not computed again: whole pages, and never the last token."""
+        """Prompt tokens that are not recomputed: whole pages, and never the last token."""
         return min(self.shared, max(0, self.prompt - 1)) // PAGE_TOKENS * PAGE_TOKENS
 
     @property
     def hit_rate(self) -> float:
-        """Share of prompt tokens that the prefix cache answers."""
+        """Share of prompt tokens found in the prefix cache."""
         return self.cached / self.prompt if self.prompt else 0.0
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Times under a load; None where the device's compute rate is not known."""
+    """Times under a load; None where the device's compute rate is unknown."""
 
     first_token: Span | None
-    """Seconds from a prompt to its first token, with nobody else on the GPU."""
+    """Seconds from a prompt to its first token, with no other load on the GPU."""
     step: Span
-    """Seconds between two tokens while all users are answered, others' prompts in between."""
+    """Seconds between two tokens while all users are served, other users' prompts in between."""
     answer: Span
     """Seconds for a whole answer: both together."""
     total: Span
-    """Tokens of answers a second, all users together, prompts computed in between."""
+    """Answer tokens per second of all users together, prompts computed in between."""
     bound: str
-    """What most of a step goes to: weights, cache, compute, attention, links or the host;
-    or `measured`."""
+    """What dominates a step: weights, cache, compute, attention, links or the host; or `measured`.
+    """
     is_measured: bool = False
     prompt: Span | None = None
-    """Seconds of the GPUs that each prompt takes, while others wait; None where not known."""
+    """GPU seconds per prompt, while others wait; None if unknown."""
     decode: Span | None = None
-    """Seconds between two tokens with no prompt in between; None where not known."""
+    """Seconds between two tokens with no prompt in between; None if unknown."""
     drafted: int = 0
-    """Tokens that a draft proposes for each step; 0 without one."""
+    """Tokens that a draft proposes per step; 0 without one."""
     gain: float = 1.0
-    """What the draft multiplies the tokens of an undisturbed step by, typically."""
+    """Typical factor by which the draft multiplies the tokens of an undisturbed step."""
 
     @classmethod
     def measured(cls, first_token: float, step: float, total: float, answer: int) -> "Speed":
-        """What a load generator saw: seconds, seconds, tokens a second, tokens of an answer."""
+        """A load generator's results: seconds, seconds, tokens per second, tokens per answer."""
         whole = first_token + answer * step
         first, between, both, rate = (Span(v, v, v) for v in (first_token, step, whole, total))
         return cls(first, between, both, rate, "measured", is_measured=True)
 
     @property
     def each(self) -> Span:
-        """Tokens a second that one user sees."""
+        """Tokens per second that one user sees."""
         return Span(1 / self.step.high, 1 / self.step.typical, 1 / self.step.low)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A format of a model on GPUs, with everything that its times follow from."""
+    """A format of a model on GPUs, with everything that determines its times."""
 
     shape: ModelShape
     work: Work
@@ -122,30 +122,30 @@ class Case:
 
     @property
     def n_stages(self) -> int:
-        """Stages of a pipeline that work at the same time, on different tokens."""
+        """Pipeline stages that work at the same time, on different tokens."""
         return 1 if self.format.engine == "llama.cpp" else self.split.pipeline
 
     @cached_property
     def stage_shares(self) -> tuple[float, float]:
-        """Of all layers, what the longest stage before the last has, and what the last has."""
+        """Share of all layers in the longest stage before the last, and in the last."""
         n_layers = int(self.shape.config["num_hidden_layers"])
         sizes = [len(row) / n_layers for row in stages(n_layers, self.n_stages)]
         return max(sizes[:-1], default=0.0), sizes[-1]
 
     @cached_property
     def layers(self) -> list[tuple[kv.Layer, int]]:
-        """What layers keep on each GPU, and how many are alike."""
+        """Cache layers on each GPU, and how many are alike."""
         made, key = self.shape.made, ("layers", self.shared)
         if key not in made:
             made[key] = list(Counter(kv.layers(self.shape.config, self.shared)).items())
         return list(made[key])
 
     def pairs(self, depth: int) -> int:
-        """Tokens that a token attends to, all layers together."""
+        """Tokens that a token attends to, over all layers."""
         return sum(n * min(depth, layer.window or depth) for layer, n in self.layers)
 
     def prompt_pairs(self, prompt: int) -> float:
-        """The same of all tokens of a prompt together; nobody attends to what comes later."""
+        """The same for all tokens of a prompt together, with causal attention."""
         total = 0.0
         for layer, n in self.layers:
             seen = min(prompt, layer.window or prompt)
@@ -154,7 +154,7 @@ class Case:
 
     @cached_property
     def own_tflops(self) -> float | None:
-        """The rate of the layers that the format is about."""
+        """The rate of the layers that the format quantises."""
         plain = self.gpu.fp16_tflops
         if runs(self.gpu, self.format.key, self.format.engine).how != "native":
             return plain
@@ -163,7 +163,7 @@ class Case:
 
     @cached_property
     def is_unpacked(self) -> bool:
-        """Whether weights of fewer bits have to become 16 bits before they are multiplied."""
+        """Whether weights must be expanded to 16 bits before they are multiplied."""
         if self.format.key == "bf16":
             return False
         if self.format.key == "gguf":
@@ -173,20 +173,23 @@ class Case:
 
 
 Times = tuple[float, float, float]
-"""At one end: seconds to a first token, how long others wait for that, seconds a token."""
+"""At one end: seconds to a first token, how long others wait for that, seconds per token."""
 Rate = Callable[[Case, int, int, Efficiency], float]
-"""Seconds a token of users at a depth, at one end."""
+"""Seconds per token for users at a depth, at one end."""
 
 
 Copying = Callable[[Case, Efficiency, int], float]
-"""Seconds that prompts take longer, by the chunks that they are computed in."""
+"""Additional seconds for prompts, by the number of chunks they are computed in."""
 
 
 def estimate(
     case: Case, load: Load, rate: Rate | None = None, copying: Copying | None = None
 ) -> Speed:
-    """The times that a case takes under a load; `rate` tells seconds a token in another way, and
-    `copying` what prompts wait for besides."""
+    """The speed of a case under a load.
+
+    `rate` replaces the model of seconds per token; `copying` is additional waiting time for
+    prompts.
+    """
     depth = load.prompt + load.answer // 2
     knows_compute = case.gpu.fp16_tflops is not None
     again = rate or step_seconds
@@ -205,8 +208,8 @@ def estimate(
 
 
 def _under(load: Load, ends: tuple[Times, Times, Times], knows_compute: bool, bound: str) -> Speed:
-    """What users see, from the times of the fast end, the middle and the slow end."""
-    # While a user is answered, everybody else's next prompt is computed once.
+    """What users see, from the times at the fast end, the middle and the slow end."""
+    # While a user is served, everybody else's next prompt is computed once.
     others = load.users - 1
     first = Span(*(once for once, _, _ in ends))
     step = Span(*(again + others / load.answer * turn for _, turn, again in ends))
@@ -230,31 +233,30 @@ def step_seconds(case: Case, users: int, depth: int, end: Efficiency) -> float:
 
 
 def pass_seconds(case: Case, users: int, n_tokens: int, depth: int, end: Efficiency) -> float:
-    """Several tokens of every user at once, as when a target checks what a draft proposed."""
+    """Several tokens of every user at once, as when a target checks a draft's proposals."""
     together = min(users, end.together)
     on_gpu = gpu_seconds(case, together, n_tokens, depth, end)
     return in_turns(case, users, end, on_gpu, own_seconds(case, end))
 
 
 def in_turns(case: Case, users: int, end: Efficiency, longest: float, own: float) -> float:
-    """A pass of all users, from what one takes of those who are computed together, `own` of which
-    is the same for any number of users."""
+    """A pass of all users, from the time of one batch, of which `own` is fixed."""
     together = min(users, end.together)
     turns = users / together
     return max(own + (longest - own) * turns, host_seconds(case, together, end) * turns)
 
 
 def gpu_seconds(case: Case, users: int, n_tokens: int, depth: int, end: Efficiency) -> float:
-    """What GPUs take for a pass of users who are computed together.
+    """GPU time of a pass for one batch of users.
 
-    In a pipeline users are spread over as many batches as there are stages. A batch goes through
+    In a pipeline, users are spread over as many batches as there are stages. A batch goes through
     all stages, and its next round begins when it has, and when the longest stage is done with all
     the batches.
     """
     n_batches = min(case.n_stages, users)
     batch = -(-users // n_batches)
     parts = _step_parts(case, batch, depth, end, n_tokens)
-    # Reading goes on while others are multiplied; for few tokens not so where vLLM unpacks between.
+    # Reads overlap with multiplication; with few tokens not where vLLM unpacks in between.
     waits = case.is_unpacked and case.format.engine == "vllm"
     layers = (sum if waits else max)((parts["weights"], parts["compute"]))
     layers += max(parts["cache"], parts["attention"])
@@ -268,18 +270,18 @@ def gpu_seconds(case: Case, users: int, n_tokens: int, depth: int, end: Efficien
 
 
 def prefill_seconds(case: Case, prompt: int, end: Efficiency) -> float:
-    """A prompt of one user, until its first token is there."""
+    """A prompt of one user, until its first token."""
     return prompt_seconds(case, prompt, end)[0]
 
 
 def prompt_seconds(
     case: Case, prompt: int, end: Efficiency, cached: int = 0
 ) -> tuple[float, float]:
-    """A prompt until its first token is there, and how long others wait for it; of the prompt
-    the first `cached` tokens are in the cache.
+    """Time of a prompt until its first token, and how long others wait for it; the first `cached`
+    tokens are in the cache.
 
-    In a pipeline its chunks follow each other: the first goes through all stages, and of the others
-    the longest stage remains to be waited for. Others wait for the longest stage alone.
+    In a pipeline its chunks follow each other: the first goes through all stages, and the others
+    add only the longest stage. Other users wait for the longest stage alone.
     """
     chunks = _chunks(case, prompt - cached)
     whole = _prefill_seconds(case, prompt, end, cached)
@@ -298,11 +300,11 @@ def _prefill_seconds(case: Case, prompt: int, end: Efficiency, cached: int = 0) 
         return 0.0
     chunks = _chunks(case, own)
     together = min(own, CHUNK_TOKENS[case.format.engine])
-    # What is cached is attended to, and does not attend itself.
+    # Cached tokens are attended to, but do not attend themselves.
     pairs = case.prompt_pairs(prompt) - case.prompt_pairs(cached)
     return (
         max(chunks * _reading(case, together, end), _layers_seconds(case, own, end))
-        + chunks * head_seconds(case, 1, end)  # of each chunk's last token alone
+        + chunks * head_seconds(case, 1, end)  # for each chunk's last token only
         + _attention(case, pairs, end)
         + _talking(case, own, end, chunks)
         + chunks * own_seconds(case, end)
@@ -312,14 +314,14 @@ def _prefill_seconds(case: Case, prompt: int, end: Efficiency, cached: int = 0) 
 def _step_parts(
     case: Case, users: int, depth: int, end: Efficiency, n_tokens: int = 1
 ) -> dict[str, float]:
-    """Seconds of a step, the head apart, by what they go to; of what overlaps, all of it."""
+    """Seconds of a step without the head, by component; overlapping components in full."""
     tokens = users * n_tokens
     kept = sum(n * layer.values(depth) for layer, n in case.layers)
     cache = users * kept * case.format.kv_bits / 8
     return {
         "weights": _reading(case, tokens, end),
         "compute": _layers_seconds(case, tokens, end),
-        # In no packed form, so that it is read as fast as the memory allows.
+        # Not packed, so it is read as fast as the memory allows.
         "cache": cache / (case.gpu.bandwidth_gb_s * 1e9 * end.bandwidth),
         "attention": _attention(case, tokens * case.pairs(depth), end),
         "links": _talking(case, tokens, end),
@@ -327,7 +329,7 @@ def _step_parts(
 
 
 def _reading(case: Case, tokens: int, end: Efficiency) -> float:
-    """Seconds to read what so many tokens want of the layers, on the fullest GPU."""
+    """Seconds to read the layer weights that this many tokens need, on the fullest GPU."""
     work = case.work
     wanted = work.experts_wanted(tokens)
     dense, spread = work.read.dense - work.head_bytes, work.read.experts * wanted
@@ -337,12 +339,12 @@ def _reading(case: Case, tokens: int, end: Efficiency) -> float:
 
 
 def read_seconds(case: Case, size_bytes: float, end: Efficiency) -> float:
-    """Seconds in which one GPU reads so many bytes of layers."""
+    """Seconds in which one GPU reads this many bytes of layers."""
     return size_bytes / _bandwidth(case, end, case.is_unpacked)
 
 
 def _bandwidth(case: Case, end: Efficiency, is_unpacked: bool) -> float:
-    """Bytes a second at which one GPU reads weights."""
+    """Bytes per second at which one GPU reads weights."""
     reached = case.gpu.bandwidth_gb_s * end.bandwidth
     if is_unpacked:
         reached *= end.unpacking
@@ -351,17 +353,17 @@ def _bandwidth(case: Case, end: Efficiency, is_unpacked: bool) -> float:
 
 
 def _unpacked_at_most(case: Case, end: Efficiency) -> float:
-    """GB a second of packed weights, whatever the memory could do."""
+    """Upper bound for packed weights in GB per second, whatever the memory bandwidth."""
     engine, recipe = case.format.engine, case.format.recipe
     limit = efficiency.UNPACKED_GB_S[engine].get(case.gpu.compute_capability or "", float("inf"))
-    if isinstance(recipe, Recipe):  # vLLM's was measured with 4 bits, and it is weights that count
+    if isinstance(recipe, Recipe):  # the limit is per weight, measured with 4 bits
         limit *= recipe.weights.num_bits / 4
     typical = efficiency.of(engine, case.gpu.vendor)[efficiency.TYPICAL]
     return limit * end.unpacking / typical.unpacking
 
 
 def _layers_seconds(case: Case, tokens: int, end: Efficiency) -> float:
-    """Seconds of the products with the weights of all layers, for that many tokens."""
+    """Seconds of the matrix products of all layers, for that many tokens."""
     own, plain, work = _own_tflops(case, end), _plain_tflops(case, end), case.work
     if plain is None or own is None:
         return 0.0  # a note beside the answer says so
@@ -373,7 +375,7 @@ def _layers_seconds(case: Case, tokens: int, end: Efficiency) -> float:
 
 
 def head_seconds(case: Case, tokens: int, end: Efficiency) -> float:
-    """Seconds of the last layer, read once, for that many tokens to be drawn."""
+    """Seconds of the output head, read once, for that many tokens to sample."""
     rate = _own_tflops(case, end) if case.work.is_head_own else _plain_tflops(case, end)
     is_unpacked = case.is_unpacked and case.work.head_bytes < 2 * case.work.head
     reading = case.work.head_bytes / case.shared / _bandwidth(case, end, is_unpacked)
@@ -383,12 +385,12 @@ def head_seconds(case: Case, tokens: int, end: Efficiency) -> float:
 
 
 def _own_tflops(case: Case, end: Efficiency) -> float | None:
-    """The rate of products in the format's own arithmetic, where the GPU has it."""
+    """Rate of matrix products in the format's own arithmetic, if the GPU has it."""
     return _plain_tflops(case, end) if case.is_unpacked else case.own_tflops
 
 
 def _plain_tflops(case: Case, end: Efficiency) -> float | None:
-    """The rate of products in 16 bits."""
+    """Rate of matrix products in 16 bits."""
     rate = case.gpu.fp16_tflops
     return rate if rate is None or not case.is_unpacked else rate * end.unpacked_compute
 
@@ -404,8 +406,9 @@ def _attention(case: Case, pairs: float, end: Efficiency) -> float:
 
 
 def _talking(case: Case, tokens: int, end: Efficiency, chunks: int = 1) -> float:
-    """Seconds of all-reduces, two a layer, of one hidden state a token in 16 bits, and of handing
-    on between stages."""
+    """Seconds of all-reduces (two per layer, one 16-bit hidden state per token each) and of
+    transfers between stages.
+    """
     config = case.shape.config
     size = tokens * int(config["hidden_size"]) * 2
     n_reduces = 2 * int(config["num_hidden_layers"])
@@ -419,12 +422,12 @@ def _talking(case: Case, tokens: int, end: Efficiency, chunks: int = 1) -> float
 
 
 def host_seconds(case: Case, users: int, end: Efficiency) -> float:
-    """What the CPU takes to prepare a pass of users who are computed together, batch by batch."""
+    """CPU time to prepare a pass for users who are computed together, batch by batch."""
     return min(case.n_stages, users) * end.host_seconds + end.host_user_seconds * users
 
 
 def own_seconds(case: Case, end: Efficiency, n_layers: int | None = None) -> float:
-    """What every step takes beside reading and multiplying, by all layers if not so many."""
+    """Overhead of a step besides reading and multiplying, for all layers or `n_layers`."""
     each = end.layer_seconds + (end.expert_seconds if case.work.n_experts > 1 else 0.0)
     n = int(case.shape.config["num_hidden_layers"]) if n_layers is None else n_layers
     return end.step_seconds + each * n

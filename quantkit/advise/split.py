@@ -1,9 +1,9 @@
-"""How several GPUs share a model, in the words of vLLM.
+"""How several GPUs share a model, in vLLM's terms.
 
-Tensor parallel: each GPU has a part of every layer, and they talk twice a layer. Pipeline parallel:
-each has layers in a row, and hands what it computed on. Expert parallel, of a mixture: attention is
-cut as in tensor parallel, and experts are given out whole. Tensor and pipeline go together. What
-llama.cpp does is a row of layers, too.
+Tensor parallel: each GPU has a part of every layer, and they communicate twice per layer. Pipeline
+parallel: each has consecutive layers and passes its output on. Expert parallel, for MoE models:
+attention is split as in tensor parallel, and experts are distributed whole. Tensor and pipeline
+parallelism combine. llama.cpp's split by layers is a pipeline, too.
 """
 
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Split:
-    """GPUs that cut layers, times GPUs in a row."""
+    """Tensor-parallel size times pipeline stages."""
 
     tensor: int = 1
     pipeline: int = 1
     has_whole_experts: bool = False
-    """Each of the GPUs that cut layers has some experts, all of them."""
+    """Expert parallel: each GPU of the tensor-parallel group holds some experts whole."""
 
     @property
     def n_gpus(self) -> int:
@@ -38,7 +38,7 @@ ONE = Split()
 
 @dataclass(frozen=True)
 class Wish:
-    """What somebody insists on; None leaves it open."""
+    """Constraints on the split; None leaves a dimension open."""
 
     tensor: int | None = None
     pipeline: int | None = None
@@ -60,10 +60,11 @@ ANY = Wish()
 
 
 def stages(n_layers: int, n_stages: int) -> list[range]:
-    """The layers of each stage of a pipeline.
+    """The layers of each pipeline stage.
 
-    As vLLM gives them out (get_pp_indices in distributed/utils.py): what is left over goes to the
-    last but one and those before it, since the first has the embeddings and the last the head.
+    As vLLM distributes them (get_pp_indices in distributed/utils.py): the remainder goes to the
+    last stage but one and those before it, since the first has the embeddings and the last the
+    head.
     """
     each, more = divmod(n_layers, n_stages)
     sizes = [each + (n_stages - 1 - more <= n < n_stages - 1) for n in range(n_stages)]

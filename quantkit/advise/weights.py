@@ -1,4 +1,4 @@
-"""Bytes of a checkpoint to be, from a model's shape and a recipe: those that `quantize` writes.
+"""Bytes of a planned checkpoint, from a model's shape and a recipe: those that `quantize` writes.
 
 The plans are the same that a run makes; here they are made from a shape, without torch.
 """
@@ -16,10 +16,10 @@ DIGIT = re.compile(r"\d|\\[dw]")
 
 
 def weight_bytes(shape: ModelShape, recipe: AnyRecipe, has_importance: bool = False) -> int:
-    """Bytes of all tensors that the recipe makes of the model, as its manifest will say.
+    """Bytes of all tensors that the recipe writes for the model, as its manifest will state.
 
-    `has_importance`: a GGUF file is made with calibration, which changes the types of a few
-    tensors in Q4_0, Q5_0 and IQ4 files.
+    `has_importance`: a GGUF file is made with calibration, which changes the types of a few tensors
+    in Q4_0, Q5_0 and IQ4 files.
     """
     if isinstance(recipe, Recipe):
         return sum(n * spec.size_bytes for spec, n in counted(shape, recipe))
@@ -27,14 +27,14 @@ def weight_bytes(shape: ModelShape, recipe: AnyRecipe, has_importance: bool = Fa
 
 
 def counted(shape: ModelShape, recipe: Recipe | None) -> list[tuple[TensorSpec, int]]:
-    """Every tensor of the checkpoint, or of the model as it is, and how many it stands for."""
+    """Every tensor of the checkpoint, or of the unquantised model, and how many it stands for."""
     sample = sample_of(shape, recipe)
     specs = sample.shape.stored if recipe is None else plan(shape, recipe).specs
     return [(spec, sample.count(spec.name)) for spec in specs]
 
 
 def sample_of(shape: ModelShape, recipe: Recipe | None) -> Sample:
-    """`ModelShape.sample`, as far as a recipe does not tell experts or blocks apart."""
+    """`ModelShape.sample`, as far as a recipe does not distinguish experts or blocks."""
     if recipe is None:
         return shape.sample
     named = [*recipe.targets, *recipe.ignore, *recipe.unquantised, *chain(*recipe.group_targets)]
@@ -46,18 +46,18 @@ def sample_of(shape: ModelShape, recipe: Recipe | None) -> Sample:
 
 
 def digest(shape: ModelShape, recipe: AnyRecipe | None) -> str:
-    """What a recipe is remembered by: its digest, which takes longer than it should."""
+    """Cache key of a recipe: its digest, which is slow to compute."""
     if recipe is None:
         return ""
     place, made = ("digest", id(recipe)), shape.made
     if place not in made:
-        made[place] = recipe, recipe.digest  # with the recipe, so that its id stays its own
+        made[place] = recipe, recipe.digest  # keeps the recipe alive, so that its id is not reused
     found: str = made[place][1]
     return found
 
 
 def plan(shape: ModelShape, recipe: Recipe) -> planning.Plan:
-    """The plan of the checkpoint, made once, for one of all experts and blocks that are alike."""
+    """The checkpoint's plan, computed once, with one of all experts and blocks that are alike."""
     key = digest(shape, recipe)
     if key not in shape.made:
         thin = sample_of(shape, recipe).shape
@@ -72,7 +72,7 @@ def plan(shape: ModelShape, recipe: Recipe) -> planning.Plan:
 
 
 def without_cache(shape: ModelShape, recipe: Recipe) -> Recipe:
-    """The recipe without its FP8 cache; the same one each time."""
+    """The recipe without its FP8 cache; the same object each time."""
     key = "plain", digest(shape, recipe)
     if key not in shape.made:
         shape.made[key] = recipe.model_copy(update={"kv_cache": None})
@@ -81,7 +81,7 @@ def without_cache(shape: ModelShape, recipe: Recipe) -> Recipe:
 
 
 def remember(shape: ModelShape, recipe: GGUFRecipe, sizes: dict[str, int]) -> None:
-    """Sizes of a file that exists, in place of those that the recipe would give."""
+    """Store the sizes of an existing file, in place of those that the recipe would give."""
     for has_importance in (False, True):
         shape.made[digest(shape, recipe), has_importance] = sizes
 

@@ -14,12 +14,12 @@ from quantkit.hardware.gpus import GPU
 from quantkit.storage import gib
 
 IN_ONE_MACHINE = 8
-"""GPUs, as machines mostly have them."""
+"""GPUs in a typical machine."""
 
 
 def number(value: float) -> str:
-    """Two digits that matter; estimates have no more."""
-    value = float(f"{value:.2g}")  # first, for 9.97 is 10 and not 10.0
+    """Two significant digits; estimates have no more."""
+    value = float(f"{value:.2g}")  # first, since 9.97 is 10 and not 10.0
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
@@ -27,7 +27,7 @@ def number(value: float) -> str:
 
 def seconds(value: float) -> str:
     """A time with its unit."""
-    if value < 0.995:  # else it would be 1,000 ms
+    if value < 0.995:  # otherwise it would be 1,000 ms
         return f"{number(value * 1000)} ms"
     return f"{number(value)} s" if value < 600 else f"{number(value / 60)} min"
 
@@ -50,7 +50,7 @@ def span_of_seconds(found: Span) -> str:
 
 
 def kept(candidate: Candidate) -> str:
-    """The quality, marked where it is a prior."""
+    """The quality, marked if it is a prior."""
     if candidate.quality is None:
         return "?"
     mark = "~" if candidate.quality.is_prior else ""
@@ -67,7 +67,7 @@ def on(gpu: GPU, count: int) -> str:
 
 
 def memory(fit: Fit) -> str:
-    """What takes the memory of a GPU, part by part, and who then has room."""
+    """A GPU's memory by component, and how many users fit."""
     named = {"weights": "of weights", "draft model": "for the draft model"}
     held = [f"{gib(size)} {named.get(name, f'for {name}')}" for name, size in fit.parts.items()]
     own = f" ({gib(fit.draft_user_bytes)} of it the draft's)" if fit.draft_user_bytes else ""
@@ -81,7 +81,7 @@ def memory(fit: Fit) -> str:
 
 
 def whose(fit: Fit) -> str:
-    """Which of several GPUs has that memory; nothing where there is one."""
+    """Which of several GPUs has that memory; empty if there is one."""
     if fit.split.n_gpus == 1:
         return ""
     if fit.host_bytes:
@@ -90,14 +90,14 @@ def whose(fit: Fit) -> str:
 
 
 def offloaded(found: Offload, fit: Fit | None) -> str:
-    """What lies in the host's memory."""
+    """What is in the host's memory."""
     size = gib(fit.host_bytes) if fit else "the rest"
     rate = f"{found.host.bandwidth_gb_s:g} GB/s"
     return f"{found.words}; {size} in {found.host.name} at {rate}"
 
 
 def cost(candidate: Candidate) -> str:
-    """What tokens cost, apart for prompts and answers where that is known."""
+    """Cost of tokens, split into prompts and answers if known."""
     if candidate.cost is None:
         return ""
     said = f"{span(candidate.cost)} per million answer tokens, prompts included"
@@ -111,13 +111,13 @@ def cost(candidate: Candidate) -> str:
 
 
 def beside(candidates: Iterable[Candidate]) -> list[str]:
-    """What lies beside the model's own weights, by name: a draft model, LoRA adapters."""
+    """Names of what is beside the model's own weights: a draft model, LoRA adapters."""
     named = {name for one in candidates if one.fit for name in one.fit.parts}
     return [name for name in ("draft model", "LoRA adapters") if name in named]
 
 
 def figure(candidate: Candidate, objective: str) -> str:
-    """What an objective is about, of one candidate."""
+    """A candidate's figure for an objective."""
     speed, load = candidate.speed, candidate.load
     if objective == "memory" or speed is None:
         where = whose(candidate.fit) if candidate.fit else ""
@@ -138,7 +138,7 @@ MEANING = {
 
 
 def meaning(objective: str, count: int) -> str:
-    """What the numbers of a table are."""
+    """What the numbers of a table mean."""
     return "GiB per GPU" if objective == "memory" and count > 1 else MEANING[objective]
 
 
@@ -171,7 +171,7 @@ BOUND = {
 
 
 def lack(candidate: Candidate) -> tuple[str, str]:
-    """What keeps a format from being the answer, in short, and a figure."""
+    """Why a format cannot be the answer, in short, and a figure."""
     fit = candidate.fit
     if candidate.lacks == "quality" and candidate.quality is not None:
         return "keeps too little", kept(candidate)
@@ -193,7 +193,7 @@ BEST = {
 
 
 def reason(chosen: Candidate, serving: Sequence[Candidate], question: Question) -> str:
-    """Why it is this one."""
+    """Why this format was chosen."""
     objective = question.objective
     if len(serving) == 1:
         among = "nothing else fits and keeps"
@@ -214,11 +214,11 @@ def reason(chosen: Candidate, serving: Sequence[Candidate], question: Question) 
 
 
 def _least(said: str, chosen: Candidate, serving: Sequence[Candidate]) -> str:
-    """What takes a little more and keeps more is not the least, and names what is."""
+    """What takes a little more and keeps more is not the smallest, so it names the one that is."""
     best = min(serving, key=lambda c: c.needed_bytes)
     if best.needed_bytes == chosen.needed_bytes:
         return said
-    if best.needed_bytes * (1 + TIE) < chosen.needed_bytes:  # what is measured goes before
+    if best.needed_bytes * (1 + TIE) < chosen.needed_bytes:  # measured candidates come first
         return said.replace(BEST["memory"], "the least memory of those in the report,", 1)
     but = "keeps less" if kept_step(best) < kept_step(chosen) else "keeps as much"
     if but == "keeps as much" and best.format.engine != chosen.format.engine:
@@ -232,7 +232,7 @@ def _is_prior(candidate: Candidate) -> bool:
 
 
 def against(second: Candidate, chosen: Candidate, question: Question) -> str:
-    """What the runner-up has to offer, and what it lacks."""
+    """What the runner-up offers, and what it lacks."""
     said = figure(second, question.objective)
     if question.objective != "quality" and second.quality and chosen.quality:
         gap = kept_step(second) - kept_step(chosen)
@@ -246,14 +246,14 @@ def against(second: Candidate, chosen: Candidate, question: Question) -> str:
 
 
 def change(option: str, best: Candidate, question: Question) -> str:
-    """What another question has as its answer."""
+    """The answer to another question."""
     if not best.serves:
         return f"with {option}: no format fits"
     return f"with {option}: {best.format.name}, {figure(best, question.objective)}"
 
 
 def sharing(chosen: Candidate, question: Question) -> str:
-    """How GPUs share the answer, and why so; empty where there is one GPU."""
+    """How GPUs share the answer, and why; empty with one GPU."""
     count, split = question.count, chosen.split
     if count == 1:
         return ""
@@ -270,7 +270,7 @@ def sharing(chosen: Candidate, question: Question) -> str:
 
 
 def idle(split: Split, count: int) -> str:
-    """What becomes of GPUs that a way to share a model leaves over."""
+    """What happens to GPUs that a split leaves unused."""
     if not (left := count - split.n_gpus):
         return ""
     if left >= split.n_gpus:
@@ -287,7 +287,7 @@ def _would(other: Candidate, question: Question) -> str:
 
 
 def nothing_serves(found: Sequence[Candidate], question: Question) -> str:
-    """Why, in one sentence, of what came closest."""
+    """Why nothing serves, in one sentence about the closest candidate."""
     slow = [c for c in found if c.lacks == "speed"]
     if slow and not any(c.lacks == "quality" for c in slow):
         best = min(slow, key=lambda c: merit(c, "latency"))
@@ -306,7 +306,7 @@ def nothing_serves(found: Sequence[Candidate], question: Question) -> str:
 
 
 def _unknown(gpu: GPU) -> list[str]:
-    """What nobody said of a GPU, and which option would."""
+    """GPU properties that were not given, and the options that set them."""
     notes = []
     if gpu.bandwidth_gb_s == 0:
         notes.append(
@@ -331,7 +331,7 @@ def _unknown(gpu: GPU) -> list[str]:
 
 
 def assumptions(question: Question, gpu: GPU) -> tuple[str, ...]:
-    """What the figures rest on."""
+    """What the figures are based on."""
     load = question.load(question.users or 1)
     shape, share = question.catalogue.shape, utilisation(question, gpu)
     notes = []

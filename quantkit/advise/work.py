@@ -1,4 +1,4 @@
-"""What a token costs a model in one format: bytes that are read and weights that are multiplied."""
+"""Cost per token of a model in one format: bytes read and weights multiplied."""
 
 import re
 from collections.abc import Iterable
@@ -29,32 +29,32 @@ class Work:
 
     stored_bytes: int
     read: Part
-    """Bytes that are read to compute a token; of a table that is looked up, next to nothing."""
+    """Bytes read to compute a token; next to nothing for lookup tables."""
     own: Part
-    """Weights of layers that are multiplied in the format's own arithmetic ..."""
+    """Layer weights multiplied in the format's own arithmetic."""
     plain: Part
-    """... and those that are multiplied in 16 bits."""
+    """Layer weights multiplied in 16 bits."""
     n_experts: int = 1
     n_chosen: int = 1
-    """Experts that each token takes."""
+    """Experts per token."""
     head: int = 0
-    """Weights of the last layer, which only tokens that are followed by a new one go through."""
+    """Weights of the output head, which only tokens followed by a new one go through."""
     head_bytes: int = 0
-    """Of `read`, those of the last layer."""
+    """The head's part of `read`."""
     is_head_own: bool = False
-    """Whether the last layer is multiplied in the format's own arithmetic."""
+    """Whether the head is multiplied in the format's own arithmetic."""
 
     def experts_wanted(self, n_tokens: int) -> float:
-        """The share of experts that some of so many tokens together want: the more, the more."""
+        """Share of experts that at least one of this many tokens needs."""
         return 1 - float((1 - self.n_chosen / self.n_experts) ** n_tokens)
 
     def bytes_read(self, n_tokens: int) -> float:
-        """By that many tokens together."""
+        """Bytes read by that many tokens together."""
         return self.read.dense + self.read.experts * self.experts_wanted(n_tokens)
 
 
 def of(shape: ModelShape, format: Format) -> Work:
-    """The work that a model is in a format."""
+    """The work of a model in a format."""
     recipe, tied = format.recipe, _is_tied(shape)
     if isinstance(recipe, GGUFRecipe):
         sizes = weights.gguf_tensors(shape, recipe)
@@ -88,8 +88,9 @@ def of(shape: ModelShape, format: Format) -> Work:
 
 
 def _multiplied(shape: ModelShape, recipe: Recipe | None) -> list[tuple[str, tuple[int, bool]]]:
-    """Layers but the last, each with its weights, those of all that it stands for, and whether it
-    is an expert's."""
+    """Layers except the head, each with its weights (of all that it stands for) and whether it is
+    an expert.
+    """
     sample = weights.sample_of(shape, recipe)
     key = "multiplied", id(sample.shape)
     if key not in shape.made:
@@ -105,7 +106,7 @@ def _multiplied(shape: ModelShape, recipe: Recipe | None) -> list[tuple[str, tup
             for t in sample.shape.tensors
             if t.is_linear and t.name != shape.head
         ]
-        shape.made[key] = sample, found  # with the sample, so that its id stays its own
+        shape.made[key] = sample, found  # keeps the sample alive, so that its id is not reused
     known: list[tuple[str, tuple[int, bool]]] = shape.made[key][1]
     return known
 
@@ -117,7 +118,7 @@ def _own_modules(shape: ModelShape, format: Format) -> set[str]:
 
 
 def _is_tied(shape: ModelShape) -> bool:
-    """Whether the table of embeddings is also the last layer, and so is read as a whole."""
+    """Whether the embedding table is also the output head, and so is read in full."""
     return not any(tensor.name == shape.head for tensor in shape.sample.shape.tensors)
 
 

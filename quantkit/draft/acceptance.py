@@ -44,7 +44,7 @@ class Chances:
 
     @property
     def stderr(self) -> float | None:
-        """Standard error over rows, since positions of one text are correlated; one row has none."""
+        """Standard error over rows, since positions of a text are correlated; None for one row."""
         rows = self.taken.mean(1)
         return float(rows.std() / len(rows) ** 0.5) if len(rows) > 1 else None
 

@@ -94,7 +94,7 @@ class Connection:
             return response.status_code, bytes(read)
 
     def _note(self, event: str, info: dict[str, Any]) -> None:
-        """Keep the socket so that it can be cut from outside; httpx's trace exposes it on connect."""
+        """Keep the socket, to cut it from outside; httpx's trace exposes it on connect."""
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             self._stream = info["return_value"]
 

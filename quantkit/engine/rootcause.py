@@ -55,7 +55,7 @@ class _Found:
 
 
 def root_cause(words: str) -> str | None:
-    """The exception that the first failing process died of, in one line; None if the log has none."""
+    """The exception that the first failing process died of, in one line; None if there is none."""
     streams: dict[tuple[str, str], _Stream] = {}
     for number, (process, level, place, text) in enumerate(_lines(words)):
         stream = streams.setdefault((process, place), _Stream(level in QUIET))

@@ -102,7 +102,7 @@ class Vllm:
         self._stopped = threading.Event()
 
     def ask(self, job: Job) -> Answer:
-        """Run one job to its end; dead, silent and hanging engines raise an error with the reason."""
+        """Run one job to its end; dead, silent and hanging engines raise an EngineError."""
         name = f"vLLM with {Path(job.model).name}"
         job = replace(job, settings=job.settings | self._settings)
         given = {key: value for key, value in ENVIRONMENT.items() if key not in os.environ}

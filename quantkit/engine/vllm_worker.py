@@ -16,7 +16,7 @@ from typing import Any
 
 
 def main(job_file: str, answer_file: str) -> None:
-    """Run a job: check the config and, if requested, load, generate and report log-probabilities."""
+    """Run a job: check the config and, on request, load, generate and report log-probabilities."""
     job = json.loads(Path(job_file).read_text())
     seconds: dict[str, float] = {}
     answer: dict[str, Any] = {"seconds": seconds}
