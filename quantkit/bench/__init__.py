@@ -1,1 +1,1 @@
-"""How fast a checkpoint serves: load, latencies, throughput, memory and cost, measured."""
+"""Serving benchmarks: latency, throughput, memory and cost under load."""

@@ -1,7 +1,8 @@
-"""When requests come: in a closed loop, at a rate, or as a trace says.
+"""Arrival of requests: in a closed loop, at a rate, or from a trace.
 
-A closed loop keeps a number of users busy, each waiting for an answer before asking again; it shows
-what a server can do. Open loops come whether the server keeps up or not; they show queueing.
+A closed loop keeps a number of users busy, each waiting for an answer before the next request; it
+shows capacity. In an open loop requests arrive whether the server keeps up or not; it shows
+queueing.
 """
 
 import random
@@ -18,17 +19,17 @@ Kind = Literal["closed", "poisson", "constant", "trace", "batch"]
 
 @dataclass(frozen=True)
 class Load:
-    """How hard a server is pressed."""
+    """The load on a server."""
 
     kind: Kind
     concurrency: int | None = None
     """Users of a closed loop, or requests of one batch."""
     rate: float | None = None
-    """Requests a second of an open loop."""
+    """Requests per second of an open loop."""
 
     @property
     def name(self) -> str:
-        """In a few characters, for tables."""
+        """A short name for tables."""
         if self.kind == "batch":
             return f"batch of {self.concurrency}"
         if self.kind == "closed":
@@ -38,7 +39,7 @@ class Load:
         return f"{self.rate:g}/s" if self.kind == "poisson" else f"{self.rate:g}/s even"
 
     def n_requests(self) -> int:
-        """How many make a measurement, where nobody says: some rounds, or half a minute."""
+        """Default number of requests: a few rounds, or half a minute."""
         if self.concurrency is not None:
             return max(16, 4 * self.concurrency)
         return max(64, round(30 * (self.rate or 0)))
@@ -59,7 +60,7 @@ class Load:
 
 
 def at_rate(random_gaps: bool, rate: float, n: int, seed: int) -> list[float]:
-    """Arrivals at a rate, the first at once: evenly, or as independent people come."""
+    """Arrivals at a rate, the first at time 0: evenly spaced, or a Poisson process."""
     draw = random.Random(seed)
     gaps = [draw.expovariate(rate) if random_gaps else 1 / rate for _ in range(n - 1)]
     return list(accumulate(gaps, initial=0.0))[:n]

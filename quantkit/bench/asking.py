@@ -1,4 +1,4 @@
-"""From what people type to what is measured: lists, durations, loads and workloads."""
+"""Parses command-line values into lists, durations, loads and workloads."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ def counts(text: str, option: str) -> list[int]:
 
 
 def rates(text: str) -> list[float]:
-    """`0.5,2` as requests a second."""
+    """`0.5,2` as requests per second."""
     try:
         found = [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
@@ -34,7 +34,7 @@ def rates(text: str) -> list[float]:
 
 
 def target(ttft: str | None, tpot: str | None, attain: float) -> Target | None:
-    """What users can bear, where somebody says."""
+    """The latency target, if one is given."""
     first, each = seconds(ttft, "--ttft"), seconds(tpot, "--tpot")
     if first is None and each is None:
         return None
@@ -44,7 +44,7 @@ def target(ttft: str | None, tpot: str | None, attain: float) -> Target | None:
 def loads(
     concurrency: str | None, rate: str | None, arrivals: str, trace: Recorded | None, direct: bool
 ) -> list[Load]:
-    """What was asked for; one user where nothing was, or the trace's own times."""
+    """The requested loads; by default one user, or the trace's own times."""
     if arrivals not in ARRIVALS:
         raise UsageError(f"--arrivals is {' or '.join(ARRIVALS)}, not '{arrivals}'")
     found: list[Load] = []
@@ -65,7 +65,7 @@ def loads(
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of prompts and answers, as people type them: `128,2048`."""
+    """Tokens of prompts and answers as typed: `128,2048`."""
 
     prompt: str
     output: str
@@ -74,7 +74,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Recording:
-    """Requests that somebody made, in the place of fixed lengths."""
+    """Recorded requests, in place of fixed lengths."""
 
     trace: Path | None = None
     calibration: str | None = None

@@ -1,4 +1,4 @@
-"""Which setting to serve with: the highest throughput among those that keep a latency target."""
+"""Choose the setting to serve with: the highest throughput that meets a latency target."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from quantkit.bench.table import lengths
 
 
 def choose(rows: Sequence[Row], target: Target | None) -> list[Choice]:
-    """One choice for each model and workload: tokens a second of two workloads do not compare."""
+    """One choice per model and workload: throughputs of two workloads do not compare."""
     several = len({lengths(row) for row in rows}) > 1
     found = []
     for model, asked in dict.fromkeys((row.model, lengths(row)) for row in rows):
@@ -62,7 +62,7 @@ def _time(seconds: float) -> str:
 
 
 def front(rows: Sequence[Row]) -> set[int]:
-    """Places of rows that no other one of the same workload beats in both speed and throughput."""
+    """Indices of rows on the Pareto front of speed and throughput within their workload."""
     return {
         place
         for place, row in enumerate(rows)

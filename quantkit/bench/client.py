@@ -1,4 +1,4 @@
-"""Asks an OpenAI-compatible server for streamed completions, and notes when each piece comes."""
+"""Streams completions from an OpenAI-compatible server and records when each chunk arrives."""
 
 import asyncio
 import errno
@@ -48,7 +48,7 @@ class Client:
         except Cut as error:
             taking.fail(kinds.CUT, str(error))
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):  # ours, not the server's
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # our fault, not the server's
                 raise EngineError(
                     "too many connections for this process; raise `ulimit -n`, or lower the load"
                 ) from error
@@ -71,20 +71,20 @@ class Client:
 
 
 class _Taking:
-    """An answer that is still coming."""
+    """An answer in progress."""
 
     def __init__(self, model: str, sent: float) -> None:
         self._model = model
         self._sent = sent
         self._pieces: list[float] = []
         self._last: float | None = None
-        """When it said why it ends, in a piece without text."""
+        """When it gave its finish reason, in a chunk without text."""
         self._counted: dict[str, Any] = {}
         self._finished = False
         self._failure: Failure | None = None
 
     def fail(self, kind: str, words: str) -> None:
-        """The first failure is the one that counts."""
+        """Record a failure; only the first counts."""
         self._failure = self._failure or Failure(kind, words[:300])
 
     async def take(self, response: Response) -> None:
@@ -125,12 +125,12 @@ class _Taking:
             self.fail(kinds.WRONG_MODEL, f"{named} answered instead of {self._model}")
 
     def answer(self, ended: float) -> Answer:
-        """What it came to."""
+        """The finished answer."""
         told = self._counted.get("completion_tokens")
         n_output = told if isinstance(told, int) else len(self._pieces)
         n_prompt = self._counted.get("prompt_tokens")
-        # vLLM ends with a token, whose text may be half a character: nothing. llama.cpp ends with
-        # an empty piece more.
+        # vLLM's last token may be half a character, which is no text. llama.cpp ends with one more
+        # empty chunk.
         if self._last is not None and n_output > len(self._pieces):
             self._pieces.append(self._last)
         if not self._pieces:
@@ -146,13 +146,13 @@ class _Taking:
 
 
 async def models(address: Address, api_key: str | None = None) -> list[dict[str, Any]]:
-    """What a server says it serves."""
+    """The models that a server lists."""
     try:
         status, content = await get(address, "/v1/models", api_key=api_key)
         if status != 200:
             raise EngineError(f"{address.url}/v1/models answered {status}: {reason(content)}")
         return [dict(card) for card in parse_json(content)["data"] if card["id"]]
-    except (OSError, TimeoutError, Cut, UnicodeError) as error:  # the last: no name of a host
+    except (OSError, TimeoutError, Cut, UnicodeError) as error:  # bad host names
         said = getattr(error, "strerror", None) or str(error) or "no answer"
         raise EngineError(f"{address.url} cannot be reached ({said}); is the server up?") from error
     except (ValueError, KeyError, TypeError) as error:

@@ -1,10 +1,9 @@
-"""Two models under the same requests, arriving alike: is one faster, or is it chance?
+"""Compare two models under the same requests and arrivals: is one faster, or is it chance?
 
-Every model gets the same prompts in the same order, at the same times where arrivals are timed. So
-the n-th answers of two models make a pair, and the ratio of their times says what the model does,
-not what the prompt does. Requests that run together disturb each other alike, so that neighbours
-are not independent: pairs are averaged over stretches of the run, and Student's interval is over
-those means.
+Every model gets the same prompts in the same order, at the same times if arrivals are timed. So the
+n-th answers of two models form a pair, and the ratio of their times shows the effect of the model,
+not of the prompt. Concurrent requests disturb each other, so neighbours are not independent: pairs
+are averaged over blocks of the run, and Student's interval is over those means.
 """
 
 import math
@@ -27,7 +26,7 @@ METRICS: dict[str, Callable[["Sample"], float | None]] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """What one request took; None where it failed or has no such time."""
+    """Times of one request; None if it failed or has no such time."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -44,7 +43,7 @@ Samples = Sequence[Sample]
 
 
 def compare(rows: Sequence[Row], samples: Sequence[Samples]) -> Iterator[Comparison]:
-    """Every model against the first, where both were asked the same with the same setting."""
+    """Every model against the first, for equal requests and settings."""
     for place, (row, own) in enumerate(zip(rows, samples, strict=True)):
         first = next(i for i, other in enumerate(rows) if _asks_alike(other, row))
         if first == place or rows[first].model == row.model:
@@ -85,14 +84,14 @@ def _comparison(row: Row, against: str, metric: str, logs: Sequence[float]) -> C
 
 
 def block_means(values: Sequence[float], n_blocks: int) -> list[float]:
-    """Means over stretches of a run, as long as each other but for one value."""
+    """Means over blocks of a run, which differ in length by at most one value."""
     edges = [len(values) * n // n_blocks for n in range(n_blocks + 1)]
     blocks = [values[a:b] for a, b in pairwise(edges)]
     return [math.fsum(block) / len(block) for block in blocks]
 
 
 def interval(means: Sequence[float]) -> tuple[float, float, float]:
-    """The lower end, the mean and the upper end of Student's interval at 95%."""
+    """Lower end, mean and upper end of Student's interval at 95%."""
     n = len(means)
     mean = math.fsum(means) / n
     variance = math.fsum((value - mean) ** 2 for value in means) / (n - 1)
@@ -101,7 +100,9 @@ def interval(means: Sequence[float]) -> tuple[float, float, float]:
 
 
 def quantile(freedom: int) -> float:
-    """Student's at 97.5%, by its expansion around the normal one; to 0.3% from 4 degrees on."""
+    """Student's quantile at 97.5%, by its expansion around the normal one; to 0.3% from 4 degrees
+    on.
+    """
     z = Z95
     return (
         z
@@ -112,7 +113,7 @@ def quantile(freedom: int) -> float:
 
 
 def words(found: Comparison) -> str:
-    """A comparison in a line."""
+    """A comparison in one line."""
     if found.ratio is None or found.low is None or found.high is None:
         return f"{found.metric}: {found.verdict} ({found.n_pairs})"
     change, low, high = (100 * (value - 1) for value in (found.ratio, found.low, found.high))

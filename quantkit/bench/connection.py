@@ -1,7 +1,7 @@
-"""HTTP over asyncio, just enough for a benchmark: one request a connection, lines as they come.
+"""Minimal HTTP over asyncio for benchmarks: one request per connection, lines as they arrive.
 
 A full client library spends a good part of a millisecond on each token; at hundreds of streams that
-would be measured as the server's. Connecting is part of a request's time.
+would be attributed to the server. Connecting is part of a request's time.
 """
 
 import asyncio
@@ -20,28 +20,28 @@ LONGEST_LINE = 1 << 22
 
 
 class Cut(Exception):
-    """The other side stopped in the middle."""
+    """The peer closed the connection in the middle of a response."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """A server's."""
+    """Address of a server."""
 
     url: str
-    """Without a path behind it."""
+    """Without a path."""
     host: str
     port: int
     secure: bool
     path: str
-    """In front of everything that is asked for."""
+    """Prefix of every request path."""
 
     @classmethod
     def of(cls, url: str) -> "Address":
-        """From what people type, with or without /v1 at its end."""
+        """From a URL as typed, with or without a trailing /v1."""
         try:
             parts = urlsplit(url)
             port = parts.port
-        except ValueError:  # half a pair of brackets, or a port that is not a number
+        except ValueError:  # an unmatched bracket, or a port that is not a number
             parts, port = urlsplit(""), None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise EngineError(
@@ -72,7 +72,7 @@ class Response:
             yield rest
 
     async def read(self) -> bytes:
-        """All of it."""
+        """The whole body."""
         return b"".join([data async for data in self.body])
 
 
@@ -80,7 +80,7 @@ class Response:
 async def asked(
     address: Address, method: str, path: str, body: Any = None, api_key: str | None = None
 ) -> AsyncIterator[Response]:
-    """Send a request; the connection is closed on leaving, whatever was read by then."""
+    """Send a request; the connection is closed on exit, whatever was read by then."""
     context = ssl.create_default_context() if address.secure else None
     reader, writer = await asyncio.open_connection(
         address.host, address.port, ssl=context, limit=LONGEST_LINE
@@ -100,7 +100,7 @@ async def asked(
         status, headers = await _head(reader)
         yield Response(status, _body(reader, headers))
     finally:
-        writer.transport.abort()  # a server that hangs must not hold us
+        writer.transport.abort()  # a hanging server must not block us
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
@@ -115,7 +115,7 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
 
 
 async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
-    """Pieces as they come; a body that ends before its time is an error."""
+    """Chunks as they arrive; a truncated body is an error."""
     try:
         if "chunked" in headers.get("transfer-encoding", ""):
             while size := int((await reader.readline()).split(b";")[0], 16):
@@ -132,7 +132,7 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncI
 async def get(
     address: Address, path: str, timeout_s: float = 10.0, api_key: str | None = None
 ) -> tuple[int, bytes]:
-    """A small answer: its status and all of it."""
+    """Status and body of a small response."""
     async with (
         asyncio.timeout(timeout_s),
         asked(address, "GET", path, api_key=api_key) as response,

@@ -1,8 +1,8 @@
 """What vLLM for CPUs needs to start beside other programs.
 
-Left alone it wants 92% of the machine's memory and dies where less is free. One setting gives its
-KV cache a size of its own, in whole GiB, and stops it from asking for more. It counts above
---kv-cache-memory-bytes, so it is left out wherever the user has said something of memory.
+By default it claims 92% of the machine's memory and dies if less is free. One setting gives its KV
+cache a fixed size in whole GiB, and stops it from claiming more. It overrides
+--kv-cache-memory-bytes, so it is left out if the user has set anything about memory.
 """
 
 import os
@@ -12,17 +12,17 @@ from quantkit.device import available_host_bytes
 
 SPACE = "VLLM_CPU_KVCACHE_SPACE"
 SHARE = 4
-"""A quarter of what is free: weights lie in the same memory."""
+"""A quarter of the free memory: weights need the same memory."""
 GIB = 1 << 30
 FLAGS = ("--gpu-memory-utilization", "--kv-cache-memory-bytes")
 
 
 def environment(arguments: Sequence[str]) -> dict[str, str]:
-    """Settings of an engine with these flags."""
+    """Environment for an engine with these flags."""
     given = {word.partition("=")[0].replace("_", "-") for word in arguments}
     if SPACE in os.environ or given & set(FLAGS):
         return {}
-    free = available_host_bytes() or 0  # where nothing tells, the least
+    free = available_host_bytes() or 0  # the minimum if free memory is unknown
     return {SPACE: str(max(1, free // SHARE // GIB))}
 
 

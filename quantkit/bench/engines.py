@@ -1,4 +1,4 @@
-"""Servers to measure: one that runs already, or an engine that is started, watched and ended."""
+"""Servers to measure: a running one, or an engine that is started, supervised and stopped."""
 
 import asyncio
 import math
@@ -47,19 +47,19 @@ INSTALL = {
 
 @dataclass(frozen=True)
 class Program:
-    """An engine of another environment."""
+    """An engine in another environment."""
 
     engine: str
     """`vllm` or `llama.cpp`."""
     command: tuple[str, ...]
-    """What starts it, without arguments of its own."""
+    """The command that starts it, without its arguments."""
     arguments: tuple[str, ...] = ()
-    """Given to it as they are."""
+    """Passed through unchanged."""
     timeout_s: float = START_TIMEOUT_S
     python: str = ""
-    """Of vLLM's environment."""
+    """Python of vLLM's environment."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Settings that it needs here."""
+    """Environment variables it needs here."""
 
     @classmethod
     def find(
@@ -70,7 +70,7 @@ class Program:
         arguments: Sequence[str] = (),
         timeout_s: float = START_TIMEOUT_S,
     ) -> "Program":
-        """The engine of a Python, or llama.cpp's server; without one, says how to get it."""
+        """vLLM of a Python, or llama.cpp's server; if missing, the error says how to install it."""
         if engine == "vllm":
             program = vllm_program.find(None if python is None else Path(python))
             if program is None:
@@ -95,12 +95,12 @@ class Program:
 
 
 def n_gpus(arguments: Sequence[str]) -> int:
-    """How many GPUs flags of vLLM ask for."""
+    """Number of GPUs that vLLM's flags ask for."""
     return math.prod(_parallel(arguments).values())
 
 
 def sharing(arguments: Sequence[str]) -> tuple[int, int, bool]:
-    """By flags of vLLM: GPUs that cut layers, those in a row, and whether experts stay whole."""
+    """From vLLM's flags: tensor-parallel size, pipeline stages, and whether experts stay whole."""
     found = _parallel(arguments)
     words = {argument.replace("_", "-") for argument in arguments}
     return found.get("tensor", 1), found.get("pipeline", 1), not words.isdisjoint(WHOLE_EXPERTS)
@@ -111,12 +111,12 @@ def _parallel(arguments: Sequence[str]) -> dict[str, int]:
     words = [part for argument in arguments for part in argument.split("=", 1)]
     for flag, value in pairwise(words):
         if (kind := PARALLEL.get(flag.replace("_", "-"))) and value.isdecimal():
-            found[kind] = int(value)  # the last one counts
+            found[kind] = int(value)  # the last one wins
     return found
 
 
 def gguf_file(path: Path) -> Path:
-    """The GGUF file of a folder, the first one of several parts."""
+    """The GGUF file in a folder; of several parts the first."""
     if path.is_file():
         return path
     found = sorted(path.glob("*.gguf"))
@@ -127,11 +127,11 @@ def gguf_file(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Running:
-    """A server that answers, and what is known of it."""
+    """A running server, and what is known about it."""
 
     address: Address
     model: str
-    """As requests name it."""
+    """Its name in requests."""
     engine: str
     """`vllm`, `llama.cpp`, or `unknown`."""
     version: str | None = None
@@ -142,12 +142,12 @@ class Running:
 
     @property
     def kv_tokens(self) -> int | None:
-        """Tokens that the KV cache holds, from the engine's own words."""
+        """Capacity of the KV cache in tokens, from the engine's log."""
         return kv_tokens_in(self.child.output()) if self.child else None
 
     @property
     def weight_bytes(self) -> int | None:
-        """Of the weights on all GPUs, from the engine's own words."""
+        """Bytes of the weights on all GPUs, from the engine's log."""
         return weight_bytes_in(self.child.output(), self.n_gpus) if self.child else None
 
     @property
@@ -155,7 +155,7 @@ class Running:
         return self.peak.bytes() if self.peak else None
 
     def check(self, patience_s: float = 0.0) -> None:
-        """Raise if an engine that was started here has died, or does so within some seconds."""
+        """Raise if an engine that was started here has died, or dies within `patience_s`."""
         if self.child is None:
             return
         deadline = time.monotonic() + patience_s
@@ -166,15 +166,15 @@ class Running:
 
 
 def kv_tokens_in(words: str) -> int | None:
-    """Tokens that the KV cache holds, as an engine's log has it."""
+    """Capacity of the KV cache in tokens, from an engine's log."""
     found = [number for pattern in _KV_TOKENS for number in pattern.findall(words)]
     return int(found[-1].replace(",", "")) if found else None
 
 
 def weight_bytes_in(words: str, n_gpus: int = 1) -> int | None:
-    """Bytes of the weights on all GPUs, as an engine's log has it.
+    """Bytes of the weights on all GPUs, from an engine's log.
 
-    Of several GPUs each has a line, or, in most versions of vLLM, the first one speaks for all.
+    With several GPUs each has a line or, in most versions of vLLM, the first one's stands for all.
     """
     found = [float(size) for size in _WEIGHTS.findall(words)]
     if not found:
@@ -186,7 +186,7 @@ def weight_bytes_in(words: str, n_gpus: int = 1) -> int | None:
 def started(
     program: Program, model: Path, name: str, setting: Setting, log: Path | None = None
 ) -> Iterator[Running]:
-    """Start an engine with a model, wait until it is healthy, and end it on leaving."""
+    """Start an engine with a model, wait until it is healthy, and stop it on exit."""
     port = free_port()
     line = program.line(model, name, port, setting)
     address = Address.of(f"http://127.0.0.1:{port}")
@@ -211,7 +211,7 @@ def started(
 
 
 def free_port() -> int:
-    """A port that nobody uses at this moment."""
+    """A port that is currently free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -230,7 +230,7 @@ def _wait(child: Child, address: Address, timeout_s: float) -> None:
 
 
 def connect(url: str, model: str | None = None, api_key: str | None = None) -> Running:
-    """A server that somebody else started; refuses one that does not serve the model."""
+    """Connect to a running server; refuse one that does not serve the model."""
     return asyncio.run(_meet(Address.of(url), model, api_key))
 
 

@@ -1,4 +1,4 @@
-"""From outcomes to figures: percentiles, rates, failures by kind, and who met a target."""
+"""Percentiles, rates, failures by kind, and target attainment from outcomes."""
 
 import math
 from collections import Counter
@@ -9,7 +9,7 @@ from quantkit.bench.request import Outcome
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which a share of sorted values lies; between two, on the line."""
+    """Percentile of sorted values, linearly interpolated."""
     place = share * (len(ordered) - 1)
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
@@ -17,7 +17,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def distribution(values: Iterable[float]) -> Distribution | None:
-    """Of some values; None of none."""
+    """Distribution of values; None if there are none."""
     ordered = sorted(values)
     if not ordered:
         return None
@@ -32,7 +32,7 @@ def distribution(values: Iterable[float]) -> Distribution | None:
 
 
 def repetition(outcomes: Sequence[Outcome], prompt_lengths: Sequence[int | None]) -> Repetition:
-    """One pass; where the server does not count prompts, what was sent counts."""
+    """One pass; if the server does not count prompt tokens, the lengths sent are used."""
     good = [(o, n) for o, n in zip(outcomes, prompt_lengths, strict=True) if o.ok]
     start = min(outcome.due for outcome in outcomes)
     end = max(outcome.answer.ended for outcome in outcomes)
@@ -46,12 +46,12 @@ def repetition(outcomes: Sequence[Outcome], prompt_lengths: Sequence[int | None]
 
 
 def rate(values: Sequence[float]) -> Rate:
-    """The mean of repetitions, and their ends."""
+    """Mean, minimum and maximum over repetitions."""
     return Rate(mean=math.fsum(values) / len(values), low=min(values), high=max(values))
 
 
 def failures(outcomes: Iterable[Outcome]) -> tuple[dict[str, int], dict[str, str]]:
-    """How many of each kind, and the first words of each."""
+    """Count of each kind, and its first message."""
     counts: Counter[str] = Counter()
     words: dict[str, str] = {}
     for outcome in outcomes:
@@ -62,7 +62,7 @@ def failures(outcomes: Iterable[Outcome]) -> tuple[dict[str, int], dict[str, str
 
 
 def attained(outcomes: Sequence[Outcome], target: Target) -> float:
-    """The share of requests that met a target. A failed one met nothing."""
+    """Share of requests that met a target. A failed one does not."""
     return sum(_met(outcome, target) for outcome in outcomes) / len(outcomes)
 
 
@@ -71,13 +71,13 @@ def _met(outcome: Outcome, target: Target) -> bool:
         return False
     if target.ttft_s is not None and outcome.ttft_s > target.ttft_s:
         return False
-    # A single token has no time between tokens that could be too long.
+    # A single token has no time between tokens.
     tpot = outcome.tpot_s
     return target.tpot_s is None or tpot is None or tpot <= target.tpot_s
 
 
 def cost_per_million(tokens_per_s: float, gpu_hour: float, n_gpus: int) -> float | None:
-    """What a million tokens cost on GPUs that are rented by the hour."""
+    """Cost of a million tokens on GPUs rented by the hour."""
     if tokens_per_s <= 0:
         return None
     return gpu_hour * n_gpus / (tokens_per_s * 3600) * 1e6

@@ -1,4 +1,4 @@
-"""The files of a run: `bench.json` for programs, `bench.csv` for spreadsheets, `bench.html`."""
+"""Output files of a run: `bench.json` for programs, `bench.csv` for spreadsheets, `bench.html`."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ from quantkit.storage import guarded, output_folder, write_json, write_text
 
 
 def write(bench: Bench, out: Path) -> None:
-    """All three."""
+    """Write all three."""
     with output_folder(out):
         write_json(out / FILE, bench.to_json())
         write_text(out / "bench.csv", as_csv(bench))
@@ -20,13 +20,13 @@ def write(bench: Bench, out: Path) -> None:
 
 
 def refuse_existing(out: Path, force: bool) -> None:
-    """Stop before measuring what would take the place of an earlier measurement."""
+    """Stop before measuring if an earlier measurement would be overwritten."""
     if (out / FILE).exists() and not force:
         raise StorageError(f"{out / FILE} exists already; use --force to replace it")
 
 
 def log_folder(out: Path) -> Path:
-    """Where engines' own words are kept."""
+    """Folder of the engines' logs."""
     folder = out / "logs"
     with guarded(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def log_folder(out: Path) -> Path:
 
 
 def as_csv(bench: Bench) -> str:
-    """One line a row, with every figure unrounded; setting names become columns."""
+    """One line per row, with every figure unrounded; setting names become columns."""
     flat = [_flat(row) for row in bench.rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
     text = io.StringIO()

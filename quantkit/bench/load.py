@@ -1,6 +1,6 @@
-"""Sends requests when they are due, in a closed or an open loop, and keeps what came of each.
+"""Sends requests when they are due, in a closed or an open loop, and collects the outcomes.
 
-The clock is the event loop's, so that tests can turn it themselves.
+The clock is the event loop's, so tests can control it.
 """
 
 import asyncio
@@ -13,16 +13,16 @@ Ask = Callable[[Request], Awaitable[Answer]]
 
 
 def nothing() -> None:
-    """A listener that does not care."""
+    """The default listener, which does nothing."""
 
 
 async def closed(
     requests: Sequence[Request], ask: Ask, users: int, tick: Callable[[], None] = nothing
 ) -> list[Outcome]:
-    """As many users as said, each with one request under way at a time."""
+    """A fixed number of users, each with one request in flight at a time."""
     clock = asyncio.get_running_loop().time
     found: dict[int, Outcome] = {}
-    waiting = iter(enumerate(requests))  # one queue for all of them
+    waiting = iter(enumerate(requests))  # one queue for all users
 
     async def user() -> None:
         for number, request in waiting:
@@ -41,7 +41,7 @@ async def scheduled(
     ask: Ask,
     tick: Callable[[], None] = nothing,
 ) -> list[Outcome]:
-    """Every request at its time, however many are still unanswered by then."""
+    """Send every request at its time, however many are still unanswered."""
     clock = asyncio.get_running_loop().time
     start = clock()
 

@@ -1,4 +1,4 @@
-"""One server under one load after the other: warm-up, repetitions, a row of figures for each."""
+"""Measures one server under one load after the other: warm-up, repetitions, a row for each."""
 
 import asyncio
 import random
@@ -21,19 +21,19 @@ from quantkit.progress import Progress
 CHARACTERS_PER_TOKEN = 4
 
 DYING_S = 3.0
-"""After requests that failed, an engine may take so long to end."""
+"""Seconds that an engine may take to exit after requests have failed."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How everything is measured."""
+    """How every measurement is taken."""
 
     workloads: Sequence[Source]
     loads: Sequence[Load]
     n_requests: int | None = None
-    """Of a repetition; as many as the load needs, if not given."""
+    """Per repetition; by default as many as the load needs."""
     n_warmup: int | None = None
-    """As many as there are users, if not given."""
+    """By default as many as there are users."""
     repetitions: int = 1
     timeout_s: float = 300.0
     seed: int = 0
@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def n_passes(self) -> int:
-        """Over each workload, in the life of a server."""
+        """Passes over each workload in the lifetime of a server."""
         return len(self.loads) * self.repetitions
 
 
@@ -56,12 +56,12 @@ def measure(
     setting: Mapping[str, str],
     progress: Progress,
 ) -> Iterator[tuple[Row, Samples]]:
-    """Rows of one model with one setting, each as soon as it is there, and times of requests."""
+    """Rows of one model with one setting, each as soon as it is complete, with request times."""
     for workload in plan.workloads:
         for press in plan.loads:
             case = _Case(running, plan, workload, press, progress)
             outcomes, passes, watch = asyncio.run(case.run())
-            # Requests fail before an engine that dies has ended.
+            # Requests fail before a dying engine has exited.
             running.check(DYING_S if any(not outcome.ok for outcome in outcomes) else 0.0)
             row = _row(outcomes, passes, plan, press, workload)
             row = row.model_copy(
@@ -140,7 +140,7 @@ class _Case:
         return Client(self.running.address, self.running.model, timeout_s, key, extra)
 
     async def _warm_up(self) -> None:
-        """Requests like those to come, but with other tokens; if all fail, nothing is measured."""
+        """Requests like the real ones, but with other tokens; if all fail, nothing is measured."""
         users = self.press.concurrency or 4
         n = users if self.plan.n_warmup is None else self.plan.n_warmup
         if n == 0:

@@ -1,4 +1,4 @@
-"""Measurements for whoever reckons with them: one object for each model and load."""
+"""Measurements for other stages: one object per model and load."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from quantkit.bench import engines, record
 
 @dataclass(frozen=True)
 class Measured:
-    """How fast a model was, once."""
+    """The measured speed of a model under one load."""
 
     model: str
     digest: str | None
@@ -18,7 +18,7 @@ class Measured:
     """The first GPU's name; None on a CPU."""
     n_gpus: int
     sharing: tuple[int, int, bool] | None
-    """How they share the model, see `engines.sharing`; None where nobody knows."""
+    """How they share the model, see `engines.sharing`; None if unknown."""
     setting: dict[str, str]
     kind: str
     """`closed`, `poisson`, `constant`, `trace` or `batch`."""
@@ -40,14 +40,14 @@ class Measured:
 
 
 def _sharing(shared: tuple[int, int, bool] | None, row: record.Row) -> tuple[int, int, bool] | None:
-    """By the engine's own flags, or by what a sweep put in their place."""
+    """From the engine's own flags, or from those a sweep put in their place."""
     if shared is None or "tensor_parallel" not in row.setting:
         return shared
     return int(row.setting["tensor_parallel"]), shared[1], shared[2]
 
 
 def measured(path: Path) -> tuple[Measured, ...]:
-    """What `bench.json`, or a folder with one, says was measured."""
+    """The measurements in `bench.json`, or in a folder with one."""
     bench = record.read(path)
     given = bench.options.get("engine_arguments")
     shared = engines.sharing(list(map(str, given))) if isinstance(given, list) else None

@@ -1,4 +1,4 @@
-"""GPUs as `nvidia-smi` sees them: their names, and the most memory in use while something runs."""
+"""GPU names and peak memory use, from `nvidia-smi`."""
 
 import shutil
 import subprocess
@@ -9,12 +9,12 @@ INTERVAL_S = 0.5
 
 
 def gpu_names() -> list[str]:
-    """GPUs of this machine; none where there is no driver."""
+    """GPUs of this machine; none without a driver."""
     return _query("name")
 
 
 def used_bytes() -> int | None:
-    """Memory in use on all GPUs together; None where nothing tells."""
+    """Memory in use on all GPUs together; None if unknown."""
     values = _query("memory.used")
     if not values or not all(value.isdecimal() for value in values):
         return None
@@ -34,7 +34,7 @@ def _query(field: str) -> list[str]:
 
 
 class Peak:
-    """The most memory in use from `with` to now, above what was in use before."""
+    """Peak memory in use since entering the `with` block, above what was in use before."""
 
     def __init__(self) -> None:
         self._before = used_bytes()

@@ -1,7 +1,7 @@
-"""What an engine counts itself: its Prometheus page, read before, while and after it is measured.
+"""The engine's own counters: its Prometheus page, read before, during and after the measurement.
 
 Names are those of vLLM's V1 engine (v1/metrics/loggers.py, v1/spec_decode/metrics.py) and of
-llama.cpp's server (tools/server/README.md). Labels are summed over, shares are not.
+llama.cpp's server (tools/server/README.md). Values are summed over labels, except shares.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ ACCEPTED = ("vllm:spec_decode_num_accepted_tokens_total",)
 
 
 def parse(text: str) -> dict[str, float]:
-    """Values by name, summed over labels; of shares the largest."""
+    """Values by name, summed over labels; for shares the largest."""
     found: dict[str, float] = {}
     for line in text.splitlines():
         matched = _LINE.match(line)
@@ -37,7 +37,7 @@ def parse(text: str) -> dict[str, float]:
             value = float(matched[2])
         except ValueError:
             continue
-        if not math.isfinite(value):  # of something that has not happened yet
+        if not math.isfinite(value):  # NaN: a mean over no events yet
             continue
         name, before = matched[1], found.get(matched[1], 0.0)
         found[name] = max(before, value) if name in KV_USE else before + value
@@ -49,7 +49,7 @@ def _value(page: Mapping[str, float], names: tuple[str, ...]) -> float | None:
 
 
 class Watch:
-    """The pages seen so far."""
+    """The pages read so far."""
 
     def __init__(self) -> None:
         self.first: dict[str, float] = {}
@@ -58,7 +58,7 @@ class Watch:
         self._waiting: list[float] = []
 
     def see(self, page: dict[str, float]) -> None:
-        """One more page."""
+        """Add a page."""
         self.first = self.first or page
         self.last = page
         for names, kept in ((KV_USE, self._kv), (WAITING, self._waiting)):
@@ -75,7 +75,7 @@ class Watch:
         return part / whole if part is not None and whole else None
 
     def result(self) -> EngineMetrics | None:
-        """What they say together; None where the engine has no such page."""
+        """The combined result; None if the engine has no such page."""
         if not self.first:
             return None
         per_draft = self._ratio(ACCEPTED, DRAFTS)
@@ -91,13 +91,13 @@ class Watch:
 
 @asynccontextmanager
 async def watched(address: Address, api_key: str | None = None) -> AsyncIterator[Watch]:
-    """Read the page at the start, now and then, and at the end."""
+    """Read the page at the start, at intervals, and at the end."""
     watch = Watch()
 
     async def look() -> bool:
         try:
             status, content = await get(address, "/metrics", api_key=api_key)
-        except (OSError, TimeoutError, Cut):  # what cannot be read is not told
+        except (OSError, TimeoutError, Cut):  # an unreadable page is skipped
             return False
         if status == 200:
             watch.see(parse(content.decode(errors="replace")))

@@ -1,4 +1,4 @@
-"""Something to serve: a folder, a GGUF file or the demo."""
+"""A model to serve: a folder, a GGUF file or the demo."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from quantkit.model.source import ModelSource, placed
 
 @dataclass(frozen=True)
 class Model:
-    """Something to serve."""
+    """A model to serve."""
 
     path: Path
     name: str
@@ -32,13 +32,13 @@ class Model:
             )
         folder = path if path.is_dir() else path.parent
         name = path.resolve().name if path.is_dir() else path.stem
-        if path != given and path.is_dir():  # a snapshot is called by its commit
+        if path != given and path.is_dir():  # a snapshot folder is named after its commit
             name = given.name
         if is_checkpoint(folder):
             manifest = Manifest.read(folder)
             return cls(path, manifest.name, manifest.digest)
         digest = None
-        with suppress(QuantkitError):  # what quantkit cannot read serves all the same
+        with suppress(QuantkitError):  # what quantkit cannot read may still be served
             if (file := foreign_gguf.file_of(path)) is not None:
                 from quantkit.gguf.reader import read_file
 

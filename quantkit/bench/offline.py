@@ -1,4 +1,6 @@
-"""Batches without a server: a worker in the engine's environment, and its figures as rows."""
+"""Batches without a server: runs a worker in the engine's environment and turns its output into
+rows.
+"""
 
 import json
 import re
@@ -29,7 +31,7 @@ def measure(
     versions: set[str],
     log: Path | None = None,
 ) -> Iterator[Row]:
-    """Rows of one model with one setting; the engine's version joins `versions`."""
+    """Rows of one model with one setting; adds the engine's version to `versions`."""
     cases = [
         {
             "prompt_tokens": workload.prompt_tokens,
@@ -74,7 +76,7 @@ def measure(
 
 
 def finished(child: Child, timeout_s: float) -> str:
-    """All that a worker wrote; engines that fall over their own end have still measured."""
+    """A worker's output; an engine that crashes on shutdown has still measured."""
     try:
         return child.wait(timeout_s)
     except EngineError:
@@ -85,7 +87,7 @@ def finished(child: Child, timeout_s: float) -> str:
 
 
 def read(words: str) -> dict[str, Any]:
-    """What a worker printed last."""
+    """The result that a worker printed last."""
     lines = [line for line in words.splitlines() if line.startswith(vllm_worker.MARK)]
     if not lines:
         raise EngineError("the engine ended without a result; see its output")
@@ -140,7 +142,7 @@ def _row(case: Mapping[str, Any], plan: Plan, label: str) -> Row:
 def _met(
     ttft: Distribution | None, tpot: Distribution | None, target: Target | None
 ) -> bool | None:
-    """A batch is one thing: its slowest pass meets the target, or it does not."""
+    """A batch counts as one: its slowest pass meets the target, or it does not."""
     if target is None:
         return None
     pairs = ((ttft, target.ttft_s), (tpot, target.tpot_s))
@@ -168,7 +170,7 @@ def keywords(setting: Mapping[str, str]) -> dict[str, Any]:
 
 
 def engine_arguments(arguments: tuple[str, ...]) -> dict[str, Any]:
-    """Flags of a command line as keywords: `--max-model-len 4096` is `max_model_len=4096`."""
+    """Command-line flags as keywords: `--max-model-len 4096` is `max_model_len=4096`."""
     found: dict[str, Any] = {}
     waiting = list(arguments)
     while waiting:
@@ -186,7 +188,7 @@ def engine_arguments(arguments: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """JSON where it is; a word otherwise."""
+    """Parsed JSON, or the text itself."""
     if re.fullmatch(r"-?\d+(\.\d+)?|\{.*\}|\[.*\]", text):
         try:
             return json.loads(text)

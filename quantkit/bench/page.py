@@ -1,4 +1,4 @@
-"""Measurements as a page: what to serve with, the trade of speed for throughput, every figure."""
+"""Measurements as a page: what to serve with, latency against throughput, every figure."""
 
 from collections.abc import Sequence
 
@@ -81,7 +81,7 @@ def _choices(bench: Bench) -> list[str | Markup]:
 
 
 def _trade(bench: Bench) -> list[str | Markup]:
-    """One picture a workload: what a request takes against what the server gives."""
+    """One chart per workload: request latency against server throughput."""
     parts: list[str | Markup] = []
     best = choice.front(bench.rows)
     for workload in dict.fromkeys(table.lengths(row) for row in bench.rows):

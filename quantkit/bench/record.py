@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-# Checked, since others may have changed the file; whoever opens it has pydantic loaded anyway.
+# Validated, since others may have changed the file; whoever opens it has pydantic loaded anyway.
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quantkit.errors import ScoreError
@@ -24,7 +24,7 @@ class Record(BaseModel):
 
 
 class Distribution(Record):
-    """Of a latency, over all requests that were answered."""
+    """Distribution of a latency over all answered requests."""
 
     n: int
     mean: float
@@ -35,7 +35,7 @@ class Distribution(Record):
 
 
 class Rate(Record):
-    """Something a second: the mean of all repetitions, and the slowest and fastest of them."""
+    """A rate per second: mean, slowest and fastest repetition."""
 
     mean: float
     low: float
@@ -66,35 +66,35 @@ class Repetition(Record):
 
 
 class EngineMetrics(Record):
-    """What the engine counted itself while it was measured; None where it does not say."""
+    """The engine's own counters during the measurement; None if it does not report them."""
 
     kv_cache_peak: float | None = None
-    """The largest share of the KV cache in use."""
+    """Peak share of the KV cache in use."""
     prefix_hit_rate: float | None = None
-    """Of all prompt tokens looked up in the prefix cache."""
+    """Share of prompt tokens found in the prefix cache."""
     queue_peak: float | None = None
-    """Requests waiting at the worst moment."""
+    """Most requests waiting at any time."""
     preemptions: float | None = None
     draft_acceptance: float | None = None
     """Accepted over drafted tokens."""
     tokens_per_step: float | None = None
-    """Tokens that a step of speculative decoding yields, its own included."""
+    """Tokens per step of speculative decoding, the target's own included."""
 
 
 class Workload(Record):
-    """What was asked."""
+    """What was requested."""
 
     name: str
     """`fixed`, or the name of a trace or calibration set."""
     prompt_tokens: int | None = None
-    """Of each request; None where they differ."""
+    """Per request; None if they differ."""
     output_tokens: int | None = None
     shared_prefix: int = 0
-    """Tokens that all prompts begin with."""
+    """Length of the prefix that all prompts share, in tokens."""
 
 
 class Press(Record):
-    """How requests came."""
+    """How requests arrived."""
 
     kind: Literal["closed", "poisson", "constant", "trace", "batch"]
     concurrency: int | None = None
@@ -102,23 +102,23 @@ class Press(Record):
 
 
 class Row(Record):
-    """A model with a setting, a workload and a load."""
+    """One combination of model, setting, workload and load."""
 
     model: str
     digest: str | None = None
-    """Of a checkpoint of ours, by which a report knows it."""
+    """Digest of a quantkit checkpoint, by which a report identifies it."""
     setting: dict[str, str] = {}
-    """Serving flags; what is not named is the engine's default."""
+    """Serving flags; flags not listed have the engine's default."""
     workload: Workload
     load: Press
     load_name: str
     n_requests: int
     n_ok: int
     failures: dict[str, int] = {}
-    """Requests without a full answer, by kind. They are in no latency and no throughput."""
+    """Requests without a full answer, by kind. Latencies and throughput exclude them."""
     failure_examples: dict[str, str] = {}
     n_short: int = 0
-    """Answers that ended before the length that was asked for."""
+    """Answers that ended before the requested length."""
     requests_per_s: Rate
     output_tokens_per_s: Rate
     total_tokens_per_s: Rate
@@ -127,23 +127,23 @@ class Row(Record):
     tpot_s: Distribution | None = None
     """Time per output token after the first."""
     itl_s: Distribution | None = None
-    """Time between pieces of a stream."""
+    """Time between chunks of a stream."""
     e2e_s: Distribution | None = None
     lag_p99_s: float | None = None
-    """How late the client sent what was due."""
+    """How late the client sent requests, 99th percentile."""
     attained: float | None = None
-    """The share of all requests that met the target; failed ones did not."""
+    """Share of all requests that met the target; failed ones did not."""
     meets: bool | None = None
     cost_per_million_output: float | None = None
     cost_per_million_total: float | None = None
     cold_start_s: float | None = None
-    """From starting the engine to its being healthy."""
+    """From starting the engine until it is healthy."""
     gpu_peak_bytes: int | None = None
-    """Of all GPUs in use together, less what was taken before the engine started."""
+    """All GPUs in use together, minus what was in use before the engine started."""
     weight_bytes: int | None = None
-    """As the engine says."""
+    """As reported by the engine."""
     kv_tokens: int | None = None
-    """Tokens that the KV cache holds."""
+    """Capacity of the KV cache in tokens."""
     metrics: EngineMetrics | None = None
     repetitions: list[Repetition] = []
 
@@ -153,12 +153,12 @@ class Row(Record):
 
     @property
     def setting_name(self) -> str:
-        """In a few words."""
+        """A short name."""
         return " ".join(f"{name}={value}" for name, value in self.setting.items()) or "default"
 
 
 class Refusal(Record):
-    """A model with a setting that the engine would not serve."""
+    """A model with a setting that the engine refused to serve."""
 
     model: str
     setting: dict[str, str] = {}
@@ -166,7 +166,7 @@ class Refusal(Record):
 
     @property
     def brief(self) -> str:
-        """The reason in a line: what happened, and the thing that the engine said of it."""
+        """The reason in one line: what happened, and the engine's own message."""
         first, *rest = self.reason.splitlines()
         telling = rest[:1] if [line.strip() for line in rest[1:2]] == ["..."] else rest[-1:]
         last = "".join(f" {line.strip()}" for line in telling)
@@ -174,17 +174,17 @@ class Refusal(Record):
 
 
 class Machine(Record):
-    """What it was measured on."""
+    """The machine that was measured."""
 
     processor: str
     n_cpus: int
     gpus: list[str] = []
     client_only: bool = False
-    """The server ran elsewhere, on hardware that nobody told of; this is the client's machine."""
+    """The server ran elsewhere, on unknown hardware; this is the client's machine."""
 
     @property
     def name(self) -> str:
-        """Of what served, in a few words."""
+        """Short name of the serving hardware."""
         if self.client_only:
             return "unknown hardware"
         kinds = {gpu: self.gpus.count(gpu) for gpu in self.gpus}
@@ -193,28 +193,28 @@ class Machine(Record):
 
 
 class Target(Record):
-    """What users can bear."""
+    """A latency target."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
     share: float = 0.99
-    """Of all requests that must meet it."""
+    """Share of requests that must meet it."""
 
 
 class Choice(Record):
-    """The setting to serve a model with, and why; or why none."""
+    """The setting to serve a model with and why, or why there is none."""
 
     model: str
     setting: dict[str, str] | None
     workload: str | None = None
-    """For which of several it is."""
+    """The workload it is for, if there are several."""
     load: str | None = None
     output_tokens_per_s: float | None = None
     reason: str
 
 
 class Comparison(Record):
-    """A model against the first one, request by request, in one metric of time."""
+    """A model against the first one, request by request, in one latency metric."""
 
     model: str
     against: str
@@ -224,7 +224,7 @@ class Comparison(Record):
     n_pairs: int
     """Requests that both answered."""
     ratio: float | None = None
-    """The model's time over the other's: below 1 it is faster; None where too few were asked."""
+    """The model's time over the other's: below 1 it is faster; None with too few requests."""
     low: float | None = None
     """Ends of the 95% interval."""
     high: float | None = None
@@ -243,7 +243,7 @@ class Bench(Record):
     versions: dict[str, str]
     created: str
     options: dict[str, Any] = {}
-    """Seed, warm-up, repetitions, time-out, further flags."""
+    """Seed, warm-up, repetitions, timeout, further flags."""
     gpu_hour: float | None = None
     n_gpus: int = 1
     target: Target | None = None
@@ -257,14 +257,14 @@ class Bench(Record):
         return self.model_dump(mode="json", by_alias=True)
 
     def of(self, model: str, digest: str | None = None) -> Iterator[Row]:
-        """Rows of a model: by its digest where both have one, else by its name."""
+        """Rows of a model: by digest if both have one, else by name."""
         for row in self.rows:
             if row.digest == digest if row.digest and digest else row.model == model:
                 yield row
 
 
 def is_bench(path: Path) -> bool:
-    """Whether a file is one of ours, by its first words."""
+    """Whether a file is a `bench.json`, judged by its beginning."""
     try:
         data = parse_json(path.read_bytes())
     except (OSError, ValueError, RecursionError):

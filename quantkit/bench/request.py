@@ -1,4 +1,4 @@
-"""One request of a workload, what came back, and how long it took.
+"""One request of a workload, its answer, and its times.
 
 Times are those of the event loop's clock, in seconds. Latencies count from the moment a request was
 due, not from when it was sent: a client that waits for a slow server must not hide the waiting.
@@ -18,16 +18,16 @@ EMPTY = "no tokens"
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and how much is to be generated."""
+    """A prompt, and how much to generate."""
 
     prompt: str | list[int]
     """Text, or token ids."""
     n_output: int
-    """Tokens to generate ..."""
+    """Tokens to generate."""
     exact: bool = True
-    """... no matter whether the model wants to end sooner."""
+    """Whether to generate all of them even if the model would stop earlier."""
     at: float | None = None
-    """Seconds after the start, where a trace says when it came."""
+    """Seconds after the start, if a trace gives the time."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Answer:
 
     sent: float
     pieces: tuple[float, ...]
-    """When each piece of text came: a token, or several where tokens are drafted."""
+    """Arrival times of the text chunks: one token each, or several with speculative decoding."""
     ended: float
     n_output: int = 0
     n_prompt: int | None = None
-    """As the server counts; None where it does not say."""
+    """As the server counts; None if it does not report it."""
     failure: Failure | None = None
 
 
@@ -67,7 +67,7 @@ class Outcome:
 
     @property
     def short(self) -> bool:
-        """Whether the server stopped before the asked length although it was told not to."""
+        """Whether the server stopped before the requested length although it was told not to."""
         return self.ok and self.exact and self.answer.n_output < self.n_asked
 
     @property
@@ -77,7 +77,7 @@ class Outcome:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; None where there is only one."""
+        """Time per output token after the first; None if there is only one."""
         if self.answer.n_output < 2 or len(self.answer.pieces) < 2:
             return None
         first, last = self.answer.pieces[0], self.answer.pieces[-1]
@@ -85,16 +85,16 @@ class Outcome:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Times between pieces: what a reader sees as stutter."""
+        """Times between chunks: what a reader sees as stutter."""
         pieces = self.answer.pieces
         return [b - a for a, b in pairwise(pieces)]
 
     @property
     def e2e_s(self) -> float:
-        """From due to the last piece."""
+        """From due time to the last chunk."""
         return self.answer.pieces[-1] - self.due
 
     @property
     def lag_s(self) -> float:
-        """How late this client was; large ones mean that the client is the bottleneck."""
+        """How late this client was; large values mean that the client is the bottleneck."""
         return self.answer.sent - self.due

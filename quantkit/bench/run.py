@@ -23,7 +23,7 @@ HERE = ("localhost", "127.0.0.1", "::1")
 
 
 def models(paths: Sequence[Path]) -> list[Model]:
-    """All that are to be served, each under a name of its own."""
+    """All models to serve, each under a unique name."""
     found = [Model.of(path) for path in paths]
     names = [model.name for model in found]
     if len(set(names)) < len(names):
@@ -37,7 +37,7 @@ class _Found:
     refusals: list[Refusal]
     versions: set[str]
     samples: list[Samples] = field(default_factory=list)
-    """Of every row, the times of each request; empty where they were not told."""
+    """Request times of every row; empty if they are unknown."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,13 @@ class _How:
 
 @dataclass(frozen=True)
 class Kept:
-    """What is left behind while engines are still to come."""
+    """Output written while further engines are still to run."""
 
     logs: Path | None = None
     keep: Callable[[Bench], None] | None = None
-    """Gets what there is after every engine, so that a stopped sweep leaves something."""
+    """Receives the results so far after every engine, so that an interrupted sweep leaves
+    something.
+    """
 
 
 def engine_run(
@@ -66,7 +68,7 @@ def engine_run(
     direct: bool = False,
     kept: Kept | None = None,
 ) -> Bench:
-    """Start an engine for every model and setting, measure, end it. A refusal is a result too."""
+    """Start an engine for every model and setting, measure, stop it. A refusal is a result too."""
     kept, how = kept or Kept(), _How(plan, progress, direct)
     found = _Found([], [], set())
     more: dict[str, object] = {"engine_arguments": list(program.arguments)}
@@ -91,7 +93,7 @@ def engine_run(
 
 
 def n_gpus_of(plan: Plan, setting: Mapping[str, str]) -> int:
-    """GPUs that serve with a setting: a sweep may cut layers over more of them."""
+    """GPUs that serve with a setting: a sweep may use a larger tensor-parallel size."""
     return max(plan.n_gpus, int(setting.get("tensor_parallel", "1")))
 
 
@@ -120,7 +122,7 @@ def _one(
 def server_run(
     url: str, model: Model | None, served_name: str | None, plan: Plan, progress: Progress
 ) -> Bench:
-    """Measure a server that is somebody else's."""
+    """Measure a server that is already running."""
     running = engines.connect(url, served_name, plan.api_key)
     if model is not None and served_name is None and running.model != model.name:
         known = Path(running.model).name
@@ -129,7 +131,7 @@ def server_run(
                 f"{url} serves {running.model}, not {model.name}; if it is the same model, "
                 f"say so with --model {running.model}"
             )
-    # llama.cpp's server calls its model by the file's whole path.
+    # llama.cpp's server names its model by the file's full path.
     shown = Path(running.model).name if running.model.startswith("/") else running.model
     label = model.name if model else shown
     digest = model.digest if model else None
@@ -180,7 +182,7 @@ def _bench(
 
 
 def _notes(rows: Sequence[Row]) -> Iterator[str]:
-    """What makes figures mean less than they seem to."""
+    """Caveats about the figures."""
     failed = sum(row.n_failed for row in rows)
     if failed:
         total = sum(row.n_requests for row in rows)

@@ -1,13 +1,11 @@
-"""Serving flags by one name for all engines, and the grid that a sweep goes over.
+"""Serving flags under one name for all engines, and the grid that a sweep covers.
 
-max_num_seqs=64,256              requests that are computed together
-max_num_batched_tokens=2048,8192 tokens that one step computes
-kv_cache_dtype=auto,fp8          what keys and values are kept in
-prefix_caching=on,off            common beginnings are computed once
-chunked_prefill=on,off           long prompts are computed in parts
-gpu_memory_utilization=0.85,0.95 share of each GPU's memory that vLLM takes
-tensor_parallel=1,2              GPUs that tensor parallel over
-speculative=none,ngram:4,DIR:4   none, or what `engine/speculation.py` names, and tokens a step
+max_num_seqs=64,256              most concurrent sequences max_num_batched_tokens=2048,8192 most
+tokens per step kv_cache_dtype=auto,fp8          dtype of the KV cache prefix_caching=on,off
+compute common prefixes once chunked_prefill=on,off           compute long prompts in chunks
+gpu_memory_utilization=0.85,0.95 share of each GPU's memory that vLLM takes tensor_parallel=1,2
+tensor-parallel size speculative=none,ngram:4,DIR:4   none, or a draft of `engine/speculation.py`
+and tokens per step
 """
 
 import json
@@ -21,13 +19,13 @@ from quantkit.engine.speculation import Kind
 from quantkit.errors import EngineError, UnknownName, UsageError
 
 DRAFTED = 4
-"""Tokens that are drafted a step, where nobody says."""
+"""Default number of drafted tokens per step."""
 Setting = Mapping[str, str]
 _Flags = Callable[[str], list[str]]
 
 
 def grid(sweeps: Iterable[str]) -> list[dict[str, str]]:
-    """All combinations of what `NAME=A,B` lines name; one empty setting where there are none."""
+    """All combinations of the `NAME=A,B` lines; one empty setting if there are none."""
     axes: dict[str, list[str]] = {}
     for sweep in sweeps:
         name, _, values = sweep.partition("=")
@@ -38,13 +36,13 @@ def grid(sweeps: Iterable[str]) -> list[dict[str, str]]:
         if not found:
             raise UsageError(f"--sweep {sweep}: name values, as in {name}=A,B")
         for value in found:
-            VLLM[name](value)  # refuses what is not a value of it
+            VLLM[name](value)  # refuses invalid values
         axes[name] = list(dict.fromkeys([*axes.get(name, []), *found]))
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
 def flags(setting: Setting, engine: str) -> list[str]:
-    """A setting as the engine's own command line."""
+    """A setting as the engine's own flags."""
     known = VLLM if engine == "vllm" else LLAMA_CPP
     found: list[str] = []
     for name, value in setting.items():
@@ -55,14 +53,14 @@ def flags(setting: Setting, engine: str) -> list[str]:
 
 
 def is_on(value: str) -> bool:
-    """Of a switch."""
+    """Value of a switch."""
     if value not in ("on", "off"):
         raise UsageError(f"'{value}' is neither on nor off")
     return value == "on"
 
 
 def drafts(value: str) -> tuple[Kind, str, int] | None:
-    """Kind, model and tokens a step of a speculative setting; None for none."""
+    """Kind, model and tokens per step of a speculative setting; None for `none`."""
     if value == "none":
         return None
     head, _, tail = value.rpartition(":")
@@ -74,7 +72,7 @@ def drafts(value: str) -> tuple[Kind, str, int] | None:
 
 
 def _folder(name: str) -> str:
-    # A hub id stays as it is; what is here gets its full path, since an engine may start elsewhere.
+    # Hub ids are kept; local folders get their full path, since an engine may start elsewhere.
     return str(Path(name).resolve()) if Path(name).exists() else name
 
 
@@ -105,7 +103,7 @@ def _switch(yes: str, no: str) -> _Flags:
 
 
 def speculative_config(value: str) -> dict[str, Any] | None:
-    """vLLM's `speculative_config`; None for none."""
+    """vLLM's `speculative_config`; None for `none`."""
     wanted = drafts(value)
     if wanted is None:
         return None

@@ -1,6 +1,6 @@
 """Measurements as rows of text, shared by the terminal, the page and reports.
 
-Terminals get one table a model: short names of flags, and at 80 columns only what decides.
+Terminals get one table per model, with short flag names, and at 80 columns only the key figures.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,19 +27,19 @@ _Column = tuple[str, Callable[[Row], str]]
 
 @dataclass(frozen=True)
 class Table:
-    """Titles and rows; nothing where no column says anything."""
+    """Titles and rows; empty if no column has anything to show."""
 
     titles: list[str]
     rows: list[list[str]]
 
     @property
     def words(self) -> list[int]:
-        """Places of columns that hold text."""
+        """Indices of columns that hold text."""
         return [place for place, title in enumerate(self.titles) if title in WORDS]
 
 
 def figures(rows: Sequence[Row], narrow: bool = False, named: bool = False) -> Table:
-    """Latency, throughput and failures; `named` has each row's model, too."""
+    """Latency, throughput and failures; with `named`, also each row's model."""
     swept = any(row.setting for row in rows)
     ends = (("p99",) if swept else ("p50", "p99")) if narrow else ("p50", "p90", "p99")
     columns = _names(rows, named)
@@ -56,7 +56,7 @@ def figures(rows: Sequence[Row], narrow: bool = False, named: bool = False) -> T
 
 
 def engine(rows: Sequence[Row], narrow: bool = False, named: bool = False) -> Table:
-    """What the engine says of itself; what is the same for a whole model is in `facts`."""
+    """The engine's own figures; what is the same for a whole model is in `facts`."""
     swept = any(row.setting for row in rows)
     left_out = {"cold\nstart s", "weights", "queue\npeak", "cost/M\nall"} if swept else set()
     columns = [
@@ -72,7 +72,7 @@ def engine(rows: Sequence[Row], narrow: bool = False, named: bool = False) -> Ta
 
 
 def facts(rows: Sequence[Row]) -> str:
-    """What is known of one model's engine, in a line; nothing where settings change it."""
+    """Facts about one model's engine in one line; empty if settings change them."""
     if any(row.setting for row in rows):
         return ""
     row = rows[-1]
@@ -114,12 +114,12 @@ def milliseconds(found: Distribution | None, *names: str) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits at least."""
+    """At least three digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def tokens_per_s(row: Row) -> str:
-    """With the spread of repetitions, where there are several."""
+    """With the spread of repetitions, if there are several."""
     rate = row.output_tokens_per_s
     if len(row.repetitions) < 2 or not rate.mean:
         return number(rate.mean)
@@ -151,7 +151,7 @@ def chosen(choice: Choice) -> str:
 
 
 def header(bench: Bench) -> str:
-    """What it was measured with and on, and what was asked where that is one thing."""
+    """Engine, hardware and, if there is only one, the workload."""
     version = f" {bench.engine_version}" if bench.engine_version else ""
     asked = {lengths(row): row.workload for row in bench.rows}
     line = f"{bench.engine}{version} on {bench.machine.name}"

@@ -1,11 +1,11 @@
-"""Batches through vLLM's own `LLM.generate`, with exact numbers of tokens, and no server between.
+"""Runs batches through vLLM's own `LLM.generate`, with exact token counts and no server.
 
     PYTHON_OF_VLLM vllm_worker.py SPEC.json
 
-Runs in vLLM's environment and imports nothing of quantkit. The file names a model, arguments of
-the engine and cases; the last line printed is `RESULT` and JSON. With `turn`, a folder, it makes a
+Runs in vLLM's environment and imports nothing from quantkit. The file names a model, engine
+arguments and cases; the last line printed is `RESULT` and JSON. With `turn`, a folder, it creates a
 file `ready` there once the model is loaded, and waits for one called `go`. Each case is run with
-its full output and with one token, on prompts of their own: the second is the prefill, the
+its full output and with one token, on prompts of their own: the second is the prefill, and the
 difference over the other tokens is the time of a decoding step.
 """
 
@@ -28,12 +28,12 @@ SETTINGS = {
 
 def run(spec: dict[str, Any]) -> dict[str, Any]:
     """Load the model once and run every case."""
-    vllm = import_module("vllm")  # types are checked where there is none
+    vllm = import_module("vllm")  # types are checked without vLLM installed
     begun = time.perf_counter()
     model = vllm.LLM(
         spec["model"],
         skip_tokenizer_init=True,
-        # The same prompts never come twice, and a benchmark of prefill must not find them.
+        # Prompts never repeat, and a prefill benchmark must not hit the prefix cache.
         **{"enable_prefix_caching": False, "disable_log_stats": True, **spec.get("engine", {})},
     )
     loaded_s = time.perf_counter() - begun
@@ -51,7 +51,7 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _wait_for_turn(folder: Path) -> None:
-    """Several engines may load side by side; they are timed one after the other."""
+    """Several engines may load in parallel; they are timed one after the other."""
     (folder / "ready").touch()
     while not (folder / "go").exists():
         time.sleep(0.05)
@@ -72,7 +72,7 @@ def _case(model: Any, case: dict[str, Any], draw: random.Random) -> dict[str, An
 def _generate(
     model: Any, n_requests: int, n_prompt: int, n_output: int, draw: random.Random
 ) -> float:
-    """Seconds of one batch; anything but the exact number of tokens is an error."""
+    """Seconds of one batch; any other number of tokens than requested is an error."""
     prompts = [
         {"prompt_token_ids": [draw.randrange(LOWEST, HIGHEST) for _ in range(n_prompt)]}
         for _ in range(n_requests)
@@ -100,7 +100,7 @@ def _device() -> str:
 
 
 def _gpu_used() -> int | None:
-    """Memory in use on the GPU, whichever process holds it."""
+    """Memory in use on the GPU by all processes."""
     import torch
 
     if not torch.cuda.is_available():

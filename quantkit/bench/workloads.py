@@ -1,9 +1,10 @@
-"""What is asked of a server: prompts of fixed lengths, a trace of real traffic, calibration data.
+"""Workloads: prompts of fixed lengths, a trace of real traffic, or calibration data.
 
-A trace is a file of JSON lines. Each has when it came (`at` or `timestamp` in seconds), a `prompt`
-(text or token ids) or its length (`prompt_tokens`), and `output_tokens`. Lines with `hash_ids` are
-Mooncake's: times in milliseconds, `input_length` and `output_length`, and one id for every 512
-tokens, equal where prompts begin alike; so the prefix cache is met as in the original traffic.
+A trace is a file of JSON lines. Each has an arrival time (`at` or `timestamp` in seconds), a
+`prompt` (text or token ids) or its length (`prompt_tokens`), and `output_tokens`. Lines with
+`hash_ids` are in Mooncake's format: times in milliseconds, `input_length` and `output_length`, and
+one id per 512 tokens, equal where prompts have a common prefix; so the prefix cache is hit as in
+the original traffic.
 """
 
 import math
@@ -19,19 +20,19 @@ from quantkit.errors import DataError
 from quantkit.parsing import parse_json
 
 LOWEST, HIGHEST = 256, 2000
-"""Token ids to draw from: every vocabulary has them, and none is an image or an end."""
+"""Token ids to draw from: every vocabulary has them, and none is an image or end token."""
 HASH_BLOCK = 512
 
 
 class Source(Protocol):
-    """Something that makes requests."""
+    """A source of requests."""
 
     @property
     def about(self) -> Workload:
-        """What the record says of it."""
+        """Its description in the record."""
 
     def requests(self, n: int | None, seed: int) -> list[Request]:
-        """Some of them; another seed gives other ones where they are drawn by chance."""
+        """Requests; another seed gives other ones if they are random."""
 
 
 def _ids(draw: random.Random, n: int) -> list[int]:
@@ -40,7 +41,7 @@ def _ids(draw: random.Random, n: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Fixed:
-    """Random tokens, so that no prefix cache helps but for what is shared on purpose."""
+    """Random tokens, so the prefix cache helps only with what is shared on purpose."""
 
     prompt_tokens: int
     output_tokens: int
@@ -71,7 +72,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Requests that are there already, taken in order and from the beginning again."""
+    """Recorded requests, in order and starting over when they run out."""
 
     name: str
     kept: Sequence[Request]
@@ -92,7 +93,7 @@ class Recorded:
 
     def requests(self, n: int | None, seed: int) -> list[Request]:
         n = n or len(self.kept)
-        # A second round has no place in the trace's time.
+        # A second round has no times in the trace.
         again = [replace(request, at=None) for request in self.kept]
         rounds = [*self.kept, *(again * (n // len(self.kept)))]
         return rounds[:n]
@@ -103,7 +104,7 @@ def _length(request: Request) -> int | None:
 
 
 def trace(path: Path, seed: int = 0) -> Recorded:
-    """Traffic from a file; every line is checked before anything is sent."""
+    """Traffic from a file; every line is validated before anything is sent."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -164,5 +165,5 @@ def _of_blocks(hashes: Sequence[int], n: int, seed: int) -> list[int]:
 
 
 def of_tokens(name: str, samples: Sequence[Sequence[int]], output_tokens: int) -> Recorded:
-    """Prompts of a calibration set; answers end at a length, so that runs compare."""
+    """Prompts of a calibration set; answers have a fixed length, so that runs compare."""
     return Recorded(name, [Request(list(sample), output_tokens) for sample in samples])

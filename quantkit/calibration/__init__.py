@@ -1,1 +1,1 @@
-"""Text to calibrate and score with."""
+"""Text for calibration and scoring."""

@@ -1,4 +1,4 @@
-"""From sources to a set: read, render, choose, pack, measure."""
+"""Build a set from sources: read, render, select, pack, measure."""
 
 import random
 from collections import Counter
@@ -32,32 +32,32 @@ from quantkit.progress import Progress
 from quantkit.quiet import hushed
 
 ENOUGH = 8
-"""Times as much text as the set holds is enough to choose from."""
+"""Candidate text to read, as a multiple of the set's size."""
 CHARACTERS_PER_TOKEN = 4
 JUST_OVER = 8
-"""Rows that exceed a sample by at most this part of it would be whole in a slightly longer one."""
+"""Rows that exceed a sample by at most 1/8 would fit whole into a slightly longer one."""
 MANY_OVER = 0.1
-"""The share of such rows in a source that is worth a note."""
+"""Share of such rows in a source that is worth a note."""
 N_RANDOM = 20
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The model that a set is for."""
+    """The tokenizer and model that a set is for."""
 
     model: str
     tokenizer: Any
     context: int
     n_tokens: int
-    """Of the model's embedding."""
+    """Size of the model's embedding."""
     widest: int | None = None
-    """Inputs of its widest layer."""
+    """Input width of its widest layer."""
     folder: Path | None = None
-    """Where its processor for images may lie."""
+    """Where its image processor may be."""
 
     @classmethod
     def of(cls, name: str, revision: str | None = None) -> "Vocabulary":
-        """Of a folder, a hub model or `demo`; weights are neither fetched nor read."""
+        """From a folder, a hub model or `demo`; weights are neither downloaded nor read."""
         folder = locate(name, revision, weights=False)
         config = read_config(folder)
         tokenizer = load_tokenizer(folder)
@@ -70,12 +70,12 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A piece, and the row that it is of."""
+    """A piece, and the row it comes from."""
 
     piece: Piece
     source: int
     row: int
-    """Its place in its source's rows."""
+    """Index in its source's rows."""
 
 
 def build(
@@ -99,7 +99,7 @@ def build(
     renderer.vision = _vision(gathered, model, spec, progress)
     gathered, redacted = redact_rows(gathered, spec, progress)
     folders = [_folder(source, reading.base) for source in spec.sources]
-    with hushed("transformers"):  # it warns of rows longer than the context, which are cut
+    with hushed("transformers"):  # it warns about rows longer than the context, which are cut
         rendered = _render(gathered, renderer, spec.seed, reading.skip_bad, progress, folders)
     candidates = _candidates(rendered, gathered, model, spec.seed)
     pictured = any(item.piece.pictures for item in rendered)
@@ -156,7 +156,7 @@ def build(
 def _vision(
     gathered: list[GatheredSource], model: Vocabulary, spec: SetSpec, progress: Progress
 ) -> Vision | None:
-    """The model's processor where chats have images; None, with the reason, where it has no use."""
+    """The model's processor if chats have images; None, with a note, if it cannot be used."""
     n_rows = sum(row.has_images for source in gathered for row in source.rows)
     if not n_rows:
         return None
@@ -172,7 +172,7 @@ def _vision(
 
 
 def _folder(source: Any, base: Path) -> Path:
-    """Where paths of a source's rows start."""
+    """Base folder for paths in a source's rows."""
     if not isinstance(source, Files):
         return base
     root = base / expanded(source.path)
@@ -201,7 +201,7 @@ def _render(
     progress: Progress,
     folders: list[Path],
 ) -> list[Rendered]:
-    """All rows as pieces; what the template refuses is counted, or an error."""
+    """All rows as pieces; rows that the template refuses are counted, or raise an error."""
     progress.start("render", sum(len(source.rows) for source in gathered), "rows")
     rendered: list[Rendered] = []
     just_over: Counter[int] = Counter()
@@ -264,7 +264,7 @@ def _candidates(
             "they do not match"
         )
     weights = np.array([0.0 if s.weight is None else s.weight for s in gathered])
-    if not weights.any():  # as much as each has, those rows included that were not drawn
+    if not weights.any():  # as much as each has, including rows that were not sampled
         tokens = np.bincount(source, [len(piece.ids) for piece in pieces], len(gathered))
         weights = tokens * [1 + s.account.counts["not drawn"] / len(s.rows) for s in gathered]
     return Candidates(pieces, source, weights / weights.sum(), model.n_tokens, seed)
@@ -293,7 +293,7 @@ def _source_records(
     candidates: Candidates,
     spec: SetSpec,
 ) -> list[SourceRecord]:
-    """What each source gave; a row is used in part when not all of its tokens are in the set."""
+    """What each source contributed; a row is used in part if some of its tokens are left out."""
     used: Counter[tuple[int, int]] = Counter()
     for sample in samples:
         for part in sample:
@@ -343,7 +343,7 @@ def _pool(candidates: Candidates, choice: Choice) -> Pool:
 def _table(
     choice: Choice, rendered: list[Rendered], gathered: list[GatheredSource], tokenizer: Any
 ) -> list[dict[str, Any]]:
-    """Every piece of every sample, for people."""
+    """Every piece of every sample, in readable form."""
     any_pictures = any(item.piece.pictures for item in rendered)
 
     def pictured(piece: Piece) -> dict[str, Any]:

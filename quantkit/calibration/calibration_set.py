@@ -1,11 +1,11 @@
-"""A calibration set as a folder: tokens, the samples for people, and a manifest of how it was made.
+"""A calibration set as a folder: tokens, readable samples, and a manifest of how it was made.
 
     tokens.safetensors   `input_ids` [samples, length] and `lengths` [samples]
-    samples.parquet      every piece of every sample: its source, place, text and why it was chosen
-    images/              images of chats, by their hash, where there are any
+    samples.parquet      every piece of every sample: source, position, text, reason for selection
+    images/              images of chats, named by hash, if there are any
     calibration.json     the manifest, written last
 
-The same sources and seed give the same bytes, so nothing in it tells the time.
+The same sources and seed give the same bytes, so no file contains a timestamp.
 """
 
 import hashlib
@@ -42,49 +42,49 @@ class _Record(BaseModel):
 
 
 class SourceRecord(_Record):
-    """What a source gave, and what became of all its rows."""
+    """What a source contributed, and what happened to all its rows."""
 
     name: str
     share: float
-    """Of the set's tokens, as asked for ..."""
+    """Requested share of the set's tokens."""
     n_tokens: int
-    """... and the tokens that it gave."""
+    """Tokens it contributed."""
     licence: str | None = None
     digest: str
     files: dict[str, str] = {}
     """sha256 by name."""
     rows: dict[str, int]
-    """How many were read, and what became of them: all other numbers add up to that one."""
+    """How many were read, and what happened to them: all other numbers add up to that one."""
     remarks: dict[str, int] = {}
     examples: dict[str, str] = {}
-    """A sentence on one row, by what became of it."""
+    """An example sentence for each outcome."""
 
 
 class Tokenizer(_Record):
-    """What turned text into tokens."""
+    """The tokenizer that encoded the text."""
 
     model: str
     digest: str
     template_digest: str | None = None
     vocabulary: int
     widest: int | None = None
-    """Inputs of the model's widest layer."""
+    """Input width of the model's widest layer."""
 
 
 class Pool(_Record):
-    """What was chosen from."""
+    """The pool that samples were selected from."""
 
     n_pieces: int
     n_tokens: int
     n_clusters: int
     lengths: list[int]
-    """Quantiles of the pieces' lengths, from 0 to 100% in steps of 5 ..."""
+    """Quantiles of the pieces' lengths, from 0 to 100% in steps of 5."""
     set_lengths: list[int]
-    """... and those of the pieces in the set."""
+    """The same for the pieces in the set."""
 
 
 class Manifest(_Record):
-    """Everything that is known about a set without opening its tokens."""
+    """Everything known about a set without opening its tokens."""
 
     schema_version: Literal[1] = 1
     name: str
@@ -110,14 +110,14 @@ class Manifest(_Record):
 
 @dataclass(frozen=True)
 class CalibrationSet:
-    """Tokens, what they say, and where they come from."""
+    """Tokens, their text, and their origin."""
 
     tokens: CalibrationTokens
     samples: list[dict[str, Any]]
     manifest: Manifest
 
     def write(self, target: Path, force: bool = False) -> None:
-        """Leave a finished folder, or none."""
+        """Write a complete folder, or none."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -145,7 +145,7 @@ class CalibrationSet:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What a set says of itself."""
+    """A set's manifest."""
     try:
         return as_record(Manifest, parse_json((folder / FILE).read_bytes()))
     except ValidationError as error:
@@ -189,7 +189,7 @@ def read(folder: Path) -> CalibrationSet:
 def _pictures(
     folder: Path, samples: list[dict[str, Any]], n_samples: int
 ) -> tuple[tuple[Picture, ...], ...]:
-    """The images of every sample, each checked by its name."""
+    """The images of every sample, each checked against its name."""
     found: list[list[Picture]] = [[] for _ in range(n_samples)]
     for piece in samples:
         for name in piece.get("images") or ():
@@ -220,11 +220,11 @@ def _unless_full(lengths: torch.Tensor, length: int) -> torch.Tensor | None:
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """A digest of everything that decides which tokens a text becomes."""
+    """Digest of everything that determines how text is tokenised."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         known = json.loads(backend.to_str())
-        for state in ("truncation", "padding"):  # settings of the moment
+        for state in ("truncation", "padding"):  # transient settings
             known.pop(state, None)
     else:
         known = {"vocabulary": tokenizer.get_vocab()}
@@ -232,7 +232,7 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 
 def template_digest(tokenizer: Any) -> str | None:
-    """A digest of the chat template, if there is one."""
+    """Digest of the chat template, if there is one."""
     template = getattr(tokenizer, "chat_template", None)
     if not template:
         return None

@@ -1,4 +1,4 @@
-"""What is thin about a calibration set, in sentences, before hours are spent with it."""
+"""Weaknesses of a calibration set, in sentences, before hours are spent on it."""
 
 from quantkit.calibration.calibration_set import CalibrationSet, Manifest
 from quantkit.calibration.choosing.figures import BETTER_HIGH, Figures
@@ -10,7 +10,7 @@ OFF_SHARE = 0.02
 
 
 def warnings(found: CalibrationSet) -> list[str]:
-    """Everything that a person should think about first."""
+    """Everything the user should consider first."""
     manifest = found.manifest
     said = [*_sizes(manifest, manifest.tokenizer.widest), *_sources(manifest), *_rows(manifest)]
     for name in worse_than_random(manifest):
@@ -26,11 +26,11 @@ NAMES = {
     "cluster_distance": "distance of topics' shares",
     "cluster_coverage": "coverage of topics",
 }
-"""What figures are called for people."""
+"""Display names of figures."""
 
 
 def worse_than_random(manifest: Manifest) -> list[str]:
-    """Figures in which a set that was chosen does not beat chance."""
+    """Figures in which a selected set does not beat a random one."""
     if manifest.random is None or manifest.spec.select == "random":
         return []
     return [

@@ -1,4 +1,4 @@
-"""Calibration tokens by the name that people give: a folder, a set, or data of their own."""
+"""Load calibration tokens by name: a folder, a named set, or the user's own data."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +16,9 @@ from quantkit.home import expanded
 from quantkit.progress import Progress
 
 Evaluation = Callable[[Sequence[str], Path], tuple[EvaluationText, dict[str, str]]]
-"""Finds what models will be scored on: names and a folder for files in, text and digests out."""
+"""Finds the text that models will be scored on: takes names and a folder for files, returns text
+and digests.
+"""
 
 
 def load(
@@ -27,7 +29,7 @@ def load(
     length: int | None = None,
     evaluation: Evaluation | None = None,
 ) -> CalibrationTokens:
-    """Tokens of a finished set, or of one that is made now from a set's file or from data."""
+    """Tokens of a finished set, or of one built now from a set's file or from data."""
     if length is not None and length > model.context:
         raise DataError(
             f"samples of {length} tokens are longer than the model's context, {model.context}"
@@ -49,7 +51,7 @@ def make(
     progress: Progress,
     evaluation: Evaluation | None,
 ) -> CalibrationSet:
-    """Build a set, clear of what it is to avoid."""
+    """Build a set without the text it must avoid."""
     text: EvaluationText | None = None
     digests: dict[str, str] = {}
     if wanted.avoid:
@@ -69,7 +71,7 @@ def part_of(
     length: int | None,
     where: str = "the calibration set",
 ) -> CalibrationTokens:
-    """A finished set, or the beginning of it: its samples are shuffled."""
+    """A finished set, or the first part of it: its samples are shuffled."""
     calibration_set.require_tokenizer(found.manifest, model.tokenizer, where)
     tokens = found.tokens
     have = tokens.ids.shape

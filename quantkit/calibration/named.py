@@ -1,4 +1,4 @@
-"""Calibration sets by the name that people give, found without torch."""
+"""Find calibration sets by name, without torch."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from quantkit.calibration.spec import SetSpec
 from quantkit.errors import DataError
 
 FILE = "calibration.json"
-"""What marks a folder as a finished set."""
+"""The file that marks a folder as a finished set."""
 
 
 def is_set(path: Path) -> bool:
@@ -18,13 +18,13 @@ def is_set(path: Path) -> bool:
 
 
 def require_set(path: Path) -> None:
-    """Refuse a folder that holds none."""
+    """Refuse a folder that does not hold a set."""
     if not is_set(path):
         raise DataError(f"{path} is not a calibration set: it has no {FILE}")
 
 
 def find(name: str) -> tuple[SetSpec, Path]:
-    """A set's file by its name or path, or a set of one file of data; and where its paths start."""
+    """A set's file by name or path, or a set of one data file; and the base folder of its paths."""
     shipped = name in resources.names("calibration")
     if name == "-" or (is_data(name) and not shipped):
         return spec.of_files([name]), Path()

@@ -1,4 +1,4 @@
-"""A calibration set as a page: what it holds, what it stands for, and how it was made."""
+"""A calibration set as a page: its contents, how well they represent the pool, how it was made."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from quantkit.page.table import Cell, Column, table
 
 N_SHOWN = 10
 LONGEST = 20_000
-"""Characters of a sample; the rest is in its folder."""
+"""Characters shown per sample; the rest is in its folder."""
 TAKEN = ("whole", "in part")
 
 MEANINGS = {
@@ -259,7 +259,7 @@ def _samples(found: CalibrationSet) -> list[str | Markup]:
 
 
 def spread(pieces: list[dict[str, Any]], sources: list[str], n: int) -> list[dict[str, Any]]:
-    """Some pieces, as many of each source as can be, and of each from beginning to end."""
+    """A few pieces, spread evenly over the sources, and from start to end of each."""
     by_source = [[p for p in pieces if p["source"] == name] for name in sources]
     quotas = [0] * len(by_source)
     while sum(quotas) < min(n, sum(map(len, by_source))):

@@ -1,7 +1,7 @@
-"""Images of chats: read where rows say they lie, and made into a model's inputs by its processor.
+"""Images of chats: reads them where rows refer to them, and feeds them to the model's processor.
 
-A row keeps references: paths, from the file that the row stands in, or `data:` addresses. A set
-keeps the images themselves, by their hash. Nothing is fetched.
+A row keeps references: paths relative to the row's file, or `data:` URLs. A set keeps the images
+themselves, by hash. Nothing is downloaded.
 """
 
 import base64
@@ -19,12 +19,12 @@ from quantkit.errors import DataError
 from quantkit.quiet import hushed
 
 MOST_BYTES = 64 << 20
-"""Of one image's file."""
+"""Largest image file."""
 SUFFIXES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpg", b"GIF8": "gif", b"RIFF": "webp"}
 IDS = ("input_ids", "attention_mask")
-"""What a processor gives beside what it makes of images."""
+"""Processor outputs other than those of images."""
 TYPES = ("token_type_ids", "mm_token_type_ids")
-"""Arguments of models that say which tokens stand for images."""
+"""Model arguments that mark which tokens stand for images."""
 
 
 class Unusable(DataError):
@@ -33,18 +33,18 @@ class Unusable(DataError):
 
 @dataclass(frozen=True)
 class Picture:
-    """An image's file."""
+    """An image file."""
 
     data: bytes
 
     @cached_property
     def name(self) -> str:
-        """What a set calls it."""
+        """Its file name in a set."""
         suffix = next((s for magic, s in SUFFIXES.items() if self.data.startswith(magic)), "bin")
         return f"{hashlib.sha256(self.data).hexdigest()}.{suffix}"
 
     def opened(self) -> Any:
-        """As the library for images has it."""
+        """The decoded image."""
         from PIL import Image
 
         with Image.open(io.BytesIO(self.data)) as found:
@@ -81,7 +81,7 @@ def _checked(picture: Picture, shown: str) -> Picture:
         raise Unusable(f"the image {shown} has more than {MOST_BYTES >> 20} MiB")
     try:
         picture.opened()
-    except Exception as error:  # somebody else's file; anything may be wrong with it
+    except Exception as error:  # untrusted file; anything may be wrong with it
         raise Unusable(f"the image {shown} cannot be opened: {str(error)[:120]}") from error
     return picture
 
@@ -94,7 +94,7 @@ class Vision:
 
     @classmethod
     def of(cls, folder: Path | None, trust_remote_code: bool = False) -> "Vision":
-        """That of a model's folder; says why images cannot be used where there is none."""
+        """The processor in a model's folder; raises with the reason if images cannot be used."""
         if folder is None or not any(folder.glob("*processor_config.json")):
             raise Unusable("the model has no processor for images")
         try:
@@ -104,13 +104,13 @@ class Vision:
                 found = AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code)
                 made = cls(found)
                 made.require_images()
-        except Exception as error:  # somebody else's files, or packages that are not there
+        except Exception as error:  # untrusted files, or missing packages
             reason = " ".join(str(error).split())[:160] or type(error).__name__
             raise Unusable(f"the model's processor cannot be loaded: {reason}") from error
         return made
 
     def require_images(self) -> None:
-        """Load what opens images, and see that the processor takes them."""
+        """Load the image library, and check that the processor accepts images."""
         from PIL import Image
 
         assert Image
@@ -120,7 +120,7 @@ class Vision:
             self.processor.chat_template = self.processor.tokenizer.chat_template
 
     def ids(self, text: str, pictures: Sequence[Picture]) -> list[int]:
-        """Tokens of a text whose images are marked in it, each by all tokens that stand for it."""
+        """Tokens of a text with image markers, each expanded to all tokens of its image."""
         images = [picture.opened() for picture in pictures]
         made = self.processor(
             text=[text], images=[images], add_special_tokens=False, return_tensors="np"
@@ -128,13 +128,13 @@ class Vision:
         return [int(n) for n in made["input_ids"][0]]
 
     def inputs(self, pictures: Sequence[Picture]) -> dict[str, Any]:
-        """What the model takes of images beside tokens."""
+        """The model's inputs for images, besides tokens."""
         images = [picture.opened() for picture in pictures]
         made: Mapping[str, Any] = self.processor.image_processor(images, return_tensors="pt")
         return {name: value for name, value in made.items() if name not in IDS}
 
     @property
     def token(self) -> int | None:
-        """That which stands for a part of an image."""
+        """The token that stands for a part of an image."""
         found = getattr(self.processor, "image_token_id", None)
         return int(found) if isinstance(found, int) else None

@@ -1,7 +1,7 @@
-"""All sources read once, in bounded memory: what is usable of them, and what became of the rest.
+"""Read all sources once, in bounded memory: the usable rows, and what happened to the others.
 
-Every row is recognised, compared with those before it and with what models will be scored on.
-Of the rows that stay, each source keeps a uniform sample large enough to choose from.
+Every row is recognised and compared with earlier rows and with the evaluation text. Of the rows
+that remain, each source keeps a uniform sample large enough to select from.
 """
 
 import hashlib
@@ -31,20 +31,20 @@ from quantkit.storage import sha256_of
 BATCH_ROWS = 4096
 BATCH_CHARACTERS = 16 << 20
 MIN_ROWS = 4096
-"""Of a source, kept in any case where there are as many ..."""
+"""Rows of a source that are kept in any case, if it has as many."""
 MAX_CHARACTERS = 256 << 20
-"""... unless they are longer than this together."""
+"""Limit on their total length, which takes precedence."""
 
 
 @dataclass
 class Account:
-    """What became of every row of one source."""
+    """What happened to every row of one source."""
 
     counts: Counter[str] = field(default_factory=Counter)
     remarks: Counter[str] = field(default_factory=Counter)
-    """What is worth knowing of rows that were not left out."""
+    """Remarks on rows that were kept."""
     examples: dict[str, str] = field(default_factory=dict)
-    """One sentence on a row that was left out, by the reason."""
+    """An example sentence for each reason for leaving out a row."""
 
     def leave_out(self, reason: str, example: str = "") -> None:
         self.counts[reason] += 1
@@ -54,14 +54,14 @@ class Account:
 
 @dataclass
 class GatheredSource:
-    """The rows of one source that may be chosen from."""
+    """The rows of one source that samples are selected from."""
 
     name: str
     weight: float | None
     rows: list[Row]
     account: Account
     digest: str
-    """Of its files, or of its rows where there are none."""
+    """Digest of its files, or of its rows if there are none."""
     files: dict[str, str] = field(default_factory=dict)
     """sha256 by file name."""
 
@@ -77,8 +77,8 @@ class Reservoir:
         self.n_evicted = 0
 
     def add(self, number: int, row: Row, characters: int) -> None:
-        """Take a row in; one that was drawn before may have to go."""
-        # The largest draws go first: whatever stays is a uniform sample of all that came.
+        """Offer a row; an earlier one may have to go."""
+        # The largest random keys go first: whatever stays is a uniform sample of all rows offered.
         heapq.heappush(self._heap, (-self._rng.random(), number, row, characters))
         self._characters += characters
         while self._characters > self._limit and (
@@ -91,20 +91,20 @@ class Reservoir:
             self.n_evicted += 1
 
     def rows(self) -> list[Row]:
-        """What stayed, in the order in which it came."""
+        """The remaining rows, in their original order."""
         return [row for _, _, row, _ in sorted(self._heap, key=lambda item: item[1])]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Where sources are read from, and what becomes of rows that cannot be."""
+    """Where sources are read from, and how unreadable rows are handled."""
 
     base: Path = Path()
-    """Where paths of a set's file start."""
+    """Base folder for the paths in a set's file."""
     skip_bad: bool = False
-    """Leave out what cannot be read, instead of stopping."""
+    """Skip what cannot be read, instead of stopping."""
     data: Path | None = None
-    """A tree of datasets' folders, in the place of a hub."""
+    """A local tree of dataset folders, used in place of the hub."""
 
 
 def gather(
@@ -115,7 +115,7 @@ def gather(
     evaluation: EvaluationText | None,
     progress: Progress,
 ) -> list[GatheredSource]:
-    """Read all sources; `characters` is how much of each is enough to choose from."""
+    """Read all sources; `characters` is how much of each is enough to select from."""
     seen = None if spec.near_duplicates is None else Seen(spec.near_duplicates, spec.seed)
     gathered = []
     for index, source in enumerate(spec.sources):
@@ -150,7 +150,7 @@ def gather(
 
 
 def _size_of(row: Row, text: str) -> int:
-    """Characters that keeping a row takes: tools, calls and images inside it count as well."""
+    """Characters needed to keep a row, including its tools, calls and images."""
     calls = [m["tool_calls"] for m in row.messages if m.get("tool_calls")]
     images = sum(len(one) for m in row.messages for one in m.get("images", ()))
     beside = len(str(row.tools)) + len(str(calls)) if row.tools or calls else 0
@@ -158,7 +158,7 @@ def _size_of(row: Row, text: str) -> int:
 
 
 def _distinct(batch: list[Row], texts: list[str], seen: Seen | None, account: Account) -> list[int]:
-    """Places of rows that are not like one before."""
+    """Indices of rows that are not near-duplicates of earlier ones."""
     if seen is None:
         return list(range(len(batch)))
     first = seen.add(texts, [prefix_of(row) for row in batch])
@@ -178,7 +178,7 @@ def _clean(
     evaluation: EvaluationText,
     account: Account,
 ) -> list[int]:
-    """Of these places, those that share nothing with what models will be scored on."""
+    """Those of these indices that do not overlap with the evaluation text."""
     found = evaluation.overlaps([texts[place] for place in keep]).tolist()
     for place, overlaps in zip(keep, found, strict=True):
         if overlaps:
@@ -189,7 +189,7 @@ def _clean(
 
 
 def _batches(rows: Iterator[Row]) -> Iterator[tuple[list[Row], list[str]]]:
-    """Rows and what they say, some thousands at a time."""
+    """Rows and their text, a few thousand at a time."""
     batch: list[Row] = []
     texts: list[str] = []
     characters = 0
@@ -212,7 +212,7 @@ def _rows(
     progress: Progress,
     private: bool,
 ) -> Iterator[Row]:
-    """Recognised rows; what is not usable is counted, or an error."""
+    """Recognised rows; unusable ones are counted, or raise an error."""
     base, skip_bad, data = reading.base, reading.skip_bad, reading.data
 
     def bad(trouble: Trouble) -> None:
@@ -234,7 +234,7 @@ def _rows(
         except recognise.Unrecognised as error:
             if not skip_bad and not private:
                 raise
-            if not skip_bad:  # what may hold anything is not shown
+            if not skip_bad:  # may hold private data, so it is not shown
                 raise DataError(
                     f"{record.place} is not recognised, and is not shown since rows are redacted; "
                     f"say in the set's file what it is (`columns`), or {SKIP}"
@@ -283,7 +283,7 @@ def _hashes(source: Any, base: Path) -> dict[str, str]:
 
 
 def _files(source: Files, base: Path) -> dict[str, Path]:
-    """A source's files by the names that rows and manifests know them by, no two alike."""
+    """A source's files by unique names, used in rows and manifests."""
     root = base / expanded(source.path)
     found = files.find(root)
     top = root if root.is_dir() else Path(os.path.commonpath([path.parent for path in found]))
@@ -291,14 +291,14 @@ def _files(source: Files, base: Path) -> dict[str, Path]:
 
 
 def require_rows(gathered: list[GatheredSource]) -> None:
-    """Every source must have something to give."""
+    """Every source must contribute something."""
     for source in gathered:
         if not source.rows:
             raise DataError(f"{source.name} has no usable row: {describe(source.account)}")
 
 
 def describe(account: Account) -> str:
-    """What became of the rows of a source, in one line."""
+    """What happened to the rows of a source, in one line."""
     counts = dict(account.counts)
     total = counts.pop("read", 0)
     taken = ", ".join(f"{n:,} {reason}" for reason, n in counts.items() if n)

@@ -1,8 +1,8 @@
 """Rows as tokens, the way a serving engine would see them.
 
-Chats go through the model's own template, which writes special tokens itself; text gets those that
-the tokenizer puts around text. Either way they are there once. What is longer than a sample is cut
-at a random place: text into windows, chats before a turn of the user, so that the template holds.
+Chats go through the model's own template, which writes special tokens itself; text gets those the
+tokenizer puts around text. Either way they appear once. What is longer than a sample is cut at a
+random place: text into windows, chats before a user turn, so that the template stays valid.
 """
 
 import random
@@ -25,25 +25,25 @@ from quantkit.calibration.template import Template, TemplateFault
 from quantkit.errors import DataError
 
 MAX_WINDOWS = 16
-"""Windows that one row may give, so that no single document fills a set."""
+"""Most windows per row, so that no single document fills a set."""
 CHARACTERS_PER_TOKEN = 8
 """More than any tokenizer needs on average; longer texts are cut before they are encoded."""
 LONG = 4
-"""Times the characters of a sample, from which on a chat is measured without being encoded."""
+"""Chats longer than this multiple of a sample's characters are measured without encoding them."""
 SPEAKERS = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens of a row, or of a part of it; never more than a sample takes."""
+    """Tokens of a row or a part of it; never longer than a sample."""
 
     ids: np.ndarray
     cut: bool
-    """Whether something of its row is missing."""
+    """Whether part of its row is missing."""
     divisible: bool = False
     """Whether it may begin anywhere, as text may and a chat may not."""
     pictures: tuple[Picture, ...] = ()
-    """Images that its tokens stand for; such a piece is whole."""
+    """Images that its tokens stand for; such a piece is never cut."""
 
 
 class TooLong(DataError):
@@ -51,11 +51,11 @@ class TooLong(DataError):
 
 
 class Refused(DataError):
-    """The template does not take a row."""
+    """The template refuses a row."""
 
 
 class Renderer:
-    """Turns rows into pieces for one tokenizer and one length of samples."""
+    """Turns rows into pieces for one tokenizer and one sample length."""
 
     def __init__(self, tokenizer: Any, length: int, chat: str = "template") -> None:
         self._tokenizer = tokenizer
@@ -63,15 +63,15 @@ class Renderer:
         self.length = length
         self._plain = chat == "plain"
         self.vision: Vision | None = None
-        """The model's processor, where chats have images that it may look at."""
+        """The model's processor, if chats have images that it may use."""
 
     @cached_property
     def has_template(self) -> bool:
-        """Whether the model was made for chats."""
+        """Whether the model has a chat template."""
         return bool(getattr(self._tokenizer, "chat_template", None))
 
     def check(self, row: Row) -> None:
-        """Refuse chats for a model that has no template, before anything is read for nothing."""
+        """Refuse chats for a model without a template, before any data is read."""
         if row.kind == "chat" and not self._plain and not self.has_template:
             raise DataError(
                 f"{row.place} is a chat and this model's tokenizer has no chat template; "
@@ -79,7 +79,7 @@ class Renderer:
             )
 
     def pieces(self, row: Row, rng: random.Random, folder: Path = Path()) -> list[Piece]:
-        """The row in tokens, in one piece or in several; its images lie in `folder`."""
+        """The row's tokens in one or more pieces; its images are in `folder`."""
         self.check(row)
         if row.has_images:
             if self.vision is not None and self.has_template and not self._plain:
@@ -98,7 +98,7 @@ class Renderer:
         return self._windows("\n\n".join(turns), rng)
 
     def _pictured(self, row: Row, vision: Vision, folder: Path) -> Piece:
-        """A chat with its images, which stand before the text of their message, as vLLM has it."""
+        """A chat with its images, which precede the text of their message, as in vLLM."""
         named = [one for message in row.messages for one in message.get("images", ())]
         try:
             pictures = [pictures_of.read(reference, folder) for reference in named]
@@ -126,7 +126,7 @@ class Renderer:
         bare = self._encode("a", special=False)
         whole = self._encode("a", special=True)
         at = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), None)
-        # A tokenizer that writes text differently beside special tokens is taken without them.
+        # A tokenizer that encodes text differently beside special tokens is used without them.
         return ([], []) if at is None else (whole[:at], whole[at + len(bare) :])
 
     def _encode(self, text: str, special: bool) -> list[int]:
@@ -135,7 +135,7 @@ class Renderer:
         return ids
 
     def _windows(self, text: str, rng: random.Random) -> list[Piece]:
-        """A text whole, or in windows whose edges lie at random places."""
+        """A whole text, or windows with random edges."""
         before, after = self._around
         room = max(1, self.length - len(before) - len(after))
         excerpts = _excerpts(text, room * CHARACTERS_PER_TOKEN, rng)
@@ -159,8 +159,8 @@ class Renderer:
         return Piece(np.asarray(ids[: self.length], dtype=np.int32), cut, divisible)
 
     def _chat(self, row: Row, rng: random.Random) -> Piece:
-        """A chat through the template; a long one begins at a random turn and ends in mid-air."""
-        # Never more characters than could matter, so that a row of megabytes costs nothing.
+        """A chat through the template; a long one begins at a random turn and is cut at the end."""
+        # Bounded in characters, so that a row of megabytes costs nothing.
         limit = self.length * CHARACTERS_PER_TOKEN
         messages = [_shorten(_bounded(m, limit), limit, rng) for m in row.messages]
         cut = any(m is not old for m, old in zip(messages, row.messages, strict=True))
@@ -172,12 +172,12 @@ class Renderer:
         return self._piece(self.template(messages, row), True)
 
     def template(self, messages: Sequence[Message], row: Row) -> list[int]:
-        """The tokens of a chat; one that ends with the user is open for the assistant's answer."""
+        """The tokens of a chat; if it ends with the user, the assistant's turn is opened."""
         try:
             return self._apply([_with_objects(m) for m in messages], row)
         except TemplateFault as error:
             if any("tool_calls" in m for m in messages):
-                # A few templates, such as DeepSeek's, want arguments to be the text they were.
+                # A few templates, such as DeepSeek's, need arguments as the original text.
                 with suppress(TemplateFault):
                     return self._apply(messages, row)
             roles = ", ".join(str(m.get("role")) for m in messages[:6])
@@ -191,7 +191,7 @@ class Renderer:
         return self._encode(self._template.render(messages, row.tools, is_open), special=False)
 
     def _from_some_turn(self, messages: list[Message], rng: random.Random) -> list[Message]:
-        """The same chat from a random turn of the user on, if enough is left to fill a sample."""
+        """The chat from a random user turn on, if enough is left to fill a sample."""
         n_system = next((i for i, m in enumerate(messages) if m["role"] != "system"), 0)
         turns = messages[n_system:]
         is_long = _characters(turns) > LONG * self.length * CHARACTERS_PER_TOKEN
@@ -204,12 +204,12 @@ class Renderer:
         enough = [i for i in starts if left[i] >= self.length]
         start = rng.choice(enough) if enough else (starts or [0])[0]
         stop = len(turns)
-        if is_long:  # what follows lies far behind the end of the sample
+        if is_long:  # the rest is far beyond the end of the sample
             stop = int(np.searchsorted(-left, LONG * self.length - left[start])) + 1
         return [*messages[:n_system], *turns[start:stop]]
 
     def _with_short_opening(self, messages: Sequence[Message], rng: random.Random) -> list[Message]:
-        """A part of opening turns that would leave no room for an answer."""
+        """The opening turns shortened, if they would leave no room for an answer."""
         made = list(messages)
         for at in range(_first_user(messages) + 1):
             said = content(made[at])
@@ -222,12 +222,12 @@ class Renderer:
 
 
 def _characters(messages: Sequence[Message]) -> int:
-    """How much they say; a turn costs something even if it is empty."""
+    """Their total length; even an empty turn counts something."""
     return sum(len(content(m)) + CHARACTERS_PER_TOKEN for m in messages)
 
 
 def _with_parts(message: Message) -> Message:
-    """A message as processors' templates take it: images first, then the text."""
+    """A message in the form processors' templates take: images first, then the text."""
     kept = {key: value for key, value in message.items() if key != "images"}
     images = [{"type": "image"} for _ in message.get("images", ())]
     text = [{"type": "text", "text": said}] if (said := content(message)) else []
@@ -235,7 +235,7 @@ def _with_parts(message: Message) -> Message:
 
 
 def _with_objects(message: Message) -> Message:
-    """A message as vLLM hands it to templates: arguments of calls are objects there, not JSON."""
+    """A message as vLLM passes it to templates: arguments of calls are objects, not JSON."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -252,7 +252,7 @@ def _with_object(call: Message) -> Message:
 
 
 def _bounded(message: Message, limit: int) -> Message:
-    """The same message with no longer text than that in its calls and its reasoning."""
+    """The same message with calls and reasoning cut to this length."""
     calls, reasoning = message.get("tool_calls") or [], message.get("reasoning_content") or ""
     if any(len(str(call)) > limit for call in calls):
         message = {**message, "tool_calls": _within([_with_object(c) for c in calls], limit)}
@@ -282,9 +282,9 @@ def _shorten(message: Message, limit: int, rng: random.Random) -> Message:
 
 
 def _excerpts(text: str, window: int, rng: random.Random) -> list[tuple[str, bool]]:
-    """A text whole, or some stretches of one so long that encoding all of it would be a waste.
+    """A whole text, or a few excerpts of one too long to encode in full.
 
-    Each comes with whether the text ends with it.
+    Each comes with whether it reaches the end of the text.
     """
     if len(text) <= MAX_WINDOWS * window:
         return [(text, True)]

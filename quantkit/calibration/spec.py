@@ -1,4 +1,4 @@
-"""What a calibration set is made of: one YAML file of `calibration/`, or a team's own."""
+"""Definition of a calibration set: a YAML file in `calibration/`, or the user's own."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,20 +22,22 @@ class _Strict(BaseModel):
 
 class _Source(_Strict):
     weight: float | None = Field(default=None, gt=0, le=1e6)
-    """Its share of the tokens, against the others'; without any weights, what each has."""
+    """Its share of the tokens, relative to the others; if no source has one, proportional to its
+    size.
+    """
     name: str = ""
-    """What it is called in tables; its path or dataset if not given."""
+    """Its name in tables; by default its path or dataset."""
     licence: str | None = None
-    """Under which its rows may be used; for people."""
+    """Licence of its rows; informational."""
     max_rows: int | None = Field(default=None, gt=0)
-    """Read no more than these."""
+    """Most rows to read."""
 
 
 class _Rows(_Source):
     columns: Mapping[str, str] = Field(default_factory=dict)
-    """Which of its fields is our `messages`, `text`, `prompt`, `completion` and so on."""
+    """Its fields that correspond to our `messages`, `text`, `prompt`, `completion` and so on."""
     rows: Kind | None = None
-    """What its rows are, where their fields do not tell."""
+    """Kind of its rows, if their fields do not show it."""
 
 
 class Files(_Rows):
@@ -47,7 +49,7 @@ class Files(_Rows):
 
 
 class Hub(_Rows):
-    """A dataset of the Hugging Face hub, streamed."""
+    """A dataset on the Hugging Face hub, streamed."""
 
     kind: Literal["hub"]
     dataset: str
@@ -63,7 +65,7 @@ class Stdin(_Rows):
 
 
 class Python(_Source):
-    """What every Python has on board: its documentation, or its library's sources."""
+    """Text bundled with Python: its documentation, or its library's sources."""
 
     kind: Literal["python-docs", "python-source"]
 
@@ -72,25 +74,29 @@ SourceSpec = Annotated[Files | Hub | Stdin | Python, Field(discriminator="kind")
 
 
 class SetSpec(_Strict):
-    """A mix of sources, and how samples are chosen from it."""
+    """A mix of sources, and how samples are selected from it."""
 
     summary: str = ""
     sources: list[SourceSpec] = Field(min_length=1)
     n_samples: int = Field(default=N_SAMPLES, gt=0)
     max_length: int = Field(default=MAX_LENGTH, gt=1)
-    """Tokens of a sample, or the model's context if that is shorter."""
+    """Tokens per sample, or the model's context if that is shorter."""
     short: Literal["pack", "pad"] = "pack"
-    """Rows shorter than a sample: several in one, or one with padding that no statistic sees."""
+    """Rows shorter than a sample: pack several into one, or pad, with padding left out of
+    statistics.
+    """
     select: Literal["cover", "random"] = "cover"
-    """Samples that stand for the whole pool, or any."""
+    """Samples that represent the whole pool, or random ones."""
     chat: Literal["template", "plain"] = "template"
-    """Chats through the model's chat template, or as plain text for a model that has none."""
+    """Chats through the model's chat template, or as plain text for a model without one."""
     near_duplicates: float | None = Field(default=0.8, gt=0, le=1)
     """Rows this alike (Jaccard similarity of word triples) count once; null keeps all."""
     redact: bool | list[str] = False
     """Replace e-mail addresses, phone and card numbers, keys and IP addresses; or some of these."""
     avoid: list[str] = Field(default_factory=list)
-    """Tasks or files that models will be scored on: rows that share 13 words with them are out."""
+    """Tasks or files that models will be scored on: rows that share 13 words with them are left
+    out.
+    """
     seed: int = Field(default=0, ge=0, lt=2**32)
 
     @field_validator("redact")
@@ -113,7 +119,7 @@ class SetSpec(_Strict):
 
 
 def source_name(source: Any) -> str:
-    """What a source is called in tables and manifests."""
+    """A source's name in tables and manifests."""
     if source.name:
         return str(source.name)
     if isinstance(source, Files):
@@ -125,7 +131,7 @@ def source_name(source: Any) -> str:
 
 
 def read(path: Path) -> SetSpec:
-    """A set's file; everything that is wrong with it is said at once."""
+    """Read a set's file; all its problems are reported at once."""
     data = read_yaml(path, DataError)
     if not isinstance(data, dict):
         raise DataError(f"{path} is not a calibration set: it has no fields such as `sources`")
@@ -136,7 +142,7 @@ def read(path: Path) -> SetSpec:
 
 
 def changed(wanted: SetSpec, changes: Mapping[str, Any], name: str) -> SetSpec:
-    """The same set with other values for some fields, checked like the file itself."""
+    """The same set with some fields changed, validated like the file itself."""
     data = wanted.model_dump(mode="json") | dict(changes)
     try:
         return SetSpec.model_validate(data)
@@ -145,12 +151,12 @@ def changed(wanted: SetSpec, changes: Mapping[str, Any], name: str) -> SetSpec:
 
 
 def of_files(paths: Sequence[str]) -> SetSpec:
-    """A set of files, folders, patterns, or of `-`, standard input."""
+    """A set of files, folders and patterns, or of `-`, standard input."""
     ends = [Path(path).name for path in paths]
     sources: list[Any] = [
         {"kind": "stdin"}
         if path == "-"
-        # Files of the same name in several folders are told apart by their paths.
+        # Files of the same name in several folders are distinguished by their paths.
         else {"kind": "files", "path": path, "name": path if ends.count(end) > 1 else ""}
         for path, end in zip(paths, ends, strict=True)
     ]

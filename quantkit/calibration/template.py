@@ -1,9 +1,9 @@
 """A model's chat template, rendered in a child process with limits.
 
-A template is a program that came with the model. jinja's sandbox keeps it from the machine but lets
-it loop for ever and build strings of any length, already while it is compiled. So it runs in a
-child that may take so much time and memory and no more; what it does to the child is an error of
-one row. The child is forked once and answers many rows, each in a fraction of a millisecond.
+A template is a program that came with the model. jinja's sandbox keeps it away from the machine but
+lets it loop forever and build strings of any length, even at compile time. So it runs in a child
+with limits on time and memory; if it breaks the child, that is an error of one row. The child is
+forked once and renders many rows, each in a fraction of a millisecond.
 """
 
 import multiprocessing
@@ -17,18 +17,18 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 SECONDS = 10.0
-"""For one conversation; the slowest real template takes a few milliseconds."""
+"""Per conversation; the slowest real template takes a few milliseconds."""
 EXTRA_BYTES = 1 << 30
-"""Memory that it may take beside what the process had."""
+"""Memory it may allocate beyond what the process had."""
 MOST_CHARACTERS = 1 << 26
 
 
 class TemplateFault(Exception):
-    """The template refuses a conversation, or goes beyond its limits."""
+    """The template refuses a conversation, or exceeds its limits."""
 
 
 class Template:
-    """The template of one tokenizer. One thread at a time uses it."""
+    """The template of one tokenizer, used by one thread at a time."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -38,7 +38,7 @@ class Template:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], is_open: bool
     ) -> str:
-        """A conversation as text; with `is_open` the assistant's next turn is begun."""
+        """A conversation as text; with `is_open` the assistant's next turn is opened."""
         pipe = self._pipe or self._start()
         try:
             pipe.send((list(messages), list(tools) or None, is_open))
@@ -57,7 +57,7 @@ class Template:
     def _start(self) -> Connection:
         ours, theirs = multiprocessing.Pipe()
         with warnings.catch_warnings():
-            # The child runs nothing but the template: no lock of another thread is in its way.
+            # The child runs only the template, so no other thread's lock is in its way.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._child = os.fork()
         if self._child == 0:
@@ -68,7 +68,7 @@ class Template:
         return ours
 
     def close(self) -> None:
-        """End the child."""
+        """Stop the child."""
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None
@@ -82,17 +82,17 @@ class Template:
 
 
 def _serve(tokenizer: Any, pipe: Connection) -> None:
-    """Answer until the other side is gone; never returns."""
+    """Serve requests until the parent is gone; never returns."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         limit = _mapped_bytes() + EXTRA_BYTES
-        with suppress(ValueError, OSError):  # a lower limit is there already
+        with suppress(ValueError, OSError):  # a lower limit is already set
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         while True:
             pipe.send(_answered(tokenizer, *pipe.recv()))
-    except BaseException:  # also an interrupt: the parent has its own
+    except BaseException:  # including interrupts: the parent handles its own
         os._exit(0)
 
 
@@ -110,7 +110,7 @@ def _answered(
         return None, f"it takes more than {EXTRA_BYTES >> 30} GiB of memory"
     except RecursionError:
         return None, "it recurses without end"
-    except Exception as error:  # somebody else's program
+    except Exception as error:  # untrusted program
         return None, next(iter(str(error).splitlines()), "")[:300] or type(error).__name__
     return text, None
 

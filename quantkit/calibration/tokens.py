@@ -1,4 +1,4 @@
-"""Calibration tokens: samples of one length, of which the last tokens may be padding."""
+"""Calibration tokens: samples of one length, which may end in padding."""
 
 import hashlib
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from quantkit.errors import DataError
 
 @dataclass(frozen=True)
 class CalibrationTokens:
-    """Samples padded to one length, and a digest that tells them apart from all others."""
+    """Samples padded to one length, with a digest that identifies them."""
 
     name: str
     ids: torch.Tensor
-    """[samples, length]; what stands behind a sample's real tokens does not matter."""
+    """[samples, length]; values in the padding are ignored."""
     lengths: torch.Tensor | None = None
-    """[samples], how many tokens of each sample are real; None where all are."""
+    """[samples], number of real tokens in each sample; None if all are."""
     pictures: tuple[tuple[Picture, ...], ...] = ()
-    """The images of every sample; empty where no sample has any."""
+    """The images of every sample; empty if there are none."""
 
     def __post_init__(self) -> None:
         if self.lengths is None:
@@ -39,7 +39,7 @@ class CalibrationTokens:
 
     @property
     def mask(self) -> torch.Tensor | None:
-        """Which positions are real [samples, length]; None where all are."""
+        """Which positions are real [samples, length]; None if all are."""
         length = self.ids.shape[1]
         if self.lengths is None or bool((self.lengths == length).all()):
             return None
@@ -62,7 +62,7 @@ class CalibrationTokens:
         return hashlib.sha256(what.encode() + raw).hexdigest()
 
     def longest_first(self) -> "CalibrationTokens":
-        """The same samples by falling length, so that padding gathers in the last batches."""
+        """The same samples by decreasing length, so that padding gathers in the last batches."""
         if self.lengths is None:
             return self
         order = self.lengths.argsort(descending=True, stable=True)
@@ -70,7 +70,7 @@ class CalibrationTokens:
         return CalibrationTokens(self.name, self.ids[order], self.lengths[order], pictures)
 
     def share(self, rank: int, size: int) -> "CalibrationTokens":
-        """Every `size`-th sample, which is none where there are more ranks than samples."""
+        """Every `size`-th sample; empty if there are more ranks than samples."""
         lengths = None if self.lengths is None else self.lengths[rank::size]
         pictures = self.pictures[rank::size]
         return CalibrationTokens(self.name, self.ids[rank::size], lengths, pictures)
