@@ -152,7 +152,7 @@ async def models(address: Address, api_key: str | None = None) -> list[dict[str,
         if status != 200:
             raise EngineError(f"{address.url}/v1/models answered {status}: {reason(content)}")
         return [dict(card) for card in parse_json(content)["data"] if card["id"]]
-    except (OSError, TimeoutError, Cut, UnicodeError) as error:  # bad host names
+    except (OSError, TimeoutError, Cut, UnicodeError) as error:  # Unicode: a bad host name
         said = getattr(error, "strerror", None) or str(error) or "no answer"
         raise EngineError(f"{address.url} cannot be reached ({said}); is the server up?") from error
     except (ValueError, KeyError, TypeError) as error:

@@ -1,8 +1,8 @@
-"""What people ask for, by command or from Python: one typed object for each call of a stage.
+"""Requests from the command line or from Python: one typed object per stage call.
 
-`ready` refuses what is wrong and shows without torch, which takes seconds to load, and gives the
-work; that takes a `Progress` and returns the result. Nothing here prints or exits, and building a
-call loads nothing heavy.
+`ready` validates everything that can be validated without torch, which takes seconds to load, and
+returns the work: a function that takes a `Progress` and returns the result. Nothing here prints or
+exits, and building a call loads nothing heavy.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from quantkit.progress import Progress
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Tell = Callable[[str], None]
-"""Takes a sentence for people, before there is any progress to report."""
+"""Receives a sentence for the user, before there is any progress to report."""
 Work = Callable[[Progress], T]
 
 
@@ -22,15 +22,15 @@ class Call(Protocol[T_co]):
 
     @property
     def needs_hub(self) -> bool:
-        """Whether something that is named has to come from a hub."""
+        """Whether something it names must be downloaded from a hub."""
 
     @property
     def needs_transformers(self) -> bool:
         """Whether the work loads models."""
 
     def ready(self, tell: Tell) -> "Work[T_co]":
-        """Refuse what can be refused at once; what is returned does the work."""
+        """Validate what can be validated at once; the returned function does the work."""
 
 
 def silent(sentence: str) -> None:
-    """Nobody wants to know."""
+    """Discards the sentence."""

@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Engine:
-    """What answers requests."""
+    """What serves the requests."""
 
     backend: str = "vllm"
-    """vllm, llama.cpp, or server: one that runs."""
+    """vllm, llama.cpp, or server: one that is already running."""
     server: str | None = None
     model: str | None = None
-    """Of the server, where it serves several."""
+    """The server's name for it, if it serves several."""
     python: str | None = None
     llama_server: str | None = None
     arguments: Sequence[str] = ()
-    """Further flags, given to the engine as they are."""
+    """Further flags, passed through to the engine."""
     start_timeout: float = 900.0
     offline: bool = False
-    """Batches straight into vLLM, with no server between."""
+    """Batches in vLLM's own process, without a server."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What is asked, when, and how often; lists of numbers are written as N,M."""
+    """What is requested, when, and how often; lists of numbers are written as N,M."""
 
     prompt: str = "512"
     output: str = "128"
@@ -57,7 +57,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Goal:
-    """What requests must meet, and what a GPU costs."""
+    """The latency target, and the price of a GPU."""
 
     ttft: str | None = None
     tpot: str | None = None
@@ -65,7 +65,7 @@ class Goal:
     """Percent of requests."""
     gpu_hour: float | None = None
     gpus: int | None = None
-    """That serve; None: as flags say, or 1."""
+    """Number of GPUs that serve; None: from the flags, or 1."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Measuring:
         return hub.set_needs(self.traffic.calibration) or hub.any_named(self.checkpoints)
 
     def ready(self, tell: Tell = silent) -> "Work[Bench]":
-        """Refuse what shows before an engine is started."""
+        """Validate before an engine is started."""
         from quantkit.bench import settings
         from quantkit.bench.model import Model
 
@@ -118,7 +118,7 @@ class Measuring:
         return work
 
     def _plan(self, served: "list[Model]", target: "Target | None", progress: "Progress") -> "Plan":
-        """The requests, and when they come."""
+        """The requests and their arrival."""
         from quantkit.bench import asking
         from quantkit.bench.engines import n_gpus
         from quantkit.bench.measure import Plan

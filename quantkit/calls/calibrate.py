@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Build:
-    """One call of `calibrate`: a set by its name or file, or files of one's own."""
+    """One call of `calibrate`: a set by name or file, or the user's own files."""
 
     model: str
     name: str | None = None
     files: Sequence[str] = ()
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `SetSpec` in the place of what the set's file says; None: as there."""
+    """Fields of `SetSpec` that override the set's file; None: as in the file."""
     out: Path | None = None
     tree: Path | None = None
-    """Datasets without a hub, in a folder tree like a hub's."""
+    """Local datasets in place of a hub, in a folder tree like a hub's."""
     skip_bad: bool = False
     revision: str | None = None
     force: bool = False
@@ -39,7 +39,7 @@ class Build:
         return not hub.is_local(self.model) or hub.sources_need(self._wanted[0], self.tree)
 
     def ready(self, tell: Tell = silent) -> "Work[CalibrationSet]":
-        """Refuse what shows before a row is read."""
+        """Validate before a row is read."""
         from quantkit.calibration import named
 
         wanted, base = self._wanted
@@ -75,8 +75,7 @@ class Build:
 
     @cached_property
     def _wanted(self) -> "tuple[SetSpec, Path]":
-        """The set, with what is asked for in the place of what its file says; and where its paths
-        start."""
+        """The set with the overrides applied, and the base folder of its paths."""
         from quantkit.calibration import named, spec
         from quantkit.calibration.reading.files import is_data
 
@@ -90,7 +89,7 @@ class Build:
         wanted, base = found
         changes = {key: value for key, value in self.changes.items() if value is not None}
         if base != Path() and "avoid" in changes:
-            # What is typed starts here; what a set's file says starts there.
+            # Typed paths are relative to here; those in a set's file to that file.
             changes["avoid"] = [
                 str(Path(one).absolute()) if is_data(one) else one for one in changes["avoid"]
             ]

@@ -1,4 +1,4 @@
-"""Write a checkpoint in another format or in none, or mend one of another tool."""
+"""Write a checkpoint in another format, dequantise it, or repair another tool's."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ class Conversion:
     folder: Path
     to: str
     out: Path | None = None
-    """By default beside the old folder."""
+    """By default a sibling of the old folder."""
     trust_remote_code: bool = False
     force: bool = False
 
@@ -29,7 +29,7 @@ class Conversion:
     needs_transformers = True
 
     def ready(self, tell: Tell = silent) -> "Work[Checkpoint]":
-        """Refuse folders that quantkit did not write, and outputs that exist already."""
+        """Refuse folders that quantkit did not write, and existing outputs."""
         from quantkit.export.manifest import Manifest
 
         Manifest.read(self.folder)
@@ -47,7 +47,7 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Dequantization:
-    """The same to plain floats: what a GGUF file or a quantised folder stands for."""
+    """One call of `convert` to plain floats: dequantises a GGUF file or a quantised folder."""
 
     path: Path
     to: str
@@ -62,7 +62,7 @@ class Dequantization:
         return not self.path.exists()
 
     def ready(self, tell: Tell = silent) -> "Work[Plain]":
-        """Refuse folders that are taken."""
+        """Refuse existing outputs."""
         from quantkit.model.source import hub_file
 
         if (file := hub_file(str(self.path))) is not None:
@@ -83,7 +83,7 @@ class Dequantization:
 
 @dataclass(frozen=True)
 class Mending:
-    """The same with `--repair`: a copy in which is right what can be put right mechanically."""
+    """One call of `convert --repair`: a copy with all mechanical faults fixed."""
 
     folder: Path
     to: str
@@ -95,7 +95,7 @@ class Mending:
     needs_transformers = True
 
     def ready(self, tell: Tell = silent) -> "Work[Repaired]":
-        """Refuse folders that are taken."""
+        """Refuse existing outputs."""
         if self.out is not None:
             early.new_folder(self.out, self.force)
 

@@ -1,4 +1,4 @@
-"""The calibration data of a call: a set's name, data of one's own, or a set in memory."""
+"""The calibration data of a call: a set's name, the user's own data, or a set in memory."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Data:
-    """What a model learns from; samples and length are the set's own unless given."""
+    """The calibration data; samples and length default to those of the set."""
 
     calibration: "str | Path | CalibrationSet | None" = None
     samples: int | None = None
@@ -28,12 +28,12 @@ class Data:
         return hub.set_needs(self.calibration)
 
     def check(self) -> None:
-        """Refuse the name of a set or a file that is not there."""
+        """Refuse a set or file that does not exist."""
         if isinstance(self.calibration, str | Path):
             early.calibration(str(self.calibration))
 
     def or_default(self, model: Any, tell: Tell) -> "Data":
-        """With one of our own sets where none was named."""
+        """With one of the built-in sets if none was named."""
         if self.is_given:
             return self
         chosen = default_set(model)
@@ -41,7 +41,7 @@ class Data:
         return replace(self, calibration=chosen)
 
     def choice(self) -> "CalibrationChoice | None":
-        """For a pass; sets may avoid what models are scored on."""
+        """The choice for a pass; sets may avoid what models are scored on."""
         from quantkit.onepass.prepare import CalibrationChoice
 
         if self.calibration is None:

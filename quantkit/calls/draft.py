@@ -1,4 +1,4 @@
-"""Measure what a draft model is worth to a target."""
+"""Measure what a draft model gains for a target."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Continuations:
-    """Text that the target writes, and the draft is held against."""
+    """Text that the target generates and the draft is compared with."""
 
     calibration: str
-    """A set, its file, or a text: where prompts come from."""
+    """A set, its file, or a text: the source of prompts."""
     samples: int = 32
     prompt: int = 64
-    """Tokens of a prompt ..."""
+    """Tokens per prompt."""
     tokens: int = 64
-    """... and those that the target adds."""
+    """Tokens that the target generates."""
     temperature: float = 1.0
     on_text: bool = False
-    """Take the set's own continuations."""
+    """Use the set's own continuations."""
     seed: int = 0
 
 
@@ -38,7 +38,7 @@ class Drafting:
     draft: str
     text: Continuations
     gpu: str | None = None
-    """Whose roofline gives speed-ups; None: the bytes that both models read."""
+    """GPU whose roofline gives the speed-ups; None: based on the bytes that both models read."""
     users: int = 1
     device: str = "auto"
     revision: str | None = None
@@ -52,7 +52,7 @@ class Drafting:
         return away or hub.set_needs(self.text.calibration)
 
     def ready(self, tell: Tell = silent) -> "Work[Draft]":
-        """Refuse what shows before a model is loaded."""
+        """Validate before a model is loaded."""
         early.models([self.target], self.revision)
         early.models([self.draft])
         early.calibration(self.text.calibration)
@@ -89,7 +89,7 @@ class Drafting:
 
 
 def _costs(target: Path, draft: Path, gpu: str, users: int, depth: int) -> "tuple[Costs, str]":
-    """What passes of both take on a GPU, and its whole name."""
+    """Cost of a pass of each model on a GPU, and the GPU's full name."""
     from quantkit.advise import formats, work
     from quantkit.advise.speed import Case
     from quantkit.draft.speedup import Costs, on_gpu, shortest

@@ -1,7 +1,7 @@
-"""What is wrong with a command line and shows without torch, told before heavy imports.
+"""Validation of a command line without torch, before any heavy import.
 
-Stages refuse the same in the same words, for callers from Python. Here it is asked at once: a
-misspelt name is what users meet most, and imports take seconds, on a busy machine far more.
+Stages refuse the same with the same words, for callers from Python. Here it happens at once: a
+misspelt name is the most common error, and imports take seconds, on a busy machine far longer.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from quantkit.storage import MANIFEST, refuse_existing, require_writable
 
 
 def models(names: Iterable[str], revision: str | None = None) -> None:
-    """Every model or checkpoint is there and can be read; from a hub, its config comes first."""
+    """Every model or checkpoint exists and is readable; from a hub, its config is fetched first."""
     from quantkit.export.foreign_gguf import file_of
     from quantkit.export.manifest import Manifest, is_checkpoint
     from quantkit.model.source import locate, read_config
@@ -27,7 +27,7 @@ def models(names: Iterable[str], revision: str | None = None) -> None:
 
 
 def source_among(names: Iterable[str]) -> None:
-    """Not all are checkpoints of ours: a comparison needs what they were made from."""
+    """At least one is not our checkpoint: a comparison needs the source they were made from."""
     from quantkit.export.foreign import no_source
     from quantkit.export.foreign_gguf import file_of
     from quantkit.export.manifest import is_checkpoint
@@ -37,13 +37,13 @@ def source_among(names: Iterable[str]) -> None:
 
 
 def folders(checkpoints: Iterable[Path]) -> None:
-    """Every folder is there; what it holds is for `verify` to say."""
+    """Every folder exists; `verify` checks its contents."""
     from quantkit.export.manifest import Manifest
 
     for folder in checkpoints:
         is_gguf = folder.suffix == ".gguf" and folder.is_file()
         if not folder.is_dir() and not is_gguf:
-            Manifest.read(folder)  # says what is there instead
+            Manifest.read(folder)  # the error names what is there instead
 
 
 def calibration(name: str | None) -> None:
@@ -55,12 +55,12 @@ def calibration(name: str | None) -> None:
     if name is None or name == "-" or expanded(name).is_dir():
         return
     _, base = find(name)
-    if base == Path():  # data, and no set's file
+    if base == Path():  # data, not a set's file
         files.find(name)
 
 
 def tasks(names: Sequence[str], data: Path | None = None, prompts: Path | None = None) -> None:
-    """lm-eval may have these tasks, and what else is asked is there."""
+    """lm-eval may have these tasks, and the other inputs exist."""
     from quantkit.scoring import task_names
 
     task_names.check(names)
@@ -71,7 +71,7 @@ def tasks(names: Sequence[str], data: Path | None = None, prompts: Path | None =
 
 
 def program(python: Path | None) -> None:
-    """A Python that is named is there."""
+    """A named Python exists."""
     from quantkit.home import expanded
 
     if python is not None and not expanded(python).is_file():
@@ -79,18 +79,18 @@ def program(python: Path | None) -> None:
 
 
 def file(path: Path | None) -> None:
-    """A file that is named is there."""
+    """A named file exists."""
     if path is not None and not path.exists():
         raise DataError(f"cannot read {path}: No such file or directory")
 
 
 def output(folder: Path | None) -> None:
-    """A folder can be made, or written to."""
+    """A folder can be created or written to."""
     if folder is not None:
         require_writable(folder)
 
 
 def new_folder(folder: Path, force: bool, marker: str = MANIFEST) -> None:
-    """The same of one that must not be there yet, or be ours."""
+    """The same for a folder that must not exist yet, or be ours."""
     require_writable(folder.parent)
     refuse_existing(folder, force, marker)

@@ -22,7 +22,7 @@ class Judging:
     report: "Path | Report | Document"
     """A report.json, or the folder that has one."""
     policy: Path | None = None
-    """Rules; None: ours, by bits."""
+    """Rules; None: the default policy, by bits."""
     against: "Path | Report | Document | None" = None
     """The report of the last release."""
     checkpoints: Sequence[Path] = ()
@@ -35,7 +35,7 @@ class Judging:
         return hub.any_named(self.checkpoints)
 
     def ready(self, tell: Tell = silent) -> "Work[Verdict]":
-        """Refuse folders that are not there."""
+        """Refuse missing folders."""
         from quantkit.model.source import placed
 
         folders = [placed(one) for one in self.checkpoints]
@@ -60,7 +60,7 @@ class Judging:
 
 
 def document(given: "Path | Report | Document") -> "Document":
-    """A report as it is judged; read where it is a file or a folder."""
+    """The report to judge; read if it is a file or a folder."""
     from quantkit.gating.text import plain
     from quantkit.report.comparison import Report
     from quantkit.report.document import read

@@ -1,4 +1,4 @@
-"""What is on this machine, and what would have to come from a hub."""
+"""What is on this machine, and what would have to be downloaded from a hub."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,21 +14,21 @@ def is_local(model: Any) -> bool:
 
 
 def any_named(folders: Iterable[Path]) -> bool:
-    """Whether some are named by their hub ids."""
+    """Whether any of them is a hub id."""
     from quantkit.model.source import is_hub_id
 
     return any(is_hub_id(str(folder)) for folder in folders)
 
 
 def tasks_need(tasks: Iterable[str], data: Path | None = None) -> bool:
-    """Whether tasks fetch documents: those that ship with quantkit do not."""
+    """Whether tasks download documents: those that ship with quantkit do not."""
     from quantkit.scoring import suites
 
     return data is None and not all(map(suites.is_own, tasks))
 
 
 def set_needs(name: Any) -> bool:
-    """Whether a calibration set has to fetch rows, or tasks that it avoids."""
+    """Whether a calibration set has to download rows, or tasks that it avoids."""
     from quantkit import resources
     from quantkit.calibration import spec
     from quantkit.calibration.reading.files import is_data
@@ -42,7 +42,7 @@ def set_needs(name: Any) -> bool:
 
 
 def sources_need(wanted: "SetSpec", data: Path | None = None) -> bool:
-    """The same of a set that was read."""
+    """The same for a parsed set."""
     return any(source.kind == "hub" for source in wanted.sources) or tasks_need(
         avoided_tasks(wanted.avoid), data
     )

@@ -59,7 +59,9 @@ class Push:
     needs_transformers = True
 
     def ready(self, tell: Tell = silent) -> "Work[Pushed]":
-        """Refuse a name that no repository has, and a folder that is not a whole checkpoint."""
+        """Refuse a name that cannot be a repository, and a folder that is not a complete
+        checkpoint.
+        """
         from quantkit.export.manifest import Manifest
         from quantkit.model.description import README
 
@@ -90,7 +92,7 @@ class Push:
         return Pushed(self.folder, self.repo, url, is_private, len(files), size)
 
     def _upload(self, files: list[Path], progress: "Progress") -> tuple[str, bool]:
-        """Where the files are now, and whether that is private: an existing one stays as it is."""
+        """URL of the files, and whether it is private: an existing repository stays as it is."""
         from huggingface_hub import HfApi
 
         from quantkit.quiet import hushed
@@ -116,7 +118,7 @@ class Push:
 
 @contextmanager
 def _errors_of_the_hub(repo: str) -> Iterator[None]:
-    """What a hub refuses, in one sentence."""
+    """Turn the hub's errors into one sentence."""
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
     try:

@@ -1,4 +1,4 @@
-"""Quantise a model: with recipes, with the one that fits a GPU, or with what a budget buys."""
+"""Quantise a model: with recipes, with the one that fits a GPU, or within a budget."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spending:
-    """A budget instead of recipes: exactly one of bits, a size and a place."""
+    """A budget instead of recipes: exactly one of bits, size and place."""
 
     bits: float | None = None
-    """Stored bits per quantised weight ..."""
+    """Stored bits per quantised weight."""
     size: str | int | None = None
-    """... or of all files, such as 9GiB, or bytes ..."""
+    """Size of all files, such as 9GiB, or bytes."""
     place: Place | None = None
-    """... or all the room that GPUs have."""
+    """All the memory that GPUs have."""
     formats: tuple[str, ...] = ()
     table: Path | None = None
-    """Of `quantkit sensitivity`, made before."""
+    """An existing table of `quantkit sensitivity`."""
     target: str = "vllm"
 
     def check(self) -> None:
@@ -59,11 +59,11 @@ class Spending:
 
 @dataclass(frozen=True)
 class Quantized:
-    """What came of it."""
+    """The result."""
 
     checkpoints: "list[Checkpoint]" = field(default_factory=list)
     plan: "Job | None" = None
-    """Of a dry run with recipes."""
+    """Plan of a dry run with recipes."""
     choice: "Choice | None" = None
     """What a budget buys."""
 
@@ -76,12 +76,12 @@ class Quantization:
     out: Path
     recipes: "Sequence[str | Path | AnyRecipe]" = ()
     fit: Place | None = None
-    """Choose the recipe for it ..."""
+    """Choose the recipe for these GPUs."""
     spending: Spending | None = None
-    """... or formats layer by layer."""
+    """Choose formats layer by layer."""
     data: Data = field(default_factory=Data)
     ours_by_default: bool = False
-    """Whether one of our sets is taken where a budget learns from data and none is named."""
+    """Whether a built-in set is used if a budget needs data and none is named."""
     format: str | None = None
     engine: str = NATIVE
     tune: bool = False
@@ -90,9 +90,9 @@ class Quantization:
     offload: str = "auto"
     device: str = "auto"
     ranks: "Ranks | None" = None
-    """The processes that share it."""
+    """The processes that share the work."""
     tokenizer: Any = None
-    """Of a model in memory."""
+    """Tokenizer of a model in memory."""
     revision: str | None = None
     trust_remote_code: bool = False
     force: bool = False
@@ -109,7 +109,7 @@ class Quantization:
     def needs_transformers(self) -> bool:
         if self.engine != NATIVE:
             return False
-        # One GGUF file from another needs none of it.
+        # GGUF to GGUF needs none of it.
         return not self.is_file or not all("gguf" in str(recipe) for recipe in self.recipes)
 
     @property
@@ -123,7 +123,7 @@ class Quantization:
         )
 
     def ready(self, tell: Tell = silent) -> "Work[Quantized]":
-        """Refuse what shows before a weight is read."""
+        """Validate before a weight is read."""
         check_engine(self.engine)
         if isinstance(self.model, str) and ":" in self.model:
             from quantkit.model.source import hub_file
@@ -221,7 +221,7 @@ class Quantization:
         return work
 
     def _ready_for_file(self, recipes: "list[AnyRecipe]") -> "Work[Quantized]":
-        """One file from another: of any architecture, since only types change."""
+        """GGUF to GGUF: any architecture, since only types change."""
         if self.dry_run:
             raise UsageError(
                 "--dry-run does not apply when a GGUF file is made from another; leave it out"
@@ -240,10 +240,10 @@ class Quantization:
         return work
 
     def _model(self) -> "ModelSource | Any":
-        """What is named is opened now; a model in memory is written out when work begins."""
+        """A named model is opened now; a model in memory is written out when work begins."""
         if not isinstance(self.model, str | Path):
             return self.model
-        if self.is_file:  # a model only by what transformers makes of it, which is loaded later
+        if self.is_file:  # needs transformers, which is loaded later
             return self.model
         from quantkit.model.source import ModelSource
 
@@ -265,7 +265,7 @@ def load_recipes(
     format: str | None = None,
     tune: bool = False,
 ) -> "list[AnyRecipe]":
-    """Before the model is opened: recipes are quick to read and often wrong."""
+    """Recipes are read before the model is opened: they are quick to read and often wrong."""
     from quantkit.recipe import load
 
     check_engine(engine)
@@ -279,7 +279,7 @@ def load_recipes(
     if format is not None:
         loaded = [_in_format(recipe, format) for recipe in loaded]
     if engine != NATIVE:
-        # A name of its own, so that one report can compare both engines.
+        # A distinct name, so that one report can compare both engines.
         loaded = [r.model_copy(update={"name": f"{r.name}-{engine}"}) for r in loaded]
     return loaded
 

@@ -1,4 +1,4 @@
-"""Say which format to serve a model in."""
+"""Recommend a format to serve a model in."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Place:
-    """GPUs by their names, or one in the user's own words, and the machine around it."""
+    """GPUs by name, or one described by its figures, and the machine around it."""
 
     names: str | None = None
     memory: str | None = None
@@ -57,7 +57,7 @@ class Place:
         return list({gpu.name: gpu for gpu in found}.values())
 
     def host(self, gpu: "GPU") -> "Host | None":
-        """The machine around the GPU, where its memory may be used."""
+        """The host, if its memory may be used."""
         if self.host_memory is None and self.host_bandwidth is None:
             return None
         from quantkit.advise import offload
@@ -87,11 +87,11 @@ class Place:
             return gpus.describe(
                 self.memory, self.bandwidth, self.capability, fp16_tflops=self.tflops
             )
-        except HardwareError as error:  # they are the options' own values
+        except HardwareError as error:  # the values come from options
             raise UsageError(str(error)) from error
 
     def _cpu(self) -> "GPU":
-        """This machine's CPU, or one with the memory that was named."""
+        """This machine's CPU, or one with the given memory."""
         from quantkit.hardware import gpus
         from quantkit.serving import device
 
@@ -107,7 +107,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Load:
-    """What comes to the server, and how GPUs share the model."""
+    """The load on the server, and how GPUs share the model."""
 
     count: int | None = None
     tensor_parallel: int | None = None
@@ -122,7 +122,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Aims:
-    """What is wanted of it."""
+    """Objectives and limits."""
 
     objective: str | None = None
     min_quality: float | None = None
@@ -132,19 +132,19 @@ class Aims:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of the model and of prices."""
+    """What is known about the model and about prices."""
 
     reports: "Sequence[Path | Document]" = ()
     bench: Path | None = None
     gpu_hour: float | None = None
     prices: Path | None = None
     sensitivity: Path | None = None
-    """A table, for what mixed formats make of the room."""
+    """A sensitivity table, to see what mixed formats gain."""
 
 
 @dataclass(frozen=True)
 class Advised:
-    """What came of it."""
+    """The result."""
 
     asked: "Asked"
     answers: "Answers"
@@ -153,7 +153,7 @@ class Advised:
     mixed: "Advice | None" = None
 
     def emitted(self) -> list[Path]:
-        """Write the plan's files; refused where there is no plan."""
+        """Write the plan's files; refused if there is no plan."""
         from quantkit.serving import emit
         from quantkit.serving.fleet import Targets
 
@@ -163,10 +163,10 @@ class Advised:
         chosen = self.answers.found[0].chosen
         speed = chosen.speed if chosen else None
         slow = speed.first_token.high if speed and speed.first_token else 0.0
-        # What was asked for, or more than the slow end of what was estimated.
+        # The request, or more than the slow end of the estimate.
         targets = Targets(limits.ttft or max(1.0, round(1.2 * slow, 1)), limits.tpot)
         if plan.target.recipe is not None:
-            # Of a checkpoint that is yet to be made the whole path: files for it may lie elsewhere.
+            # The full path for a checkpoint yet to be made: its files may be elsewhere.
             path = str(Path(plan.target.path).absolute())
             plan = replace(plan, target=replace(plan.target, path=path))
         fleet, asked = replace(self.fleet, targets=targets), self.files
@@ -187,7 +187,7 @@ class Advising:
     evidence: Evidence = field(default_factory=Evidence)
     additions: Additions = field(default_factory=Additions)
     acceptance: str | None = None
-    """Of the draft."""
+    """Acceptance rate of the draft."""
     files: Files = field(default_factory=Files)
     html: Path | None = None
 
@@ -198,7 +198,7 @@ class Advising:
         return not all(map(hub.is_local, self.models))
 
     def ready(self, tell: Tell = silent) -> "Work[Advised]":
-        """Refuse what does not go together, and what cannot be written."""
+        """Refuse conflicting options and outputs that cannot be written."""
         fleet = self.files.fleet()
         gpus = self.place.gpus(tell)
         self._check(len(gpus))
@@ -268,7 +268,7 @@ class Advising:
         )
 
     def _mixed(self, asked: "Asked") -> "Advice | None":
-        """What mixed formats make of the GPU's room."""
+        """Mixed formats that fit the GPU's memory."""
         if self.evidence.sensitivity is None:
             return None
         from quantkit.advise.mixed import advice

@@ -1,4 +1,4 @@
-"""Compare scored models with their source, and write what was scored into model cards."""
+"""Compare scored models with their source, and write scores into model cards."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -23,7 +23,7 @@ class Reporting:
     """One call of `report`, or of `compare` with scores."""
 
     scores: "Sequence[Path | Evaluation]"
-    """Score files, folders of them, checkpoints' folders, bench.json files, or evaluations."""
+    """Score files, folders of them, checkpoint folders, bench.json files, or evaluations."""
     out: Path | None = None
     notes: tuple[str, ...] = ()
 
@@ -31,7 +31,7 @@ class Reporting:
     needs_transformers = False
 
     def ready(self, tell: Tell = silent) -> "Work[Report]":
-        """Refuse files that are not there."""
+        """Refuse missing files."""
         paths = [one for one in self.scores if isinstance(one, Path)]
         for path in paths:
             early.file(path)
@@ -70,12 +70,13 @@ class Describing:
     """One call of `card`."""
 
     checkpoints: Sequence[Path]
-    """Folders, GGUF files, or hub ids, whose cards go into a folder of their name here: the hub's
-    cache stays as it was fetched."""
+    """Folders, GGUF files, or hub ids, whose cards go into a local folder of that name: the hub's
+    cache stays as it was downloaded.
+    """
     scores: Sequence[Path] = ()
     report: Path | None = None
     without_scores: bool = False
-    """Scores that a card tells may go."""
+    """Existing scores of a card may be dropped."""
 
     needs_transformers = False
 
@@ -104,7 +105,7 @@ class Describing:
             from quantkit.export import foreign_card
             from quantkit.report import card
 
-            # All is read and checked before the first card is written.
+            # Everything is read and validated before the first card is written.
             found = []
             for path, out in outs.items():
                 name = out.name if out is not None else None

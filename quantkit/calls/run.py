@@ -1,4 +1,4 @@
-"""The whole line, and the table of what layers cost."""
+"""The whole pipeline, and the sensitivity table."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +51,7 @@ class Line:
         return self.engine == NATIVE
 
     def ready(self, tell: Tell = silent) -> "Work[Outcome]":
-        """Refuse what shows before a weight is read."""
+        """Validate before a weight is read."""
         from quantkit.model.source import ModelSource
         from quantkit.onepass import asked
         from quantkit.onepass.mark import refuse_others
@@ -62,7 +62,7 @@ class Line:
         self.data.check()
         early.output(self.out)
         targets = [self.out / recipe.name for recipe in recipes]
-        # What a run left here may be taken up: a checkpoint, or a part of one.
+        # A checkpoint left here by an earlier run, or a part of one, may be resumed.
         refuse_others([one for one in targets if not (one / MANIFEST).is_file()], self.force)
         source = ModelSource.open(self.model, self.revision, self.trust_remote_code)
         check(self._asked)
@@ -80,7 +80,7 @@ class Line:
 
 
 def demo(out: Path, device: str) -> Line:
-    """The line on the model that ships with quantkit, with the recipes of the demo."""
+    """The pipeline on the model that ships with quantkit, with the demo's recipes."""
     from quantkit import resources
     from quantkit.recipe import load
 
@@ -111,7 +111,7 @@ class Measuring:
         return not hub.is_local(self.model) or self.data.needs_hub
 
     def ready(self, tell: Tell = silent) -> "Work[Table]":
-        """Refuse what shows before a weight is read."""
+        """Validate before a weight is read."""
         from quantkit.model.source import ModelSource
 
         self.data.check()

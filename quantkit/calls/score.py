@@ -27,24 +27,24 @@ class Models:
 
     given: "Sequence[Model | Checkpoint]"
     source: "Model | None" = None
-    """What checkpoints of other tools were made from, where it is not among them."""
+    """The source of other tools' checkpoints, if it is not among them."""
     revision: str | None = None
     tokenizer: Any = None
     trust_remote_code: bool = False
 
     @property
     def named(self) -> list[Any]:
-        """All, the source too."""
+        """All of them, including the source."""
         return [*self.given, *([self.source] if self.source is not None else [])]
 
     def check(self) -> None:
-        """Refuse folders and names where there is no model."""
+        """Refuse folders and names without a model."""
         named = [str(model) for model in self.named if isinstance(model, str | Path)]
         early.models(named, self.revision if self.source is None else None)
 
     @contextmanager
     def opened(self) -> "Iterator[tuple[list[ModelSource | Checkpoint], ModelSource | None]]":
-        """All of them, and the source that was named apart."""
+        """All models, and the source that was named separately."""
         from quantkit.opening import opened, scorables
 
         with ExitStack() as stack:
@@ -60,7 +60,7 @@ class Models:
 
 @dataclass(frozen=True)
 class Scored:
-    """What came of it."""
+    """The result."""
 
     evaluations: "list[Evaluation]"
     before: "Evaluation | None" = None
@@ -76,7 +76,7 @@ class Scoring:
     out: Path | None = None
     baseline: Path | None = None
     until: float | None = None
-    """Ask at random until intervals are this narrow, as a fraction."""
+    """Sample questions at random until intervals are this narrow, as a fraction."""
     device: str = "auto"
 
     needs_transformers = True
@@ -86,7 +86,7 @@ class Scoring:
         return needs_hub(self.models, self.asked)
 
     def ready(self, tell: Tell = silent) -> "Work[Scored]":
-        """Refuse what shows before a model is loaded."""
+        """Validate before a model is loaded."""
         if self.asked.server is not None and len(self.models.given) != 1:
             raise UsageError("a server serves one model: give that model alone")
         self.models.check()
@@ -131,7 +131,7 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One call of `compare` with models: scores and a report of them."""
+    """One call of `compare` with models: scores them and reports."""
 
     models: Models
     asked: Asked
@@ -145,7 +145,7 @@ class Comparison:
         return needs_hub(self.models, self.asked)
 
     def ready(self, tell: Tell = silent) -> "Work[Report]":
-        """Refuse what shows before a model is loaded."""
+        """Validate before a model is loaded."""
         self.models.check()
         early.source_among(map(str, self.models.named))
         check(self.asked)
@@ -176,13 +176,13 @@ class Comparison:
 
 
 def needs_hub(models: Models, asked: Asked) -> bool:
-    """Whether models or what they are asked have to be fetched."""
+    """Whether models or tasks have to be downloaded."""
     away = not all(map(hub.is_local, models.named))
     return away or hub.tasks_need(asked.tasks, asked.data)
 
 
 def check(asked: Asked) -> None:
-    """Refuse names and files that are not there, and what does not go together."""
+    """Refuse missing names and files, and conflicting options."""
     if asked.judge is not None and asked.prompts is None:
         raise UsageError("--judge is for answers to --prompts: give a file of them")
     if asked.python is not None and asked.backend != "vllm":
@@ -202,7 +202,7 @@ def evaluated(
     trust_remote_code: bool,
     out: Path | None,
 ) -> "list[Evaluation]":
-    """Every target's answers, each written as soon as it is there."""
+    """The scores of every target, each written as soon as it is complete."""
     from quantkit.scoring.harness import evaluate
 
     made = []
@@ -218,7 +218,7 @@ def evaluated(
 def answering(
     target: "ModelSource | Checkpoint", asked: Asked, progress: "Progress", trust: bool
 ) -> Iterator[Asked]:
-    """How this model is asked: with the backend vllm, by a server that runs meanwhile."""
+    """How this model is evaluated: with the backend vllm, through a server that runs meanwhile."""
     if asked.backend != "vllm":
         yield asked
         return

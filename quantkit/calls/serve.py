@@ -1,4 +1,4 @@
-"""Serve a checkpoint: the plan of a server, its files, and the server itself."""
+"""Serve a checkpoint: the server's plan, its files, and the server itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -30,12 +30,12 @@ class Setup:
     host: str = "127.0.0.1"
     port: int = 8000
     flags: Sequence[str] = ()
-    """Passed to the engine instead of what quantkit would choose."""
+    """Passed to the engine in place of quantkit's own choice."""
 
 
 @dataclass(frozen=True)
 class Additions:
-    """What is served beside the model: a draft, and adapters."""
+    """What is served besides the model: a draft, and adapters."""
 
     draft: str | None = None
     draft_tokens: int | None = None
@@ -47,14 +47,14 @@ class Additions:
 
 @dataclass(frozen=True)
 class Engine:
-    """Where engines are, and whether there has to be one."""
+    """Where engines are, and whether one is required."""
 
     python: Path | None = None
     llama_server: Path | None = None
     is_needed: bool = True
 
     def find(self, plan: "Plan", gpu: str) -> "Program | None":
-        """A plan is made before there is an engine; where one is named, it is that one's."""
+        """The engine for a plan, if one is named or needed; a plan can be made without one."""
         from quantkit.serving import device, program
 
         if self.python or self.llama_server or self.is_needed:
@@ -75,7 +75,7 @@ class Files:
     force: bool = False
 
     def fleet(self) -> "Fleet":
-        """What files are to say beside the plan; what cannot be written is refused."""
+        """What the files contain besides the plan; invalid values are refused."""
         from quantkit.engine.durations import seconds
         from quantkit.serving import emit
         from quantkit.serving.fleet import SLOW_TTFT, Fleet, Targets
@@ -101,7 +101,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Planning:
-    """One call of `serve --dry-run`, and the beginning of the others."""
+    """One call of `serve --dry-run`, and the first part of the others."""
 
     checkpoint: Path
     setup: Setup = field(default_factory=Setup)
@@ -116,7 +116,7 @@ class Planning:
         return hub.any_named([self.checkpoint])
 
     def ready(self, tell: Tell = silent) -> "Work[Planned]":
-        """All of it is quick: of a checkpoint's files only their sizes are looked at."""
+        """All of it is quick: only the sizes of a checkpoint's files are read."""
         from quantkit.export.manifest import Manifest
 
         planned = self.planned()
@@ -133,7 +133,7 @@ class Planning:
         return lambda progress: replace(planned, plan=plan, engine=here)
 
     def planned(self) -> Planned:
-        """The plan, and the engine where there has to be one."""
+        """The plan, and the engine if one is required."""
         from quantkit.serving import adapters, device, draft, plan, target
 
         fleet, wanted, more = self.files.fleet(), self.setup, self.additions
@@ -164,7 +164,7 @@ class Emission:
     check: bool = True
     """Whether the folder is checked first."""
     only_named: bool = False
-    """Whether files are written at all."""
+    """Whether files are only named, not written."""
 
     needs_transformers = False
 
@@ -194,18 +194,18 @@ class Emission:
 
 
 class Audience(Protocol):
-    """Who is told how a server comes up."""
+    """Receives the progress of a server's start."""
 
     def planned(self, planned: Planned) -> None:
-        """Before it is started."""
+        """Called before it is started."""
 
     def answered(self, planned: Planned, server: "Server", answer: "Answer") -> None:
-        """When it has answered for the first time."""
+        """Called when it has answered for the first time."""
 
 
 @dataclass(frozen=True)
 class Serving:
-    """One call of `serve`: a server that stays until it is interrupted."""
+    """One call of `serve`: a server that runs until it is interrupted."""
 
     planning: Planning
     audience: Audience
@@ -213,7 +213,7 @@ class Serving:
     log: Path | None = None
     check: bool = True
     once: bool = False
-    """Whether it ends after one answer, as a test."""
+    """Whether it stops after one answer, as a test."""
 
     needs_transformers = False
 

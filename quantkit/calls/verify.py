@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def _unseen(result: Any) -> None:
-    """Results are looked at when all are there."""
+    """Ignores results as they come; they are read when all are complete."""
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Folders, and the source where no manifest here names it."""
+    """Folders, and the source if no manifest here names it."""
 
     folders: Sequence[Path]
     source: "Model | None" = None
@@ -37,7 +37,7 @@ class Checkpoints:
         return named or hub.any_named(self.folders)
 
     def check(self) -> list[Path]:
-        """The folders, fetched from a hub where they are named so; refused where there is none."""
+        """The folders, downloaded if given as hub ids; refused if missing."""
         from quantkit.model.source import placed
 
         found = [placed(folder) for folder in self.folders]
@@ -45,7 +45,7 @@ class Checkpoints:
         return found
 
     def original(self) -> "ModelSource | Any":
-        """The source, opened where it is named; a GGUF file once transformers is loaded."""
+        """The source, opened if it is named; a GGUF file once transformers is loaded."""
         if not isinstance(self.source, str | Path) or str(self.source).lower().endswith(".gguf"):
             return self.source
         from quantkit.model.source import ModelSource
@@ -57,8 +57,9 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class FileCheck:
-    """One call of `verify`: files against hashes, tensors against recipes, weights against the
-    source."""
+    """One call of `verify`: checks files against hashes, tensors against recipes, weights against
+    the source.
+    """
 
     checkpoints: Checkpoints
     read_weights: bool = True
@@ -72,7 +73,7 @@ class FileCheck:
         return self.checkpoints.needs_hub
 
     def ready(self, tell: Tell = silent) -> "Work[list[Verification]]":
-        """Refuse what shows before a tensor is read."""
+        """Validate before a tensor is read."""
         folders = self.checkpoints.check()
         original = self.checkpoints.original()
 
@@ -96,13 +97,13 @@ class FileCheck:
 
 @dataclass(frozen=True)
 class Served:
-    """Whoever serves: a process that is started, or a server that runs."""
+    """The serving engine: a process to start, or a running server."""
 
     python: Path | None = None
     timeout: float = 600.0
     server: str | None = None
     model: str | None = None
-    """What the server calls it."""
+    """The server's name for it."""
 
     def engine(self) -> "Engine":
         from quantkit.engine.vllm_job import Vllm
@@ -115,7 +116,7 @@ class Served:
 
 @dataclass(frozen=True)
 class EngineCheck:
-    """The same, and then vLLM loads each, generates, and is compared with our own reference."""
+    """The same, then loads each in vLLM, generates, and compares with our own reference."""
 
     checkpoints: Checkpoints
     served: Served = field(default_factory=Served)

@@ -198,7 +198,7 @@ def command(
 def _check(
     backend: str, server: str | None, folders: list[Path], sweep: list[str], offline: bool
 ) -> None:
-    """What does not go together, before anything is loaded."""
+    """Refuse conflicting options, before anything is loaded."""
     if backend == "server":
         if not server:
             raise typer.BadParameter("name the server with --server URL", param_hint="--backend")

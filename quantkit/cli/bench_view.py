@@ -1,4 +1,4 @@
-"""How measured speeds look on a terminal."""
+"""Terminal output of `quantkit bench`."""
 
 import shutil
 from typing import TYPE_CHECKING
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from quantkit.bench.record import Bench
 
 WIDE = 170
-"""Columns from which tables have every figure."""
+"""Terminal width from which tables show every figure."""
 
 
 def show(bench: "Bench", as_json: bool) -> None:
-    """What was measured; a model that was not is an error."""
+    """The measurements; a model without any is an error."""
     if as_json:
         console.print_json(bench.to_json())
     else:
@@ -23,7 +23,7 @@ def show(bench: "Bench", as_json: bool) -> None:
 
 
 def _show_tables(bench: "Bench") -> None:
-    """A table a model, then what failed and what to serve with."""
+    """One table per model, then failures and the recommended settings."""
     from quantkit.bench import compare, table
 
     narrow = shutil.get_terminal_size().columns < WIDE
@@ -59,7 +59,7 @@ def _show_tables(bench: "Bench") -> None:
 
 
 def _complain(bench: "Bench") -> None:
-    """A model that was never measured is an error, also where others were."""
+    """A model that was never measured is an error, even if others were."""
     measured = {row.model for row in bench.rows if row.n_ok}
     refused = {one.model: one.reason for one in bench.refusals if one.model not in measured}
     for row in bench.rows:

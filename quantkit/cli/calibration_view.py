@@ -1,4 +1,4 @@
-"""A calibration set in the terminal."""
+"""Terminal output of a calibration set."""
 
 import shutil
 import sys
@@ -17,7 +17,7 @@ SHOWN = 300
 
 
 def show(found: "CalibrationSet", folder: Path, n_samples: int) -> None:
-    """Figures, pictures, some samples, and what is thin."""
+    """Figures, charts, some samples, and weaknesses."""
     from quantkit.calibration import inspection
     from quantkit.cli import console
 
@@ -59,7 +59,7 @@ def _show_sources(manifest: "Manifest") -> None:
             ]
         )
     console.print_table(["source", "tokens", "", "asked", "rows", "used"], rows, words=(0, 1))
-    # Reasons are many, and names may be long: they have a line of their own.
+    # There are many reasons, and names may be long: they get a line of their own.
     if others:
         console.print_lines("rows left out of the set:", others)
 
@@ -102,7 +102,7 @@ def _show_samples(found: "CalibrationSet", n: int) -> None:
     from quantkit.cli import console
 
     step = max(1, len(found.samples) // n)
-    # Nothing wraps where the output is not a terminal.
+    # Nothing wraps if the output is not a terminal.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 2 * SHOWN
     for piece in found.samples[::step][:n]:
         text = " ".join(piece["text"].split())

@@ -24,8 +24,8 @@ def command(
 ) -> None:
     """Rewrite a checkpoint's model card.
 
-    Keeps what people wrote into its README.md, and takes scores only of the folder's own files.
-    Writes the card of a hub id into a folder of its name here.
+    Keeps hand-written text in README.md, and includes only scores of the folder's own files. For a
+    hub id, writes the card to a local folder of that name.
     """
     from quantkit.calls.report import Describing
     from quantkit.cli import console, start

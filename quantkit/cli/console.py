@@ -1,4 +1,4 @@
-"""What people see: progress and notes on stderr, tables and results on stdout."""
+"""Terminal output: progress and notes on stderr, tables and results on stdout."""
 
 import json
 import sys
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 LONG_NAME = 44
-"""Characters of a name in a table's first column that are never parted."""
+"""Names up to this length in a table's first column never wrap."""
 GLUE = "\ue000"
 
 
 class Console:
-    """Draws progress bars on a terminal, and says lines elsewhere."""
+    """Draws progress bars on a terminal, and prints lines elsewhere."""
 
     def __init__(self, verbose: bool = False) -> None:
         from rich.console import Console as Screen
 
-        # Fixed now: libraries that are silenced later must not silence us.
+        # Fixed now: silencing a library later must not silence us.
         self._screen = Screen(file=sys.stderr, highlight=False)
-        # Not what the screen says: with FORCE_COLOR, as logs of builds have it, that is more.
+        # Not rich's own view of the stream: FORCE_COLOR, as set in build logs, changes that.
         self._lines = None if sys.stderr.isatty() else Lines(self._print)
         self._bars: Any = None
         self._task: TaskID | None = None
@@ -80,7 +80,7 @@ class Console:
 
 @contextmanager
 def progress(quiet: bool = False, verbose: bool = False) -> Iterator[Any]:
-    """A listener for long work, put away properly however the work ends."""
+    """A listener for long work, shut down properly however the work ends."""
     from quantkit.progress import Silent
 
     listener = Silent() if quiet else Console(verbose)
@@ -92,7 +92,7 @@ def progress(quiet: bool = False, verbose: bool = False) -> Iterator[Any]:
 
 @contextmanager
 def loading(quiet: bool = False) -> Iterator[None]:
-    """Say on a terminal that libraries are loaded; the words go when they are there."""
+    """Say on a terminal that libraries are loading; the text is removed when they are."""
     if quiet or not sys.stderr.isatty():
         yield
         return
@@ -107,24 +107,24 @@ def loading(quiet: bool = False) -> Iterator[None]:
 
 
 def say(text: str, err: bool = False, hang: int = HANG) -> None:
-    """Sentences on stdout or stderr, wrapped where that is a terminal."""
+    """Print sentences to stdout or stderr, wrapped on a terminal."""
     typer.echo(fitted(text, sys.stderr if err else sys.stdout, hang), err=err)
 
 
 def width() -> int:
-    """Columns of the terminal; 80 where there is none, or what COLUMNS says."""
+    """Columns of the terminal; without one COLUMNS, or 80."""
     from rich.console import Console as Screen
 
     return Screen().width
 
 
 def print_json(data: Any) -> None:
-    """A result for programs."""
+    """Print a result for programs."""
     typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
 
 
 def print_lines(heading: str, lines: Sequence[tuple[str, str]]) -> None:
-    """Names and sentences on stdout."""
+    """Print names and sentences."""
     typer.echo("\n" + lines_text(heading, lines))
 
 
@@ -132,11 +132,11 @@ def lines_text(heading: str, lines: Sequence[tuple[str, str]]) -> str:
     """A heading, then names and sentences; sentences wrap beside their names."""
     from rich.console import Console as Screen
 
-    screen = Screen()  # the same that tables go by
+    screen = Screen()  # the same width as for tables
     columns = screen.width if screen.is_terminal else None
     beside = max((len(name) for name, _ in lines), default=0) + 2
     if columns is not None and columns - beside < NARROW:
-        beside = 2  # names are so long that sentences stand below them
+        beside = 2  # names so long that sentences go below them
     room = None if columns is None else columns - beside
     told = [heading if columns is None else typer.style(heading, bold=True)]
     for name, sentence in lines:
@@ -152,7 +152,7 @@ def lines_text(heading: str, lines: Sequence[tuple[str, str]]) -> str:
 def print_table(
     headings: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)
 ) -> None:
-    """A table on stdout."""
+    """Print a table."""
     typer.echo(table_text(headings, rows, words))
 
 
@@ -161,8 +161,8 @@ def table_text(
 ) -> str:
     """A table; columns in `words` hold text, the others numbers.
 
-    Headings and text may wrap, a long name in the first column too; a number is never cut, and
-    what does not fit then is left to the terminal. Outside a terminal nothing wraps.
+    Headings and text may wrap, and so may a long name in the first column; numbers are never cut,
+    and a table that is still too wide is left to the terminal. Outside a terminal nothing wraps.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console as Screen
@@ -184,7 +184,7 @@ def table_text(
             min_width=min(longest, LONG_NAME) if index == 0 else None if is_text else longest,
         )
     for row in rows:
-        # What stands for a space keeps an amount and its unit on one line.
+        # A non-breaking space keeps an amount and its unit on one line.
         table.add_row(*(Text(c if i in words else c.replace(" ", GLUE)) for i, c in enumerate(row)))
     with screen.capture() as capture:
         screen.print(table, crop=False)
@@ -193,12 +193,12 @@ def table_text(
 
 
 def _rounded(rate: float) -> str:
-    """Two digits, and all that stand before the point."""
+    """Two significant digits, and all digits before the point."""
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def _bars(screen: Any, unit: str) -> Any:
-    """A line with a bar, and below it one of words on how it goes."""
+    """A progress bar, with a line of status text below it."""
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -237,8 +237,8 @@ def _bars(screen: Any, unit: str) -> Any:
         *amounts,
         console=screen,
         transient=True,
-        # A stage may begin while a library's output is held back: were streams taken over then,
-        # they would be given back to what holds it, and all that follows be lost.
+        # A stage may begin while a library's output is redirected: if rich took over the streams
+        # then, it would restore them to the redirect, and all later output would be lost.
         redirect_stdout=False,
         redirect_stderr=False,
     )

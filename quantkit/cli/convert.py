@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from quantkit.to_plain import Plain
 
 MENDED_ONLY = "mxfp4"
-"""gpt-oss's own format, which is mended and never written anew."""
+"""gpt-oss's own format, which can be repaired but not written."""
 
 
 def command(

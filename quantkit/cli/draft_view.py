@@ -1,4 +1,4 @@
-"""What `quantkit draft` prints."""
+"""Terminal output of `quantkit draft`."""
 
 from typing import TYPE_CHECKING
 
@@ -17,12 +17,12 @@ TITLES = {"greedy": "greedy", "temperature-0": "temp. 0", "sampled": "sampled"}
 
 
 def _spread(stderr: float | None) -> str:
-    """In points, at 95%."""
+    """In percentage points, at 95%."""
     return "" if stderr is None else f" +-{196 * stderr:.1f}"
 
 
 def show(found: "Draft", as_json: bool) -> None:
-    """Tables for people, or everything for programs."""
+    """Tables on the terminal, or everything as JSON."""
     if as_json:
         console.print_json(found.to_json())
         return

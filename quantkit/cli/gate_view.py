@@ -1,4 +1,4 @@
-"""How a verdict looks on a terminal, on GitHub, and in files."""
+"""A verdict on the terminal, on GitHub, and in files."""
 
 import json
 import os
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class View:
-    """Where a verdict is told.
+    """Where a verdict goes.
 
-    Files must never be those of an earlier, better day: they are written in any case.
+    Stale files from an earlier, better run must not survive: files are written in any case.
     """
 
     junit: Path | None
@@ -30,14 +30,14 @@ class View:
 
     @contextmanager
     def telling_errors(self) -> Iterator[None]:
-        """What keeps a report from being judged goes to the same places as a verdict."""
+        """Errors that keep a report from being judged go to the same places as a verdict."""
         from quantkit.gating import github, junit, markdown
 
         try:
             yield
         except QuantkitError as error:
             words = str(error)
-            with suppress(QuantkitError):  # the first error is the one to tell
+            with suppress(QuantkitError):  # the first error is the one to report
                 self._write(junit.render_error(words), markdown.render_error(words))
             if github.is_here(os.environ):
                 typer.echo(github.annotation("error", "quantkit gate", words), err=self.as_json)
@@ -45,7 +45,7 @@ class View:
             raise
 
     def write(self, verdict: "Verdict") -> None:
-        """The files that were asked for, and GitHub's summary."""
+        """Write the requested files, and GitHub's summary."""
         from quantkit.gating import junit, markdown
 
         self._write(junit.render(verdict), markdown.render(verdict))
@@ -64,7 +64,7 @@ class View:
             github.summarize(markdown_text, os.environ)
 
     def show(self, verdict: "Verdict") -> None:
-        """The verdict on stdout."""
+        """Print the verdict."""
         from quantkit.gating import github
 
         if self.as_json:
@@ -72,7 +72,7 @@ class View:
         else:
             text = _screen(verdict)
         if github.is_here(os.environ):
-            # What programs read stays alone on stdout; the runner obeys stderr just as well.
+            # stdout holds only what programs read; the GitHub runner obeys stderr just as well.
             if self.as_json:
                 text = text.replace("##[", "\\u0023#[")
             else:

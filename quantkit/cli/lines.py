@@ -1,7 +1,7 @@
-"""Progress where there is no terminal, as in the log of a build: lines, and never a bar.
+"""Progress without a terminal, as in a build log: lines, never a bar.
 
-A short stage is one line when it is over. A longer one says that it began, then now and again how
-far it is, and at its end how long it took.
+A short stage is one line when it is over. A longer one prints a line when it begins, then from time
+to time how far it is, and at its end how long it took.
 """
 
 import threading
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from quantkit.storage import duration, gib
 
 SOON = 2.0
-"""Seconds after which a stage says that it began: many are over before."""
+"""Seconds after which a stage announces itself: many are over before."""
 OFTEN = 30.0
-"""Seconds between two lines of a stage ..."""
+"""Shortest pause between two lines of a stage, in seconds."""
 SELDOM = 300.0
-"""... and at most, for a stage of hours needs no line every half minute."""
+"""Longest pause: a stage of hours needs no line every half minute."""
 LONGEST_STATUS = 90
 
 
 @dataclass
 class Stage:
-    """How far one stage is."""
+    """State of one stage."""
 
     label: str
     total: int
@@ -35,7 +35,7 @@ class Stage:
 
     @property
     def is_wait(self) -> bool:
-        """It may end at any moment, and its total is only the longest time it may take."""
+        """Whether it may end at any moment; its total is then the longest time it may take."""
         return self.unit == "s"
 
     @property
@@ -82,7 +82,7 @@ class Stage:
 
 
 class Lines:
-    """Tells of stages by lines, also of those that are long silent."""
+    """Reports stages as lines, including long silent ones."""
 
     def __init__(
         self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
@@ -110,7 +110,7 @@ class Lines:
                 self._stage.status = text
 
     def note(self, text: str) -> None:
-        """Words on the stage come after its beginning."""
+        """Print a note, after the line that announces its stage."""
         with self._lock:
             if self._stage is not None:
                 self._announce(self._stage)
@@ -120,13 +120,13 @@ class Lines:
         with self._lock:
             if self._over is not None:
                 self._over.set()
-            # One that breaks off at once needs no line: an error follows.
+            # One that fails at once needs no line: an error follows.
             if self._stage is not None and (self._stage.announced or self._stage.is_done):
                 self._write(self._stage.closing(self._clock()))
             self._stage = self._over = None
 
     def look(self) -> None:
-        """Say what is due by now."""
+        """Print what is due."""
         with self._lock:
             stage, now = self._stage, self._clock()
             if stage is None or now - stage.began < SOON:
@@ -143,7 +143,7 @@ class Lines:
             self._write(stage.opening())
 
     def _watch(self, over: threading.Event) -> None:
-        """Of a thread of its own: the work itself may be silent for minutes."""
+        """Runs in a thread of its own: the work itself may be silent for minutes."""
         while not over.wait(SOON / 2):
             with self._lock:
                 if not over.is_set():

@@ -33,17 +33,17 @@ COMMANDS = (
     "sweep", "gate", "bench", "card", "push", "serve", "draft", "calibrate", "recipes",
     "recommend", "gpus", "doctor",
 )  # fmt: skip
-"""Each has a file of its name beside this one; in the order of the help."""
+"""Commands in the order of the help, each in the file of its name."""
 GROUPS = ("sweep", "calibrate", "recipes")
-"""Those with commands of their own."""
+"""Commands with subcommands."""
 ANSWERS = ("gate", "recipes", "recommend", "gpus")
-"""Those that only read small files."""
+"""Commands that only read small files."""
 SPARE_BYTES = 4 << 20
-"""Enough to say that memory is out."""
+"""Enough to report that memory has run out."""
 
 
 def made(names: Iterable[str] = COMMANDS) -> typer.Typer:
-    """The app with these commands: whoever runs one need not wait for the others."""
+    """The app with these commands: running one need not import the others."""
     app = typer.Typer(
         name="quantkit",
         help="Quantise language models and measure what it costs.",
@@ -67,7 +67,7 @@ def made(names: Iterable[str] = COMMANDS) -> typer.Typer:
 
 @contextmanager
 def _without_collector(is_quick: bool) -> Iterator[None]:
-    """An answer is there before there is garbage worth looking for, which takes a tenth of it."""
+    """Disable garbage collection for quick commands, which it would slow down by a tenth."""
     was_on = gc.isenabled()
     if is_quick:
         gc.disable()
@@ -80,7 +80,7 @@ def _without_collector(is_quick: bool) -> Iterator[None]:
 
 @contextmanager
 def _spare_memory() -> Iterator[None]:
-    """Keep memory back while a command runs, so that there is some to say that there is none."""
+    """Reserve memory while a command runs, so that there is some left to report that it ran out."""
     spare = [bytearray(SPARE_BYTES)]
     try:
         yield
@@ -101,7 +101,7 @@ def _version(value: bool) -> None:
 
 
 SHARES_WORK = ("quantize",)
-"""Commands that several processes can do together."""
+"""Commands that run distributed."""
 
 
 def _root(
@@ -136,7 +136,7 @@ def _answered(given: list[str]) -> int:
         with _spare_memory():
             app = made(given[:1] if given[:1] and given[0] in COMMANDS else COMMANDS)
             result = app(given, standalone_mode=False, prog_name="quantkit")
-        if result == EXIT_INTERRUPTED:  # Typer's own answer to Ctrl-C
+        if result == EXIT_INTERRUPTED:  # Typer's own exit on Ctrl-C
             return _interrupted("finished work is kept; run the same command again to resume")
         return result if isinstance(result, int) else 0
     except Interrupted as error:
@@ -144,27 +144,27 @@ def _answered(given: list[str]) -> int:
     except QuantkitError as error:
         return error.exit_code if error.told else _fail(str(error), error.exit_code)
     except SystemExit as stop:
-        # Typer and rich end with 1 when a reader went away, as `head` does: that would mean no.
+        # Typer and rich exit with 1 on a closed pipe, as with `head`: that would mean "no".
         if isinstance(stop.__context__, BrokenPipeError):
             return EXIT_UNREAD
         raise
-    except OSError as error:  # what the system refuses is not our bug
+    except OSError as error:  # an error of the system, not a bug
         return _fail(f"{error.strerror or error}: {error.filename or ''}".strip(" :"), EXIT_ERROR)
     except Exception as error:
-        # Typer keeps its own copy of click, whose errors know how to show themselves.
+        # Typer bundles its own copy of click, whose errors know how to show themselves.
         if hasattr(error, "format_message"):
             if launch.is_first():  # the same in every process
                 _show_usage(error)
             return EXIT_USAGE
         if (lacking := out_of_memory(error)) is not None:
             return _fail(lacking, EXIT_ERROR)
-        # Not Python's own exit code for this, which is 1: that means that a gate said no.
+        # Python's own exit code for this is 1, which means that a gate failed.
         traceback.print_exc()
         return _fail("this is a bug in quantkit; please report it with the lines above", EXIT_BUG)
 
 
 def _show_usage(error: Any) -> None:
-    """What is wrong with a command line, in the form of all other errors."""
+    """Show what is wrong with a command line in the format of all other errors."""
     context, message = getattr(error, "ctx", None), error.format_message()
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
@@ -177,7 +177,7 @@ def _show_usage(error: Any) -> None:
     message = re.sub(r"is not in the range x>=([^ ]+)\.$", r"is below \1", message)
     message = re.sub(r"is not in the range (.+)<=x<=(.+)\.$", r"is not in \1 to \2", message)
     message = re.sub(r"is not a valid float( range)?\.$", "is not a number", message)
-    if message[1:2].islower():  # and not the name of an argument
+    if message[1:2].islower():  # not the name of an argument
         message = message[0].lower() + message[1:]
     _fail(message, EXIT_USAGE)
 
@@ -189,16 +189,16 @@ def _interrupted(message: str) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    with suppress(OSError):  # the code counts also where nobody can be told
+    with suppress(OSError):  # the exit code counts even if stderr is closed
         typer.echo(fitted(f"quantkit: {message}", sys.stderr), err=True)
     return code
 
 
 def _open_closed_streams() -> None:
-    """Give streams that the caller closed somewhere to go.
+    """Reopen streams that the caller closed.
 
-    Their numbers would go to the next files that are opened, and what libraries written in C say
-    would end up in those.
+    Their descriptors would be reused for the next files opened, and output of C libraries would end
+    up in those.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -213,5 +213,5 @@ def _terminate(number: int, frame: object) -> NoReturn:
 def entry() -> NoReturn:
     """The console script."""
     code = main()
-    gc.freeze()  # or the interpreter looks through all that there is once more before it ends
+    gc.freeze()  # otherwise the interpreter scans all objects once more before it exits
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""What a budget bought, as tables."""
+"""What a budget buys, as tables."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def show_curve(table: "Table") -> None:
-    """What a bit more or less buys."""
+    """What more or fewer bits buy."""
     from quantkit.cli import console
     from quantkit.mixed.page import curve
 
@@ -18,7 +18,7 @@ def show_curve(table: "Table") -> None:
 
 
 def show_choice(choice: "Choice") -> None:
-    """The formats of a choice, kind by kind."""
+    """The formats of a choice, by kind."""
     from quantkit.cli import console
     from quantkit.export.format_map import ranges
     from quantkit.mixed.units import Unit

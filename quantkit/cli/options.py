@@ -13,7 +13,7 @@ from quantkit.registry import ENGINES
 
 
 def one_of(*names: str) -> Callable[[str | None], str | None]:
-    """Refuses what is none of an option's values, before anything is read."""
+    """Refuse invalid values of an option, before anything is read."""
 
     def check(value: str | None) -> str | None:
         if value is None or value in names:

@@ -1,4 +1,4 @@
-"""What `quantkit verify --for ENGINE` prints: what an engine will do, without running it."""
+"""Terminal output of `quantkit verify --for ENGINE`."""
 
 from typing import TYPE_CHECKING
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from quantkit.dispatch.prediction import Prediction
 
 MOST = 12
-"""Findings of one rule that are shown; --json has all."""
+"""Findings shown per rule; --json has all."""
 
 
 def end(found: "Sequence[Prediction]", as_json: bool) -> None:
-    """What was found and, as the last line, a verdict; exit code 1 where it is a fault."""
+    """Print the findings and, as the last line, a verdict; exit code 1 for a fault."""
     if as_json:
         told = [one.to_json() for one in found]
         console.print_json(told[0] if len(told) == 1 else told)

@@ -1,4 +1,4 @@
-"""What `quantkit quantize` prints: checkpoints, a plan, or what a budget buys."""
+"""Terminal output of `quantkit quantize`: checkpoints, a plan, or what a budget buys."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def show(made: "Quantized", as_json: bool) -> None:
-    """A table for people, or everything for programs."""
+    """Tables on the terminal, or everything as JSON."""
     if made.plan is not None:
         _show_plan(made.plan, as_json)
     elif made.choice is not None:
@@ -69,11 +69,11 @@ def _show_made(checkpoints: "list[Checkpoint]") -> None:
 
 def _worst(checkpoint: "Checkpoint") -> str:
     errors = [layer.relative_error for layer in checkpoint.manifest.layers.values()]
-    return f"{max(errors):.4f}" if errors else ""  # some GGUF files hold plain numbers only
+    return f"{max(errors):.4f}" if errors else ""  # some GGUF files are not quantised at all
 
 
 def _show_worst(checkpoints: "list[Checkpoint]") -> None:
-    """The ten layers that lose most of their output, over all calibrated recipes."""
+    """The ten layers with the largest output error, over all calibrated recipes."""
     layers = [
         (layer.output_error, c.label, name, layer)
         for c in checkpoints

@@ -235,4 +235,4 @@ def command(
     if emit is not None:
         serving_view.tell_files(advised.emitted())
     if not any(one.chosen for one in advised.answers.found):
-        raise typer.Exit(EXIT_GATE)  # so that a script can tell
+        raise typer.Exit(EXIT_GATE)  # for scripts

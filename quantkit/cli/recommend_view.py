@@ -1,4 +1,4 @@
-"""How recommendations look on a terminal."""
+"""Terminal output of `quantkit recommend`."""
 
 import shlex
 from dataclasses import replace
@@ -24,7 +24,7 @@ quality: the share that is kept; ~ is a prior."""
 
 
 def show(advised: "Advised", page: "Path | None", as_json: bool) -> None:
-    """Answers as JSON or on the screen; a page has it all, and more."""
+    """Answers as JSON or on the terminal; the HTML page has everything, and more."""
     from quantkit.advise import document
     from quantkit.cli import console
 
@@ -80,7 +80,7 @@ def show_one(answers: "Answers") -> None:
 
 
 def _each(shown: "Sequence[Candidate]") -> str:
-    """Whose memory a table is about, where there are several GPUs."""
+    """Which GPU's memory a table shows, if there are several."""
     if not shown or shown[0].count == 1:
         return ""
     is_partly = any(one.size is not None and one.size.offload is not None for one in shown)
@@ -169,7 +169,7 @@ def _rest(candidates: "Sequence[Candidate]") -> list[tuple[str, str]]:
 
 
 def show_models(answers: "Answers") -> None:
-    """Rows formats, columns models, then what each is served in; on one kind of GPU."""
+    """Formats by rows, models by columns, then each model's format; on one kind of GPU."""
     from quantkit.advise import words
     from quantkit.cli import console
 
@@ -205,7 +205,7 @@ def _label(found: "Recommendation") -> str:
 
 
 def show_many(found: "Sequence[Recommendation]", notes: "Sequence[str]" = ()) -> None:
-    """Rows formats, columns GPUs, in as many tables as the terminal asks for."""
+    """Formats by rows, GPUs by columns, in as many tables as the terminal needs."""
     from quantkit.advise import words
     from quantkit.cli import console
 
@@ -231,7 +231,7 @@ def _side_by_side_tables(found: "Sequence[Recommendation]") -> None:
     names = list(dict.fromkeys(f.name for one in found for f in one.question.catalogue.formats))
     cells = {one.gpu.name: {c.format.name: _cell(c, one) for c in one.candidates} for one in served}
     chosen = {one.chosen.format.name for one in served if one.chosen is not None}
-    # An FP8 cache is worth a row where it is somebody's choice.
+    # An FP8 cache gets a row only if it is chosen somewhere.
     kept = [
         name
         for name in names
@@ -248,7 +248,7 @@ def _side_by_side_tables(found: "Sequence[Recommendation]") -> None:
 
 
 def _side_by_side(columns: list[list[str]], width: int) -> list[list[list[str]]]:
-    """Columns in groups that fit a terminal, at least one in each."""
+    """Columns in groups that fit the terminal, at least one in each."""
     groups: list[list[list[str]]] = []
     room = 0
     for column in columns:

@@ -136,7 +136,7 @@ def command(
 
 
 def _points(text: str) -> float:
-    """Half the width of an interval, as a fraction."""
+    """Half-width of an interval, as a fraction."""
     try:
         points = float(text.removesuffix("pp").strip())
     except ValueError:

@@ -1,4 +1,4 @@
-"""What `quantkit score` prints."""
+"""Terminal output of `quantkit score`."""
 
 from typing import TYPE_CHECKING
 
@@ -42,19 +42,19 @@ def show(scored: "Scored", as_json: bool, verbose: bool) -> None:
 
 
 def _is_detail(card: "Scorecard", key: str) -> bool:
-    """Whether a score says once more what another says."""
+    """Whether a score repeats what another one says."""
     metric = metrics.of(key)
     return metric.detail or (card.recipe is None and metric.against_source)
 
 
 def _cached(card: "Scorecard", key: str) -> str:
-    """How much of a score comes from answers that an earlier run kept; empty where none does."""
+    """How much of a score comes from cached answers; empty if none does."""
     share = card.cached.get(key.rpartition("/")[0], 0.0)
     return "" if not share else "all" if share == 1 else f"{max(share, 0.01):.0%}"
 
 
 def _is_part(card: "Scorecard", key: str) -> bool:
-    """Whether a score is that of one task of a group, of which there may be dozens."""
+    """Whether a score belongs to one task of a group, of which there may be dozens."""
     task = key.rpartition("/")[0]
     inside = {member for members in card.groups.values() for member in members}
     return task in inside and task not in card.settings.tasks

@@ -1,4 +1,4 @@
-"""How the plan of a server looks on a terminal, and its files."""
+"""Terminal output of a server's plan and its files."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from quantkit.serving.server import Answer, Server
 
 SHORT = 40
-"""Characters of a flag that stand before its reason."""
+"""Longest flag that is printed on the same line as its reason."""
 PREVIEW = 60
 """Characters of an answer."""
 
 
 def show(made: "Plan", engine: "Program | None" = None) -> None:
-    """The command as it can be copied, then the reason of each flag."""
+    """The command, ready to copy, then the reason for each flag."""
     from quantkit.cli import console
 
     typer.echo(made.shell(engine.words if engine else None))
@@ -37,14 +37,14 @@ def _short(words: tuple[str, ...]) -> str:
 
 
 def tell_files(paths: "Iterable[Path]", only_named: bool = False) -> None:
-    """What was written, or would be."""
+    """The files that were written, or would be."""
     for path in paths:
         typer.echo(f"would write {path}" if only_named else path)
 
 
 @dataclass(frozen=True)
 class View:
-    """How a server comes up, on a terminal or as JSON."""
+    """Reports a server's start, on the terminal or as JSON."""
 
     as_json: bool
 

@@ -1,4 +1,4 @@
-"""What commands share: doing what is asked, staying offline where possible, showing a report."""
+"""Shared by commands: running a call, staying offline where possible, showing a report."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ def stay_offline_if(local: bool) -> None:
 
 @contextmanager
 def sharing(device: str) -> "Iterator[tuple[Ranks | None, str]]":
-    """The ranks of the run and this one's device, where torchrun started several processes."""
+    """The ranks of the run and this one's device, if torchrun started several processes."""
     place = launch.place()
     if place is None:
         yield None, device
@@ -42,7 +42,7 @@ def sharing(device: str) -> "Iterator[tuple[Ranks | None, str]]":
 
 
 def run(call: "Call[T]", quiet: bool, verbose: bool = False) -> T:
-    """Do what is asked, and show how it goes; only the first of several processes speaks."""
+    """Run a call and show its progress; only rank 0 prints."""
     from quantkit.calls import silent
     from quantkit.cli import console
 
@@ -56,7 +56,7 @@ def run(call: "Call[T]", quiet: bool, verbose: bool = False) -> T:
 
 
 def ask(call: "Call[T]") -> T:
-    """The same of what is answered at once: there is no progress to show."""
+    """The same for a call that answers at once, without progress."""
     from quantkit.cli import console
     from quantkit.progress import Silent
 
@@ -65,7 +65,7 @@ def ask(call: "Call[T]") -> T:
 
 
 def load_lean(quiet: bool = False) -> None:
-    """Have transformers loaded without what no command of this process uses."""
+    """Load transformers without the parts that no command of this process uses."""
     from quantkit.cli import console
     from quantkit.model import lean
 
@@ -75,7 +75,7 @@ def load_lean(quiet: bool = False) -> None:
 
 @contextmanager
 def telling_what_is_kept(out: Path) -> Iterator[None]:
-    """On Ctrl-C, say which results are finished and that the same command goes on from them."""
+    """On Ctrl-C, report which results are finished and that the same command resumes."""
     try:
         yield
     except KeyboardInterrupt:
@@ -92,7 +92,7 @@ def show(outcome: "Outcome", as_json: bool) -> None:
 
 
 def show_schema() -> None:
-    """What report.json may hold."""
+    """Print the JSON schema of report.json."""
     from quantkit.cli import console
     from quantkit.report import document
 

@@ -1,4 +1,4 @@
-"""What people see of a sweep: its plan, where it stands, and what came of it."""
+"""Terminal output of a sweep: its plan, its status, and its results."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from quantkit.sweep.status import Status
 
 MOST_STEPS = 60
-"""Longer graphs are shown by kind."""
+"""Larger graphs are summarised by kind."""
 
 
 def show_plan(found: "Estimated", as_json: bool) -> None:
@@ -89,7 +89,7 @@ def _size(size_bytes: int | None) -> str:
 
 
 def show_status(found: "Status") -> None:
-    """Counts by kind, then what runs, then what went wrong."""
+    """Counts by kind, then running steps, then failures."""
     from quantkit.cli import console
     from quantkit.storage import duration
 

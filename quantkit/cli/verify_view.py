@@ -1,4 +1,4 @@
-"""What `quantkit verify` prints, and how it ends."""
+"""Terminal output and exit code of `quantkit verify`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ LEVELS = {
 
 @dataclass(frozen=True)
 class View:
-    """How results are shown as they come."""
+    """Shows results as they come."""
 
     many: bool
     verbose: bool
@@ -37,7 +37,7 @@ class View:
             _show_checks(result)
 
     def show_proof(self, proof: "Proof") -> None:
-        """The same, and what an engine made of it."""
+        """The same, and the engine's result."""
         from quantkit.export.verified import FILE
 
         if self.as_json:
@@ -70,7 +70,7 @@ class View:
 
 
 def end(results: "Sequence[Verification]", as_json: bool) -> None:
-    """Everything for programs, a verdict for people, and the exit code of both."""
+    """JSON for programs or a verdict for people, and the exit code."""
     if as_json:
         _print_json(results)
     faulty = [result for result in results if not result.ok]
@@ -78,7 +78,7 @@ def end(results: "Sequence[Verification]", as_json: bool) -> None:
 
 
 def end_proofs(proofs: "Sequence[Proof]", as_json: bool) -> None:
-    """The same of what an engine said."""
+    """The same for results of an engine."""
     if as_json:
         _print_json(proofs)
     problems = [found for proof in proofs for found in _problems(proof)]
@@ -100,7 +100,7 @@ def _show_checks(result: "Verification") -> None:
 
 
 def _attributed(found: "Verified") -> str:
-    """Whether the engine served the checkpoint or its source, and how sure that is."""
+    """Whether the engine served the checkpoint or its source, and how certain that is."""
     whose = found.attribution
     if whose is None:
         return (
@@ -124,7 +124,7 @@ def _line(text: str) -> str:
 
 
 def _problems(proof: "Proof") -> list[tuple[str, bool]]:
-    """What keeps a checkpoint from being called sound, and whether it is a fault of it."""
+    """Problems that keep a checkpoint from passing, and whether each is its own fault."""
     if not proof.checks.ok:
         return [(_faulty(proof.checks), True)]
     if proof.problem is not None:
@@ -142,7 +142,7 @@ def _faulty(result: "Verification") -> str:
 
 
 def _end(problems: list[str], is_faulty: bool, as_json: bool) -> None:
-    """A last line with the verdict; 1 is the exit code of a fault, 3 of what was not checked."""
+    """The verdict as the last line; exit code 1 for a fault, 3 for what was not checked."""
     if not as_json:
         verdict = "wrong" if is_faulty else "not checked" if problems else "sound"
         typer.echo(f"verdict: {verdict}")

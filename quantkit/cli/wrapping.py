@@ -1,8 +1,8 @@
-"""Sentences that fit a terminal; in a pipe or a file they stay as they are.
+"""Wraps sentences to the terminal's width; in a pipe or a file they stay as they are.
 
-What somebody may want to copy is kept in one piece where it can be: a path or an option is one
-word, `what stands between back quotes` is too, and a line that is a command is left alone, for a
-terminal that parts a long line itself puts it together again when it is copied.
+What a user may want to copy is kept in one piece where possible: a path or an option is one word,
+`text between backquotes` is too, and a line that is a command is left alone, since a terminal that
+wraps a long line itself joins it again when it is copied.
 """
 
 import os
@@ -11,18 +11,18 @@ import textwrap
 from typing import IO
 
 HANG = 2
-"""Columns that a sentence's further lines stand in from its first."""
+"""Indent of a sentence's continuation lines."""
 NARROW = 30
-"""A terminal below this many columns is left to part lines as it likes."""
+"""A terminal narrower than this is left to wrap lines itself."""
 COMMAND = re.compile(
     r"\s*(\$ )?(quantkit|pip|python3?|torchrun|vllm|llama-server|docker|kubectl|curl) \S.* -"
 )
-"""A program's name and an option behind it; a sentence may begin with such a name, too."""
+"""A program's name followed by an option; sentences may begin with such a name, too."""
 GLUE = "\ue000"
 
 
 def columns_of(stream: IO[str]) -> int | None:
-    """Columns of the terminal behind a stream; None where there is none."""
+    """Columns of the terminal that a stream writes to; None if it is not a terminal."""
     try:
         if not stream.isatty():
             return None
@@ -32,19 +32,19 @@ def columns_of(stream: IO[str]) -> int | None:
             if said.isdecimal() and int(said)
             else os.get_terminal_size(stream.fileno()).columns
         )
-    except (OSError, ValueError):  # closed, or not of this machine
+    except (OSError, ValueError):  # closed, or not a local terminal
         return None
 
 
 def wrapped(text: str, columns: int | None, hang: int = HANG) -> str:
-    """Text with no line longer than a terminal, as far as words allow it."""
+    """Text with no line longer than a terminal, as far as its words allow."""
     if columns is None or columns < NARROW:
         return text
     return "\n".join(_line(line, columns, hang) for line in text.split("\n"))
 
 
 def fitted(text: str, stream: IO[str], hang: int = HANG) -> str:
-    """The same for whatever is behind a stream."""
+    """The same for the terminal of a stream."""
     return wrapped(text, columns_of(stream), hang)
 
 
@@ -52,7 +52,7 @@ def _line(line: str, columns: int, hang: int) -> str:
     if len(line) <= columns or COMMAND.match(line):
         return line
     lead = " " * (len(line) - len(line.lstrip()))
-    # Pieces that could stand on a line of their own are worth keeping whole.
+    # Pieces that fit on a line of their own are worth keeping whole.
     room = columns - hang - len(lead)
     glued = re.sub(
         r"`[^`\n]+`",

@@ -1,4 +1,4 @@
 """What a serving engine will do with a checkpoint, by its own dispatch rules, without running it.
 
-`rules.py` is the table; `vllm.py` and `llamacpp.py` apply it to a config and the headers of files.
+`rules.py` is the table; `vllm.py` and `llamacpp.py` apply it to a config and the files' headers.
 """

@@ -1,4 +1,4 @@
-"""The kernel that each layer gets, fused layers once and under vLLM's own name."""
+"""The kernel of each layer; fused layers count once, under vLLM's own name."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from quantkit.hardware import expert_kernels, kernels
 from quantkit.hardware.kernels import Asked
 
 GATES = ("gate_proj", "w1")
-"""What an expert's first layer is called, where it has a gate."""
+"""Names of an expert's first layer, if it has a gate."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The kernel of one layer of vLLM's, fused ones under their own name."""
+    """The kernel of one of vLLM's layers, fused ones under their own name."""
 
     layer: str
     scheme: Scheme
@@ -26,7 +26,7 @@ class Choice:
 
 
 def choices(judged: Judged) -> Iterator[Choice]:
-    """The kernel of each layer that is built quantised, but for experts."""
+    """The kernel of each quantised layer except experts."""
     if judged.capability is None or not is_readable(judged):
         return
     whole = {shard: name for name, shards in judged.checkpoint.fused for shard in shards}
@@ -58,7 +58,7 @@ def choices(judged: Judged) -> Iterator[Choice]:
 
 
 def expert_choices(judged: Judged) -> Iterator[Choice]:
-    """The kernel of every block's experts, gate and up as vLLM has them; None where not known."""
+    """The kernel of every block's experts, gate and up as in vLLM; None if unknown."""
     if judged.capability is None or not is_readable(judged):
         return
     if str(judged.checkpoint.text.get("hidden_act") or SILU[0]) not in SILU:

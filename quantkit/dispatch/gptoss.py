@@ -1,7 +1,7 @@
-"""gpt-oss's experts as vLLM loads them: all of a block in one tensor, MXFP4 blocks beside scales.
+"""gpt-oss's experts as vLLM loads them: one tensor per block, MXFP4 blocks beside scales.
 
-vLLM makes their parameters of zeros and copies what it finds into their first rows and columns, so
-that what is missing or too small is not noticed.
+vLLM initialises their parameters to zeros and copies what it finds into the first rows and columns,
+so missing or undersized tensors go unnoticed.
 """
 
 import math
@@ -14,7 +14,7 @@ GROUP = 32
 
 
 def findings(judged: Judged) -> Iterator[Finding]:
-    """Tensors of experts that are missing, or have another shape than vLLM's parameters."""
+    """Expert tensors that are missing, or differ in shape from vLLM's parameters."""
     if judged.method != "mxfp4" or judged.checkpoint.config.get("model_type") != "gpt_oss":
         return
     text, tensors = judged.checkpoint.text, judged.checkpoint.tensors
@@ -42,7 +42,7 @@ def findings(judged: Judged) -> Iterator[Finding]:
 
 
 def _how(part: str, stored: tuple[int, ...], shape: tuple[int, ...], fixed: int) -> Consequence:
-    """Too large, or not to be cut into vLLM's dimensions: an error; too small: zeros are left."""
+    """Too large, or not divisible into vLLM's dimensions: an error; too small: zeros remain."""
     if part == "blocks":
         n = math.prod(stored)
         return "refuses" if n % fixed or n > math.prod(shape) else "garbage"
@@ -52,7 +52,7 @@ def _how(part: str, stored: tuple[int, ...], shape: tuple[int, ...], fixed: int)
 
 
 def blocks(judged: Judged) -> dict[str, tuple[int, int]]:
-    """Experts of each block that are stored so, with rows and columns of gate and up together."""
+    """Experts of each block stored this way, with rows and columns of gate and up together."""
     end = ".gate_up_proj_blocks"
     return {
         name.removesuffix(end): (spec.shape[1], spec.shape[2] * GROUP)
@@ -62,7 +62,7 @@ def blocks(judged: Judged) -> dict[str, tuple[int, int]]:
 
 
 def n_layers(judged: Judged) -> int:
-    """Parameters of all experts of a block that are stored so."""
+    """Number of parameters that hold all experts of a block and are stored this way."""
     return sum(
         name.endswith("_blocks") and ".experts." in name for name in judged.checkpoint.tensors
     )

@@ -1,4 +1,4 @@
-"""The layers of a checkpoint as an engine meets them: from the names and shapes in its headers."""
+"""The layers of a checkpoint as an engine sees them: from the names and shapes in its headers."""
 
 import re
 from collections.abc import Mapping
@@ -56,14 +56,14 @@ PREFIXES: dict[str, tuple[tuple[str, str], ...]] = {
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer, or one of an expert, under the name that the files give it."""
+    """A linear layer, or one of an expert, under its name in the files."""
 
     name: str
     parts: Mapping[str, TensorSpec]
 
     @cached_property
     def is_quantized(self) -> bool:
-        """Whether it is stored in other numbers than 16-bit ones."""
+        """Whether it is stored in anything but 16-bit numbers."""
         if "weight_packed" in self.parts or "qweight" in self.parts:
             return True
         weight = self.parts.get("weight")
@@ -81,7 +81,7 @@ class Layer:
         return weight is not None and weight.dtype == "U8" and weight.shape[1:] == (1,)
 
     def shape(self, bits: int, awq: bool = False) -> tuple[int, int]:
-        """Rows and columns, as far as packed words tell them; bits of the stored integers."""
+        """Rows and columns, as far as packed words show them; `bits` of the stored integers."""
         if (words := self.parts.get("qweight")) is not None and len(words.shape) == 2:
             first, second = words.shape
             return (second * 32 // bits, first) if awq else (second, first * 32 // bits)
@@ -104,7 +104,7 @@ class Checkpoint:
     tensors: Mapping[str, TensorSpec]
     label: str = "the checkpoint"
     section: Mapping[str, Any] = field(default_factory=dict)
-    """`quantization_config`, or the file that stands for it."""
+    """`quantization_config`, or the file that takes its place."""
 
     @cached_property
     def text(self) -> Mapping[str, Any]:
@@ -139,7 +139,7 @@ class Checkpoint:
 
     @cached_property
     def linears(self) -> dict[str, Layer]:
-        """Those that vLLM builds by a quantised method if its config declares them."""
+        """Those that vLLM builds with a quantised method if its config declares them."""
         return {
             name: layer
             for name, layer in self.layers.items()
@@ -148,7 +148,7 @@ class Checkpoint:
 
     @cached_property
     def fused(self) -> list[tuple[str, list[str]]]:
-        """Layers that vLLM loads as one: its own name, and theirs."""
+        """Layers that vLLM fuses: its own name, and theirs."""
         result: dict[str, list[str]] = {}
         names = dict(FUSED_NAMES)
         for shards in families.fused():

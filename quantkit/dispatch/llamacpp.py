@@ -8,7 +8,7 @@ from quantkit.dispatch.rules import Finding, found
 from quantkit.errors import QuantkitError
 
 REMOVED = {4, 5, 31, 32, 33, 36, 37, 38}
-"""Numbers of types that ggml no longer reads (ggml/include/ggml.h)."""
+"""Type numbers that ggml no longer reads (ggml/include/ggml.h)."""
 BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
@@ -21,7 +21,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def findings(path: Path) -> Iterator[Finding]:
-    """What keeps llama.cpp from loading a file, or makes it write nonsense."""
+    """What keeps llama.cpp from loading a file, or makes it generate nonsense."""
     files = [one for one in files_of(path) if not one.name.startswith("mmproj")]
     if not files:
         yield found("not-gguf", path.name, "it has no .gguf file")

@@ -1,4 +1,4 @@
-"""What vLLM's loaders of single families do otherwise than all others: one function for each."""
+"""Special cases of vLLM's loaders for single families: one function for each."""
 
 from collections.abc import Iterator
 
@@ -8,13 +8,13 @@ from quantkit.dispatch.schemes import Judged
 
 GRANITE_NAMES = ("gate_proj", "up_proj", "down_proj")
 GONE: dict[str, Consequence] = {"BambaForCausalLM": "refuses", "MiniMaxForCausalLM": "garbage"}
-"""Classes of transformers that vLLM once had, and what it does with them now."""
+"""Classes of transformers that vLLM has dropped, and what it does with them now."""
 
 YOUNG = ("MuseGlimmerForCausalLM", "MuseGlimmerForConditionalGeneration")
 
 
 def findings(judged: Judged) -> Iterator[Finding]:
-    """Of the family that the config names."""
+    """Findings for the family that the config names."""
     for check in (_gone, _laguna, _plain_layers, _neox, _granite, _gpt_oss, _deepseek_v4):
         yield from check(judged)
 
@@ -40,7 +40,7 @@ def _laguna(judged: Judged) -> Iterator[Finding]:
 
 
 def _plain_layers(judged: Judged) -> Iterator[Finding]:
-    """Mixers built without a quantised method: short convolutions, and the first Mamba's."""
+    """Mixers built without a quantised method: short convolutions, and Mamba-1's."""
     layers = judged.checkpoint.layers
     for name, layer in layers.items():
         parent, _, last = name.rpartition(".")

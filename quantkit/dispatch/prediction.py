@@ -1,4 +1,4 @@
-"""Whether an engine will load a checkpoint, and what it will run: an answer without the engine."""
+"""Predicts whether an engine will load a checkpoint and what it will run, without the engine."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from quantkit.parsing import parse_json
 from quantkit.tensorspec import TensorSpec
 
 BESIDE = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
-"""Where quantisers write what config.json does not say."""
+"""Where quantisers write what config.json does not have."""
 
 
 @dataclass
@@ -32,12 +32,12 @@ class Prediction:
     findings: list[Finding] = field(default_factory=list)
     kernels: list[Choice] = field(default_factory=list)
     schemes: dict[str, int] = field(default_factory=dict)
-    """How many layers are built for which numbers."""
+    """Number of layers by scheme."""
     left_out: list[str] = field(default_factory=list)
 
     @property
     def faults(self) -> list[Finding]:
-        """Those that keep it from loading, or from answering by its own weights."""
+        """Findings that keep it from loading, or from answering with its own weights."""
         return [one for one in self.findings if one.is_fault]
 
     @property
@@ -46,7 +46,7 @@ class Prediction:
 
     @property
     def verdict(self) -> str:
-        """One word or two, as the last line shows them."""
+        """One word or two, for the last line."""
         if any(one.consequence == "refuses" for one in self.findings):
             return "will not load"
         if self.faults:
@@ -113,7 +113,7 @@ def foretell(
     version: str | None = None,
     gpu: GPU | None = None,
 ) -> Prediction:
-    """The same of a checkpoint that is not written yet."""
+    """The same for a checkpoint that is not written yet."""
     number = rules.version_of(version) if version else rules.NEWEST
     result = Prediction(Path(), "vllm", _text(number), gpu.name if gpu else None)
     checkpoint = layers.of(config, {spec.name: spec for spec in tensors}, "the plan")
@@ -143,7 +143,7 @@ def _judged(
                 result.kernels.append(one)
                 chosen.add(one.layer)
     except Unsupported:
-        pass  # among the findings
+        pass  # reported as a finding
     if joint := gptoss.n_layers(judged):
         result.schemes["mxfp4 (fused experts)"] = joint
     if version >= (0, 26) and any(map(layers.TOGETHER.match, checkpoint.linears)):
@@ -218,6 +218,6 @@ def _read(spec: TensorSpec) -> bytes:
     buffer = bytearray(spec.size_bytes)
     try:
         spec.read_into(memoryview(buffer))
-    except QuantkitError as error:  # it was whole when its header was read
+    except QuantkitError as error:  # it was complete when its header was read
         raise CheckpointError(str(error)) from error
     return bytes(buffer)

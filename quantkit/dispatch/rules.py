@@ -1,7 +1,7 @@
 """Every rule by which a checkpoint is judged before an engine sees it: one table, with sources.
 
-A rule is what the engine's own code does. `since` and `before` are engine versions; each source is
-a file and a function of the engine's repository, read at the tag that `READ_AT` names.
+A rule describes what the engine's own code does. `since` and `before` are engine versions; each
+source is a file and a function in the engine's repository, read at the tag that `READ_AT` names.
 """
 
 import re
@@ -31,9 +31,9 @@ CHANGED: dict[tuple[int, int], str] = {
     (0, 31): "AllSpark is gone",
     (0, 32): "Hopper prefers Humming to Marlin",
 }
-"""What the loaders and the lists of kernels do otherwise than the version before."""
+"""What loaders and kernel lists do differently from the version before."""
 OLDEST = (0, 18)
-"""The first of vLLM's versions that was read; NEWEST is the last."""
+"""The first vLLM version that was read; NEWEST is the last."""
 PINNED: dict[tuple[int, int], str] = {
     (0, 18): "0.13.0", (0, 19): "0.14.0.1", (0, 20): "0.15.0.1", (0, 23): "0.17.0",
 }  # fmt: skip
@@ -69,7 +69,7 @@ METHODS: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     ),
     "bitsandbytes": (OLDEST, (0, 28)),
 }  # fmt: skip
-"""vLLM's methods: the first version that has each, and the first that has it no longer."""
+"""vLLM's methods: the first version that has each, and the first that no longer has it."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Rule:
     consequences: tuple[Consequence, ...]
     """The first is the usual one."""
     what: str
-    """What is wrong with the checkpoint and what the engine does then."""
+    """What is wrong with the checkpoint, and what the engine then does."""
     remedy: str
     source: str
     since: tuple[int, int] | None = None
@@ -327,7 +327,7 @@ class Finding:
 
     rule: Rule
     layer: str
-    """A layer, a file or a key of the config."""
+    """A layer, a file or a config key."""
     words: str
     consequence: Consequence
 
@@ -350,7 +350,7 @@ class Finding:
 
 
 def found(id: str, layer: str, words: str, consequence: Consequence | None = None) -> Finding:
-    """A finding by the rule's name, with its usual consequence unless another is given."""
+    """A finding by rule id, with the rule's usual consequence unless another is given."""
     rule = BY_ID[id]
     assert consequence is None or consequence in rule.consequences
     return Finding(rule, layer, words, consequence or rule.consequences[0])

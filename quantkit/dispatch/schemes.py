@@ -31,7 +31,7 @@ class Scheme:
     kind: str
     """A list of kernels."""
     tag: str
-    """To tell schemes apart, and to show."""
+    """Identifies and displays the scheme."""
     bits: int = 8
     group_size: int = -1
     symmetric: bool = True
@@ -41,19 +41,19 @@ class Scheme:
 
 
 class Unsupported(Exception):
-    """vLLM raises at this config; holds the rule and the words."""
+    """vLLM raises on this config; holds the rule and the message."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One checkpoint before one version of vLLM, on one GPU or on none in particular."""
+    """One checkpoint in one version of vLLM, on one GPU or on none in particular."""
 
     checkpoint: Checkpoint
     version: tuple[int, int]
     capability: int | None = None
     """NVIDIA's times ten; None: kernels are not chosen."""
     read: Callable[[TensorSpec], bytes] | None = None
-    """Reads scalars; None where there are no files yet."""
+    """Reads scalars; None if there are no files yet."""
 
     @cached_property
     def section(self) -> Mapping[str, Any]:
@@ -82,7 +82,7 @@ class Judged:
 
     @cached_property
     def ignore(self) -> list[tuple[str, str]]:
-        """Entries that leave layers in 16 bits: as written, and as vLLM has them."""
+        """Entries that keep layers in 16 bits: as written, and as vLLM maps them."""
         section = self.section
         if self.method == "modelopt":
             inner = section.get("quantization")
@@ -97,19 +97,19 @@ class Judged:
         return [(str(name), self._mapped(str(name))) for name in names]
 
     def ignoring(self, inside: str) -> str | None:
-        """The entry that leaves a layer in 16 bits, by the rules of its method's config class."""
+        """The entry that keeps a layer in 16 bits, by the rules of its method's config class."""
         if inside in self._exact:
             return self._exact[inside]
         return next((e for e, mapped in self._patterns if self.ignores(mapped, inside)), None)
 
     @cached_property
     def _exact(self) -> dict[str, str]:
-        """Entries by the one module that each names; models of many experts list thousands."""
+        """Entries by the one module that each names; models with many experts list thousands."""
         return {mapped: entry for entry, mapped in self.ignore if not mapped.startswith("re:")}
 
     @cached_property
     def _patterns(self) -> list[tuple[str, str]]:
-        """Entries that may name other modules than their own."""
+        """Entries that may match modules other than their own name."""
         if self.method != "compressed-tensors":
             return self.ignore
         return [(entry, mapped) for entry, mapped in self.ignore if mapped.startswith("re:")]
@@ -143,7 +143,7 @@ class Judged:
     def scheme(self, name: str, fused: str | None = None, shards: Iterable[str] = ()) -> (
         Scheme | None
     ):  # fmt: skip
-        """What vLLM builds a layer for, under its fused name where it is part of one."""
+        """What vLLM builds a layer for, under its fused name if it is part of one."""
         if self.method != "compressed-tensors":
             return self._uniform(name)
         inside = self.checkpoint.inside(name)
@@ -156,7 +156,7 @@ class Judged:
         return self.of_group(group)
 
     def of_group(self, group: Mapping[str, Any]) -> Scheme:
-        """The scheme of a group of compressed-tensors; raises where vLLM does."""
+        """The scheme of a compressed-tensors group; raises where vLLM does."""
         if id(group) not in self._known:
             form = str(self.section.get("format"))
             self._known[id(group)] = compressed(group, form, self.version, self.capability)
@@ -183,7 +183,7 @@ class Judged:
         return matches[0] if all(match is not None for match in matches) else None
 
     def _uniform(self, name: str) -> Scheme | None:
-        """Of methods with one scheme for all layers."""
+        """For methods with one scheme for all layers."""
         section, inside = self.section, self.checkpoint.inside(name)
         layer = self.checkpoint.linears[name]
         if name.rpartition(".")[2] == "lm_head" and not section.get("lm_head"):
@@ -322,7 +322,7 @@ def compressed(
 def _has_integer_inputs(
     weights: Mapping[str, Any], inputs: Mapping[str, Any], form: str, strategy: str
 ) -> bool:
-    """`_is_wNaM_int`: packed integers by dynamic integers, which Humming multiplies."""
+    """`_is_wNaM_int`: packed integers times dynamic integers, which Humming multiplies."""
     return (
         form == "pack-quantized"
         and weights.get("type", "int") == "int"
@@ -341,7 +341,7 @@ def _listed(numbers: Iterable[int]) -> str:
 
 
 def scheme_of(judged: Judged, name: str) -> Scheme | None:
-    """None too where `_groups` has already said that there is none."""
+    """Also None if `_groups` has already reported that there is none."""
     try:
         return judged.schemes[name]
     except Unsupported:
@@ -356,7 +356,7 @@ def is_readable(judged: Judged) -> bool:
 
 
 def columns_of(layer: Layer, scheme: Scheme) -> int | None:
-    """Columns by the scales; None where they do not tell."""
+    """Columns derived from the scales; None if they do not show it."""
     scale = layer.parts.get("weight_scale") or layer.parts.get("scales")
     if scale is None or len(scale.shape) != 2 or scheme.group_size < 1:
         return None

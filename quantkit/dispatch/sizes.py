@@ -1,4 +1,4 @@
-"""A config held against the files that it describes: sizes, blocks, heads, scales of a cache."""
+"""Checks a config against its files: sizes, blocks, heads, cache scales."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -39,16 +39,16 @@ HEADS_APART = (
     "per_layer_config", "global_head_dim", "attention_head_dim", "swa_head_dim",
     "num_attention_heads_per_layer",
 )  # fmt: skip
-"""Keys of configs whose attention layers are not all of one size, or not of the usual one."""
+"""Keys of configs whose attention layers vary in size, or differ from the usual one."""
 
 
 def _is_gated(text: Mapping[str, Any]) -> bool:
-    """Whether q_proj makes a gate beside the queries where the config does not say so."""
+    """Whether q_proj also computes a gate although the config does not say so."""
     return str(text.get("model_type")).startswith(("qwen3_next", "qwen3_5"))
 
 
 def model(judged: Judged) -> Iterator[Finding]:
-    """Sizes of config.json against those of the files."""
+    """Sizes in config.json against those in the files."""
     text, tensors = judged.checkpoint.text, judged.checkpoint.tensors
     hidden, vocabulary = text.get("hidden_size"), text.get("vocab_size")
     for name, spec in tensors.items():

@@ -1,4 +1,4 @@
-"""What a checkpoint stores, held against what vLLM builds: tensors, shapes, scales, order."""
+"""Checks what a checkpoint stores against what vLLM builds: tensors, shapes, scales, order."""
 
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -21,11 +21,13 @@ from quantkit.dispatch.schemes import (
 from quantkit.tensorspec import TensorSpec
 
 FORMATS = {"F16": "<e", "F32": "<f"}
-"""Of scales, for `struct`."""
+"""`struct` formats of scales."""
 
 
 def storage(judged: Judged) -> Iterator[Finding]:
-    """Layers that vLLM builds otherwise than they are stored, and entries of `ignore` in vain."""
+    """Layers that vLLM builds differently from how they are stored, and `ignore` entries without
+    effect.
+    """
     tied = bool(judged.checkpoint.config.get("tie_word_embeddings"))
     odd: list[tuple[str, Consequence]] = []
     split = {
@@ -37,7 +39,7 @@ def storage(judged: Judged) -> Iterator[Finding]:
         if name in split or (tied and name.rpartition(".")[2] == "lm_head"):
             continue
         if judged.method == "mxfp4" and ".experts." in name:
-            continue  # gpt-oss's loader leaves names out that it does not know
+            continue  # gpt-oss's loader skips names that it does not know
         scheme = scheme_of(judged, name)
         if scheme is None and layer.is_quantized and is_readable(judged):
             entry = judged.ignoring(judged.checkpoint.inside(name))
@@ -57,7 +59,7 @@ def storage(judged: Judged) -> Iterator[Finding]:
 
 
 def _expected(judged: Judged, scheme: Scheme, layer: Layer) -> Iterator[str]:
-    """Tensors that vLLM computes with, beside the weight."""
+    """Tensors that vLLM computes with, besides the weight."""
     parts = layer.parts
     if judged.method in ("gptq", "awq"):
         yield "scales"
@@ -111,7 +113,7 @@ def tensors(judged: Judged) -> Iterator[Finding]:
 
 
 def _states(judged: Judged, name: str) -> Iterator[Finding]:
-    """What bitsandbytes keeps beside 4 bits, from which vLLM builds its QuantState."""
+    """What bitsandbytes stores beside 4 bits, from which vLLM builds its QuantState."""
     kind = str(judged.section.get("bnb_4bit_quant_type") or "fp4")
     for part in ("absmax", "quant_map", f"quant_state.bitsandbytes__{kind}"):
         if f"{name}.weight.{part}" not in judged.checkpoint.tensors:
@@ -131,7 +133,7 @@ def _packing(judged: Judged, name: str, layer: Layer, scheme: Scheme) -> Iterato
 
 
 def _misshapen(judged: Judged, layer: Layer, scheme: Scheme) -> tuple[str, str] | None:
-    """A scale whose shape does not follow from the weight's, in name and words."""
+    """Name and message for a scale whose shape does not match the weight's."""
     scale = layer.parts.get("weight_scale") or layer.parts.get("scales")
     if scale is None or scheme.group_size < 1 or len(scale.shape) != 2 or 32 % scheme.bits:
         return None
@@ -154,7 +156,7 @@ def _block_size(section: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def scalars(judged: Judged) -> Iterator[Finding]:
-    """Scales of a whole tensor that differ within what vLLM loads as one layer."""
+    """Per-tensor scales that differ within what vLLM loads as one layer."""
     if judged.read is None:
         return
     for whole, shards in judged.checkpoint.fused:
@@ -192,7 +194,7 @@ def _scalar(read: Callable[[TensorSpec], bytes], spec: TensorSpec) -> float | No
 
 
 def order(judged: Judged) -> Iterator[Finding]:
-    """An order of columns that the config does not declare."""
+    """A column order that the config does not declare."""
     for name, layer in judged.checkpoint.linears.items():
         scheme = scheme_of(judged, name)
         if scheme is None or scheme.kind != "wna16" or scheme.act_order:
@@ -208,7 +210,7 @@ def order(judged: Judged) -> Iterator[Finding]:
         places = struct.unpack(f"<{len(raw) // 4}i", raw)
         if any(place != n // scheme.group_size for n, place in enumerate(places)):
             yield found("act-order", name, "g_idx has its own order, but desc_act is false")
-        return  # one layer tells it of all
+        return  # one layer is enough
     for block, experts in judged.checkpoint.experts.items():
         layer = next(iter(next(iter(experts.values())).values()))
         scheme = scheme_of(judged, layer.name)

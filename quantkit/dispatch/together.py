@@ -34,7 +34,7 @@ def fused(judged: Judged) -> Iterator[Finding]:
 
 
 def _own_scheme(judged: Judged, shard: str) -> Scheme | None:
-    """What the config declares of a shard by itself."""
+    """The scheme that the config declares for a shard by itself."""
     if judged.method == "compressed-tensors":
         inside = judged.checkpoint.inside(shard)
         group = next((g for t, g in judged.groups if is_match(inside, t)), None)
@@ -90,7 +90,7 @@ def _expert_scheme(judged: Judged, name: str) -> Scheme | None:
 
 
 def _form(layer: Layer, other: Layer) -> str:
-    """What a layer is stored as, in so many words as tell it from another."""
+    """How a layer is stored, in enough detail to tell it from another."""
     if layer.is_quantized != other.is_quantized:
         return "its own format" if layer.is_quantized else "16 bits"
     mine, its = set(layer.parts), set(other.parts)

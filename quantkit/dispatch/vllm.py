@@ -75,7 +75,7 @@ def _method(judged: Judged) -> Iterator[Finding]:
     dtype = dtype or judged.checkpoint.config.get("torch_dtype")
     if method in DTYPES and dtype is not None and str(dtype) not in DTYPES[method]:
         words = f"{method} computes in {' or '.join(DTYPES[method])}, config.json says {dtype}"
-        # vLLM takes float16 for a float32 model unless told otherwise.
+        # vLLM uses float16 for a float32 model unless told otherwise.
         if str(dtype) not in ("float32", "float16"):
             yield found("dtype", "config.json", words)
 
@@ -141,7 +141,7 @@ def _numbers(judged: Judged) -> Iterator[Finding]:
 
 
 def _act_order(judged: Judged) -> Iterator[Finding]:
-    """An order of columns by group, which later versions refuse where it is declared."""
+    """A column order by group, which later versions refuse if it is declared."""
     section = judged.section
     if judged.method == "gptq":
         parts = {"quantization_config": section}
