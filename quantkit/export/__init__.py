@@ -1,1 +1,1 @@
-"""Quantised tensors in the forms that serving engines read."""
+"""Quantised checkpoints in the formats that serving engines read."""

@@ -1,7 +1,7 @@
 """The model card of a checkpoint folder, its README.md.
 
-The card belongs to whoever edits it; ours is what stands between two marks, and those keys of the
-metadata that nobody changed since. It is not part of what the manifest hashes.
+The card belongs to whoever edits it; ours is the text between two marks, and those metadata keys
+that nobody has changed since. The manifest does not hash it.
 """
 
 import json
@@ -21,16 +21,16 @@ BEGIN = "<!-- quantkit:begin -->"
 END = "<!-- quantkit:end -->"
 KEYS = "<!-- quantkit:keys "
 HINT = "<!-- `quantkit card` rewrites what is between these marks; write above or below them. -->"
-# Whole lines only: a name inside the text cannot pass for one.
+# Whole lines only: a name inside the text cannot pass for a mark.
 MARK = re.compile(r"^(?:<!-- quantkit:(?P<kind>begin|end) -->)[ \t]*\r?$", re.M)
 REMEMBERED = re.compile(rf"^{re.escape(KEYS)}(?P<json>\{{.*\}}) -->[ \t]*\r?$", re.M)
 
 
 def existing(folder: Path) -> str | None:
-    """The card of a folder as it is, or None; one that could not be updated is refused."""
+    """A folder's existing card, or None; one that could not be updated is refused."""
     path = folder / README
     try:
-        # As bytes, so that a person's line ends stay what they are.
+        # As bytes, so that line endings are preserved.
         text = path.read_bytes().decode("utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -47,19 +47,19 @@ def existing(folder: Path) -> str | None:
 def write(
     folder: Path, manifest: Manifest, scored: Sequence[Scored] = (), old: str | None = None
 ) -> None:
-    """Write the card, into `old` where a person may have written something."""
+    """Write the card, merged into `old` if there is one."""
     write_text(folder / README, text_of(folder, manifest, scored, old))
 
 
 def refresh(
     folder: Path, manifest: Manifest, scored: Sequence[Scored] = (), out: Path | None = None
 ) -> bool:
-    """Bring a finished checkpoint's card up to date, there or in `out`; whether it changed."""
+    """Update a finished checkpoint's card, in place or in `out`; returns whether it changed."""
     return renew(folder, out or folder, lambda old: text_of(folder, manifest, scored, old))
 
 
 def renew(folder: Path, out: Path, text: Callable[[str | None], str]) -> bool:
-    """Write a card from the one that is there, else from the checkpoint's; whether it changed."""
+    """Write a card based on the existing one or the checkpoint's; returns whether it changed."""
     here = existing(out)
     new = text(existing(folder) if here is None else here)
     if new != here:
@@ -71,7 +71,7 @@ def renew(folder: Path, out: Path, text: Callable[[str | None], str]) -> bool:
 def text_of(
     folder: Path, manifest: Manifest, scored: Sequence[Scored] = (), old: str | None = None
 ) -> str:
-    """The card of a checkpoint, with what people wrote into the old one."""
+    """The card of a checkpoint, with hand-written parts of the old one."""
     return compose(
         old,
         card_facts.metadata(manifest, scored),
@@ -81,7 +81,7 @@ def text_of(
 
 
 def compose(old: str | None, ours: Mapping[str, object], body: str, where: object) -> str:
-    """A card from our keys and text, and from the card that is there."""
+    """A card from our keys and text, and from the existing card."""
     front, rest = front_matter.split(old or "")
     found = _block(rest, where)
     before = _remembered(rest[slice(*found)]) if found else {}
@@ -98,14 +98,14 @@ def compose(old: str | None, ours: Mapping[str, object], body: str, where: objec
 
 
 def has_scores(text: str | None) -> bool:
-    """Whether a card tells scores of ours."""
+    """Whether a card has scores written by quantkit."""
     rest = front_matter.split(text or "")[1]
     found = _block(rest, README)
     return found is not None and "model-index" in _remembered(rest[slice(*found)])
 
 
 def _block(rest: str, where: object) -> tuple[int, int] | None:
-    """Where our part of a card begins and ends."""
+    """Start and end of our part of a card."""
     marks = list(MARK.finditer(rest))
     if not marks:
         return None
@@ -122,12 +122,12 @@ def _remembered(block: str) -> dict[str, str]:
     try:
         keys = parse_json(found["json"]) if found else {}
     except ValueError:
-        return {}  # then every key counts as a person's
+        return {}  # then every key counts as hand-written
     return keys if isinstance(keys, dict) else {}
 
 
 def _has_chat(folder: Path) -> bool:
-    """Whether the model knows how to render a conversation."""
+    """Whether the model has a chat template."""
     if (folder / "chat_template.jinja").is_file():
         return True
     try:

@@ -1,4 +1,4 @@
-"""What a model card says, before it is put into words: names, tags, metadata, scores."""
+"""The facts of a model card, before they are put into words: names, tags, metadata, scores."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ HUB = "https://huggingface.co"
 
 @dataclass(frozen=True)
 class Figure:
-    """One score of the checkpoint, beside its source's where that is known."""
+    """One score of the checkpoint, beside its source's if known."""
 
     task: str
     metric: str
@@ -29,21 +29,21 @@ class Figure:
     source: float | None = None
     source_stderr: float | None = None
     verdict: str | None = None
-    """What a comparison answer by answer came to."""
+    """Result of the comparison answer by answer."""
     source_at_chance: bool = False
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores that were measured alike."""
+    """Scores measured with the same settings."""
 
     figures: tuple[Figure, ...]
     limit: int | None
-    """Only so many documents of each task."""
+    """Only this many documents per task."""
     num_fewshot: int | None
     max_length: int
     computed_in: str
-    """A type, `llama.cpp`, or `served`."""
+    """A dtype, `llama.cpp`, or `served`."""
     created: str
     lm_eval: str | None = None
 
@@ -54,26 +54,26 @@ class Scored:
 
 
 def last_part(name: str) -> str:
-    """What may be told of a name that can be a path of somebody's machine."""
+    """The public part of a name that may be a local path."""
     return PurePath(name.replace("\\", "/")).name or "model"
 
 
 def source_name(manifest: Manifest) -> str:
-    """The source for people: its hub id, or the last part of where it lay."""
+    """Display name of the source: its hub id, or the last part of its path."""
     known = base_model(manifest)
     name = known or last_part(manifest.source.name)
     return name.removesuffix(".gguf")
 
 
 def slug(manifest: Manifest) -> str:
-    """A name that needs no quotes anywhere: the model and how it was quantised."""
+    """A name that needs no quoting: the model and how it was quantised."""
     short = last_part(source_name(manifest))
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", short).strip("-.") or "model"
     return f"{safe}-{re.sub(r'[^A-Za-z0-9._-]+', '-', manifest.name)}"
 
 
 def base_model(manifest: Manifest) -> str | None:
-    """The source's hub id: it came from there, or its own card says so."""
+    """The source's hub id, if it came from there or its own card names it."""
     source = manifest.source
     if source.revision is not None and HUB_ID.fullmatch(source.name):
         return source.name
@@ -81,12 +81,12 @@ def base_model(manifest: Manifest) -> str | None:
 
 
 def described(manifest: Manifest) -> Described:
-    """What the source said of itself."""
+    """What the source says about itself."""
     return manifest.source.described or Described()
 
 
 def license_link(manifest: Manifest) -> str | None:
-    """The licence's address; one inside the source's folder is told only where it still leads."""
+    """The licence's URL; one inside the source's folder is used only if it is still valid."""
     link = described(manifest).license_link
     if link is None or re.match(r"https?://", link):
         return link
@@ -110,7 +110,7 @@ def gguf_file(manifest: Manifest) -> str:
 
 
 def tags(manifest: Manifest) -> list[str]:
-    """Words that people search by."""
+    """Search tags."""
     recipe = manifest.recipe
     if isinstance(recipe, GGUFRecipe):
         found = ["quantized", "gguf", recipe.gguf.lower()]
@@ -125,7 +125,7 @@ def tags(manifest: Manifest) -> list[str]:
 
 
 def metadata(manifest: Manifest, scored: Sequence[Scored] = ()) -> dict[str, Any]:
-    """The card's keys, as the hub's specification of model cards names them."""
+    """The card's keys, as in the hub's specification of model cards."""
     said = described(manifest)
     base = base_model(manifest)
     keys: dict[str, Any] = {
@@ -135,7 +135,7 @@ def metadata(manifest: Manifest, scored: Sequence[Scored] = ()) -> dict[str, Any
         "license_name": said.license_name,
         "license_link": license_link(manifest),
         "language": said.languages or None,
-        # The hub takes any folder with a config.json for transformers' unless told otherwise.
+        # By default the hub assumes transformers for any folder with a config.json.
         "library_name": "gguf" if is_gguf(manifest) else "transformers",
         "pipeline_tag": "text-generation",
         "tags": tags(manifest),
@@ -145,7 +145,7 @@ def metadata(manifest: Manifest, scored: Sequence[Scored] = ()) -> dict[str, Any
 
 
 def index(name: str, scored: Sequence[Scored]) -> list[dict[str, Any]]:
-    """Scores as the hub's specification has them."""
+    """Scores as in the hub's specification."""
     results = []
     for run in scored:
         part = f" (first {run.limit} documents)" if run.limit else ""

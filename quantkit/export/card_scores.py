@@ -10,7 +10,7 @@ Z95 = 1.96
 
 
 def scores(scored: Sequence[Scored]) -> str:
-    """What is known of a checkpoint's quality, run by run."""
+    """What is known about a checkpoint's quality, run by run."""
     if not scored:
         return "No scores: the cost of quantisation was not measured, or not given to this card."
     return "\n\n".join(_run(run) for run in scored)
@@ -59,7 +59,7 @@ def _shown(metric: str, value: float | None, stderr: float | None) -> str:
     if stderr is None:
         return words
     ends = [scale * (value + side * Z95 * stderr) for side in (-1, 1)]
-    if is_share:  # of few questions the usual interval would reach beyond all of them
+    if is_share:  # with few questions the usual interval would reach beyond the range
         ends = [min(max(end, 0.0), 100.0) for end in ends]
     return f"{words} ({' to '.join(f'{end:.{digits}f}' for end in ends)})"
 

@@ -1,4 +1,4 @@
-"""The words of a model card: what a checkpoint is, how it was made, what it costs, its limits."""
+"""The text of a model card: what a checkpoint is, how it was made, what it costs, its limits."""
 
 import json
 import shlex
@@ -20,7 +20,7 @@ from quantkit.storage import duration, gib
 
 N_WORST = 5
 SMALL = 500_000_000
-"""Weights below which a model's scores say little about models that people serve."""
+"""Below this many weights, scores say little about models that people serve."""
 
 
 def body(
@@ -72,7 +72,7 @@ def _how(manifest: Manifest) -> str:
             words.append(
                 f"Rounding errors were weighted by how much inputs matter (`{imatrix.FILE}`)."
             )
-    # What the recipe says about itself goes with its digest: it can be run again as it stands.
+    # The recipe is embedded in full, so that its digest matches and it can be run again.
     told = recipe.model_dump(mode="json", exclude_none=True, exclude={"demo"})
     versions = manifest.versions
     rows = [
@@ -85,7 +85,7 @@ def _how(manifest: Manifest) -> str:
             "versions",
             plain(", ".join(f"{n} {versions[n]}" for n in ("quantkit", "torch") if n in versions)),
         ],
-        # All that differs from one run to the next stands in this line.
+        # Everything that differs between two runs is in this line.
         ["made", plain(f"{manifest.created[:10]}, {_took(manifest)}")],
     ]
     parts = [" ".join(words), table(["", ""], rows)]

@@ -29,7 +29,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path) -> "Checkpoint":
-        """Read the manifest of a folder; the weights stay where they are."""
+        """Read the manifest of a folder; weights are not read."""
         return cls(folder, Manifest.read(folder))
 
     @property
@@ -44,18 +44,18 @@ class Checkpoint:
 
     @cached_property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Every stored tensor, each file's header checked."""
+        """Every stored tensor; each file's header is checked."""
         return read_tensors(self.folder)
 
     def parts(self, module: str) -> list[str]:
-        """Names of the tensors that stand for one quantised layer."""
-        # Only names are taken, so the shape does not matter.
+        """Names of the tensors of one quantised layer."""
+        # Only names are used, so the shape does not matter.
         any_weight = TensorSpec(f"{module}.weight", self.manifest.source.dtype, (128, 128))
         recipe = self.manifest.weights_recipe
         return [s.name for s in formats.specs(module, any_weight, recipe)]
 
     def quantized_weight(self, module: str) -> grid.QuantizedWeight:
-        """One layer's numbers as they are stored."""
+        """One layer's quantised values as stored."""
         parts = self.parts(module)
         if missing := [name for name in parts if name not in self.tensors]:
             raise CheckpointError(
@@ -79,19 +79,19 @@ class Checkpoint:
         return grid.dequantize(stored, recipe.weights)
 
     def input_scale(self, module: str) -> torch.Tensor | None:
-        """The fixed scale of a layer's inputs; None where there is none."""
+        """The fixed scale of a layer's inputs; None if there is none."""
         stored = {name: self.tensors[name].read() for name in self.parts(module)}
         return formats.input_scale(module, stored, self.manifest.weights_recipe)
 
     @cached_property
     def scales(self) -> Mapping[str, torch.Tensor]:
-        """Scales that were folded from one layer into another; none for most recipes."""
+        """Scales that were folded from one layer into another; empty for most recipes."""
         path = self.folder / SCALES_FILE
         return {n: t.read() for n, t in read_header(path).items()} if path.is_file() else {}
 
     @cached_property
     def kv_scales(self) -> Mapping[str, StoredTensor]:
-        """Scales of keys and values, by name; none unless the recipe has a `kv_cache`."""
+        """Scales of keys and values, by name; empty unless the recipe has a `kv_cache`."""
         if self.manifest.weights_recipe.kv_cache is None:
             return {}
         endings = tuple(spec.name for spec in formats.kv_specs("", "F32"))
@@ -99,19 +99,19 @@ class Checkpoint:
 
     @property
     def is_gguf(self) -> bool:
-        """Whether the weights are one file for llama.cpp."""
+        """Whether the weights are a GGUF file for llama.cpp."""
         return self.manifest.format == GGUF_NAME
 
     @cached_property
     def gguf(self) -> GGUF:
-        """That file, its header checked."""
+        """That file, with its header checked."""
         names = [n for n in self.manifest.files if n.endswith(".gguf") and n != imatrix.FILE]
         if len(names) != 1:
             raise CheckpointError(f"{self.folder} does not list one GGUF file; run verify")
         return read_file(self.folder / names[0])
 
     def state(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter of the model by its own name, dequantised where need be."""
+        """Every parameter of the model by its own name, dequantised where necessary."""
         if self.is_gguf:
             layout = Layout.of_folder(self.folder)
             for entry in layout.tensors:

@@ -1,8 +1,8 @@
-"""Quantised experts that lie otherwise than engines read them: split, or put together. No number
+"""Changes the layout of quantised experts to what engines read: splits or fuses them. No number
 changes, and nothing is read before it is written.
 
-Most engines read experts one by one (`experts.3.gate_proj.weight_packed`); gpt-oss's they read in
-one tensor per block, MXFP4 blocks beside scales, rows of gate and up by turns.
+Most engines read experts one by one (`experts.3.gate_proj.weight_packed`); gpt-oss's are read as
+one tensor per block, MXFP4 blocks beside scales, with rows of gate and up interleaved.
 """
 
 import re
@@ -24,7 +24,7 @@ TOGETHER = re.compile(
 )
 APART = re.compile(r"^(?P<block>.*\.experts)\.(?P<index>\d+)\.(?P<layer>\w+)\.(?P<part>\w+)$")
 PARTS = {"": "weight", "scale_inv": "weight_scale_inv"}
-"""Parts that have another name where experts are fused."""
+"""Parts that have another name in fused experts."""
 BLOCKS = {"weight_packed": "blocks", "weight_scale": "scales", "bias": "bias"}
 JOINT = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 Change = tuple[str, str]
@@ -34,7 +34,7 @@ Stored = dict[str, StoredTensor]
 def split(
     stored: Mapping[str, StoredTensor], config: Mapping[str, Any]
 ) -> tuple[Stored, list[Change]]:
-    """Experts of a block in one tensor, one by one; others as they are."""
+    """Fused experts split one by one; other tensors unchanged."""
     together = _together(stored)
     result: Stored = {}
     changes: list[Change] = []
@@ -55,7 +55,7 @@ def split(
 
 
 def _together(stored: Mapping[str, StoredTensor]) -> dict[str, tuple[str, str, str]]:
-    """Tensors of all experts of blocks whose weights are quantised: block, layer and part."""
+    """Fused expert tensors of blocks with quantised weights: block, layer and part."""
     found: dict[str, tuple[str, str, str]] = {}
     quantized: set[str] = set()
     for name, tensor in stored.items():
@@ -70,7 +70,7 @@ def _together(stored: Mapping[str, StoredTensor]) -> dict[str, tuple[str, str, s
 
 
 def _check(name: str, tensor: StoredTensor, layer: str, config: Mapping[str, Any]) -> None:
-    """Rows must come before columns, or numbers that share a scale would be torn apart."""
+    """Rows must come before columns, or values that share a scale would be separated."""
     text = config.get("text_config") or config
     width = text.get("hidden_size")
     inner = text.get("moe_intermediate_size") or text.get("intermediate_size")
@@ -86,7 +86,7 @@ def _check(name: str, tensor: StoredTensor, layer: str, config: Mapping[str, Any
 
 
 def _rows(tensor: StoredTensor, name: str, place: int, n_parts: int, part: str) -> StoredTensor:
-    """Those of one layer; a scale of the whole is that of each."""
+    """Rows of one layer; a per-tensor scale applies to each."""
     shared = part == "weight_shape" or not tensor.shape or tensor.shape[0] == 1
     if part == "weight_shape" and n_parts > 1:
         compute = partial(_shape_of_part, n_parts)
@@ -105,7 +105,7 @@ def _shape_of_part(n_parts: int, parents: "Sequence[torch.Tensor]") -> "torch.Te
 
 
 def fuse(stored: Mapping[str, StoredTensor]) -> tuple[Stored, list[Change]]:
-    """gpt-oss's experts one by one in MXFP4, as the blocks and scales of all of a block."""
+    """gpt-oss's experts stored one by one in MXFP4, fused into the blocks and scales of a block."""
     experts: dict[tuple[str, str], dict[int, dict[str, StoredTensor]]] = {}
     for name, tensor in stored.items():
         match = APART.match(name)
@@ -152,7 +152,7 @@ def _in_order(
 def _stacked(
     new: str, parents: Sequence[StoredTensor], n_experts: int, n_layers: int, part: str
 ) -> StoredTensor:
-    """Rows of gate and up take turns; blocks have 16 bytes."""
+    """Rows of gate and up are interleaved; blocks have 16 bytes."""
     rows, *rest = parents[0].shape
     if part == "weight_packed":
         rest = [rest[0] // 16, 16]

@@ -1,4 +1,6 @@
-"""A checkpoint as a complete Hugging Face folder: config, tokenizer, shards, index, manifest."""
+"""Writes a checkpoint as a complete Hugging Face folder: config, tokenizer, shards, index,
+manifest.
+"""
 
 from collections.abc import Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,20 +27,20 @@ from quantkit.recipe import Recipe
 from quantkit.storage import sha256_of, write_json
 
 MAX_SHARD_BYTES = 2 * 10**9
-"""Of one file. Each is hashed by one thread while it grows, so a fast run fills several at once."""
+"""Per file. Each is hashed by one thread while it grows, so a fast run fills several at once."""
 SCALES_FILE = "folded.scales"
 MIXED_FILES = ("recipe.yaml", "sensitivity.json")
-"""Beside a checkpoint whose formats were chosen for a budget: the choice, and what it is from."""
+"""Files beside a checkpoint whose formats were chosen for a budget: the choice, and its basis."""
 OWN_FILES = ("config.json", INDEX, manifest.FILE)
 
 
 def weight_bytes(specs: Iterable[TensorSpec]) -> int:
-    """Of all files that hold these tensors, headers included."""
+    """Size of all files that hold these tensors, headers included."""
     return sum(map(file_bytes, assign_to_shards(specs, MAX_SHARD_BYTES).values()))
 
 
 class FolderWriter:
-    """The weights of one checkpoint on their way to disk."""
+    """The weights of one checkpoint while they are written."""
 
     def __init__(
         self, folder: Path, specs: Iterable[TensorSpec], present: Container[str] = ()
@@ -52,7 +54,7 @@ class FolderWriter:
         try:
             for file, part in self._shards.items():
                 if not any(spec.name in present for spec in part):
-                    (folder / file).unlink(missing_ok=True)  # of a run that was stopped early
+                    (folder / file).unlink(missing_ok=True)  # left by a run that was stopped early
                 writer = ShardWriter(folder / file, part, present)
                 self._writers[file] = writer
                 self._place.update((spec.name, writer) for spec in part)
@@ -61,23 +63,23 @@ class FolderWriter:
             raise
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
-        """Put a tensor into its place. May be called from any thread."""
+        """Write a tensor to its place. May be called from any thread."""
         self._place[name].write(name, tensor)
 
     def replace(self, name: str, tensor: torch.Tensor) -> None:
-        """Put another tensor in the place of one that was written."""
+        """Overwrite a tensor that was written."""
         self._place[name].replace(name, tensor)
 
     def write_bytes(self, name: str, buffer: memoryview, offset: int = 0) -> None:
-        """Put part of a tensor into its place."""
+        """Write part of a tensor to its place."""
         self._place[name].write_bytes(name, buffer, offset)
 
     def stored(self, name: str) -> StoredTensor:
-        """Where a tensor lies, for reading it back."""
+        """Location of a tensor, for reading it back."""
         return self._place[name].stored(name)
 
     def flush(self) -> None:
-        """Send what was written so far to the disk."""
+        """Flush to disk what was written so far."""
         for writer in self._writers.values():
             writer.flush()
 
@@ -89,7 +91,7 @@ class FolderWriter:
             write_json(self.folder / INDEX, index_of(self._shards))
 
     def abandon(self) -> None:
-        """Let go of all files after a failure."""
+        """Close all files after a failure."""
         for writer in self._writers.values():
             writer.abandon()
 
@@ -98,7 +100,7 @@ class FolderWriter:
 def open_folder(
     folder: Path, specs: Iterable[TensorSpec], present: Container[str] = ()
 ) -> Iterator[FolderWriter]:
-    """A writer that is closed properly when the work succeeded."""
+    """A writer that is closed properly if the work succeeds."""
     writer = FolderWriter(folder, specs, present)
     try:
         yield writer
@@ -109,16 +111,16 @@ def open_folder(
 
 
 def write_side_files(folder: Path, source: ModelSource, recipe: Recipe, ignored: list[str]) -> None:
-    """Config with the quantisation told, and everything else as the source has it."""
+    """Config with the quantisation section, and all other files copied from the source."""
     config = dict(source.config)
     config["quantization_config"] = formats.config(recipe, ignored)
-    # Some configs hold infinity, which JSON proper does not know but every loader reads.
+    # Some configs hold infinity, which is not valid JSON but is read by every loader.
     write_json(folder / "config.json", config, allow_nan=True)
     copy_side_files(folder, source, but=OWN_FILES)
 
 
 def copy_side_files(folder: Path, source: ModelSource, but: Container[str] = (INDEX,)) -> None:
-    """Config, tokenizer and the like, as the source has them."""
+    """Copy config, tokenizer and the like from the source."""
     for path in side_files(source.folder):
         if path.name not in but:
             (folder / path.name).write_bytes(_read(path))
@@ -127,10 +129,10 @@ def copy_side_files(folder: Path, source: ModelSource, but: Container[str] = (IN
 def write_scales(folder: Path, scales: Mapping[str, torch.Tensor]) -> None:
     """Keep folded scales beside the weights, so that a check against the source can undo them.
 
-    The file has the form of safetensors but not its ending: engines load every file that has it.
+    The file is in safetensors format under another extension: engines load every file that has it.
     """
     specs = [TensorSpec(name, "F32", tuple(scale.shape)) for name, scale in scales.items()]
-    (folder / SCALES_FILE).unlink(missing_ok=True)  # of a run that was stopped here
+    (folder / SCALES_FILE).unlink(missing_ok=True)  # left by a run that was stopped here
     writer = ShardWriter(folder / SCALES_FILE, specs)
     for name, scale in scales.items():
         writer.write(name, scale)
@@ -145,9 +147,9 @@ def _read(path: Path) -> bytes:
 
 
 def hash_files(folder: Path, known: Mapping[str, str] | None = None) -> dict[str, StoredFile]:
-    """Hash and size of every file of the model; `known` hashes are taken.
+    """Hash and size of every file of the model; `known` hashes are reused.
 
-    The manifest cannot hold its own hash, and the card may be edited: scores are kept by these
+    The manifest cannot hold its own hash, and the card may be edited: scores are keyed by these
     hashes, and neither file changes what the model computes.
     """
     apart = (manifest.FILE, README)
@@ -161,5 +163,5 @@ def hash_files(folder: Path, known: Mapping[str, str] | None = None) -> dict[str
 
 
 def write_manifest(folder: Path, record: Manifest) -> None:
-    """The last file of a checkpoint."""
+    """Write the manifest, the last file of a checkpoint."""
     write_json(folder / manifest.FILE, record.to_json())

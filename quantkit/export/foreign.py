@@ -1,9 +1,8 @@
-"""A quantised checkpoint that somebody else made, with somebody else's tools.
+"""A quantised checkpoint made by another tool.
 
-Its weights are read as the numbers that they stand for, so it is a source like any other; beside
-that it knows what its config declares, and has no manifest: neither the recipe nor the model that
-it was made from is on record. Which one that was is told by whoever asks, and checked by what can
-be: architecture and vocabulary.
+Its weights are dequantised when read, so it is a source like any other; in addition it knows what
+its config declares. It has no manifest: neither the recipe nor the original model is on record. The
+caller names the original, and what can be checked is checked: architecture and vocabulary.
 """
 
 import hashlib
@@ -31,19 +30,21 @@ if TYPE_CHECKING:
 SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 INPUT_SCALES = ("input_scale", "input_global_scale")
 OF_CACHE = {"k": ("k_scale", "k_proj.k_scale"), "v": ("v_scale", "v_proj.v_scale")}
-"""Where files keep the scales of keys and values, behind the attention's name."""
+"""Where files keep the scales of keys and values, relative to the attention module."""
 
 
 @dataclass(frozen=True)
 class ForeignCheckpoint(ModelSource):
-    """What its files hold, dequantised as it is read."""
+    """Its files, dequantised when read."""
 
     original: ModelSource | None = None
-    """The model that it is compared with, where one is known."""
+    """The model it is compared with, if known."""
 
     @classmethod
     def of(cls, model: ModelSource) -> "ForeignCheckpoint":
-        """The same model, with what its config declares; refused where nobody reads that."""
+        """The same model with what its config declares; refused if the declaration is not
+        supported.
+        """
         own = {field.name: getattr(model, field.name) for field in fields(ModelSource)}
         made = cls(**own)
         assert made.declared
@@ -51,14 +52,14 @@ class ForeignCheckpoint(ModelSource):
 
     @cached_property
     def declared(self) -> Declared:
-        """What its config says of its layers."""
+        """What its config declares about its layers."""
         card = self.folder / README
         text = card.read_text("utf-8", "replace") if card.is_file() else ""
         return declared.of(self.given, str(self.folder), text)
 
     @cached_property
     def given(self) -> Mapping[str, Any]:
-        """The whole config, as it lies."""
+        """The whole config, unchanged."""
         return read_config(self.folder)
 
     @cached_property
@@ -69,17 +70,17 @@ class ForeignCheckpoint(ModelSource):
 
     @cached_property
     def layers(self) -> list[str]:
-        """Every module that its files hold in other numbers than 16-bit ones."""
+        """Every module whose files hold anything but 16-bit numbers."""
         return dequantized.modules(self.stored)
 
     def read(self, name: str) -> "torch.Tensor":
-        """A parameter; a dequantised one in float32, which engines' kernels compute scales in."""
+        """A parameter; dequantised ones in float32, in which engines' kernels compute scales."""
         tensor = self.tensors[name]
         wide = replace(tensor, dtype="F32") if isinstance(tensor, DerivedTensor) else tensor
         return wide.read()
 
     def part(self, module: str) -> Part:
-        """What is declared of a quantised layer."""
+        """What is declared for a quantised layer."""
         found = self.declared.part(module)
         if found is None:
             raise CheckpointError(
@@ -89,7 +90,7 @@ class ForeignCheckpoint(ModelSource):
         return found
 
     def input_scale(self, module: str, scheme: "ActivationScheme") -> "torch.Tensor | None":
-        """The fixed scale of a layer's inputs; None where all are measured at run time."""
+        """The fixed scale of a layer's inputs; None if all are measured at run time."""
         if not scheme.is_static:
             return None
         kind = next((k for k in INPUT_SCALES if f"{module}.{k}" in self.stored), None)
@@ -99,18 +100,18 @@ class ForeignCheckpoint(ModelSource):
                 "quantkit verify"
             )
         scale = self.stored[f"{module}.{kind}"].read().float()
-        # ModelOpt stores what multiplies, compressed-tensors what divides.
+        # ModelOpt stores multipliers, compressed-tensors divisors.
         inverse = scheme.strategy == "tensor_group" and kind == "input_scale"
         return scale.reciprocal() if inverse else scale
 
     def cache_scale(self, attention: str, kind: str) -> "torch.Tensor | None":
-        """That of keys (`k`) or values (`v`); None where the files have none."""
+        """The scale of keys (`k`) or values (`v`); None if the files have none."""
         names = (f"{attention}.{last}" for last in OF_CACHE[kind])
         found = next((name for name in names if name in self.stored), None)
         return None if found is None else self.stored[found].read().float().reshape(1)
 
     def compared_with(self, original: ModelSource) -> "ForeignCheckpoint":
-        """The same, to be held against a model of the same architecture and vocabulary."""
+        """The same, to be compared with a model of the same architecture and vocabulary."""
         ours, theirs = likeness(self), likeness(original)
         if ours != theirs:
             raise CheckpointError(
@@ -121,7 +122,7 @@ class ForeignCheckpoint(ModelSource):
 
 
 def no_source(found: str) -> ScoreError:
-    """The error where a comparison has none, or more than one."""
+    """The error for a comparison without a source, or with more than one."""
     return ScoreError(
         f"a comparison needs one source model, found: {found}; name the 16-bit model that the "
         "checkpoints were made from, and no other"
@@ -129,12 +130,12 @@ def no_source(found: str) -> ScoreError:
 
 
 def is_source(target: object) -> bool:
-    """Whether something scored is a model itself, not a checkpoint of one."""
+    """Whether a scored model is a source, not a checkpoint of one."""
     return isinstance(target, ModelSource) and not isinstance(target, ForeignCheckpoint)
 
 
 def likeness(model: ModelSource) -> str:
-    """What a checkpoint shares with the model that it was made from, in words."""
+    """What a checkpoint shares with the model it was made from, in words."""
     config = read_config(model.folder)
     text = text_config(config)
     named = config.get("architectures") or [config.get("model_type")]
@@ -143,6 +144,6 @@ def likeness(model: ModelSource) -> str:
 
 
 def _vocabulary(folder: Path, trust_remote_code: bool) -> str:
-    """A hash of all tokens and their numbers."""
+    """A hash of all tokens and their ids."""
     tokens = sorted(load_tokenizer(folder, trust_remote_code).get_vocab().items())
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:12]

@@ -1,7 +1,7 @@
-"""The model card of a checkpoint that others made: what its own files say, and what was measured.
+"""The model card of another tool's checkpoint: what its own files say, and what was measured.
 
-It goes into the README.md that is there, between the same marks as ours, and touches nothing that
-people wrote. Of a GGUF file it lies beside it.
+It is inserted into the existing README.md between the same marks as ours, and leaves hand-written
+text alone. For a GGUF file it is written beside the file.
 """
 
 import shlex
@@ -40,7 +40,7 @@ class Foreign:
 
     @property
     def folder(self) -> Path:
-        """Where the card lies."""
+        """Folder of the card."""
         return self.path if self.path.is_dir() else self.path.parent
 
     @property
@@ -49,8 +49,9 @@ class Foreign:
 
     @classmethod
     def open(cls, path: Path, name: str | None = None) -> "Foreign":
-        """What a folder or a GGUF file says of itself, under the name of its folder or another;
-        refused where it is not quantised."""
+        """What a folder or a GGUF file says about itself, under its folder's name or another one;
+        refused if it is not quantised.
+        """
         if (file := foreign_gguf.file_of(path)) is not None:
             return cls._of_file(file)
         if not path.is_dir():
@@ -89,14 +90,14 @@ class Foreign:
 
 
 def refresh(of: Foreign, scored: Sequence[Scored] = (), out: Path | None = None) -> bool:
-    """Bring the card up to date, beside the checkpoint or in `out`; whether anything changed."""
+    """Update the card, beside the checkpoint or in `out`; returns whether anything changed."""
     where = (out or of.folder) / README
     keys, body = _metadata(of, scored), _body(of, scored)
     return renew(of.folder, out or of.folder, lambda old: compose(old, keys, body, where))
 
 
 def _metadata(of: Foreign, scored: Sequence[Scored]) -> dict[str, Any]:
-    """Keys that follow from the files; those that people wrote stay theirs."""
+    """Keys derived from the files; hand-written keys are left alone."""
     keys: dict[str, Any] = {
         "library_name": "gguf" if of.is_file else "transformers",
         "pipeline_tag": "text-generation",

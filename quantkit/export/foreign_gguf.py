@@ -1,8 +1,8 @@
-"""A GGUF file that others made, beside the model that it was made from.
+"""Another tool's GGUF file, paired with the model it was made from.
 
-The file has its own names, its own order of rows and a tokenizer of its own, but no config that
-transformers reads. So the model is what describes it: every tensor of the file is read as the
-parameter that it stands for, and what both tell of the model must agree.
+The file has its own names, its own row order and its own tokenizer, but no config that transformers
+reads. So the model describes it: every tensor of the file is read as the parameter it represents,
+and both descriptions of the model must agree.
 """
 
 import math
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 SUFFIX = ".gguf"
 MOST_UNLIKE = 0.01
-"""Of a vocabulary: converters rename unused tokens and spell spaces otherwise."""
+"""Share of a vocabulary: converters rename unused tokens and spell spaces differently."""
 
 
 def file_of(name: str | Path) -> Path | None:
-    """The GGUF file that a name means, itself, its folder or `org/repo:Q4_K_M`, where no manifest
-    of ours describes it; None: there is none, or more than one."""
+    """The GGUF file that a name refers to: a file, its folder or `org/repo:Q4_K_M`, without a
+    manifest of ours. None if there is none, or more than one.
+    """
     path = hub_file(str(name)) or Path(name)
     if path.suffix.lower() == SUFFIX and path.is_file():
         return None if is_checkpoint(path.parent) else path
@@ -41,15 +42,15 @@ def file_of(name: str | Path) -> Path | None:
 
 @dataclass(frozen=True)
 class ForeignGGUF(ForeignCheckpoint):
-    """Its tensors by the model's names, dequantised as they are read."""
+    """Its tensors under the model's names, dequantised when read."""
 
     gguf: "GGUF | None" = None
     kinds: "Mapping[str, str] | None" = None
-    """The type of ggml that each quantised layer is stored in."""
+    """The ggml type of each quantised layer."""
 
     @classmethod
     def open(cls, path: Path, original: ModelSource) -> "ForeignGGUF":  # type: ignore[override]
-        """A file beside the model that it was made from; refused where they do not fit."""
+        """A file and the model it was made from; refused if they do not match."""
         from quantkit.gguf import source as files
         from quantkit.gguf.layout import Layout
         from quantkit.gguf.reader import read_file
@@ -106,14 +107,14 @@ class ForeignGGUF(ForeignCheckpoint):
 
 
 def digest_of(file: "GGUF") -> str:
-    """What identifies a file."""
+    """The identity of a file."""
     from quantkit.gguf.requantize import FileLayout
 
     return FileLayout(file).fingerprint
 
 
 def declared_of(file: "GGUF") -> Declared:
-    """What a file says of itself: its types, and who made it."""
+    """What a file says about itself: its types, and its maker."""
     from quantkit.gguf.values import FLOATS
 
     sizes: dict[str, int] = {}
@@ -133,7 +134,7 @@ def _part(kind: str) -> Part:
 
 
 def _other_tokens(file: "GGUF", original: ModelSource) -> Iterator[str]:
-    """Tokens that have another number in the file than in the model's own tokenizer."""
+    """Tokens whose id in the file differs from that in the model's own tokenizer."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list):
         yield "it has no vocabulary"

@@ -9,11 +9,11 @@ from quantkit.recipe import GGUFRecipe, Recipe
 
 BLOCK = re.compile(r"^(?:.*?\.)?(\d+)\.(.+)$")
 BLOCKS = re.compile(r"\\?\.?\((\d+(?:\|\d+)*)\)\\\.(.+)$")
-"""In a pattern: numbers of blocks, and what follows them."""
+"""In a pattern: block numbers, and what follows them."""
 
 
 def rows(manifest: Manifest) -> list[list[str]]:
-    """Layers, blocks and format; none where one format serves all."""
+    """Layers, blocks and format; empty if all have one format."""
     recipe = manifest.recipe
     found: dict[tuple[str, str], list[int]] = {}
     if isinstance(recipe, GGUFRecipe):
@@ -38,7 +38,7 @@ def _add_pattern(found: dict[tuple[str, str], list[int]], pattern: str, format: 
 
 
 def label(part: Recipe) -> str:
-    """Numbers in a few letters, such as `W4A16, groups of 64`."""
+    """A short label of the numbers, such as `W4A16, groups of 64`."""
     weights, inputs = part.weights, part.input_activations
     if weights.type == "float":
         return numbers.of(weights).tag.upper()

@@ -1,7 +1,7 @@
 """The YAML at the top of a model card, shared with whoever edits the card.
 
-What we write is remembered by a hash of each value, so that the next time a value of ours can be
-told from one that a person put there.
+A hash of each value we write is stored, so that next time our values can be told from hand-written
+ones.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ DEEPEST = 20
 
 
 class _Loader(yaml.SafeLoader):
-    """As the hub reads it: only true and false are truths, and `no` is Norwegian."""
+    """As the hub reads it: only true and false are booleans, and `no` is Norwegian."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -32,7 +32,7 @@ _Loader.add_implicit_resolver(
 
 
 def dump(data: Mapping[str, Any]) -> str:
-    """YAML that any reader takes, whatever the texts hold."""
+    """YAML that any reader accepts, whatever the texts hold."""
     found = yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=10_000)
     return str(found)
 
@@ -44,7 +44,7 @@ def split(text: str) -> tuple[str, str]:
 
 
 def load(front: str, where: object) -> dict[str, Any]:
-    """The keys of a card; refuses what no reader could take."""
+    """The keys of a card; refuses invalid YAML."""
     try:
         data = parse_yaml(front, _Loader)
     except ValueError as error:
@@ -63,7 +63,7 @@ def load(front: str, where: object) -> dict[str, Any]:
 
 
 def fingerprints(ours: Mapping[str, Any]) -> dict[str, str]:
-    """What is remembered of our values."""
+    """Hashes of our values."""
     return {key: _fingerprint(value) for key, value in ours.items()}
 
 
@@ -73,8 +73,8 @@ def _fingerprint(value: Any) -> str:
 
 
 def _normal(value: Any, depth: int = 0) -> Any:
-    """The same for the same YAML, whatever its keys are and however it is nested."""
-    if depth > DEEPEST:  # an anchor may hold itself
+    """A canonical form: equal for equal YAML, whatever its keys and nesting."""
+    if depth > DEEPEST:  # an anchor may contain itself
         return "…"
     if isinstance(value, Mapping):
         items = [(str(key), _normal(item, depth + 1)) for key, item in value.items()]
@@ -87,9 +87,9 @@ def _normal(value: Any, depth: int = 0) -> Any:
 def merge(
     front: str, ours: Mapping[str, Any], before: Mapping[str, str], where: object
 ) -> dict[str, Any]:
-    """All keys: people's as they are, ours as they are now.
+    """All keys: hand-written ones unchanged, ours updated.
 
-    A key that a person changed or took out since we wrote it (`before`) is theirs.
+    A key that somebody changed or removed since we wrote it (`before`) is theirs.
     """
     current = load(front, where)
     kept = {
@@ -109,7 +109,9 @@ def merge(
 
 
 def updated(front: str, merged: Mapping[str, Any], where: object) -> str:
-    """The YAML text with these keys; as it was written, comments and all, as far as that goes."""
+    """The YAML text with these keys; preserves the original text, comments included, where
+    possible.
+    """
     current = load(front, where)
     if merged == current:
         return front
@@ -120,5 +122,5 @@ def updated(front: str, merged: Mapping[str, Any], where: object) -> str:
             if load(longer, where) == merged:
                 return longer
         except CheckpointError:
-            pass  # such as `{a: 1}`, which takes no further lines
+            pass  # such as `{a: 1}`, to which no lines can be added
     return dump(merged)

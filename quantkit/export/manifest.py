@@ -1,6 +1,6 @@
-"""The manifest of a checkpoint: where it came from, how, and a hash of every file.
+"""The manifest of a checkpoint: its origin, how it was made, and a hash of every file.
 
-It is written last, so that its presence means the checkpoint is whole.
+It is written last, so its presence means that the checkpoint is complete.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ FILE = MANIFEST
 
 
 class Record(BaseModel):
-    """Part of a manifest. Keys of later versions are kept out of the way, not refused."""
+    """Part of a manifest. Keys of later versions are ignored, not refused."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -35,14 +35,14 @@ class StoredFile(Record):
 
 
 class Described(Record):
-    """What the source says of itself, in its README, its config or its file's metadata."""
+    """What the source says about itself, in its README, its config or its file's metadata."""
 
     license: str | list[str] | None = None
     license_name: str | None = None
     license_link: str | None = None
     languages: list[str] = []
     hub_id: str | None = None
-    """The name that its own card gives it, where that is one of the hub's."""
+    """The hub id that its own card gives, if any."""
 
 
 class Source(Record):
@@ -54,12 +54,12 @@ class Source(Record):
     """`ModelSource.fingerprint`."""
     size_bytes: int
     dtype: str
-    """The type of all tensors but those in `other_dtypes`."""
+    """The dtype of all tensors except those in `other_dtypes`."""
     other_dtypes: dict[str, str] = {}
     extra_tensors: dict[str, tuple[str, list[int]]] = {}
-    """Tensors that the config does not know, copied as they are: type and shape."""
+    """Tensors that the config does not describe, copied unchanged: dtype and shape."""
     described: Described | None = None
-    """None in manifests of old, which did not ask."""
+    """None in old manifests, which did not record it."""
 
 
 class Layer(Record):
@@ -74,8 +74,9 @@ class Layer(Record):
     fallback: bool = False
     """Rounded to nearest because the method could not be applied."""
     held_out: dict[str, float] | None = None
-    """Squared error of the output on held-out tokens, over that output's square, by way of
-    rounding (`gptq`, `rounding`); the way with the least was taken. None: there was no choice."""
+    """Squared error of the output on held-out tokens, over that output's square, per rounding
+    method (`gptq`, `rounding`); the one with the least was used. None: there was no choice.
+    """
 
 
 class Calibration(Record):
@@ -85,38 +86,38 @@ class Calibration(Record):
     digest: str
     n_samples: int
     length: int
-    """Of the longest sample, to which the others are padded."""
+    """Length of the longest sample, to which the others are padded."""
     n_tokens: int | None = None
-    """Real tokens of all samples; manifests of old do not say it, and have no padding."""
+    """Real tokens of all samples; missing in old manifests, which have no padding."""
     perplexity: float | None = None
-    """Of some of these tokens, to the model as the pass had it; what is noise to it is high."""
+    """Perplexity of some of these tokens under the model during the pass; high for noise."""
 
 
 class Converted(Record):
-    """The checkpoint whose numbers these are, in another format."""
+    """The checkpoint of which this is a conversion."""
 
     name: str
     format: str
     digest: str
-    """Of its files."""
+    """Digest of its files."""
     manifest_sha256: str
-    """Of its own manifest."""
+    """Hash of its own manifest."""
 
 
 class Manifest(Record):
-    """Everything that is known about a checkpoint without opening its weights."""
+    """Everything known about a checkpoint without opening its weights."""
 
     schema_version: Literal[1] = 1
     name: PlainName
     format: str
     engine: str = "native"
-    """Who did the arithmetic: `native`, or another quantiser and its version."""
+    """The quantiser: `native`, or another one and its version."""
     source: Source
     recipe: AnyRecipe
     recipe_digest: str
-    """Of the recipe as it was carried out, with every choice made ..."""
+    """Digest of the recipe as executed, with every choice made."""
     asked_digest: str = ""
-    """... and as it was written."""
+    """Digest of the recipe as written."""
     n_parameters: int
     size_bytes: int
     """Bytes of all tensors."""
@@ -124,14 +125,14 @@ class Manifest(Record):
     quantized_bits_per_weight: float
     calibration: Calibration | None = None
     converted_from: Converted | None = None
-    """None for what a quantiser wrote."""
+    """None for a quantiser's own output."""
     layers: dict[str, Layer]
     files: dict[PlainName, StoredFile]
     versions: dict[str, str]
     device: str
     seconds: float
     stage_seconds: dict[str, float] = {}
-    """Where the time went."""
+    """Seconds per stage."""
     peak_host_bytes: int
     peak_device_bytes: int | None
     created: str
@@ -148,7 +149,7 @@ class Manifest(Record):
 
     @property
     def digest(self) -> str:
-        """A hash of the model's own files: the same for two runs that wrote the same bytes."""
+        """A hash of the model's own files: equal for two runs that wrote the same bytes."""
         lines = [f"{name} {file.sha256}" for name, file in sorted(self.files.items())]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -156,7 +157,7 @@ class Manifest(Record):
         return self.model_dump(mode="json")
 
     def require_whole(self, folder: Path) -> None:
-        """Refuse a folder whose files are missing or of another size; contents are not read."""
+        """Refuse a folder whose files are missing or have another size; contents are not read."""
         for name, file in self.files.items():
             path = folder / name
             if not path.is_file():
@@ -181,7 +182,7 @@ class Manifest(Record):
                 else f"there is no folder {folder}"
             )
         try:
-            data = parse_json(path.read_bytes(), finite=False)  # the fields say which is not
+            data = parse_json(path.read_bytes(), finite=False)  # the fields show which ones differ
             if not isinstance(data, dict) or "schema_version" not in data:
                 raise CheckpointError(
                     f"{path} is damaged: it must be a JSON object with a schema_version; copy the "
@@ -214,7 +215,7 @@ def source_record(
     usual_dtype: str,
     described: Described | None = None,
 ) -> Source:
-    """What the manifest keeps of a source: enough to know every tensor without it."""
+    """What the manifest keeps about a source: enough to know every tensor without it."""
     return Source(
         name=name,
         revision=revision,
@@ -228,7 +229,7 @@ def source_record(
 
 
 def describe_folder(folder: Path, config: Mapping[str, Any]) -> Described:
-    """What a model folder says of itself; what it does not say stays unknown."""
+    """What a model folder says about itself; anything else stays unknown."""
     card = description.read(folder)
     licenses = texts(card.get("license")) or texts(config.get("license"))
     return Described(
@@ -241,7 +242,7 @@ def describe_folder(folder: Path, config: Mapping[str, Any]) -> Described:
 
 
 def describe_file(metadata: Mapping[str, Any]) -> Described:
-    """The same of a GGUF file."""
+    """The same for a GGUF file."""
     return Described(
         license=text(metadata.get("general.license")),
         license_name=text(metadata.get("general.license.name")),
@@ -251,7 +252,7 @@ def describe_file(metadata: Mapping[str, Any]) -> Described:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides the result."""
+    """Versions of the software that determines the result."""
     import platform
     from importlib.metadata import version
 
@@ -266,11 +267,11 @@ def versions() -> dict[str, str]:
 
 
 def now() -> str:
-    """The present time, as manifests write it."""
+    """The current time, as manifests write it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _within(folder: Path) -> str:
-    """A hint where somebody named the folder above."""
+    """A hint if the parent folder was named."""
     found = sorted(path.parent.name for path in folder.glob(f"*/{FILE}"))
     return f"; those within are {', '.join(found[:5])}: name one of them" if found else ""

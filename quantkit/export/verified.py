@@ -1,6 +1,6 @@
-"""`verified.json`: what a real serving engine did with a checkpoint, next to it.
+"""`verified.json`: what a real serving engine did with a checkpoint, stored beside it.
 
-It speaks of the files whose digest it names. Once these change it is stale, and nobody shows it.
+It is valid for the files whose digest it names. Once these change it is stale, and is not shown.
 """
 
 from pathlib import Path
@@ -25,24 +25,24 @@ class Record(BaseModel):
 
 
 class Agreement(Record):
-    """Log-probabilities of an engine against our reference's, token by token, in nats."""
+    """An engine's log-probabilities against our reference's, token by token, in nats."""
 
     n_tokens: int
     mean: float
-    """Mean of the differences, each without its sign ..."""
+    """Mean absolute difference."""
     p99: float
-    """... what 99 of 100 stay below ..."""
+    """99th percentile of the differences."""
     largest: float
     noise_mean: float
-    """The same of the reference in the engine's type against the reference in float32 ..."""
+    """The same for the reference in the engine's dtype against the reference in float32."""
     noise_p99: float
     limit_mean: float
-    """... and what follows from it: more than this is not rounding."""
+    """The limit derived from it: more than this is not rounding."""
     limit_p99: float
     by_text: list[float] = []
-    """The mean of each text, where texts are few ..."""
+    """Mean of each text, if there are few."""
     by_place: list[float] = []
-    """... and of each place in them: a state that drifts grows, a wrong kernel is off at once."""
+    """Mean of each position: with a drifting state it grows, a wrong kernel is off at once."""
 
 
 class Attribution(Record):
@@ -52,48 +52,48 @@ class Attribution(Record):
     apart: float
     """Mean difference between the two references, in nats."""
     ratio: float
-    """Log-likelihood ratio in nats per token; positive where the checkpoint is likelier."""
+    """Log-likelihood ratio in nats per token; positive if the checkpoint is likelier."""
     noise: float
-    """The engine's rounding over that of our own reference in its type, at least 1."""
+    """The engine's rounding over that of our own reference in its dtype, at least 1."""
     power: float
-    """How often an engine that serves the source, with that rounding, would be recognised ..."""
+    """How often an engine that serves the source, with that rounding, would be recognised."""
     recognised: float
-    """... and one that serves the checkpoint."""
+    """How often an engine that serves the checkpoint would be recognised."""
     nearer: Literal["checkpoint", "source"] | None
-    """None where either would be missed too often: these tokens cannot tell the two apart."""
+    """None if either would be missed too often: these tokens cannot distinguish the two."""
     prompts_needed: int | None = None
-    """About how many prompts would do, where they do not."""
+    """If so, about how many prompts would be enough."""
 
 
 class Verified(Record):
-    """One engine's dealings with one checkpoint."""
+    """The result of one engine with one checkpoint."""
 
     schema_version: Literal[1] = 1
     ok: bool
     digest: str
-    """Of the manifest's files; what this speaks of."""
+    """Digest of the manifest's files, to which this applies."""
     engine: str
     version: str
     device: str
     """The GPU, or the processor."""
     dtype: str | None
-    """What the engine computed in."""
+    """The dtype that the engine computed in."""
     quantization: str | None = None
-    """The format that the engine took it for."""
+    """The quantisation format that the engine detected."""
     level: Level
     """How far it went: the config alone, generated text, or log-probabilities."""
     faults: list[str] = []
     n_generated: int = 0
-    """Prompts that were continued greedily ..."""
+    """Prompts that were continued greedily."""
     texts: list[str] = []
-    """... and what came of them."""
+    """The generated continuations."""
     written: Agreement | None = None
-    """Of the tokens that it generated ..."""
+    """Agreement on the tokens it generated."""
     n_scored: int = 0
     read: Agreement | None = None
-    """... and of prompts that it read."""
+    """Agreement on prompts it read."""
     attribution: Attribution | None = None
-    """Whether it served the checkpoint or the source; None where there was no source to ask."""
+    """Whether it served the checkpoint or the source; None without a source."""
     prompts_digest: str | None = None
     seconds: dict[str, float] = {}
     versions: dict[str, str] = {}
@@ -111,7 +111,7 @@ class Verified(Record):
         told = f"{engine} loads it and generates"
         if self.read is None:
             return told
-        kind = f"to {self.dtype} " if self.dtype else ""  # servers do not tell
+        kind = f"to {self.dtype} " if self.dtype else ""  # servers do not report it
         return (
             f"{told}; log-probabilities of {self.n_scored} prompts differ from the dequantised "
             f"reference by {self.read.mean:.4f} on average, where rounding {kind}alone "
@@ -129,7 +129,7 @@ class Verified(Record):
 
     @property
     def undecided(self) -> bool:
-        """Whether all that is wrong is that the source would have passed as well."""
+        """Whether the only problem is that the source would have passed as well."""
         found = self.attribution
         return found is not None and found.nearer is None and len(self.faults) == 1
 
@@ -148,12 +148,12 @@ NAMES = {"vllm": "vLLM"}
 
 
 def write(folder: Path, record: Verified) -> None:
-    """Put it next to the checkpoint."""
+    """Write it beside the checkpoint."""
     write_json(folder / FILE, record.to_json())
 
 
 def read(folder: Path) -> Verified | None:
-    """What lies next to a checkpoint; None where nothing does."""
+    """The record beside a checkpoint; None if there is none."""
     path = folder / FILE
     try:
         return as_record(Verified, parse_json(path.read_bytes()))

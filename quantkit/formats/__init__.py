@@ -1,8 +1,8 @@
-"""The forms that a checkpoint's files can have for vLLM: one module each, and here the table.
+"""The file formats of checkpoints for vLLM: one module each, and the table of them.
 
-A format says which schemes it holds, which tensors it stores, what engines must be told, and packs
-a layer's numbers into those tensors and back. Everybody else asks here, by a recipe. torch is
-loaded by `pack` and `unpack` alone.
+A format declares which schemes it holds, which tensors it stores and what the config says, and
+packs a layer's numbers into those tensors and back. All other code goes through this module, by
+recipe. Only `pack` and `unpack` load torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MODULES = {
 }
 FORMATS = tuple(MODULES)
 PLAIN = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
-"""Types of folders without quantised weights, by the names that `convert --to` has for them."""
+"""Dtypes of unquantised folders, by their names in `convert --to`."""
 
 
 @cache
@@ -46,7 +46,7 @@ def of(recipe: Schemes) -> Format:
 
 
 def specs(module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:
-    """The tensors that stand for one layer's weight in the recipe's format."""
+    """The tensors of one layer's weight in the recipe's format."""
     return of(recipe).specs(module, weight, recipe.part(module))
 
 
@@ -68,17 +68,17 @@ def unpack(module: str, stored: Mapping[str, torch.Tensor], recipe: Schemes) -> 
 def input_scale(
     module: str, stored: Mapping[str, torch.Tensor], recipe: Schemes
 ) -> torch.Tensor | None:
-    """The fixed scale of a layer's inputs; None where there is none."""
+    """The fixed scale of a layer's inputs; None if there is none."""
     return of(recipe).input_scale(module, stored)
 
 
 def config(recipe: Schemes, ignore: list[str]) -> dict[str, Any]:
-    """What `config.json` tells a serving engine. `ignore` lists every Linear left alone."""
+    """The section of `config.json` for serving engines. `ignore` lists every unquantised Linear."""
     return of(recipe).config(recipe, ignore)
 
 
 def scale_dtype(recipe: Schemes) -> torch.dtype | None:
-    """A type that scales are stored in and may not fit into; None where they always do."""
+    """The dtype that scales are stored in, if they may not fit into it; otherwise None."""
     import torch
 
     name = of(recipe).SCALE_TYPE

@@ -35,7 +35,7 @@ def objection(
     activations: ActivationScheme | None,
     kv_cache: KVCacheScheme | None,
 ) -> str | None:
-    """None where vLLM reads it."""
+    """None if vLLM reads it."""
     if reason := words.objection(NAME, weights, activations, kv_cache):
         return reason
     if weights.num_bits != BITS:
@@ -51,13 +51,13 @@ def misfit(rows: int, columns: int, recipe: Schemes) -> str | None:
 
 
 def specs(module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:
-    """The tensors that stand for one layer's weight."""
+    """The tensors of one layer's weight."""
     rows, columns = weight.shape
     n_groups = recipe.weights.n_scales(rows, columns)[1]
     return [
         TensorSpec(f"{module}.qweight", "I32", (columns, rows // len(ORDER))),
         TensorSpec(f"{module}.qzeros", "I32", (n_groups, rows // len(ORDER))),
-        # AutoAWQ knows no other type, whatever the model has.
+        # AutoAWQ has no other dtype, whatever the model's is.
         TensorSpec(f"{module}.scales", "F16", (n_groups, rows)),
     ]
 
@@ -100,7 +100,7 @@ def unpack(module: str, stored: Mapping[str, "torch.Tensor"], recipe: Schemes) -
 
 
 def config(recipe: Schemes, ignore: list[str]) -> dict[str, Any]:
-    """What `config.json` says. `ignore` lists every Linear left alone."""
+    """The section of `config.json`. `ignore` lists every unquantised Linear."""
     return {
         "quant_method": NAME,
         "bits": BITS,

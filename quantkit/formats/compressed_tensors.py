@@ -1,4 +1,4 @@
-"""compressed-tensors, vLLM's own format: it holds everything that a recipe can say."""
+"""compressed-tensors, vLLM's own format: it holds everything a recipe can express."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ FLOATS = {
 """The library's names for floats, by the number's tag."""
 SCALE_DTYPES = {"F8_E4M3": "torch.float8_e4m3fn", "U8": "torch.uint8"}
 SQUARE = 128
-"""Rows and columns that the kernel for 4-bit weights and FP8 activations takes at a time."""
+"""Tile size of the kernel for 4-bit weights and FP8 activations."""
 
 
 def objection(
@@ -34,12 +34,12 @@ def objection(
     activations: ActivationScheme | None,
     kv_cache: KVCacheScheme | None,
 ) -> str | None:
-    """It holds everything that a recipe can say."""
+    """None: it holds everything a recipe can express."""
     return None
 
 
 def misfit(rows: int, columns: int, recipe: Schemes) -> str | None:
-    """What engines' kernels have no room for; the rest is the scheme's own business."""
+    """Shapes that engines' kernels do not support; the rest is checked by the scheme."""
     number, inputs = numbers.of(recipe.weights), recipe.input_activations
     size = recipe.weights.group_size
     if number.has_own_scales and isinstance(size, int) and columns % size:
@@ -60,11 +60,11 @@ def layout(recipe: Schemes) -> str:
 
 
 def specs(module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:
-    """The tensors that stand for one layer's weight.
+    """The tensors of one layer's weight.
 
     Weight-only integers are packed into int32 along the columns (`weight_packed`, with the shape
-    beside it); 8-bit weights for 8-bit activations stay one value a byte (`weight`). Scales are
-    [rows, tiles of a row], or [1] for one scale a tensor.
+    beside it); 8-bit weights for 8-bit activations stay one value per byte (`weight`). Scales are
+    [rows, tiles per row], or [1] for one scale per tensor.
     """
     rows, columns = weight.shape
     scheme = recipe.weights
@@ -165,7 +165,7 @@ def input_scale(module: str, stored: Mapping[str, "torch.Tensor"]) -> "torch.Ten
 
 
 def config(recipe: Schemes, ignore: list[str]) -> dict[str, Any]:
-    """What `config.json` tells a serving engine. `ignore` lists every Linear left alone."""
+    """The section of `config.json` for serving engines. `ignore` lists every unquantised Linear."""
     parts = recipe.parts
     names = list(dict.fromkeys(layout(part) for part in parts))
     targets = [["Linear"], *recipe.group_targets]

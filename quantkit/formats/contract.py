@@ -1,4 +1,4 @@
-"""What a module of this package has, and what it needs to know of a recipe."""
+"""The interface of a format module, and what it needs to know about a recipe."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Schemes(Protocol):
-    """The numbers of a recipe, and the format that they go into."""
+    """The number formats of a recipe, and the file format they go into."""
 
     @property
     def format(self) -> str: ...
@@ -27,22 +27,22 @@ class Schemes(Protocol):
     def has_static_inputs(self) -> bool: ...
     @property
     def parts(self) -> "Sequence[Schemes]":
-        """One for each kind of numbers."""
+        """One for each combination of number formats."""
 
     @property
     def group_targets(self) -> "Sequence[list[str]]":
-        """The layers that parts after the first are for."""
+        """The layers that parts after the first apply to."""
 
     def part(self, module: str) -> "Schemes":
-        """What counts for one layer."""
+        """What applies to one layer."""
 
 
 class Format(Protocol):
-    """What a module of this package has."""
+    """The interface of a format module."""
 
     NAME: str
     SCALE_TYPE: str | None
-    """The type that scales are stored in and may not fit into; None where they always do."""
+    """The dtype that scales are stored in, if they may not fit into it; otherwise None."""
 
     def objection(
         self,
@@ -56,7 +56,7 @@ class Format(Protocol):
         """Why a layer of this shape cannot be written; None if it can."""
 
     def specs(self, module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:
-        """The tensors that stand for one layer's weight: exactly these, in this order."""
+        """The tensors of one layer's weight: exactly these, in this order."""
 
     def pack(
         self,
@@ -75,14 +75,14 @@ class Format(Protocol):
     def input_scale(
         self, module: str, stored: Mapping[str, "torch.Tensor"]
     ) -> "torch.Tensor | None":
-        """The fixed scale of a layer's inputs [1]; None where there is none."""
+        """The fixed scale of a layer's inputs [1]; None if there is none."""
 
     def config(self, recipe: Schemes, ignore: list[str]) -> dict[str, Any]:
-        """What `config.json` tells an engine. `ignore` lists every Linear left alone."""
+        """The section of `config.json` for engines. `ignore` lists every unquantised Linear."""
 
 
 def any_shape(rows: int, columns: int, recipe: Schemes) -> str | None:
-    """The `misfit` of a format that takes layers of every shape."""
+    """The `misfit` of a format that supports layers of every shape."""
     return None
 
 

@@ -1,7 +1,7 @@
-"""What the config of a checkpoint that others made declares: the numbers of each layer, and who.
+"""Parses the quantisation config of other tools' checkpoints: the numbers of each layer, the maker.
 
-Every quantiser writes `quantization_config` in words of its own; here they become one form. What
-is not known is refused, since a guess would be scored and served as if it were the model.
+Every quantiser writes `quantization_config` in its own terms; here they become one form. Anything
+unknown is refused, since a guess would be scored and served as if it were the model.
 """
 
 import fnmatch
@@ -42,12 +42,12 @@ MAKERS = {
     "AutoFP8": ("autofp8",),
     "Unsloth": ("unsloth",),
 }
-"""Quantisers, and how their configs and model cards call them."""
+"""Quantisers, and their names in configs and model cards."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The numbers of a layer's weight; wider than what recipes may ask for."""
+    """The numbers of a layer's weight; covers more than recipes do."""
 
     num_bits: int
     type: str
@@ -55,7 +55,7 @@ class Weights:
     group_size: int | None = None
     symmetric: bool = True
     kind: str = ""
-    """A number that no recipe has, by its name: a type of ggml, or one of bitsandbytes."""
+    """A number format that no recipe has: a ggml type, or one of bitsandbytes."""
 
     @property
     def tag(self) -> str:
@@ -78,7 +78,7 @@ class Part:
     targets: tuple[str, ...]
     weights: Weights
     inputs: ActivationScheme | None = None
-    """None where inputs stay in 16 bits."""
+    """None if inputs stay in 16 bits."""
 
     @property
     def tag(self) -> str:
@@ -92,7 +92,7 @@ class Part:
 
     @property
     def runs_as(self) -> str | None:
-        """One of `hardware.support.FORMATS`; None where it has no row there."""
+        """One of `hardware.support.FORMATS`; None if it has no row there."""
         if kind := self.weights.kind:
             return None if kind.startswith("bnb ") else "gguf"
         return runs_as(self.weights.tag, self.weights, self.inputs)
@@ -100,18 +100,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Declared:
-    """A `quantization_config`, understood."""
+    """A parsed `quantization_config`."""
 
     method: str
     parts: tuple[Part, ...]
     ignore: tuple[str, ...] = ()
     maker: str | None = None
-    """Who made it, where the config says so."""
+    """The maker, if the config names it."""
     kv_cache: bool = False
-    """Whether keys and values are kept in FP8, with scales in the files."""
+    """Whether keys and values are stored in FP8, with scales in the files."""
 
     def part(self, module: str) -> Part | None:
-        """What is declared of a layer, names before patterns before classes; None: nothing."""
+        """What is declared for a layer, names before patterns before classes; None: nothing."""
         ways = (
             lambda target: target == module,
             lambda target: target.startswith("re:") and re.match(target[3:], module) is not None,
@@ -124,7 +124,7 @@ class Declared:
         return None
 
     def ignores(self, module: str) -> str | None:
-        """The entry that leaves a layer in 16 bits; None where there is none."""
+        """The entry that keeps a layer in 16 bits; None if there is none."""
         return next((entry for entry in self.ignore if self.means(entry, module)), None)
 
     def means(self, entry: str, module: str) -> bool:
@@ -140,14 +140,14 @@ class Declared:
 
     @property
     def words(self) -> str:
-        """The whole in a few words, such as `gptq: int4 g128, 16-bit inputs`."""
+        """A short summary, such as `gptq: int4 g128, 16-bit inputs`."""
         parts = list(dict.fromkeys(part.tag for part in self.parts))
         cache = "; FP8 KV cache" if self.kv_cache else ""
         return f"{self.method}: {'; '.join(parts)}{cache}"
 
 
 def of(config: Mapping[str, Any], where: str, card: str = "") -> Declared:
-    """What a config declares; `where` goes into messages, `card` is the text of the model's."""
+    """What a config declares; `where` is for messages, `card` is the text of the model card."""
     found = section(config)
     method = str(found.get("quant_method") or ("modelopt" if found.get("quant_algo") else ""))
     if method not in DIALECTS:
@@ -167,7 +167,7 @@ def of(config: Mapping[str, Any], where: str, card: str = "") -> Declared:
 
 
 def section(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`quantization_config` itself, which may stand in the part of the language model."""
+    """`quantization_config` itself, which may be in the language model's part."""
     for part in (config, *(v for v in config.values() if isinstance(v, dict))):
         if isinstance(found := part.get("quantization_config"), dict):
             return found
@@ -175,8 +175,8 @@ def section(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def packs_rows(found: Mapping[str, Any]) -> bool:
-    """Whether words of `qweight` hold rows, as AutoAWQ's do; else columns, as AutoGPTQ's."""
-    # AutoRound writes both forms, and says which.
+    """Whether words of `qweight` hold rows, as AutoAWQ's do; otherwise columns, as AutoGPTQ's."""
+    # AutoRound writes both layouts, and declares which.
     return "awq" in str(found.get("packing_format") or found.get("quant_method") or "")
 
 
@@ -211,7 +211,7 @@ def _compressed_tensors(found: Mapping[str, Any]) -> Read:
 
 
 def _inputs(given: Mapping[str, Any]) -> ActivationScheme:
-    """Scales over a whole batch, measured at run time, count as those of each token."""
+    """Per-tensor scales measured at run time count as per-token ones."""
     if given.get("symmetric") is False:
         raise ValueError("input_activations with zero points are not supported")
     dynamic, strategy = given.get("dynamic", False), given.get("strategy") or "tensor"
@@ -312,7 +312,7 @@ def _mxfp4(found: Mapping[str, Any]) -> Read:
 
 
 def _bitsandbytes(found: Mapping[str, Any]) -> Read:
-    """Blocks of 64 unless the files say otherwise; inputs of LLM.int8() are told apart when run."""
+    """Blocks of 64 unless the files say otherwise; LLM.int8() splits its inputs at run time."""
     names = tuple(found.get("llm_int8_skip_modules") or ())
     if found.get("load_in_8bit"):
         return (Part(EVERY, Weights(8, "int", "channel", kind="bnb int8")),), names
@@ -329,7 +329,7 @@ def _same(entry: str, module: str) -> bool:
 
 
 def _within(entry: str, module: str) -> bool:
-    """A whole part of the name, wherever it stands."""
+    """A whole part of the name, at any position."""
     return f".{entry}." in f".{module}."
 
 
@@ -339,19 +339,19 @@ def _globbed(entry: str, module: str) -> bool:
 
 @dataclass(frozen=True)
 class Dialect:
-    """What tools that write a method's configs, and engines that read them, agree on."""
+    """Conventions of the tools that write a method's configs and the engines that read them."""
 
     read: Callable[[Mapping[str, Any]], Read]
     means: Callable[[str, str], bool] = _within
-    """Whether an entry of the layers left alone names a module."""
+    """Whether an `ignore` entry names a module."""
     by_config: bool = False
-    """Whether engines go by the config alone; others look which tensors there are."""
+    """Whether engines go by the config alone; others look at which tensors exist."""
     spells_out: bool = False
-    """Whether every layer that is quantised stands in the config with its numbers."""
+    """Whether every quantised layer is listed in the config with its numbers."""
     joins_experts: bool = False
     """Whether all experts of a block are one tensor."""
     ignore_keys: tuple[str, ...] = ()
-    """Where `convert --repair` lists layers left alone, the usual key first; none: nowhere."""
+    """Where `convert --repair` lists unquantised layers, the usual key first; empty: nowhere."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """What a missing key means to the tools that wrote such files."""
 
@@ -376,7 +376,7 @@ DIALECTS = {
 
 
 def _maker(found: Mapping[str, Any]) -> str | None:
-    """The quantiser and its version, where the config has them."""
+    """The quantiser and its version, if the config has them."""
     meta = found.get("meta")
     told = meta.get("quantizer") if isinstance(meta, dict) else None
     if told:

@@ -1,9 +1,9 @@
 """vLLM's native FP8: weights as they are, scales in float32.
 
-With one scale a tensor the names are those of AutoFP8 (`weight_scale`, and `input_scale` where
+With per-tensor scales the names are those of AutoFP8 (`weight_scale`, and `input_scale` if
 activations have fixed scales), scalars without a shape. With blocks of 128 x 128 they are those of
-DeepSeek-V3 (`weight_scale_inv`, which multiplies like any scale). vLLM gives layers that it fuses
-one scale, the largest, and rounds the others a second time: ours share theirs from the start.
+DeepSeek-V3 (`weight_scale_inv`, which multiplies like any scale). vLLM gives fused layers one
+scale, the largest, and rounds the others a second time: ours share theirs from the start.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ def objection(
     activations: ActivationScheme | None,
     kv_cache: KVCacheScheme | None,
 ) -> str | None:
-    """None where vLLM reads it."""
+    """None if vLLM reads it."""
     if weights.type != "float":
         return "fp8 is for FP8 weights; for integers use gptq, awq or compressed-tensors"
     if numbers.of(weights).tag != "fp8":
@@ -47,7 +47,7 @@ def objection(
 
 
 def specs(module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:
-    """The tensors that stand for one layer's weight."""
+    """The tensors of one layer's weight."""
     rows, columns = weight.shape
     values = TensorSpec(f"{module}.weight", "F8_E4M3", (rows, columns))
     if recipe.weights.strategy == "block":
@@ -94,7 +94,7 @@ def input_scale(module: str, stored: Mapping[str, "torch.Tensor"]) -> "torch.Ten
 
 
 def config(recipe: Schemes, ignore: list[str]) -> dict[str, Any]:
-    """What `config.json` says. `ignore` lists every Linear left alone."""
+    """The section of `config.json`. `ignore` lists every unquantised Linear."""
     blocks = recipe.weights.block_structure
     assert recipe.input_activations is not None
     return {
@@ -102,7 +102,7 @@ def config(recipe: Schemes, ignore: list[str]) -> dict[str, Any]:
         "fmt": "e4m3",
         "activation_scheme": "dynamic" if recipe.input_activations.dynamic else "static",
         "weight_block_size": blocks and list(blocks),
-        # vLLM and AutoFP8 look for the one name, transformers and DeepSeek for the other.
+        # vLLM and AutoFP8 look for one name, transformers and DeepSeek for the other.
         "ignored_layers": ignore,
         "modules_to_not_convert": ignore,
     }

@@ -2,11 +2,11 @@
 
     qweight  int32 [columns / per word, rows]   unsigned values, packed down the columns
     qzeros   int32 [groups, rows / per word]    zero points less one, packed across the rows
-    scales         [groups, rows]               in the model's own type
+    scales         [groups, rows]               in the model's own dtype
     g_idx    int32 [columns]                    the group of each column: here simply in order
 
-Without zero points the middle of the range stands for zero: 8 of 16, or 128 of 256. That one is
-subtracted before zeros are stored is how the format began; readers add it again ("v1").
+Without zero points the middle of the range stands for zero: 8 of 16, or 128 of 256. Zero points are
+stored minus one for historical reasons; readers add it again ("v1").
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def objection(
     activations: ActivationScheme | None,
     kv_cache: KVCacheScheme | None,
 ) -> str | None:
-    """None where vLLM reads it."""
+    """None if vLLM reads it."""
     if reason := words.objection(NAME, weights, activations, kv_cache):
         return reason
     if weights.num_bits not in (4, 8):
@@ -49,7 +49,7 @@ def misfit(rows: int, columns: int, recipe: Schemes) -> str | None:
 
 
 def specs(module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:
-    """The tensors that stand for one layer's weight."""
+    """The tensors of one layer's weight."""
     rows, columns = weight.shape
     per_word = 32 // recipe.weights.num_bits
     n_groups = recipe.weights.n_scales(rows, columns)[1]
@@ -84,7 +84,7 @@ def pack(
 
 
 def unpack(module: str, stored: Mapping[str, "torch.Tensor"], recipe: Schemes) -> "QuantizedWeight":
-    """The inverse of `pack`; zero points or an order of columns of their own are refused."""
+    """The inverse of `pack`; non-default zero points or column orders are refused."""
     import torch
 
     from quantkit.grid import QuantizedWeight
@@ -103,7 +103,7 @@ def unpack(module: str, stored: Mapping[str, "torch.Tensor"], recipe: Schemes) -
 
 
 def config(recipe: Schemes, ignore: list[str]) -> dict[str, Any]:
-    """What `config.json` says. Layers left alone are told by their tensors, which vLLM looks at."""
+    """The section of `config.json`. vLLM recognises unquantised layers by their tensors."""
     return {
         "quant_method": NAME,
         "bits": recipe.weights.num_bits,

@@ -43,7 +43,7 @@ def misfit(rows: int, columns: int, recipe: Schemes) -> str | None:
 
 
 def specs(module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:
-    """The tensors that stand for one layer's weight."""
+    """The tensors of one layer's weight."""
     rows, columns = weight.shape
     result = [
         TensorSpec(f"{module}.weight", "U8", (rows, columns // 2)),
@@ -92,7 +92,7 @@ def input_scale(module: str, stored: Mapping[str, "torch.Tensor"]) -> "torch.Ten
 
 
 def config(recipe: Schemes, ignore: list[str]) -> dict[str, Any]:
-    """What `config.json` tells a serving engine. `ignore` lists every Linear left alone."""
+    """The section of `config.json` for serving engines. `ignore` lists every unquantised Linear."""
     return {
         "quant_method": NAME,
         "quant_algo": "NVFP4" if recipe.input_activations else "W4A16_NVFP4",
@@ -103,9 +103,9 @@ def config(recipe: Schemes, ignore: list[str]) -> dict[str, Any]:
 
 
 def _divisor(scale: "torch.Tensor") -> "torch.Tensor":
-    """The number whose reciprocal a scale is: of the few that float32 has, the roundest.
+    """The number whose reciprocal a scale is: of the float32 candidates, the roundest.
 
-    Global scales are divided in the type of the model, so that they have few bits.
+    Global scales are divided in the dtype of the model, so they have few bits.
     """
     import torch
 
@@ -113,7 +113,7 @@ def _divisor(scale: "torch.Tensor") -> "torch.Tensor":
     middle = scale.reciprocal()
     near = torch.cat((middle, middle.nextafter(torch.zeros(1)), middle.nextafter(2 * middle)))
     fitting = near[near.reciprocal() == scale]
-    if not len(fitting):  # a zero or NaN, which `verify` finds
+    if not len(fitting):  # zero or NaN, which `verify` reports
         return middle
     bits = fitting.view(torch.int32)
     return fitting[(bits & -bits).argmax()].reshape(1)

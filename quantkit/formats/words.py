@@ -1,4 +1,4 @@
-"""Integers in 32-bit words, and what the formats made of nothing else refuse."""
+"""Packing of integers into 32-bit words, and restrictions of the formats built on it."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def pack(values: "torch.Tensor", num_bits: int) -> "torch.Tensor":
     """Signed integers as unsigned fields of int32 words, the first column in the lowest bits.
 
-    Fields lie densely: those of 3, 5, 6 or 7 bits may begin in one word and end in the next.
+    Fields are dense: those of 3, 5, 6 or 7 bits may begin in one word and end in the next.
     """
     import torch
 
@@ -24,7 +24,7 @@ def pack(values: "torch.Tensor", num_bits: int) -> "torch.Tensor":
     if missing := -fields.shape[1] % per_word:
         fields = torch.nn.functional.pad(fields, (0, missing))
     if num_bits == 4:
-        # Two fields a byte; the bytes of a little-endian word are already in order.
+        # Two fields per byte; the bytes of a little-endian word are already in order.
         fields = fields[:, 0::2] | (fields[:, 1::2] << 4)
     # A clone, since `contiguous` leaves the odd strides of a single row as they are.
     return fields.clone(memory_format=torch.contiguous_format).view(torch.int32)
@@ -44,12 +44,12 @@ def unpack(packed: "torch.Tensor", num_bits: int, columns: int) -> "torch.Tensor
 
 
 def n_words(columns: int, num_bits: int) -> int:
-    """Words that a row takes."""
+    """Words per row."""
     return -(-columns * num_bits // 32)
 
 
 def _pack_densely(fields: "torch.Tensor", num_bits: int) -> "torch.Tensor":
-    """Eight fields are `num_bits` bytes, which lie one after another in a word of 64 bits."""
+    """Eight fields are `num_bits` bytes, stored consecutively in a word of 64 bits."""
     import torch
 
     rows, columns = fields.shape
@@ -76,7 +76,7 @@ def _unpack_densely(packed: "torch.Tensor", num_bits: int, columns: int) -> "tor
 
 
 def per_head(name: str, kv_cache: KVCacheScheme | None) -> str | None:
-    """What only compressed-tensors has of caches."""
+    """Cache scales that only compressed-tensors supports."""
     if kv_cache is not None and kv_cache.strategy == "attn_head":
         return f"{name} has one scale for all keys of a layer; +kv-fp8 makes that"
     return None
@@ -88,7 +88,7 @@ def objection(
     activations: ActivationScheme | None,
     kv_cache: KVCacheScheme | None,
 ) -> str | None:
-    """What AutoGPTQ's and AutoAWQ's formats have no place for."""
+    """What AutoGPTQ's and AutoAWQ's formats cannot represent."""
     if weights.type == "float":
         kind = numbers.of(weights).words.partition(" ")[0]
         home = "fp8 or compressed-tensors" if kind == "FP8" else "compressed-tensors"

@@ -1,1 +1,1 @@
-"""From a report and a policy to a verdict that a CI job obeys."""
+"""From a report and a policy to a verdict that a CI job acts on."""

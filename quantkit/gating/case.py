@@ -15,9 +15,9 @@ class Case:
     document: Document
     entry: Entry
     figures: dict[str, list[Figure]]
-    """What names stand for in the report, looked up once for all candidates."""
+    """What policy names refer to in the report, looked up once for all candidates."""
     floor: Floor
-    """The least that a check may rest on."""
+    """The least evidence that a check needs."""
     earlier: Document | None = None
     before: Entry | None = None
 
@@ -31,7 +31,7 @@ class Case:
         return None if self.before is None else figure.of(self.before, self.earlier)
 
     def comparisons(self, key: str) -> list[Comparison]:
-        """With the source; of both reports where two of them are compared."""
+        """Comparisons with the source; from both reports if two of them are compared."""
         entries = [self.entry] if self.before is None else [self.entry, self.before]
         found = [entry.comparison(key) for entry in entries]
         return [comparison for comparison in found if comparison is not None]
@@ -41,7 +41,7 @@ class Case:
         return 1 if self.earlier is None else 2
 
     def shortage(self, figure: Figure) -> str:
-        """Why a figure rests on too little to be judged; nothing where it is enough."""
+        """Why there is too little evidence to judge a figure; empty if there is enough."""
         if not figure.is_scored:
             return ""
         key, found = figure.key, self.entry.comparison(figure.key)

@@ -1,15 +1,15 @@
-"""What may have gone wrong with a candidate, as far as its report can tell."""
+"""What may have gone wrong with a candidate, as far as its report shows."""
 
 from quantkit.gating.text import plain
 from quantkit.report import layers
 from quantkit.report.document import Entry
 
 STANDS_OUT = 3.0
-"""Times as far off as the median of its kind: seen in layers that were damaged, not in others."""
+"""Multiple of the median error of its kind: observed in damaged layers, not in others."""
 
 
 def cause(entry: Entry) -> str:
-    """A few words to look at first, or nothing."""
+    """A short hint at what to look at first, or empty."""
     if entry.made is None or not entry.made.layers:
         return ""
     times = layers.outliers(entry.made.layers)

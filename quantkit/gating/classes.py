@@ -1,11 +1,11 @@
-"""How many bits a candidate has and how large its model is, in the classes of policies."""
+"""Classes of bits and model size used in policies."""
 
 import re
 
 from quantkit.report.document import Document, Entry
 
-# Of bits per weight over the whole model, where it is not known how the quantised layers were
-# stored: embeddings in 16 bits lift a 4-bit model to 7, and 3-bit mixtures end near 4.
+# Bits per weight over the whole model, if it is unknown how the quantised layers were stored:
+# embeddings in 16 bits lift a 4-bit model to 7, and GGUF's 3-bit mixtures end near 4.
 FOUR_FROM = 4.1
 EIGHT_FROM = 7.5
 SIZES = {"under-1B": 1e9, "1B-4B": 4e9, "4B-15B": 15e9, "over-15B": float("inf")}
@@ -22,14 +22,14 @@ def class_of(entry: Entry) -> str:
 
 
 def size_of(document: Document) -> str:
-    """The class of the source's size; all experts of a mixture count."""
+    """The class of the source's size; in an MoE model all experts count."""
     source = document.baseline
     n_weights = 8 * source.size_bytes / source.bits_per_weight
     return next(name for name, end in SIZES.items() if n_weights < end)
 
 
 def _stored_bits(entry: Entry) -> int | None:
-    """Of the quantised layers; a mixture of GGUF says it by name."""
+    """Bits of the quantised layers; GGUF's mixtures have them in their name."""
     if entry.made is None:
         return None
     if entry.made.weight_bits is not None:

@@ -1,4 +1,4 @@
-"""Limits that a whole interval has to keep, not a point estimate: pass, fail, or cannot tell."""
+"""Limits that a whole interval has to meet, not a point estimate: pass, fail, or cannot tell."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ TINY, HUGE = sys.float_info.min, sys.float_info.max
 
 
 def three_way(check: Check, figure: Figure, bound: Bound, case: Case) -> Check:
-    """Pass if the whole interval is within the limit, fail if all of it lies beyond."""
+    """Pass if the whole interval is within the limit, fail if all of it is beyond."""
     if bound.kind not in RELATIVE:
         return _of_figure(check, figure, bound, case)
     found = case.comparisons(figure.key)
@@ -41,7 +41,7 @@ def three_way(check: Check, figure: Figure, bound: Bound, case: Case) -> Check:
 
 
 def _of_figure(check: Check, figure: Figure, bound: Bound, case: Case) -> Check:
-    """By the figure's own standard error."""
+    """From the figure's own standard error."""
     assert bound.confidence is not None
     confidence = bound.confidence
 
@@ -62,7 +62,7 @@ def _of_figure(check: Check, figure: Figure, bound: Bound, case: Case) -> Check:
 
 
 def _without(check: Check, bound: Bound, short: str, reason: str) -> Check:
-    """What is over the limit by itself fails without an interval, unless it rests on too little."""
+    """A figure over the limit fails without an interval, unless there is too little evidence."""
     beyond = _is_beyond(check, bound)
     if beyond and not short:
         told = words.sentence(replace(check, confidence=None, answer=Answer.FAIL))
@@ -117,9 +117,9 @@ def _answer(interval: Interval, bound: Bound) -> Answer:
 def _of_change(
     check: Check, bound: Bound, found: Sequence[Comparison], times: float = 1.0
 ) -> Interval | None:
-    """The interval of what is held against the limit, in the limit's unit."""
+    """The interval of the amount that is compared with the limit, in the limit's unit."""
     assert bound.confidence is not None
-    # Two intervals that both hold with this confidence: each may err half as often.
+    # Two intervals that must both hold with this confidence: each may err half as often.
     each = 1 - (1 - bound.confidence) / len(found)
     parts = [intervals.of_change(comparison, each, times) for comparison in found]
     if any(part is None for part in parts):

@@ -1,4 +1,4 @@
-"""The names that a policy gives to metrics, and the figures that a report holds under them."""
+"""Names of metrics in policies, and the figures of a report that they refer to."""
 
 import math
 from collections.abc import Collection
@@ -14,9 +14,9 @@ from quantkit.report.evidence import judged
 ACCURACY = "accuracy"
 SIZES = ("size_ratio", "bits_per_weight", "size_bytes")
 OUTLIER = "layer_outlier"
-"""How many times as far off the worst layer is as the median of its kind."""
+"""Error of the worst layer as a multiple of the median of its kind."""
 CALIBRATION = "calibration_ratio"
-"""Perplexity of the calibration tokens over that of the text that is scored: noise is far off."""
+"""Perplexity of the calibration tokens over that of the scored text: noise is far off."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Figure:
     """One metric of a report."""
 
     asked: str
-    """As the policy names it; the full name where that stands for several."""
+    """As the policy names it; the full name if that refers to several."""
     key: str
-    """As the report does: `<task>/<metric>`, or one of `SIZES`."""
+    """As the report names it: `<task>/<metric>`, or one of `SIZES`."""
     more_is_better: bool
 
     @property
@@ -52,7 +52,7 @@ class Figure:
         return bool(metrics.of(self.key).paired)
 
     def of(self, entry: Entry, document: Document) -> float | None:
-        """The figure of one scored model, None where it has none."""
+        """The figure of one scored model; None if it has none."""
         if self.key in MADE:
             made = MADE[self.key](entry, document)
             if made is None:
@@ -72,7 +72,7 @@ class Figure:
 
 
 def find(document: Document, asked: str) -> list[Figure]:
-    """What a policy's name stands for in a report; nothing, one score, or one of every task."""
+    """What a policy's name refers to in a report: nothing, one score, or one of every task."""
     if asked in SIZES:
         return [Figure(asked, asked, more_is_better=False)]
     if asked in MADE:
@@ -88,7 +88,7 @@ def find(document: Document, asked: str) -> list[Figure]:
 
 
 def known(document: Document) -> set[str]:
-    """Every name that a policy may give for this report."""
+    """Every name that a policy may use for this report."""
     keys = _keys(document)
     named = {key.rpartition("/")[2] for key in keys}
     answered = metrics.paired_by(metrics.ANSWERS)
@@ -98,7 +98,7 @@ def known(document: Document) -> set[str]:
 
 
 def _calibration_ratio(entry: Entry, document: Document) -> float | None:
-    """None where it is not known, and where nothing was learnt from data."""
+    """None if unknown, or if no calibration data was used."""
     headline = document.baseline.scores.get(document.headline or "")
     if entry.made is None or headline is None or not _is_text(document.headline):
         return None
@@ -111,14 +111,14 @@ def _is_text(key: str | None) -> bool:
 
 
 def _layer_outlier(entry: Entry, document: Document) -> float | None:
-    """None where it is not known how a candidate was made."""
+    """None if it is unknown how a candidate was made."""
     if entry.made is None or not entry.made.layers:
         return None
     return max(layers.outliers(entry.made.layers).values(), default=1.0)
 
 
 MADE = {CALIBRATION: _calibration_ratio, OUTLIER: _layer_outlier}
-"""Figures of how a candidate was made."""
+"""Figures about how a candidate was made."""
 
 
 def _keys(document: Document) -> dict[str, None]:
@@ -128,10 +128,10 @@ def _keys(document: Document) -> dict[str, None]:
 
 
 def _meaning(document: Document, asked: str, keys: Collection[str]) -> list[str]:
-    """Full names that a short one stands for.
+    """Full names that a short one refers to.
 
-    A metric's name stands for that metric of every task that was asked for, so that no task is
-    left out by being the second. A task's or group's name stands for its accuracy.
+    A metric's name refers to that metric of every requested task, so that no task is skipped for
+    being the second. A task's or group's name refers to its accuracy.
     """
     if asked in keys:
         return [asked]
@@ -145,7 +145,7 @@ def _meaning(document: Document, asked: str, keys: Collection[str]) -> list[str]
         found += [key for key in leading if key.rpartition("/")[2] in wanted]
     else:
         found = [f"{task}/{asked}" for task in tasks if f"{task}/{asked}" in keys]
-    # In a report whose tasks are groups or are not known: the first there is.
+    # If a report's tasks are groups or unknown: the first one.
     others = [key for key in keys if key.rpartition("/")[2] == asked]
     others += [f"{asked}/{metric}" for metric in answered if f"{asked}/{metric}" in keys]
     return list(dict.fromkeys(found)) or others[:1]

@@ -1,4 +1,4 @@
-"""Whether a report can be judged at all, and whether a policy fits it."""
+"""Checks that a report can be judged at all, and that a policy fits it."""
 
 import difflib
 import math
@@ -16,7 +16,7 @@ MOST_NAMES = 30
 
 
 def require_sound(document: Document, what: str) -> None:
-    """Refuse a report that would make a check mean nothing."""
+    """Refuse a report that would make a check meaningless."""
     baseline = document.baseline
     if not document.candidates:
         raise ScoreError(f"{what} has no candidates: there is nothing to judge")
@@ -38,7 +38,7 @@ def require_sound(document: Document, what: str) -> None:
 
 
 def require_comparable(document: Document, earlier: Document) -> None:
-    """Refuse two reports whose figures do not belong together."""
+    """Refuse two reports whose figures are not comparable."""
     ours, theirs = document.baseline, earlier.baseline
     if ours.digest != theirs.digest:
         raise ScoreError(
@@ -53,7 +53,7 @@ def require_comparable(document: Document, earlier: Document) -> None:
 
 
 def require_fitting(document: Document, rules: Mapping[str, Sequence[Rule]]) -> None:
-    """Refuse names that stand for nothing in a report and limits that make no sense there."""
+    """Refuse names that are not in a report, and limits that make no sense there."""
     entries = document.candidates
     names = {name for entry in entries for name in (entry.name, entry.recipe or entry.name)}
     problems: dict[str, list[str]] = {}
@@ -107,7 +107,7 @@ def _wrong_limits(figure: Figure, limit: Limit) -> list[str]:
 
 
 def _unknown(document: Document, asked: str) -> str:
-    """Near matches, or a list of what there is that stays readable."""
+    """Near matches, or a readable list of what there is."""
     names = {plain(name) for name in known(document)}
     if len(names) > MOST_NAMES and not difflib.get_close_matches(asked, names, cutoff=0.5):
         short = {metrics.PERPLEXITY, ACCURACY, *metrics.distances(), *SIZES}

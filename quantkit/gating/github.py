@@ -1,7 +1,7 @@
 """A verdict in GitHub Actions: annotations, and a job's summary.
 
-The runner obeys lines that look like `::command::` or hold `##[command]`, whoever wrote them. So
-text of others is escaped in annotations and printed where commands are switched off.
+The runner executes lines that look like `::command::` or hold `##[command]`, whoever wrote them. So
+foreign text is escaped in annotations and printed where commands are disabled.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from quantkit.gating.words import last_line, reasons
 from quantkit.storage import guarded
 
 MOST = 10
-"""GitHub shows so many annotations of a kind for one step."""
+"""Annotations of each kind that GitHub shows per step."""
 
 
 def is_here(environment: Mapping[str, str]) -> bool:
@@ -22,7 +22,7 @@ def is_here(environment: Mapping[str, str]) -> bool:
 
 
 def annotations(verdict: Verdict) -> Iterator[str]:
-    """An error for each failure, a warning for what cannot be told, a notice if all is well."""
+    """An error for each failure, a warning for what cannot be decided, a notice if all is well."""
     yield from _of_kind("error", verdict.failures)
     if verdict.cannot_tell == "ask":
         yield from _of_kind("error", verdict.of(Answer.CANNOT_TELL))
@@ -34,24 +34,24 @@ def annotations(verdict: Verdict) -> Iterator[str]:
 
 
 def annotation(kind: str, title: str, message: str) -> str:
-    """One annotation's line."""
+    """One annotation line."""
     head = _escaped(plain(title)).replace(":", "%3A").replace(",", "%2C")
     return f"::{kind} title={head}::{_escaped(message)}"
 
 
 def paused(text: str, token: str) -> str:
-    """Text in which the runner takes nothing for a command; nobody may know the token before."""
+    """Text printed with commands disabled; the token must be unpredictable."""
     return f"::stop-commands::{token}\n{text}\n::{token}::"
 
 
 def harmless(text: str) -> str:
-    """A message of several lines in which the runner takes nothing for a command."""
+    """A multi-line message in which the runner finds no command."""
     lines = text.replace("##[", "# #[").split("\n")
     return "\n".join(f"| {line}" if line.lstrip().startswith("::") else line for line in lines)
 
 
 def summarize(text: str, environment: Mapping[str, str]) -> None:
-    """Append to the job's summary, where there is one."""
+    """Append to the job's summary, if there is one."""
     if not (name := environment.get("GITHUB_STEP_SUMMARY")):
         return
     path = Path(name)

@@ -1,4 +1,4 @@
-"""Intervals of a change, from what a report keeps of paired answers, and of a figure by itself."""
+"""Intervals of a change, from a report's paired comparisons, and of a single figure."""
 
 from quantkit import metrics
 from quantkit.report.document import Comparison, Entry
@@ -9,8 +9,8 @@ from quantkit.scoring.bounds import Interval, documents_of
 def of_change(comparison: Comparison, confidence: float, times: float = 1.0) -> Interval | None:
     """The interval of a difference of accuracies or a ratio of perplexities.
 
-    With `times` as many questions, if all goes on as it began. None where the report keeps none of
-    this confidence, or one that makes no sense.
+    Extrapolated to `times` as many questions. None if the report has none of this confidence, or an
+    invalid one.
     """
     if comparison.n_questions is not None:
         if comparison.gained is None or comparison.lost is None:
@@ -25,14 +25,14 @@ def of_change(comparison: Comparison, confidence: float, times: float = 1.0) -> 
 
 
 def of_figure(entry: Entry, key: str, confidence: float, times: float = 1.0) -> Interval | None:
-    """The interval of a score by its own standard error; None where it has none."""
+    """The interval of a score from its own standard error; None if it has none."""
     if (score := entry.scores.get(key)) is None:
         return None
     return bounds.of_value(score, n_documents(entry, key), confidence, times)
 
 
 def n_documents(entry: Entry, key: str) -> int | None:
-    """Documents behind a score: those that its text's paired comparison counted, or its scores."""
+    """Number of documents of a score: from the text's paired comparison, or from its scores."""
     text = entry.comparison(f"{key.rpartition('/')[0]}/{metrics.PERPLEXITY}")
     if text is not None and text.n_documents is not None:
         return text.n_documents

@@ -1,6 +1,6 @@
-"""From a report and a policy to a verdict: no file is opened and nothing is printed here.
+"""From a report and a policy to a verdict: opens no file and prints nothing.
 
-What cannot be judged never passes: it fails, is told apart as `cannot tell`, or is an error.
+What cannot be judged never passes: it fails, is marked as `cannot tell`, or is an error.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,11 +20,11 @@ from quantkit.gating.verdict import Answer, Check, Verdict
 from quantkit.report.document import Document, Entry
 
 SAME = 1e-9
-"""Figures of a report that differ by less are the same one, computed in two ways."""
+"""Figures of a report that differ by less are the same, computed in two ways."""
 
 
 def judge(document: Document, policy: Policy, earlier: Document | None = None) -> Verdict:
-    """Hold every candidate against the rules that name it."""
+    """Check every candidate against the rules that name it."""
     fitting.require_sound(document, "the report")
     if earlier is not None:
         if not policy.against:
@@ -57,7 +57,7 @@ def judge(document: Document, policy: Policy, earlier: Document | None = None) -
 
 
 def _with_causes(checks: Sequence[Check], document: Document) -> Iterator[Check]:
-    """Tell with each candidate's first loss of quality what may be behind it."""
+    """Add the likely cause to each candidate's first loss of quality."""
     entries = {entry.name: entry for entry in document.candidates}
     told: set[str] = set()
     for check in checks:
@@ -72,7 +72,7 @@ def _with_causes(checks: Sequence[Check], document: Document) -> Iterator[Check]
 
 
 def covers(rule: Rule, entry: Entry, document: Document) -> bool:
-    """Whether a rule means a candidate."""
+    """Whether a rule applies to a candidate."""
     names = (entry.name, entry.recipe or entry.name)
     named = any(fnmatchcase(name, pattern) for name in names for pattern in rule.recipes)
     of_class = rule.bits in (None, class_of(entry)) and rule.size in (None, size_of(document))
@@ -86,10 +86,10 @@ def _of_rules(rules: Sequence[Rule], case: Case, policy: Policy) -> Iterator[Che
         for asked, limit in rule.limits.items():
             if asked not in case.figures:
                 case.figures[asked] = find(case.document, asked)
-            # None where `if_scored` allows it, or the policy would not have fitted.
+            # None if `if_scored` allows it; otherwise the policy would not have fitted.
             for figure in case.figures[asked]:
                 if figure.key in MADE and figure.of(case.entry, case.document) is None:
-                    continue  # told in a note
+                    continue  # reported in a note
                 for bound in limit.bounds:
                     yield _check(figure, bound, case, policy)
 
@@ -129,14 +129,16 @@ def _check(figure: Figure, bound: Bound, case: Case, policy: Policy) -> Check:
 
 
 def _by_figure(check: Check, bound: Bound, exact: Fraction) -> Check:
-    """As it stands, without regard to chance."""
+    """By the point estimate, ignoring chance."""
     held = exact >= _exact(bound.value) if bound.kind == "min" else exact <= _exact(bound.value)
     check = replace(check, answer=Answer.PASS if held else Answer.FAIL)
     return replace(check, reason=words.sentence(check))
 
 
 def _with_evidence(check: Check, short: str) -> Check:
-    """Too little evidence passes nothing, and fails only what an interval shows to be beyond."""
+    """Too little evidence never passes, and fails only what an interval shows to be beyond the
+    limit.
+    """
     if not short or (check.answer is Answer.FAIL and check.low is not None):
         return check
     name = plain(check.metric)
@@ -146,7 +148,7 @@ def _with_evidence(check: Check, short: str) -> Check:
 def _lacking(
     figure: Figure, bound: Bound, case: Case, before: float | None, after: float | None
 ) -> str:
-    """Why there is nothing to hold against a limit."""
+    """Why there is nothing to compare with a limit."""
     name, key = plain(case.entry.name), plain(figure.key)
     if after is None:
         return f"{name} has no {key}, which the policy limits; score it with that task"
@@ -160,7 +162,7 @@ def _lacking(
 
 
 def _guessed(figure: Figure, bound: Bound, case: Case) -> str:
-    """Why a drop means nothing where even the source only guesses."""
+    """Why a drop is meaningless if even the source only guesses."""
     found = case.comparisons(figure.key)
     if bound.kind != "max_drop" or not any(c.source_at_chance for c in found):
         return ""
@@ -173,7 +175,7 @@ def _guessed(figure: Figure, bound: Bound, case: Case) -> str:
 def _amount(
     figure: Figure, bound: Bound, case: Case, before: float | None, after: float
 ) -> Fraction:
-    """What is held against the limit, exactly: a drop of one point is not one of 1.0000000001."""
+    """The amount compared with the limit, exact: a drop of one point is not one of 1.0000000001."""
     new = _exact(after)
     if bound.kind not in RELATIVE or before is None:
         return new
@@ -189,7 +191,7 @@ def _amount(
         return 100 * (new / old - 1)
     counted = case.comparisons(figure.key) if case.earlier is None else []
     for one in counted:
-        # Shares such as 2/3 are rounded in a file; how many questions changed is not.
+        # Shares such as 2/3 are rounded in a file; the number of changed questions is not.
         if one.n_questions and one.gained is not None and one.lost is not None:
             drop = Fraction(one.lost - one.gained, one.n_questions)
             if abs(drop - (old - new)) < SAME:
@@ -198,7 +200,7 @@ def _amount(
 
 
 def _counterpart(entry: Entry, document: Document, earlier: Document) -> Entry | None:
-    """The same checkpoint of the earlier report: by name, or by a recipe that each has once."""
+    """The same checkpoint in the earlier report: by name, or by a recipe that each has once."""
     for other in earlier.candidates:
         if (other.name, other.recipe) == (entry.name, entry.recipe):
             return other
@@ -210,7 +212,7 @@ def _counterpart(entry: Entry, document: Document, earlier: Document) -> Entry |
 def _notes(
     document: Document, policy: Policy, earlier: Document | None, rules: dict[str, list[Rule]]
 ) -> Iterator[str]:
-    """What was left out, so that nobody takes it for judged."""
+    """What was left out, so that nobody assumes it was judged."""
     told = {}
     for rule in (rule for part in rules.values() for rule in part):
         if not any(covers(rule, entry, document) for entry in document.candidates):
@@ -231,7 +233,7 @@ def _notes(
 
 
 def _unjudged_scores(document: Document, rules: dict[str, list[Rule]]) -> Iterator[str]:
-    """Tasks that were scored and that no rule looks at, and candidates that lack a figure."""
+    """Scored tasks that no rule covers, and candidates that lack a figure."""
     asked = {name for part in rules.values() for rule in part for name in rule.limits}
     figures = [figure for name in sorted(asked) for figure in find(document, name)]
     judged = {figure.key.rpartition("/")[0] for figure in figures}
@@ -252,14 +254,14 @@ def _unjudged_scores(document: Document, rules: dict[str, list[Rule]]) -> Iterat
 
 
 def _needs_none(figure: Figure, entry: Entry) -> bool:
-    """Whether a candidate has no such figure by its nature."""
+    """Whether a candidate has no such figure by nature."""
     if entry.made is None:
         return False
     return entry.made.calibration is None if figure.key == CALIBRATION else not entry.made.layers
 
 
 def _exact(value: float) -> Fraction:
-    """The decimal number that a file shows, not the binary one nearest to it."""
+    """The decimal number as written in the file, not the nearest binary one."""
     return Fraction(repr(float(value)))
 
 

@@ -1,4 +1,4 @@
-"""A verdict as JUnit XML, which every CI system shows."""
+"""A verdict as JUnit XML, which every CI system displays."""
 
 from xml.etree import ElementTree
 
@@ -10,7 +10,7 @@ NAME = "quantkit gate"
 
 
 def render(verdict: Verdict) -> str:
-    """One suite a candidate, one case a check."""
+    """One suite per candidate, one case per check."""
     root = ElementTree.Element("testsuites", name=NAME)
     for candidate in verdict.candidates:
         checks = [check for check in verdict.checks if check.candidate == candidate]
@@ -29,7 +29,7 @@ def render(verdict: Verdict) -> str:
 
 
 def render_error(message: str) -> str:
-    """One case that is an error: the gate could not judge."""
+    """A single case with an error: the gate could not judge."""
     root = ElementTree.Element("testsuites", name=NAME)
     suite = ElementTree.SubElement(root, "testsuite", name=NAME)
     case = ElementTree.SubElement(suite, "testcase", classname=NAME, name="could not judge")
@@ -55,7 +55,7 @@ def _case(suite: ElementTree.Element, check: Check, cannot_tell: str) -> None:
 
 
 def _written(root: ElementTree.Element) -> str:
-    """With the counts that readers expect on every suite and on the whole."""
+    """With the counts that readers expect on every suite and in total."""
     for element in (*root.iter("testsuite"), root):
         element.set("tests", str(len(list(element.iter("testcase")))))
         for kind, plural in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):

@@ -5,14 +5,14 @@ from quantkit.gating.text import plain
 from quantkit.gating.verdict import Answer, Check, Verdict
 
 MOST_ROWS = 300
-"""A job's summary takes a mebibyte, a comment 65,536 characters."""
+"""A job's summary may have one MiB, a comment 65,536 characters."""
 MOST_CHARACTERS = 60_000
 SAFE = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,:;()%+-/=")
 HEADINGS = ("candidate", "metric", "value", "limit", "answer")
 
 
 def render(verdict: Verdict) -> str:
-    """The verdict, sentences on what did not pass, then the table, which is cut if too long."""
+    """The verdict, sentences on what did not pass, then the table, truncated if too long."""
     words_on = [
         f"- **{answer}**: {safe(names)}: {safe(reason)}"
         for answer in (Answer.FAIL, Answer.CANNOT_TELL)
@@ -21,7 +21,7 @@ def render(verdict: Verdict) -> str:
     lines = [f"## quantkit gate: {safe(words.last_line(verdict))}", ""]
     lines += [*words_on[:MOST_ROWS], ""] if words_on else []
     lines += [f"- {safe(note)}" for note in verdict.notes] + [""] * bool(verdict.notes)
-    # What did not pass comes first, for it must not be cut.
+    # Failures come first, so that they are never truncated.
     ordered = sorted(verdict.checks, key=lambda check: check.answer is Answer.PASS)
     rows = [_row(check) for check in ordered]
     room = MOST_CHARACTERS - 200 - sum(len(line) + 1 for line in lines)
@@ -38,17 +38,17 @@ def render(verdict: Verdict) -> str:
 
 
 def render_error(message: str) -> str:
-    """That the gate could not judge, and why."""
+    """The message that the gate could not judge, and why."""
     told = "\n".join(f"- {safe(line.strip())}" for line in message.splitlines() if line.strip())
     return _cut(f"## quantkit gate: could not judge\n\n{told}\n")
 
 
 def safe(text: str) -> str:
-    """No markup, no columns, no links, nobody called by name: it is somebody else's text."""
+    """Foreign text without markup, columns, links or mentions."""
     found = []
     for char in plain(text):
         mark = char if char in SAFE or ord(char) > 127 else f"&#{ord(char)};"
-        # Platforms look for @names and #numbers once more after the markup.
+        # Platforms expand @names and #numbers again after the markup.
         found.append(f"{mark}&#8203;" if char in "@#!$~&" else mark)
     return "".join(found).replace("www.", "www&#46;").replace("://", "&#58;//")
 

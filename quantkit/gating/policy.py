@@ -1,4 +1,4 @@
-"""What a gate demands: rules from YAML, every problem of a file said at once.
+"""A gate's policy: rules from YAML; all problems of a file are reported at once.
 
 rules:
   - recipes: ["gptq-*"]
@@ -60,20 +60,20 @@ class _Strict(BaseModel):
 
 
 class Limit(_Strict):
-    """What one metric may be, or how far it may move."""
+    """Allowed values or changes of one metric."""
 
     max: Bounded | None = None
     min: Bounded | None = None
     max_increase_pct: Growth | None = None
-    """Per cent of what it was before."""
+    """Percent of the value before."""
     max_increase: Growth | None = None
     """In the metric's own unit."""
     max_drop: Growth | None = None
-    """In points for shares such as an accuracy, in the metric's own unit otherwise."""
+    """In percentage points for shares such as an accuracy, otherwise in the metric's own unit."""
     confidence: Annotated[float, Field(strict=True, gt=0.5, lt=1)] | None = None
-    """Judge by the whole interval of this confidence, not by the point estimate."""
+    """Judge by the whole interval at this confidence, not by the point estimate."""
     if_scored: Annotated[bool, Field(strict=True)] = False
-    """Leave it out, and say so, where not even the source has such a score."""
+    """Skip it, with a note, if not even the source has such a score."""
 
     @model_validator(mode="after")
     def _limits_something(self) -> "Limit":
@@ -90,20 +90,20 @@ class Limit(_Strict):
 
 
 class Rule(_Strict):
-    """Limits for some of the candidates. Every other key of its YAML is a metric's name."""
+    """Limits for some candidates. Every other key of its YAML is a metric's name."""
 
     recipes: Annotated[list[str], Field(min_length=1)] = ["*"]
     """Patterns on the recipe's or the candidate's name."""
     bits: Class | None = Field(default=None, alias="class")
-    """Only candidates of this many bits."""
+    """Only candidates with this many bits."""
     size: Size | None = None
-    """Only where the source has this many weights."""
+    """Only if the source has this many weights."""
     limits: Annotated[dict[str, Limit], Field(min_length=1)]
 
     @model_validator(mode="before")
     @classmethod
     def _split(cls, data: Any) -> Any:
-        """Put metrics, which stand beside the words of a rule, below a key of their own."""
+        """Move metrics, which are beside a rule's own keys, below a key of their own."""
         if not isinstance(data, dict):
             raise ValueError("a rule is a list of `metric: {limit: number}` lines")
         words = ("recipes", "class", "size")
@@ -123,16 +123,16 @@ class Rule(_Strict):
 
 
 class Evidence(_Strict):
-    """The least that a check may rest on; below it the answer is `cannot tell`."""
+    """The least evidence for a check; below it the answer is `cannot tell`."""
 
     documents: Count = 0
-    """Of every text."""
+    """Per text."""
     tokens: Count = 0
-    """Of a perplexity."""
+    """For a perplexity."""
     positions: Count = 0
-    """Of a divergence from the source, or an agreement with it."""
+    """For a divergence from the source, or an agreement with it."""
     questions: Count = 0
-    """Of an accuracy."""
+    """For an accuracy."""
 
     @property
     def floor(self) -> Floor:
@@ -140,18 +140,18 @@ class Evidence(_Strict):
 
 
 class Policy(_Strict):
-    """All that a report must satisfy."""
+    """Everything that a report must satisfy."""
 
     rules: list[Rule] = []
     evidence: Evidence = Evidence()
     cannot_tell: Literal["fail", "warn", "ask"] = "fail"
-    """When a change is neither shown to be within its limit nor beyond it."""
+    """If a change is shown to be neither within its limit nor beyond it."""
     missing: Literal["fail", "error"] = "fail"
-    """When a candidate lacks a score that a rule names."""
+    """If a candidate lacks a score that a rule names."""
     unjudged: Literal["error", "warn"] = "error"
-    """When no rule judges a candidate."""
+    """If no rule judges a candidate."""
     against: list[Rule] = []
-    """For a release against the one before; limits are on changes only."""
+    """For a release against the previous one; limits apply to changes only."""
 
     @model_validator(mode="after")
     def _demands_something(self) -> "Policy":
@@ -174,7 +174,7 @@ def load(path: Path) -> Policy:
 
 
 def default(with_earlier: bool = False) -> Policy:
-    """The policies that ship with quantkit, put together."""
+    """The policies that ship with quantkit, combined."""
     parts = [load(path) for path in sorted(SHIPPED.glob("*.yaml"))]
     against = [rule for part in parts for rule in part.against] if with_earlier else []
     rules = [rule for part in parts for rule in part.rules]
@@ -187,6 +187,6 @@ def _validated(data: Any, where: str) -> Policy:
     try:
         return Policy.model_validate(data)
     except ValidationError as error:
-        # Metrics are keys of ours to a rule, and may hold anything.
+        # To a rule, metrics are keys that may hold anything.
         told = "\n".join(f"  {plain(line)}" for line in problems(error, Policy, ("limits",)))
         raise PolicyError(f"{where} is not a valid policy:\n{told}") from error

@@ -9,9 +9,9 @@ from quantkit.report.document import Document
 
 
 def check_folder(document: Document, folder: Path, unjudged: Sequence[str] = ()) -> Check:
-    """Its files must be those of its manifest, those that were scored, and judged by some rule.
+    """Its files must match its manifest and what was scored, and some rule must judge it.
 
-    A checkpoint of another tool has no manifest: it is known by its fingerprint.
+    A checkpoint from another tool has no manifest: it is identified by its fingerprint.
     """
     from quantkit.export import foreign_gguf
     from quantkit.verification.folder import is_foreign

@@ -1,4 +1,4 @@
-"""What a gate found: pure data, for people and programs to be told."""
+"""A gate's findings: pure data, for display and for programs."""
 
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -17,15 +17,15 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One limit, held against one candidate."""
+    """One limit, checked for one candidate."""
 
     candidate: str
     asked: str
-    """The metric as the policy names it, in full where that stands for several ..."""
+    """The metric as the policy names it, in full if that refers to several."""
     metric: str
-    """... and as the report does."""
+    """The metric as the report names it."""
     kind: str
-    """Of limit, such as `max_drop`."""
+    """Kind of limit, such as `max_drop`."""
     bound: float | None
     against: str
     """`source`, or `earlier` for the report of another release."""
@@ -33,27 +33,27 @@ class Check:
     after: float | None
     """The candidate's own figure, unrounded."""
     amount: float | None
-    """What is held against the limit, in its unit; more is worse but for `min`."""
+    """The amount compared with the limit, in its unit; more is worse except for `min`."""
     low: float | None
-    """The interval of that amount, where a confidence was asked for."""
+    """The interval of that amount, if a confidence was requested."""
     high: float | None
     confidence: float | None
     answer: Answer
     reason: str
-    """One sentence: what was found, and how it stands to the limit."""
+    """One sentence: what was found, and how it compares with the limit."""
     needed: int | None = None
-    """Questions or documents that would tell, if all goes on as it began."""
+    """Questions or documents that would decide, if the trend continues."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answers to all checks, and what follows."""
+    """The answers to all checks, and their consequence."""
 
     checks: tuple[Check, ...]
     cannot_tell: str
-    """What the policy wants done where nothing can be told: `fail`, `warn` or `ask`."""
+    """The policy's action if nothing can be decided: `fail`, `warn` or `ask`."""
     unjudged: tuple[str, ...] = ()
-    """Candidates that no rule judges, where the policy allows that."""
+    """Candidates that no rule judges, if the policy allows that."""
     notes: tuple[str, ...] = ()
     """What was left out, and why."""
 
@@ -72,12 +72,12 @@ class Verdict:
 
     @property
     def warnings(self) -> tuple[Check, ...]:
-        """Checks that could not be told and do not stop a build."""
+        """Undecided checks that do not stop a build."""
         return self.of(Answer.CANNOT_TELL) if self.cannot_tell == "warn" else ()
 
     @property
     def outcome(self) -> Answer:
-        """The answer to all of it, by what the policy makes of those that could not be told."""
+        """The overall answer, with undecided checks treated as the policy says."""
         if self.failures:
             return Answer.FAIL
         if self.cannot_tell == "ask" and self.of(Answer.CANNOT_TELL):
@@ -96,7 +96,7 @@ class Verdict:
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """Those that were judged, in order."""
+        """The judged candidates, in order."""
         return tuple(dict.fromkeys(check.candidate for check in self.checks))
 
     def to_json(self) -> dict[str, Any]:

@@ -13,14 +13,14 @@ AGAINST = {"source": "the source", "earlier": "the earlier report"}
 
 
 def amount(check: Check) -> str:
-    """What was found, with as many digits as tell it from its limit."""
+    """What was found, with enough digits to distinguish it from its limit."""
     if check.amount is None:
         return "" if check.kind == "digest" else "missing"
     return _told(check, check.amount)
 
 
 def metric(check: Check) -> str:
-    """The metric as the policy names it, and what it is compared with where that is unusual."""
+    """The metric as the policy names it, and what it is compared with if that is unusual."""
     return plain(check.asked) + (" (earlier)" if check.against == "earlier" else "")
 
 
@@ -35,7 +35,7 @@ def limit(check: Check) -> str:
 
 
 def interval(check: Check) -> str:
-    """Such as `-1.9 to +0.5`, in the order of a number line."""
+    """Such as `-1.9 to +0.5`, in ascending order."""
     if check.low is None or check.high is None:
         return ""
     ends = sorted((_sign(check) * check.low, _sign(check) * check.high))
@@ -44,7 +44,7 @@ def interval(check: Check) -> str:
 
 
 def sentence(check: Check, needed_of: str = "", n: int | None = None) -> str:
-    """What was found, how it came about, and how it stands to the limit."""
+    """What was found, how it came about, and how it compares with the limit."""
     name = plain(check.metric)
     if check.kind in ("max", "min"):
         found = f"{name} is {amount(check)}"
@@ -69,7 +69,7 @@ def sentence(check: Check, needed_of: str = "", n: int | None = None) -> str:
 
 
 def reasons(checks: Iterable[Check]) -> list[tuple[str, str]]:
-    """Each reason once, with the candidates that it is about."""
+    """Each reason once, with its candidates."""
     found: dict[str, list[str]] = {}
     for check in checks:
         found.setdefault(check.reason, []).append(plain(check.candidate))
@@ -77,7 +77,7 @@ def reasons(checks: Iterable[Check]) -> list[tuple[str, str]]:
 
 
 def last_line(verdict: Verdict) -> str:
-    """The verdict on everything, in one line."""
+    """The overall verdict in one line."""
     n, m = len(verdict.checks), len(verdict.candidates)
     whole = f"{n} check{'s' * (n != 1)} of {m} candidate{'s' * (m != 1)}"
     if verdict.outcome is Answer.FAIL:
@@ -132,7 +132,7 @@ def _told(check: Check, value: float, shortest: bool = False, unsigned: bool = F
 
 
 def _apart(check: Check, shown: float, unsigned: bool) -> str:
-    """Few decimals, but more where they would show the limit itself for what is not the limit."""
+    """Few decimals, but more if rounding would show the limit for a different value."""
     if abs(shown) >= HUGE:
         return f"{shown:.3g}"
     bound = (check.bound or 0.0) * (1 if unsigned else _sign(check))
