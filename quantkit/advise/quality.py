@@ -78,7 +78,7 @@ class Prior:
     """What it was computed from, if known per task."""
 
 
-SAME = Quality(1.0, False, "the model itself")
+SAME = Quality(1.0, False, "the weights are unchanged")
 
 
 @cache

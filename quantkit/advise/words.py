@@ -142,6 +142,13 @@ def meaning(objective: str, count: int) -> str:
     return "GiB per GPU" if objective == "memory" and count > 1 else MEANING[objective]
 
 
+def star(objective: str) -> str:
+    """What the star in a table of figures means, and why it need not be at the best of them."""
+    if objective == "quality":
+        return "* marks the choice"
+    return f"* marks the choice; of figures within {TIE:.0%} of the best, quality decides"
+
+
 UNITS = {
     "latency": "take {} s for an answer",
     "throughput": "give {} tokens/s",
@@ -174,7 +181,7 @@ def lack(candidate: Candidate) -> tuple[str, str]:
     """Why a format cannot be the answer, in short, and a figure."""
     fit = candidate.fit
     if candidate.lacks == "quality" and candidate.quality is not None:
-        return "keeps too little", kept(candidate)
+        return "keeps less quality than asked for", kept(candidate)
     if candidate.lacks == "memory" and fit is not None:
         if fit.users:
             return f"room for fewer than {users(candidate.load.users)}", f"{fit.users:,}"

@@ -53,7 +53,7 @@ class Place:
         found = [gpus.find(name) for name in names]
         for name, gpu in zip(names, found, strict=True):
             if name != "auto" and (others := gpus.siblings(name)):
-                tell(f"{name} means {gpu.name} here; there is also {', '.join(others)}")
+                tell(f"{name} is taken as {gpu.name}; also known: {', '.join(others)}")
         return list({gpu.name: gpu for gpu in found}.values())
 
     def host(self, gpu: "GPU") -> "Host | None":

@@ -176,12 +176,15 @@ def table_text(
     for index, heading in enumerate(headings):
         lines = [line for row in rows for line in row[index].split("\n")]
         longest = max(map(len, [*lines, *heading.split()]), default=0)
+        word = max((len(part) for line in [*lines, heading] for part in line.split()), default=0)
         is_text = index in words
         table.add_column(
             heading,
             justify="left" if is_text else "right",
             overflow="fold",
-            min_width=min(longest, LONG_NAME) if index == 0 else None if is_text else longest,
+            # A column of single words has nothing to give: let others shrink first.
+            no_wrap=is_text and index > 0 and longest == word <= LONG_NAME,
+            min_width=_least(longest, word, index == 0, is_text),
         )
     for row in rows:
         # A non-breaking space keeps an amount and its unit on one line.
@@ -190,6 +193,13 @@ def table_text(
         screen.print(table, crop=False)
     told = capture.get().replace(GLUE, " ")
     return "\n".join(line.rstrip() for line in told.strip("\n").split("\n"))
+
+
+def _least(longest: int, word: int, is_first: bool, is_text: bool) -> int:
+    """How narrow a column may get: numbers stay whole, names up to a length, text by its words."""
+    if not is_text and not is_first:
+        return longest
+    return min(longest if is_first else word, LONG_NAME)
 
 
 def _rounded(rate: float) -> str:

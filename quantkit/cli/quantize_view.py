@@ -104,7 +104,7 @@ def _show_plan(job: "Job", as_json: bool) -> None:
         console.print_json(job.to_json())
         return
     console.print_table(
-        ["would write", "layers", "size", "of source", "bits/weight", "learns from data"],
+        ["would write", "layers", "size", "of source", "bits/weight", "calibrated"],
         [
             [
                 str(target),

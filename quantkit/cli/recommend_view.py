@@ -19,8 +19,8 @@ HEADINGS = ("format", "GiB", "room", "first", "each", "all", "quality")
 SHORT = {"draft model": "draft", "LoRA adapters": "LoRA"}
 LEGEND = """\
 Typical figures. GiB: weights{where}. room: users at this context.
-first: time to the first token. each, all: tokens/s of one user, of all users.
-quality: the share that is kept; ~ is a prior."""
+first: time to the first token. each: tokens/s of one user after it.
+all: tokens/s of all users, with that wait. quality: share kept; ~ is a prior."""
 
 
 def show(advised: "Advised", page: "Path | None", as_json: bool) -> None:
@@ -42,6 +42,8 @@ def show(advised: "Advised", page: "Path | None", as_json: bool) -> None:
             console.say(line)
     elif page is None:
         show_many(answers.found, answers.notes)
+    else:
+        show_choices(answers.found)
     if page is not None:
         typer.echo(f"written: {page}", err=True)
 
@@ -177,8 +179,8 @@ def show_models(answers: "Answers") -> None:
     question = found[0].question
     meaning = words.meaning(question.objective, question.count)
     console.say(
-        f"{len(found)} models on {words.on(found[0].gpu, question.count)}: {meaning}; * marks the "
-        "choice"
+        f"{len(found)} models on {words.on(found[0].gpu, question.count)}: {meaning}; "
+        f"{words.star(question.objective)}"
     )
     named = [replace(one, gpu=replace(one.gpu, name=_label(one))) for one in found]
     _side_by_side_tables(named)
@@ -213,7 +215,7 @@ def show_many(found: "Sequence[Recommendation]", notes: "Sequence[str]" = ()) ->
     label = question.catalogue.shape.label
     of_each = "" if question.count == 1 else f", {question.count} of each GPU"
     meaning = words.meaning(question.objective, question.count)
-    console.say(f"{label}{of_each}: {meaning}; * marks the choice")
+    console.say(f"{label}{of_each}: {meaning}; {words.star(question.objective)}")
     _side_by_side_tables(found)
     priced = [one for one in found if one.chosen is not None and one.chosen.cost is not None]
     if priced:
@@ -222,6 +224,22 @@ def show_many(found: "Sequence[Recommendation]", notes: "Sequence[str]" = ()) ->
     if without := [one.gpu.name for one in found if one.chosen is None]:
         console.print_lines("No format fits on", [("-", ", ".join(without))])
     console.print_lines("Assumed", [("-", note) for note in (*found[0].notes, *notes)])
+
+
+def show_choices(found: "Sequence[Recommendation]") -> None:
+    """Each GPU's choice in one line; the page has the rest."""
+    from quantkit.advise import words
+    from quantkit.cli import console
+
+    question = found[0].question
+    of_each = "" if question.count == 1 else f" on {question.count} of each GPU"
+    lines = []
+    for one in found:
+        told = "no format fits"
+        if one.chosen is not None:
+            told = f"{one.chosen.format.name}: {words.figure(one.chosen, question.objective)}"
+        lines.append((one.gpu.name, told))
+    console.print_lines(f"{_label(found[0])}{of_each}", lines)
 
 
 def _side_by_side_tables(found: "Sequence[Recommendation]") -> None:

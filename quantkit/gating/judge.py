@@ -28,7 +28,10 @@ def judge(document: Document, policy: Policy, earlier: Document | None = None) -
     fitting.require_sound(document, "the report")
     if earlier is not None:
         if not policy.against:
-            raise PolicyError("the policy has no rules under `against`, which --against needs")
+            raise PolicyError(
+                "the policy has no rules under `against`, which --against needs; add some, such as "
+                "`against: [{perplexity: {max_increase_pct: 0.5}}]`, or leave out --policy"
+            )
         fitting.require_sound(earlier, "the earlier report")
         fitting.require_comparable(document, earlier)
     elif not policy.rules:

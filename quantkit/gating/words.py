@@ -29,7 +29,7 @@ def limit(check: Check) -> str:
     if check.bound is None:
         return "as scored"
     if check.kind == "max_drop":
-        return f"a drop of at most {_told(check, check.bound, shortest=True, unsigned=True)}"
+        return f"at most {_told(check, check.bound, shortest=True, unsigned=True)} lower"
     side = "at least" if check.kind == "min" else "at most"
     return f"{side} {_told(check, check.bound, shortest=True)}"
 
@@ -51,7 +51,7 @@ def sentence(check: Check, needed_of: str = "", n: int | None = None) -> str:
     else:
         way = "fell" if _falls(check) else "grew"
         size = _told(check, abs(check.amount or 0.0), unsigned=True)
-        ends = f" ({_figure(check.before)} to {_figure(check.after)})"
+        ends = f" ({_figure(check, check.before)} to {_figure(check, check.after)})"
         found = f"{name} {way} by {size} against {AGAINST[check.against]}{ends}"
         if not check.amount:
             found = f"{name} is that of {AGAINST[check.against]}{ends}"
@@ -121,12 +121,10 @@ def _told(check: Check, value: float, shortest: bool = False, unsigned: bool = F
     if check.kind in ("max", "min"):
         return digits
     sign = "+" if shown > 0 and not unsigned else ""
-    unit = {"max_increase_pct": "%", "max_drop": " points" if unsigned else " pp"}.get(
-        check.kind, ""
-    )
+    unit = {"max_increase_pct": "%", "max_drop": " points"}.get(check.kind, "")
     if check.kind == "max_drop" and not _in_points(check):
         unit = ""
-    if digits == "1" and unit == " points":
+    if digits in ("1", "-1") and unit == " points":
         unit = " point"
     return f"{sign}{digits}{unit}"
 
@@ -147,5 +145,7 @@ def _in_points(check: Check) -> bool:
     return metrics.of(check.metric).is_share
 
 
-def _figure(value: float | None) -> str:
-    return "none" if value is None else f"{value:.5g}"
+def _figure(check: Check, value: float | None) -> str:
+    if value is None:
+        return "none"
+    return f"{100 * value:.4g}%" if _in_points(check) else f"{value:.5g}"

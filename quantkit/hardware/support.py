@@ -299,7 +299,7 @@ def _absent(platform: str, gpu: GPU) -> str:
         return f"vLLM has no kernel for it on compute capability {gpu.compute_capability}"
     if platform == "gaudi":
         return "not known of the vLLM-Gaudi plug-in"
-    return f"{ABSENT} for {PLATFORMS[platform]}"
+    return f"{ABSENT} for {'CPUs' if platform == 'cpu' else PLATFORMS[platform]}"
 
 
 def _llama_cpp(gpu: GPU, format: str) -> Support:

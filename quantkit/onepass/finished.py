@@ -111,7 +111,7 @@ class Status:
             self._first = index
         n_blocks = index - self._first + 1
         speed = self._n_tokens * n_blocks / (time.monotonic() - self._started)
-        words = [f"{speed:,.0f} tokens/s a block"]
+        words = [f"{speed:,.0f} tokens/s per block"]
         if self._device.type == "cuda":
             words.append(f"GPU {gib(torch.cuda.max_memory_allocated(self._device))}")
         words.append(f"worst {self._worst[1]} {self._worst[0]:.1e}")

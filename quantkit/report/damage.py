@@ -71,7 +71,9 @@ def _of_share(report: Document, one: Comparison) -> Loss | None:
     assert one.low is not None
     assert one.high is not None
     ends = verdict.points_interval(one.low, one.high)
-    return Loss(one.score, -one.high / before.value, f"{100 * one.difference:+.1f} points ({ends})")
+    return Loss(
+        one.score, -one.high / before.value, f"{verdict.points(one.difference)} points ({ends})"
+    )
 
 
 def is_told(report: Document) -> bool:

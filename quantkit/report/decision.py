@@ -16,6 +16,7 @@ from quantkit.scoring import bounds
 from quantkit.scoring.findings import Finding
 from quantkit.scoring.paired import ALPHA, AccuracyChange, PerplexityChange
 from quantkit.scoring.scorecard import Scorecard
+from quantkit.scoring.verdict import most_points
 from quantkit.storage import gib
 
 MOST_GROWTH = 0.03
@@ -112,14 +113,17 @@ def recommend(
     if not still_open:
         best = min(candidates, key=lambda c: loss(c, metric))
         return Decision(
-            None, f"none stays within {limits}; {best.name} comes closest{besides}", not_judged
+            None,
+            f"no candidate stays within {limits}; {best.name} comes closest{besides}",
+            not_judged,
         )
     best = min(still_open, key=lambda c: (_n_open(verdicts[c.name]), loss(c, metric)))
     missing = [j for j in verdicts[best.name] if j.answer is Answer.OPEN]
     told = "; ".join(f"{j.score} {j.reason}" for j in missing[:MOST_NAMED])
     more = f"; and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
     reason = (
-        f"none is shown to stay within {limits}; {best.name} comes closest: {told}{more}{besides}"
+        f"no candidate is shown to stay within {limits}; {best.name} comes closest: "
+        f"{told}{more}{besides}"
     )
     return Decision(None, reason, not_judged)
 
@@ -155,7 +159,7 @@ def _accuracy(key: str, card: Scorecard, change: AccuracyChange, at_chance: bool
     if found is not Answer.OPEN or short:
         return Judgement(key, found, short)
     enough = bounds.needed(n, lambda times: answer(times) is not Answer.OPEN)
-    worst = f"may have fallen by up to {-100 * change.low:.1f} points"
+    worst = f"may have fallen by up to {most_points(change.low)} points"
     return Judgement(key, found, f"{worst}, and {_needed(enough, n, 'questions')}")
 
 
@@ -197,7 +201,7 @@ def _unpaired(key: str, baseline: Scorecard, card: Scorecard) -> Judgement:
     else:
         ends = bounds.of_separate_accuracies(before, after, CONFIDENCE)
         worst, best = (-ends[0], -ends[1]) if ends else (0.0, 0.0)
-        limit, told = MOST_DROP, f"may have fallen by up to {100 * worst:.1f} points"
+        limit, told = MOST_DROP, f"may have fallen by up to {most_points(-worst)} points"
     if ends is None:
         reason = (
             "has neither paired answers nor a standard error: keep the answers beside the scores"

@@ -45,7 +45,7 @@ def _lead(report: Document) -> str:
     chosen = report.recommended.name if report.recommended else None
     n = len(report.candidates)
     what = f"{n} version{'' if n == 1 else 's'} of the model next to the original."
-    return f"{what} Recommended: {chosen}." if chosen else f"{what} None is recommended."
+    return f"{what} Recommended: {chosen}." if chosen else f"{what} No candidate is recommended."
 
 
 def _reason(report: Document) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quantkit import metrics
 from quantkit.report import damage, speed, table
 
 if TYPE_CHECKING:
@@ -103,9 +104,10 @@ def _how(report: Report) -> str:
     score = report.baseline.scores[report.headline]
     tasks = ", ".join(f"{_safe(name)} (version {_safe(v)})" for name, v in settings.tasks.items())
     limit = f", the first {settings.limit} documents of each" if settings.limit else ""
+    counted = metrics.of(report.headline).counts
     return (
         f"Scored with lm-eval {report.baseline.versions['lm_eval']}: {tasks}{limit}; "
-        f"windows of {settings.max_length} tokens; n = {score.n:,}{_how_sure(report)}. "
+        f"windows of {settings.max_length:,} tokens; {score.n:,} {counted}{_how_sure(report)}. "
         "Sizes are those of the tensors; bits per weight count every weight of the model, "
         "embeddings included."
     )

@@ -70,7 +70,8 @@ def _mark(report: Report, card: Scorecard) -> str:
 def advice(report: Report) -> list[str]:
     """Which one to take, and what the star means."""
     found = report.recommendation
-    lines = [f"Recommended: {found.name or 'none'}: {found.reason}."]
+    said = "No recommendation" if found.name is None else f"Recommended: {found.name}"
+    lines = [f"{said}: {found.reason}."]
     if len(report.candidates) > 1:
         lines.append("* No other is both smaller and better.")
     return lines
@@ -103,7 +104,7 @@ def _change(report: Report, card: Scorecard) -> str:
     """Perplexity in percent, accuracy in points, as for limits."""
     score, before = card.scores[report.headline], report.baseline.scores[report.headline]
     if score.higher_is_better:
-        return f"{100 * (score.value - before.value):+.1f} points"
+        return f"{verdict.points(score.value - before.value)} points"
     return f"{report.change(card, report.headline):+.2%}"
 
 
@@ -131,7 +132,7 @@ def groups(report: Report) -> tuple[list[str], list[list[str]]] | None:
             if inside and metric == metrics.ACCURACY and isinstance(change, AccuracyChange):
                 ends = verdict.points_interval(change.low, change.high)
                 mark = " !" if finding.adjusted_p < ALPHA else ""
-                cells[task] = f"{100 * change.difference:+.1f} ({ends}){mark}"
+                cells[task] = f"{verdict.points(change.difference)} ({ends}){mark}"
                 names[task] = None
         found.append((card.name, cells))
     if not names:

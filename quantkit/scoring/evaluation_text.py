@@ -44,8 +44,10 @@ def to_avoid(names: Sequence[str], base: Path) -> tuple[EvaluationText, dict[str
         return known(names, base)
     except ScoreError as error:
         raise DataError(
-            f"the set avoids {', '.join(names)}, which models are scored on, and {error}; without "
-            "a hub, build it with `quantkit calibrate build … --data DIR` and give its folder"
+            f"the set leaves out text of {', '.join(names)}, which models are scored on, and needs "
+            f"it for that: {str(error).partition('; ')[0]}; without a hub, give a text file of "
+            "your own, `--calibration python-docs`, or the folder of a set made by `quantkit "
+            "calibrate build … --data DIR`"
         ) from error
 
 

@@ -286,7 +286,8 @@ def _explained(tasks: Sequence[str]) -> Iterator[None]:
         first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ScoreError(
             f"the data of {', '.join(tasks)} cannot be reached: {first}; connect to the hub once, "
-            "or use `quantkit score --data DIR`, a folder that holds it under the dataset's name"
+            "or pass `--data DIR`, a folder that holds it under the dataset's name; the tasks "
+            "python_docs and python_quiz need no hub"
         ) from error
 
 

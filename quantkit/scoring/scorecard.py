@@ -58,7 +58,11 @@ class Settings(Record):
     def differences(self, other: "Settings") -> list[str]:
         """What keeps two scores from being compared, such as `limit: 100 and None`."""
         ours, theirs = self.model_dump(), other.model_dump()
-        told = [f"{k}: {ours[k]} and {theirs[k]}" for k in ours if ours[k] != theirs[k]]
+        told = [
+            f"{key}: {_listed(ours[key])} and {_listed(theirs[key])}"
+            for key in ours
+            if ours[key] != theirs[key]
+        ]
         if ours["data"] != theirs["data"]:
             told = [line for line in told if not line.startswith("data: ")]
             if self.data is not None and other.data is not None:
@@ -75,6 +79,13 @@ class Settings(Record):
         dtype = "bfloat16" if choose(device).type == "cuda" else "float32"
         asked = (set(tasks), limit, max_length, dtype)
         return asked == (set(self.tasks), self.limit, self.asked_length, self.dtype)
+
+
+def _listed(value: object) -> object:
+    """Tasks with their versions as `wikitext 2.0, mmlu 1.0`; anything else unchanged."""
+    if not isinstance(value, dict):
+        return value
+    return ", ".join(f"{name} {version}" for name, version in value.items()) or "none"
 
 
 class LayerError(Record):

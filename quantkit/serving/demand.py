@@ -22,6 +22,13 @@ class Flag:
         return self.words[0]
 
 
+def reachable(host: str, server: str) -> str:
+    """Who can reach a server at this address."""
+    if host in ("127.0.0.1", "localhost", "::1"):
+        return "this machine only; 0.0.0.0 accepts other machines"
+    return f"reachable from other machines; {server} asks for no key unless --api-key is given"
+
+
 @dataclass(frozen=True)
 class Demand:
     """What a server is wanted for."""

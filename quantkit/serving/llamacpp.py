@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from quantkit.advise.sizing import Size
 from quantkit.engine import speculation
-from quantkit.serving.demand import Demand, Flag
+from quantkit.serving.demand import Demand, Flag, reachable
 from quantkit.serving.draft import Draft
 from quantkit.serving.target import Target
 from quantkit.storage import gib
@@ -17,7 +17,7 @@ def flags(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
     """Every flag that follows from the numbers."""
     on_gpu = demand.gpu.vendor != "cpu"
     yield Flag(("--alias", target.name), "the model's name in requests")
-    yield Flag(("--host", demand.host), "where it listens: 127.0.0.1 is this machine only")
+    yield Flag(("--host", demand.host), reachable(demand.host, "llama-server"))
     yield Flag(("--port", str(demand.port)), "where it listens")
     total = size.context * size.sequences
     cache = ""

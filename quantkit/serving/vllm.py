@@ -9,7 +9,7 @@ from quantkit.advise.split import stages
 from quantkit.hardware.gpus import GPU
 from quantkit.recipe import Recipe
 from quantkit.serving import adapters as loras
-from quantkit.serving.demand import Demand, Flag
+from quantkit.serving.demand import Demand, Flag, reachable
 from quantkit.serving.draft import Draft
 from quantkit.serving.target import Target
 from quantkit.storage import gib
@@ -18,7 +18,7 @@ from quantkit.storage import gib
 def flags(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
     """Every flag that follows from the numbers, the rest being vLLM's own business."""
     yield Flag(("--served-model-name", target.name), "the model's name in requests")
-    yield Flag(("--host", demand.host), _who_reaches(demand.host))
+    yield Flag(("--host", demand.host), reachable(demand.host, "vLLM"))
     yield Flag(("--port", str(demand.port)), "where it listens")
     yield from _where(target, demand, size)
     yield from _batches(demand, size)
@@ -28,12 +28,6 @@ def flags(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
     if demand.draft is not None:
         config = json.dumps(demand.draft.config(size.split.tensor))
         yield Flag(("--speculative-config", config), _why_draft(demand.draft))
-
-
-def _who_reaches(host: str) -> str:
-    if host in ("127.0.0.1", "localhost", "::1"):
-        return "this machine only; 0.0.0.0 accepts other machines"
-    return "reachable from other machines; vLLM asks for no key unless --api-key is given"
 
 
 def _where(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:

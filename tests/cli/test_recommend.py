@@ -398,7 +398,9 @@ def test_nobody_takes_a_board_in_place_of_a_card(run_cli):
     assert "Jetson" not in way
 
 
-def test_with_a_page_the_terminal_stays_short(run_cli, tmp_path):
+def test_with_a_page_the_terminal_has_one_line_per_gpu(run_cli, tmp_path):
     result = run_cli(["recommend", "8B", "--gpu", "L4,L40S", "--html", tmp_path / "page.html"])
-    assert (result.code, result.stdout) == (0, "")
+    lines = [line.split(maxsplit=1) for line in result.stdout.splitlines() if line.strip()]
+    assert (result.code, [line[0] for line in lines]) == (0, ["8B", "L4", "L40S"])
+    assert all("a whole answer in" in told for _, told in lines[1:])
     assert "written" in result.stderr

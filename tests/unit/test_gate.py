@@ -705,7 +705,7 @@ def test_a_reason_that_several_share_is_said_once(good):
 
 def test_a_limit_on_a_drop_reads_as_one(good):
     check = judge(good, rules(accuracy={"max_drop": 1.0})).checks[0]
-    assert words.limit(check) == "a drop of at most 1 point"
+    assert words.limit(check) == "at most 1 point lower"
 
 
 def test_numbers_are_shown_apart_from_their_limit(good):
@@ -724,8 +724,8 @@ def test_numbers_are_shown_apart_from_their_limit(good):
 def test_no_change_is_told_without_a_sign():
     document = paired(0, 0, 1.0)
     check = judge(document, rules(quiz={"max_drop": 3})).checks[0]
-    assert words.amount(check) == "0.00 pp"
-    assert check.reason.endswith("is that of the source (0.7 to 0.7); at most 3 points are allowed")
+    assert words.amount(check) == "0.00 points"
+    assert check.reason.endswith("is that of the source (70% to 70%); at most 3 points are allowed")
 
 
 def test_broken_figures_are_told_in_few_digits(good):

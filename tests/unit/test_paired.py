@@ -20,7 +20,7 @@ from quantkit.scoring.paired import (
     mcnemar,
     questions_needed,
 )
-from quantkit.scoring.verdict import verdict
+from quantkit.scoring.verdict import most_points, points, points_interval, verdict
 
 N_DRAWS = 1000
 SMOOTHER = ((20, 1.0), (200, 1.5))
@@ -495,3 +495,12 @@ def test_what_is_called_ruled_out_lies_outside_the_interval(shift, below, above,
         loss = float(text.split("a loss above ")[1].split()[0])
         assert loss / 100 >= -change.low - 1e-9
     assert "-0.0 points" not in text
+
+
+def test_one_change_in_points_has_one_figure_everywhere():
+    change = compare_accuracy([1] * 280 + [0] * 120, [1] * 277 + [0] * 123)
+    assert points(0.6925 - 0.7) == points(change.difference) == "-0.8"
+    assert verdict(change).startswith("0.8 points lower")
+    ends = points_interval(change.low, change.high)
+    assert ends.startswith(f"-{most_points(change.low)} to")
+    assert points(-1e-18) == "+0.0"

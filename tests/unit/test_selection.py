@@ -200,11 +200,9 @@ def test_too_few_tokens_are_told_with_their_numbers():
     candidates = of_lengths([10] * 9 + [10] * 5, [0] * 9 + [1] * 5)
     with pytest.raises(DataError) as refused:
         enough(candidates, Shape(8, 20, True))
-    assert str(refused.value) == (
-        "theirs.jsonl has 50 tokens in 5 pieces, its share of the set is 80 for 4 samples of 20 "
-        "(5 rows read, 2 empty): it is enough for 2; add rows, lower its weight, or ask for fewer "
-        "or shorter samples (--samples, --length)"
-    )
+    for told in ("theirs.jsonl", "50 tokens", "5 rows read, 2 empty", "2 samples", "4 samples of 20"):
+        assert told in str(refused.value)
+    assert "--samples, --length" in str(refused.value)
     enough(candidates, Shape(4, 20, True))
 
 
@@ -212,11 +210,8 @@ def test_too_few_rows_to_pad_are_told_with_their_numbers():
     candidates = of_lengths([10] * 9 + [10] * 5, [0] * 9 + [1] * 5)
     with pytest.raises(DataError) as refused:
         enough(candidates, Shape(12, 20, False))
-    assert str(refused.value) == (
-        "theirs.jsonl has 5 usable rows, its share of the set is 6 (5 rows read, 2 empty): it "
-        "is enough for 5; add rows, lower its weight, or ask for fewer or shorter samples "
-        "(--samples, --length)"
-    )
+    for told in ("theirs.jsonl", "5 usable rows", "5 rows read, 2 empty", "5 samples", "needs 6"):
+        assert told in str(refused.value)
     enough(candidates, Shape(10, 20, False))
 
 

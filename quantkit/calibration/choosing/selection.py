@@ -131,9 +131,10 @@ def require_enough(candidates: Candidates, shape: Shape, names: list[str], what:
             have, need = f"{n_fitting:,} usable rows", f"{quota}"
         alone = len(names) == 1
         raise DataError(
-            f"{names[s]} has {have}, its share of the set is {need} ({what[s]}): it is enough for "
-            f"{n_fitting}; add rows, {'' if alone else 'lower its weight, '}or ask for fewer or "
-            "shorter samples (--samples, --length)"
+            f"{names[s]} has {have} ({what[s]}), enough for {n_fitting:,} samples; "
+            f"{'the set' if alone else 'its share of the set'} needs {need}. Add rows, "
+            f"{'' if alone else 'lower its weight, '}or ask for fewer or shorter samples "
+            "(--samples, --length)"
         )
 
 
