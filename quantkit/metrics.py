@@ -133,6 +133,16 @@ def of(key: str) -> Metric:
     return METRICS.get(name) or Metric(name, name)
 
 
+def points(difference: float) -> str:
+    """A signed difference of shares in points, rounded the same way everywhere: `-0.8`."""
+    return f"{free_of_noise(100 * difference):+.1f}"
+
+
+def free_of_noise(value: float) -> float:
+    """Without the last bits: 100 * (0.6925 - 0.7) is -0.75, and must round as that does."""
+    return round(value, 9) + 0.0
+
+
 def paired_by(how: str) -> tuple[str, ...]:
     """Metrics whose changes are paired by answers, or by losses."""
     return tuple(name for name, metric in METRICS.items() if metric.paired == how)

@@ -118,7 +118,7 @@ def _by_users(bench: Bench) -> list[str | Markup]:
     parts: list[str | Markup] = []
     for workload in dict.fromkeys(table.lengths(row) for row in bench.rows):
         rows = [row for row in bench.rows if table.lengths(row) == workload]
-        for axis, kind in (("concurrency", "users"), ("rate", "requests a second, asked for")):
+        for axis, kind in (("concurrency", "users"), ("rate", "requests per second, asked for")):
             parts += _curves(rows, axis, kind, workload)
     return parts
 

@@ -28,7 +28,7 @@ def show(found: "Draft", as_json: bool) -> None:
         return
     wrote = "of the set" if found.on_text else "that the target wrote"
     console.say(
-        f"{found.draft} ({gib(found.draft_bytes)} read a token) drafts for {found.target} "
+        f"{found.draft} ({gib(found.draft_bytes)} read per token) drafts for {found.target} "
         f"({gib(found.target_bytes)}):\n{found.n_rows} prompts of {found.calibration}, "
         f"{found.n_tokens:,} tokens {wrote}"
     )

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from quantkit import metrics
 from quantkit.export.card_facts import Figure, Scored
 from quantkit.export.card_markup import plain, table
-from quantkit.scoring import verdict
 
 Z95 = 1.96
 
@@ -69,5 +68,5 @@ def _change(figure: Figure) -> str:
     if figure.source is None:
         return ""
     if metrics.of(figure.metric).is_share:
-        return f"{verdict.points(figure.value - figure.source)} points"
+        return f"{metrics.points(figure.value - figure.source)} points"
     return f"{figure.value / figure.source - 1:+.2%}" if figure.source else ""

@@ -166,7 +166,7 @@ def _open_journals(job: Job, scratches: list[Path], progress: Progress) -> list[
             continue
         kept = Journal.open(scratch, resume.key_of(job, plan))
         if kept.n_done:
-            progress.note(f"{plan.recipe.name}: going on after {kept.n_done} finished blocks")
+            progress.note(f"{plan.recipe.name}: resuming after {kept.n_done} finished blocks")
         journals.append(kept)
     return journals
 

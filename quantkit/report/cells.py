@@ -27,7 +27,7 @@ def change(report: Document, entry: Entry, name: str) -> Cell:
     else:
         shift = found.difference if found and found.difference is not None else 0.0
         shift = shift if found else after.value - before.value
-        told, between = verdict.points(shift), ""
+        told, between = metrics.points(shift), ""
         if found and found.low is not None and found.high is not None:
             between = verdict.points_interval(found.low, found.high)
         worse = shift < 0
@@ -49,7 +49,7 @@ def group_cell(found: Comparison | None) -> Cell:
     real = found.adjusted_p < ALPHA and not found.source_at_chance
     colour = tone(found.difference < 0, real)
     ends = verdict.points_interval(found.low, found.high)
-    text = Markup("{}<small>{}</small>").format(verdict.points(found.difference), ends)
+    text = Markup("{}<small>{}</small>").format(metrics.points(found.difference), ends)
     return Cell(text, found.difference, colour)
 
 

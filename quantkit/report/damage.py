@@ -72,7 +72,7 @@ def _of_share(report: Document, one: Comparison) -> Loss | None:
     assert one.high is not None
     ends = verdict.points_interval(one.low, one.high)
     return Loss(
-        one.score, -one.high / before.value, f"{verdict.points(one.difference)} points ({ends})"
+        one.score, -one.high / before.value, f"{metrics.points(one.difference)} points ({ends})"
     )
 
 

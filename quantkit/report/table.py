@@ -104,7 +104,7 @@ def _change(report: Report, card: Scorecard) -> str:
     """Perplexity in percent, accuracy in points, as for limits."""
     score, before = card.scores[report.headline], report.baseline.scores[report.headline]
     if score.higher_is_better:
-        return f"{verdict.points(score.value - before.value)} points"
+        return f"{metrics.points(score.value - before.value)} points"
     return f"{report.change(card, report.headline):+.2%}"
 
 
@@ -132,7 +132,7 @@ def groups(report: Report) -> tuple[list[str], list[list[str]]] | None:
             if inside and metric == metrics.ACCURACY and isinstance(change, AccuracyChange):
                 ends = verdict.points_interval(change.low, change.high)
                 mark = " !" if finding.adjusted_p < ALPHA else ""
-                cells[task] = f"{verdict.points(change.difference)} ({ends}){mark}"
+                cells[task] = f"{metrics.points(change.difference)} ({ends}){mark}"
                 names[task] = None
         found.append((card.name, cells))
     if not names:

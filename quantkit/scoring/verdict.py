@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from quantkit import metrics
 from quantkit.scoring.paired import ALPHA, AccuracyChange, PerplexityChange
 
 
@@ -61,19 +62,9 @@ def points_interval(low: float, high: float) -> str:
     return _interval(POINTS, 100 * low, 100 * high)
 
 
-def points(difference: float) -> str:
-    """A signed difference of shares in points, rounded as in sentences: `-0.8`."""
-    return f"{_even(100 * difference):+.1f}"
-
-
 def most_points(low: float) -> str:
     """The largest drop that an interval leaves open, rounded as its end is."""
     return f"{-_outward(100 * low, -1, POINTS.decimals):.1f}"
-
-
-def _even(value: float) -> float:
-    """Free of the last bits: 100 * (0.6925 - 0.7) is -0.75, which would round the other way."""
-    return round(value, 9) + 0.0
 
 
 def _interval(scale: _Scale, low: float, high: float) -> str:
@@ -114,7 +105,7 @@ def _sentence(
 
 
 def _told(scale: _Scale, shift: float, decimals: int) -> str:
-    shift = _even(shift)
+    shift = metrics.free_of_noise(shift)
     if not round(shift, decimals):
         return "no difference"
     return f"{abs(shift):,.{decimals}f}{scale.unit} {'higher' if shift > 0 else 'lower'}"

@@ -4,7 +4,7 @@
     experts.gate_up_proj_scales   [experts, rows, columns / 32]       exponents, E8M0
     experts.gate_up_proj_bias     [experts, rows]                     in 16 bits
 
-Rows of gate and up are interleaved. The model itself, built from its config, says how many there are.
+Rows of gate and up are interleaved. The model, built from its config, says how many there are.
 """
 
 from collections.abc import Iterator, Mapping

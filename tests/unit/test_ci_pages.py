@@ -104,7 +104,7 @@ def test_the_table_of_default_limits_is_what_ships():
         assert f"| {' | '.join(row)} |\n" in PAGE
     sizes = {r.bits: r.limits["size_ratio"].max for r in rules if "size_ratio" in r.limits}
     assert f"at most {sizes['4-bit']:.0%} of its source's size" in PAGE
-    assert f"below that at most {sizes['below']:.0%}" in PAGE
+    assert f"fewer bits at most {sizes['below']:.0%}" in PAGE
     floor = policy.default().evidence.model_dump()
     assert f"evidence: {{{', '.join(f'{key}: {n}' for key, n in floor.items())}}}" in PAGE
     (rule,) = policy.default(with_earlier=True).against

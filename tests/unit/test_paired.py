@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from quantkit.errors import ScoreError
+from quantkit.metrics import points
 from quantkit.scoring import paired
 from quantkit.scoring.paired import (
     AccuracyChange,
@@ -20,7 +21,7 @@ from quantkit.scoring.paired import (
     mcnemar,
     questions_needed,
 )
-from quantkit.scoring.verdict import most_points, points, points_interval, verdict
+from quantkit.scoring.verdict import most_points, points_interval, verdict
 
 N_DRAWS = 1000
 SMOOTHER = ((20, 1.0), (200, 1.5))

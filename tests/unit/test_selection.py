@@ -200,7 +200,7 @@ def test_too_few_tokens_are_told_with_their_numbers():
     candidates = of_lengths([10] * 9 + [10] * 5, [0] * 9 + [1] * 5)
     with pytest.raises(DataError) as refused:
         enough(candidates, Shape(8, 20, True))
-    for told in ("theirs.jsonl", "50 tokens", "5 rows read, 2 empty", "2 samples", "4 samples of 20"):
+    for told in ("theirs.jsonl", "50 tokens", "2 empty", "2 samples", "4 samples of 20"):
         assert told in str(refused.value)
     assert "--samples, --length" in str(refused.value)
     enough(candidates, Shape(4, 20, True))
