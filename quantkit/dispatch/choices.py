@@ -4,13 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quantkit.dispatch import gptoss
-from quantkit.dispatch.schemes import Judged, Scheme, columns_of, is_readable
+from quantkit.dispatch.schemes import MXFP4_FP8, Judged, Scheme, columns_of, is_readable
 from quantkit.families import SILU
 from quantkit.hardware import expert_kernels, kernels
 from quantkit.hardware.kernels import Asked
 
 GATES = ("gate_proj", "w1")
 """Names of an expert's first layer, if it has a gate."""
+FP8_INPUTS = (0, 32)
+"""From here on experts in MXFP4 with FP8 inputs have a choice of their own, which was not read."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ def expert_choices(judged: Judged) -> Iterator[Choice]:
         first = next((layers[name] for name in GATES if name in layers), None)
         scheme = None if first is None else judged.schemes.get(first.name)
         if first is None or scheme is None or not first.is_quantized:
+            continue
+        if scheme.tag == MXFP4_FP8 and judged.version >= FP8_INPUTS:
             continue
         rows, columns = first.shape(scheme.bits, judged.method == "awq")
         if scheme.kind == "wna16" and (known := columns_of(first, scheme)):

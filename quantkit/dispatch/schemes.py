@@ -22,6 +22,7 @@ MODELOPT = {
     "MXFP8": "mxfp8",
     "MIXED_PRECISION": "mixed",
 }
+MXFP4_FP8 = "mxfp4, fp8 inputs"
 
 
 @dataclass(frozen=True)
@@ -276,7 +277,10 @@ def compressed(
             raise Unsupported("no-scheme", "NVFP4 weights with inputs that are not NVFP4")
         return Scheme("nvfp4" if inputs else "nvfp4-a16", "nvfp4", 4, 16)
     if is_float and strategy == "group" and size == 32 and bits in (4, 8):
-        return Scheme(f"mxfp{bits}", f"mxfp{bits}", bits, 32)
+        if bits == 8 and str(weights.get("scale_dtype")).removeprefix("torch.") != "uint8":
+            raise Unsupported("no-scheme", "FP8 in groups of 32 without scale_dtype torch.uint8")
+        rounded = bits == 4 and inputs is not None and inputs.get("num_bits", 8) == 8
+        return Scheme(f"mxfp{bits}", MXFP4_FP8 if rounded else f"mxfp{bits}", bits, 32)
     order = weights.get("actorder")
     act_order = order in ("group", "dynamic", True)
     if inputs and bits == 4 and kind == "int" and inputs.get("type") == "float":

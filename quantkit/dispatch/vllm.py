@@ -68,6 +68,8 @@ def _method(judged: Judged) -> Iterator[Finding]:
     if method == "modelopt" and judged.algorithm.startswith("FP8"):
         known = kernels.MODELOPT_FP8_MINIMUM
         minimum = known[max(since for since in known if since <= judged.version)]
+    elif method == "modelopt" and judged.algorithm == "MXFP8":
+        minimum = kernels.MODELOPT_MXFP8_MINIMUM
     if judged.capability is not None and judged.capability < minimum:
         words = f"{method} needs {minimum / 10:.1f}, the GPU has {judged.capability / 10:.1f}"
         yield found("capability", "quantization_config", words)

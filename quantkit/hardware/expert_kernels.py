@@ -1,18 +1,28 @@
 """The kernel that vLLM picks for a block's experts: its backends in its own order.
 
-Read from vllm/model_executor/layers/fused_moe/oracle (fp8.py, int8.py, int_wna16.py, nvfp4.py, and
-from mxfp4.py the path for gpt-oss, with the Triton kernels that CUDA wheels include), the classes
-in fused_moe/experts that they query, and their callers in layers/quantization:
-compressed_tensors_moe.py, auto_gptq.py, auto_awq.py (with moe_wna16.py, where Marlin does not take
-the sizes), fp8.py and modelopt.py, at v0.26.0 and 0.32.0: for CUDA, gated SiLU, on one GPU or
-tensor parallel, with FlashInfer and Humming installed as vLLM's own requirements install them. A
-version in between gets an answer where both agree.
+Read from vllm/model_executor/layers/fused_moe/oracle (fp8.py, int8.py, int_wna16.py, nvfp4.py,
+mxfp8.py, and of mxfp4.py what it does for gpt-oss, with the Triton kernels that wheels for CUDA
+bring), the classes in fused_moe/experts that they ask, and what asks them in layers/quantization:
+compressed_tensors_moe (MXFP4 outside gpt-oss is chosen there, in its w4a4_mxfp4.py), auto_gptq.py,
+auto_awq.py (with moe_wna16.py, where Marlin does not take the sizes), fp8.py and modelopt.py, at
+v0.26.0 and 0.32.0; which GPUs CUTLASS' MXFP4 is for in csrc (mxfp4_experts_quant.cu), and which
+types Marlin is built for in its generate_kernels.py. For CUDA, gated SiLU, on one GPU or tensor
+parallel, with FlashInfer and Humming installed as vLLM's own requirements install them. A version
+between the two gets an answer where both have the same.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from quantkit.hardware.kernels import FP4_SLOW, FP8_SLOW, MARLIN_GROUPS, Asked, Kernel, Version
+from quantkit.hardware.kernels import (
+    FP4_SLOW,
+    FP8_SLOW,
+    MARLIN_GROUPS,
+    MXFP8_SLOW,
+    Asked,
+    Kernel,
+    Version,
+)
 
 FIRST: Version = (0, 26)
 READ: tuple[Version, ...] = (FIRST, (0, 32))
@@ -43,6 +53,12 @@ def _marlin(a: Asked) -> bool:
 
 def _is_static(a: Asked) -> bool:
     return a.static and a.per_tensor
+
+
+def _weights_only(before: str) -> Callable[[Asked], str]:
+    """What is said before Blackwell; Blackwell's other GPUs have the cores, vLLM no kernel."""
+    other = "weights only: vLLM's own kernels for experts in MX formats are for 10.x"
+    return lambda asked: before if asked.capability < 100 else other
 
 
 def _words(words: str) -> Callable[[Asked], str]:
@@ -91,6 +107,16 @@ LISTS: dict[str, tuple[Kernel, ...]] = {
         Kernel("Humming FP4", _hopper, since=(0, 32)),
         Kernel("Marlin FP4", lambda a: a.capability >= 75),
     ),
+    # Marlin has E8M0 scales in BF16 alone, which Turing lacks.
+    "mxfp4": (
+        Kernel("CUTLASS MXFP4", _blackwell),
+        Kernel("Marlin MXFP4", lambda a: a.capability >= 80, _weights_only(FP4_SLOW)),
+    ),
+    "mxfp8": (
+        Kernel("FlashInfer TRT-LLM MXFP8", _blackwell),
+        Kernel("Humming MXFP8", _hopper, _words(MXFP8_SLOW), (0, 32)),
+        Kernel("Marlin MXFP8", lambda a: a.capability >= 80, _weights_only(MXFP8_SLOW)),
+    ),
 }  # fmt: skip
 UNSURE: dict[str, Callable[[Asked], bool]] = {
     # Whether CUTLASS' grouped product is available depends on the build of 0.26.
@@ -102,6 +128,8 @@ UNSURE: dict[str, Callable[[Asked], bool]] = {
     ),
     "fp8-block": lambda a: a.capability >= 110,
     "nvfp4": lambda a: a.capability >= 100 and not (_blackwell(a) or _desk(a)),
+    # CUTLASS' for 11.x is built by CUDA 13.
+    "mxfp4": lambda a: 110 <= a.capability < 120,
 }
 """Kernels whose choice depends on how vLLM was built or what is installed."""
 KINDS: dict[str, tuple[str, ...]] = {
@@ -109,7 +137,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "gptq": ("wna16",),
     "awq": ("wna16",),
     "fp8": ("fp8", "fp8-block"),
-    "modelopt": ("fp8", "nvfp4", "nvfp4-a16"),
+    "modelopt": ("fp8", "nvfp4", "nvfp4-a16", "mxfp8"),
     "mxfp4": ("gpt-oss",),
 }
 """Which of those lists each method uses."""

@@ -169,7 +169,8 @@ LISTS: dict[str, tuple[Kernel, ...]] = {
         Kernel("FlashInfer CuTe DSL MXFP8", lambda a: 100 <= a.capability < 110, _never, (0, 24)),
         Kernel("FlashInfer CUTLASS MXFP8", lambda a: a.capability >= 100),
         Kernel("Humming MXFP8", _prefers_humming, _words(MXFP8_SLOW), (0, 32)),
-        Kernel("Marlin MXFP8", lambda a: a.capability >= 75, _words(MXFP8_SLOW)),
+        # vLLM takes it from 7.5 on, and has it built for BF16 alone.
+        Kernel("Marlin MXFP8", lambda a: a.capability >= 80, _words(MXFP8_SLOW)),
     ),
     "bitsandbytes": (
         Kernel("bitsandbytes", lambda a: a.capability >= 70,
@@ -188,6 +189,7 @@ METHOD_MINIMUM = {
 }  # fmt: skip
 MODELOPT_FP8_MINIMUM = {(0, 0): 89, (0, 27): 80}
 """By the first version that it applies to."""
+MODELOPT_MXFP8_MINIMUM = 80
 
 
 def choose(asked: Asked) -> tuple[str, str] | None:

@@ -124,12 +124,11 @@ HUMMING: dict[str, tuple[Rule, ...]] = {
 
 
 def _mx(bits: int) -> dict[str, tuple[Rule, ...]]:
-    since = 8.0 if bits == 4 else 7.5
     weights_only = f"Marlin, weights only: MXFP{bits} tensor cores start at 10.0"
     return {
         "nvidia": (
             Rule("native", f"MXFP{bits} tensor cores, by FlashInfer, from 10.0 on", 10.0),
-            Rule("emulated", weights_only, since, 10.0),
+            Rule("emulated", weights_only, 8.0, 10.0),
         ),
         "amd": (
             Rule("native", MX_CORES, chips=CDNA4[0], who=CDNA4[1]),

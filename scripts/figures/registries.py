@@ -69,7 +69,7 @@ def dispatch_sources() -> str:
         "After 0.26 the config classes and the choice of schemes of compressed-tensors, GPTQ, AWQ, "
         "FP8, ModelOpt and MXFP4 and the lists of kernels (`kernels/linear`) were compared from "
         "version to version; the kernels of experts (`fused_moe/oracle`) were read at 0.26 and "
-        "0.32, but for those of MXFP8 and of MXFP4 outside gpt-oss; the loaders of models other "
-        "than gpt-oss's were not. "
+        "0.32, but for those of MXFP4 with FP8 inputs; the loaders of models other than gpt-oss's "
+        "were not. "
         f"What changed: {changed}."
     )

@@ -127,7 +127,19 @@ def test_kernels_change_with_versions(asked, versions):
         ("fp8-block", 100, (0, 32), {}, "FlashInfer TRT-LLM FP8 blocks"),
         ("nvfp4", 100, (0, 30), {"group_size": 16}, "FlashInfer TRT-LLM NVFP4"),
         ("nvfp4", 90, (0, 26), {"group_size": 16}, "Marlin FP4"),
-        ("mxfp4", 100, (0, 32), {"group_size": 32}, None),
+        ("mxfp4", 100, (0, 29), {"group_size": 32}, "CUTLASS MXFP4"),
+        ("mxfp4", 90, (0, 26), {"group_size": 32}, "Marlin MXFP4"),
+        ("mxfp4", 90, (0, 32), {"group_size": 32}, "Marlin MXFP4"),  # not asked by its oracle
+        ("mxfp4", 110, (0, 32), {"group_size": 32}, None),
+        ("mxfp4", 120, (0, 32), {"group_size": 32}, "Marlin MXFP4"),
+        ("mxfp4", 75, (0, 32), {"group_size": 32}, None),
+        ("mxfp8", 103, (0, 28), {"group_size": 32}, "FlashInfer TRT-LLM MXFP8"),
+        ("mxfp8", 90, (0, 26), {"group_size": 32}, "Marlin MXFP8"),
+        ("mxfp8", 90, (0, 29), {"group_size": 32}, None),
+        ("mxfp8", 90, (0, 32), {"group_size": 32}, "Humming MXFP8"),
+        ("mxfp8", 80, (0, 30), {"group_size": 32}, "Marlin MXFP8"),
+        ("mxfp8", 120, (0, 30), {"group_size": 32}, "Marlin MXFP8"),
+        ("mxfp8", 75, (0, 32), {"group_size": 32}, None),
     ],
 )
 def test_experts_get_the_first_backend_that_takes_them(kind, capability, version, changes, kernel):
@@ -168,6 +180,9 @@ STATIC = {"static": True, "per_tensor": True}
         ("modelopt", "nvfp4", 90, {"group_size": 16}, "Marlin FP4", "Humming FP4"),
         ("modelopt", "nvfp4", 120, {"group_size": 16}, *["FlashInfer CUTLASS NVFP4"] * 2),
         ("modelopt", "nvfp4-a16", 100, {"group_size": 16}, "Marlin FP4", "Marlin FP4"),
+        ("modelopt", "mxfp8", 90, {"group_size": 32}, "Marlin MXFP8", "Humming MXFP8"),
+        ("modelopt", "mxfp8", 100, {"group_size": 32}, *["FlashInfer TRT-LLM MXFP8"] * 2),
+        ("modelopt", "mxfp4", 100, {"group_size": 32}, None, None),
         ("mxfp4", "gpt-oss", 100, {}, *["FlashInfer TRT-LLM MXFP4"] * 2),
         ("mxfp4", "gpt-oss", 90, {}, "Triton MXFP4", "Triton MXFP4"),
         ("mxfp4", "gpt-oss", 89, {}, "Marlin MXFP4", "Marlin MXFP4"),
@@ -214,6 +229,31 @@ def modelopt(rows, columns):
     }  # fmt: skip
 
 
+def mxfp4(rows, columns):
+    return {
+        "weight_packed": ("U8", (rows, columns // 2)), "weight_scale": ("U8", (rows, columns // 32))
+    }  # fmt: skip
+
+
+def mxfp8(rows, columns):
+    return {
+        "weight": ("F8_E4M3", (rows, columns)), "weight_scale": ("U8", (rows, columns // 32))
+    }  # fmt: skip
+
+
+def microscaled(bits, **arguments):
+    """A section of compressed-tensors as its own presets MXFP4 and MXFP8 write it."""
+    weights = {"num_bits": bits, "type": "float", "strategy": "group", "group_size": 32,
+               "scale_dtype": "torch.uint8"} | arguments  # fmt: skip
+    inputs = {**weights, "dynamic": True}
+    form = "mxfp4-pack-quantized" if bits == 4 else "mxfp8-quantized"
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "format": form}
+    return {
+        "quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group},
+        "ignore": ["lm_head"], "quantization_status": "compressed",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("parts", "section", "kernel"),
     [
@@ -224,13 +264,26 @@ def modelopt(rows, columns):
         (fp8, {"quant_method": "fp8", "activation_scheme": "dynamic",
                "weight_block_size": [128, 128]}, "Triton FP8 blocks for experts"),
         (modelopt, {"quant_method": "modelopt", "quant_algo": "NVFP4"}, "Marlin FP4 for experts"),
+        (mxfp4, microscaled(4), "Marlin MXFP4 for experts"),
+        (mxfp8, microscaled(8), "Marlin MXFP8 for experts"),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )  # fmt: skip
 def test_the_kernel_of_each_block_of_experts_is_named(parts, section, kernel):
-    block = "model.layers.{}.mlp.experts"
+    found = mixture(parts, section, "0.26", "H200")
+    assert {one.layer: one.kernel for one in found.kernels} == {
+        BLOCK.format(layer): kernel for layer in range(2)
+    }
+    assert not any("experts" in left for left in found.left_out)
+
+
+BLOCK = "model.layers.{}.mlp.experts"
+
+
+def mixture(parts, section, version, gpu):
+    """What is foretold of two blocks of four experts."""
     specs = [
-        TensorSpec(f"{block.format(layer)}.{expert}.{name}.{part}", dtype, shape)
+        TensorSpec(f"{BLOCK.format(layer)}.{expert}.{name}.{part}", dtype, shape)
         for layer in range(2)
         for expert in range(4)
         for name, rows, columns in (
@@ -243,8 +296,46 @@ def test_the_kernel_of_each_block_of_experts_is_named(parts, section, kernel):
         "num_experts": 4, "hidden_size": HIDDEN, "moe_intermediate_size": INNER,
         "num_hidden_layers": 2, "quantization_config": section,
     }  # fmt: skip
-    found = prediction.foretell(config, specs, "0.26", gpus.find("H200"))
-    assert {one.layer: one.kernel for one in found.kernels} == {
-        block.format(layer): kernel for layer in range(2)
+    return prediction.foretell(config, specs, version, gpus.find(gpu))
+
+
+def test_mx_experts_by_version_and_gpu():
+    fast = mixture(mxfp4, microscaled(4), "0.32", "B200")
+    assert {one.kernel for one in fast.kernels} == {"CUTLASS MXFP4 for experts"}
+    assert [one.rule.id for one in fast.findings] == []
+    slow = mixture(mxfp8, microscaled(8), "0.32", "H200")
+    assert {one.kernel for one in slow.kernels} == {"Humming MXFP8 for experts"}
+    (finding,) = slow.findings
+    assert finding.rule.id == "slow-kernel"
+    assert "MXFP8 tensor cores start at 10.0" in str(finding)
+    # 0.32 has a choice of its own for FP8 inputs by MXFP4 weights, 0.26 has not
+    section = microscaled(4)
+    section["config_groups"]["group_0"]["input_activations"] = {
+        "num_bits": 8, "type": "float", "strategy": "token", "dynamic": True, "symmetric": True,
+    }  # fmt: skip
+    assert mixture(mxfp4, section, "0.26", "B200").kernels
+    unsure = mixture(mxfp4, section, "0.32", "B200")
+    assert unsure.kernels == []
+    assert any("kernels of experts" in left for left in unsure.left_out)
+
+
+def test_mxfp8_needs_its_scales_declared():
+    """vLLM knows MXFP8 by scale_dtype, and has no other scheme for FP8 in groups of 32."""
+    found = mixture(mxfp8, microscaled(8, scale_dtype=None), "0.26", "B200")
+    assert [one.rule.id for one in found.faults] == ["no-scheme"]
+    assert "scale_dtype" in str(found.faults[0])
+    assert mixture(mxfp8, microscaled(8), "0.26", "B200").faults == []
+
+
+def test_turing_has_no_kernel_for_mxfp8():
+    """vLLM picks Marlin from 7.5 on, which has E8M0 scales in BF16 alone."""
+    for gpu, kernel in (("T4", None), ("A100", "Marlin MXFP8")):
+        capability = round(10 * gpus.find(gpu).capability)
+        asked = Asked("mxfp8", 4096, 4096, capability, (0, 26), 8, 32, method="compressed-tensors")
+        assert (choose(asked) or (None,))[0] == kernel
+    section = {"quant_method": "modelopt", "quant_algo": "MXFP8"}
+    refused = mixture(mxfp8, section, "0.26", "T4")
+    assert [one.rule.id for one in refused.faults] == ["capability"]
+    assert {one.kernel for one in mixture(mxfp8, section, "0.26", "A100").kernels} == {
+        "Marlin MXFP8 for experts"
     }
-    assert not any("experts" in left for left in found.left_out)

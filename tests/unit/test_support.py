@@ -55,7 +55,7 @@ NONE = "no no no no no no"
     ("name", "floats", "integers"),
     [
         ("V100", NONE, "no no no no no no"),
-        ("T4", "emulated native emulated no no emulated", "no native native native native native"),
+        ("T4", "emulated native emulated no no no", "no native native native native native"),
         ("A100", WEIGHTS_ONLY, "no native native native native native"),
         ("L40S", WEIGHTS_ONLY, "no native native native native native"),
         ("H100 SXM", WEIGHTS_ONLY, "native native native native native native"),
