@@ -3,6 +3,7 @@
 
     python benchmarks/wild.py --python PYTHON_OF_VLLM --work DIR [--gpu H200] [--jobs 4]
         [--only NAME ...]
+    python benchmarks/wild.py --judge RESULT --work DIR [--out FILE]
 
 The corpus (tests/wild.py) is made on the demo model: sound checkpoints of every scheme, and broken
 ones, one per known fault. Each is judged from config and headers, then loaded by a real vLLM in a
@@ -10,12 +11,16 @@ process of its own (eager, a small cache), which gives the log-probabilities of 
 are held against our reader's of the sound checkpoint that each was made from: `refuses` where vLLM
 raises, `garbage` where it answers otherwise than the sound one by far, else `loads`. Results go to
 one file as they come, so that a stopped run goes on (`--again` starts anew).
+
+`--judge` asks no engine: the corpus is made again, judged by the rules of this tree, and held
+against the outcomes that RESULT has, which stay as they are. Its file says which commit foretold.
 """
 
 import argparse
 import json
 import math
 import os
+import platform
 import statistics
 import sys
 import time
@@ -150,9 +155,44 @@ def is_borne(fault: str, found: Prediction, folder: Path, gpu: str) -> bool:
     return scales.of_nan(layer, kernel, dtype, capability).consequence == "accuracy"
 
 
+def judged(path: Path, work: Path) -> dict[str, Any]:
+    """The outcomes of a result, beside what the rules of this tree foretell of the same corpus."""
+    result = json.loads(path.read_text())
+    rows: dict[str, Any] = result["checkpoints"]
+    unknown = rows.keys() - {*wild.SOUND, *wild.BROKEN}
+    if unknown:
+        raise SystemExit(f"{path.name}: the corpus has no {', '.join(sorted(unknown))}")
+    done: dict[str, Any] = {}
+    for case in wild.make(work, wanted=lambda name: name in rows):
+        told = foretold(case, result["version"], result["gpu"])
+        row = rows[case.name]
+        agrees = told["verdict"] == row["found"]["outcome"]
+        done[case.name] = {
+            "foretold": told, "found": row["found"], "agrees": agrees,
+            "foretold_then": row["foretold"]["verdict"],
+        }  # fmt: skip
+        print(
+            f"{'agrees ' if agrees else 'DIFFERS'} {case.name}: foretold {told['verdict']} (then "
+            f"{row['foretold']['verdict']}), found {row['found']['outcome']}",
+            flush=True,
+        )
+    return {
+        "what": "outcomes of vLLM in another result, beside what today's rules foretell",
+        "outcomes": {"of": path.name, **result["recorded"]},
+        "machine": f"{platform.machine()}, Python {platform.python_version()}",
+        "gpu": result["gpu"],
+        "version": result["version"],
+        "agree": sum(told["agrees"] for told in done.values()),
+        "of": len(done),
+        "checkpoints": done,
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--python", type=Path, required=True, help="of vLLM's environment")
+    way = parser.add_mutually_exclusive_group(required=True)
+    way.add_argument("--python", type=Path, help="of vLLM's environment")
+    way.add_argument("--judge", type=Path, help="a result: its outcomes by today's rules")
     parser.add_argument("--work", type=Path, required=True, help="the corpus goes here")
     parser.add_argument("--gpu", default="H200")
     parser.add_argument("--version", default="0.26")
@@ -161,8 +201,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--timeout", type=float, default=240)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--again", action="store_true")
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--out", type=Path, help="default: results/wild-h200.json, -judged")
     args = parser.parse_args(arguments)
+    if args.judge:
+        out = args.out or args.judge.with_name(f"{args.judge.stem}-judged.json")
+        write(out, judged(args.judge, args.work))
+        return
+    args.out = args.out or RESULT
     os.environ.setdefault("VLLM_USE_DEEP_GEMM", "0")  # compiled while loading, which takes minutes
     done: dict[str, Any] = {}
     if args.out.is_file() and not args.again:

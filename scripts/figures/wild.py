@@ -1,6 +1,6 @@
 """Checkpoints of other tools: how fast their headers are judged."""
 
-from figures.regions import link, paragraph, region, result, table
+from figures.regions import FigureError, link, paragraph, region, result, table
 
 
 @region
@@ -43,6 +43,12 @@ def wild_in_vllm() -> str:
             if (apart := one["found"].get("nats_apart")) is not None:
                 told += f", {apart} nats per token from the sound one"
             told += "."
-    if "note" in found:
-        told += f" {found['note']}."
+    again = result("wild-h200-judged")
+    if again["outcomes"]["commit"] != found["recorded"]["commit"]:
+        raise FigureError("wild-h200-judged.json is of another run: benchmarks/wild.py --judge")
+    told += (
+        f" Since that was seen, its rule was read again in vLLM's source: the rules of commit "
+        f"`{again['recorded']['commit']}` say {again['agree']} of the same {again['of']} outcomes "
+        f"({link('judged', 'wild-h200-judged')}, without another run of vLLM)."
+    )
     return f"{paragraph(told)}\n\n" + table(["foretold", "checkpoints:", "found so:"], rows)
