@@ -93,10 +93,14 @@ def apart(one: list[list[float]], other: list[list[float]]) -> float:
 
 
 def outcome(
-    case: wild.Case, engine: Vllm, score: list[list[int]], expected: list[list[list[float]]]
+    case: wild.Case,
+    engine: Vllm,
+    score: list[list[int]],
+    expected: list[list[list[float]]],
+    dtype: str = "auto",
 ) -> dict[str, Any]:
     """What vLLM does with one folder."""
-    settings = {"dtype": "auto", "enforce_eager": True, "max_model_len": 128}
+    settings = {"dtype": dtype, "enforce_eager": True, "max_model_len": 128}
     settings["enable_prefix_caching"] = False
     job = Job(str(case.folder.resolve()), "logprobs", score[:1], 1, score, True, settings)
     started = time.monotonic()
@@ -104,7 +108,8 @@ def outcome(
         answer = engine.ask(job)
     except QuantkitError as error:
         return {
-            "outcome": "refuses",
+            # A signal is the machine's word (an instruction that it lacks), not vLLM's.
+            "outcome": "crashes" if " ended with signal " in str(error) else "refuses",
             "reason": without_folders(str(error))[:600],
             "seconds": _since(started),
         }
@@ -123,8 +128,8 @@ def _since(started: float) -> float:
     return round(time.monotonic() - started, 1)
 
 
-def foretold(case: wild.Case, version: str, gpu: str) -> dict[str, Any]:
-    """Our own word, and how long it took."""
+def foretold(case: wild.Case, version: str, gpu: str | None) -> dict[str, Any]:
+    """Our own word, and how long it took; without a GPU, what the version alone tells."""
     started = time.monotonic()
     found = quantkit.predict(case.folder, version=version, gpu=gpu)
     verdict = {"loads": "loads", "will not load": "refuses"}.get(found.verdict, "garbage")
@@ -143,9 +148,9 @@ def foretold(case: wild.Case, version: str, gpu: str) -> dict[str, Any]:
     return told
 
 
-def is_borne(fault: str, found: Prediction, folder: Path, gpu: str) -> bool:
+def is_borne(fault: str, found: Prediction, folder: Path, gpu: str | None) -> bool:
     """Whether a kernel makes another number of a scale that is NaN."""
-    if not fault.endswith(scales.NAN_WORDS):
+    if gpu is None or not fault.endswith(scales.NAN_WORDS):
         return False
     layer = fault.removeprefix("scales: ").partition(": ")[0].rpartition(".")[0]
     kernel = next((one.kernel for one in found.kernels if one.layer == layer), None)
@@ -194,7 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     way.add_argument("--python", type=Path, help="of vLLM's environment")
     way.add_argument("--judge", type=Path, help="a result: its outcomes by today's rules")
     parser.add_argument("--work", type=Path, required=True, help="the corpus goes here")
-    parser.add_argument("--gpu", default="H200")
+    parser.add_argument("--gpu", default="H200", help="none: by vLLM's version alone")
+    parser.add_argument("--dtype", default="auto", help="what vLLM computes in")
     parser.add_argument("--version", default="0.26")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--jobs", type=int, default=4, help="engines at a time")
@@ -208,6 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write(out, judged(args.judge, args.work))
         return
     args.out = args.out or RESULT
+    args.gpu = None if args.gpu == "none" else args.gpu
     os.environ.setdefault("VLLM_USE_DEEP_GEMM", "0")  # compiled while loading, which takes minutes
     done: dict[str, Any] = {}
     if args.out.is_file() and not args.again:
@@ -225,7 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if base not in expected:
                 expected[base] = references(base, score, args.device)
             told = foretold(case, args.version, args.gpu)
-            asked[engines.submit(outcome, case, engine, score, expected[base])] = case, told
+            future = engines.submit(outcome, case, engine, score, expected[base], args.dtype)
+            asked[future] = case, told
         for answered in as_completed(asked):
             case, told = asked[answered]
             found = answered.result()
@@ -246,6 +254,8 @@ def _result(done: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     return {
         "what": "verify --for vllm, foretold from config and headers, beside what vLLM did",
         "gpu": args.gpu,
+        **({} if args.gpu else {"machine": platform.machine()}),
+        "dtype": args.dtype,
         "version": args.version,
         "agree": sum(told["agrees"] for told in done.values()),
         "of": len(done),
