@@ -1,0 +1,221 @@
+"""Checkpoints that other tools wrote, read by quantkit and by the library that reads them.
+
+    python benchmarks/wild_peers.py --work DIR [--out FILE] [--only NAME ...]
+
+Run in an environment that has AutoRound, llm-compressor and quantkit; what is not installed is
+left out by name. Each tool quantises the demo model, or a small mixture of experts, by its own
+command and in its own layout. The same texts then go through the checkpoint as transformers loads
+it with that tool's library, and as quantkit loads it: every token's log-probability is compared.
+"""
+
+import argparse
+import json
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from recording import without_folders, write
+
+from quantkit import opening, resources
+from quantkit.model.source import ModelSource
+from quantkit.scoring import loading
+from quantkit.scoring.expected import log_probabilities
+
+RESULT = Path(__file__).parent / "results" / "wild_peers-cpu.json"
+DEMO = Path(resources.DEMO_MODEL)
+AUTO_ROUND = {
+    # name: scheme, the layout that is written
+    "autoround-gptq": ("W4A16", "auto_gptq"),
+    "autoround-awq": ("W4A16", "auto_awq"),
+    "autoround": ("W4A16", "auto_round"),
+    "autoround-mixture": ("W4A16", "auto_round"),
+    "autoround-2-bit": ("W2A16", "auto_round"),
+}
+LLM_COMPRESSOR = {
+    "llmcompressor-w4a16": "W4A16", "llmcompressor-w8a8": "W8A8",
+    "llmcompressor-fp8": "FP8_DYNAMIC", "llmcompressor-fp8-block": "FP8_BLOCK",
+    "llmcompressor-nvfp4a16": "NVFP4A16", "llmcompressor-mxfp4a16": "MXFP4A16",
+    "llmcompressor-mixture": "W4A16",
+}  # fmt: skip
+TRANSFORMERS = ("transformers-fp8",)
+WITHIN = {"auto-round": 5e-3, "llmcompressor": 1e-3, "transformers": 1e-3}
+"""Nats per token: AutoRound's reader computes in float16, the others in float32."""
+
+
+def mixture(folder: Path) -> Path:
+    """A small mixture of experts with the demo's tokenizer."""
+    from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+    config = Qwen3MoeConfig(
+        hidden_size=256, intermediate_size=512, moe_intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=64, num_experts=8,
+        num_experts_per_tok=2, vocab_size=4096, max_position_embeddings=512, decoder_sparse_step=1,
+        norm_topk_prob=True, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(DEMO / name, folder / name)
+    return folder
+
+
+def loaded(folder: Path, **how: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, device_map="cpu", **how
+    ).eval()
+
+
+def by_auto_round(name: str, source: Path, folder: Path) -> tuple[Path, Any]:
+    """Round to nearest and export.
+
+    AutoRound reads its own layout, and GPTQ's under the name that it has for it. It has no reader
+    of AWQ's for CPUs: the reference is then the same rounding, exported in its own layout.
+    """
+    from auto_round import AutoRound
+    from transformers import AutoTokenizer
+
+    scheme, layout = AUTO_ROUND[name]
+    tokenizer = AutoTokenizer.from_pretrained(source)
+
+    def export(form: str, out: Path) -> Path:
+        maker = AutoRound(
+            loaded(source), tokenizer, scheme=scheme, iters=0, disable_opt_rtn=True,
+            device_map="cpu",
+        )  # fmt: skip
+        maker.quantize_and_save(str(out), format=form)
+        return next(path.parent for path in out.rglob("config.json"))
+
+    made = export(layout, folder)
+    if layout == "auto_round":
+        return made, loaded(made)
+    asked = folder.with_name(f"{folder.name}-asked")
+    if layout == "auto_awq":
+        return made, loaded(export("auto_round", asked))
+    shutil.copytree(made, asked)
+    config = json.loads((asked / "config.json").read_text())
+    config["quantization_config"] |= {
+        "quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"
+    }  # fmt: skip
+    (asked / "config.json").write_text(json.dumps(config))
+    return made, loaded(asked)
+
+
+def by_llm_compressor(name: str, source: Path, folder: Path) -> tuple[Path, Any]:
+    from llmcompressor import oneshot
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+    from transformers import AutoTokenizer
+
+    model = loaded(source).to(torch.bfloat16)
+    ignore = ["lm_head", "re:.*mlp.gate$"]
+    oneshot(
+        model=model,
+        tokenizer=AutoTokenizer.from_pretrained(source),
+        recipe=QuantizationModifier(targets="Linear", scheme=LLM_COMPRESSOR[name], ignore=ignore),
+        pipeline="datafree",
+    )
+    model.save_pretrained(folder, save_compressed=True)
+    for path in source.iterdir():
+        if not (folder / path.name).exists() and path.suffix != ".safetensors":
+            shutil.copyfile(path, folder / path.name)
+    return folder, loaded(folder)
+
+
+def by_transformers(name: str, source: Path, folder: Path) -> tuple[Path, Any]:
+    """FP8 in blocks by transformers itself; its kernels need a GPU, so it dequantises."""
+    from transformers import FineGrainedFP8Config
+
+    loaded(source, quantization_config=FineGrainedFP8Config()).save_pretrained(folder)
+    for path in source.iterdir():
+        if not (folder / path.name).exists() and path.suffix != ".safetensors":
+            shutil.copyfile(path, folder / path.name)
+    return folder, loaded(folder, quantization_config=FineGrainedFP8Config(dequantize=True))
+
+
+Writer = Callable[[str, Path, Path], tuple[Path, Any]]
+MAKERS: dict[str, tuple[str, Writer]] = {
+    **{name: ("auto-round", by_auto_round) for name in AUTO_ROUND},
+    **{name: ("llmcompressor", by_llm_compressor) for name in LLM_COMPRESSOR},
+    **{name: ("transformers", by_transformers) for name in TRANSFORMERS},
+}
+
+
+def texts() -> torch.Tensor:
+    from pydoc_data.topics import topics
+
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    ids = tokenizer.encode("\n".join(topics[name] for name in sorted(topics)[:4])).ids
+    return torch.tensor(ids[:512]).reshape(4, 128)
+
+
+def compared(made: Path, reference: Any, within: float, rounds: bool) -> dict[str, Any]:
+    """Every token by both readers; where the library's does not round inputs, neither does ours."""
+    found = opening.find(str(made), None, False)
+    assert isinstance(found, ModelSource)
+    ours = loading.load(found, torch.device("cpu"), dtype=torch.float32)
+    for part in ours.modules() if not rounds else ():
+        part._forward_pre_hooks.clear()
+    apart = (log_probabilities(ours, texts()) - log_probabilities(reference, texts())).abs()
+    told = getattr(found, "declared", None)
+    return {
+        "read_as": told and told.words,
+        "made_by": told and told.maker,
+        "most_nats": round(float(apart.max()), 6),
+        "mean_nats": round(float(apart.mean()), 6),
+        "equal": bool(apart.mean() <= within),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--work", type=Path, required=True, help="the checkpoints go here")
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--out", type=Path, default=RESULT)
+    args = parser.parse_args(arguments)
+    shutil.rmtree(args.work, ignore_errors=True)
+    args.work.mkdir(parents=True)
+    experts = mixture(args.work / "mixture")
+    rows: dict[str, Any] = {}
+    failed: dict[str, str] = {}
+    for name, (package, make) in MAKERS.items():
+        if args.only and name not in args.only:
+            continue
+        try:
+            told = {"package": f"{package} {version(package)}"}
+        except PackageNotFoundError:
+            print(f"{name}: {package} is not installed", file=sys.stderr)
+            continue
+        source = experts if name.endswith("mixture") else DEMO
+        try:
+            made, reference = make(name, source, args.work / name)
+        except Exception as error:  # whatever the tool raises: the others go on
+            print(f"{name}: {package}: {error}", file=sys.stderr)
+            failed[name] = without_folders(f"{type(error).__name__}: {error}")[:300]
+            continue
+        rows[name] = told | compared(
+            made, reference, WITHIN[package], rounds=package != "transformers"
+        )
+        print(json.dumps({name: rows[name]}), flush=True)
+    result = {
+        "what": "log-probabilities by quantkit's reader and by the library's own, nats per token",
+        "machine": f"{platform.machine()}, Python {platform.python_version()}",
+        "with": {name: version(name) for name in ("transformers", "compressed-tensors", "torch")},
+        "within_nats": WITHIN,
+        "equal": sum(row["equal"] for row in rows.values()),
+        "of": len(rows),
+        "checkpoints": rows,
+        "failed_in_the_tool": failed,
+    }
+    write(args.out, result)
+
+
+if __name__ == "__main__":
+    main()
