@@ -124,7 +124,12 @@ def by_llm_compressor(name: str, source: Path, folder: Path) -> tuple[Path, Any]
     for path in source.iterdir():
         if not (folder / path.name).exists() and path.suffix != ".safetensors":
             shutil.copyfile(path, folder / path.name)
-    return folder, loaded(folder)
+    reference = loaded(folder)
+    for part in reference.modules():  # FP4 is decompressed to the scales' bfloat16
+        weight = getattr(part, "weight", None)
+        if weight is not None and weight.dtype == torch.bfloat16:
+            part.to(torch.float32)
+    return folder, reference
 
 
 def by_transformers(name: str, source: Path, folder: Path) -> tuple[Path, Any]:
@@ -156,14 +161,14 @@ def texts() -> torch.Tensor:
     return torch.tensor(ids[:512]).reshape(4, 128)
 
 
-def compared(made: Path, reference: Any, within: float, rounds: bool) -> dict[str, Any]:
+def compared(made: Path, reads: torch.Tensor, within: float, rounds: bool) -> dict[str, Any]:
     """Every token by both readers; where the library's does not round inputs, neither does ours."""
     found = opening.find(str(made), None, False)
     assert isinstance(found, ModelSource)
     ours = loading.load(found, torch.device("cpu"), dtype=torch.float32)
     for part in ours.modules() if not rounds else ():
         part._forward_pre_hooks.clear()
-    apart = (log_probabilities(ours, texts()) - log_probabilities(reference, texts())).abs()
+    apart = (log_probabilities(ours, texts()) - reads).abs()
     told = getattr(found, "declared", None)
     return {
         "read_as": told and told.words,
@@ -196,13 +201,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         source = experts if name.endswith("mixture") else DEMO
         try:
             made, reference = make(name, source, args.work / name)
+            reads = log_probabilities(reference, texts())
         except Exception as error:  # whatever the tool raises: the others go on
             print(f"{name}: {package}: {error}", file=sys.stderr)
             failed[name] = without_folders(f"{type(error).__name__}: {error}")[:300]
             continue
-        rows[name] = told | compared(
-            made, reference, WITHIN[package], rounds=package != "transformers"
-        )
+        rows[name] = told | compared(made, reads, WITHIN[package], rounds=package != "transformers")
         print(json.dumps({name: rows[name]}), flush=True)
     result = {
         "what": "log-probabilities by quantkit's reader and by the library's own, nats per token",
