@@ -1,6 +1,6 @@
 """Checkpoints that other tools wrote, read by quantkit and by the library that reads them.
 
-    python benchmarks/wild_peers.py --work DIR [--out FILE] [--only NAME ...]
+    python benchmarks/wild_peers.py --work DIR [--out FILE]
 
 Run in an environment that has AutoRound, llm-compressor and quantkit; what is not installed is
 left out by name. Each tool quantises the demo model, or a small mixture of experts, by its own
@@ -9,9 +9,11 @@ it with that tool's library, and as quantkit loads it: every token's log-probabi
 """
 
 import argparse
+import copy
 import json
 import platform
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -43,6 +45,8 @@ LLM_COMPRESSOR = {
     "llmcompressor-mixture": "W4A16",
 }  # fmt: skip
 TRANSFORMERS = ("transformers-fp8",)
+UNLIKE = ("W8A8",)
+"""Inputs that the library rounds by |x|/127.5, and vLLM and quantkit by |x|/127: not rounded."""
 WITHIN = {"auto-round": 5e-3, "llmcompressor": 1e-3, "transformers": 1e-3}
 """Nats per token: AutoRound's reader computes in float16, the others in float32."""
 
@@ -78,6 +82,7 @@ def by_auto_round(name: str, source: Path, folder: Path) -> tuple[Path, Any]:
     AutoRound reads its own layout, and GPTQ's under the name that it has for it. It has no reader
     of AWQ's for CPUs: the reference is then the same rounding, exported in its own layout.
     """
+    model = loaded(source)
     from auto_round import AutoRound
     from transformers import AutoTokenizer
 
@@ -86,7 +91,7 @@ def by_auto_round(name: str, source: Path, folder: Path) -> tuple[Path, Any]:
 
     def export(form: str, out: Path) -> Path:
         maker = AutoRound(
-            loaded(source), tokenizer, scheme=scheme, iters=0, disable_opt_rtn=True,
+            copy.deepcopy(model), tokenizer, scheme=scheme, iters=0, disable_opt_rtn=True,
             device_map="cpu",
         )  # fmt: skip
         maker.quantize_and_save(str(out), format=form)
@@ -108,27 +113,35 @@ def by_auto_round(name: str, source: Path, folder: Path) -> tuple[Path, Any]:
 
 
 def by_llm_compressor(name: str, source: Path, folder: Path) -> tuple[Path, Any]:
+    """One shot without data. transformers reads the files by compressed-tensors, but for experts
+    and FP4 on a CPU: there the reference is the model in memory, before it was packed."""
     from llmcompressor import oneshot
     from llmcompressor.modifiers.quantization import QuantizationModifier
     from transformers import AutoTokenizer
 
-    model = loaded(source).to(torch.bfloat16)
-    ignore = ["lm_head", "re:.*mlp.gate$"]
+    model = loaded(source)
+    scheme = LLM_COMPRESSOR[name]
     oneshot(
         model=model,
         tokenizer=AutoTokenizer.from_pretrained(source),
-        recipe=QuantizationModifier(targets="Linear", scheme=LLM_COMPRESSOR[name], ignore=ignore),
+        recipe=QuantizationModifier(
+            targets="Linear", scheme=scheme, ignore=["lm_head", "re:.*mlp.gate$"]
+        ),
         pipeline="datafree",
     )
+    in_memory = name.endswith("mixture") or "FP4" in scheme
+    reads = log_probabilities(model, texts()) if in_memory else None
     model.save_pretrained(folder, save_compressed=True)
     for path in source.iterdir():
         if not (folder / path.name).exists() and path.suffix != ".safetensors":
             shutil.copyfile(path, folder / path.name)
+    if reads is not None:
+        return folder, reads
     reference = loaded(folder)
-    for part in reference.modules():  # FP4 is decompressed to the scales' bfloat16
-        weight = getattr(part, "weight", None)
-        if weight is not None and weight.dtype == torch.bfloat16:
-            part.to(torch.float32)
+    if scheme in UNLIKE:
+        for part in reference.modules():
+            if getattr(part, "quantization_scheme", None) is not None:
+                part.quantization_scheme.input_activations = None
     return folder, reference
 
 
@@ -182,16 +195,20 @@ def compared(made: Path, reads: torch.Tensor, within: float, rounds: bool) -> di
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, help="the checkpoints go here")
-    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--package", choices=WITHIN, help="in this process; default: all, apart")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args(arguments)
-    shutil.rmtree(args.work, ignore_errors=True)
-    args.work.mkdir(parents=True)
-    experts = mixture(args.work / "mixture")
+    if args.package is None:
+        shutil.rmtree(args.work, ignore_errors=True)
+        args.work.mkdir(parents=True)
+        mixture(args.work / "mixture")
+        write(args.out, together([one_package(name, args.work) for name in WITHIN]))
+        return
+    experts = args.work / "mixture"
     rows: dict[str, Any] = {}
     failed: dict[str, str] = {}
     for name, (package, make) in MAKERS.items():
-        if args.only and name not in args.only:
+        if package != args.package:
             continue
         try:
             told = {"package": f"{package} {version(package)}"}
@@ -201,14 +218,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
         source = experts if name.endswith("mixture") else DEMO
         try:
             made, reference = make(name, source, args.work / name)
-            reads = log_probabilities(reference, texts())
+            reads = reference
+            if not isinstance(reference, torch.Tensor):
+                reads = log_probabilities(reference, texts())
         except Exception as error:  # whatever the tool raises: the others go on
             print(f"{name}: {package}: {error}", file=sys.stderr)
             failed[name] = without_folders(f"{type(error).__name__}: {error}")[:300]
             continue
         rows[name] = told | compared(made, reads, WITHIN[package], rounds=package != "transformers")
         print(json.dumps({name: rows[name]}), flush=True)
-    result = {
+    args.out.write_text(json.dumps({"checkpoints": rows, "failed": failed}))
+
+
+def one_package(name: str, work: Path) -> dict[str, Any]:
+    """In a process of its own: these tools change transformers where they are imported."""
+    out = work / f"{name}.json"
+    asked = ["--package", name, "--work", str(work), "--out", str(out)]
+    subprocess.run([sys.executable, __file__, *asked], check=True)
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def together(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    rows = {name: row for part in parts for name, row in part["checkpoints"].items()}
+    return {
         "what": "log-probabilities by quantkit's reader and by the library's own, nats per token",
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
         "with": {name: version(name) for name in ("transformers", "compressed-tensors", "torch")},
@@ -216,9 +249,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "equal": sum(row["equal"] for row in rows.values()),
         "of": len(rows),
         "checkpoints": rows,
-        "failed_in_the_tool": failed,
+        "failed_in_the_tool": {k: v for part in parts for k, v in part["failed"].items()},
     }
-    write(args.out, result)
 
 
 if __name__ == "__main__":
