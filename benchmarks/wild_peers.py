@@ -115,6 +115,7 @@ def by_auto_round(name: str, source: Path, folder: Path) -> tuple[Path, Any]:
 def by_llm_compressor(name: str, source: Path, folder: Path) -> tuple[Path, Any]:
     """One shot without data. transformers reads the files by compressed-tensors, but for experts
     and FP4 on a CPU: there the reference is the model in memory, before it was packed."""
+    from compressed_tensors.quantization import disable_quantization
     from llmcompressor import oneshot
     from llmcompressor.modifiers.quantization import QuantizationModifier
     from transformers import AutoTokenizer
@@ -139,9 +140,7 @@ def by_llm_compressor(name: str, source: Path, folder: Path) -> tuple[Path, Any]
         return folder, reads
     reference = loaded(folder)
     if scheme in UNLIKE:
-        for part in reference.modules():
-            if getattr(part, "quantization_scheme", None) is not None:
-                part.quantization_scheme.input_activations = None
+        reference.apply(disable_quantization)  # weights are decompressed; inputs stay as they are
     return folder, reference
 
 

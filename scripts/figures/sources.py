@@ -49,8 +49,10 @@ PROGRAMS = {
     "vllm-proof": "vllm_proof.py",
     "vllm-speed": "vllm_speed.py",
     "whole_model": "whole_model.py",
+    "wild-cpu": "wild.py",
     "wild-h200": "wild.py",
     "wild_headers": "wild_headers.py",
+    "wild_peers": "wild_peers.py",
 }
 BY_GIT = " ¹"
 

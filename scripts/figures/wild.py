@@ -52,3 +52,40 @@ def wild_in_vllm() -> str:
         f"({link('judged', 'wild-h200-judged')}, without another run of vLLM)."
     )
     return f"{paragraph(told)}\n\n" + table(["foretold", "checkpoints:", "found so:"], rows)
+
+
+@region
+def wild_on_cpu() -> str:
+    """The part of the corpus whose formats a CPU's vLLM has kernels for."""
+    found = result("wild-cpu")
+    rows = found["checkpoints"]
+    others = [name for name, one in rows.items() if not one["agrees"]]
+    told = (
+        f"vLLM {found['version']} without a GPU ({found['machine']}, {found['dtype']}), by the "
+        f"rules of its version alone: {found['agree']} of {found['of']} as foretold "
+        f"({link('recorded', 'wild-cpu')})."
+    )
+    if others:
+        listed = ", ".join(f"`{name}`" for name in others)
+        told += f" The others are formats that this build and type do not run: {listed}."
+    return paragraph(told)
+
+
+@region
+def wild_peers() -> str:
+    """Files of other tools, by quantkit and by the library that reads them."""
+    found = result("wild_peers-cpu")
+    rows = [
+        [f"`{name}`", one["package"], one["read_as"], f"{one['mean_nats']:.4f}"]
+        for name, one in found["checkpoints"].items()
+    ]
+    limits = found["within_nats"]
+    told = (
+        f"Written by the tools themselves on the demo model and a small mixture, read by quantkit "
+        f"and by the tool's own library: {found['equal']} of {found['of']} give the same "
+        f"log-probabilities ({link('recorded', 'wild_peers-cpu')}; within {limits['llmcompressor']}"
+        f" nats per token, AutoRound's reader, which computes in float16, within "
+        f"{limits['auto-round']})."
+    )
+    head = ["checkpoint", "written by", "read as", "nats apart:"]
+    return f"{paragraph(told)}\n\n{table(head, rows)}"
