@@ -54,6 +54,23 @@ def test_a_bare_gguf_file_keeps_to_the_context_that_it_was_made_for(run_cli, dem
     assert "allows contexts of 1,024 tokens, not 4,096" in result.stderr
 
 
+def test_a_gguf_file_that_quantkit_wrote_is_served_as_its_folder(run_cli, demo_made, tmp_path):
+    folder = demo_made / "gguf-q8_0"
+    (path,) = folder.glob("demo*.gguf")
+
+    def plan(what):
+        result = run_cli(["serve", what, "--gpu", "L4", "--dry-run", "--json"])
+        assert result.code == 0, result.stderr
+        return json.loads(result.stdout)
+
+    assert plan(path) == plan(folder)
+    assert plan(path)["served_name"] == "gguf-q8_0"
+    # without the manifest beside it, it is a file of anybody
+    elsewhere = tmp_path / "model.gguf"
+    elsewhere.write_bytes(path.read_bytes())
+    assert plan(elsewhere)["served_name"] == "model"
+
+
 @pytest.mark.slow
 def test_vllm_for_cpus_serves_the_demo_model(run_cli, demo_made, port, tmp_path, monkeypatch):
     python = os.environ.get("VLLM_PYTHON")
