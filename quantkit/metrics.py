@@ -41,6 +41,11 @@ class Metric:
     """The hub's name for it in model cards; by default `name`."""
 
     @property
+    def heading(self) -> str:
+        """The label at the head of a column."""
+        return self.label[:1].upper() + self.label[1:]
+
+    @property
     def is_share(self) -> bool:
         return self.unit == SHARE
 

@@ -73,10 +73,10 @@ def _show_figures(manifest: "Manifest") -> None:
     for name in Figures.model_fields:
         ours = getattr(manifest.figures, name)
         theirs = None if manifest.random is None else getattr(manifest.random, name)
-        better = "high" if name in BETTER_HIGH else "low"
+        better = "higher" if name in BETTER_HIGH else "lower"
         rows.append([NAMES[name], f"{ours:.4f}", "" if theirs is None else f"{theirs:.4f}", better])
     console.print_table(
-        ["against the pool", "this set", f"mean of {manifest.n_random} random", "good is"],
+        ["against the pool", "this set", f"mean of {manifest.n_random} random", "better"],
         rows,
         words=(0, 3),
     )

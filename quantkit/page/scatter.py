@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from markupsafe import Markup
 
@@ -86,6 +87,8 @@ def _names(plane: Plane, points: Sequence[Point]) -> list[Markup]:
     places = [(plane.x(p.x), plane.y(p.y)) for p in points]
     marks: list[Box] = [(x - 5, y - 5, x + 5, y + 5) for x, y in places]
     errors = _error_boxes(plane, points)
+    best = sorted((p for p in points if p.front), key=lambda p: (p.x, p.y))
+    way = [(plane.x(p.x), plane.y(p.y)) for p in best]
     names: list[Box] = []
     drawn = []
     for i in sorted(range(len(points)), key=lambda i: (not points[i].front, i)):
@@ -98,6 +101,8 @@ def _names(plane: Plane, points: Sequence[Point]) -> list[Markup]:
             if inside and baseline < plane.y.start and not any(_meet(box, b) for b in names):
                 # A name over a mark hides it; one over an error bar is still readable.
                 cost = 4 * sum(_meet(box, b) for b in marks) + sum(_meet(box, b) for b in errors)
+                if not points[i].front:  # the names of the chosen belong to the line
+                    cost += 4 * any(_crosses(box, *ends) for ends in pairwise(way))
                 ways.append((cost, len(ways), box))
         if ways and (min(ways)[0] < 4 or points[i].front):
             box = min(ways)[2]
@@ -134,6 +139,22 @@ def _around(x: float, y: float, wide: float) -> list[tuple[float, float]]:
 
 def _meet(a: Box, b: Box) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _crosses(box: Box, start: tuple[float, float], end: tuple[float, float]) -> bool:
+    """Whether a straight line passes through a box: clip it by each side in turn."""
+    low, high = 0.0, 1.0
+    for a, b, least, most in (
+        (start[0], end[0], box[0], box[2]),
+        (start[1], end[1], box[1], box[3]),
+    ):
+        if a == b:
+            if not least < a < most:
+                return False
+            continue
+        first, last = sorted(((least - a) / (b - a), (most - a) / (b - a)))
+        low, high = max(low, first), min(high, last)
+    return low < high
 
 
 def _numbers(title: str, points: Sequence[Point], x: Axis, y: Axis, front: str) -> Markup:

@@ -105,9 +105,9 @@ def _table(report: Document) -> Markup:
     ]
     scored = [name for name in (report.headline, report.accuracy) if name]
     for name in scored:
-        task, _, metric = name.partition("/")
+        task = name.partition("/")[0]
         columns += [
-            Column(metric.capitalize(), numeric=True, note=task),
+            Column(metrics.of(name).heading, numeric=True, note=task),
             Column("Change", numeric=True, note="95% interval"),
         ]
     kl = _divergence_names(report)
@@ -222,7 +222,7 @@ def _divergence_names(report: Document) -> dict[str, tuple[str, str]]:
     task = (report.headline or "").partition("/")[0]
     known = [metrics.of(name) for name in metrics.distances()]
     return {
-        f"{task}/{metric.name}": (metric.label, "" if metric.is_share else metric.unit)
+        f"{task}/{metric.name}": (metric.heading, "" if metric.is_share else metric.unit)
         for metric in known
         if any(f"{task}/{metric.name}" in entry.scores for entry in report.candidates)
     }

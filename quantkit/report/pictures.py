@@ -109,13 +109,13 @@ def divergence(report: Document) -> list[str | Markup]:
     if not series:
         return []
     return [
-        "The Kullback-Leibler divergence of each token's prediction from the source's, in nats: "
+        "The KL divergence of each token's prediction from the source's, in nats: "
         "an average hides the few tokens where a model diverges.",
         lines(
             "Divergence of the worst tokens",
             series,
             Axis("share of tokens that are further away", log=True, percent=True),
-            Axis("divergence, nats", log=True),
+            Axis("KL, nats", log=True),
             note="To the left are the worst tokens.",
         ),
     ]

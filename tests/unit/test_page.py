@@ -254,6 +254,28 @@ def test_line_leads_through_the_chosen_points_from_left_to_right():
     assert float(way.group(1)) < float(way.group(2))
 
 
+def test_a_name_keeps_off_the_line_through_the_chosen_points():
+    points = [
+        Point("awq-gptq-w4a16", 107.9, 12.9, front=True),
+        Point("fp8-static", 155.3, 3.07, front=True),
+        Point("fp8-dynamic", 155.6, 2.5),
+        Point("int8-w8a8", 155.61, 0.99, front=True),
+    ]
+    found = str(scatter("t", points, Axis("x"), Axis("y"), front="best"))
+    for drawing in found.split('class="narrow"'):
+        way = re.search(r'<path d="M([^"]+)" class="front"', drawing)[1]
+        places = [tuple(map(float, place.split())) for place in way.split("L")]
+        named = re.search(r'<text x="([\d.]+)" y="([\d.]+)" class="point-name">fp8-dyn', drawing)
+        if named is None:  # no room for it
+            continue
+        left, baseline = map(float, named.groups())
+        for step in range(1001):
+            x = places[0][0] + step / 1000 * (places[1][0] - places[0][0])
+            y = places[0][1] + step / 1000 * (places[1][1] - places[0][1])
+            inside = left < x < left + svg.text_width("fp8-dynamic", 11)
+            assert not (inside and baseline - 9 < y < baseline + 3)
+
+
 def test_calibration_page_says_what_the_terminal_says(calibration_page):
     made = pages.calibration_set()
     text = "".join(Reader(calibration_page).texts)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from quantkit import metrics
 from quantkit.report import html, markdown
 from quantkit.report.comparison import Report
 from quantkit.report.document import Document
@@ -108,6 +109,14 @@ def test_one_figure_has_one_interval_everywhere(published):
     assert len(shown) == len(published.candidates)
     for interval in shown.values():
         assert page.count(interval) >= 2
+
+
+def test_every_metric_has_its_own_label_at_the_head_of_a_column(published):
+    page = html.render(published, "0")
+    for name in (published.headline, published.accuracy, "wikitext/top1_agreement"):
+        metric = metrics.of(name)
+        assert f">{metric.heading}<" in page
+        assert f">{metric.name.capitalize()}<" not in page or metric.name == metric.label
 
 
 @pytest.fixture(scope="module")
