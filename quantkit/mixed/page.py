@@ -1,5 +1,7 @@
 """The table of candidates as one page: a heat map, and what more or fewer bits buy."""
 
+from collections.abc import Sequence
+
 from markupsafe import Markup
 
 from quantkit import __version__
@@ -75,7 +77,8 @@ def _facts(found: Table) -> list[Fact]:
 def _curve(found: Table, chosen: Allocation | None, cost: str) -> Markup:
     points = [Point("", found.bits_of(one.choice), one.cost, front=True) for one in curve(found)]
     points = [
-        Point(f"{p.x:.2f} bits", p.x, p.y, group="best choice", front=True)
+        # The axis shows the bits; names are for the formats.
+        Point(f"{p.x:.2f} bits", p.x, p.y, group="best choice", front=True, is_named=False)
         for p in points
         if p.y > 0
     ]
@@ -111,11 +114,21 @@ def _map(found: Table, cost: str) -> Markup:
     costs = found.costs()
     return heatmap(
         f"{cost} of each unit alone",
-        [unit.name for unit in found.units],
+        short_names([unit.name for unit in found.units]),
         names,
         [[row[place] for place in places] for row in costs],
         Axis(cost, log=True),
     )
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Names without what all of them begin with, by block and layer where these tell them apart."""
+    parts = [name.split(".") for name in names]
+    depth = 0
+    while all(len(one) > depth + 1 and one[depth] == parts[0][depth] for one in parts):
+        depth += 1
+    found = [" ".join(dict.fromkeys((one[depth], one[-1]))) for one in parts]
+    return found if len(set(found)) == len(names) else [".".join(one[depth:]) for one in parts]
 
 
 def _any_cost(found: Table, place: int) -> bool:

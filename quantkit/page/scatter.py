@@ -28,6 +28,8 @@ class Point:
     group: str = ""
     front: bool = False
     """On the line through the best."""
+    is_named: bool = True
+    """Whether the chart shows its name; the table below it always does."""
 
 
 def scatter(
@@ -92,6 +94,8 @@ def _names(plane: Plane, points: Sequence[Point]) -> list[Markup]:
     names: list[Box] = []
     drawn = []
     for i in sorted(range(len(points)), key=lambda i: (not points[i].front, i)):
+        if not points[i].is_named:
+            continue
         name = svg.shorten(points[i].name, 0.4 * plane.width, SMALL)
         wide = svg.text_width(name, SMALL)
         ways: list[tuple[int, int, Box]] = []

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from quantkit.errors import UsageError
-from quantkit.mixed import units
+from quantkit.mixed import page, units
 from quantkit.mixed.allocation import Infeasible, solve
 from quantkit.mixed.budget import size_bytes
 from quantkit.mixed.units import Unit
@@ -100,3 +100,13 @@ def test_sizes_are_read_in_both_kinds_of_units():
     assert size_bytes("1.5 kib") == 1536
     with pytest.raises(UsageError, match="not a size"):
         size_bytes("nine")
+
+
+def test_units_are_named_by_what_tells_them_apart():
+    names = [f"model.layers.{i}.{part}" for i in range(2) for part in ("mlp.up", "self_attn.qkv")]
+    assert page.short_names(names) == ["0 up", "0 qkv", "1 up", "1 qkv"]
+    shared = ["model.layers.0.mlp.experts.up", "model.layers.0.mlp.shared_expert.up"]
+    assert page.short_names(shared) == ["experts up", "shared_expert up"]
+    twins = ["a.0.x.up", "a.0.y.up", "a.1.x.up"]
+    assert page.short_names(twins) == ["0.x.up", "0.y.up", "1.x.up"]
+    assert page.short_names(["a.up"]) == ["up"]
