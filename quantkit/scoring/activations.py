@@ -14,7 +14,7 @@ from quantkit.recipe import ActivationScheme
 
 
 def attach(linear: torch.nn.Module, scheme: ActivationScheme, stored: torch.Tensor | None) -> None:
-    """Make a linear layer see rounded inputs; `stored` is its fixed scale, where it has one."""
+    """Make a linear layer see rounded inputs; `stored` is its static scale, if it has one."""
 
     def rounded(module: torch.nn.Module, inputs: Any) -> Any:
         return (round_inputs(inputs[0], scheme, stored), *inputs[1:])
@@ -23,7 +23,7 @@ def attach(linear: torch.nn.Module, scheme: ActivationScheme, stored: torch.Tens
 
 
 def attach_to_cache(model: torch.nn.Module, scales: Mapping[str, torch.Tensor]) -> None:
-    """Make attention see keys and values as an FP8 cache with these scales gives them back."""
+    """Make attention see keys and values as an FP8 cache with these scales returns them."""
 
     def rounded(
         scale: tuple[torch.Tensor, torch.Tensor], keys: torch.Tensor, values: torch.Tensor
@@ -32,6 +32,6 @@ def attach_to_cache(model: torch.nn.Module, scales: Mapping[str, torch.Tensor]) 
 
     for name, attention in attentions(model).items():
         if f"{name}.k_scale" not in scales:
-            continue  # of a tower, which has no cache
+            continue  # a tower's attention, which has no cache
         scale = scales[f"{name}.k_scale"], scales[f"{name}.v_scale"]
         kvcache.intercept(attention, partial(rounded, scale))

@@ -25,18 +25,18 @@ from quantkit.scoring.prompts import Prompts
 
 MEAN_TIMES = 2.0
 P99_TIMES = 3.0
-"""Rare tokens are noisier: their number is small."""
+"""Rare tokens are noisier, since there are few of them."""
 SLACK = 0.002
-"""Nats that nobody can tell from nothing, for engines and tokens that leave no noise to measure."""
+"""A difference in nats that is indistinguishable from zero, for cases without measurable noise."""
 MANY = 1000
-"""Tokens from which on the far end of the differences is judged too."""
+"""Tokens from which on the tail of the differences is judged too."""
 
 FEW = 16
 """Texts up to which each one's own difference is kept."""
 
 
 def compare(told: list[list[float]], reference: Reference) -> Agreement:
-    """An engine's log-probabilities beside the reference's."""
+    """Compare an engine's log-probabilities with the reference's."""
     apart = (torch.tensor(told, dtype=torch.float64) - reference.exact).abs()
     rounding = (reference.rounded.double() - reference.exact).abs()
     off, noise = apart.flatten(), rounding.flatten()
@@ -55,7 +55,7 @@ def compare(told: list[list[float]], reference: Reference) -> Agreement:
 
 
 def faults(what: str, found: Agreement) -> list[str]:
-    """What is wrong with it, in words; none where rounding explains it."""
+    """What is wrong with it, in words; empty where rounding explains it."""
     if not found.mean <= found.limit_mean:  # NaN, too
         return [
             f"log-probabilities of {what} differ from the reference by {found.mean:.4f} on "
@@ -72,7 +72,7 @@ def faults(what: str, found: Agreement) -> list[str]:
 def shape_faults(
     texts: list[str], tokens: list[list[int]], logprobs: list[list[float]], asked: Prompts
 ) -> list[str]:
-    """What can be said of generated text without any reference."""
+    """What can be checked of generated text without any reference."""
     found, n_prompts, n_tokens = [], len(asked.generate), asked.max_tokens
     if not len(texts) == len(tokens) == len(logprobs) == n_prompts:
         found.append(f"it was asked to continue {n_prompts} prompts and gave {len(tokens)} texts")
@@ -88,7 +88,7 @@ def shape_faults(
 
 
 def prompt_faults(logprobs: list[list[float]], asked: Prompts) -> list[str]:
-    """Whether every prompt has its log-probabilities, one for all tokens but the first."""
+    """Whether every prompt has log-probabilities for all tokens but the first."""
     wanted, told = [len(ids) - 1 for ids in asked.score], [len(row) for row in logprobs]
     if told == wanted:
         return []

@@ -1,9 +1,9 @@
-"""Log-probabilities of many continuations, with as little computing as they need.
+"""Log-probabilities of many continuations, with as little computation as possible.
 
-Requests that differ in their last token only are one row. Rows with a long common beginning (the
+Requests that differ only in their last token are one row. Rows with a long common prefix (the
 examples before a question, the four endings of a story) share it: its keys and values are computed
-once. Logits are made only where they are asked for, some positions at a time, so that a large
-vocabulary takes no memory to speak of.
+once. Logits are computed only where needed, some positions at a time, so that a large vocabulary
+takes little memory.
 """
 
 import copy
@@ -20,10 +20,10 @@ from quantkit.scoring.distribution import Distribution
 
 TOKENS_PER_BATCH = {"cuda": 32768, "cpu": 512}
 CACHED_BYTES = {"cuda": 4 << 30, "cpu": 512 << 20}
-"""Most that a batch's keys and values take, those of a shared beginning included."""
+"""Most memory for a batch's keys and values, including those of a shared prefix."""
 LOGITS_BYTES = {"cuda": 1 << 30, "cpu": 512 << 20}
 MIN_SHARED = 32
-"""Shorter beginnings are computed again: sharing has its price."""
+"""Shorter prefixes are computed again: sharing has a cost."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Seen:
     """What was computed at some scored positions."""
 
     hidden: torch.Tensor
-    """What the output layer made predictions from [positions, width]."""
+    """The output layer's inputs [positions, width]."""
     log_probabilities: torch.Tensor
-    """Of the tokens that were asked for."""
+    """Log-probabilities of the requested tokens."""
     places: torch.Tensor
     """Counted over the tokens of all continuations, in the order of the requests; on the CPU."""
 
@@ -51,7 +51,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """The log-probability of a continuation, and whether it is the likeliest one throughout."""
+    """The log-probability of a continuation, and whether greedy decoding would produce it."""
 
     log_probability: float
     greedy: bool
@@ -67,7 +67,7 @@ class _Row:
 
 
 class Answerer:
-    """A causal language model of transformers that answers requests."""
+    """Answers requests with a causal language model of transformers."""
 
     def __init__(self, model: Any, max_length: int, max_rows: int | None = None) -> None:
         self._model = model
@@ -82,7 +82,7 @@ class Answerer:
     def answers(
         self, requests: Sequence[Request], watcher: Watcher | None = None
     ) -> Iterator[list[tuple[int, Answer]]]:
-        """Places of requests and their answers, by batch, in the order that is fastest.
+        """Indices of requests and their answers, by batch, in the fastest order.
 
         A watcher sees every scored position.
         """
@@ -124,7 +124,7 @@ class Answerer:
             yield self._answers_of(pending, requests)
 
     def _fitting(self, n_prefix: int, shared: Any, waiting: list[_Row]) -> int:
-        """How many of the longest rows make a batch."""
+        """How many of the longest rows fit into a batch."""
         longest = len(waiting[-1].tokens)
         size = min(len(waiting), self._tokens_per_batch // max(1, longest - n_prefix))
         if shared is not None:
@@ -150,7 +150,7 @@ class Answerer:
         watcher: Watcher | None,
     ) -> "_Pending":
         width = max(len(row.tokens) for row in rows) - len(prefix)
-        # Padding comes last, where causal attention of what counts does not see it.
+        # Padding comes last, where causal attention from real tokens does not see it.
         ids = torch.zeros(len(rows), width, dtype=torch.long)
         for place, row in enumerate(rows):
             ids[place, : len(row.tokens) - len(prefix)] = torch.tensor(row.tokens[len(prefix) :])
@@ -202,7 +202,7 @@ class Answerer:
         return torch.cat(values), torch.cat(best)
 
     def _culprit(self, row: _Row) -> str:
-        """From where on they are not, if that can be found."""
+        """The first position that is not finite, if it can be found."""
         found: list[str] = []
 
         def look(name: str, module: torch.nn.Module, inputs: Any, output: Any) -> None:
@@ -223,10 +223,10 @@ class Answerer:
         return f" from {found[0]} on" if found else ""
 
     def logits(self, hidden: torch.Tensor, head: torch.nn.Module | None = None) -> torch.Tensor:
-        """Logits by the family's own code, through another output layer where one is given."""
+        """Logits by the family's own code, through another output layer if one is given."""
         from transformers.modeling_outputs import MoeModelOutputWithPast
 
-        # With a field more than others have; mixtures of experts look for it.
+        # With an extra field, which MoE models look for.
         ready = MoeModelOutputWithPast(last_hidden_state=hidden[None])
         own = self._model.get_output_embeddings()
         self._decoder.forward = lambda *arguments, **more: ready
@@ -248,14 +248,14 @@ class _Pending:
 
     rows: list[_Row]
     values: torch.Tensor
-    """Log-probability of every token that was asked for, row by row."""
+    """Log-probability of every requested token, row by row."""
     best: torch.Tensor
 
 
 @dataclass(frozen=True)
 class _Scored:
     where: torch.Tensor
-    """Positions of a batch, flattened, that predict a token that was asked for."""
+    """Flattened positions of a batch that predict a requested token."""
     targets: torch.Tensor
     places: torch.Tensor
 
@@ -280,7 +280,7 @@ def _scored(
 
 
 def truncated(request: Request, max_length: int) -> Request:
-    """What is really computed: of a context, only the end that fits into a window counts."""
+    """What is really computed: only the end of a context that fits into a window counts."""
     if len(request.continuation) > max_length or not request.continuation:
         raise ScoreError(
             f"a continuation of {len(request.continuation)} tokens does not fit into windows "
@@ -297,7 +297,7 @@ def _rows(requests: Sequence[Request], max_length: int) -> list[_Row]:
     rows: dict[tuple[int, ...], _Row] = {}
     for index, request in enumerate(requests):
         kept = truncated(request, max_length)
-        # Most continuations are one token: then the context is taken as it is, not copied.
+        # Most continuations are one token: then the context is used directly, not copied.
         tokens = kept.context + kept.continuation[:-1]
         row = rows.setdefault(tokens, _Row(tokens))
         row.asked.append(index)
@@ -306,7 +306,7 @@ def _rows(requests: Sequence[Request], max_length: int) -> list[_Row]:
 
 
 def _runs(rows: list[_Row]) -> Iterator[tuple[tuple[int, ...], list[_Row]]]:
-    """Rows in parts that share a beginning; all that share none make the last part."""
+    """Rows in parts that share a prefix; all that share none make the last part."""
     alone: list[_Row] = []
     ordered = sorted(rows, key=lambda row: row.tokens)
     start = 0
@@ -314,7 +314,8 @@ def _runs(rows: list[_Row]) -> Iterator[tuple[tuple[int, ...], list[_Row]]]:
         length, stop = _free(ordered[start]), start + 1
         while stop < len(ordered):
             common = min(length, _free(ordered[stop]), _common(ordered[stop - 1], ordered[stop]))
-            # A little shorter is fine: questions of one kind begin alike. Much shorter is another.
+            # A little shorter is fine: questions of one kind begin alike. Much shorter is another
+            # kind.
             if common < MIN_SHARED or (stop > start + 1 and common < 0.75 * length):
                 break
             length, stop = common, stop + 1
@@ -332,12 +333,12 @@ def _cache_bytes(shared: Any) -> int:
 
 
 def _free(row: _Row) -> int:
-    """Tokens before the first that is scored from."""
+    """Tokens before the first scored position."""
     return len(row.tokens) - row.n_scored
 
 
 def _common(one: _Row, other: _Row) -> int:
-    """Tokens that both begin with; by halves, since comparing slices is fast."""
+    """Length of the common prefix; by bisection, since comparing slices is fast."""
     low, high = 0, min(len(one.tokens), len(other.tokens))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""What a model answered to every question and on every document, so that models can be paired."""
+"""A model's answers to every question and on every document, so that models can be paired."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ LOSS = "loss"
 
 @dataclass(frozen=True)
 class Text:
-    """What was found on the texts of one task."""
+    """Results on the texts of one task."""
 
     losses: list[float]
-    """Negative log-likelihood of every document's own tokens, without those that mark its start."""
+    """Negative log-likelihood of every document's own tokens, without BOS and the like."""
     n_tokens: list[int]
     kl: "list[torch.Tensor] | None"
     """By document, for every compared token; None without a source to compare with."""
@@ -29,25 +29,25 @@ class Text:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One figure for one document."""
+    """One value for one document."""
 
     task: str
     doc_id: int
     doc_hash: str
     metric: str
     value: float
-    """Of `acc` and the like 0 or 1; of `loss` the sum over the document's tokens."""
+    """0 or 1 for `acc` and the like; for `loss` the sum over the document's tokens."""
     weight: float
     """1, or the document's tokens."""
     chance: float = 0.0
-    """How often a guess is right, where answers were to be chosen from."""
+    """How often a guess is right, for multiple choice."""
 
 
 def of_samples(samples: dict[str, list[dict[str, Any]]], texts: dict[str, Text]) -> list[Outcome]:
-    """From what lm-eval logs of every document."""
+    """From what lm-eval logs for every document."""
     found = []
     for task, logged in samples.items():
-        # Some tasks read one answer in several ways, and log it for each; the first is the score.
+        # Some tasks read one answer in several ways, and log each; the first is the score.
         first = logged[0].get("filter") if logged else None
         for place, sample in enumerate(s for s in logged if s.get("filter") == first):
             who = (task, int(sample["doc_id"]), str(sample["doc_hash"]))
@@ -64,7 +64,7 @@ def of_samples(samples: dict[str, list[dict[str, Any]]], texts: dict[str, Text])
 
 
 class Answers(Sequence[Outcome]):
-    """Outcomes as columns, which thousands of them for many candidates have to be."""
+    """Outcomes as columns, for thousands of them per candidate."""
 
     def __init__(self, columns: "Mapping[str, npt.NDArray[Any]]") -> None:
         self._columns = columns
@@ -94,7 +94,7 @@ class Answers(Sequence[Outcome]):
         return self._columns[name]
 
     def of_metric(self, metric: str) -> "Answers":
-        """Those of one metric alone."""
+        """Only those of one metric."""
         kept = self._columns["metric"] == metric
         return Answers({name: values[kept] for name, values in self._columns.items()})
 
@@ -106,7 +106,7 @@ def _column(values: Sequence[Any]) -> "npt.NDArray[Any]":
 
 
 def _stored(column: Any) -> "npt.NDArray[Any]":
-    """A column of a file; words that come again and again are read once."""
+    """A column of a file; repeated words are read once."""
     import numpy as np
     import pyarrow
 
@@ -118,7 +118,7 @@ def _stored(column: Any) -> "npt.NDArray[Any]":
 
 
 def write(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """A Parquet file, which appears whole or not at all."""
+    """Write a Parquet file, atomically."""
     import pyarrow
     from pyarrow import parquet
 
@@ -141,7 +141,7 @@ def read(path: Path) -> Answers:
             if name in table.column_names
             else _column([Outcome.chance] * len(table))
             for name in Outcome.__annotations__
-            if name in table.column_names or name == "chance"  # files of old have no chance
+            if name in table.column_names or name == "chance"  # old files have no chance
         }
     except (OSError, ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ScoreError(f"{path} has no answers: {error}; score the model again") from error

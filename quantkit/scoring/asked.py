@@ -1,4 +1,4 @@
-"""What models are asked, and how: all that whoever scores has to say, before torch is loaded."""
+"""What models are asked, and how: the settings of scoring, without loading torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from quantkit.scoring import following, suites
 from quantkit.scoring.following import Prompts
 
 BACKENDS = ("transformers", "llama.cpp", "vllm")
-"""The last is started by whoever asks, who names its server: see `calls.score`."""
+"""The last is started by the caller, who gives its server: see `calls.score`."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Chat:
 
     template: bool = False
     multiturn: bool = False
-    """Examples as turns of their own."""
+    """Few-shot examples as separate turns."""
     system: str | None = None
 
 
@@ -31,31 +31,31 @@ class Asked:
     num_fewshot: int | None = None
     max_length: int | None = None
     batch_size: int | None = None
-    """Most sequences at a time; by default as many as fit."""
+    """Most sequences per batch; by default as many as fit."""
     seed: int = 0
     data: Path | None = None
-    """A folder tree like a hub's, for tasks whose data cannot be fetched."""
+    """A folder tree like a hub's, for tasks whose data cannot be downloaded."""
     cache: Path | None = None
-    """Where answers are kept; by default in the user's own cache."""
+    """Where answers are cached; by default in the user's own cache."""
     samples: dict[str, list[int]] | None = None
     """Only these documents, by task."""
     server: str | None = None
-    """The address of an engine that serves the model; nothing is loaded here then."""
+    """The address of an engine that serves the model; then nothing is loaded here."""
     backend: str = "transformers"
-    """What computes here: one of `BACKENDS`."""
+    """The local engine: one of `BACKENDS`."""
     python: Path | None = None
-    """Of vLLM's environment, where that is the backend."""
+    """Python of vLLM's environment, where that is the backend."""
     prompts: Path | None = None
-    """A file of prompts: candidates are held against the source's own answers to them."""
+    """A file of prompts: candidates are compared with the source's own answers to them."""
     judge: str | None = None
-    """How answers to them are judged, where rows do not bring it; one of `judging.METRICS`."""
+    """How answers to them are judged, where rows do not say; one of `judging.METRICS`."""
     chat: Chat = Chat()
     allow_code: bool = False
-    """Whether tasks may run code that the model wrote, in a box."""
+    """Whether tasks may run code that the model wrote, in a sandbox."""
 
     @classmethod
     def of(cls, tasks: Sequence[str] | None, models: Sequence[Any], **more: Any) -> Self:
-        """With the tasks that were named, or what suits the models where none were."""
+        """With the given tasks, or the default ones for these models."""
         if tasks is None:
             prompted = more.get("prompts") is not None
             tasks = () if prompted else suites.by_default([str(model) for model in models])
@@ -63,7 +63,7 @@ class Asked:
 
     @property
     def followed(self) -> list[Prompts]:
-        """Prompts whose answers by the source are followed."""
+        """Prompts whose source answers candidates are compared with."""
         own = [following.own()] if suites.FOLLOWED in suites.expanded(self.tasks) else []
         more = []
         if self.prompts is not None:

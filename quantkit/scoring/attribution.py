@@ -1,24 +1,24 @@
 """Whose answers are these: the checkpoint's, or those of the source it was made from?
 
-Agreement within rounding does not say. Where a format rounds activations, the rounding explains
-as much as quantisation changes, and an engine that serves the unquantised source agrees too.
+Agreement within rounding does not say. Where a format rounds activations, the rounding explains as
+much as quantisation changes, and an engine that serves the unquantised source agrees too.
 
-So both models are held against the answers, each with the rounding that it has in the engine's
-type, and the one under which the answers are likelier is the one that is served. Differences are
-taken as Laplace distributed, with the mean of our own rounding as their scale:
+So both models are compared with the answers, each with the rounding that it has in the engine's
+dtype, and the one that makes the answers likelier is the one that is served. Differences are
+assumed to be Laplace distributed, with the mean of our own rounding as their scale:
 
     log-likelihood ratio = sum over tokens of |e - s| / b_s - |e - c| / b_c + log(b_s / b_c)
 
 with e the engine's log-probability, c and s the references' in float32, b_c and b_s the mean gap
-between float32 and the engine's type, both enlarged where the engine rounds more. Plain distance
-would not do: rounded activations are chaotic, and an honest FP8 engine may well lie nearer to the
+between float32 and the engine's dtype, both enlarged where the engine rounds more. Plain distance
+is not enough: rounded activations are chaotic, and an honest FP8 engine may well be closer to the
 source in nats than to our reference of the same checkpoint. What gives the source away is that it
-lies *too* near to itself.
+is *too* close to itself.
 
-Tokens on which both references agree add nothing, so no selection is needed; taking only those
-that differ most lowers the power. The power is computed from the same references: the source's
-own answers in the engine's type, their rounding enlarged to what is seen of the engine, drawn
-again and again by stretches of text, and how often the test then finds the source.
+Tokens on which both references agree add nothing, so no selection is needed; taking only those that
+differ most lowers the power. The power is computed from the same references: the source's own
+answers in the engine's dtype, with their rounding enlarged to the engine's, are resampled by
+stretches of text, and the power is how often the test then finds the source.
 """
 
 import math
@@ -30,26 +30,26 @@ from quantkit.export.verified import Attribution
 from quantkit.scoring.expected import Reference
 
 POWER = 0.99
-"""What it takes to speak of either."""
+"""The confidence required to name either."""
 STRETCH = 16
-"""Tokens drawn together, since neighbours share a context."""
+"""Tokens resampled together, since neighbours share a context."""
 LEAST_STRETCHES = 8
-"""Fewer say nothing about how much they vary."""
+"""Fewer are not enough to estimate the variance."""
 N_DRAWS = 2000
 SEED = 0
 FLOOR = 1e-4
-"""Nats by which sums in float32 differ when their order does."""
+"""Nats by which float32 sums differ when their order does."""
 
 
 def attribute(
     told: list[list[float]], checkpoint: Reference, source: Reference, n_prompts: int
 ) -> Attribution:
-    """Whether an engine's answers are the checkpoint's or the source's, and how sure that is."""
+    """Whether an engine's answers are the checkpoint's or the source's, and how certain that is."""
     answers = torch.tensor(told, dtype=torch.float64)
     c, s = checkpoint.exact.double(), source.exact.double()
     noise_c, noise_s = checkpoint.rounded.double() - c, source.rounded.double() - s
     b_c, b_s = (float(noise.abs().mean()) + FLOOR for noise in (noise_c, noise_s))
-    # Of the one that it is nearer to: beside the other's it would be enlarged by the difference.
+    # Of the closer one: relative to the other it would be enlarged by the difference.
     seen = min(
         float((answers - reference).abs().mean()) / scale
         for reference, scale in ((c, b_c), (s, b_s))
@@ -85,7 +85,7 @@ def _stretches(ratios: torch.Tensor) -> torch.Tensor:
 
 
 def _share_above_zero(sums: torch.Tensor) -> float:
-    """How often a sum over as many stretches, drawn with replacement, comes out above zero."""
+    """How often a sum over as many stretches, drawn with replacement, is above zero."""
     if len(sums) < LEAST_STRETCHES:
         return 0.0
     generator = torch.Generator().manual_seed(SEED)
@@ -105,13 +105,13 @@ def _needed(sums: torch.Tensor, n_prompts: int) -> int | None:
     sigmas = _sigmas(sums)
     if sigmas <= 0:
         return None
-    wanted = 1.5 * 2.33  # the 99th percentile of a normal distribution, and room for luck
+    wanted = 1.5 * 2.33  # the 99th percentile of a normal distribution, and some margin
     least = math.ceil(n_prompts * LEAST_STRETCHES / max(1, len(sums)))
     return max(least, math.ceil(n_prompts * min(1e6, (wanted / sigmas) ** 2)), n_prompts + 1)
 
 
 def fault(found: Attribution) -> str | None:
-    """What is wrong, or cannot be said; None where the checkpoint is served."""
+    """What is wrong or cannot be decided; None where the checkpoint is served."""
     if found.nearer == "checkpoint":
         return None
     if found.nearer == "source":

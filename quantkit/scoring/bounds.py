@@ -1,8 +1,7 @@
 """How large a loss can still be: bounds from paired answers, or from two separate scores.
 
-Paired answers give the narrow bounds (`paired.py`). Score files without answers give wide ones:
-both models saw the same documents, so treating their errors as independent overstates what is
-unknown.
+Paired answers give narrow bounds (`paired.py`). Score files without answers give wide ones: both
+models saw the same documents, so treating their errors as independent overstates the uncertainty.
 """
 
 import math
@@ -15,19 +14,20 @@ from quantkit.scoring.scorecard import Score
 
 Interval = tuple[float, float]
 WIDENED = 1.25
-"""Reports of old keep one interval of a perplexity, of 95%. For more confidence its ends move as
-Student's t does with one degree of freedom fewer than documents, and this much on top: where a few
-documents hold most of the tokens, there are fewer of them in effect than the report says."""
+"""Old reports hold only the 95% interval of a perplexity. For more confidence its ends move as
+Student's t does with one degree of freedom fewer than documents, and by this factor on top: where a
+few documents hold most of the tokens, the effective number is smaller than reported.
+"""
 MOST_DEGREES = 1000
 """Student's t is within 0.3% of the normal distribution from here on, up to 99.9%."""
 MOST_TIMES = 1_000_000
-"""So many times the questions asked so far are out of anybody's reach."""
+"""More than this many times the questions so far is out of reach."""
 
 
 def of_difference(
     gained: int, lost: int, n_questions: int, confidence: float, times: float = 1.0
 ) -> Interval | None:
-    """Of a paired difference of accuracies; with `times` as many questions of the same kind."""
+    """Bounds of a paired difference of accuracies; with `times` as many similar questions."""
     if gained < 0 or lost < 0 or n_questions <= 0 or gained + lost > n_questions:
         return None
     counts = (times * gained, times * lost, times * n_questions)
@@ -43,11 +43,10 @@ def of_ratio(
     confidence: float,
     times: float = 1.0,
 ) -> Interval | None:
-    """Of a paired ratio of perplexities, from the intervals that a report keeps.
+    """Bounds of a paired ratio of perplexities, from the intervals in a report.
 
-    Between two kept confidences the higher one counts, and beyond the highest there is none: a
-    bootstrap's tails follow no formula. `usual` is the interval of 95%, which alone is known in
-    reports of old.
+    Between two stored confidences the higher one counts, and beyond the highest there is none: a
+    bootstrap's tails follow no formula. `usual` is the 95% interval, the only one in old reports.
     """
     low, high = usual
     if not (0 <= low <= ratio <= high < math.inf and ratio > 0):
@@ -60,7 +59,7 @@ def of_ratio(
             return None
         low, high = found
     elif confidence <= 1 - ALPHA:
-        # The tails of a bootstrap-t are the longer ones, so this is a little too wide.
+        # The tails of a bootstrap-t are longer, so this is a little too wide.
         scale = deviations(confidence) / deviations(1 - ALPHA)
     elif n_documents is None or n_documents < 2:
         return None
@@ -76,7 +75,7 @@ def of_ratio(
 def of_value(
     score: Score, n_documents: int | None, confidence: float, times: float = 1.0
 ) -> Interval | None:
-    """Of a figure by its standard error, which has documents as its units; None without one."""
+    """Bounds of a value by its standard error over documents; None without one."""
     if score.stderr is None or not math.isfinite(score.stderr) or score.stderr < 0:
         return None
     half = _times(n_documents, confidence) * score.stderr / math.sqrt(times)
@@ -84,7 +83,7 @@ def of_value(
 
 
 def of_separate_accuracies(before: Score, after: Score, confidence: float) -> Interval | None:
-    """Of a difference of accuracies without paired answers; None where a count makes no sense.
+    """Bounds of a difference of accuracies without paired answers; None for impossible counts.
 
     The wider of two: R. G. Newcombe's hybrid score interval of independent proportions (Statistics
     in Medicine 17 (1998) 873-890, method 10), and the standard errors of the scores.
@@ -103,7 +102,7 @@ def of_separate_accuracies(before: Score, after: Score, confidence: float) -> In
 def of_separate_perplexities(
     before: Score, after: Score, n_documents: int | None, confidence: float
 ) -> Interval | None:
-    """Of a ratio of perplexities without paired answers; None without standard errors."""
+    """Bounds of a ratio of perplexities without paired answers; None without standard errors."""
     if not before.stderr or not after.stderr or before.value <= 0 or after.value <= 0:
         return None
     middle = math.log(after.value / before.value)
@@ -113,7 +112,7 @@ def of_separate_perplexities(
 
 
 def documents_of(scores: Mapping[str, Score], key: str) -> int | None:
-    """Documents behind a score per token, by a figure of the same task that counts them."""
+    """Number of documents of a per-token score, from a value of the same task that counts them."""
     task = key.rpartition("/")[0]
     counted = [
         score.n
@@ -124,7 +123,7 @@ def documents_of(scores: Mapping[str, Score], key: str) -> int | None:
 
 
 def needed(n: int, is_told: Callable[[float], bool]) -> int | None:
-    """How many questions would tell, where `is_told` answers for a multiple of those so far."""
+    """How many questions would decide, where `is_told` answers for a multiple of those so far."""
     few, many = n, 2 * n
     while not is_told(many / n):
         few, many = many, 2 * many
@@ -138,7 +137,7 @@ def needed(n: int, is_told: Callable[[float], bool]) -> int | None:
 
 @lru_cache(maxsize=256)
 def student(confidence: float, degrees: int) -> float:
-    """How many standard errors an interval of this confidence reaches to either side."""
+    """How many standard errors an interval of this confidence extends to either side."""
     degrees = min(degrees, MOST_DEGREES)
     inner, outer = 0.0, 1.0
     while _within(outer, degrees) < confidence:
@@ -166,7 +165,7 @@ def _within(t: float, degrees: int) -> float:
 
 
 def _times(n_documents: int | None, confidence: float) -> float:
-    """With an unknown number of documents, as few as an interval needs are assumed."""
+    """With an unknown number of documents, the fewest that an interval needs are assumed."""
     n = MIN_DOCUMENTS if n_documents is None else n_documents
     return student(confidence, max(n - 1, 1))
 

@@ -1,6 +1,6 @@
-"""A box for programs that a model wrote: a process with walls, limits and an empty folder.
+"""A sandbox for programs that a model wrote: a restricted process with limits and an empty folder.
 
-`walls.py` says what the walls are. Where the system cannot give them, nothing is run.
+`walls.py` describes the restrictions. Where the system cannot provide them, nothing is run.
 """
 
 import json
@@ -20,7 +20,7 @@ from typing import Any
 from quantkit.errors import ScoreError
 
 SECONDS = 10.0
-"""By the clock; of computing a program gets `LIMITS["CPU"]`."""
+"""Wall-clock seconds; CPU time is limited by `LIMITS["CPU"]`."""
 LIMITS = {
     "CPU": 5,
     "AS": 2 << 30,
@@ -58,7 +58,7 @@ class Verdict:
 
 
 def run(program: str, seconds: float = SECONDS) -> Verdict:
-    """Run a program in the box; it passes when it comes to its end."""
+    """Run a program in the sandbox; it passes when it runs to its end."""
     token = secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="quantkit-box-", ignore_cleanup_errors=True) as folder:
         job = {"program": program, "folder": folder, "limits": LIMITS, "token": token}
@@ -100,7 +100,7 @@ def run(program: str, seconds: float = SECONDS) -> Verdict:
 
 
 def _watched(process: Any, job: bytes, folder: Path, seconds: float) -> str:
-    """Until it ends, or is ended; why, in the second case."""
+    """Wait until it ends or is killed; returns why in the second case."""
     deadline = time.monotonic() + seconds
     try:
         process.stdin.write(job)
@@ -133,7 +133,7 @@ def _size(folder: Path) -> int:
 
 @cache
 def check() -> None:
-    """Refuse where the box does not hold."""
+    """Refuse where the sandbox is not effective."""
     if sys.platform != "linux":
         raise ScoreError(
             "code that a model wrote runs in a sandbox, which needs Linux; leave out tasks "
@@ -154,7 +154,7 @@ REFUSAL = (
 
 
 class CodeEval:
-    """What tasks of lm-eval load as the metric `code_eval`, run in the box."""
+    """The metric `code_eval` as lm-eval's tasks load it, run in the sandbox."""
 
     def __init__(self) -> None:
         self.is_allowed = False
@@ -186,10 +186,10 @@ class CodeEval:
 
 
 def pass_at(k: int, verdicts: Sequence[Verdict]) -> float:
-    """The chance that one of k programs passes, drawn from those that were written."""
+    """The probability that one of k programs passes, drawn from those that were written."""
     n, right = len(verdicts), sum(verdict.passed for verdict in verdicts)
     return 1 - comb(n - right, k) / comb(n, k)
 
 
 CODE_EVAL = CodeEval()
-"""One for the process: modules of tasks that are loaded once hold on to it."""
+"""One per process: modules of tasks that are loaded once keep a reference to it."""

@@ -1,7 +1,7 @@
-"""Answers that a model gave before, so that none is computed twice.
+"""A cache of a model's answers, so that none is computed twice.
 
-The key is what was asked, token by token: changed data asks something else, and is never answered
-from here. One file a model and a way of computing.
+The key is the request, token by token: changed data makes another request, and is never answered
+from here. One file per model and way of computing.
 """
 
 import hashlib
@@ -22,24 +22,24 @@ SECONDS_BETWEEN_COMMITS = 2.0
 
 
 def default_folder() -> Path:
-    """Where caches of this user lie."""
+    """This user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return expanded(base) / "quantkit" / "scores"
 
 
 def identity(facts: Mapping[str, str]) -> str:
-    """A name for everything that decides a model's answers."""
+    """A name for everything that determines a model's answers."""
     text = "\n".join(f"{key}={facts[key]}" for key in sorted(facts))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def keys_of(requests: Sequence[Request]) -> list[bytes]:
-    """What was asked, in 16 bytes each."""
+    """Hashes of requests, 16 bytes each."""
     keys = []
     context: tuple[int, ...] | None = None
     begun = hashlib.sha256()
     for request in requests:
-        if request.context is not context:  # that of all answers to a question is one object
+        if request.context is not context:  # all answers to a question share one context object
             context = request.context
             begun = hashlib.sha256(array("q", context).tobytes())
             begun.update(len(context).to_bytes(8, "little"))
@@ -56,7 +56,7 @@ class AnswerCache:
         path = folder / f"{name}.sqlite"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # Answers of a server come in from several threads; Python's sqlite is built for that.
+            # A server's answers arrive from several threads; Python's sqlite is built for that.
             self._base = sqlite3.connect(path, timeout=60, check_same_thread=False)
             self._base.execute("pragma journal_mode=wal")
             self._base.execute(
@@ -71,18 +71,18 @@ class AnswerCache:
         self._lock = threading.Lock()
 
     def get(self, key: bytes) -> Answer | None:
-        """The answer that was given before, if any."""
+        """The cached answer, if any."""
         command = "select log_probability, greedy from answers where key = ?"
         found = self.execute(command, (key,)).fetchone()
         return None if found is None else Answer(found[0], bool(found[1]))
 
     def put(self, key: bytes, answer: Answer) -> None:
-        """Keep an answer; it is on disk within seconds."""
+        """Store an answer; it is on disk within seconds."""
         values = (key, answer.log_probability, int(answer.greedy))
         self.execute("insert or replace into answers values (?, ?, ?)", values)
 
     def execute(self, command: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
-        """One command of SQL; what it changes is on disk within seconds."""
+        """One SQL command; what it changes is on disk within seconds."""
         with self._lock:
             found = self._base.execute(command, values)
             waited = time.monotonic() - self._committed > SECONDS_BETWEEN_COMMITS
@@ -92,7 +92,7 @@ class AnswerCache:
         return found
 
     def close(self) -> None:
-        """Keep everything."""
+        """Write everything to disk."""
         self._base.commit()
         self._base.close()
 
@@ -105,17 +105,17 @@ class TextCache:
         answers.execute("create table if not exists texts (key blob primary key, text text)")
 
     def get(self, key: bytes) -> str | None:
-        """What was written before, if anything."""
+        """The cached text, if any."""
         found = self._answers.execute("select text from texts where key = ?", (key,)).fetchone()
         return None if found is None else str(found[0])
 
     def put(self, key: bytes, text: str) -> None:
-        """Keep a text; it is on disk within seconds."""
+        """Store a text; it is on disk within seconds."""
         self._answers.execute("insert or replace into texts values (?, ?)", (key, text))
 
 
 class ByName(MutableMapping[str, tuple[float, bool]]):
-    """The same as a mapping, for what has names of its own for requests."""
+    """The same as a mapping, for callers with their own keys."""
 
     def __init__(self, cache: AnswerCache) -> None:
         self._cache = cache
@@ -151,7 +151,7 @@ class Cached:
         self._kept: Counter[str] = Counter()
 
     def count(self, task: str, n_asked: int, n_kept: int) -> None:
-        """Some answers of a task, and how many of them were kept from before."""
+        """Count some answers of a task, and how many of them were cached."""
         self._asked[task] += n_asked
         self._kept[task] += n_kept
 

@@ -1,4 +1,4 @@
-"""What every way of writing answers does alike: the next token, and where an answer ends."""
+"""Shared by all ways of generating answers: the next token, and where an answer ends."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from quantkit.scoring.rules import Rules, keys_of
 
 MIN_SHARED = 32
-"""Shorter beginnings are computed again for every row."""
+"""Shorter prefixes are computed again for every row."""
 
 
 class Choice:
@@ -53,7 +53,7 @@ class Choice:
         written: torch.Tensor,
         counts: Sequence[int],
     ) -> torch.Tensor:
-        """For rows that answer these prompts, and have so many tokens of `written` by now."""
+        """For rows that answer these prompts, with this many tokens of `written` so far."""
         if self._penalty is not None:
             logits = self._penalized(logits.float(), places, written, counts)
         if self._sources is None:
@@ -61,7 +61,7 @@ class Choice:
         logits = logits.float()
         for warper in self._warpers:
             logits = warper(None, logits)
-        # One random number for each row: the token where the running sum of probabilities is.
+        # One random number per row: the token where the cumulative probability reaches it.
         drawn = torch.tensor(
             [torch.rand(1, generator=self._sources[place]).item() for place in places],
             device=self._device,
@@ -88,7 +88,7 @@ class Choice:
 def ended(
     tokens: Sequence[int], rules: Rules, text_of: Callable[[Sequence[int]], str]
 ) -> tuple[int, ...] | None:
-    """The tokens of an answer, if it has come to its end."""
+    """The tokens of an answer, if it has ended."""
     tokens = tuple(tokens[: rules.max_new])
     for place, token in enumerate(tokens):
         if token in rules.ends:
@@ -100,7 +100,7 @@ def ended(
 
 
 def shared(prompts: Sequence[tuple[int, ...]], own: int = 1) -> int:
-    """Tokens that all prompts begin with; each keeps some of its own."""
+    """Length of the prompts' common prefix; each keeps some tokens of its own."""
     if len(prompts) < 2:
         return 0
     first, last = min(prompts), max(prompts)

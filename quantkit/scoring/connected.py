@@ -1,7 +1,8 @@
-"""A model that an engine computes, ready to be scored: connected, held to its folder, remembered.
+"""A model that an engine serves, ready to be scored: connected, checked against its folder, cached.
 
-Answers are kept for the next run under all that decides them. Of a server that includes the start
-of its process; where a server does not report that, its answers are kept for this run alone.
+Answers are cached for the next run under everything that determines them. For a server that
+includes the start of its process; where a server does not report that, its answers are kept for
+this run only.
 """
 
 from pathlib import Path
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ConnectedModel(ServedModel):
-    """The same with progress, and with answers on disk where they may be kept."""
+    """The same with progress, and with answers on disk where they may be cached."""
 
     def __init__(
         self,
@@ -78,14 +79,16 @@ class ConnectedModel(ServedModel):
         self._progress.start(f"score {self._label}", total, "tokens")
 
     def confirm(self) -> None:
-        """Refuse scores of two engines: what answered must be what was held against the folder."""
+        """Refuse scores of two engines: what answered must be what was checked against the
+        folder.
+        """
         if self.endpoint.facts() != self._facts:
             raise ScoreError(
                 f"{self.endpoint.url} was restarted while it was scored; score it again"
             )
 
     def close(self) -> None:
-        """Keep all answers that may be kept."""
+        """Store all answers that may be cached."""
         if self._kept is not None:
             self._kept.close()
 
@@ -123,7 +126,7 @@ def served(
     progress: Progress,
     trust_remote_code: bool,
 ) -> ConnectedModel:
-    """A model behind an address, once it is known to be this one."""
+    """The model at an address, once it is known to be this one."""
     assert asked.server is not None
     server = Endpoint(asked.server)
     facts = server.facts()

@@ -1,12 +1,12 @@
-"""Writes many answers at once in a static cache: every row has its own length, nothing is padded.
+"""Generates many answers at once in a static cache: rows have their own lengths, without padding.
 
-Keys and values of all rows lie in one array per layer. A prompt that joins is written into a free
-row; of an answer that has ended the last row takes the place. So a step is always the same few
-hundred kernels over the first rows, and on a GPU they run as one CUDA graph for each number of
-rows: without it, starting them takes longer than running them. The likeliest token is chosen inside
-the graph, and the host looks for ends of answers while the device already writes the next tokens.
+Keys and values of all rows are in one array per layer. A prompt that joins is written into a free
+row; when an answer ends, the last row takes its place. So a step is always the same few hundred
+kernels over the first rows, and on a GPU they run as one CUDA graph per number of rows: without it,
+launching them takes longer than running them. The likeliest token is chosen inside the graph, and
+the host looks for ends of answers while the device already generates the next tokens.
 
-For models of transformers whose layers all attend to everything before them; `works_for` tries it.
+For transformers models whose layers all use full attention; `works_for` tries it.
 """
 
 import math
@@ -25,26 +25,26 @@ from quantkit.scoring.rows import RowLayer, Rows, Unsupported, attending
 from quantkit.scoring.rules import Rules
 
 CHECK_EVERY = 8
-"""Tokens between two looks for ends of answers."""
+"""Tokens between two checks for ends of answers."""
 PREFILL_TOKENS = {"cuda": 65536, "cpu": 1024}
 CACHED_BYTES = {"cpu": 512 << 20}
-"""Most that keys and values of all rows take ..."""
+"""Most memory for the keys and values of all rows ..."""
 CACHED_SHARE = 0.7
-"""... on a GPU, of what is free."""
+"""... on a GPU, as a share of free memory."""
 MOST_ROWS = {"cuda": 2048, "cpu": 32}
 REFILL = 0.75
-"""Waiting prompts join when no more than this share of the rows is still being written."""
+"""Waiting prompts join when no more than this share of the rows is still being generated."""
 ALIKE = 2
-"""Prompts and answers of unlike length share rows that long as the longest, up to this factor."""
+"""Prompts and answers of different length share rows of the longest's length, up to this factor."""
 TOLERANCE = {torch.float32: 1e-3}
-"""How far logits may be from the model's own, of the largest; in 16 bits a twentieth."""
+"""How far logits may be from the model's own, relative to the largest; in 16 bits a twentieth."""
 N_TRIED = 32
 """Tokens of the text on which they are compared."""
 
 
 @dataclass
 class _Snapshot:
-    """What was written at some time, on its way to the host."""
+    """What was generated at some point, on its way to the host."""
 
     places: list[int]
     counts: list[int]
@@ -62,17 +62,17 @@ class _Group:
     """Prompts of similar length, and what they share."""
 
     prompts: Sequence[tuple[int, ...]]
-    """All there are; places are places in it."""
+    """All prompts; indices refer to this list."""
     waiting: list[int]
-    """Of those that are not being answered yet, the longest last."""
+    """Those that are not being answered yet, the longest last."""
     shared: int
-    """Tokens that all of the group begin with ..."""
+    """The group's common prefix ..."""
     prefix: Any
     """... and their keys and values."""
 
 
 class Decoder:
-    """A causal language model of transformers that writes answers in a static cache."""
+    """Generates answers with a causal language model of transformers in a static cache."""
 
     def __init__(self, model: Any, max_rows: int | None = None, graphs: bool = True) -> None:
         self._model, self._decoder = model, model.get_decoder()
@@ -108,9 +108,10 @@ class Decoder:
         rules: Rules,
         text_of: Callable[[Sequence[int]], str],
     ) -> Iterator[list[tuple[int, tuple[int, ...]]]]:
-        """Places of prompts and the tokens of their answers, as they end."""
+        """Indices of prompts and the tokens of their answers, as they end."""
         choose = Choice(prompts, rules, self._device)
-        # The longest come first: what does not fit is known at once, and time left is not too low.
+        # The longest come first: if they do not fit, it shows at once, and the time left is not too
+        # low.
         waiting = sorted(range(len(prompts)), key=lambda place: (len(prompts[place]), place))
         while waiting:
             longest = len(prompts[waiting[-1]]) + rules.max_new
@@ -131,7 +132,7 @@ class Decoder:
         choose: Choice,
     ) -> Iterator[list[tuple[int, tuple[int, ...]]]]:
         """All of a group of prompts of similar length, the last of them first."""
-        # The last token of a prompt is fed as the first step, and is nobody else's.
+        # The last token of a prompt is fed as the first step, and is not shared.
         shared = choosing.shared([prompts[place] for place in waiting], own=2)
         prefix = self._prefix(prompts[waiting[0]][:shared]) if shared else None
         group = _Group(prompts, waiting, shared, prefix)
@@ -156,7 +157,7 @@ class Decoder:
             self._fill(batch, group)
             batch.write(CHECK_EVERY, choose)
             fresh = batch.snapshot()
-            # While the device writes on, the host looks at what was there before.
+            # While the device continues, the host looks at the previous snapshot.
             looked = [before, fresh] if on_cpu or batch.is_full else [before]
             before = None if on_cpu else fresh
             for snapshot in filter(None, looked):
@@ -178,7 +179,7 @@ class Decoder:
         return cache
 
     def _fill(self, batch: "_Batch", group: _Group) -> None:
-        """Let waiting prompts join, as many as there are rows for."""
+        """Let waiting prompts join, as many as there are free rows."""
         waiting = group.waiting
         if batch.places and len(batch.places) > REFILL * batch.n_rows:
             return
@@ -200,7 +201,7 @@ class Decoder:
             del waiting[len(waiting) - n :]
 
     def _batch(self, n_wanted: int, length: int, rules: Rules) -> "_Batch":
-        """Rows for so many prompts and answers together of so many tokens, as many as fit."""
+        """A batch of as many rows as fit, for this many prompts and tokens per row."""
         if not self._shapes:
             cache = self._prefix((1,))
             self._shapes = [(layer.keys, layer.values) for layer in cache.layers]
@@ -233,7 +234,7 @@ class Decoder:
 
 
 class _Batch:
-    """Answers that are being written: the first rows of a cache."""
+    """Answers that are being generated: the first rows of a cache."""
 
     def __init__(self, decoder: Decoder, rows: Rows, rules: Rules) -> None:
         self._of, self._rows, self.rules = decoder, rows, rules
@@ -245,26 +246,28 @@ class _Batch:
         self._lengths: list[int] = []
         self._tokens = torch.zeros(self.n_rows, dtype=torch.long, device=device)
         self._n_written = torch.zeros(self.n_rows, dtype=torch.long, device=device)
-        # One column more, for rows that are full and wait for the others.
+        # One extra column, for rows that are full and wait for the others.
         self._written = torch.zeros(self.n_rows, rules.max_new + 1, dtype=torch.long, device=device)
-        # A row without an answer counts as one that is full.
+        # A row without an answer counts as full.
         self._n_written.fill_(rules.max_new)
         self._graphs: dict[int, Any] = {}
         self._pool: Any = None
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more can be written."""
+        """Whether nothing more can be generated."""
         return all(count >= self.rules.max_new for count in self._counts)
 
     def close(self) -> None:
-        """Give the memory back now: cache and layers know each other, and would wait for it."""
+        """Free the memory now: cache and layers reference each other, and would wait for the
+        collector.
+        """
         self._graphs.clear()
         for layer in self._rows.layers:
             layer.keys = layer.values = None
 
     def join(self, places: list[int], group: _Group) -> None:
-        """Compute prompts into free rows, all but their last tokens."""
+        """Prefill free rows with prompts, all but their last tokens."""
         prompts = [group.prompts[place] for place in places]
         shared, prefix = group.shared, group.prefix
         first, n = len(self.places), len(places)
@@ -276,7 +279,7 @@ class _Batch:
             if prefix is not None:
                 for new, old in zip(cache.layers, prefix.layers, strict=True):
                     new.update(old.keys.repeat(n, 1, 1, 1), old.values.repeat(n, 1, 1, 1))
-            # Padding comes last, where causal attention of what counts does not see it.
+            # Padding comes last, where causal attention from real tokens does not see it.
             ids = _on(device, [[*tokens, *[0] * (width - len(tokens))] for tokens in own])
             self._of._decoder(input_ids=ids, past_key_values=cache, use_cache=True)
             for mine, new in zip(self._rows.layers, cache.layers, strict=True):
@@ -292,7 +295,7 @@ class _Batch:
         self._lengths += lengths
 
     def remove(self, places: set[int]) -> None:
-        """Free the rows of these; the last rows move into the gaps."""
+        """Free these rows; the last rows move into the gaps."""
         gone = [row for row, place in enumerate(self.places) if place in places]
         left = len(self.places) - len(gone)
         movers = [row for row in range(left, len(self.places)) if self.places[row] not in places]
@@ -316,7 +319,7 @@ class _Batch:
             del kept[left:]
 
     def write(self, n_steps: int, choose: Choice) -> None:
-        """Some tokens more in every row that is not full."""
+        """Generate some more tokens in every row that is not full."""
         for _ in range(n_steps):
             if choose.is_plain:
                 self._step()
@@ -328,7 +331,7 @@ class _Batch:
             self._counts = [min(count + 1, most) for count in self._counts]
 
     def snapshot(self) -> _Snapshot:
-        """What is written by now; on a GPU it is under way to the host."""
+        """What has been generated so far; on a GPU the copy to the host is asynchronous."""
         written = self._written[: len(self.places)]
         arrived = None
         if written.is_cuda:
@@ -358,7 +361,7 @@ class _Batch:
         return logits
 
     def _put(self, chosen: torch.Tensor) -> None:
-        """Write tokens into rows; those that are full stay as they are."""
+        """Write tokens into rows; full ones stay unchanged."""
         n = len(chosen)
         counts, positions = self._n_written[:n], self._rows.positions[:n]
         goes_on = (counts < self.rules.max_new).long()
@@ -375,7 +378,8 @@ class _Batch:
             return
         n = next((size for size in _sizes(self.n_rows) if size >= n), self.n_rows)
         if n not in self._graphs:
-            # The first time as it is: what is loaded or compiled on first use cannot be recorded.
+            # The first time without a graph: what is loaded or compiled on first use cannot be
+            # captured.
             self._graphs[n] = None
             self._put(self.forward(n).argmax(-1))
             return
@@ -383,7 +387,7 @@ class _Batch:
         if graph is None:
             try:
                 graph = self._graphs[n] = self._recorded(n)
-            except RuntimeError:  # a model that waits for the device in between
+            except RuntimeError:  # a model that synchronises in between
                 self._of._graphs = False
                 torch.cuda.synchronize()
                 self._step()
@@ -400,9 +404,9 @@ class _Batch:
 
 
 def _sizes(most: int) -> list[int]:
-    """Numbers of rows that get a graph of their own; few, since recording takes a few steps' time.
+    """Row counts that get their own graph; few, since capturing takes the time of a few steps.
 
-    Below 64 rows all take about as long: that of reading the weights.
+    Below 64 rows all take about the same time: that of reading the weights.
     """
     sizes, size = [16, 64], 128
     while size < most:
@@ -412,13 +416,15 @@ def _sizes(most: int) -> list[int]:
 
 
 def _on(device: torch.device, values: Sequence[Any]) -> torch.Tensor:
-    """Numbers on a device, which is not waited for."""
+    """Numbers on a device, copied asynchronously."""
     made = torch.tensor(values)
     return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
 
 
 def works_for(model: Any) -> bool:
-    """Whether a model's layers all attend to everything before, by an attention that can be set."""
+    """Whether all layers of a model use full attention, through a replaceable attention
+    function.
+    """
     layers = DynamicCache(config=model.config).layers
     return (
         bool(layers)

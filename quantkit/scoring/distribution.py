@@ -1,8 +1,7 @@
-"""What scoring needs of many rows of logits, without ever writing another array of their size.
+"""Statistics of many rows of logits, without ever writing another array of their size.
 
 Logits are read once, in blocks of 64 tokens: the largest of each block and the sum of exponentials
-relative to it. Normaliser and likeliest token follow from these and from one block that is looked
-into.
+relative to it. Normaliser and likeliest token follow from these and from a single block.
 """
 
 import torch
@@ -11,20 +10,20 @@ BLOCK = 64
 
 
 class Distribution:
-    """Rows of logits [positions, vocabulary], in any floating type."""
+    """Rows of logits [positions, vocabulary], in any floating-point dtype."""
 
     def __init__(self, logits: torch.Tensor) -> None:
         self._logits = logits
         self._peaks, self._sums = block_sums(logits)
         self.normaliser = (self._peaks + self._sums.log()).logsumexp(-1)
-        """Logit minus this is the log-probability; in float32, as all that follows."""
+        """Logit minus this is the log-probability; in float32, as everything below."""
 
     def log_probabilities(self, ids: torch.Tensor) -> torch.Tensor:
-        """Of some tokens of every row [positions, tokens]."""
+        """Log-probabilities of some tokens per row [positions, tokens]."""
         return self._logits.gather(1, ids).float() - self.normaliser[:, None]
 
     def likeliest(self) -> torch.Tensor:
-        """One token per row; of equals the first."""
+        """One token per row; the first on ties."""
         vocabulary = self._logits.shape[1]
         within = torch.arange(BLOCK, device=self._logits.device)
         ids = self._peaks.argmax(-1, keepdim=True) * BLOCK + within
@@ -43,6 +42,6 @@ def block_sums(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     short = -logits.shape[1] % BLOCK
     padded = torch.nn.functional.pad(logits, (0, short), value=float("-inf"))
     blocks = padded.view(len(logits), -1, BLOCK).float()
-    # Finite, so that a block of impossible tokens has a sum of nothing rather than of nonsense.
+    # Finite, so that a block of impossible tokens has a sum of zero rather than NaN.
     peaks = blocks.amax(-1).clamp_(min=-1e30)
     return peaks, (blocks - peaks[:, :, None]).exp_().sum(-1)

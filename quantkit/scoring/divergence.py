@@ -1,11 +1,11 @@
 """How far a model's predictions are from its source's: the exact Kullback-Leibler divergence.
 
-Of the source, what its output layer reads is kept: the last hidden state of every compared position
-and, once per source, the layer itself. From these its logits are computed again beside the
+For the source, the inputs of its output layer are stored: the last hidden state of every compared
+position and, once per source, the layer itself. From these its logits are recomputed next to the
 candidate's, in matrix products of the same shape, and compared over the whole vocabulary. Nothing
-is sampled, cut off or rounded, and a model against itself gives exactly zero.
+is sampled, truncated or rounded, and a model against itself gives exactly zero.
 
-At most `MOST_POSITIONS` positions of a text are compared, spread evenly over it; scores carry their
+At most `MOST_POSITIONS` positions of a text are compared, evenly spaced; scores include their
 number.
 """
 
@@ -24,13 +24,13 @@ from quantkit.scoring.distribution import Distribution
 
 MOST_POSITIONS = 65_536
 MOST_BYTES_BESIDE = 1 << 30
-"""Hidden states of the source that lie on the GPU; more stay in host memory."""
+"""The source's hidden states that are kept on the GPU; more stay in host memory."""
 LOGITS_BYTES = {"cuda": 128 << 20, "cpu": 16 << 20}
-"""Of one model, in float32; about eight arrays of that size are in use."""
+"""Per model, in float32; about eight arrays of that size are in use."""
 
 
 def tokens_digest(requests: Sequence[Request], is_text: torch.Tensor) -> str:
-    """Tells one text, cut into these windows and counted in these places, from all others."""
+    """Identifies a text with its windows and counted positions."""
     digest = hashlib.sha256(is_text.numpy().tobytes())
     for request in requests:
         for part in (request.context, request.continuation):
@@ -40,7 +40,7 @@ def tokens_digest(requests: Sequence[Request], is_text: torch.Tensor) -> str:
 
 
 def chosen(is_text: torch.Tensor) -> torch.Tensor:
-    """Places that are compared: all of a text's own tokens, or every second, third and so on."""
+    """Compared positions: all of a text's own tokens, or every second, third and so on."""
     places = is_text.nonzero()[:, 0]
     return places[:: max(1, -(-len(places) // MOST_POSITIONS))]
 
@@ -48,9 +48,9 @@ def chosen(is_text: torch.Tensor) -> torch.Tensor:
 def kl(source: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
     """KL(source || candidate) of rows of logits, in nats.
 
-    Summed as p d + q - p with d = ln p - ln q: no term is negative, so rounding cannot make the
-    sum so, and an error of either normaliser counts by its square. Near d = 0 the terms are taken
-    as p (d + expm1(-d)), which does not cancel.
+    Summed as p d + q - p with d = ln p - ln q: no term is negative, so rounding cannot make the sum
+    negative, and an error of either normaliser counts by its square. Near d = 0 the terms are
+    computed as p (d + expm1(-d)), which does not cancel.
     """
     mine = candidate.float() - Distribution(candidate).normaliser[:, None]
     theirs = source.float() - Distribution(source).normaliser[:, None]
@@ -58,7 +58,7 @@ def kl(source: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
     p, q = theirs.exp(), mine.exp()
     near = p * (gap + torch.expm1(-gap))
     terms = torch.where(gap.abs() < 1, near, p * gap + (q - p))
-    # A token that the source rules out adds what the candidate gives it.
+    # A token that the source rules out adds the probability that the candidate gives it.
     return torch.where(p > 0, terms, q).clamp_(min=0).sum(-1)
 
 
@@ -72,13 +72,13 @@ def head_of(model: Any) -> dict[str, torch.Tensor]:
 
 
 def write_head(path: Path, model: Any) -> None:
-    """Keep a source's output layer, once for all texts."""
+    """Store a source's output layer, once for all texts."""
     if not path.is_file():
         write_whole(path, {name: part.cpu().contiguous() for name, part in head_of(model).items()})
 
 
 def read_head(path: Path, model: Any) -> torch.nn.Module | None:
-    """A source's output layer beside a candidate; None where the candidate's own is the same."""
+    """A source's output layer for comparison; None where the candidate's own is the same."""
     own = head_of(model)
     stored = {name: tensor.read() for name, tensor in read_header(path).items()}
     stored = {name: part.to(own["weight"].device) for name, part in stored.items()}
@@ -92,7 +92,7 @@ def read_head(path: Path, model: Any) -> torch.nn.Module | None:
 
 @dataclass(frozen=True)
 class Reference:
-    """What the source's output layer reads, by compared position."""
+    """The inputs of the source's output layer, by compared position."""
 
     places: torch.Tensor
     hidden: torch.Tensor
@@ -103,12 +103,12 @@ class Reference:
         return cls(stored["places"].read(), stored["hidden"].read())
 
     def write(self, path: Path) -> None:
-        """The file appears whole or not at all."""
+        """Write the file atomically."""
         write_whole(path, {"places": self.places, "hidden": self.hidden.cpu()})
 
 
 class Recorder:
-    """Watches the source."""
+    """Observes the source."""
 
     def __init__(self, is_text: torch.Tensor) -> None:
         self._places = chosen(is_text)
@@ -128,7 +128,7 @@ class Recorder:
 
 
 class Divergence:
-    """Watches a candidate: how far it is from the source, and whether both predict the same."""
+    """Observes a candidate: its distance from the source, and whether both predict the same."""
 
     def __init__(
         self,
@@ -162,21 +162,21 @@ class Divergence:
 
 
 def _rows(places: torch.Tensor, n_tokens: int) -> torch.Tensor:
-    """By place: where it stands among the compared ones, or -1."""
+    """By position: its index among the compared ones, or -1."""
     rows = torch.full((n_tokens,), -1)
     rows[places] = torch.arange(len(places))
     return rows
 
 
 def _compared(rows: torch.Tensor, seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of what was seen: rows of the reference, and where they stand in the batch."""
+    """For an observed batch: rows of the reference, and their positions in the batch."""
     found = rows[seen.places]
     at = (found >= 0).nonzero()[:, 0]
     return found[at], at.to(seen.hidden.device)
 
 
 def _room(n_positions: int, like: torch.Tensor) -> torch.Tensor:
-    """On the GPU where that fits, so that recording makes nobody wait."""
+    """On the GPU where it fits, so that recording is asynchronous."""
     size = n_positions * like.shape[1] * like.element_size()
     device = like.device if size <= MOST_BYTES_BESIDE else torch.device("cpu")
     return torch.zeros(n_positions, like.shape[1], dtype=like.dtype, device=device)
