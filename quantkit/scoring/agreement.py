@@ -1,8 +1,8 @@
 """Does an engine compute what the checkpoint says? Differences, and how large they may be.
 
-The limit follows from the format by measuring, not from a table. Our reference is computed twice:
-in float32, and in the type the engine computes in, with inputs of layers and the cache rounded as
-the format rounds them. The gap between the two is what that arithmetic makes of the last bits of
+The limit is measured per format, not taken from a table. Our reference is computed twice: in
+float32, and in the engine's compute dtype, with inputs of layers and the cache rounded as the
+format rounds them. The gap between the two is the effect of that arithmetic on the last bits of
 every sum:
 
 - weight-only formats: the rounding of sums and inputs to bfloat16 or float16, a hundredth of a nat;
@@ -10,8 +10,8 @@ every sum:
   step of 8 bits, and the gap measured with that rounding in place has grown accordingly;
 - an FP8 cache: the same for keys and values.
 
-An engine is another such rounding of the same sums, in another order, so it lies about as far from
-float32 as our own rounding does. Twice that is more than order can explain. A wrong scale, zero
+An engine is another such rounding of the same sums, in another order, so it is about as far from
+float32 as our own rounding is. Twice that is more than order can explain. A wrong scale, zero
 point or layout shows as a multiple of it.
 """
 
