@@ -34,9 +34,9 @@ REQUEST_TOKENS = 4096  # short prompts share a request up to here
 ATTEMPTS = 5
 BACKOFF_S = 0.5  # then 1, 2 and 4, each give or take a half
 TOKEN_BYTES = 1024
-"""Of an answer, for each token of a request: far more than names and two numbers take."""
-NAN = "not JSON compliant"  # what vLLM says of log-probabilities that are none
-WRITTEN_AT_ONCE = 128  # answers; engines batch what they are asked at a time
+"""Bytes of an answer per token of a request: far more than names and two numbers take."""
+NAN = "not JSON compliant"  # vLLM's message for log-probabilities that are NaN
+WRITTEN_AT_ONCE = 128  # answers; engines batch concurrent requests
 WRITTEN_BY_VLLM = 512  # it takes 1024; connections are files, of which a process often has no more
 T = TypeVar("T")
 ABOVE_ZERO = 1e-3  # more than rounding can do to the logarithm of a probability
@@ -44,12 +44,12 @@ ABOVE_ZERO = 1e-3  # more than rounding can do to the logarithm of a probability
 
 @dataclass(frozen=True)
 class Echo:
-    """What a server says of a prompt: its tokens, and log-probabilities of all but the first."""
+    """A server's answer to a prompt: its tokens, and log-probabilities of all but the first."""
 
     tokens: list[str]
     own: list[float]
     best: list[float]
-    """Of the likeliest token at the same place."""
+    """Of the likeliest token at the same position."""
 
     def tail(self, n_tokens: int) -> tuple[float, bool]:
         """Log-probability of the last tokens, and whether each was the likeliest."""
@@ -57,14 +57,14 @@ class Echo:
         return math.fsum(own), all(a >= b for a, b in zip(own, best, strict=True))
 
     def is_of(self, ids: list[int]) -> bool:
-        """Whether it has these tokens; servers that do not name ids are judged by the number."""
+        """Whether it has these tokens; servers that do not report ids are judged by the number."""
         if all(token.startswith("token_id:") for token in self.tokens):
             return self.tokens == [f"token_id:{number}" for number in ids]
         return len(self.tokens) == len(ids)
 
 
 class Endpoint:
-    """One model on one server. Asking the server what it serves is the first thing it does."""
+    """One model on one server. The constructor asks the server what it serves."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Endpoint:
         try:
             parts = urlsplit(url)
             _ = parts.port
-        except ValueError:  # half a pair of brackets, or a port that is not a number
+        except ValueError:  # an unmatched bracket, or a port that is not a number
             parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ScoreError(
@@ -100,7 +100,7 @@ class Endpoint:
         card = self._choose(model)
         self.model = str(card["id"])
         self.root = str(card.get("root") or "")
-        """What the server loaded: a folder of its machine, or a name in the hub."""
+        """What the server loaded: a folder on its machine, or a hub id."""
         self.max_model_len: int | None = card.get("max_model_len")
         if self.max_model_len is not None and (
             type(self.max_model_len) is not int or self.max_model_len < 1
@@ -111,13 +111,13 @@ class Endpoint:
             )
 
     def version(self) -> str | None:
-        """What vLLM reports beside its OpenAI routes; None of others."""
+        """The version that vLLM reports next to its OpenAI routes; None for others."""
         with suppress(ValueError, KeyError, TypeError):
             return str(parse_json(self._beside("/version") or "")["version"])
         return None
 
     def facts(self) -> dict[str, str] | None:
-        """What decides its answers: which engine, of which model, with which flags, since when.
+        """What determines its answers: which engine, of which model, with which flags, since when.
 
         None where the start of its process is unknown, since the same address may then be another
         engine tomorrow. `created` in /v1/models is not that start: vLLM fills in the time of the
@@ -128,7 +128,7 @@ class Endpoint:
         if started is None:
             return None
         flags = sorted(re.findall(r"^\S+_config_info\{(.*)\}", metrics, re.MULTILINE))
-        with suppress(ValueError, KeyError, TypeError):  # vLLM in its development mode
+        with suppress(ValueError, KeyError, TypeError):  # only in vLLM's development mode
             flags.append(str(parse_json(self._beside("/server_info") or "")["vllm_config"]))
         return {
             "url": self.url,
@@ -169,7 +169,7 @@ class Endpoint:
         return cards[model] if model is not None else next(iter(cards.values()))
 
     def echo_text(self, text: str) -> Echo:
-        """A text as the server's own tokenizer reads it."""
+        """A text as tokenised by the server."""
         try:
             return self._ask(text, 1)[0]
         finally:
@@ -181,12 +181,11 @@ class Endpoint:
         n_scored: Sequence[int],
         keep: Callable[[int, Echo], None],
     ) -> None:
-        """Ask for many prompts at a time; `keep` gets the number of each and its answer.
+        """Ask for many prompts at a time; `keep` is called with the number of each and its answer.
 
-        A server tells of all tokens, so how many are scored makes no difference to it.
-
-        It is called in this thread, as answers come in. After an error nothing new is asked, and
-        what was under way is still kept; after an interrupt all connections are cut.
+        A server reports all tokens, so how many are scored makes no difference to it. `keep` is
+        called in this thread, as answers arrive. After an error nothing new is asked, and pending
+        answers are still kept; after an interrupt all connections are closed.
         """
         work = [
             partial(self._echo_some, {i: prompts[i] for i in numbers})
@@ -200,7 +199,7 @@ class Endpoint:
         rules: Rules,
         keep: Callable[[int, str], None],
     ) -> None:
-        """The same for texts that the server writes, one prompt a request: it batches them."""
+        """The same for generated texts, one prompt per request: the server batches them."""
         work = [partial(self._write, i, prompts[i], rules) for i in range(len(prompts))]
         self._all(work, keep, WRITTEN_BY_VLLM if self.version() else WRITTEN_AT_ONCE)
 
@@ -337,7 +336,7 @@ class Endpoint:
         return Echo(tokens, own, top)
 
     def _send(self, method: str, path: str, body: Any = None, most_bytes: int = MOST_BYTES) -> Any:
-        """One request, again if the server is busy or gone, and its answer as data."""
+        """One request, retried if the server is busy or gone, and its answer as data."""
         where, problem, tried = f"{self.url}{path}", "", 0
         while tried < ATTEMPTS:
             pause = BACKOFF_S * 2 ** (tried - 1) * random.uniform(0.5, 1.5)
@@ -409,7 +408,7 @@ def _number(value: Any) -> float:
 
 
 def _shared(prompts: Sequence[list[int]]) -> Iterator[list[int]]:
-    """Numbers of prompts that go into one request."""
+    """Numbers of prompts that share a request."""
     numbers: list[int] = []
     n_tokens = 0
     for i, prompt in enumerate(prompts):

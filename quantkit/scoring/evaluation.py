@@ -1,4 +1,4 @@
-"""A model's scores together with its answers one by one, and their files."""
+"""A model's scores together with its individual answers, and their files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from quantkit.storage import guarded, write_json
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores, and what they are made of."""
+    """Scores, and the answers they are computed from."""
 
     card: Scorecard
     outcomes: Sequence[Outcome]
@@ -27,14 +27,14 @@ class Evaluation:
 
     @classmethod
     def read(cls, path: Path) -> "Evaluation":
-        """From a score file, with the answers that lie beside it."""
+        """Read a score file, with the answers next to it."""
         card = Scorecard.read(path)
         beside = path.with_name(card.answers_name)
         return cls(card, answers.read(beside) if beside.is_file() else [])
 
 
 def read_all(paths: list[Path]) -> list[Evaluation]:
-    """From files, or from all score files of folders."""
+    """Read files, or all score files in folders."""
     from quantkit.errors import ScoreError
 
     files: list[Path] = []

@@ -1,4 +1,4 @@
-"""What tasks ask and what they count as an answer, as text: nothing of it may be calibrated on."""
+"""The text of tasks, questions and answers: none of it may be used for calibration."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -12,15 +12,15 @@ from quantkit.scoring import lmeval
 
 
 def texts(tasks: Sequence[str], data: Path | None = None) -> Iterator[str]:
-    """Every string that a model is scored on, of all documents of the split that is scored.
+    """Every string that a model is scored on, from all documents of the scored split.
 
-    A question stands once with each of its choices, so that words which run from the one into the
-    other are there whichever is right. Examples shown before a question are left out.
+    A question occurs once with each of its choices, so that words that span both are covered
+    whichever is right. Few-shot examples are left out.
     """
     with lmeval.quiet():
         loaded = lmeval.load(tasks, data)
     for task in loaded["tasks"].values():
-        # One task at a time: nothing may be yielded while the screen is kept quiet.
+        # One task at a time: nothing may be yielded while output is suppressed.
         with lmeval.quiet(), lmeval.templates_compiled_once():
             found = [text for document in task.eval_docs for text in _of_document(task, document)]
         yield from found
@@ -29,7 +29,7 @@ def texts(tasks: Sequence[str], data: Path | None = None) -> Iterator[str]:
 def known(
     names: Sequence[str], base: Path, data: Path | None = None
 ) -> tuple[EvaluationText, dict[str, str]]:
-    """The text of tasks and of files below `base` in one, and a digest for each name."""
+    """The combined text of tasks and of files below `base`, and a digest for each name."""
     parts, digests = [], {}
     for name in names:
         found = _of_file(base / name) if files.is_data(name) else texts([name], data)
@@ -39,7 +39,7 @@ def known(
 
 
 def to_avoid(names: Sequence[str], base: Path) -> tuple[EvaluationText, dict[str, str]]:
-    """The same for a calibration set that is made on the way, with what to do where it fails."""
+    """The same for a calibration set that is built during the run, with advice for failures."""
     try:
         return known(names, base)
     except ScoreError as error:
@@ -66,7 +66,7 @@ def _of_document(task: Any, document: Any) -> list[str]:
     question = task.doc_to_text(document)
     choices = _choices(task, document)
     if isinstance(question, int):
-        # Such as WinoGrande: the choices are beginnings, and one ending follows them all.
+        # Such as WinoGrande: the choices are beginnings, and the same ending follows all of them.
         return [f"{choice} {target}" for choice in choices]
     if choices:
         return [f"{question} {choice}" for choice in choices]

@@ -1,8 +1,8 @@
-"""The log-probabilities that an engine should report, and what its type's rounding does to them.
+"""The log-probabilities that an engine should report, and the effect of its dtype's rounding.
 
 Weights are dequantised by our code, inputs of layers and the cache are rounded where the format
-does that, and the rest is transformers in float32. Computed once more in the type that the engine
-computes in, it shows what that type's rounding is worth, which no engine can be blamed for.
+does that, and the rest is transformers in float32. Computed once more in the engine's dtype, this
+shows the effect of that dtype's rounding, which no engine can be blamed for.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,10 +26,10 @@ class Reference:
     exact: torch.Tensor
     """In float32."""
     rounded: torch.Tensor
-    """In the engine's type."""
+    """In the engine's dtype."""
 
     def last(self, n_tokens: int) -> "Reference":
-        """Of the end of every text only."""
+        """Only the end of every text."""
         return Reference(self.exact[:, -n_tokens:], self.rounded[:, -n_tokens:])
 
 
@@ -40,7 +40,7 @@ def references(
     dtype: torch.dtype,
     trust_remote_code: bool = False,
 ) -> list[Reference]:
-    """One for each set of texts of one length; only one model is in memory at a time."""
+    """One per set of texts of one length; only one model is in memory at a time."""
     found = []
     for kind in (torch.float32, dtype):
         model = loading.load(target, device, trust_remote_code, kind)
@@ -51,7 +51,7 @@ def references(
 
 @torch.no_grad()
 def log_probabilities(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Of every token but the first of every row [rows, tokens - 1], in float32 on the host."""
+    """Log-probabilities of every token but the first [rows, tokens - 1], in float32 on the host."""
     device = next(model.parameters()).device
     vocabulary = int(model.get_output_embeddings().weight.shape[0])
     rows = max(1, LOGITS_BYTES // (4 * vocabulary * ids.shape[1]))
@@ -66,10 +66,10 @@ def log_probabilities(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 class WideProducts(TorchFunctionMode):
-    """Matrix products of 16-bit numbers on a CPU: summed in float32, rounded once.
+    """Matrix products of 16-bit numbers on a CPU: accumulated in float32, rounded once.
 
-    That is what kernels with hardware for these types do. Without such hardware torch falls back
-    to loops that take some 300 times as long as float32.
+    That is what kernels with hardware support for these dtypes do. Without such hardware torch
+    falls back to loops that take some 300 times as long as float32.
     """
 
     PRODUCTS = frozenset(

@@ -1,4 +1,4 @@
-"""What candidates' answers say against their source's: paired, and corrected for many of them."""
+"""Candidates' answers compared with their source's: paired, with p-values corrected."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from quantkit.scoring.verdict import verdict
 ONE_SIDED = 1.645
 """Standard deviations above chance that guessing reaches in one case of twenty."""
 KEY = ("task", "doc_id", "doc_hash")
-"""What tells a document from all others."""
+"""What identifies a document."""
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
@@ -38,7 +38,7 @@ class Finding:
     adjusted_p: float
     """After Holm's correction over all candidates."""
     at_chance: bool = False
-    """Whether the source does no better than guessing."""
+    """Whether the source is no better than guessing."""
 
     @property
     def words(self) -> str:
@@ -60,7 +60,7 @@ def compare(
     candidates: Mapping[str, Sequence[Outcome]],
     groups: Mapping[str, Sequence[str]],
 ) -> dict[str, list[Finding]]:
-    """Findings of every candidate, task by task and for every group of tasks."""
+    """Findings for every candidate, per task and per group of tasks."""
     before = _by_metric(Answers.of(source))
     after = {name: Answers.of(outcomes) for name, outcomes in candidates.items()}
     found: dict[str, list[Finding]] = {name: [] for name in candidates}
@@ -84,12 +84,12 @@ def compare(
 
 
 def _compared() -> tuple[str, ...]:
-    """Figures of documents that are held against the source's."""
+    """Values of documents that are compared with the source's."""
     return (LOSS, *metrics.paired_by(metrics.LOSSES), *metrics.paired_by(metrics.ANSWERS))
 
 
 def _comparable(before: Answers, metric: str, paired: Mapping[tuple[str, str], Floats]) -> set[str]:
-    """Tasks whose figures are what their metric's name says.
+    """Tasks whose values are what their metric's name says.
 
     Answers are right or wrong, while some tasks call a share of probability accuracy. A document's
     perplexity is logged as a log-likelihood, which is never positive.
@@ -106,7 +106,7 @@ def _comparable(before: Answers, metric: str, paired: Mapping[tuple[str, str], F
 
 
 def _at_chance(answers: Answers, chosen: Mask) -> bool:
-    """Whether so many right answers may well have come from guessing."""
+    """Whether this many right answers may well have come from guessing."""
     chance = answers.column("chance")[chosen]
     spread = math.sqrt(float((chance * (1 - chance)).sum()))
     right = float((answers.column("value")[chosen] - chance).sum())

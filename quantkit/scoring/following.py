@@ -1,8 +1,8 @@
-"""How far a model follows its source's own answers: no labels, no hub, anybody's prompts.
+"""How closely a model follows its source's own answers: without labels or a hub, on any prompts.
 
-The source answers every prompt greedily. A candidate is then shown prompt and answer, and asked at
-every token what it would have written: how often it is the same, where the first different token
-stands, and how far its predictions are from the source's over the whole vocabulary.
+The source answers every prompt greedily. A candidate is then given prompt and answer, and compared
+at every token: how often it would have written the same, where the first different token is, and
+how far its predictions are from the source's over the whole vocabulary.
 """
 
 import hashlib
@@ -28,20 +28,20 @@ DEFAULT_TOKENS = 256
 
 @dataclass(frozen=True)
 class Prompts:
-    """What a model is asked, and how long its answers may get."""
+    """What a model is asked, and the maximum length of its answers."""
 
     name: str
     rows: tuple[Any, ...]
-    """Texts, or conversations that end with what a user says."""
+    """Texts, or conversations that end with a user's turn."""
     max_new: int
     tools: tuple[Any, ...] = ()
-    """By row, what a model may call; empty where no row has any."""
+    """By row, the tools that a model may call; empty where no row has any."""
     judges: tuple[Judge | None, ...] = ()
     """By row, how its answer is judged; empty where none is."""
 
     @property
     def hashes(self) -> list[str]:
-        """One for each prompt, of all that decides its figures."""
+        """One hash per prompt, of everything that determines its results."""
         beside = zip(self.rows, self._tools, self._judges, strict=True)
         asked = [
             row if not tools and judge is None else [row, tools, judge and judge.to_json()]
@@ -73,7 +73,7 @@ class Prompts:
         ]
 
     def judged(self, answers: Sequence[str]) -> list[tuple[int, str, bool]]:
-        """Places of judged rows, what their judge's figure is called, and whether each is right."""
+        """Indices of judged rows, the name of their judge's metric, and whether each is right."""
         return [
             (place, judge.metric, judge.is_right(answer))
             for place, (judge, answer) in enumerate(zip(self._judges, answers, strict=True))
@@ -82,7 +82,7 @@ class Prompts:
 
 
 def own() -> Prompts:
-    """From documentation of the running Python, held out from training and calibration."""
+    """Prompts from the running Python's documentation, held out from training and calibration."""
     from quantkit.calibration.reading import python_text
 
     found: list[str] = []
@@ -98,10 +98,10 @@ def own() -> Prompts:
 
 
 def of_file(path: Path, max_new: int = DEFAULT_TOKENS, judge: str | None = None) -> Prompts:
-    """Prompts of a team's own traffic: any file that calibration reads.
+    """Prompts from a team's own traffic: any file that calibration reads.
 
-    A conversation's last answer is left out: the source gives its own. `judge` is for all rows;
-    without it rows bring their own, if any.
+    A conversation's last answer is left out: the source gives its own. `judge` applies to all rows;
+    without it rows use their own, if any.
     """
     from quantkit.calibration.reading import files
     from quantkit.calibration.reading.recognise import Recogniser
@@ -151,7 +151,7 @@ def _encoded(row: Any, tools: Any, tokenizer: Any, name: str) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class Followed:
-    """By answer: what the model makes of its source's tokens."""
+    """By answer: how the model predicts its source's tokens."""
 
     lengths: list[int]
     agrees: "list[torch.Tensor] | None"

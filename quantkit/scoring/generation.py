@@ -1,12 +1,11 @@
-"""Writes many answers at once, token by token, with the keys and values of what is already there.
+"""Generates many answers at once, token by token, with a KV cache.
 
-Models whose layers all attend to everything before them are written for by `decoding`, where rows
-leave and join. What is here is for all others, such as those with sliding windows or states: a
-batch is padded on the left, or holds prompts of one length only, and rows only leave it. Greedy
-answers are those of transformers' `generate`; sampled ones depend on the seed and the prompt alone,
-not on the batch.
+Models whose layers all use full attention are handled by `decoding`, where rows leave and join.
+This module is for all others, such as those with sliding windows or states: a batch is padded on
+the left, or holds prompts of one length only, and rows only leave it. Greedy answers are those of
+transformers' `generate`; sampled ones depend on the seed and the prompt alone, not on the batch.
 
-Ends of answers are looked for every few tokens only. What was written beyond an end is cut off.
+Ends of answers are looked for only every few tokens. What was generated beyond an end is cut off.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,16 +26,16 @@ from quantkit.scoring.rules import Rules
 
 @dataclass
 class _Batch:
-    """Answers that are being written; row by row in all that it holds."""
+    """Answers that are being generated; every field is by row."""
 
     places: list[int]
     cache: Any
     mask: torch.Tensor
-    """Which columns of the cache are a row's own [rows, length]."""
+    """Which columns of the cache belong to a row [rows, length]."""
     positions: torch.Tensor
-    """Of the next token [rows]."""
+    """Position of the next token [rows]."""
     logits: torch.Tensor
-    """Of the next token [rows, vocabulary]."""
+    """Logits of the next token [rows, vocabulary]."""
     written: torch.Tensor
     count: int = 0
     """How many tokens of `written` count."""
@@ -46,7 +45,7 @@ class _Batch:
 
 
 class Generator:
-    """A causal language model of transformers that writes answers."""
+    """Generates answers with a causal language model of transformers."""
 
     def __init__(self, model: Any, max_rows: int | None = None) -> None:
         self._model = model
@@ -57,12 +56,12 @@ class Generator:
         layers = DynamicCache(config=model.config).layers
         known = (DynamicLayer, DynamicSlidingWindowLayer)
         self._pads = bool(layers) and all(type(layer) in known for layer in layers)
-        """Whether padding on the left is masked; states of linear attention run through it."""
+        """Whether left padding is masked; states of linear attention would include it."""
         self._takes_positions = _takes(model, "position_ids")
 
     @cached_property
     def decoder(self) -> Decoder | None:
-        """What writes instead, where it can."""
+        """The faster decoder, where it works."""
         if not decoding.works_for(self._model):
             return None
         return Decoder(self._model, self._max_rows)
@@ -74,9 +73,9 @@ class Generator:
         rules: Rules,
         text_of: Callable[[Sequence[int]], str],
     ) -> Iterator[list[tuple[int, tuple[int, ...]]]]:
-        """Places of prompts and the tokens of their answers, as they end.
+        """Indices of prompts and the tokens of their answers, as they end.
 
-        An answer may go on beyond a stop text, where the caller cuts it.
+        An answer may continue beyond a stop text, where the caller cuts it.
         """
         if not all(prompts):
             raise ScoreError("a prompt has no tokens")
@@ -157,7 +156,7 @@ class Generator:
         return logits
 
     def _step(self, batch: _Batch, tokens: torch.Tensor) -> None:
-        """Write one token to every row, and find out what may follow."""
+        """Append one token to every row, and compute the next logits."""
         batch.written[:, batch.count] = tokens
         batch.count += 1
         batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(batch), 1)], 1)

@@ -1,6 +1,6 @@
 """Runs lm-eval tasks on a loaded model, and adds what lm-eval leaves out.
 
-lm-eval's perplexities are per word and per byte of its own counting. The headline here is
+lm-eval's perplexities are per word and per byte by its own count. The headline here is
 `<task>/perplexity`, per token: exp of the mean negative log-likelihood over the texts' own tokens.
 """
 
@@ -46,7 +46,7 @@ def evaluate(
     progress: Progress | None = None,
     trust_remote_code: bool = False,
 ) -> Evaluation:
-    """Run tasks on a source model or on one of our checkpoints."""
+    """Run tasks on a source model or on a checkpoint."""
     from quantkit.scoring import cache
 
     started = time.monotonic()
@@ -132,7 +132,7 @@ def evaluate(
 
 
 def _documents(outcomes: Sequence[answers.Outcome]) -> dict[str, str]:
-    """A digest of all documents of each task, by lm-eval's own hashes of them."""
+    """A digest of all documents of each task, from lm-eval's own hashes."""
     seen: dict[str, set[str]] = {}
     for outcome in outcomes:
         seen.setdefault(outcome.task, set()).add(f"{outcome.doc_id} {outcome.doc_hash}")
@@ -143,7 +143,7 @@ def _documents(outcomes: Sequence[answers.Outcome]) -> dict[str, str]:
 
 
 def _require_sound(checkpoint: Checkpoint) -> None:
-    """Its files must be those of its manifest, by which scores and answers are kept."""
+    """Require that its files match its manifest, by which scores and answers are cached."""
     from quantkit.verification.checkpoint import file_faults
 
     if faults := list(file_faults(checkpoint.folder, checkpoint.manifest)):
@@ -208,14 +208,14 @@ def _of_others(target: ForeignCheckpoint) -> dict[str, Any]:
 
 
 def sizes_of(asked: Asked) -> dict[str, int]:
-    """How many documents every task has, groups taken apart."""
+    """Number of documents of every task, with groups expanded."""
     with lmeval.quiet():
         loaded = lmeval.load(asked.tasks, asked.data)
     return {name: len(task.eval_docs) for name, task in loaded["tasks"].items()}
 
 
 def _groups(results: dict[str, Any]) -> dict[str, list[str]]:
-    """Groups of tasks, and all tasks that they finally hold."""
+    """Groups of tasks, and all tasks that they contain, directly or not."""
     inside = results.get("group_subtasks", {})
 
     def leaves(name: str) -> list[str]:
@@ -262,7 +262,7 @@ def _n_samples(results: dict[str, Any], task: str) -> int:
 
 
 def _of_text(task: str, text: Text) -> dict[str, Score]:
-    """Perplexity per token, and the divergence from the source where there is one."""
+    """Perplexity per token, and the divergence from the source if there is one."""
     mean, error = ratio(text.losses, text.n_tokens)
     value = _finite(task, metrics.PERPLEXITY, math.exp(min(mean, 700)))
     spread = None if error is None else value * error
@@ -329,7 +329,7 @@ def _judged(prompts: Prompts, right: Sequence[tuple[int, str, bool]]) -> list[Ou
 
 
 def _losses(prompts: Prompts, text: Text) -> list[Outcome]:
-    """By prompt, what the source's answer costs the model."""
+    """By prompt, the model's loss on the source's answer."""
     return [
         Outcome(prompts.name, place, name, answers.LOSS, loss, n_tokens)
         for place, (name, loss, n_tokens) in enumerate(

@@ -1,9 +1,9 @@
-"""Is the model behind an address the one in this folder? Asked before anything is scored.
+"""Checks that the model at an address is the one in this folder, before anything is scored.
 
 A server may serve anything under any name, and the same address may be another engine tomorrow. So
-it is asked about the prompts that `verify --backend vllm` asks about, and must give the folder's
-log-probabilities within the rounding of its format; of a checkpoint also its own rather than those
-of the unquantised source. What was found holds while the process does, and is kept as long.
+it gets the prompts that `verify --backend vllm` uses, and must return the folder's
+log-probabilities within the rounding of its format; for a checkpoint, also its own rather than
+those of the unquantised source. The result is valid, and cached, as long as the process runs.
 """
 
 from pathlib import Path
@@ -27,7 +27,9 @@ from quantkit.storage import write_json
 from quantkit.verification.checkpoint import source_of
 
 N_PROMPTS = (16, prompts.N_SCORED)
-"""Few at first; as many as `verify` asks where they cannot tell a checkpoint from its source."""
+"""Few at first; as many as `verify` uses where they cannot distinguish a checkpoint from its
+source.
+"""
 
 
 def hold(
@@ -38,7 +40,9 @@ def hold(
     trust_remote_code: bool = False,
     max_length: int | None = None,
 ) -> Served:
-    """Refuse a server of another model; `max_length` is for one that does not tell its context."""
+    """Refuse a server of another model; `max_length` is for one that does not report its
+    context.
+    """
     found = _Holding(target, server, device, trust_remote_code, max_length)
     progress.note(f"{server.url}: asking whether it serves {target.label}")
     agreed, whose = found.compared(N_PROMPTS[0])
@@ -86,7 +90,7 @@ class _Holding:
         told = server.max_model_len or (max_length + 2 if max_length else None)
         context = context_of(config)
         self._context = min(context, told) if told else context
-        with hushed("transformers"):  # long documents are cut, which it cannot know
+        with hushed("transformers"):  # long documents are truncated, which it cannot know
             self._tokenizer = load_tokenizer(target.folder, trust_remote_code)
 
     def compared(self, n_prompts: int) -> tuple[Agreement, Attribution | None]:
@@ -112,14 +116,14 @@ class _Holding:
     def _reference(self, model: ModelSource | Checkpoint, asked: list[list[int]]) -> Reference:
         try:
             (found,) = references(model, [asked], self._device, self._dtype, self._trust)
-        except torch.OutOfMemoryError:  # a server on the same GPU takes what there is
+        except torch.OutOfMemoryError:  # a server on the same GPU takes all memory
             cpu = torch.device("cpu")
             (found,) = references(model, [asked], cpu, self._dtype, self._trust)
         return found
 
 
 def read(path: Path) -> Served | None:
-    """What was found of the same process before."""
+    """The cached result for the same process."""
     try:
         return as_record(Served, parse_json(path.read_bytes()))
     except (OSError, ValueError):
@@ -127,5 +131,5 @@ def read(path: Path) -> Served | None:
 
 
 def write(path: Path, found: Served) -> None:
-    """Keep what was found for as long as the process runs."""
+    """Cache the result for as long as the process runs."""
     write_json(path, found.model_dump(mode="json"))

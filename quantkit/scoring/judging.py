@@ -1,7 +1,7 @@
-"""Whether an answer is right, told by a rule: no other model judges.
+"""Whether an answer is right, decided by a rule: no other model judges.
 
-A row of `--prompts` may bring its own: `reference` (a text, or several), `regex`, `schema` (a JSON
-schema), or `tools` that a call must fit. `--judge` decides for all rows.
+A row of `--prompts` may have its own: `reference` (a text, or several), `regex`, `schema` (a JSON
+schema), or `tools` that a call must fit. `--judge` sets it for all rows.
 """
 
 import json
@@ -20,7 +20,7 @@ METRICS = {
     JSON: "valid_json",
     TOOL_CALLS: "valid_tool_calls",
 }
-"""What each judge's share of right answers is called."""
+"""The metric of each judge: its share of right answers."""
 FENCED = re.compile(r"\A```(?:json)?\s*\n(.*?)\n?```\Z", re.DOTALL)
 CALLED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
@@ -31,7 +31,7 @@ class Judge:
 
     kind: str
     expected: Any
-    """Texts, a pattern, a schema or None, or schemas of arguments by the name of a tool."""
+    """Texts, a pattern, a schema or None, or argument schemas by the name of a tool."""
 
     @property
     def metric(self) -> str:
@@ -52,7 +52,7 @@ def of_row(
     last_answer: str | None,
     wanted: str | None,
 ) -> Judge | None:
-    """The judge of one row, if it has one; `wanted` is what `--judge` says."""
+    """The judge of one row, if it has one; `wanted` is the value of `--judge`."""
     fields = row if isinstance(row, dict) else {}
     if wanted is None:
         named = fields.get("judge")
@@ -89,7 +89,7 @@ def _pattern(place: str, pattern: Any) -> str:
 
 
 def _arguments(place: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Schemas of arguments by name, from tools as the OpenAI API has them."""
+    """Argument schemas by name, from tools as in the OpenAI API."""
     found = {}
     for tool in tools:
         function = tool.get("function", tool)
@@ -159,7 +159,7 @@ def _are_calls(answer: str, schemas: Mapping[str, Any]) -> bool:
 
 
 def _calls(answer: str) -> Iterator[tuple[str, Any]]:
-    """Names and arguments, in the forms that chat templates ask for.
+    """Names and arguments, in the forms that chat templates use.
 
     `<tool_call>{...}</tool_call>`, or JSON from the first bracket on: one call, or a list of them.
     """

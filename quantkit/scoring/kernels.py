@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 AT_ONCE = 32
-"""Blocks of one row that a program reads."""
+"""Blocks of one row per program."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -82,7 +82,9 @@ def row_attention(
     lengths: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Queries [rows, heads of keys, group, width] to the first `lengths` tokens of each row."""
+    """Attention of queries [rows, key heads, group, width] to the first `lengths` tokens of each
+    row.
+    """
     query = query.contiguous()
     n_rows, n_heads, group, width = query.shape
     out = torch.empty_like(query)

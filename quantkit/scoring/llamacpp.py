@@ -1,8 +1,8 @@
-"""A GGUF file in real llama.cpp, asked token by token: what will really answer, if slowly.
+"""A GGUF file in real llama.cpp, asked token by token: the engine that will serve it, if slowly.
 
-llama.cpp tells the log-probability of the token that it chooses. So every token that is asked for
-is made the choice by a bias, which does not enter what is told; the tokens before it stay in
-llama.cpp's cache from one question to the next.
+llama.cpp reports the log-probability of the token that it chooses. So a bias makes it choose every
+requested token; the bias does not enter what is reported. The tokens before it stay in llama.cpp's
+cache from one request to the next.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,12 +47,12 @@ class LlamaCpp:
             raise ScoreError(f"llama.cpp does not load {path}: {error}; run verify") from error
 
     def facts(self) -> dict[str, str] | None:
-        """What decides its answers, beside the file."""
+        """What determines its answers, besides the file."""
         version = metadata.version("xllamacpp")
         return {"engine": "llama.cpp", "version": version, "context": str(self.max_model_len)}
 
     def echo_text(self, text: str) -> Echo:
-        """A text as llama.cpp reads it."""
+        """A text as tokenised by llama.cpp."""
         body = {"content": text, "add_special": True, "parse_special": True}
         url = f"{self._server.listening_address}/tokenize"
         _, content = http.ask("POST", url, body, timeout_s=60)
@@ -65,7 +65,7 @@ class LlamaCpp:
         n_scored: Sequence[int],
         keep: Callable[[int, Echo], None],
     ) -> None:
-        """Ask for the last tokens of every prompt, those with a common beginning in a row."""
+        """Ask for the last tokens of every prompt, those with a common prefix consecutively."""
         for i in sorted(range(len(prompts)), key=lambda i: prompts[i]):
             tokens, n = prompts[i], n_scored[i]
             found = [
@@ -79,7 +79,7 @@ class LlamaCpp:
         rules: Rules,
         keep: Callable[[int, str], None],
     ) -> None:
-        """Answers one after another, those with a common beginning in a row."""
+        """Answers one after another, those with a common prefix consecutively."""
         for i in sorted(range(len(prompts)), key=lambda i: prompts[i]):
             asked: dict[str, Any] = {
                 "prompt": list(prompts[i]),
@@ -107,7 +107,8 @@ class LlamaCpp:
         told = self._complete(before, [token, CERTAIN], 1)
         if told is not None and told["id"] == token:
             return told["logprob"], told["top_logprobs"][0]["logprob"]
-        # Half a character is told of in no answer: then all tokens are, at a letter's.
+        # An incomplete character is missing from the answer: then ask for all tokens, after a
+        # letter.
         told = self._complete(before, ["a", CERTAIN], 1 << 20)
         every = {} if told is None else {e["id"]: e["logprob"] for e in told["top_logprobs"]}
         if token not in every:

@@ -1,7 +1,7 @@
-"""What we ask of lm-eval: tasks by name, with their data, and one run over them.
+"""The interface to lm-eval: tasks by name, with their data, and one run over them.
 
-Its task definitions are taken as they are. What it does slowly around them is done here in another
-way with the same result.
+Its task definitions are used unchanged. What it does slowly around them is done here in another way
+with the same result.
 """
 
 import hashlib
@@ -20,23 +20,23 @@ from quantkit.scoring import box, task_names
 from quantkit.scoring.asked import Chat
 from quantkit.scoring.suites import FOLLOWED, OWN_TASKS, expanded, is_own, is_path
 
-BOOTSTRAP_ITERATIONS = 100  # with none, lm-eval leaves out all standard errors
+BOOTSTRAP_ITERATIONS = 100  # with 0, lm-eval leaves out all standard errors
 
 
 def version() -> str:
-    """Of the installed lm-eval."""
+    """Version of the installed lm-eval."""
     return metadata.version("lm_eval")
 
 
 def check(tasks: Sequence[str]) -> tuple[str, ...]:
-    """All tasks by their own names; unknown ones are refused before anything that takes long."""
+    """All tasks by their own names; unknown ones are refused before anything slow."""
     with quiet():
         found = names(tasks)
     return (*found, FOLLOWED) if FOLLOWED in expanded(tasks) else found
 
 
 def names(tasks: Sequence[str]) -> tuple[str, ...]:
-    """lm-eval's names of tasks: suites and folders of definitions taken apart."""
+    """lm-eval's names of tasks: suites and folders of definitions expanded."""
     wanted = [task for task in expanded(tasks) if task != FOLLOWED]
     _manager([task for task in wanted if not is_path(task)])
     found = [part for task in wanted for part in (_inside(task) if is_path(task) else (task,))]
@@ -44,10 +44,10 @@ def names(tasks: Sequence[str]) -> tuple[str, ...]:
 
 
 def groups(tasks: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Groups among tasks and within them: their members, and how their scores are added up.
+    """Groups among tasks and within them: their members, and how their scores are aggregated.
 
-    Known without any task's data. A group that changes its members' settings is left out: its
-    parts are not the tasks that go by those names.
+    Known without any task's data. A group that changes its members' settings is left out: its parts
+    are not the tasks of those names.
     """
     index = _manager(tasks).task_index
     found: dict[str, dict[str, Any]] = {}
@@ -100,7 +100,7 @@ def load(
 ) -> dict[str, Any]:
     """Tasks and groups with their documents, ready to run.
 
-    Documents are read once for all models of a run; examples are drawn anew for each.
+    Documents are read once for all models of a run; few-shot examples are drawn again for each.
     """
     digest = None if data is None else _folder_digest(data)
     with _explained(tasks):
@@ -139,8 +139,8 @@ def run(
     import lm_eval
 
     chat = chat or Chat()
-    # Not `simple_evaluate`: it also collects facts about the machine, for longer than small
-    # models take to score, and asks git about the working directory.
+    # Not `simple_evaluate`: it also collects facts about the machine, which takes longer than
+    # scoring a small model, and runs git in the working directory.
     with _explained(list(loaded["tasks"])), templates_compiled_once():
         results = lm_eval.evaluate(
             lm=lm,
@@ -159,9 +159,9 @@ def run(
 
 
 def allow_code(loaded: dict[str, Any], is_allowed: bool) -> None:
-    """Let tasks run what the model writes, in a box; refuse those that do where it is not wanted.
+    """Allow tasks to run what the model writes, in a sandbox; refuse such tasks where not allowed.
 
-    Refused as well where the machine cannot give such a box, before a model is loaded.
+    Also refused where the machine cannot provide such a sandbox, before a model is loaded.
     """
     running = [
         name
@@ -177,7 +177,7 @@ def allow_code(loaded: dict[str, Any], is_allowed: bool) -> None:
 
 @contextmanager
 def _code_in_a_box() -> Iterator[None]:
-    """Give tasks our own metric for programs, which they try when they are loaded."""
+    """Replace the metric for programs by ours, which tasks try when they are loaded."""
     import evaluate
 
     usual = evaluate.load
@@ -196,8 +196,8 @@ def _code_in_a_box() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep lm-eval's and its neighbours' own bars and notices off the screen."""
-    # Said aloud, the library neither falls back to one thread nor warns that it might.
+    """Suppress progress bars and notices of lm-eval and the libraries it uses."""
+    # Set explicitly, the library neither falls back to one thread nor warns that it might.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     with (
         hushed("lm_eval", "transformers", "datasets"),
@@ -209,9 +209,9 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def templates_compiled_once() -> Iterator[None]:
-    """Spare lm-eval the compiling of a task's templates for every document.
+    """Keep lm-eval from compiling a task's templates for every document.
 
-    Without this, five-shot MMLU takes longer to write down than a small model takes to answer it.
+    Without this, five-shot MMLU takes longer to format than a small model takes to answer it.
     """
     from lm_eval import utils
 
@@ -252,7 +252,7 @@ def _inside(path: str) -> tuple[str, ...]:
 
 
 FOLDERS: set[str] = set()
-"""Folders of definitions that were asked for in this process."""
+"""Folders of definitions that were used in this process."""
 
 
 def _members(entry: Any) -> list[str]:
@@ -261,7 +261,7 @@ def _members(entry: Any) -> list[str]:
 
 
 def _manager(tasks: Sequence[str]) -> Any:
-    # lm-eval reads thousands of files to list its own tasks; ours alone are a matter of moments.
+    # lm-eval reads thousands of files to list its own tasks; ours alone load in moments.
     folders = tuple(sorted(FOLDERS))
     manager = _all_tasks(True, folders)
     if not set(tasks) <= set(manager.all_tasks):
@@ -274,7 +274,7 @@ def _manager(tasks: Sequence[str]) -> Any:
 
 @contextmanager
 def _explained(tasks: Sequence[str]) -> Iterator[None]:
-    """What can go wrong inside lm-eval, in our words."""
+    """Turn errors inside lm-eval into ours."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -293,7 +293,7 @@ def _explained(tasks: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def _data_from(folder: Path | None, digest: str | None) -> Iterator[None]:
-    """Load datasets from a folder: the library takes a relative path before it asks a hub."""
+    """Load datasets from a folder: the library tries a relative path before it asks a hub."""
     if folder is None:
         yield
         return
@@ -301,7 +301,8 @@ def _data_from(folder: Path | None, digest: str | None) -> Iterator[None]:
 
     os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
     usual = datasets.config.HF_DATASETS_CACHE
-    # The library knows prepared data by its path alone; a changed folder is another one to us.
+    # The library identifies prepared data by its path alone; here a changed folder counts as
+    # another.
     datasets.config.HF_DATASETS_CACHE = Path(usual) / f"quantkit-{digest}"
     try:
         with chdir(folder):

@@ -1,6 +1,6 @@
 """Loads a source or a checkpoint, ours or not, as a transformers model that can be scored.
 
-Weights are dequantised by our own reader, so that every format goes through one code; inputs of
+Weights are dequantised by our own reader, so that every format uses the same code; inputs of
 layers, and keys and values, are rounded where the format does that at run time.
 """
 
@@ -70,7 +70,7 @@ def compute_dtype(device: torch.device) -> torch.dtype:
 
 
 def _links(model: Any, target: ModelSource | Checkpoint) -> Links:
-    """What the model's parameters are in the files of a source or checkpoint."""
+    """Links between the model's parameters and the files of a source or checkpoint."""
     if isinstance(target, ModelSource):
         return Links.of(model, parameter_names(target.tensors, is_quantized=False))
     if target.is_gguf:
@@ -92,7 +92,7 @@ def _round_inputs(model: Any, checkpoint: Checkpoint, links: Links) -> None:
 
 
 def _round_declared(model: Any, foreign: ForeignCheckpoint, links: Links) -> None:
-    """The same of what a checkpoint of others declares."""
+    """The same for what another tool's checkpoint declares."""
     names = {links.module(name): name for name, _ in model.named_modules() if name}
     for module in foreign.layers:
         if (scheme := foreign.part(module).inputs) is not None:

@@ -1,4 +1,4 @@
-"""What a score file keeps of a manifest."""
+"""The part of a manifest that a score file keeps."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from quantkit.scoring.scorecard import LayerError, Made
 
 
 def made(manifest: Manifest) -> Made:
-    """What a score file keeps of a manifest, so that a report needs no checkpoint."""
+    """The part of a manifest that a score file keeps, so that a report needs no checkpoint."""
     recipe = manifest.recipe
     activations = recipe.input_activations if isinstance(recipe, Recipe) else None
     return Made(

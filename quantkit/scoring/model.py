@@ -1,7 +1,7 @@
 """A model as lm-eval sees it: its own tokenising and its own windows, our way of answering.
 
-Answers are kept as they come, so that a run that was stopped goes on where it was. For texts that
-are scored whole, a source's predictions are kept too, and a candidate is compared with them.
+Answers are cached as they come, so a stopped run resumes. For texts that are scored whole, a
+source's predictions are stored too, and a candidate is compared with them.
 """
 
 import hashlib
@@ -34,17 +34,17 @@ from quantkit.scoring.writing import Writer
 from quantkit.storage import write_json
 
 KEPT_AS = "2"
-"""The form of what is kept. Answers of another form count as none."""
+"""Version of the cache format. Answers in another format are ignored."""
 
 
 @dataclass(frozen=True)
 class _Whole:
-    """What was computed on the texts of a task, as it is kept."""
+    """Results on the texts of a task, as cached."""
 
     losses: torch.Tensor
-    """By window, of all its tokens."""
+    """By window, for all its tokens."""
     beside: torch.Tensor
-    """By window, of its tokens that are not text."""
+    """By window, for its tokens that are not text."""
     places: torch.Tensor
     """Tokens that were compared with the source's predictions; none without a source."""
     kl: torch.Tensor
@@ -56,7 +56,7 @@ class _Whole:
     def by_document(
         self, counts: Sequence[int]
     ) -> tuple[list[torch.Tensor] | None, list[torch.Tensor] | None]:
-        """Divergence and agreement by document, for documents of so many tokens."""
+        """Divergence and agreement by document, for documents of these lengths."""
         if not len(self.places):
             return None, None
         ends = torch.tensor(counts).cumsum(0)
@@ -71,7 +71,7 @@ class _Whole:
 
 
 class _Beside:
-    """Watches a model: what it makes of tokens that are not text."""
+    """Observes a model on tokens that are not text."""
 
     def __init__(self, is_text: torch.Tensor, counts: Sequence[int]) -> None:
         self._is_text = is_text
@@ -87,7 +87,7 @@ class _Beside:
 
 @dataclass
 class _Kept:
-    """Where answers of this model, and predictions of its source, are kept."""
+    """Where answers of this model, and predictions of its source, are cached."""
 
     folder: Path
     name: str
@@ -143,15 +143,15 @@ class How:
     """How a model is asked."""
 
     max_length: int | None = None
-    """Tokens of a window; by default the model's context."""
+    """Tokens per window; by default the model's context."""
     batch_size: int | None = None
-    """Most sequences at a time; by default as many as fit."""
+    """Most sequences per batch; by default as many as fit."""
     seed: int = 0
-    """Of answers that are drawn."""
+    """Seed of sampled answers."""
 
 
 class EvaluatedModel(HFLM):  # type: ignore[misc]
-    """Hugging Face's model of lm-eval, with tokens answered by us."""
+    """lm-eval's Hugging Face model, with our way of answering."""
 
     def __init__(
         self,
@@ -177,17 +177,17 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         self._n_asked = self._n_kept = 0
         self._task = ""
         self.cached = cache.Cached()
-        """How many answers were kept from before, by task."""
+        """How many answers were cached, by task."""
         self.texts: dict[str, Text] = {}
-        """What was found on texts that were scored whole, by task."""
+        """Results on texts that were scored whole, by task."""
 
     def close(self) -> None:
-        """Keep all answers."""
+        """Write all answers to the cache."""
         self._kept.answers.close()
 
     @property
     def kept(self) -> str:
-        """Which answers were there before, in words; empty where none was."""
+        """Which answers came from the cache, in words; empty where none did."""
         if not self._n_kept:
             return ""
         share = "all" if self._n_kept == self._n_asked else f"{self._n_kept / self._n_asked:.0%}"
@@ -204,7 +204,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         return [(answer.log_probability, answer.greedy) for answer in found]
 
     def _answers(self, asked: list[Request]) -> list[Answer]:
-        """Those that are kept, and the model's for all others."""
+        """Cached answers, and the model's for all others."""
         keys = cache.keys_of([truncated(request, self.max_length) for request in asked])
         found = [self._kept.answers.get(key) for key in keys]
         open_places = [place for place, answer in enumerate(found) if answer is None]
@@ -264,7 +264,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         return [Request(tuple(context), tuple(more)) for context, more in pairs]
 
     def _whole(self, windows: list[Request], is_text: torch.Tensor) -> _Whole:
-        """Losses by window and divergence by position, from what is kept where it is complete."""
+        """Losses by window and divergence by position, from the cache where it is complete."""
         digest = divergence.tokens_digest(windows, is_text)
         kept, reference = self._kept.whole(digest), self._kept.reference(digest)
         has_source = reference.is_file() and self._kept.head.is_file()
@@ -301,7 +301,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         if recorder is not None:
             recorder.reference.write(reference)
             divergence.write_head(self._kept.head, self.model)
-            # By its own predictions, so that a source has a divergence of nothing.
+            # By its own predictions, so that a source has a divergence of zero.
             places = recorder.reference.places
             kl, agrees = torch.zeros(len(places)), torch.ones(len(places), dtype=torch.bool)
         elif compared is not None:
@@ -329,7 +329,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         return found
 
     def follow(self, asked: Prompts) -> tuple[Text, Followed]:
-        """What this model makes of its source's answers; a source writes them first."""
+        """How this model predicts its source's answers; a source generates them first."""
         self._task = asked.name
         rules = self.writer.greedy(asked.max_new)
         encoded = asked.encoded(self.tokenizer)
@@ -365,12 +365,12 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
 
     @cached_property
     def writer(self) -> Writer:
-        """Made when the first answer is to be written."""
+        """Created when the first answer is generated."""
         return Writer(self, self._folder, cache.TextCache(self._kept.answers), self._how.batch_size)
 
 
 @dataclass(frozen=True)
 class _Found:
     losses: list[float]
-    """By document, of all tokens that lm-eval counts."""
+    """By document, for all tokens that lm-eval counts."""
     text: Text

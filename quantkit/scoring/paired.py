@@ -1,8 +1,8 @@
 """Is a difference between a source model and a quantised candidate real, or chance?
 
-Both models answer the same questions and read the same documents, so differences are taken pair by
-pair: what both get wrong says nothing, and intervals are far narrower than those of two separate
-scores. Functions take plain arrays; a subject group is compared by handing over its part of them.
+Both models answer the same questions and read the same documents, so differences are paired: what
+both get wrong says nothing, and intervals are far narrower than those of two separate scores.
+Functions take plain arrays; to compare a group of subjects, pass its part of them.
 """
 
 import math
@@ -22,17 +22,19 @@ Floats = NDArray[np.float64]
 ALPHA = 0.05
 DRAWS = 10_000
 CONFIDENCES = (0.6, 0.8, 0.9, 1 - ALPHA, 0.975, 0.98, 0.99, 0.995, 0.999)
-"""Of the intervals that a change of perplexity keeps: a bootstrap's tails follow no formula."""
+"""Confidences of the stored intervals of a perplexity change: a bootstrap's tails follow no
+formula.
+"""
 MIN_DOCUMENTS = 5  # fewer have no spread to speak of
 MOST_KEPT = 1 << 23
-"""Counts that are kept for the next candidate: 64 MiB."""
+"""Counts that are cached for the next candidate: 64 MiB."""
 PICKS_AT_ONCE = 1 << 20  # resampled documents in memory: about 32 MB
 MOST = 100.0  # a draw of one document over and over has no spread; no quantile lies beyond this
 
 
 @dataclass(frozen=True)
 class AccuracyChange:
-    """Candidate less source, as a fraction of all questions."""
+    """Candidate minus source, as a fraction of all questions."""
 
     n_questions: int
     gained: int
@@ -61,7 +63,7 @@ class PerplexityChange:
     n_tokens: int
     ratio: float
     low: float | None
-    """None with too few documents for an interval, as is `high`."""
+    """None with too few documents for an interval; so is `high`."""
     high: float | None
     p_value: float
     intervals: dict[str, list[float]] = field(default_factory=dict)
@@ -72,9 +74,9 @@ class PerplexityChange:
 
 
 def compare_accuracies(source: ArrayLike, candidates: Sequence[ArrayLike]) -> list[AccuracyChange]:
-    """Compare models with their source by the same questions: right is 1, wrong is 0.
+    """Compare models with their source on the same questions: right is 1, wrong is 0.
 
-    The intervals of all are found together, which is faster.
+    All intervals are computed together, which is faster.
     """
     gained, lost = [], []
     for candidate in candidates:
@@ -94,7 +96,7 @@ def compare_accuracies(source: ArrayLike, candidates: Sequence[ArrayLike]) -> li
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Exact two-sided p-value: without a difference, gains and losses are tosses of a coin."""
+    """Exact two-sided p-value: without a difference, gains and losses are coin tosses."""
     n, fewer = gained + lost, min(gained, lost)
     k = np.arange(1, fewer + 1)
     logs = np.concatenate(([0.0], np.cumsum(np.log((n - k + 1) / k)))) - n * math.log(2)
@@ -104,12 +106,12 @@ def mcnemar(gained: int, lost: int) -> float:
 def difference_interval(
     gained: ArrayLike, lost: ArrayLike, n_questions: ArrayLike, confidence: float = 1 - ALPHA
 ) -> tuple[Floats, Floats]:
-    """Score interval of a paired difference, of 95% unless told otherwise; arrays give arrays.
+    """Score interval of a paired difference, 95% by default; arrays give arrays.
 
     T. Tango, Statistics in Medicine 17 (1998) 891-908: every difference that a score test does not
     reject; at zero that is McNemar's test without correction. Among the intervals that Fagerland,
-    Lydersen and Laake (Statistics in Medicine 33 (2014) 2850-2875) recommend. The usual
-    estimate +- 1.96 standard errors has no width when no pair differs; this one has.
+    Lydersen and Laake (Statistics in Medicine 33 (2014) 2850-2875) recommend. The usual estimate +-
+    1.96 standard errors has no width when no pair differs; this one has.
     """
     counts = (np.asarray(count, np.float64) for count in (gained, lost, n_questions))
     gains, losses, n = np.broadcast_arrays(*counts)
@@ -135,14 +137,14 @@ def difference_interval(
 
 
 def deviations(confidence: float) -> float:
-    """How many standard deviations an interval of this confidence reaches to either side."""
+    """How many standard deviations an interval of this confidence extends to either side."""
     return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
 def questions_needed(discordant: float, half_width: float) -> int:
     """How many questions give an interval of at most +- `half_width` (0.01: one point).
 
-    For a share of discordant pairs as observed, and gains as frequent as losses: the widest case.
+    For the observed share of discordant pairs, and gains as frequent as losses: the widest case.
     """
     if not (0 <= discordant <= 1 and 0 < half_width < 1):
         raise ScoreError("a share lies between 0 and 1, a half-width above 0 and below 1")
@@ -179,7 +181,7 @@ def compare_perplexity(
     before, after, length = _aligned("documents", source_nll, candidate_nll, tokens)
     if (length < 0).any() or not length.any():
         raise ScoreError("documents are compared by their tokens; give the token count of each")
-    # The same draws whatever the order of documents and whichever model is called the source.
+    # The same draws for any order of documents and whichever model is called the source.
     order = np.lexsort((before + after, np.abs(after - before), length))
     order = order[length[order] > 0]
     change, length = (after - before)[order], length[order]
@@ -226,7 +228,7 @@ def _bootstrap_t(
 ) -> tuple[Floats, np.random.Generator]:
     """Deviations of resampled means from the mean, each in its own standard errors.
 
-    And the generator, which goes on from there.
+    Also the generator, which continues from there.
     """
     n = len(length)
     columns = np.stack((residuals, length, residuals**2, residuals * length, length**2), axis=1)
@@ -261,12 +263,12 @@ def _kept_picks(n: int, draws: int, seed: int) -> tuple[list[Floats], Any]:
 
 
 def _over(value: Any, error: Any) -> Any:
-    """A value in standard errors; without any error, as far out as it gets."""
+    """A value in standard errors; without any error, the largest possible."""
     return np.where(error > 0, value / np.where(error > 0, error, 1), np.sign(value) * MOST)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values of several candidates, so that all of them together err in 5% of cases at most.
+    """P-values of several candidates, adjusted so that all together err in at most 5% of cases.
 
     S. Holm, Scandinavian Journal of Statistics 6 (1979) 65-70; holds for dependent tests too.
     """

@@ -1,7 +1,7 @@
-"""What engines are asked: prompts of real text that every machine has, as token ids.
+"""Prompts for engines: real text that every machine has, as token ids.
 
-All have one length, so that our own forward passes need no padding, and all are texts that no
-demo model was trained on. They come from the Python that runs; their digest is recorded.
+All have one length, so that our own forward passes need no padding, and no demo model was trained
+on them. They come from the running Python; their digest is recorded.
 """
 
 import hashlib
@@ -38,7 +38,9 @@ class Prompts:
 
     @property
     def longest(self) -> int:
-        """What an engine's context must hold; scoring makes one token more, which is dropped."""
+        """What an engine's context must hold; scoring generates one more token, which is
+        dropped.
+        """
         generated = max(map(len, self.generate)) + self.max_tokens
         return max(generated, max(map(len, self.score), default=0) + 1)
 
@@ -62,8 +64,8 @@ def make(tokenizer: Any, context: int, where: object, n_scored: int = N_SCORED) 
 
 
 def _windows(tokenizer: Any, length: int) -> Iterator[list[int]]:
-    """The beginnings of documents, then what follows them, each as a prompt begins."""
-    opening = list(tokenizer("")["input_ids"])[:1]  # such as a token for the beginning
+    """The beginnings of documents, then what follows them, each with the usual opening token."""
+    opening = list(tokenizer("")["input_ids"])[:1]  # such as BOS
     documents = [list(tokenizer(d.text)["input_ids"]) for d in python_text.heldout()]
     step = length - len(opening)
     for number in range(max(map(len, documents), default=0) // step):

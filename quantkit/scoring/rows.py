@@ -1,6 +1,6 @@
-"""Keys and values of rows of unlike length, and attention to them.
+"""Keys and values of rows of different length, and attention to them.
 
-Every row has as much room as the longest; lengths lie on the device, so that a step over many rows
+Every row has as much room as the longest; lengths are on the device, so that a step over many rows
 is the same kernels whatever they are. transformers calls our attention by its name, without a mask.
 """
 
@@ -13,34 +13,34 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache, DynamicLayer
 
 ROWS = "quantkit_rows"
-"""Our attention by the name that transformers knows it by."""
+"""The name under which transformers knows our attention."""
 OTHER_ATTENTION = ("sliding_window", "softcap", "s_aux", "position_bias")
-"""What some families ask of attention, and this one does not do."""
+"""Attention features of some families that this one does not support."""
 
 
 class Unsupported(Exception):
-    """This model's attention is another one."""
+    """This model needs a different attention."""
 
 
 class Rows(Cache):  # type: ignore[misc]
-    """Keys and values of many rows, each with a length of its own."""
+    """Keys and values of many rows, each with its own length."""
 
     def __init__(self, layers: "list[RowLayer]") -> None:
         super().__init__(layers=layers)
         self.n = 0
-        """How many of the first rows a step is about."""
+        """Number of leading rows that a step processes."""
         self.longest = 0
-        """No row is longer after the step, as far as the host knows."""
+        """Upper bound of row lengths after the step, as far as the host knows."""
         n_rows, device = layers[0].keys.shape[0], layers[0].keys.device
         self.positions = torch.zeros(n_rows, dtype=torch.long, device=device)
-        """Of the token that is fed next."""
+        """Position of the token that is fed next."""
         self.numbers = torch.arange(n_rows, device=device)
         for layer in layers:
             layer.rows = self
 
 
 class RowLayer(DynamicLayer):  # type: ignore[misc]
-    """Of one layer of the model."""
+    """The rows of one model layer."""
 
     rows: Rows
 
@@ -60,7 +60,7 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]
 
 
 _current: list[Rows] = []
-"""The rows that a step is about, for the attention inside the model."""
+"""The rows that a step processes, for the attention inside the model."""
 
 
 def _attention(
@@ -85,7 +85,7 @@ def _attention(
 
         found = kernels.row_attention(grouped, key, value, lengths, scale)
     else:
-        # Columns beyond the longest row are never looked at.
+        # Columns beyond the longest row are never read.
         key, value = key[:, :, : rows.longest], value[:, :, : rows.longest]
         found = row_attention(grouped, key, value, lengths, scale)
     return found.reshape(n, 1, n_heads, value.shape[-1]), None
@@ -98,9 +98,10 @@ def row_attention(
     lengths: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Queries [rows, heads of keys, group, width] to the first `lengths` tokens of each row.
+    """Attention of queries to the first `lengths` tokens of each row.
 
-    All queries that share a head of keys are one matrix, so that keys are read once.
+    Queries are [rows, key heads, group, width]. All queries that share a key head are one matrix,
+    so keys are read once.
     """
     inside = torch.arange(key.shape[2], device=key.device) < lengths[:, None]
     return torch.nn.functional.scaled_dot_product_attention(
@@ -110,7 +111,7 @@ def row_attention(
 
 @contextmanager
 def attending(configs: Sequence[Any], rows: Rows) -> Iterator[None]:
-    """With our attention in a model that has these configs."""
+    """Use our attention in a model with these configs."""
     AttentionInterface.register(ROWS, _attention)
     usual = [config._attn_implementation_internal for config in configs]
     _current.append(rows)

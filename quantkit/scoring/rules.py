@@ -1,4 +1,4 @@
-"""How answers are written: what a task of lm-eval asks for, for every engine alike."""
+"""Generation settings of an lm-eval task, the same for every engine."""
 
 import hashlib
 from array import array
@@ -17,7 +17,7 @@ HARMLESS = frozenset({"num_beams", "use_cache", "pad_token_id"})
 
 @dataclass(frozen=True)
 class Rules:
-    """How answers are written, and where they end."""
+    """How answers are generated, and where they end."""
 
     max_new: int
     stops: tuple[str, ...] = ()
@@ -33,21 +33,21 @@ class Rules:
 
 
 def keys_of(prompts: Sequence[Sequence[int]], rules: Rules) -> list[bytes]:
-    """What was asked, in 16 bytes each; a prompt that comes again is another question."""
+    """Hashes of what was asked, 16 bytes each; a repeated prompt is a separate question."""
     times: dict[bytes, int] = {}
     keys = []
     for prompt in prompts:
         digest = hashlib.sha256(array("q", prompt).tobytes())
         digest.update(repr(rules).encode())
         number = times[digest.digest()] = times.get(digest.digest(), -1) + 1
-        # Greedy answers to one prompt are one answer.
+        # Greedy answers to one prompt are the same answer.
         digest.update(str(number if rules.temperature else 0).encode())
         keys.append(digest.digest()[:16])
     return keys
 
 
 def of_task(task: str, asked: dict[str, Any], lm: Any, usual: Rules) -> Rules:
-    """What a task's own settings mean, over what is usual for a model of lm-eval."""
+    """A task's own settings, over the defaults of lm-eval's models."""
     from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
     given: dict[str, Any] = dict(normalize_gen_kwargs(asked, lm.max_gen_toks))
@@ -73,7 +73,7 @@ def of_task(task: str, asked: dict[str, Any], lm: Any, usual: Rules) -> Rules:
 
 
 def fitting(task: str, prompt: Sequence[int], rules: Rules, max_length: int) -> tuple[int, ...]:
-    """The end of a prompt that leaves room for an answer, as lm-eval cuts it."""
+    """The end of a prompt that leaves room for an answer, as lm-eval truncates it."""
     room = max_length - rules.max_new
     if room <= 0:
         raise ScoreError(

@@ -1,4 +1,4 @@
-"""The scores of one model, with all that is needed to know what they are scores of."""
+"""The scores of one model, with everything needed to know what was scored."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from quantkit.parsing import parse_json
 from quantkit.specs import as_record, json_problem, plain_name
 
 SOURCE_NAME = "source"
-"""A source's scores go by this file name, whatever the model is called."""
+"""File name of a source's scores, whatever the model is called."""
 
 
 class Record(BaseModel):
@@ -21,7 +21,7 @@ class Record(BaseModel):
 
 
 class Score(Record):
-    """One figure, unrounded."""
+    """One value, unrounded."""
 
     value: float
     stderr: float | None
@@ -45,18 +45,18 @@ class Settings(Record):
     limit: int | None
     num_fewshot: int | None
     max_length: int
-    """Tokens of a window; the model's context unless told otherwise."""
+    """Tokens per window; the model's context by default."""
     asked_length: int | None = None
     dtype: str = "float32"
-    """What was computed in."""
+    """The compute dtype."""
     seed: int
     data: dict[str, str] | None = None
-    """A digest of the documents by task; None in files of old."""
+    """A digest of the documents by task; None in old files."""
     chat: str | None = None
     """How questions were put as a conversation; None where they were not."""
 
     def differences(self, other: "Settings") -> list[str]:
-        """What keeps two scores from being compared, such as `limit: 100 and None`."""
+        """What makes two scores incomparable, such as `limit: 100 and None`."""
         ours, theirs = self.model_dump(), other.model_dump()
         told = [
             f"{key}: {_listed(ours[key])} and {_listed(theirs[key])}"
@@ -89,16 +89,16 @@ def _listed(value: object) -> object:
 
 
 class LayerError(Record):
-    """What quantisation cost one layer."""
+    """The quantisation error of one layer."""
 
     weight: float
     """Norm of the weight's change over the norm of the weight."""
     output: float | None = None
-    """Squared error of its output on calibration data, over that output's square."""
+    """Squared error of its output on calibration data, relative to that output's square."""
 
 
 class Made(Record):
-    """How a checkpoint came to be, as its manifest tells, or the config that others wrote."""
+    """How a checkpoint was made, from its manifest, or from the config that other tools wrote."""
 
     method: str
     """`gptq`, `awq` and so on, or the mixture of a GGUF file."""
@@ -107,9 +107,9 @@ class Made(Record):
     weight_type: str | None = None
     """`int` or `float`."""
     weight_strategy: str | None = None
-    """What shares a scale: `channel`, `group`, `block` or `tensor`; None in files of old."""
+    """What shares a scale: `channel`, `group`, `block` or `tensor`; None in old files."""
     runs_as: str | None = None
-    """One of `hardware.support.FORMATS`; None in files of old."""
+    """One of `hardware.support.FORMATS`; None in old files."""
     activation_bits: int | None = None
     """None where activations stay in 16 bits."""
     recipe_digest: str
@@ -117,11 +117,11 @@ class Made(Record):
     calibration: str | None = None
     calibration_digest: str | None = None
     calibration_perplexity: float | None = None
-    """Of the calibration tokens, to the model itself."""
+    """Perplexity of the calibration tokens under the model itself."""
     disk_bytes: int
-    """Of all its files."""
+    """Size of all its files."""
     seconds: float | None = None
-    """This and what follows: None where others made it."""
+    """This and what follows: None for other tools' checkpoints."""
     peak_host_bytes: int | None = None
     peak_device_bytes: int | None = None
     device: str | None = None
@@ -133,21 +133,21 @@ class Made(Record):
 
 
 class Served(Record):
-    """The engine behind an address, and how it was found to serve the model that was scored."""
+    """The engine at an address, and how it was found to serve the scored model."""
 
     url: str
     model: str
-    """What the engine calls it."""
+    """The engine's name for it."""
     root: str = ""
-    """What it says that it loaded."""
+    """What it reports to have loaded."""
     version: str | None = None
     max_model_len: int | None = None
     started: float | None = None
     """When its process began, in seconds since 1970; None where it does not say."""
     agreement: Agreement
-    """Its log-probabilities of some prompts against those of the model in the folder."""
+    """Its log-probabilities of some prompts compared with those of the model in the folder."""
     attribution: Attribution | None = None
-    """Whether it serves a checkpoint or its source; None where there was no source to ask."""
+    """Whether it serves a checkpoint or its source; None without a source to compare with."""
 
 
 class Scorecard(Record):
@@ -163,22 +163,24 @@ class Scorecard(Record):
     digest: str
     """What was scored: a source's fingerprint or a checkpoint's digest."""
     source_fingerprint: str
-    """The source model that it is, or was made from; empty where others made it and nobody said."""
+    """The source model that it is, or was made from; empty if others made it and it is not
+    known.
+    """
     likeness: str | None = None
-    """Architecture and vocabulary, by which checkpoints of others are held against a source."""
+    """Architecture and vocabulary, by which other tools' checkpoints are matched with a source."""
     scores: dict[str, Score]
     """By `<task>/<metric>`."""
     settings: Settings
     made: Made | None = None
-    """None for a source, and in files of old."""
+    """None for a source, and in old files."""
     verified: Verified | None = None
-    """What a serving engine did with it, where the checkpoint's folder tells."""
+    """How a serving engine handled it, if the checkpoint's folder says so."""
     served: Served | None = None
     """The engine that answered, where that was a server."""
     cached: dict[str, float] = {}
-    """By task or group: the share of answers from an earlier run's cache; left out where none."""
+    """By task or group: the share of answers from an earlier run's cache; omitted where none."""
     groups: dict[str, list[str]] = {}
-    """Groups of tasks and the tasks that they hold."""
+    """Groups of tasks and their tasks."""
     versions: dict[str, str]
     device: str
     seconds: float
@@ -186,18 +188,18 @@ class Scorecard(Record):
 
     @model_validator(mode="after")
     def _names_a_file(self) -> "Scorecard":
-        if self.recipe is not None:  # a source's file goes by another name
+        if self.recipe is not None:  # a source's file has another name
             plain_name(self.name)
         return self
 
     @property
     def file_name(self) -> str:
-        """The file that a folder of scores keeps it in."""
+        """Its file name in a folder of scores."""
         return f"{SOURCE_NAME if self.recipe is None else self.name}.json"
 
     @property
     def answers_name(self) -> str:
-        """The file beside it that holds its answers one by one."""
+        """The name of the file next to it that holds its individual answers."""
         return f"{SOURCE_NAME if self.recipe is None else self.name}.answers.parquet"
 
     def to_json(self) -> dict[str, Any]:

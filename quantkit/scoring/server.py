@@ -1,6 +1,6 @@
 """A served model as lm-eval sees it: the same windows and answers as its Hugging Face model.
 
-This scores what will really answer, with the engine's own kernels.
+This scores the engine that will serve the model, with its own kernels.
 """
 
 import hashlib
@@ -28,17 +28,17 @@ Answers = MutableMapping[str, tuple[float, bool]]
 
 
 class Engine(Protocol):
-    """What answers: a server behind an address, or an engine in this process."""
+    """What answers: a server at an address, or an engine in this process."""
 
     url: str
     model: str
     max_model_len: int | None
 
     def facts(self) -> dict[str, str] | None:
-        """What decides its answers, apart from the model; None where that cannot be learned."""
+        """What determines its answers, apart from the model; None where that cannot be learned."""
 
     def echo_text(self, text: str) -> Echo:
-        """A text as the engine reads it."""
+        """A text as tokenised by the engine."""
 
     def echo_all(
         self,
@@ -46,7 +46,7 @@ class Engine(Protocol):
         n_scored: Sequence[int],
         keep: Callable[[int, Echo], None],
     ) -> None:
-        """Log-probabilities of prompts, of their last tokens at least."""
+        """Log-probabilities of prompts, at least of their last tokens."""
 
     def write_all(
         self,
@@ -60,8 +60,9 @@ class Engine(Protocol):
 class ServedModel(TemplateLM):  # type: ignore[misc]
     """Log-likelihoods from a server.
 
-    `answers` keeps every answer under a hash of model name and tokens, as soon as it comes in; what
-    is in there is not asked again. `advance` is told of continuation tokens that have an answer.
+    `answers` stores every answer under a hash of model name and tokens, as soon as it arrives; what
+    it contains is not asked again. `advance` is called with the number of continuation tokens
+    answered.
     """
 
     def __init__(
@@ -84,9 +85,9 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         self._asked: set[str] = set()
         self._were_kept: list[bool] = []
         self.cached = Cached()
-        """How many answers were there before this model was asked, by task."""
+        """How many answers were already cached, by task."""
         self.texts: dict[str, Text] = {}
-        """What was found on texts that were scored whole, by task."""
+        """Results on texts that were scored whole, by task."""
         self._max_length = _windows(endpoint, max_length)
         if not endpoint.echo_text(PROBE).is_of(self.tok_encode(PROBE)):
             raise ScoreError(
@@ -106,7 +107,7 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        """What the first token of a text is predicted from."""
+        """The token that a text's first token is predicted from."""
         bos = self.tokenizer.bos_token_id
         return self.eot_token_id if bos is None else int(bos)
 
@@ -118,7 +119,7 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **options: Any
     ) -> list[int]:
-        """Token ids, as lm-eval's Hugging Face model has them: never two beginnings of text."""
+        """Token ids, as from lm-eval's Hugging Face model: never two BOS tokens."""
         if add_special_tokens is None and has_bos_prefix(
             string, self.tokenizer.decode(self.prefix_token_id)
         ):
@@ -142,7 +143,7 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
     def loglikelihood(
         self, requests: list[Any], disable_tqdm: bool = True
     ) -> list[tuple[float, bool]]:
-        """Of continuations after contexts, and whether greedy decoding would give them."""
+        """Of continuations after contexts, and whether greedy decoding would produce them."""
         answers: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
         for request, was_kept in zip(requests, self._were_kept, strict=True):
             self.cached.count(request.task_name, 1, was_kept)
@@ -180,7 +181,9 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         return totals
 
     def _after_nothing(self, marks: set[tuple[int, ...]]) -> dict[tuple[int, ...], float]:
-        """Log-likelihoods of what a tokenizer puts before texts: part of lm-eval's sums only."""
+        """Log-likelihoods of what a tokenizer prepends to texts: included only in lm-eval's
+        sums.
+        """
         if not marks:
             return {}
         ordered = sorted(marks)
@@ -227,15 +230,15 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def max_gen_toks(self) -> int:
-        """Tokens of an answer where a task does not say, as lm-eval's own models have it."""
+        """Tokens of an answer where a task does not say, as in lm-eval's own models."""
         return 256
 
     def tok_decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """A text of tokens."""
+        """The text of some tokens."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens))
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
-        """Answers that the engine writes, cut where lm-eval cuts them."""
+        """Answers that the engine generates, cut where lm-eval cuts them."""
         found = [""] * len(requests)
         by_rules: dict[tuple[str, Rules], list[int]] = {}
         for place, request in enumerate(requests):
@@ -255,7 +258,7 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         return self._texts(asked.name, asked.encoded(self.tokenizer), how)
 
     def _texts(self, task: str, encoded: Sequence[Sequence[int]], how: Rules) -> list[str]:
-        """Answers to prompts, those of an earlier run without asking."""
+        """Answers to prompts, using those of an earlier run."""
         from lm_eval.models.utils import postprocess_generated_text
 
         prompts = [rules.fitting(task, ids, how, self.max_length) for ids in encoded]
@@ -276,17 +279,17 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
 
 
 class _Unkept:
-    """Where texts of an engine go that is another one tomorrow."""
+    """For texts of an engine that may be another one tomorrow."""
 
     def get(self, key: bytes) -> str | None:
         return None
 
     def put(self, key: bytes, text: str) -> None:
-        """Not kept."""
+        """Discard."""
 
 
 def _windows(endpoint: "Engine", asked: int | None) -> int:
-    """The length of windows: their first token comes on top, and the server adds one of its own."""
+    """The window length: the first token is extra, and the server generates one of its own."""
     if endpoint.max_model_len is None:
         if asked is None:
             raise ScoreError(f"{endpoint.url} does not report its context; give --max-length")

@@ -1,7 +1,7 @@
-"""Which tasks a name stands for: suites, and the tasks that quantkit brings itself.
+"""Which tasks a name stands for: suites, and the tasks that ship with quantkit.
 
-Perplexity and multiple choice are what a few bits less hardly touch. A damage suite asks for what
-breaks first as well: answers that are written token by token, where one slip leads to the next.
+Fewer bits hardly affect perplexity and multiple choice. A damage suite also covers what breaks
+first: answers that are generated token by token, where one slip leads to the next.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from pathlib import Path
 
 OWN_TASKS = Path(__file__).parent / "tasks"
 FOLLOWED = "python_answers"
-"""How far a model follows its source's own answers; not a task of lm-eval."""
+"""How closely a model follows its source's own answers; not a task of lm-eval."""
 QUICK = "damage-quick"
 DAMAGE = ("gsm8k", "ifeval", "mmlu", "wikitext", "needle_1k", "needle_4k", FOLLOWED)
 SUITES = {
@@ -27,7 +27,7 @@ def expanded(tasks: Sequence[str]) -> tuple[str, ...]:
 
 
 def by_default(models: Sequence[str]) -> tuple[str, ...]:
-    """What is scored where nobody says: of the demo alone, what needs no hub."""
+    """The default tasks: for the demo, only what needs no hub."""
     return DEMO if set(models) == {"demo"} else DEFAULT
 
 

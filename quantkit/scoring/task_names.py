@@ -1,7 +1,7 @@
-"""Whether lm-eval has a task, told from its files alone: importing it takes twenty times as long.
+"""Whether lm-eval has a task, from its files alone: importing it takes twenty times as long.
 
-Its definitions are YAML files. A name that no file holds is not a task; one that some file holds is
-left to lm-eval, which reads them properly.
+Its definitions are YAML files. A name that no file contains is not a task; one that some file
+contains is left to lm-eval, which reads them properly.
 """
 
 import os
@@ -19,7 +19,7 @@ USUAL = ("python_docs", "python_quiz", "wikitext", "mmlu")
 
 
 def check(tasks: Sequence[str]) -> None:
-    """Refuse what lm-eval cannot have."""
+    """Refuse names that lm-eval cannot have."""
     named = [task for task in expanded(tasks) if task != FOLLOWED and not is_own(task)]
     for task in named:
         if is_path(task) and not Path(task).expanduser().exists():
@@ -37,14 +37,16 @@ def unknown(task: str, known: Sequence[str]) -> UnknownName:
     """The error, with near matches or our own tasks: lm-eval has thousands."""
     import difflib
 
-    # Most names are too short or too long to be near, which is quick to see.
+    # Most names are too short or too long to be near, which is quick to check.
     likely = [name for name in known if abs(len(name) - len(task)) <= max(2, len(task) // 2)]
     near = difflib.get_close_matches(task, likely, n=3, cutoff=0.6) or USUAL
     return UnknownName("task", task, near, "All other lm-eval tasks work too.")
 
 
 def _definitions() -> Path | None:
-    """Where lm-eval keeps them; None where it is not installed, which it says better itself."""
+    """Where lm-eval keeps them; None where it is not installed, which is reported better
+    elsewhere.
+    """
     found = find_spec("lm_eval")
     if found is None or not found.origin:
         return None
@@ -53,7 +55,7 @@ def _definitions() -> Path | None:
 
 
 def _mentioned(folder: Path, tasks: Sequence[str]) -> set[str]:
-    """Those of `tasks` that any file holds; lists of tags and groups define some, too."""
+    """Those of `tasks` that any file contains; lists of tags and groups define some, too."""
     found = set()
     for task in tasks:
         name = task.encode()
@@ -64,7 +66,7 @@ def _mentioned(folder: Path, tasks: Sequence[str]) -> set[str]:
 
 
 def _defined(folder: Path) -> list[str]:
-    """Names that files define in so many words."""
+    """Names that files define literally."""
     named = DEFINED.findall(b"\n" + b"\n".join(_texts(folder)))
     return sorted({path.name for path in OWN_TASKS.iterdir()} | {name.decode() for name in named})
 
@@ -80,7 +82,7 @@ def _read(folder: Path | str) -> Iterator[bytes]:
             if entry.is_dir(follow_symlinks=False):
                 yield from _read(entry.path)
             elif entry.name.endswith((".yaml", ".yml")):
-                # Thrice as fast as a Path for some ten thousand small files.
+                # Three times as fast as a Path for some ten thousand small files.
                 number = os.open(entry.path, os.O_RDONLY)
                 try:
                     yield os.read(number, 1 << 20)

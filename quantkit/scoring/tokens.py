@@ -1,8 +1,9 @@
-"""Questions as tokens: those that lm-eval makes, in a small part of the time.
+"""Tokenises lm-eval's questions, in a small part of the time.
 
-lm-eval encodes every context once for each of its continuations, few-shot examples and all, one
+lm-eval encodes every context once for each of its continuations, few-shot examples included, one
 text after another. Here a line is encoded once, on all cores, while the model computes on the
-questions before. Where a tokenizer does not let lines be encoded by themselves, whole texts are.
+previous questions. Where a tokenizer does not allow lines to be encoded separately, whole texts
+are.
 """
 
 import re
@@ -14,14 +15,15 @@ from typing import Any
 from quantkit.scoring.answering import Request
 
 AT_ONCE = 8192
-"""Most requests that are made tokens together."""
+"""Most requests that are tokenised together."""
 LINE_END = re.compile(r"(?<=\S\n)(?=\S)")
-"""Only a single line break between visible characters: what is done with several depends on what
-follows them."""
+"""Only a single line break between visible characters: how several are tokenised depends on what
+follows.
+"""
 CROSSING = re.compile(r"\n\S|Ċ[^ĊĠĉč]")
 """In a vocabulary of text, or of bytes that are written as letters."""
 PIECES = ("word", "Ärger", "in two", "7", "1234", "?", ").", "好", "🙂", "e\u0301", "'s", "<", "_")
-"""What may stand at either side of a line's end, one of each kind that tokenizers tell apart."""
+"""Characters that may surround a line break, one of each kind that tokenizers distinguish."""
 ENDS = ("\n", "\n\n", " \n", "\n ", "\n\t", "\r\n")
 
 
@@ -42,7 +44,7 @@ class Encoder:
         self._by_line = self._lines_stand_alone()
 
     def requests(self, parts: Iterable[Sequence[Any]]) -> Iterator[list[Request]]:
-        """The tokens of each part, made while the one before is worked on."""
+        """The tokens of each part, computed while the previous one is processed."""
         with ThreadPoolExecutor(1) as ahead:
             waiting = None
             for part in parts:
@@ -54,16 +56,16 @@ class Encoder:
                 yield waiting.result()
 
     def texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """What lm-eval's `tok_encode` makes of each."""
+        """The result of lm-eval's `tok_encode` for each."""
         if any(text.startswith(self._beginning) for text in texts):
-            return [self._lm.tok_encode(text) for text in texts]  # it adds no second one then
+            return [self._lm.tok_encode(text) for text in texts]  # then it adds no second one
         if not self._by_line:
             return self._encode(texts, **self._choice)
         before, after = self._around()
         return [[*before, *ids, *after] for ids in self._lines(texts)]
 
     def _lines(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokens of texts, line by line, each line once."""
+        """Tokens of texts, line by line, each distinct line once."""
         split = [LINE_END.split(text) for text in texts]
         known = sorted(set(chain.from_iterable(split)))
         ids = dict(zip(known, self._encode(known, add_special_tokens=False), strict=True))
@@ -88,10 +90,10 @@ class Encoder:
         raise AssertionError("special tokens change what they surround")
 
     def _lines_stand_alone(self) -> bool:
-        """Whether the end of a line ends a token too, whatever surrounds it.
+        """Whether the end of a line also ends a token, whatever surrounds it.
 
-        It does when no token of the vocabulary holds a line's end and something after it, and when
-        examples of all kinds agree: tokenizers may also put something in front of every text.
+        It does when no token of the vocabulary contains a line break and something after it, and
+        when examples of all kinds agree: tokenizers may also prepend something to every text.
         """
         tokenizer = self._lm.tokenizer
         if not tokenizer.is_fast:
@@ -130,7 +132,7 @@ def _spaces_moved(context: str, continuation: str) -> tuple[str, str]:
 
 
 def n_before_text(ids: Sequence[int], tokenizer: Any) -> int:
-    """Tokens that a tokenizer puts before a text, such as BOS: predicting them says nothing.
+    """Tokens that a tokenizer prepends to a text, such as BOS: predicting them says nothing.
 
     lm-eval predicts a text's first token from BOS, so one that begins with BOS itself is predicted
     from a second one.

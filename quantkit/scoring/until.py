@@ -1,7 +1,7 @@
-"""As many questions as a wanted certainty needs, and no more.
+"""Asks as many questions as a given precision needs, and no more.
 
 Questions are drawn at random, from every task by its size, until the interval of each candidate's
-difference from the source is narrow enough. Answers are kept between rounds, so a larger round
+difference from the source is narrow enough. Answers are cached between rounds, so a larger round
 only asks what is new.
 """
 
@@ -26,12 +26,12 @@ class Reached:
     evaluations: list[Evaluation]
     n_questions: int
     half_width: float
-    """The widest of all candidates, as a fraction."""
+    """The widest interval of all candidates, as a fraction."""
     needed: int
-    """Questions that the wanted width takes, as far as one can tell."""
+    """Estimated number of questions for the requested width."""
 
     def words(self, wanted: float) -> str:
-        """Whether that was narrow enough, and what would be."""
+        """Whether that was narrow enough, and how many questions would be."""
         width = f"+-{100 * self.half_width:.2f} points with {self.n_questions:,} questions"
         if self.half_width <= wanted:
             return f"{width}: narrow enough"
@@ -50,7 +50,7 @@ def score_until(
 ) -> Reached:
     """Ask more and more questions; `run` scores the source and its candidates, source first.
 
-    `sizes` holds the documents of every task, `wanted` half the width of the interval.
+    `sizes` holds the number of documents of every task, `wanted` half the width of the interval.
     """
     orders = {task: list(range(size)) for task, size in sizes.items()}
     for task, order in orders.items():
@@ -66,7 +66,7 @@ def score_until(
         evaluations = run(replace(asked, samples=samples))
         changes = _changes(evaluations)
         width = max((change.high - change.low) / 2 for change in changes)
-        # Of several metrics, each has its share of all questions.
+        # With several metrics, each has its share of all questions.
         needed = max(
             questions_needed(change.discordant, wanted) * n_asked // change.n_questions
             for change in changes
@@ -78,9 +78,10 @@ def score_until(
 
 
 def _changes(evaluations: Sequence[Evaluation]) -> list[AccuracyChange]:
-    """Of every candidate and every metric of right and wrong answers, over all tasks that have it.
+    """Changes of every candidate in every metric of right and wrong answers, over all its tasks.
 
-    Chosen answers and written ones alike; a metric that reads the same answers again is left out.
+    Both multiple choice and generated answers; a metric that reads the same answers again is left
+    out.
     """
     told = {
         f"all/{name}" for name in metrics.paired_by(metrics.ANSWERS) if not metrics.of(name).rereads

@@ -1,4 +1,4 @@
-"""What a paired comparison comes to, in one sentence."""
+"""The result of a paired comparison in one sentence."""
 
 import math
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from quantkit.scoring.paired import ALPHA, AccuracyChange, PerplexityChange
 
 @dataclass(frozen=True)
 class _Scale:
-    """How a change is told."""
+    """How a change is worded."""
 
     worse: int
     """The sign of a loss."""
     unit: str
     end_unit: str
-    """The unit again, behind the ends of an interval."""
+    """The unit again, after the ends of an interval."""
     decimals: int
     noun: str
     useful: float
-    """An interval that leaves room for a larger loss than this settles nothing."""
+    """An interval that allows a larger loss than this settles nothing."""
 
 
 POINTS = _Scale(worse=-1, unit=" points", end_unit="", decimals=1, noun="questions", useful=5.0)
@@ -29,10 +29,10 @@ BROKEN = 100  # a ratio of perplexities beyond which digits mean nothing
 
 
 def verdict(change: AccuracyChange | PerplexityChange, adjusted_p: float | None = None) -> str:
-    """The change, its interval, and what follows; `adjusted_p` is the p-value after `holm`.
+    """The change, its interval, and the conclusion; `adjusted_p` is the p-value after `holm`.
 
-    A loss or gain is real if the p-value says so. The interval is that of this candidate alone,
-    so among many candidates it may exclude zero while the adjusted p-value does not.
+    A loss or gain is real if the p-value says so. The interval is that of this candidate alone, so
+    among many candidates it may exclude zero while the adjusted p-value does not.
     """
     p = change.p_value if adjusted_p is None else adjusted_p
     chance = f"({'' if adjusted_p is None else 'adjusted '}{_chance(p)})"
@@ -53,12 +53,12 @@ def verdict(change: AccuracyChange | PerplexityChange, adjusted_p: float | None 
 
 
 def percent_interval(low: float, high: float) -> str:
-    """The ends of a ratio's interval as changes in per cent, as sentences have them."""
+    """The ends of a ratio's interval as changes in per cent, as in sentences."""
     return _interval(PERCENT, 100 * (low - 1), 100 * (high - 1))
 
 
 def points_interval(low: float, high: float) -> str:
-    """The ends of a difference's interval in points, as sentences have them."""
+    """The ends of a difference's interval in points, as in sentences."""
     return _interval(POINTS, 100 * low, 100 * high)
 
 
@@ -121,7 +121,7 @@ def _chance(p: float) -> str:
 
 
 def _decimals(scale: _Scale, low: float, high: float) -> int:
-    """Enough to tell the ends of an interval apart, and from zero."""
+    """Enough decimals to distinguish the ends of an interval from each other and from zero."""
     for decimals in range(scale.decimals, MOST_DECIMALS):
         crossed = low > 0 >= _outward(low, -1, decimals) or high < 0 <= _outward(high, 1, decimals)
         if (high - low) * 10**decimals >= 4 and not crossed:

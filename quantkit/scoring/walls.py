@@ -1,9 +1,9 @@
-"""Runs one program that a model wrote, inside walls that it puts up around itself first.
+"""Runs one program that a model wrote, in a process that restricts itself first.
 
-`box.py` starts this file in an interpreter of its own; it imports nothing of quantkit. Before the
-program runs, the process gives up for good: privileges, the network, other processes, and all
-files but Python's libraries, which it may read, and its own empty folder. Limits of the system end
-it when it takes too much. What cannot be set up is told, and nothing is run then.
+`box.py` starts this file in a separate interpreter; it imports nothing of quantkit. Before the
+program runs, the process permanently gives up privileges, the network, other processes, and all
+files except Python's libraries, which it may read, and its own empty folder. System limits end it
+when it uses too much. If a restriction cannot be set up, that is reported, and nothing is run.
 """
 
 import ctypes
@@ -38,7 +38,8 @@ sysinfo 99 179, time 201 -, times 100 153, umask 95 166, uname 63 160, unlink 87
 unlinkat 263 35, write 1 64, writev 20 66
 """
 """System calls that a program may use, with their numbers on x86_64 and aarch64. All others fail:
-sockets, new processes, signals, mounts, ioctl, and changes of limits, owners and modes."""
+sockets, new processes, signals, mounts, ioctl, and changes of limits, owners and modes.
+"""
 COLUMN = {"x86_64": 1, "aarch64": 2}
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 CLONE = {"x86_64": 56, "aarch64": 220}
@@ -56,7 +57,7 @@ SINGLE = ("/etc/ld.so.cache", "/etc/localtime", "/dev/urandom")
 
 
 class Breach(Exception):
-    """A wall could not be put up."""
+    """A restriction could not be set up."""
 
 
 def limit(limits: "dict[str, int]") -> None:
@@ -66,7 +67,7 @@ def limit(limits: "dict[str, int]") -> None:
 
 
 def give_up_privileges(libc: ctypes.CDLL, machine: str) -> None:
-    """All capabilities, and the gain of any by running something."""
+    """Drop all capabilities, and prevent gaining any by running something."""
     _call(libc.prctl(38, 1, 0, 0, 0), "no_new_privs")
     _call(libc.prctl(1, 9, 0, 0, 0), "a signal when quantkit ends")
     header = struct.pack("Ii", 0x20080522, 0)
@@ -74,7 +75,9 @@ def give_up_privileges(libc: ctypes.CDLL, machine: str) -> None:
 
 
 def wall_off_files(libc: ctypes.CDLL, folder: str) -> None:
-    """Landlock: libraries can be read, the folder can be written to, and nothing else is there."""
+    """Landlock: libraries can be read, the folder can be written to, and nothing else is
+    accessible.
+    """
     version = libc.syscall(LANDLOCK_CREATE, None, 0, 1)
     if version < 1:
         raise Breach("the kernel has no Landlock, which keeps a program away from files")
@@ -83,7 +86,7 @@ def wall_off_files(libc: ctypes.CDLL, folder: str) -> None:
     attributes = struct.pack("Q", everything)
     rules = libc.syscall(LANDLOCK_CREATE, attributes, len(attributes), 0)
     _call(rules, "a set of Landlock rules")
-    # Not all of `sys.path`: a package that is being worked on lies among other files.
+    # Not all of `sys.path`: a package under development has other files around it.
     own = [f"{base}/{name}" for base in (sys.prefix, sys.base_prefix) for name in ("lib", "lib64")]
     for path in {*LIBRARIES, *own}:
         if Path(path).is_dir():
@@ -92,7 +95,7 @@ def wall_off_files(libc: ctypes.CDLL, folder: str) -> None:
         if Path(path).exists():
             _allow(libc, rules, path, 1 << 2)
     _allow(libc, rules, "/dev/null", 1 << 1 | 1 << 2)
-    # No device files, sockets and pipes with a name, even in the folder.
+    # No device files, sockets or named pipes, even in the folder.
     _allow(libc, rules, folder, everything & ~(1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1))
     _call(libc.syscall(LANDLOCK_RESTRICT, rules, 0), "Landlock")
     os.close(rules)
@@ -108,16 +111,16 @@ def _allow(libc: ctypes.CDLL, rules: int, path: str, access: int) -> None:
 
 
 def wall_off_calls(libc: ctypes.CDLL, machine: str) -> None:
-    """Seccomp: only the calls of the list, and new threads but no new processes."""
+    """Seccomp: only the listed calls, and new threads but no new processes."""
     numbers = [row.split()[COLUMN[machine]] for row in CALLS.split(",")]
     steps = [
         (0x20, 0, 0, 4),  # load the architecture ...
         (0x15, 1, 0, ARCHITECTURE[machine]),
         (0x06, 0, 0, KILL),
         (0x20, 0, 0, 0),  # ... and the number of the call
-        (0x35, 0, 1, 0x40000000),  # those of another way of calling
+        (0x35, 0, 1, 0x40000000),  # those of the other calling convention
         (0x06, 0, 0, KILL),
-        (0x15, 0, 1, CLONE3),  # its flags cannot be seen; libraries then take the older one
+        (0x15, 0, 1, CLONE3),  # its flags cannot be inspected; libraries then use the older one
         (0x06, 0, 0, FAIL | ENOSYS),
         (0x15, 0, 4, CLONE[machine]),
         (0x20, 0, 0, 16),  # its flags
@@ -163,7 +166,7 @@ def main() -> None:
     except BaseException as error:
         os.write(report, f"failed {type(error).__name__}: {error}"[:400].encode(errors="replace"))
         os._exit(1)
-    # A program that ends the process itself never comes here.
+    # A program that ends the process itself never gets here.
     os.write(report, f"passed {job['token']}".encode())
     os._exit(0)
 

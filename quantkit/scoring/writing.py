@@ -1,7 +1,7 @@
-"""Answers that lm-eval wants written (`generate_until`), by our own generation.
+"""Generates answers for lm-eval (`generate_until`) with our own decoder.
 
-Prompts, stop rules and what is cut off are those of lm-eval's `hf` model, so that greedy answers
-are the same. Answers are kept as they come: a run that was stopped goes on where it was.
+Prompts, stop rules and truncation are those of lm-eval's `hf` model, so that greedy answers are the
+same. Answers are cached as they come: a stopped run resumes.
 """
 
 import json
@@ -16,7 +16,7 @@ from quantkit.scoring.rules import Rules
 
 
 def defaults(folder: Path, model: Any) -> tuple[tuple[int, ...], float]:
-    """Tokens that end an answer, and the repetition penalty, as transformers takes them."""
+    """Tokens that end an answer, and the repetition penalty, as transformers uses them."""
     from transformers import GenerationConfig
 
     config = model.generation_config
@@ -25,13 +25,13 @@ def defaults(folder: Path, model: Any) -> tuple[tuple[int, ...], float]:
     ends = config.eos_token_id
     if ends is None:
         ends = []
-    # One that is not set leaves what is predicted alone.
+    # If it is not set, predictions are unchanged.
     penalty = getattr(config, "repetition_penalty", None) or 1.0
     return tuple(ends if isinstance(ends, list) else [ends]), float(penalty)
 
 
 class Writer:
-    """Writes the answers that tasks ask for."""
+    """Generates the answers that tasks ask for."""
 
     def __init__(self, lm: Any, folder: Path, texts: TextCache, max_rows: int | None) -> None:
         self._lm, self._texts = lm, texts
@@ -39,7 +39,7 @@ class Writer:
         self._ends, self._penalty = defaults(folder, lm.model)
 
     def rules(self, task: str, asked: dict[str, Any], seed: int) -> Rules:
-        """What a task's own settings mean."""
+        """A task's own settings."""
         usual = Rules(0, ends=self._ends, repetition_penalty=self._penalty, seed=seed)
         return rules.of_task(task, asked, self._lm, usual)
 
@@ -57,7 +57,7 @@ class Writer:
         how: Rules,
         advance: Callable[[int], None],
     ) -> tuple[list[str], int]:
-        """Answers as text, and how many of them were kept from before."""
+        """Answers as text, and how many of them were cached."""
         from lm_eval.models.utils import postprocess_generated_text
 
         def text_of(tokens: Sequence[int]) -> str:
@@ -83,7 +83,7 @@ class Writer:
         how: Rules,
         advance: Callable[[int], None],
     ) -> list[tuple[int, ...]]:
-        """Answers as tokens, kept under the same keys."""
+        """Answers as tokens, cached under the same keys."""
         keys = [b"tokens" + key for key in rules.keys_of(prompts, how)]
         kept = [self._texts.get(key) for key in keys]
         found = [None if text is None else tuple(json.loads(text)) for text in kept]

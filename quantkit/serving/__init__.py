@@ -1,1 +1,1 @@
-"""From a checkpoint to a server: the plan, the engine's command, the files of a deployment."""
+"""From a checkpoint to a server: the plan, the engine's command, the deployment files."""

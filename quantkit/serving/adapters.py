@@ -1,8 +1,8 @@
-"""LoRA adapters beside a model: `--lora NAME=DIR` or a folder of them, checked, and their memory.
+"""LoRA adapters of a model: `--lora NAME=DIR` or a folder of them, checked, and their memory.
 
 vLLM keeps as many on the GPU as can be used in one step (`--max-loras`), each in a slot of the
-largest rank, and the others in the host's memory (`--max-cpu-loras`), from where a slot is filled
-when a request asks. llama.cpp has all of them in memory and adds up those that a request names.
+largest rank, and the others in host memory (`--max-cpu-loras`), from where a slot is filled when a
+request needs it. llama.cpp keeps all of them in memory and sums those that a request names.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,31 +17,31 @@ from quantkit.home import expanded
 from quantkit.parsing import parse_json
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as `--max-lora-rank`."""
+"""The values of vLLM's `--max-lora-rank`."""
 SLOTS = 8
-"""Adapters with a slot on the GPU, where nobody says: few are asked for in the same step."""
+"""Default number of adapters with a slot on the GPU: few are used in the same step."""
 CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapter by the name that requests ask for it."""
+    """One adapter by its name in requests."""
 
     name: str
     path: str
     rank: int | None
-    """None in a GGUF file, where llama.cpp finds it."""
+    """None for a GGUF file, where llama.cpp finds it."""
 
 
 @dataclass(frozen=True)
 class Loras:
-    """All adapters of a server, and where they wait."""
+    """All adapters of a server, and where they are kept."""
 
     adapters: tuple[Adapter, ...] = ()
     slots: int = 0
     """On the GPU at the same time."""
     on_host: int = 0
-    """In the host's memory, those with a slot counted, as vLLM does."""
+    """In host memory, including those with a slot, as vLLM counts."""
 
     def __bool__(self) -> bool:
         return bool(self.adapters)
@@ -59,7 +59,7 @@ NONE = Loras()
 def parse(
     texts: Sequence[str], is_gguf: bool, slots: int | None = None, on_host: int | None = None
 ) -> Loras:
-    """Adapters as they were asked for; each must be there and of the engine's kind."""
+    """The requested adapters; each must exist and be of the engine's kind."""
     found = [adapter for text in texts for adapter in _adapters(text, is_gguf)]
     names = [adapter.name for adapter in found]
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -79,7 +79,7 @@ def parse(
 
 
 def _adapters(text: str, is_gguf: bool) -> list[Adapter]:
-    """One adapter, or all that a folder holds."""
+    """One adapter, or all in a folder."""
     name, equals, place = text.partition("=")
     if name and equals and place:
         return [_adapter(name, place, is_gguf)]
@@ -124,20 +124,20 @@ def _adapter(name: str, place: str, is_gguf: bool) -> Adapter:
 
 
 def max_rank(adapters: Loras) -> int:
-    """The smallest of vLLM's ranks that holds all of them."""
+    """The smallest of vLLM's ranks that fits all of them."""
     largest = max(adapter.rank or 1 for adapter in adapters)
     return next(rank for rank in RANKS if rank >= largest)
 
 
 def size_bytes(shape: ModelShape, adapters: Loras, split: Split = ONE) -> int:
-    """What vLLM sets aside on the fullest GPU for all slots."""
+    """Memory that vLLM reserves on the fullest GPU for all slots."""
     return adapters.slots * slot_bytes(shape, adapters, split)
 
 
 def slot_bytes(shape: ModelShape, adapters: Loras, split: Split = ONE) -> int:
-    """A slot: room for the largest rank at each layer, in 16 bits.
+    """Bytes per slot: room for the largest rank at each layer, in 16 bits.
 
-    Of a layer's two factors one is cut with it, and the other is whole on every GPU.
+    Of a layer's two factors one is sharded with it, and the other is replicated on every GPU.
     """
     if not adapters or adapters.adapters[0].rank is None:
         return 0

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is whole, before an engine loads what it cannot judge."""
+"""Checks that a checkpoint is complete, before an engine loads it."""
 
 from quantkit.errors import CheckpointError
 from quantkit.progress import Progress
@@ -11,7 +11,7 @@ def check(target: Target, progress: Progress) -> None:
     """Refuse a folder whose files, config or tensors are not what its manifest says.
 
     Engines load a checkpoint with a missing scale or swapped files, and write garbage. Hashing
-    costs little: the engine finds the files in memory afterwards.
+    costs little: the files are then in the page cache for the engine.
     """
     if not target.has_manifest:
         progress.note(f"{target.name} has no quantkit manifest to check it by")

@@ -1,6 +1,6 @@
-"""A compose file: the engine with its GPUs and a health check, Prometheus and Grafana beside it.
+"""A compose file: the engine with its GPUs and a health check, plus Prometheus and Grafana.
 
-Prometheus reads its rules, and Grafana its dashboard, from files that lie beside the compose file.
+Prometheus reads its rules, and Grafana its dashboard, from files next to the compose file.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ DASHBOARD = "dashboard.json"
 BOARDS = "/var/lib/grafana/dashboards"
 PROVISIONING = "/etc/grafana/provisioning"
 RULES = f"/etc/prometheus/{ALERTS}"
-"""Where Prometheus finds them inside."""
+"""Their path inside the Prometheus container."""
 
 
 def compose(plan: Plan, fleet: Fleet | None = None) -> str:
@@ -33,7 +33,8 @@ def compose(plan: Plan, fleet: Fleet | None = None) -> str:
         "ports": [f"{_ip(host)}:{port}:{PORT}"],
         "volumes": [_mount(here, there) for here, there in box.mounts],
         "environment": {"HF_HUB_OFFLINE": "1"},
-        # GPUs that share a model talk through shared memory; Docker's own 64 MB are too few.
+        # GPUs that share a model communicate through shared memory; Docker's default 64 MB is too
+        # little.
         "shm_size": "16gb" if plan.size.split.n_gpus > 1 else "2gb",
         "restart": "unless-stopped",
         "stop_grace_period": "30s",
@@ -65,7 +66,7 @@ def compose(plan: Plan, fleet: Fleet | None = None) -> str:
             },
             "grafana": {
                 "image": GRAFANA,
-                # Whoever reaches this machine may look; the admin's password is Grafana's own.
+                # Anybody who reaches this machine may view; the admin's password is Grafana's own.
                 "environment": {
                     "GF_AUTH_ANONYMOUS_ENABLED": "true",
                     "GF_AUTH_ANONYMOUS_ORG_ROLE": "Viewer",
@@ -98,7 +99,7 @@ def compose(plan: Plan, fleet: Fleet | None = None) -> str:
 
 
 def _sources() -> dict[str, Any]:
-    """Where Grafana finds figures."""
+    """Grafana's data sources."""
     source = {
         "name": "Prometheus",
         "type": "prometheus",
@@ -110,7 +111,7 @@ def _sources() -> dict[str, Any]:
 
 
 def _boards() -> dict[str, Any]:
-    """Where Grafana finds dashboards."""
+    """Grafana's dashboard provider."""
     provider = {"name": "quantkit", "type": "file", "options": {"path": BOARDS}}
     return {"apiVersion": 1, "providers": [provider]}
 
@@ -122,7 +123,7 @@ def start_seconds(plan: Plan) -> int:
 
 
 def _ip(host: str) -> str:
-    """An address as Docker takes it, which knows no names here."""
+    """An address as Docker accepts it, which does not resolve names here."""
     if host == "localhost":
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host
@@ -144,5 +145,5 @@ def _scraping(plan: Plan) -> str:
         "rule_files": [RULES],
         "scrape_configs": [job],
     }
-    # Compose would take a dollar for a variable of its own.
+    # Compose would treat a dollar as the start of a variable.
     return dump([data]).replace("$", "$$")

@@ -1,4 +1,4 @@
-"""What a server is wanted for, and the flags that say so to an engine."""
+"""The requirements for a server, and the engine flags that express them."""
 
 from dataclasses import dataclass
 
@@ -31,19 +31,19 @@ def reachable(host: str, server: str) -> str:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a server is wanted for."""
+    """The requirements for a server."""
 
     gpu: GPU
     count: int = 1
     split: Split | None = None
     """How GPUs share the model; None: tensor parallel over all of them, or what else fits."""
     context: int | None = None
-    """None: what the model allows, at most 8,192 tokens, or less where that does not fit."""
+    """None: the model's maximum, at most 8,192 tokens, or less where that does not fit."""
     users: int | None = None
     """None: as many as fit."""
     profile: str = "chat"
     kv_bits: int | None = None
-    """None: as the checkpoint says, else 16."""
+    """None: as the checkpoint says, otherwise 16."""
     utilisation: float = sizing.UTILISATION
     draft: Draft | None = None
     adapters: Loras = loras.NONE

@@ -1,4 +1,4 @@
-"""What a server is planned for: a GPU by name, this machine's own, or its CPU."""
+"""The device that a server is planned for: a GPU by name, this machine's own, or its CPU."""
 
 import os
 
@@ -7,11 +7,11 @@ from quantkit.hardware import gpus
 from quantkit.hardware.gpus import GPU
 
 ASSUMED = "CPU 2 x DDR5-5600"
-"""Whose bandwidth a CPU is taken to have, where nobody says."""
+"""The device whose bandwidth is assumed for a CPU by default."""
 
 
 def find(name: str) -> GPU:
-    """A device by name; `cpu` is this machine's, `auto` its GPU or else its CPU."""
+    """A device by name; `cpu` is this machine's, `auto` its GPU or otherwise its CPU."""
     if name == "cpu":
         return own_cpu()
     if name == "auto" and not _has_gpu():
@@ -30,7 +30,8 @@ def cpu(
     tflops: float | None = None,
 ) -> GPU:
     """A CPU with that memory, or as much as this machine has; its bandwidth is assumed if not
-    given, and a note beside an answer says so."""
+    given, and a note with the answer says so.
+    """
     size = memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     usual = gpus.find(ASSUMED)
     said = f"the bandwidth of {usual.name.removeprefix('CPU ')} is assumed (--bandwidth)"
@@ -46,6 +47,6 @@ def _has_gpu() -> bool:
     try:
         gpus.detect()
     except HardwareError as error:
-        # One that is there and not known is told of, and not left out.
+        # A GPU that exists but is unknown is reported, not ignored.
         return "is not in the list" in str(error)
     return True

@@ -1,6 +1,6 @@
-"""Speculative decoding: what `--draft` means, and what the draft takes of the GPU.
+"""Speculative decoding: what `--draft` means, and the memory that the draft takes.
 
-`engine/speculation.py` has the kinds and how people write them.
+`engine/speculation.py` has the kinds and their notation.
 """
 
 from collections.abc import Callable
@@ -23,33 +23,33 @@ from quantkit.serving.target import Target, open_target, planned
 TOKENS: dict[Kind, int] = {
     "draft_model": 4, "ngram": 4, "suffix": 16, "mtp": 1, "eagle": 3, "eagle3": 3, "medusa": 3,
 }  # fmt: skip
-"""Tokens drafted at a time where nobody says; `quantkit draft` finds the best number."""
+"""Default number of draft tokens per step; `quantkit draft` finds the best number."""
 DRAFT_FOLDER = "out/draft"
-"""Where a draft that is yet to be made will lie."""
+"""Where a draft that does not exist yet will be written."""
 OWN_HEADS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
-"""Where a config says how many layers a model brings for drafting."""
+"""Config keys for the number of a model's own draft layers."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A way to guess the next tokens."""
+    """A way to draft the next tokens."""
 
     kind: Kind
     n_tokens: int
     target: Target | None = None
-    """The model that guesses; None where there is none beside the model."""
+    """The draft model; None where there is none besides the model."""
     size_bytes: int = 0
-    """Of a head's tensors."""
+    """Size of a head's tensors."""
     sampling: str | None = None
-    """How it proposes, one of `speculation.SAMPLINGS`; None: as the engine does by itself."""
+    """How it proposes, one of `speculation.SAMPLINGS`; None: the engine's default."""
 
     @property
     def model(self) -> str:
-        """Where the guessing model lies."""
+        """Path of the draft model."""
         return "" if self.target is None else self.target.path
 
     def beside(self, count: int, kv_bits: int = 16) -> Beside:
-        """What it takes on each of the GPUs; vLLM keeps its cache in the target's type."""
+        """Its memory per GPU; vLLM keeps its cache in the target's dtype."""
         if self.target is None:
             return Beside()
         if self.target.shape is None:
@@ -59,12 +59,12 @@ class Draft:
         return Beside(draft_bytes=fixed, token_bytes=kv.bytes_for(shape.config, 1, kv_bits, count))
 
     def pass_seconds(self, case: Case, users: int, depth: int, end: Efficiency) -> float:
-        """Seconds in which it proposes one token for each of the users of a target."""
+        """Seconds to propose one token for each of the target's users."""
         if self.kind in ("ngram", "suffix"):
             return 0.0  # looked up by the CPU while it prepares the step
         if self.target is not None and self.target.shape is not None:
             shape, recipe = self.target.shape, self.target.sized_by
-            # A file for llama.cpp is made of the draft as of the target.
+            # A llama.cpp file is made from the draft as from the target.
             same = case.format.engine == "llama.cpp" and not self.target.is_gguf
             own = case.format if same else formats.of(recipe)
             key = f"draft {own.name}"
@@ -72,7 +72,7 @@ class Draft:
                 shape.made[key] = work.of(shape, own)
             beside = Case(shape, shape.made[key], own, case.gpu, Split(case.split.tensor))
             return speed.gpu_seconds(beside, users, 1, depth, end)
-        # A head is about a layer, and draws by the model's own output layer.
+        # A head is about one layer, and samples through the model's own output layer.
         layer = case.work.read.dense / max(1, int(case.shape.config["num_hidden_layers"]))
         size = (self.size_bytes or layer) / case.shared
         passes = TOKENS["medusa"] if self.kind == "medusa" else 1  # of which all heads make one
@@ -80,7 +80,7 @@ class Draft:
         return (size / (case.gpu.bandwidth_gb_s * 1e9 * end.bandwidth) + head) / passes
 
     def made_for(self, format: Format) -> "Draft":
-        """The draft of a target in a format: llama.cpp takes both as files of one kind."""
+        """The draft of a target in a format: llama.cpp takes both as GGUF files."""
         guess = self.target
         if format.engine != "llama.cpp" or guess is None or guess.shape is None or guess.is_gguf:
             return self
@@ -99,7 +99,7 @@ def parse(
     opened: Callable[[str], Target] = lambda text: open_target(Path(text)),
     sampling: str | None = None,
 ) -> Draft | None:
-    """What was asked for, checked against the model that it drafts for."""
+    """The requested draft, checked against the model that it drafts for."""
     if text is None:
         return None
     kind, place = speculation.named(text)
@@ -125,7 +125,7 @@ def parse(
 
 
 def _require_own_head(target: Target) -> None:
-    """Layers for drafting are the model's own, or there are none."""
+    """Draft layers are part of the model, or there are none."""
     if target.shape is None or target.is_gguf:
         return
     if not any(target.shape.config.get(key) for key in OWN_HEADS):
@@ -138,7 +138,7 @@ def _require_own_head(target: Target) -> None:
 def _head(
     kind: Kind, place: Path, target: Target, n_tokens: int | None, sampling: str | None
 ) -> Draft:
-    """A trained head, which is not a model of its own."""
+    """A trained head, which is not a complete model."""
     if target.is_gguf:
         if kind == "medusa":
             raise CheckpointError("llama.cpp has no Medusa heads; take eagle:FILE.gguf or ngram")
@@ -146,7 +146,7 @@ def _head(
             raise CheckpointError(
                 f"{place} is not a GGUF file; llama.cpp needs heads as GGUF files: eagle:FILE.gguf"
             )
-        # The only kind of head that llama.cpp has.
+        # The only kind of head that llama.cpp supports.
         return Draft("eagle3", n_tokens or TOKENS["eagle3"], open_target(place))
     try:
         config = parse_json((place / "config.json").read_bytes(), finite=False)

@@ -1,4 +1,4 @@
-"""Files of a deployment by kind: what `--emit` writes."""
+"""Deployment files by kind: what `--emit` writes."""
 
 import json
 from collections.abc import Callable
@@ -29,13 +29,13 @@ KINDS: dict[str, dict[str, Maker]] = {
     "k8s": {"kubernetes.yaml": kubernetes},
     "grafana": {DASHBOARD: _dashboard, ALERTS: _alerts},
 }
-"""Names of files and what makes them."""
+"""File names and the functions that make them."""
 SHARED = (ALERTS, DASHBOARD)
-"""Files of more than one kind, which may be written side by side."""
+"""Files of more than one kind, which may be written to the same folder."""
 
 
 def check(kind: str, folder: Path, fleet: Fleet, force: bool = False) -> None:
-    """Refuse a kind, a place or an image that cannot be, before there is a plan."""
+    """Refuse an impossible kind, path or image before there is a plan."""
     if kind not in KINDS:
         raise UnknownName("kind of files", kind, KINDS)
     images.check(fleet.image)
@@ -60,7 +60,7 @@ def files(plan: Plan, kind: str, fleet: Fleet | None = None) -> dict[str, str]:
 def placed(
     plan: Plan, kind: str, folder: Path, fleet: Fleet, force: bool = False
 ) -> dict[Path, str]:
-    """The same by path, for a folder where nothing says something else."""
+    """The same by path, for a folder where nothing conflicts with them."""
     made = {folder / name: text for name, text in files(plan, kind, fleet).items()}
     for path, text in made.items():
         if not force and path.exists() and path.read_bytes() != text.encode():
@@ -71,7 +71,7 @@ def placed(
 
 
 def write(made: dict[Path, str]) -> None:
-    """Write files where they are to lie."""
+    """Write files to their paths."""
     for path, text in made.items():
         with guarded(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a deployment is to be like beside its plan: how many servers, and what users can bear."""
+"""Deployment settings besides the plan: the number of servers, and latency targets."""
 
 import re
 from dataclasses import dataclass
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from quantkit.errors import UsageError
 
 SLOW_TTFT = 1.0
-"""Seconds to a first token that are worth an alert, where nobody says."""
+"""Default time to first token, in seconds, that triggers an alert."""
 MOST_REPLICAS = 1000
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Seconds that users can bear; alerts and thresholds of panels are these."""
+    """Latency targets in seconds, used for alerts and for the thresholds of panels."""
 
     ttft: float = SLOW_TTFT
-    """To a first token."""
+    """Time to first token."""
     tpot: float | None = None
-    """Between two tokens."""
+    """Time between two tokens."""
 
 
 @dataclass(frozen=True)
@@ -25,21 +25,21 @@ class Fleet:
     """Servers of one plan."""
 
     least: int = 1
-    """Kept running whatever comes: the warm pool."""
+    """Always kept running: the warm pool."""
     most: int = 1
     targets: Targets = Targets()
     image: str | None = None
-    """In place of the usual one."""
+    """Replaces the default image."""
     is_scaled: bool = False
-    """Whether a number of replicas was asked for."""
+    """Whether a number of replicas was requested."""
     prometheus: str = "http://prometheus-operated.monitoring.svc:9090"
-    """Where KEDA asks for metrics: the name that the Prometheus operator gives its service."""
+    """Where KEDA queries metrics: the name that the Prometheus operator gives its service."""
     gateway: str = "inference-gateway"
     """The Gateway that routes are attached to."""
 
 
 def replicas(text: str | None) -> tuple[int, int]:
-    """`3` or `1-4` as the least and the most."""
+    """Parse `3` or `1-4` as minimum and maximum."""
     if text is None:
         return 1, 1
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())

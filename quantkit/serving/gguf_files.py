@@ -1,7 +1,7 @@
-"""GGUF files that others made: what their headers say of memory.
+"""Memory of other tools' GGUF files, from their headers.
 
-A header has every tensor's type and size and the numbers that a cache follows from, so that a plan
-for the file is as exact as for one of ours.
+A header has every tensor's type and size and the numbers that determine the cache, so a plan for
+the file is as exact as for one of ours.
 """
 
 from typing import Any
@@ -24,16 +24,16 @@ CONFIG = {
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
 }
-"""Keys of a config, and what llama.cpp calls them behind the architecture's name."""
+"""Config keys, and llama.cpp's names for them after the architecture's."""
 NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads")
 RECURRENT = ("ssm.state_size", "wkv.head_size")
-"""Keys of architectures whose cache is another one."""
+"""Keys of architectures with another kind of cache."""
 
 
 def described(file: GGUF) -> tuple[ModelShape, GGUFRecipe] | None:
     """The shape and a recipe that stands for the file's types; None where its cache is not known.
 
-    Windows of single layers are not in every header, so that a cache may be counted as too large.
+    Windows of single layers are not in every header, so a cache may be overestimated.
     """
     architecture = file.metadata.get("general.architecture")
     found: dict[str, Any] = {}
@@ -62,7 +62,7 @@ def described(file: GGUF) -> tuple[ModelShape, GGUFRecipe] | None:
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     tensors = tuple(Tensor(entry.name, "BF16", entry.shape) for entry in file.tensors.values())
     shape = ModelShape(file.path.stem, config, tensors)
-    recipe = load("gguf-q8_0")  # whichever: sizes are the file's own
+    recipe = load("gguf-q8_0")  # any recipe: sizes are the file's own
     assert isinstance(recipe, GGUFRecipe)
     weights.remember(shape, recipe, {name: e.n_bytes for name, e in file.tensors.items()})
     return shape, recipe

@@ -1,4 +1,4 @@
-"""Container images of the engines, and how a container is given its GPUs."""
+"""Container images of the engines, and how a container gets its GPUs."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ VLLM_IMAGES = {
     "amd": f"vllm/vllm-openai-rocm:v{VERSION}",
     "cpu": f"vllm/vllm-openai-cpu:v{VERSION}",
 }
-# By what the GPU speaks; the plain image computes on the CPU.
+# By the GPU's API; the plain image computes on the CPU.
 LLAMA_CPP = "ghcr.io/ggml-org/llama.cpp"
 LLAMA_CPP_IMAGES = {
     "nvidia": f"{LLAMA_CPP}:server-cuda",
@@ -22,17 +22,17 @@ LLAMA_CPP_IMAGES = {
     "cpu": f"{LLAMA_CPP}:server",
 }
 RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "gpu.intel.com/i915"}
-"""What the device plug-ins of Kubernetes call a GPU."""
+"""Resource names of GPUs in the Kubernetes device plug-ins."""
 IMAGE = re.compile(
     r"([\w.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]*)?(@sha256:[0-9a-f]{64})?"
 )
 TAG = re.compile(r":\w[\w.-]*")
 RELEASE = re.compile(r"\d+\.\d+\.\d+(\.post\d+)?")
 ADDRESS = ("--host", "--port")
-"""Flags that are others inside."""
+"""Flags that differ inside a container."""
 MOUNT = "/model"
 PORT = 8000
-"""Inside of a container."""
+"""Inside a container."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Container:
     entrypoint: tuple[str, ...]
     arguments: tuple[str, ...]
     mounts: tuple[tuple[str, str], ...]
-    """Folders here, and where they are inside."""
+    """Local folders, and their paths inside."""
     health: tuple[str, ...]
     """A program inside that succeeds when the server is healthy."""
 
 
 def check(image: str | None) -> None:
-    """Refuse what names no image."""
+    """Refuse anything that is not an image's name."""
     if image is not None and not (IMAGE.fullmatch(image) or TAG.fullmatch(image)):
         raise EngineError(
             f"'{image}' is not a container image; write NAME:TAG, or :TAG for another version of "
@@ -58,12 +58,12 @@ def check(image: str | None) -> None:
 
 
 def tag_of(version: str) -> str | None:
-    """The tag of the image with that vLLM; unreleased ones have none."""
+    """The image's tag for that vLLM version; unreleased ones have none."""
     return f":v{version}" if RELEASE.fullmatch(version) else None
 
 
 def image_for(plan: Plan, asked: str | None = None) -> str:
-    """The engine's image for the GPU's vendor, or what was asked for in its place."""
+    """The engine's image for the GPU's vendor, or the requested one."""
     check(asked)
     if asked is not None and not asked.startswith(":"):
         return asked
@@ -78,7 +78,7 @@ def image_for(plan: Plan, asked: str | None = None) -> str:
 
 
 def container(plan: Plan, image: str | None = None) -> Container:
-    """The same flags, with the paths and the port that they have inside."""
+    """The same flags, with paths and port as they are inside."""
     image = image_for(plan, image)
     places = _mounts(plan)
     flags = [flag.words for flag in plan.flags if flag.name.partition("=")[0] not in ADDRESS]
@@ -88,7 +88,7 @@ def container(plan: Plan, image: str | None = None) -> Container:
     mounts = tuple((_whole(here), there) for here, there in places)
     url = f"http://127.0.0.1:{PORT}/health"
     if plan.engine == "vllm":
-        # The image's Python is there for sure; curl is not.
+        # The image certainly has Python; curl may be missing.
         code = f"import urllib.request; urllib.request.urlopen('{url}', timeout=5)"
         return Container(
             image,
@@ -107,7 +107,7 @@ def container(plan: Plan, image: str | None = None) -> Container:
 
 
 def _mounts(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Folders of the model, its draft and its adapters, each under a name of its own."""
+    """Folders of the model, its draft and its adapters, each under its own name."""
     found = [(str(plan.target.folder), MOUNT)]
     draft = plan.demand.draft
     if draft is not None and draft.target is not None:
@@ -120,14 +120,14 @@ def _mounts(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 
 def _inside(word: str, places: tuple[tuple[str, str], ...]) -> str:
-    """A word of the command with folders as they are inside; the longest match counts."""
+    """A word of the command with folder paths as inside; the longest match counts."""
     for here, there in sorted(places, key=lambda place: -len(place[0])):
-        # A path may stand behind NAME= or inside of JSON.
+        # A path may follow NAME= or be inside JSON.
         word = re.sub(rf'(?<![^="]){re.escape(here)}(?=$|[/"])', there, word)
     return word
 
 
 def _whole(folder: str) -> str:
-    """The whole path of a folder that exists; the file may be used from elsewhere."""
+    """The absolute path of an existing folder; the file may be used from elsewhere."""
     path = Path(folder)
     return str(path.resolve()) if path.is_dir() else folder

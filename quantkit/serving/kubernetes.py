@@ -1,8 +1,8 @@
-"""A Kubernetes manifest: a Deployment with probes and GPUs, and a Service before it.
+"""A Kubernetes manifest: a Deployment with probes and GPUs, and a Service for it.
 
 With a number of replicas also what a fleet needs: a KEDA ScaledObject that adds servers while
-requests wait, a budget that keeps the warm ones, updates that take no server away before another
-is ready, and a route of the Gateway API.
+requests wait, a budget that keeps the warm ones, updates that remove no server before another is
+ready, and a route of the Gateway API.
 """
 
 import re
@@ -19,11 +19,11 @@ GIB = 1 << 30
 CLAIM = "models"
 PROBE_SECONDS = 10
 WAITING_SHARE = 4
-"""A server is added for every so many of its sequences that wait: a quarter."""
+"""A server is added when this share of its sequences is waiting: a quarter."""
 SLOW_ANSWER_SECONDS = 600
-"""Answers may take so long before the gateway gives up, and pods end after theirs."""
+"""Answers may take this long before the gateway gives up, and pods terminate afterwards."""
 COOLING_SECONDS = 300
-"""A server that is not needed stays so long, since a start takes minutes."""
+"""A server that is not needed stays this long, since a start takes minutes."""
 
 
 def kubernetes(plan: Plan, fleet: Fleet | None = None) -> str:
@@ -51,12 +51,12 @@ def kubernetes(plan: Plan, fleet: Fleet | None = None) -> str:
 
 
 def waiting_threshold(plan: Plan) -> int:
-    """Requests that may wait for each server before another one is started."""
+    """Requests that may wait per server before another one is started."""
     return max(1, plan.size.sequences // WAITING_SHARE)
 
 
 def _scaling(plan: Plan, name: str, own: dict[str, str], fleet: Fleet) -> dict[str, Any]:
-    """Servers follow the requests that wait; below the threshold none is added."""
+    """Servers follow the number of waiting requests; below the threshold none is added."""
     if plan.engine == "vllm":
         query = f'sum(vllm:num_requests_waiting{{model_name="{plan.served_name}"}})'
     else:
@@ -70,7 +70,7 @@ def _scaling(plan: Plan, name: str, own: dict[str, str], fleet: Fleet) -> dict[s
             "threshold": str(waiting_threshold(plan)),
         },
     }
-    # One at a time: a second would be asked for while the first still loads.
+    # One at a time: otherwise a second would be requested while the first still loads.
     up = {"type": "Pods", "value": 1, "periodSeconds": min(start, 1800)}
     down = {"type": "Pods", "value": 1, "periodSeconds": 60}
     return {
@@ -100,7 +100,7 @@ def _scaling(plan: Plan, name: str, own: dict[str, str], fleet: Fleet) -> dict[s
 
 
 def _budget(name: str, own: dict[str, str], fleet: Fleet) -> dict[str, Any]:
-    """Nodes that are drained take one server away at a time."""
+    """Draining nodes removes one server at a time."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -129,7 +129,7 @@ def _route(name: str, own: dict[str, str], fleet: Fleet) -> dict[str, Any]:
 
 
 def label(name: str) -> str:
-    """A name as Kubernetes takes it: lower case, digits and dashes, at most 63."""
+    """A valid Kubernetes name: lower case, digits and dashes, at most 63."""
     safe = re.sub(r"[^a-z0-9]+", "-", name.lower())[:55].strip("-")
     return safe if safe and safe[0].isalpha() else f"model-{safe}".rstrip("-")
 
@@ -139,7 +139,8 @@ def _deployment(
 ) -> dict[str, Any]:
     volumes: list[dict[str, Any]] = [
         {"name": "models", "persistentVolumeClaim": {"claimName": CLAIM, "readOnly": True}},
-        # GPUs that share a model talk through shared memory; a pod's own 64 MB are too few.
+        # GPUs that share a model communicate through shared memory; a pod's default 64 MB is too
+        # little.
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _shm(plan)}},
     ]
     mounts: list[dict[str, Any]] = [
@@ -167,7 +168,7 @@ def _deployment(
     pod = {
         # A Service called `vllm` would have Kubernetes set VLLM_PORT, which vLLM reads.
         "enableServiceLinks": False,
-        # Answers under way are finished; the gateway gives up on longer ones.
+        # Answers in progress are finished; the gateway gives up on longer ones.
         "terminationGracePeriodSeconds": SLOW_ANSWER_SECONDS if fleet.is_scaled else 60,
         "containers": [engine],
         "volumes": volumes,
@@ -185,7 +186,7 @@ def _deployment(
         "template": {"metadata": {"labels": own, "annotations": annotations}, "spec": pod},
     }
     if fleet.most > fleet.least:
-        del spec["replicas"]  # which would undo what KEDA did whenever the file is applied
+        del spec["replicas"]  # which would undo KEDA's scaling whenever the file is applied
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -234,7 +235,7 @@ def _shm(plan: Plan) -> str:
 
 
 def _refuse_same_names(box: Container) -> None:
-    """In a volume folders are known by their names alone, so one would be taken for another."""
+    """In a volume folders are identified by name alone, so one would be mistaken for another."""
     found: dict[str, str] = {}
     for here, _ in box.mounts:
         if found.setdefault(_inside_claim(here), here) != here:

@@ -10,11 +10,11 @@ from quantkit.serving.target import Target
 from quantkit.storage import gib
 
 ALL_LAYERS = "999"
-"""More than any model has; every version of llama.cpp takes that for all of them."""
+"""More than any model has; every version of llama.cpp reads it as all of them."""
 
 
 def flags(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
-    """Every flag that follows from the numbers."""
+    """Every flag that follows from the plan's numbers."""
     on_gpu = demand.gpu.vendor != "cpu"
     yield Flag(("--alias", target.name), "the model's name in requests")
     yield Flag(("--host", demand.host), reachable(demand.host, "llama-server"))
@@ -51,7 +51,7 @@ def flags(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
 
 
 def request(number: int) -> str:
-    """What a request says to be answered with an adapter, which are numbered as they come."""
+    """The request field that selects an adapter; adapters are numbered in order."""
     return f'"lora": [{{"id": {number}, "scale": 1}}]'
 
 

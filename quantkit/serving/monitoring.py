@@ -1,8 +1,8 @@
-"""A Grafana dashboard and Prometheus alerts, in the words of the engine's own metrics.
+"""A Grafana dashboard and Prometheus alerts, based on the engine's own metrics.
 
 vLLM's names are those of 0.26 to 0.32 (vllm/v1/metrics/loggers.py, vllm/v1/spec_decode/metrics.py);
-a counter gets the ending `_total`, a histogram `_bucket`, `_sum` and `_count`. llama.cpp tells of
-slots and tokens, and neither of its cache nor of times to a first token.
+a counter gets the suffix `_total`, a histogram `_bucket`, `_sum` and `_count`. llama.cpp reports
+slots and tokens, but neither its cache nor times to first token.
 """
 
 from dataclasses import dataclass
@@ -20,21 +20,21 @@ TTFT_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
 )  # fmt: skip
-"""Between which vLLM cannot tell times apart."""
+"""vLLM's histogram buckets: times within one cannot be distinguished."""
 ITL_BUCKETS = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
     40.0, 80.0,
 )  # fmt: skip
-"""The same of times between tokens."""
+"""The same for times between tokens."""
 SLOW_TPOT = 0.1
-"""Seconds between tokens that are worth an alert, where nobody says: ten tokens a second."""
+"""Default seconds between tokens that trigger an alert: ten tokens per second."""
 FEW_HITS = 0.5
-"""Of the hit rate that the last day had, what is worth an alert."""
+"""Share of the last day's hit rate below which an alert fires."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture: a title, its unit as Grafana calls it, and expressions by their legend."""
+    """One panel: a title, its Grafana unit, and expressions by their legend."""
 
     title: str
     unit: str
@@ -45,7 +45,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Alert:
-    """A condition that somebody should know of."""
+    """A condition that somebody should know about."""
 
     name: str
     condition: str
@@ -56,7 +56,7 @@ class Alert:
 
 
 def grafana(plan: Plan, targets: Targets | None = None) -> dict[str, Any]:
-    """A dashboard as Grafana imports it; it asks for its Prometheus."""
+    """A dashboard for Grafana's import, which asks for the Prometheus to use."""
     targets = targets or Targets()
     panels = _vllm_panels(plan, targets) if plan.engine == "vllm" else _llama_cpp_panels(plan)
     source = {"type": "prometheus", "uid": "${source}"}
@@ -210,9 +210,9 @@ def _llama_cpp_panels(plan: Plan) -> list[Panel]:
 
 
 def _bucket(wanted: float, buckets: tuple[float, ...]) -> tuple[float, str]:
-    """The limit of an alert, and what to say of it where it is not what was asked for.
+    """The limit of an alert, and a note where it differs from the requested one.
 
-    vLLM counts times in buckets: a limit inside of one would be a guess, so the next one counts.
+    vLLM counts times in buckets: a limit inside one would be a guess, so the next boundary is used.
     """
     limit = next((bucket for bucket in buckets if bucket >= wanted), buckets[-1])
     if limit == wanted:
@@ -307,7 +307,7 @@ def _llama_cpp_alerts(plan: Plan) -> list[Alert]:
 def _down(plan: Plan, metric: str) -> Alert:
     return Alert(
         "EngineIsDown",
-        f"absent({metric})",  # whatever the job is called that scrapes it
+        f"absent({metric})",  # whatever the scraping job is called
         "2m",
         "critical",
         f"{plan.target.name} sends no metrics",

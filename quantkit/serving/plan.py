@@ -1,6 +1,6 @@
-"""The plan of a server: the engine, its flags, and why each of them.
+"""The plan of a server: the engine, its flags, and the reason for each.
 
-Nothing here loads torch or starts anything, so that a plan can be made before a checkpoint is.
+Nothing here loads torch or starts anything, so a plan can be made before a checkpoint exists.
 """
 
 import shlex
@@ -55,11 +55,11 @@ class Plan:
 
     @property
     def arguments(self) -> list[str]:
-        """All flags in one row."""
+        """All flags as one list."""
         return [word for flag in self.flags for word in flag.words]
 
     def value(self, *names: str) -> str | None:
-        """What the command gives a flag, by any of its names; the last one counts."""
+        """A flag's value in the command, by any of its names; the last one counts."""
         found = None
         for flag in self.flags:
             name, _, value = flag.name.partition("=")
@@ -69,12 +69,12 @@ class Plan:
 
     @property
     def served_name(self) -> str:
-        """What requests call the model."""
+        """The model's name in requests."""
         return self.value("--served-model-name", "--alias", "-a") or self.target.name
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port, also where the user's own flags name them."""
+        """Host and port, also where the user's own flags set them."""
         port = self.value("--port") or str(self.demand.port)
         if not port.isdecimal() or not 0 < int(port) < 1 << 16:
             raise EngineError(f"--port {port} is not a port; give a number from 1 to 65535")
@@ -85,12 +85,12 @@ class Plan:
         return [*(program or PROGRAMS[self.engine]), self.target.path, *self.arguments]
 
     def shell(self, program: Sequence[str] | None = None) -> str:
-        """The command for a terminal, a flag a line."""
+        """The command for a terminal, one flag per line."""
         first = shlex.join([*(program or PROGRAMS[self.engine]), self.target.path])
         return " \\\n  ".join([first, *(shlex.join(flag.words) for flag in self.flags)])
 
     def with_extra(self, extra: Sequence[str]) -> "Plan":
-        """With flags in the user's own words, which take the place of ours."""
+        """With the user's own flags, which replace ours."""
         if not extra:
             return self
         flags = [word.partition("=")[0] for word in extra if word.startswith("-")]
@@ -100,7 +100,7 @@ class Plan:
         return replace(self, flags=(*kept, *own))
 
     def with_note(self, note: str) -> "Plan":
-        """With one more thing to mind."""
+        """With one more note."""
         return replace(self, notes=(*self.notes, note))
 
     def to_json(self, program: Sequence[str] | None = None) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Plan:
 def make(target: Target, demand: Demand, size: Size | None = None) -> Plan:
     """The plan for a model on GPUs; raises where they cannot serve it.
 
-    `size` is taken as it is: what a recommendation compared is what is served.
+    `size` is used unchanged: what a recommendation compared is what is served.
     """
     from quantkit.serving import llamacpp, vllm
 
@@ -170,7 +170,7 @@ def make(target: Target, demand: Demand, size: Size | None = None) -> Plan:
 def beside(
     shape: ModelShape, draft: Draft | None, adapters: Loras, split: Split, kv_bits: int = 16
 ) -> Beside:
-    """What a draft and adapters take on each of the GPUs that share a model."""
+    """Memory of a draft and adapters on each of the GPUs that share a model."""
     taken = Beside() if draft is None else draft.beside(split.tensor, kv_bits)
     return replace(taken, adapter_bytes=loras.size_bytes(shape, adapters, split))
 
@@ -233,7 +233,7 @@ def _size(target: Target, demand: Demand) -> Size:
 
 
 def _partly(target: Target, demand: Demand, profile: Profile, context: int) -> Size | None:
-    """A GGUF file with layers in the host's memory, which is this machine's."""
+    """A GGUF file with some layers in this machine's host memory."""
     if target.shape is None or not target.is_gguf:
         return None
     own = _wanted(target, demand, profile, context, parallel.usual(target.recipe, demand.count))
@@ -242,7 +242,7 @@ def _partly(target: Target, demand: Demand, profile: Profile, context: int) -> S
 
 
 def _splits(target: Target, demand: Demand) -> tuple[list[Split], str]:
-    """Ways to share the model, the first that fits to be taken, and why not the usual one."""
+    """Ways to share the model, of which the first that fits is used, and why not the usual one."""
     usual = parallel.usual(target.recipe, demand.count)
     if target.shape is None:
         return [demand.split or usual], ""
@@ -256,7 +256,7 @@ def _splits(target: Target, demand: Demand) -> tuple[list[Split], str]:
 
 
 def _explained(target: Target, demand: Demand, size: Size) -> Size:
-    """Numbers that were worked out elsewhere, with the reason for how GPUs share the model."""
+    """Numbers computed elsewhere, with the reason for how GPUs share the model."""
     is_usual = size.split == parallel.usual(target.recipe, demand.count)
     return replace(size, why_split="" if is_usual else _splits(target, demand)[1])
 
@@ -294,7 +294,7 @@ def _wanted(
 
 
 def kv_bits(text: str) -> int | None:
-    """Bits of keys and values by what people write; None leaves it to the checkpoint."""
+    """Bits of keys and values from their notation; None leaves it to the checkpoint."""
     known = {"auto": None, "16": 16, "bf16": 16, "fp16": 16, "8": 8, "fp8": 8, "q8_0": 8}
     if text.lower() not in known:
         raise UnknownName("KV cache type", text, ("auto", "16", "8"))

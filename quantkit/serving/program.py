@@ -1,4 +1,4 @@
-"""Where an engine's program is on this machine, and how to get it where it is not."""
+"""Where an engine's program is on this machine, and how to install it if missing."""
 
 import shutil
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from quantkit.serving.plan import NAMES, Engine
 
 @dataclass(frozen=True)
 class Program:
-    """How an engine is called."""
+    """How to start an engine."""
 
     words: tuple[str, ...]
-    """Up to where the model's path follows."""
+    """The command up to the model's path."""
     engine: str
-    """Its name for people."""
+    """Its display name."""
     version: str = ""
-    """As packages number it; empty where it does not tell."""
+    """As packages number it; empty where it is not reported."""
 
     @property
     def named(self) -> str:
@@ -27,8 +27,9 @@ class Program:
 
 
 def find(engine: Engine, gpu: GPU, python: Path | None = None, own: Path | None = None) -> Program:
-    """An engine's program: in the environment of `python` (vLLM), at `own` (llama.cpp), or in the
-    places where programs are; raises with the way to get it."""
+    """An engine's program: in the environment of `python` (vLLM), at `own` (llama.cpp), or on the
+    usual paths; raises with installation advice.
+    """
     if own is not None and engine == "llama.cpp" and not own.is_file():
         raise EngineError(f"there is no program at {own}; --llama-server names llama.cpp's server")
     if found := look(engine, python, own):
@@ -48,12 +49,12 @@ def look(engine: Engine, python: Path | None = None, own: Path | None = None) ->
 
 
 def missing(engine: Engine) -> str:
-    """That there is none."""
+    """The error for a missing program."""
     return "llama-server was not found" if engine == "llama.cpp" else "vLLM was not found"
 
 
 def how_to_install(engine: Engine, gpu: GPU) -> str:
-    """What to do, by engine and vendor."""
+    """Installation advice, by engine and vendor."""
     if engine == "llama.cpp":
         backend = {
             "nvidia": "CUDA",

@@ -1,4 +1,4 @@
-"""From what somebody asks of `recommend` to answers, and the plan of a server for the one."""
+"""Answers the questions of `recommend`, with a serving plan for the chosen answer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
 CONTEXT = 8192
 PLACEHOLDER = "MODEL"
-"""In a command for a model that exists nowhere: a size that no publisher has."""
+"""In a command for a hypothetical model: a size that no publisher has."""
 
 
 @dataclass(frozen=True)
 class Drafting:
-    """A draft as it was asked for."""
+    """The requested draft."""
 
     text: str
     acceptance: str | None = None
@@ -58,7 +58,7 @@ class Drafting:
 
 @dataclass(frozen=True)
 class Asked:
-    """Everything that a question of `recommend` may say."""
+    """Everything that a question of `recommend` may specify."""
 
     models: tuple[str, ...]
     gpus: tuple[GPU, ...]
@@ -71,7 +71,7 @@ class Asked:
     """None: latency, or quality where the GPU's bandwidth is not known."""
     min_quality: float | None = None
     reports: "tuple[Path | Document, ...]" = ()
-    """Files, folders that have one, or what was read of one."""
+    """Files, folders that have one, or the parsed contents of one."""
     gpu_hour: float | None = None
     prices: Prices | None = None
     bench: Path | None = None
@@ -82,7 +82,7 @@ class Asked:
     shared_prefix: int = 0
     host: Host | None = None
     in_depth: bool = True
-    """Whether what would change the answer is looked for, where there is one."""
+    """Whether to look for what would change the answer, where there is one."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Answers:
     """What was found, and how to serve it where there is one answer."""
 
     found: tuple[Recommendation, ...]
-    """For each model all GPUs, in the order in which they were named."""
+    """For each model all GPUs, in the order given."""
     plan: Plan | None = None
     make: tuple[str, ...] = ()
     """The command that makes the checkpoint; empty where there is nothing to make."""
@@ -102,7 +102,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class _Model:
-    """One of the models, with what is known of it."""
+    """One of the models, with what is known about it."""
 
     text: str
     shape: ModelShape
@@ -111,7 +111,7 @@ class _Model:
 
     @property
     def source(self) -> str:
-        """What `quantize` and engines call it."""
+        """Its name for `quantize` and engines."""
         if self.shape.assumed:
             return self.shape.stand_in or PLACEHOLDER
         path = Path(self.text)
@@ -149,7 +149,7 @@ def answer(asked: Asked) -> Answers:
 
 
 def _models(asked: Asked) -> list[_Model]:
-    """The models that were named, each with the report that is of it."""
+    """The given models, each with the report about it."""
     models = [_Model(text, shape.of(text)) for text in asked.models]
     if not asked.reports:
         return models
@@ -179,7 +179,7 @@ def _models(asked: Asked) -> list[_Model]:
 
 
 def _report(given: "Path | Document") -> "tuple[str, Document]":
-    """A report, and what it is called in sentences."""
+    """A report, and its name in sentences."""
     if not isinstance(given, Path):
         return "the report", given
     from quantkit.report.document import read
@@ -193,7 +193,7 @@ def _draft(asked: Asked, model: _Model) -> Draft:
     wanted = asked.drafting
     served = targets.planned(model.shape, None, model.source)
 
-    # Like the model itself, a draft need not be at hand: its shape is enough.
+    # Like the model itself, a draft need not be available locally: its shape is enough.
     def opened(text: str) -> targets.Target:
         of_it = _Model(text, shape.of(text))
         return targets.planned(of_it.shape, None, of_it.source)
@@ -217,7 +217,7 @@ def _question(asked: Asked, model: _Model, guess: Draft | None) -> Question:
         context=context,
         users=asked.users,
         answer=asked.answer,
-        # Who says how GPUs share it has said how many there are.
+        # Specifying how GPUs share it also specifies how many there are.
         count=asked.count or (wish.tensor or 1) * (wish.pipeline or 1),
         wish=wish,
         objective=asked.objective or "latency",
@@ -234,7 +234,7 @@ def _question(asked: Asked, model: _Model, guess: Draft | None) -> Question:
 
 
 def _for_gpu(question: Question, asked: Asked, gpu: GPU) -> Question:
-    """What fits is all that can be said of a GPU whose bandwidth nobody tells."""
+    """For a GPU of unknown bandwidth, only the memory fit can be determined."""
     if gpu.bandwidth_gb_s > 0:
         return question
     if asked.objective in ("latency", "throughput"):
@@ -252,7 +252,7 @@ def _speculation(asked: Asked, guess: Draft | None) -> Speculation | None:
 
 
 def _refused(asked: Asked, guess: Draft | None) -> dict[str, str]:
-    """Engines that cannot take what is to lie beside the model."""
+    """Engines that cannot take the draft or adapters."""
     if asked.adapters:
         return {"llama.cpp": "the adapters are folders, and llama.cpp takes them as GGUF files"}
     if guess is not None and guess.kind in (*HEADS, "suffix"):
@@ -336,13 +336,13 @@ def _plan(found: Recommendation, model: _Model, asked: Asked, guess: Draft | Non
 def _commands(
     found: Recommendation, model: _Model, asked: Asked, guess: Draft | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What makes the checkpoint, and what makes a file of its draft."""
+    """The commands that make the checkpoint, and the file of its draft."""
     assert found.chosen is not None
     recipe = found.chosen.format.recipe
     if recipe is None or model.source == PLACEHOLDER:
         return (), ()
     usual = "python-docs" if model.text == "demo" else "general"
-    # What was measured had its own set, a GGUF file too; another file is not that one.
+    # Measured results belong to a calibration set, for a GGUF file too; another file differs.
     learned = _set_of(model, recipe.name) or (usual if recipe.needs_calibration else None)
     calibration = ("--calibration", learned) if learned else ()
     make = ("quantkit", "quantize", model.source, "-r", recipe.name, *calibration, "-o", "out")
@@ -353,7 +353,7 @@ def _commands(
 
 
 def _set_of(model: _Model, recipe: str) -> str | None:
-    """The calibration set that a report's candidate learned from."""
+    """The calibration set of a report's candidate."""
     if model.report is None:
         return None
     for entry in model.report[1].candidates:

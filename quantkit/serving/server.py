@@ -1,4 +1,4 @@
-"""A server that runs: started, waited for, asked once, and ended whatever happens."""
+"""A running server: started, waited for, tested with one request, and always stopped."""
 
 import json
 import os
@@ -35,16 +35,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class Server:
-    """A healthy server and the process that it is."""
+    """A healthy server and its process."""
 
     url: str
     plan: Plan
     child: Child
     seconds: float
-    """From the start to health."""
+    """From start to healthy."""
 
     def ask(self) -> Answer:
-        """One real request, greedy and short; raises where the answer is none."""
+        """One real request, greedy and short; raises where the answer is empty."""
         body = {
             "model": self.plan.served_name,
             "prompt": PROMPT,
@@ -56,7 +56,7 @@ class Server:
             answer = _post(f"{self.url}/v1/completions", body, ANSWER_SECONDS, _key(self.plan))
             text = answer["choices"][0]["text"]
         except (OSError, ValueError, LookupError, TypeError) as error:
-            # An engine whose worker is gone may look healthy until it is asked.
+            # An engine whose worker is gone may look healthy until it gets a request.
             time.sleep(0.5)
             why = str(error) or type(error).__name__
             raise self.child.failure(
@@ -74,11 +74,11 @@ class Server:
 
 
 def refuse_taken(host: str, port: int) -> None:
-    """Stop while nothing is started yet if another program listens there."""
+    """Refuse to start anything if another program listens there."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # As servers do: a port that was just given up is free.
+            # As servers do: a port that was just released counts as free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except (OSError, OverflowError, UnicodeError) as error:
@@ -98,7 +98,7 @@ def running(
     progress: Progress | None = None,
     log: Path | None = None,
 ) -> Iterator[Server]:
-    """The plan's server, once it is healthy; its whole family is gone afterwards."""
+    """The plan's server, once it is healthy; all its processes are gone afterwards."""
     progress = progress or Silent()
     host, port = plan.address
     refuse_taken(host, port)
@@ -119,7 +119,7 @@ def _wait(child: Child, url: str, timeout: float, progress: Progress) -> float:
     while True:
         child.check()
         if _is_healthy(url):
-            child.check()  # or else it is another's health
+            child.check()  # otherwise the health check may reach another server
             return time.monotonic() - start
         passed = time.monotonic() - start
         if passed > timeout:
@@ -140,7 +140,7 @@ def _is_healthy(url: str) -> bool:
 
 
 def _served_at(host: str, port: int) -> str | None:
-    """The model of a server that listens there already, if it is one."""
+    """The model of a server that already listens there, if it is one."""
     try:
         url = f"http://{_reached_at(host)}:{port}/v1/models"
         _, content = http.ask("GET", url, timeout_s=2)
@@ -150,7 +150,7 @@ def _served_at(host: str, port: int) -> str | None:
 
 
 def _key(plan: Plan) -> str | None:
-    """The password that the server asks for, where flags or the environment give it one."""
+    """The API key that the server requires, if flags or the environment set one."""
     named = "VLLM_API_KEY" if plan.engine == "vllm" else "LLAMA_API_KEY"
     return plan.value("--api-key") or os.environ.get(named)
 
@@ -164,7 +164,7 @@ def _post(url: str, body: dict[str, Any], timeout: float, key: str | None) -> An
 
 
 def _reached_at(host: str) -> str:
-    """The address to call a server at that listens on `host`."""
+    """The address at which to reach a server that listens on `host`."""
     if host in ("0.0.0.0", "", "::"):
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host

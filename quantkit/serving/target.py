@@ -1,4 +1,4 @@
-"""What is to be served: a checkpoint of ours, a model as it is, or a GGUF file."""
+"""What is to be served: a quantkit checkpoint, an unquantised model, or a GGUF file."""
 
 import re
 from contextlib import suppress
@@ -20,40 +20,40 @@ IMATRIX = "imatrix.gguf"
 
 @dataclass(frozen=True)
 class Target:
-    """A model as an engine is given it."""
+    """A model as it is passed to an engine."""
 
     path: str
-    """A folder, a GGUF file, or a name in the hub."""
+    """A folder, a GGUF file, or a hub id."""
     name: str
-    """What requests call it."""
+    """Its name in requests."""
     shape: ModelShape | None
-    """None where nothing is known of its memory."""
+    """None where its memory is unknown."""
     recipe: AnyRecipe | None
     """None for a model that quantkit did not make."""
     is_gguf: bool
     has_manifest: bool = False
     can_chat: bool = False
-    """Whether a chat template lies beside it."""
+    """Whether it has a chat template."""
     is_stored: bool = False
-    """Whether the shape has its tensors as they are stored, packed or not."""
+    """Whether the shape has its tensors as stored, packed or not."""
     longest: int | None = None
-    """The context that a GGUF file was made for, where nothing else is known of it."""
+    """A GGUF file's context length, where nothing else is known about it."""
 
     @property
     def sized_by(self) -> AnyRecipe | None:
-        """The recipe from which sizes follow; None where tensors have theirs already."""
+        """The recipe that determines sizes; None where tensors have theirs already."""
         return None if self.is_stored else self.recipe
 
     @property
     def folder(self) -> Path:
-        """Where its files lie."""
+        """The folder of its files."""
         return Path(self.path).parent if self.is_gguf else Path(self.path)
 
 
 def planned(
     shape: ModelShape, recipe: AnyRecipe | None, folder: str, source: str | None = None
 ) -> Target:
-    """A checkpoint that is not made yet, of what `quantize` calls `source`."""
+    """A checkpoint that does not exist yet, made from what `quantize` calls `source`."""
     name = folder.rstrip("/").rpartition("/")[2]
     if not isinstance(recipe, GGUFRecipe):
         return Target(folder, name, shape, recipe, False)
@@ -64,11 +64,11 @@ def planned(
 
 
 def open_target(path: Path) -> Target:
-    """What lies at a path, or `demo`, or a hub's model by its id; weights are not read."""
+    """What is at a path, or `demo`, or a hub model by its id; weights are not read."""
     if str(path) == "demo" and not path.exists():
         path = resources.DEMO_MODEL
     if (found := placed(path)) != path:
-        opened = open_target(found)  # a snapshot is called by its commit
+        opened = open_target(found)  # a snapshot's folder is named by its commit
         return opened if opened.is_gguf else replace(opened, name=path.name)
     if path.suffix == ".gguf" and path.is_file():
         if _is_ours(path):
@@ -97,7 +97,7 @@ def open_target(path: Path) -> Target:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a GGUF file is the one that the manifest beside it speaks of."""
+    """Whether a GGUF file is the one that the manifest next to it describes."""
     manifest = path.parent / MANIFEST
     if path.name == IMATRIX or not manifest.is_file():
         return False
@@ -120,7 +120,7 @@ def _folder(path: Path, recipe: Recipe | None, can_chat: bool) -> Target:
 
 
 def _file(path: Path) -> Target:
-    """A GGUF file that others made."""
+    """A GGUF file made by another tool."""
     from quantkit.gguf.reader import read_file
     from quantkit.serving.gguf_files import described
 

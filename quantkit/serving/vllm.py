@@ -16,7 +16,7 @@ from quantkit.storage import gib
 
 
 def flags(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
-    """Every flag that follows from the numbers, the rest being vLLM's own business."""
+    """Every flag that follows from the plan's numbers; the rest are vLLM's defaults."""
     yield Flag(("--served-model-name", target.name), "the model's name in requests")
     yield Flag(("--host", demand.host), reachable(demand.host, "vLLM"))
     yield Flag(("--port", str(demand.port)), "where it listens")
@@ -33,7 +33,7 @@ def flags(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
 def _where(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
     gpu = demand.gpu
     if gpu.vendor == "cpu":
-        # Compiling takes longer on a CPU than it gives back.
+        # On a CPU, compiling takes longer than it saves.
         yield Flag(("--enforce-eager",), "no compilation, to start in seconds")
         return
     yield from _split(target, size)
@@ -96,7 +96,7 @@ def _batches(demand: Demand, size: Size) -> Iterator[Flag]:
 def _cache(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
     if demand.gpu.vendor == "cpu":
         if size.fit is not None:
-            # vLLM would take half of the machine's memory for it.
+            # Otherwise vLLM would take half of the machine's memory for it.
             wanted = size.sequences * size.fit.user_bytes
             why = f"KV cache of {size.sequences} full contexts"
             yield Flag(("--kv-cache-memory-bytes", str(max(wanted, 1 << 26))), why)

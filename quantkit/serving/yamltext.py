@@ -1,4 +1,4 @@
-"""YAML as people write it: no anchors, text over several lines as a block, reasons on top."""
+"""Readable YAML: no anchors, multi-line text as a block, reasons on top."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +23,7 @@ def dump(documents: Sequence[Any]) -> str:
 
 
 def head(plan: Plan, *lines: str) -> str:
-    """A comment on what a file is, and why the engine has the flags that it has."""
+    """A comment on what a file is, and why the engine has its flags."""
     first = f"{plan.target.name} in {NAMES[plan.engine]} for {plan.where}; written by quantkit."
     told = [flag for flag in plan.flags if flag.name not in ("--host", "--port")]
     wide = max(len(flag.name) for flag in told)

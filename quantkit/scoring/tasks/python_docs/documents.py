@@ -5,7 +5,7 @@ from typing import Any
 
 
 def load(**_: Any) -> dict[str, Any]:
-    """The held-out documents as lm-eval wants them."""
+    """The held-out documents as lm-eval expects them."""
     from datasets import Dataset
 
     from quantkit.calibration.reading import python_text

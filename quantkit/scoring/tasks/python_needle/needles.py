@@ -1,8 +1,8 @@
 """The questions of the lm-eval tasks `needle_1k`, `needle_4k` and `needle_16k`: a number in a text.
 
-A sentence with a made-up number stands somewhere in documentation of the running Python, which was
-held out from training and calibration. At the end the model is asked for it. Of every number of
-characters there are the same questions with the sentence at ten depths, so no hub is needed.
+A sentence with a made-up number is placed in the running Python's documentation, which was held out
+from training and calibration. At the end the model is asked for it. For every text length there are
+the same questions with the sentence at ten depths; no hub is needed.
 """
 
 import random
@@ -14,14 +14,14 @@ NAMES = ("Amara", "Bruno", "Chiara", "Deniz", "Elena", "Farid", "Greta", "Hugo",
 
 
 def load(characters: int, **_: Any) -> dict[str, Any]:
-    """The questions as lm-eval wants them."""
+    """The questions as lm-eval expects them."""
     from datasets import Dataset
 
     return {"test": Dataset.from_list(questions(characters))}
 
 
 def questions(characters: int) -> list[dict[str, Any]]:
-    """Texts of about so many characters, each with a number in it."""
+    """Texts of about this many characters, each with a number in it."""
     from quantkit.calibration.reading import python_text
 
     whole = "\n\n".join(document.text for document in python_text.heldout())
@@ -31,7 +31,7 @@ def questions(characters: int) -> list[dict[str, Any]]:
         start = draw.randrange(max(1, len(whole) - characters))
         text = whole[start : start + characters]
         depth = place % N_DEPTHS
-        # At the end of a line, so that no sentence is torn.
+        # At the end of a line, so that no sentence is split.
         at = text.find("\n", depth * len(text) // N_DEPTHS)
         at = len(text) if at < 0 else at
         name, number = draw.choice(NAMES), draw.randrange(10_000, 100_000)

@@ -1,9 +1,9 @@
 """The questions of the lm-eval task `python_quiz`: which words end this line?
 
-A question is a line of a held-out document less its last words, under the line before it. The
+A question is a line of a held-out document without its last words, below the line before it. The
 choices are those words and the ends of three lines of other documents of the same kind: as many
-words, nearly as many characters, in an order that a seed decides. Without the question nothing
-tells them apart.
+words, nearly as many characters, in a seeded order. Without the question nothing distinguishes
+them.
 """
 
 import random
@@ -33,7 +33,7 @@ class Line(NamedTuple):
 
 
 def load(**_: Any) -> dict[str, Any]:
-    """The questions as lm-eval wants them."""
+    """The questions as lm-eval expects them."""
     from datasets import Dataset
 
     return {"test": Dataset.from_list(questions())}
@@ -41,7 +41,7 @@ def load(**_: Any) -> dict[str, Any]:
 
 @cache
 def questions() -> list[dict[str, Any]]:
-    """Mixed, so that the first few are as good a sample as any."""
+    """Shuffled, so that the first few are as good a sample as any."""
     lines = _lines()
     generators = {line.document.name: _generator(line.document.name) for line in lines}
     found = []
@@ -80,8 +80,9 @@ def _could_be_wrong(other: Line, line: Line) -> bool:
 
 
 def _lines() -> list[Line]:
-    """Lines that can be asked about, each ending once."""
-    # Topics quote each other and docstrings get copied: what training text holds is not asked.
+    """Lines that can be asked about, with unique endings."""
+    # Topics quote each other and docstrings get copied: what the training text contains is not
+    # asked.
     seen = _plain(" ".join(document.text for document in python_text.train()))
     by_ending: dict[str, Line] = {}
     for document in python_text.heldout():
