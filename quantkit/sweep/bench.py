@@ -1,4 +1,4 @@
-"""What a step of a sweep works with."""
+"""The environment of a sweep's step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,10 +9,12 @@ from quantkit.progress import Progress
 
 @dataclass(frozen=True)
 class Bench:
-    """What a step works with: results that it needs, room for its own, somebody who listens."""
+    """What a step works with: the results it needs, a folder for its own, and progress
+    reporting.
+    """
 
     folder_of: Callable[[str], Path]
     """A finished step's files by its name, checked."""
     room: Path
-    """An own folder; what a killed attempt left may be there."""
+    """Its own folder; it may contain leftovers of a killed attempt."""
     progress: Progress

@@ -1,7 +1,7 @@
 """What a sweep will cost before it starts: hours of GPUs or of this machine, and bytes.
 
-Worked out from shapes, as for a single run; scoring from the length of a task's first questions.
-What cannot be known without data that is not here is left open, and totals then say `at least`.
+Computed from shapes, as for a single run; scoring from the length of a task's first questions. What
+cannot be known without data that is missing here is left open, and totals then say `at least`.
 """
 
 from collections import defaultdict
@@ -31,18 +31,18 @@ from quantkit.sweep.resolve import Resolved
 LARGE_PRODUCT = 0.8
 """Share of its printed rate at which an H200 multiplies large matrices: 790 of 989 TFLOP/s."""
 FLOAT32 = 1 / 15
-"""Rate in float32 against that of tensor cores; 67 to 989 TFLOP/s on an H200."""
+"""Rate in float32 relative to that of tensor cores; 67 to 989 TFLOP/s on an H200."""
 SCORING = 0.28
 """Share of the printed rate that scoring a text reaches: benchmarks/results/scoring-h200.json."""
 REFERENCE_BYTES = 388
-"""Kept of a source's predictions for a token of text."""
+"""Bytes stored of a source's predictions per token of text."""
 LOOKED_AT = 16
-"""Documents of a task from which the others' length is guessed."""
+"""Documents of a task from which the length of the others is estimated."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one step takes; None where it cannot be known."""
+    """The cost of one step; None where it cannot be known."""
 
     seconds: float | None
     size_bytes: int | None
@@ -51,18 +51,18 @@ class Cost:
 
 @dataclass(frozen=True)
 class Costs:
-    """What all steps take, by name, and on what they were reckoned."""
+    """The cost of all steps, by name, and the device it was computed for."""
 
     steps: Mapping[str, Cost]
     gpu: str
 
 
 def disk_bytes(sweep: Resolved, steps: Iterable[Step]) -> int:
-    """Bytes of the checkpoints that steps make; a model whose shape is unknown counts nothing."""
+    """Bytes of the checkpoints that steps make; a model of unknown shape counts as zero."""
     total = 0
     for step in steps:
         shape, recipe = _shape(step.work["model"]["place"]), _named(sweep, step)
-        with suppress(QuantkitError):  # the pass itself asks again, and says what is wrong
+        with suppress(QuantkitError):  # the pass itself asks again, and reports what is wrong
             total += weight_bytes(shape, recipe, sweep.learns(recipe)) if shape else 0
     return total
 
@@ -128,7 +128,7 @@ def _set_bytes(step: Step) -> int:
 
 
 def _tokens(step: Step, shape: ModelShape) -> CalibrationTokens:
-    """As many tokens as a set will have, whatever they say."""
+    """Dummy tokens, as many as a set will have."""
     work: Mapping[str, Any] = step.work
     if "folder" in work:
         from pathlib import Path
@@ -151,12 +151,12 @@ def _named(sweep: Resolved, step: Step) -> AnyRecipe:
 class _Asked:
     n_tokens: int
     is_text: bool
-    """Scored whole, with the source's predictions kept."""
+    """Scored whole, with the source's predictions stored."""
 
 
 @cache
 def _questions(task: str, limit: int | None) -> _Asked | None:
-    """How much a task asks; None where its data cannot be had."""
+    """The size of a task; None where its data is not available."""
     try:
         with lmeval.quiet():
             loaded = lmeval.load([task], None)["tasks"][task]

@@ -1,4 +1,4 @@
-"""Whether the data of a sweep can be read: told once, before the first step."""
+"""Checks once, before the first step, that the data of a sweep can be read."""
 
 from quantkit.calibration import spec as set_spec
 from quantkit.errors import QuantkitError, SweepError

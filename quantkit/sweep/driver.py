@@ -1,4 +1,4 @@
-"""A whole sweep: look up names, lay out the graph, run what is missing, report on everything."""
+"""A whole sweep: resolve names, build the graph, run what is missing, report on everything."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ SWEEP = "sweep.json"
 
 @dataclass(frozen=True)
 class Prepared:
-    """A sweep that can begin."""
+    """A sweep that is ready to run."""
 
     sweep: Resolved
     graph: Graph
@@ -45,7 +45,7 @@ def prepare(
 
 
 def run(prepared: Prepared, executor: Executor, progress: Progress) -> Overview:
-    """Do what is missing of a sweep, and write the report over everything."""
+    """Run what is missing of a sweep, and write the report on everything."""
     place, graph = prepared.place, prepared.graph
     there = set(place.names(result.FOLDER))
     missing = [step for step in graph.of_kind("quantize") if step.name not in there]
@@ -67,15 +67,15 @@ def run(prepared: Prepared, executor: Executor, progress: Progress) -> Overview:
 
 @dataclass(frozen=True)
 class Estimated:
-    """A graph, what of it is done, and what the rest will cost."""
+    """A graph, how much of it is done, and what the rest will cost."""
 
     graph: Graph
     done: frozenset[str]
     costs: "Costs"
     tasks: tuple[str, ...] = ()
-    """What models are scored on."""
+    """The tasks that models are scored on."""
     has_named_tasks: bool = True
-    """Whether the sweep's file says so, and not we."""
+    """Whether the sweep's file names them, rather than the default."""
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
@@ -114,14 +114,14 @@ def estimated(prepared: Prepared) -> Estimated:
 
 
 def _write_pages(*what: Any) -> Overview:
-    """What draws pages is loaded when there is something to draw."""
+    """Import what draws pages only when there is something to draw."""
     from quantkit.sweep import pages
 
     return pages.write(*what)
 
 
 def report(place: Place) -> Overview:
-    """The report over everything that is done in a place, whoever drives it."""
+    """The report on everything that is done in a place, whoever drives it."""
     graph, _ = read_plan(place)
     state = read_state(place)
     done = look(graph, place).finished(graph, state.get("errors", {}))
@@ -134,7 +134,7 @@ def report(place: Place) -> Overview:
 
 
 def read_plan(place: Place) -> tuple[Graph, dict[str, Any]]:
-    """The graph that a folder was last run with, and the sweep's own words."""
+    """The graph that a folder was last run with, and the sweep's file."""
     content = place.read(SWEEP)
     if content is None:
         raise StorageError(
@@ -154,7 +154,7 @@ def read_plan(place: Place) -> tuple[Graph, dict[str, Any]]:
             )
             for s in data["steps"]
         ]
-        for step in steps:  # folders are called by these
+        for step in steps:  # folders are named after these
             plain_name(step.title)
             plain_name(step.name)
         return Graph.of(steps), data["spec"]
@@ -172,7 +172,7 @@ def _write_plan(place: Place, prepared: Prepared) -> None:
             "needs": step.needs,
             "after": step.after,
             "whatever": step.whatever,
-            # What a report is of is asked for again later; the rest only machines need.
+            # The inputs of a report are needed later; the rest only workers need.
             "work": dict(step.work) if step.kind == "report" else {},
         }
         for step in prepared.graph.steps.values()

@@ -1,7 +1,7 @@
-"""From a sweep to its graph: what is made once, what once a set, and what waits for what.
+"""Expands a sweep into its graph: what is made once, what once per set, and the dependencies.
 
-Recipes without data are made once a model, all others once a model and set; recipes of one model
-and set share one pass; a source is scored once, and every candidate is compared with that.
+Recipes without data are made once per model, all others once per model and set; recipes of one
+model and set share one pass; a source is scored once, and every candidate is compared with that.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,12 +16,12 @@ from quantkit.sweep.resolve import Calibration, Model, Resolved
 
 @dataclass(frozen=True)
 class Devices:
-    """What computes: `cpu` or `cuda`, which give other bytes for the same recipe."""
+    """The devices: `cpu` or `cuda`, which give different bytes for the same recipe."""
 
     quantize: str
     score: str
     ranks: int = 1
-    """GPUs that share one pass, which sum up in another order than one does."""
+    """GPUs that share one pass, whose sums have another order than on one."""
 
 
 def expand(sweep: Resolved, devices: Devices) -> Graph:
@@ -29,7 +29,7 @@ def expand(sweep: Resolved, devices: Devices) -> Graph:
     by_model: dict[str, list[Step]] = {}
     made: dict[str, Step] = {}
     waiting = list(sweep.models)
-    while waiting:  # models that others come after are first
+    while waiting:  # models that others wait for come first
         model = next(m for m in waiting if all(name in by_model for name in m.after))
         waiting.remove(model)
         after = tuple(by_model[name][-1].name for name in model.after)

@@ -1,8 +1,8 @@
-"""Steps, what each of them needs, and the digests by which finished ones are known.
+"""Steps, their dependencies, and the digests that identify finished ones.
 
-A step's digest covers everything that decides its result: its own settings and the digests of what
-it needs. So a changed recipe is another step, and so is all that depends on it, while the rest
-stays what it was.
+A step's digest covers everything that determines its result: its own settings and the digests of
+what it needs. So a changed recipe is another step, and so is everything that depends on it, while
+the rest stays the same.
 """
 
 import hashlib
@@ -29,17 +29,17 @@ class Step:
     title: str
     """What it is about, such as `demo gptq-w4a16 python-docs`."""
     work: Mapping[str, Any]
-    """All that a machine has to know to do it, as plain data ..."""
+    """Everything that a worker has to know to do it, as plain data ..."""
     digest: str
-    """... and a hash of what of it decides the result."""
+    """... and a hash of the part that determines the result."""
     needs: tuple[str, ...] = ()
     """Names of the steps whose results it takes."""
     whatever: bool = False
-    """Goes on with what there is when a step that it needs was given up."""
+    """Runs with what is available when a step that it needs was given up."""
     after: tuple[str, ...] = ()
-    """Names of steps that end before it begins, though it takes nothing of them."""
+    """Names of steps that must end first, though it takes no result from them."""
     together: str = ""
-    """Steps with the same word here share work, and are best done at once."""
+    """Steps with the same value here share work, and are best done at once."""
 
     @cached_property
     def name(self) -> str:
@@ -49,7 +49,7 @@ class Step:
 
 
 def digest_of(kind: str, decisive: Mapping[str, Any], needs: Iterable[str] = ()) -> str:
-    """A hash of what decides a step's result."""
+    """A hash of what determines a step's result."""
     facts = {"quantkit": __version__, "kind": kind, "needs": list(needs), **decisive}
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -57,7 +57,7 @@ def digest_of(kind: str, decisive: Mapping[str, Any], needs: Iterable[str] = ())
 
 @dataclass(frozen=True)
 class Graph:
-    """All steps of a sweep, each after what it needs."""
+    """All steps of a sweep, in dependency order."""
 
     steps: Mapping[str, Step]
     """By name."""
@@ -66,7 +66,7 @@ class Graph:
 
     @classmethod
     def of(cls, steps: Iterable[Step]) -> "Graph":
-        """Put steps in order; one of them alone, of any two that are the same."""
+        """Sort steps; duplicates are merged."""
         named = {step.name: step for step in steps}
         missing: Counter[str] = Counter()
         followers: dict[str, list[str]] = {name: [] for name in named}
@@ -79,7 +79,7 @@ class Graph:
         listed = {name: number for number, name in enumerate(named)}
         ready = [listed[name] for name in named if not missing[name]]  # a heap: it is sorted
         names, order = list(named), []
-        while ready:  # as they were listed, where nothing is against it: people read them so
+        while ready:  # in the listed order where possible, for readability
             order.append(name := names[heapq.heappop(ready)])
             for follower in followers[name]:
                 missing[follower] -= 1

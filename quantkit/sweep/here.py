@@ -1,4 +1,4 @@
-"""Steps one after another, in this process."""
+"""Runs steps one after another, in this process."""
 
 from quantkit.progress import Progress
 from quantkit.sweep.expand import Devices
@@ -8,14 +8,14 @@ from quantkit.sweep.worker import Functions, Job, Outcome, execute
 
 
 class Here:
-    """Does one job at a time."""
+    """Runs one job at a time."""
 
     def __init__(self, progress: Progress, functions: Functions | None = None) -> None:
         self._progress, self._functions = progress, functions
         self._job: Job | None = None
 
     def bundle(self, step: Step) -> str:
-        """Recipes share a pass, and all tasks a model that is loaded once."""
+        """Recipes share a pass, and all tasks share a loaded model."""
         return f"score {step.work['title']}" if step.kind == "score" else step.together
 
     def room(self) -> int:
@@ -23,11 +23,11 @@ class Here:
         return int(self._job is None)
 
     def start(self, job: Job) -> None:
-        """Take a job on."""
+        """Accept a job."""
         self._job = job
 
     def wait(self) -> list[tuple[Job, Outcome]]:
-        """Do it."""
+        """Run it."""
         if (job := self._job) is None:
             return []
         self._job = None
@@ -35,7 +35,7 @@ class Here:
 
 
 def devices(spec: SweepSpec) -> Devices:
-    """What computes here; more than this machine has is refused."""
+    """The devices of this machine; more than it has is refused."""
     import torch
 
     from quantkit import device

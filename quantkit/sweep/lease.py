@@ -1,8 +1,8 @@
 """Who may drive a sweep: a lease that expires, so that two drivers never work on one folder.
 
-Leases are numbered files. Whoever creates the next number holds the folder, and storage lets only
-one do that; the holder writes its file anew before it expires. A driver that was away for too long
-finds a higher number there, and stops.
+Leases are numbered files. Whoever creates the next number holds the folder, and the storage lets
+only one do that; the holder rewrites its file before it expires. A driver that was away for too
+long finds a higher number there, and stops.
 """
 
 import json
@@ -21,7 +21,7 @@ from quantkit.sweep.place import EXCLUSIVE, Place
 
 FOLDER = "lease"
 SECONDS = 60.0
-"""How long a silent holder keeps a folder; clocks of machines must agree better than this."""
+"""How long a silent holder keeps a folder; the machines' clocks must agree better than this."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Holder:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it was a process of this very machine that is no more."""
+        """Whether it was a process of this machine that no longer exists."""
         return self.host == _host() and not _is_running(self.pid)
 
     def told(self) -> str:
-        """For people."""
+        """The holder in words."""
         when = time.strftime("%H:%M:%S", time.localtime(self.expires))
         return f"process {self.pid} on {self.host.partition(' ')[0]}, whose lease ends at {when}"
 
@@ -61,7 +61,7 @@ class Lease:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.lost = ""
-        """Why the folder is ours no more; empty while it is."""
+        """Why the lease was lost; empty while it is held."""
 
     def __enter__(self) -> "Lease":
         self.take()
@@ -77,7 +77,7 @@ class Lease:
             self._place.write(_name(self._number), _content(replace(self._mine, expires=0.0)))
 
     def take(self) -> None:
-        """Become the holder, or say who is."""
+        """Become the holder, or report who is."""
         if self._place.protocol not in EXCLUSIVE:
             raise StorageError(
                 f"{self._place.address}: {self._place.protocol}:// cannot keep two drivers apart; "
@@ -104,7 +104,7 @@ class Lease:
                 self._place.remove(f"{FOLDER}/{old}")
 
     def renew(self) -> None:
-        """Hold on for as long again; finds out whether somebody else has come."""
+        """Extend the lease; detects whether somebody else has taken it."""
         number, _ = current(self._place)
         if number != self._number:
             self.lost = f"{self._place.address} was taken over by another driver"
@@ -116,7 +116,7 @@ class Lease:
             self._place.write(_name(self._number), _content(self._mine))
 
     def require(self) -> None:
-        """Stop when the folder is ours no more."""
+        """Stop when the lease was lost."""
         if not self.lost and self._clock() > self._mine.expires:
             self.lost = f"the lease on {self._place.address} ran out; this driver was too slow"
         if self.lost:
@@ -126,12 +126,12 @@ class Lease:
         while not self._stop.wait(self._seconds / 4) and not self.lost:
             try:
                 self.renew()
-            except StorageError:  # tried again; `require` stops the work when it stays so
+            except StorageError:  # retried; `require` stops the work if it persists
                 continue
 
 
 def current(place: Place) -> tuple[int, Holder | None]:
-    """The newest lease's number, and who has it; 0 and nobody in a new folder."""
+    """The newest lease's number and holder; 0 and None in a new folder."""
     numbers = [_number(name) for name in place.names(FOLDER)]
     if not numbers or (content := place.read(_name(max(numbers)))) is None:
         return max(numbers, default=0), None
@@ -166,7 +166,7 @@ def _content(holder: Holder) -> bytes:
 
 
 def _host() -> str:
-    """This machine, and the very start of it: numbers of processes mean nothing beyond."""
+    """This machine and its boot: process ids mean nothing beyond that."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = str(Path("/proc/self/ns/pid").readlink())

@@ -1,8 +1,8 @@
-"""Steps as tasks of a Ray cluster, an existing one by its address or one made here.
+"""Runs steps as tasks of a Ray cluster, an existing one by its address or a local one.
 
-Each job is one task with its GPUs, cores and memory. Ray does not repeat what failed: the driver
-does, for it knows what a failure means. On a cluster that was there before, our code travels in
-Ray's runtime environment, so that only the libraries must be installed.
+Each job is one task with its GPUs, cores and memory. Ray does not retry failures: the driver does,
+since it knows what a failure means. On an existing cluster, our code is shipped in Ray's runtime
+environment, so that only the libraries must be installed.
 """
 
 import os
@@ -25,13 +25,13 @@ from quantkit.sweep.worker import Functions, Job, Outcome, execute
 
 SECONDS_TO_ANSWER = 10.0
 SECONDS_TO_START = 300.0
-"""For the first node to run anything: it unpacks our code, and may make an environment."""
+"""For the first node to run anything: it unpacks our code, and may create an environment."""
 SECONDS_MORE = 20.0
 """For all others."""
 SECONDS_OF_A_WAIT = 1.0
 MOST_TASKS = 5000
 TRAVELLING = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_ENDPOINT")
-"""Switches of the environment that workers have to share; no secrets: Ray shows these to all."""
+"""Environment variables that workers have to share; no secrets: Ray shows these to everybody."""
 
 
 class Cluster:
@@ -49,7 +49,7 @@ class Cluster:
             more = {"include_dashboard": False, "num_cpus": n_cpus}
         else:
             _require_answer(address)
-        if address is not None or environment:  # a cluster made here has our code already
+        if address is not None or environment:  # a local cluster has our code already
             more["runtime_env"] = _environment(environment or {})
         try:
             with hushed("ray"):
@@ -60,17 +60,17 @@ class Cluster:
                     configure_logging=False,
                     **more,
                 )
-        except Exception as error:  # Ray raises whatever its parts do
+        except Exception as error:  # Ray raises all kinds of errors
             where = f"no Ray cluster answers at {address}" if address else "Ray cannot start here"
             first = next(iter(str(error).splitlines()), type(error).__name__)
             raise SweepError(f"{where}: {first}") from error
 
     def close(self) -> None:
-        """Leave the cluster; tasks of ours end with it, and so does a cluster made here."""
+        """Disconnect; our tasks end with it, and so does a local cluster."""
         self._ray.shutdown()
 
     def devices(self, spec: SweepSpec) -> Devices:
-        """What computes: GPUs where any node has them, unless told otherwise."""
+        """The devices: GPUs where any node has them, unless specified."""
         has = any(node.get("GPU", 0) >= 1 for node in self._nodes().values())
 
         def chosen(kind: str) -> str:
@@ -94,13 +94,13 @@ class Cluster:
     def executor(
         self, spec: SweepSpec, progress: Progress, functions: Functions | None = None
     ) -> "OnRay":
-        """Who does jobs there."""
+        """The executor that runs jobs there."""
         has = any(node.get("GPU", 0) >= 1 for node in self._nodes().values())
         options = {kind: _options(spec.of(kind), self._gpus(spec, kind, has)) for kind in KINDS}
         return OnRay(self._ray, options, progress, functions)
 
     def _nodes(self) -> dict[str, dict[str, float]]:
-        """Resources of every node that is up, by its number."""
+        """Resources of every node that is up, by its id."""
         return {n["NodeID"]: n["Resources"] for n in self._ray.nodes() if n["Alive"]}
 
     def _gpus(self, spec: SweepSpec, kind: str, has: bool) -> int:
@@ -110,7 +110,7 @@ class Cluster:
         return int(has and kind in COMPUTING and spec.device != "cpu")
 
     def _require_shared(self, place: Place) -> None:
-        """A folder that is not the same one everywhere would lose results."""
+        """A folder that is not shared by all nodes would lose results."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         assert place.local is not None
@@ -127,7 +127,7 @@ class Cluster:
                 .remote(str(place.local / mark)): node
                 for node in self._nodes()
             }
-            # One that answers shows that the cluster works; the slowest are not waited for.
+            # One answer shows that the cluster works; the slowest nodes are not waited for.
             self._ray.wait(list(asked), num_returns=1, timeout=SECONDS_TO_START)
             ready, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=SECONDS_MORE)
             answers = [answer for task in ready if (answer := self._got(task)) is not None]
@@ -143,7 +143,7 @@ class Cluster:
             place.remove(mark)
 
     def _got(self, task: Any) -> tuple[str, bool] | None:
-        """What a node says; None of one that went away, as nodes do."""
+        """A node's answer; None if the node went away."""
         errors = self._ray.exceptions
         try:
             host, seen = self._ray.get(task)
@@ -157,7 +157,7 @@ class Cluster:
 
 @dataclass
 class OnRay:
-    """Does jobs as tasks."""
+    """Runs jobs as tasks."""
 
     ray: Any
     options: Mapping[str, Mapping[str, Any]]
@@ -170,7 +170,7 @@ class OnRay:
         self._task = self.ray.remote(_execute)
 
     def bundle(self, step: Step) -> str:
-        """Recipes share a pass; tasks are scored side by side."""
+        """Recipes share a pass; tasks are scored in parallel."""
         return step.together
 
     def room(self) -> int:
@@ -178,7 +178,7 @@ class OnRay:
         return MOST_TASKS - len(self._running)
 
     def start(self, job: Job) -> None:
-        """Hand a job to the cluster."""
+        """Submit a job to the cluster."""
         task = self._task.options(
             **self.options.get(job.kind, {"num_cpus": 1}),
             name=job.title,
@@ -208,7 +208,7 @@ class OnRay:
             ) from error
         except errors.OutOfMemoryError:
             return Outcome(error="its machine ran out of memory; give `resources` more memory")
-        except errors.RayTaskError as error:  # our own code outside of a step
+        except errors.RayTaskError as error:  # our own code outside a step
             return Outcome(error=next(iter(str(error.cause or error).splitlines()), "it failed"))
         except errors.WorkerCrashedError:  # which may well be the step's own fault
             return Outcome(error="its process was killed, or crashed")
@@ -235,7 +235,7 @@ def _options(wanted: Resources, gpus: int) -> dict[str, Any]:
 
 
 def _environment(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Our code, the switches that decide whether a hub is asked, and what the sweep adds."""
+    """Our code, the variables that decide whether a hub is used, and the sweep's additions."""
     import quantkit
 
     switches = {name: os.environ[name] for name in TRAVELLING if name in os.environ}
@@ -246,7 +246,7 @@ def _environment(wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_node(kind: str, wanted: Resources, nodes: Sequence[Mapping[str, float]]) -> None:
-    """Some one node must have all that a step takes."""
+    """At least one node must have everything that a step needs."""
     asked = {"GPU": wanted.gpus or 0, "CPU": wanted.cpus, "memory": wanted.memory or 0}
     if any(all(node.get(key, 0) >= much for key, much in asked.items()) for node in nodes):
         return
@@ -268,7 +268,7 @@ def _require_node(kind: str, wanted: Resources, nodes: Sequence[Mapping[str, flo
 
 
 def _require_answer(address: str) -> None:
-    """Say at once that nobody is there: Ray itself would try for minutes."""
+    """Fail at once if nobody answers: Ray itself would retry for minutes."""
     if address == "auto":
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")

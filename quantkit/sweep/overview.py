@@ -1,4 +1,4 @@
-"""One report over a whole sweep: every candidate of every model, and what was given up."""
+"""One report on a whole sweep: every candidate of every model, and what was given up."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ FILES = ("report.html", "report.json", "report.md", "gate.json")
 
 @dataclass(frozen=True)
 class ModelReport:
-    """What came of one model."""
+    """The result for one model."""
 
     label: str
     document: Document
     gate: Mapping[str, Any] | None
     checkpoints: Mapping[str, str]
-    """Where each candidate's files lie, by its name."""
+    """Where each candidate's files are, by name."""
 
     def answer(self, candidate: str) -> str:
-        """What the gate says of a candidate; empty where it was not asked."""
+        """The gate's verdict on a candidate; empty where there is no gate."""
         if self.gate is None:
             return ""
         answers = [c["answer"] for c in self.gate["checks"] if c["candidate"] == candidate]
@@ -39,7 +39,7 @@ class ModelReport:
 
 @dataclass(frozen=True)
 class GivenUp:
-    """A step that failed, or that needs one which did."""
+    """A step that failed, or that needs one that did."""
 
     step: str
     title: str
@@ -49,7 +49,7 @@ class GivenUp:
 
 @dataclass(frozen=True)
 class Spent:
-    """Steps of one kind, and the time that they took."""
+    """Steps of one kind, and the time they took."""
 
     kind: str
     n_steps: int
@@ -59,7 +59,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class Overview:
-    """Everything that a sweep found out."""
+    """All results of a sweep."""
 
     models: tuple[ModelReport, ...]
     given_up: tuple[GivenUp, ...]
@@ -92,7 +92,7 @@ class Overview:
 def gather(
     place: Place, graph: Graph, records: Mapping[str, Record], errors: Mapping[str, str]
 ) -> Overview:
-    """Read what there is."""
+    """Read the results that exist."""
     made = {r.identity: r for r in records.values() if r.kind == "quantize"}
     models = [
         _model(place, step, records[step.name], made)

@@ -1,4 +1,4 @@
-"""The report over a sweep as one page."""
+"""The report on a sweep as one page."""
 
 from collections.abc import Iterator, Sequence
 from urllib.parse import quote
@@ -148,7 +148,7 @@ def _shift(model: ModelReport, entry: Entry) -> float | None:
 
 
 def _maps(found: Overview) -> Iterator[Markup]:
-    """Where a recipe was made with several sets: which of them suits it."""
+    """For recipes made with several sets: which set suits each."""
     for model in found.models:
         cells_of: dict[tuple[str, str], float] = {}
         for entry in model.document.candidates:

@@ -1,4 +1,4 @@
-"""Writes the page over a whole sweep, and beside it the pages of each model."""
+"""Writes the page on a whole sweep, and the pages of each model."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from quantkit.sweep.result import FOLDER, Record
 def write(
     place: Place, graph: Graph, records: Mapping[str, Record], errors: Mapping[str, str]
 ) -> Overview:
-    """The page over everything, and beside it the pages of each model."""
+    """Write the page on everything, and the pages of each model next to it."""
     found = gather(place, graph, records, errors)
     for step in graph.of_kind("report"):
         if (record := records.get(step.name)) is not None:

@@ -1,4 +1,4 @@
-"""Scores task by task, and put together again as if they had been one run."""
+"""Splits scores by task, and merges them as if they came from one run."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from quantkit.scoring.scorecard import Score
 
 
 def only(evaluation: Evaluation, task: str) -> Evaluation:
-    """The part of an evaluation that is about one task."""
+    """The part of an evaluation that belongs to one task."""
     card = evaluation.card
     settings = card.settings.model_copy(
         update={
@@ -33,7 +33,7 @@ def merged(
     groups: Mapping[str, Mapping[str, Any]],
     name: str = "",
 ) -> Evaluation:
-    """One evaluation of all tasks, with the scores of groups as lm-eval adds them up."""
+    """One evaluation of all tasks, with group scores aggregated as in lm-eval."""
     cards = [part.card for part in parts]
     scores = {key: score for card in cards for key, score in card.scores.items()}
     inside = {group: _leaves(group, groups) for group in groups}
@@ -62,7 +62,7 @@ def merged(
 
 
 def identity(evaluation: Evaluation) -> str:
-    """A hash of what was found, whenever and however fast."""
+    """A hash of the results, independent of times."""
     card = evaluation.card.model_dump(mode="json", include={"scores", "settings", "digest"})
     text = json.dumps(card, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

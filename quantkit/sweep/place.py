@@ -1,7 +1,7 @@
-"""Where results lie: a folder on any file system that fsspec knows, local, NFS, S3 or GCS.
+"""Where results are stored: a folder on any file system of fsspec, local, NFS, S3 or GCS.
 
-A file appears whole or not at all. Object stores promise that for every upload; on disks a file is
-written beside its name and renamed.
+Files appear atomically. Object stores guarantee that for every upload; on disks a file is written
+under a temporary name and renamed.
 """
 
 import fcntl
@@ -20,11 +20,11 @@ from quantkit.home import expanded
 from quantkit.storage import guarded, require_space, sync_folder
 
 EXCLUSIVE = frozenset({"file", "local", "memory", "s3", "s3a", "gs", "gcs", "abfs", "az"})
-"""File systems on which one of two writers can be told that it came second."""
+"""File systems on which the second of two writers is refused."""
 
 
 HALF = re.compile(r"\..+\.[0-9a-f]{8}\.half")
-"""Files on their way to their names."""
+"""Temporary files that have not been renamed yet."""
 
 
 class Place:
@@ -34,12 +34,12 @@ class Place:
         self.address = str(address)
         self._fs, self._root = _opened(self.address)
 
-    def __reduce__(self) -> Any:  # connections do not travel to other machines
+    def __reduce__(self) -> Any:  # connections cannot be pickled
         return Place, (self.absolute,)
 
     @cached_property
     def local(self) -> Path | None:
-        """The folder, where this is one of the machine itself."""
+        """The folder, if it is on this machine."""
         return Path(self._root) if self.protocol in ("file", "local") else None
 
     @property
@@ -53,11 +53,11 @@ class Place:
         return str(found if isinstance(found, str) else found[0])
 
     def told(self, name: str = "") -> str:
-        """A file's address, for people."""
+        """A file's address, for messages."""
         return f"{self.address.rstrip('/')}/{name}" if name else self.address
 
     def read(self, name: str) -> bytes | None:
-        """A file's content; None where there is none."""
+        """A file's content; None if it does not exist."""
         with self._explained(name, "read"):
             try:
                 if (root := self.local) is not None:
@@ -67,25 +67,25 @@ class Place:
                 return None
 
     def read_all(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Many small files; those that are not there are left out."""
+        """Many small files; missing ones are left out."""
         names = list(names)
         if self.local or len(names) < 2:
             found = {name: self.read(name) for name in names}
             return {name: content for name, content in found.items() if content is not None}
-        with self._explained("", "read"):  # remote ones come side by side
+        with self._explained("", "read"):  # remote ones are read in parallel
             paths = {self._path(name): name for name in names}
             contents: Mapping[str, Any] = self._fs.cat(list(paths), on_error="return")
             read = {}
             for path, content in contents.items():
                 if isinstance(content, FileNotFoundError | NotADirectoryError):
                     continue
-                if isinstance(content, Exception):  # there, perhaps: to make it again is dear
+                if isinstance(content, Exception):  # it may exist: making it again is expensive
                     raise content
                 read[paths[path]] = bytes(content)
             return read
 
     def write(self, name: str, content: bytes) -> None:
-        """Put a file there, in the place of any that there was."""
+        """Write a file, replacing any existing one."""
         if (root := self.local) is None:
             with self._explained(name, "write"):
                 self._fs.pipe_file(self._path(name), content)
@@ -95,12 +95,12 @@ class Place:
             half.replace(path)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Put a file there unless there is one, and say whether this call did."""
+        """Write a file unless it exists; returns whether this call did."""
         if (root := self.local) is not None:
             path = root / name
             with guarded(path), _half(path, content) as half:
                 try:
-                    os.link(half, path)  # whole at once, and refused if the name is taken
+                    os.link(half, path)  # atomic, and refused if the name is taken
                 except FileExistsError:
                     return False
             return True
@@ -112,7 +112,7 @@ class Place:
             return True
 
     def names(self, folder: str) -> list[str]:
-        """What lies in a folder, sorted; nothing where there is no folder."""
+        """The names in a folder, sorted; empty where there is no folder."""
         with self._explained(folder, "read"):
             try:
                 if (root := self.local) is not None:
@@ -125,7 +125,7 @@ class Place:
         return sorted(name for name in inside if not name.startswith("."))
 
     def sizes(self, folder: str, names: Iterable[str]) -> dict[str, int]:
-        """Bytes of files below a folder; those that are not there are left out."""
+        """Bytes of files below a folder; missing ones are left out."""
         found: dict[str, int] = {}
         if (root := self.local) is not None:
             for name in names:
@@ -159,7 +159,7 @@ class Place:
         shutil.rmtree(folder)
 
     def fetch(self, name: str, target: Path) -> bool:
-        """A copy of one file on this machine; says whether there is such a file."""
+        """Copy one file to this machine; returns whether it exists."""
         with guarded(target):
             target.parent.mkdir(parents=True, exist_ok=True)
         with self._explained(name, "read"):
@@ -170,7 +170,7 @@ class Place:
         return True
 
     def remove(self, name: str) -> None:
-        """Remove a file or a folder, if it is there."""
+        """Remove a file or a folder, if it exists."""
         with self._explained(name, "remove"):
             try:
                 self._fs.rm(self._path(name), recursive=True)
@@ -180,7 +180,7 @@ class Place:
     def require(self, needed_bytes: int) -> None:
         """Refuse before the work where nothing can be written, or too little.
 
-        What killed writers have left behind goes first.
+        Leftovers of killed writers are removed first.
         """
         if (root := self.local) is not None:
             _clear_halves(root)
@@ -196,7 +196,7 @@ class Place:
 
     @contextmanager
     def _explained(self, name: str, verb: str) -> Iterator[None]:
-        """What a disk or a bucket refuses, in one sentence."""
+        """Turn errors of a disk or a bucket into one sentence."""
         try:
             yield
         except QuantkitError:
@@ -210,27 +210,27 @@ class Place:
             raise StorageError(
                 f"{self.told(name)} is not there: {error}; check the name of the bucket or folder"
             ) from error
-        except Exception as error:  # bucket libraries have errors of their own
+        except Exception as error:  # bucket libraries have their own errors
             first = next(iter(str(error).splitlines()), type(error).__name__)
             raise StorageError(f"cannot {verb} {self.told(name)}: {first}") from error
 
 
 @contextmanager
 def _half(path: Path, content: bytes) -> Iterator[Path]:
-    """A file of that content beside `path`, gone at the end unless it was renamed.
+    """A temporary file with that content next to `path`, removed at the end unless renamed.
 
-    Its lock tells it from those of killed writers, on other machines of a shared disk, too.
+    Its lock distinguishes it from those of killed writers, on other machines of a shared disk, too.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.half")
     try:
         with half.open("wb") as stream:
-            with suppress(OSError):  # a disk without locks keeps what is left over
+            with suppress(OSError):  # a disk without locks keeps the leftovers
                 fcntl.flock(stream, fcntl.LOCK_EX)
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-            if not half.exists():  # taken for a leftover before it was locked
+            if not half.exists():  # mistaken for a leftover before it was locked
                 half.write_bytes(content)
             yield half
     finally:
@@ -238,7 +238,7 @@ def _half(path: Path, content: bytes) -> Iterator[Path]:
 
 
 def _clear_halves(root: Path) -> None:
-    """Remove files on their way to a name whose writer is gone."""
+    """Remove temporary files whose writer is gone."""
     for path in root.rglob(".*.half"):
         if HALF.fullmatch(path.name) and path.is_file() and not path.is_symlink():
             with suppress(OSError), path.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""One pass on several GPUs of a machine: the command line under torchrun, as people call it."""
+"""One pass on several GPUs of a machine: the command line under torchrun, as users run it."""
 
 import json
 import sys
@@ -25,10 +25,10 @@ def quantize(
     choice: CalibrationChoice | None,
     progress: Progress,
 ) -> None:
-    """Write `out/<recipe>/` for every recipe, with one process a GPU."""
+    """Write `out/<recipe>/` for every recipe, with one process per GPU."""
     words = command(model, recipes, out, device, n_ranks, choice)
     progress.note(f"{n_ranks} ranks: {' '.join(words)}")
-    # As a child that ends with this process: left alone it would write into the next one's room.
+    # As a child that ends with this process: left alone it would write into the next one's folder.
     with Child(words, name="torchrun") as child:
         while (code := child.code) is None:
             time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -36,7 +36,7 @@ def quantize(
     for line in told:
         progress.detail(line)
     if code:
-        # Ours among the many lines of a launcher that ends.
+        # Find our message among the many lines of a launcher that ends.
         ours = [line for line in told if line.startswith("quantkit: ")] or told[-1:]
         why = ours[0].removeprefix("quantkit: ") if ours else f"exit code {code}"
         raise MethodError(f"the pass on {n_ranks} ranks failed: {why}")
@@ -50,7 +50,7 @@ def command(
     n_ranks: int,
     choice: CalibrationChoice | None,
 ) -> list[str]:
-    """The command line; recipes become files, for a sweep's need not be files here."""
+    """The command line; recipes become files, since a sweep's need not be files here."""
     folder = out / "recipes"
     folder.mkdir(exist_ok=True)
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}"]

@@ -1,7 +1,7 @@
-"""From the names of a sweep's file to what they stand for, before anything is run.
+"""Resolves the names in a sweep's file, before anything is run.
 
-Whatever can be wrong with a name is said here. What comes out is plain data that travels: machines
-that do the work need neither the file nor what lay beside it.
+Whatever can be wrong with a name is reported here. The result is plain, self-contained data:
+workers need neither the file nor what is next to it.
 """
 
 import json
@@ -29,13 +29,13 @@ from quantkit.sweep.spec import ModelSpec, SetChoice, SweepSpec
 
 @dataclass(frozen=True)
 class Model:
-    """A model, and what it can be told apart by."""
+    """A model, and what identifies it."""
 
     label: str
     place: str
     """A folder, a hub id or `demo` ..."""
     revision: str | None
-    """... and the commit of a hub's."""
+    """... and the commit of a hub model."""
     identity: str
     trust_remote_code: bool
     after: tuple[str, ...] = ()
@@ -47,9 +47,9 @@ class Calibration:
 
     label: str
     decisive: dict[str, Any]
-    """All that decides its tokens."""
+    """Everything that determines its tokens."""
     work: dict[str, Any]
-    """All that is needed to make it."""
+    """Everything that is needed to make it."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class Unit:
 
     task: str
     asked: str
-    """What the sweep's file calls it: the task itself, or the group that it is in."""
+    """Its name in the sweep's file: the task itself, or the group that it is in."""
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A sweep whose names all stand for something."""
+    """A sweep whose names are all resolved."""
 
     spec: SweepSpec
     models: tuple[Model, ...]
@@ -71,17 +71,17 @@ class Resolved:
     sets: tuple[Calibration, ...]
     units: tuple[Unit, ...]
     groups: dict[str, dict[str, Any]]
-    """Groups of tasks: what they hold, and how lm-eval adds it up."""
+    """Groups of tasks: their members, and how lm-eval aggregates them."""
     policy: dict[str, Any] | None
-    """The text of a gate's policy, None for the usual ones; None where nothing is judged."""
+    """The text of a gate's policy, None for the defaults; None where nothing is judged."""
 
     def learns(self, recipe: AnyRecipe) -> bool:
-        """Whether a recipe is made once for every calibration set."""
+        """Whether a recipe is made once per calibration set."""
         return recipe.needs_calibration or (isinstance(recipe, GGUFRecipe) and bool(self.sets))
 
 
 def resolve(spec: SweepSpec, base: Path) -> Resolved:
-    """Look up every name; all that are wrong are told at once."""
+    """Resolve every name; all that are wrong are reported at once."""
     wrong: list[str] = []
 
     def tried(function: Any, items: Sequence[Any]) -> list[Any]:
@@ -115,7 +115,7 @@ def resolve(spec: SweepSpec, base: Path) -> Resolved:
 
 
 def needs_hub(spec: SweepSpec, base: Path) -> bool:
-    """Whether a sweep has to fetch a model, a task or rows of a set."""
+    """Whether a sweep has to download a model, a task or rows of a set."""
     if not all(is_local(_beside(m.model, base)) for m in spec.models):
         return True
     if not all(suites.is_own(task) for task in spec.tasks):
@@ -127,18 +127,18 @@ def needs_hub(spec: SweepSpec, base: Path) -> bool:
         try:
             wanted, _ = named.find(name)
         except QuantkitError:
-            continue  # told when names are looked up
+            continue  # reported when names are resolved
         if wanted.avoid or any(source.kind == "hub" for source in wanted.sources):
             return True
     return False
 
 
 def _beside(name: str, base: Path, kind: str = "") -> str:
-    """Paths start where the sweep's file lies; names of what ships stay names."""
+    """Paths are relative to the sweep's file; names of what ships stay names."""
     if name == "demo" or (kind and name in resources.names(kind)):
         return name
     path = expanded(name)
-    stem, plus, addition = name.rpartition("+")  # behind a recipe's file
+    stem, plus, addition = name.rpartition("+")  # after a recipe's file
     on_top = bool(plus) and "/" not in addition and (base / stem).is_file()
     if not path.is_absolute() and ((base / path).exists() or on_top):
         return str((base / path).absolute())
@@ -155,7 +155,7 @@ def _model(spec: ModelSpec, base: Path) -> Model:
         source = ModelSource.open(name, spec.revision, spec.trust_remote_code)
         identity, place, revision = source.fingerprint, source.place, None
     else:
-        # Weights stay where they are: machines that compute fetch them for themselves.
+        # Weights stay where they are: workers download them themselves.
         folder = locate(name, spec.revision, weights=False)
         identity, place, revision = f"{name}@{folder.name}", name, folder.name
         if not (folder / "config.json").is_file():
@@ -190,15 +190,15 @@ def _set(choice: SetChoice, base: Path) -> Calibration:
 
 
 def _data(wanted: set_spec.SetSpec, base: Path) -> dict[str, str]:
-    """What a set is made of beside its own words, for changed data makes another set."""
+    """A set's data besides its own definition, since changed data makes another set."""
     paths = [s.path for s in wanted.sources if isinstance(s, set_spec.Files)]
     found: dict[str, str] = {}
     for path in (*paths, *(name for name in wanted.avoid if is_data(name))):
         whole = (base / expanded(path)).absolute()
-        for file in files.find(whole):  # named alike wherever the command is called
+        for file in files.find(whole):  # the same names wherever the command is run
             found[f"{path} {os.path.relpath(file, whole.parent)}"] = sha256_of(file)
     if any(isinstance(source, set_spec.Python) for source in wanted.sources):
-        found["python"] = platform.python_version()  # whose own texts these are
+        found["python"] = platform.python_version()  # the version whose texts these are
     return found
 
 

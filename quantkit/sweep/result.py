@@ -25,13 +25,13 @@ from quantkit.sweep.place import Place
 FOLDER = "results"
 RECORD = "step.json"
 CHECKPOINT = "checkpoint"
-"""The folder of a model within the result of its making."""
+"""The folder of a model within a step's result."""
 SMALL = 64 << 20
-"""Files up to this many bytes are read to be sure; larger ones when a step uses them."""
+"""Files up to this size are read for checking; larger ones when a step uses them."""
 
 
 class Tampered(StorageError):
-    """A result is not what its record says."""
+    """A result does not match its record."""
 
     def __init__(self, step: str, message: str) -> None:
         super().__init__(message)
@@ -60,11 +60,11 @@ class Record(BaseModel):
     kind: str
     title: str
     digest: str
-    """Of what went in: the step's own."""
+    """Digest of the inputs: the step's own."""
     inputs: dict[str, str]
-    """What results it took, and the identity of each."""
+    """The results it took, and the identity of each."""
     identity: str
-    """Of what came out: the same for two runs that made the same, whenever they did."""
+    """Digest of the outputs: the same for two runs with the same result, whenever they ran."""
     facts: dict[str, Any] = {}
     """A few figures, for tables."""
     folder: PlainName
@@ -75,14 +75,14 @@ class Record(BaseModel):
     device: str = ""
     created: str = ""
     seal: str = ""
-    """A hash of all the rest."""
+    """A hash of everything else."""
 
     def sealed(self) -> "Record":
         """The same with its hash."""
         return self.model_copy(update={"seal": self._hash()})
 
     def is_sound(self) -> bool:
-        """Whether nobody changed the record itself."""
+        """Whether the record itself is unchanged."""
         return self.seal == self._hash()
 
     def _hash(self) -> str:
@@ -93,10 +93,10 @@ class Record(BaseModel):
 
 @dataclass(frozen=True)
 class Product:
-    """What a step made, before it is put into its place."""
+    """What a step made, before it is published."""
 
     folder: Path
-    """Finished files on this machine; they are moved away from there."""
+    """Finished files on this machine; they are moved from there."""
     identity: str
     facts: Mapping[str, Any]
     device: str = ""
@@ -119,7 +119,7 @@ def publish(
     inputs: Mapping[str, str],
     how: Circumstances,
 ) -> Record:
-    """Put a result into its place, the record last; the same one that came first is kept."""
+    """Publish a result, the record last; if the same exists already, that is kept."""
     before = load(place, step.name)
     if before is not None and before.inputs == dict(inputs) and not faults(place, before):
         return before
@@ -152,7 +152,7 @@ def publish(
     name, content = f"{FOLDER}/{step.name}/{RECORD}", text.encode() + b"\n"
     if place.create(name, content):
         return record
-    # Somebody was faster, and others may use that result already; or what there was is no good.
+    # Somebody was faster, and others may use that result already; or the existing one is faulty.
     before = load(place, step.name)
     if before is not None and before.inputs == dict(inputs) and not faults(place, before):
         place.remove(f"{FOLDER}/{step.name}/{token}")
@@ -210,24 +210,24 @@ def _sha256(place: Place, name: str) -> str:
 
 
 def tidy(place: Place, record: Record) -> None:
-    """Remove what killed attempts left beside a finished result."""
+    """Remove what killed attempts left next to a finished result."""
     base = f"{FOLDER}/{record.step}"
     beside = [name for name in place.names(base) if name not in (RECORD, record.folder)]
     now = load(place, record.step) if beside else None
-    if now is None or now.folder != record.folder:  # some other result counts by now
+    if now is None or now.folder != record.folder:  # another result counts by now
         return
     for name in beside:
         place.remove(f"{base}/{name}")
 
 
 def forget(place: Place, step: str) -> None:
-    """Remove a result: the record first, so that nobody takes half for whole."""
+    """Remove a result: the record first, so that nobody takes a part for the whole."""
     place.remove(f"{FOLDER}/{step}/{RECORD}")
     place.remove(f"{FOLDER}/{step}")
 
 
 def materialise(place: Place, record: Record, scratch: Path) -> Path:
-    """A folder of this machine with a result's files, every one checked by its digest."""
+    """A local folder with a result's files, every one checked by its digest."""
     base = f"{FOLDER}/{record.step}/{record.folder}"
     if place.local is not None:
         if wrong := faults(place, record, largest=None):

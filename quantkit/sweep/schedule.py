@@ -1,8 +1,8 @@
-"""Running a graph: what is ready is started, what failed is tried again, the rest goes on.
+"""Runs a graph: ready steps are started, failed ones are retried, the rest continues.
 
-Who does the work is an executor's business. Here it is decided what is done at all: a step whose
-result is there and sound is not run again, and one that failed too often is given up, with
-everything that needs it, while the others go on.
+An executor does the work. This module decides what is done at all: a step whose result exists and
+is sound is not run again, and one that failed too often is given up, with everything that needs it,
+while the others continue.
 """
 
 import json
@@ -25,13 +25,13 @@ from quantkit.sweep.worker import Job, Outcome, log_name
 STATE = "state.json"
 SECONDS_BETWEEN_STATES = 1.0
 DEATHS = 20
-"""A step may see this many machines go away under it: more, and it is what kills them."""
+"""A step may lose this many machines: beyond that, it is what kills them."""
 TOLD = 300
-"""Of sweeps with more steps, only faults are told as they come."""
+"""For sweeps with more steps, only faults are reported as they come."""
 
 
 def read_state(place: Place) -> dict[str, Any]:
-    """What the last driver told of itself; empty where there was none."""
+    """What the last driver reported; empty where there was none."""
     content = place.read(STATE)
     try:
         state = parse_json(content or b"{}")
@@ -43,16 +43,16 @@ def read_state(place: Place) -> dict[str, Any]:
 
 
 class Executor(Protocol):
-    """Does jobs, here or elsewhere."""
+    """Runs jobs, here or elsewhere."""
 
     def bundle(self, step: Step) -> str:
-        """A word that steps have in common which are to be one job."""
+        """A key shared by steps that form one job."""
 
     def room(self) -> int:
-        """How many more jobs it takes on now."""
+        """How many more jobs it accepts now."""
 
     def start(self, job: Job) -> None:
-        """Take a job on."""
+        """Accept a job."""
 
     def wait(self) -> list[tuple[Job, Outcome]]:
         """Jobs that ended since; returns now and then, even with none."""
@@ -60,12 +60,12 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """What of a graph is there already."""
+    """How much of a graph is done already."""
 
     records: Mapping[str, Record]
-    """Results that are whole and of the same step, by name."""
+    """Results that are complete and of the same step, by name."""
     remade: Mapping[str, str]
-    """Steps whose results are there and cannot be used, and why."""
+    """Steps whose results exist but cannot be used, and why."""
 
     def finished(self, graph: Graph, given_up: Container[str] = ()) -> dict[str, Record]:
         """Results that need not be made again: they fit what they were made from."""
@@ -83,7 +83,7 @@ def _fits(record: Record, step: Step, done: Mapping[str, Record]) -> bool:
 
 
 def look(graph: Graph, place: Place) -> Plan:
-    """Which steps have results that can be believed."""
+    """Which steps have results that can be trusted."""
     records: dict[str, Record] = {}
     remade: dict[str, str] = {}
     for name, record in result.load_all(place, graph.steps).items():
@@ -98,7 +98,7 @@ def look(graph: Graph, place: Place) -> Plan:
 
 @dataclass
 class Run:
-    """A sweep on its way: the state of every step."""
+    """A sweep in progress: the state of every step."""
 
     graph: Graph
     place: Place
@@ -107,7 +107,7 @@ class Run:
     progress: Progress
     lease: Lease | None = None
     records: dict[str, Record] = field(default_factory=dict)
-    """Of finished steps, by name."""
+    """Records of finished steps, by name."""
     tries: dict[str, int] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     """Why steps were given up: they failed too often, or need one that did."""
@@ -115,7 +115,7 @@ class Run:
     """Those that failed themselves."""
     running: dict[str, float] = field(default_factory=dict)
     before: frozenset[str] = frozenset()
-    """Steps that were finished when it began."""
+    """Steps that were finished at the start."""
     _found: dict[str, Record] = field(default_factory=dict)
     _waiting: dict[str, int] = field(default_factory=dict)
     _deaths: dict[str, int] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class Run:
             self.progress.note(f"{n} of {len(self.graph.steps)} steps are already done")
 
     def _adopt(self) -> None:
-        """Take results of before that fit, instead of making them again."""
+        """Adopt earlier results that fit, instead of making them again."""
         queue = list(self._ready)
         for name in queue:
             record = self._found.get(name)
@@ -172,7 +172,7 @@ class Run:
                 queue += self._ended(name)
 
     def _jobs(self) -> list[Job]:
-        """As much of what is ready as is taken on, with what belongs together in one job."""
+        """As many ready steps as are accepted, with those that belong together in one job."""
         self._adopt()
         bundles: dict[str, list[Step]] = {}
         for name in self._ready:
@@ -187,7 +187,7 @@ class Run:
     def _job(self, steps: list[Step]) -> Job:
         needed = {n for step in steps for n in step.needs}
         given_up = sorted(n for n in needed if n in self.errors)
-        if given_up:  # only a report goes on without some of what it needs
+        if given_up:  # only a report continues without some of what it needs
             steps = [replace(s, work={**s.work, "given_up": given_up}) for s in steps]
         return Job(
             self.place,
@@ -204,7 +204,7 @@ class Run:
             self._make_again(outcome.tampered, outcome.error)
             self._wait_again(job.steps)
             return
-        if self._is_being_made(outcome.tampered):  # another job was the first to find it
+        if self._is_being_made(outcome.tampered):  # another job found it first
             self._wait_again(job.steps)
             return
         made = {record.step: record for record in outcome.records}
@@ -221,7 +221,7 @@ class Run:
                 self._failed(step, outcome, len(job.steps) > 1)
 
     def _tell(self, job: Job, outcome: Outcome) -> None:
-        """One line a job, where that is not too many lines."""
+        """One line per job, where that is not too many lines."""
         ended = self.n_ended + len(outcome.records)
         took = duration(sum(record.seconds for record in outcome.records))
         line = f"{ended}/{len(self.graph.steps)} {job.title}: {took}"
@@ -235,10 +235,10 @@ class Run:
         self.tries[step.name] = self.tries.get(step.name, 0) + 1
         number = self.tries[step.name]
         log = log_name(step.name, number)
-        if self.place.read(log) is None:  # who should have written it did not live to
+        if self.place.read(log) is None:  # the worker that should have written it is gone
             self.place.write(log, f"{outcome.error}\n".encode())
         if number < self.attempts and not outcome.died and not outcome.final:
-            if in_company:  # one that spoils a shared pass must not spoil the next
+            if in_company:  # a step that spoils a shared pass must not spoil the next
                 self._alone.add(step.name)
             self.progress.note(
                 f"{step.kind} {step.title}: attempt {number} of {self.attempts} failed: "
@@ -257,7 +257,7 @@ class Run:
         self._ended(step.name)
 
     def _give_up_followers(self, name: str) -> None:
-        """Everything that cannot do without a step which was given up."""
+        """Everything that needs a step that was given up."""
         for other in self.graph.followers[name]:
             step = self.graph.steps[other]
             if name in step.needs and not step.whatever and other not in self.errors:
@@ -280,7 +280,7 @@ class Run:
         return ready
 
     def _make_again(self, name: str, why: str) -> None:
-        """A finished step whose result turned out to be changed by somebody."""
+        """Redo a finished step whose result turned out to be changed."""
         self.progress.note(f"made again: {why}")
         result.forget(self.place, name)
         del self.records[name]
@@ -296,13 +296,13 @@ class Run:
         return name in self.graph.steps and name not in self.records and name not in self.errors
 
     def _wait_again(self, steps: Iterable[Step]) -> None:
-        """Steps that are to run once more: now, or when what they need is there again."""
+        """Steps that are to run once more: now, or when their inputs are available again."""
         for step in steps:
             if not self._waiting[step.name]:
                 self._ready[step.name] = None
 
     def _write_state(self, now: bool = False) -> None:
-        """What `status` tells of a sweep on its way."""
+        """What `status` reports about a sweep in progress."""
         if not now and time.monotonic() - self._written < SECONDS_BETWEEN_STATES:
             return
         self._written = time.monotonic()

@@ -20,7 +20,7 @@ from quantkit.scoring.suites import DEFAULT, DEMO
 from quantkit.specs import meant, problems, read_yaml
 
 KINDS = ("calibrate", "quantize", "verify", "score", "report")
-"""Steps, in the order of the line."""
+"""Steps, in pipeline order."""
 COMPUTING = ("quantize", "score")
 """Those that use a GPU where there is one."""
 UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -37,15 +37,15 @@ class ModelSpec(_Strict):
     model: str = Field(min_length=1)
     """A folder, a hub id or `demo`."""
     name: str = Field(default="", pattern=f"{LABEL}|^$", max_length=80)
-    """What it is called in tables; the last part of the model's own name if not given."""
+    """Its name in tables; by default the last part of the model's own name."""
     revision: str | None = None
     trust_remote_code: bool = False
     after: list[str] = []
-    """Models, by their names here, that are done with first: small ones before large ones."""
+    """Models, by their names here, that must be done first: small ones before large ones."""
 
     @property
     def label(self) -> str:
-        """What it is called in tables."""
+        """Its name in tables."""
         return self.name or Path(self.model).name or self.model
 
 
@@ -60,7 +60,7 @@ class SetChoice(_Strict):
 
     @property
     def label(self) -> str:
-        """What it is called in tables."""
+        """Its name in tables."""
         if self.name:
             return self.name
         words = re.sub(r"[^A-Za-z0-9._+-]+", "-", Path(self.set).name or self.set).strip("-.")
@@ -69,13 +69,13 @@ class SetChoice(_Strict):
 
 
 class Resources(_Strict):
-    """What one step takes of a machine."""
+    """What one step needs of a machine."""
 
     gpus: int | None = Field(default=None, ge=0, le=1024)
-    """Without a number: one where there are any, for steps that can use it."""
+    """By default one where there are any, for steps that can use it."""
     cpus: float = Field(default=1, gt=0)
     memory: int | None = None
-    """Bytes, or words such as `64GiB`; without, nothing is reserved."""
+    """Bytes, or words such as `64GiB`; by default nothing is reserved."""
 
     @field_validator("memory", mode="before")
     @classmethod
@@ -104,23 +104,23 @@ class SweepSpec(_Strict):
 
     models: list[ModelSpec] = Field(min_length=1)
     recipes: list[str] = Field(min_length=1)
-    """Names, or paths from where this file lies."""
+    """Names, or paths relative to this file."""
     calibration: list[SetChoice] = []
-    """Every recipe that learns from data is made once for each."""
+    """Every recipe that needs data is made once for each."""
     tasks: list[str] = Field(default=list(DEFAULT), min_length=1)
-    """What models are scored on: lm-eval's tasks, or ours."""
+    """What models are scored on: lm-eval's tasks, or quantkit's."""
     limit: int | None = Field(default=None, gt=0)
     """Only the first documents of each task."""
     max_length: int | None = Field(default=None, gt=1)
     policy: str | None = None
-    """A gate's policy: `default`, or a YAML file; without, nothing is judged."""
+    """A gate's policy: `default`, or a YAML file; without one, nothing is judged."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     split: Literal["task", "subject"] = "task"
     """On a cluster, what one scoring job holds: a task, or one subject of a group such as MMLU."""
     attempts: int = Field(default=3, ge=1, le=100)
     """How often a step is tried before it is given up."""
     gpu: str = "H200"
-    """Which GPU `--dry-run` reckons with; `quantkit gpus` lists names."""
+    """The GPU that `--dry-run` assumes; `quantkit gpus` lists names."""
     resources: dict[Literal["calibrate", "quantize", "verify", "score", "report"], Resources] = {}
     environment: dict[str, Any] = {}
     """For Ray's runtime environment on a cluster, such as `pip` and `env_vars`."""
@@ -153,7 +153,7 @@ class SweepSpec(_Strict):
         return self
 
     def of(self, kind: str) -> Resources:
-        """What a step of a kind takes."""
+        """What a step of a kind needs."""
         return next((r for name, r in self.resources.items() if name == kind), Resources())
 
     def _twice(self) -> Iterator[str]:
@@ -193,7 +193,7 @@ class SweepSpec(_Strict):
 
 
 def cycle(waits: Mapping[str, list[str]]) -> list[str]:
-    """Names that wait for each other in a circle, the first one again at the end."""
+    """Names that wait for each other in a circle, with the first repeated at the end."""
     done: set[str] = set()
     for start in waits:
         path: list[str] = []
@@ -215,7 +215,7 @@ def cycle(waits: Mapping[str, list[str]]) -> list[str]:
 
 
 def read(path: Path) -> SweepSpec:
-    """A sweep from its file; everything that is wrong with it is said at once."""
+    """A sweep from its file; all problems are reported at once."""
     data = read_yaml(path, SweepError)
     if not isinstance(data, dict):
         raise SweepError(f"{path} is not a sweep: it has no lines such as `models: [demo]`")
@@ -225,7 +225,7 @@ def read(path: Path) -> SweepSpec:
 
 
 def validated(data: dict[str, Any], where: str | Path) -> SweepSpec:
-    """A sweep from plain data that was found somewhere."""
+    """A sweep from plain data."""
     try:
         return SweepSpec.model_validate(data)
     except ValidationError as error:
@@ -235,7 +235,7 @@ def validated(data: dict[str, Any], where: str | Path) -> SweepSpec:
 
 
 def _long(value: Any, key: str) -> Any:
-    """A list in which names alone have become what they are short for."""
+    """A list with shorthand names expanded."""
     if not isinstance(value, list):
         return value
     return [{key: item} if isinstance(item, str) else item for item in value]

@@ -1,4 +1,4 @@
-"""Sweeps as commands start them: read the file, choose who does the work, stay offline if able."""
+"""Sweeps as commands start them: read the file, choose the executor, stay offline if possible."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ EXECUTORS = ("here", "ray")
 
 @dataclass(frozen=True)
 class Ready:
-    """A sweep whose every name and need was checked."""
+    """A sweep whose every name and requirement was checked."""
 
     run: Callable[[], Any]
     estimate: Callable[[], Any]
@@ -34,7 +34,7 @@ def ready(
     if address is not None and on != "ray":
         raise UsageError("--address is that of a Ray cluster; add --on ray")
     spec = sweep_spec.read(file)
-    place = Place(out)  # before anything that takes longer
+    place = Place(out)  # before anything slower
     if "://" not in out:
         require_writable(expanded(out))
     task_names.check(spec.tasks)
@@ -94,7 +94,7 @@ def _on_ray(
 
 
 def report(out: str) -> Any:
-    """The report over everything that is done in a folder."""
+    """The report on everything that is done in a folder."""
     from quantkit.sweep import driver
 
     return driver.report(Place(out))

@@ -1,4 +1,4 @@
-"""Where a sweep stands: from its folder alone, whether or not somebody drives it now."""
+"""The status of a sweep: from its folder alone, whether or not somebody drives it now."""
 
 import time
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ from quantkit.sweep.worker import log_name
 
 @dataclass(frozen=True)
 class Line:
-    """How many steps of a kind are where."""
+    """How many steps of a kind are in each state."""
 
     kind: str
     n_steps: int
@@ -41,7 +41,7 @@ class Status:
     logs: dict[str, str]
     """The last log of each step that failed itself."""
     faults: tuple[str, ...]
-    """Results that are not what their records say."""
+    """Results that do not match their records."""
 
     @property
     def is_done(self) -> bool:
@@ -60,7 +60,7 @@ class Status:
 
 
 def status(place: Place, check: bool = False) -> Status:
-    """Read where a sweep stands; `check` hashes every file, however large."""
+    """Read the status of a sweep; `check` hashes every file, however large."""
     graph, _ = read_plan(place)
     plan = look(graph, place)
     faults = list(plan.remade.values())

@@ -73,7 +73,7 @@ def quantize(steps: Sequence[Step], bench: Bench) -> list[Product]:
     for checkpoint in finished:
         mark.discard(checkpoint.folder)  # left where a run was stopped at the very end
     missing = [recipe for recipe in recipes if recipe.name not in have]
-    for recipe in missing:  # whatever else goes by that name is not a result of this step
+    for recipe in missing:  # anything else of that name is not a result of this step
         shutil.rmtree(bench.room / recipe.name, ignore_errors=True)
     if missing and work["ranks"] > 1:
         ranks.quantize(
@@ -117,7 +117,7 @@ def verify(steps: Sequence[Step], bench: Bench) -> list[Product]:
 
 
 def score(steps: Sequence[Step], bench: Bench) -> list[Product]:
-    """Tasks of one model, each with its answers; of a source its predictions too."""
+    """Tasks of one model, each with its answers; for a source its predictions too."""
     work, cache = steps[0].work, bench.room / "cache"
     source = _source(work)
     target: ModelSource | Checkpoint = source
@@ -149,7 +149,7 @@ def score(steps: Sequence[Step], bench: Bench) -> list[Product]:
 
 
 def link_references(folders: Sequence[Path], cache: Path) -> None:
-    """Let the source's predictions be found; those of texts scored at once lie with each text."""
+    """Link the source's predictions; those of texts scored together are stored with each text."""
     for folder in folders:
         for path in (folder / REFERENCES).glob("*"):
             if not (cache / path.name).is_symlink():
@@ -157,7 +157,7 @@ def link_references(folders: Sequence[Path], cache: Path) -> None:
 
 
 def report(steps: Sequence[Step], bench: Bench) -> list[Product]:
-    """All that was made of one model, compared with it; steps that were given up are named."""
+    """Everything made from one model, compared with it; steps that were given up are named."""
     (step,) = steps
     work, notes, evaluations = step.work, [], []
     identities = []
@@ -214,7 +214,7 @@ def _judged(
 
 
 def _take_back(done: Path, target: Path) -> None:
-    """A checkpoint that a killed attempt finished and did not come to publish."""
+    """A checkpoint that a killed attempt finished but did not publish."""
     if (done / CHECKPOINT).is_dir():
         shutil.rmtree(target, ignore_errors=True)
         (done / CHECKPOINT).rename(target)

@@ -1,4 +1,4 @@
-"""Doing steps on some machine: fetch what they need, work, put the results away, keep a log."""
+"""Runs steps on a machine: fetch what they need, work, publish the results, keep a log."""
 
 import fcntl
 import hashlib
@@ -36,7 +36,7 @@ ROOMS = "work"
 
 @dataclass(frozen=True)
 class Job:
-    """Steps that one machine does at once."""
+    """Steps that one machine runs at once."""
 
     place: Place
     steps: tuple[Step, ...]
@@ -51,7 +51,7 @@ class Job:
 
     @property
     def title(self) -> str:
-        """For people: what the steps are about."""
+        """What the steps are about, in words."""
         first = f"{self.kind} {self.steps[0].title}"
         more = len(self.steps) - 1
         return f"{first} and {more} more" if more else first
@@ -59,7 +59,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job."""
+    """The outcome of a job."""
 
     records: tuple[Record, ...] = ()
     error: str = ""
@@ -67,14 +67,14 @@ class Outcome:
     tampered: str = ""
     """A step whose result was found to be changed."""
     died: bool = False
-    """The machine or the process went away, which says nothing of the step."""
+    """The machine or the process went away, which says nothing about the step."""
     final: bool = False
-    """Trying again would end the same way."""
+    """Retrying would end the same way."""
     host: str = ""
 
 
 class Logged:
-    """Passes progress on, and writes notes down."""
+    """Passes progress on, and logs notes."""
 
     def __init__(self, listener: Progress, stream: IO[str] | None) -> None:
         self._listener, self._stream = listener, stream
@@ -105,24 +105,24 @@ class Logged:
         """One line of the log, with the time."""
         self.lines.append(f"{time.strftime('%H:%M:%S')} {text}\n")
         if self._stream is not None:
-            with suppress(OSError):  # a full disk is told by what the step itself writes
+            with suppress(OSError):  # a full disk is reported by what the step itself writes
                 self._stream.write(self.lines[-1])
                 self._stream.flush()
 
 
 Functions = Mapping[str, Callable[[Sequence[Step], Bench], list[Product]]]
-"""What does a step, by its kind."""
+"""The function that runs a step, by its kind."""
 
 
 def log_name(step: str, attempt: int) -> str:
-    """Where an attempt's log lies."""
+    """The path of an attempt's log."""
     return f"{LOGS}/{step}/{attempt}.log"
 
 
 def execute(
     job: Job, listener: Progress | None = None, functions: Functions | None = None
 ) -> Outcome:
-    """Do a job; whatever goes wrong in it is told, not raised."""
+    """Run a job; whatever goes wrong in it is returned, not raised."""
     names = [log_name(step.name, job.attempts[step.name]) for step in job.steps]
     with _log(job.place, names[0], listener or Silent()) as log:
         log.line(f"{job.title}, on {socket.gethostname()}, process {os.getpid()}")
@@ -146,7 +146,7 @@ def execute(
 
 def _execute(job: Job, log: Logged, functions: Functions | None) -> Outcome:
     started = time.monotonic()
-    if functions is None:  # what computes is not needed to plan, nor to look on
+    if functions is None:  # planning and watching need no heavy imports
         from quantkit.sweep import work
 
         functions = work.KINDS
@@ -173,14 +173,14 @@ def _execute(job: Job, log: Logged, functions: Functions | None) -> Outcome:
 
 @contextmanager
 def _log(place: Place, name: str, listener: Progress) -> Iterator[Logged]:
-    """A log that is there while it grows, where the storage allows that."""
+    """A log that is visible while it grows, where the storage allows it."""
     if place.local is None:
         yield Logged(listener, None)
         return
     path = place.local / name
     with guarded(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Behind what a killed driver's attempt of the same number left: that is worth reading.
+        # Append to what a killed driver's attempt of the same number left: that is worth reading.
         stream = path.open("a", encoding="utf-8", errors="replace")
     try:
         yield Logged(listener, stream)
@@ -191,7 +191,7 @@ def _log(place: Place, name: str, listener: Progress) -> Iterator[Logged]:
 
 @contextmanager
 def _room(job: Job) -> Iterator[Path]:
-    """A folder to work in; that of a pass outlives a kill, so that it goes on where it was."""
+    """A working folder; that of a pass survives a kill, so that it can resume."""
     if job.place.local is None:
         with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
             yield Path(folder)
@@ -205,7 +205,7 @@ def _room(job: Job) -> Iterator[Path]:
         keep = job.kind == "quantize"
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # somebody who was thought dead is still at it
+        except OSError:  # somebody who was thought dead is still working
             room, keep = Path(tempfile.mkdtemp(prefix=f"{job.kind}-", dir=rooms)), False
         if not keep:
             shutil.rmtree(room, ignore_errors=True)
@@ -213,7 +213,7 @@ def _room(job: Job) -> Iterator[Path]:
         try:
             yield room
         except Exception:
-            keep = False  # what failed may fail again because of what lies here
+            keep = False  # what failed may fail again because of its leftovers
             raise
         else:
             keep = False
