@@ -32,10 +32,10 @@ from quantkit.model.architecture import Architecture
 from quantkit.model.blocks import Decoder
 from quantkit.model.source import ModelSource
 from quantkit.onepass import onepass
+from quantkit.onepass.distributed import DistributedRanks, joined
 from quantkit.onepass.estimate import solving_cost, stacked_linears
 from quantkit.onepass.ranks import Ranks, assign
 from quantkit.onepass.streams import streams_of
-from quantkit.onepass.together import Together, joined
 from quantkit.onepass.visit import Visit
 from quantkit.plan import checkpoint as plan
 
@@ -98,7 +98,7 @@ def rank_main(rank: int, port: int, args: argparse.Namespace, results: Any) -> N
                 results.put({"alone": one, "together": both})
 
 
-def measure_together(setting: Setting, ranks: Together) -> tuple[float, float]:
+def measure_together(setting: Setting, ranks: DistributedRanks) -> tuple[float, float]:
     """Of the rank that took longest, and used most."""
     own = torch.tensor(setting.observe(ranks, lambda: ranks.share(0)))
     ranks.max_([own])

@@ -44,8 +44,8 @@ STAGES = {
     "cards and manifests": ("quantkit.export.card:write", "quantkit.export.folder:write_manifest"),
 }
 BESIDE = {
-    "writing": ("quantkit.onepass.finished:Finished.deliver",),
-    "hashing": ("quantkit.model.placed:PlacedFile._follow",),
+    "writing": ("quantkit.onepass.finished_block:FinishedBlock.deliver",),
+    "hashing": ("quantkit.model.file_writer:FileWriter._follow",),
 }
 
 

@@ -147,7 +147,7 @@ def main() -> None:
     asked = arguments.parse_args()
     import ray
 
-    from quantkit.sweep.on_ray import Cluster
+    from quantkit.sweep.ray_cluster import Cluster
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

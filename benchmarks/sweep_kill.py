@@ -80,8 +80,8 @@ def drive_light(out: Path, address: str) -> None:
     from quantkit.progress import Silent
     from quantkit.sweep.graph import Graph, Step, digest_of
     from quantkit.sweep.lease import Lease
-    from quantkit.sweep.on_ray import Cluster
     from quantkit.sweep.place import Place
+    from quantkit.sweep.ray_cluster import Cluster
     from quantkit.sweep.schedule import Run
     from quantkit.sweep.spec import SweepSpec
 

@@ -15,7 +15,7 @@ from processes import free_port
 
 PRELOADED = (
     "quantkit.onepass.run",
-    "quantkit.onepass.together",
+    "quantkit.onepass.distributed",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.llama.modeling_llama",
@@ -68,7 +68,7 @@ def _rank(
 ) -> None:
     from quantkit import launch
     from quantkit.errors import QuantkitError
-    from quantkit.onepass.together import joined
+    from quantkit.onepass.distributed import joined
 
     torch.set_num_threads(1)
     os.environ |= {
@@ -192,9 +192,9 @@ def faulty(ranks: Any) -> Any:
 
 
 def slow(ranks: Any) -> Any:
-    from quantkit.onepass import together
+    from quantkit.onepass import distributed
 
-    together.PATIENCE_SECONDS = 0.5
+    distributed.PATIENCE_SECONDS = 0.5
     ranks.share(0)
     if ranks.rank == 1:
         time.sleep(1.5)

@@ -8,8 +8,8 @@ from typing import Any
 from notes import Notes
 
 from quantkit.sweep.graph import Graph, Step, digest_of
-from quantkit.sweep.here import Here
 from quantkit.sweep.lease import Lease
+from quantkit.sweep.local import LocalExecutor
 from quantkit.sweep.place import Place
 from quantkit.sweep.result import Product
 from quantkit.sweep.schedule import Run
@@ -90,7 +90,7 @@ def run(
     notes = Notes()
     place = Place(out)
     functions = workers.functions
-    executor = SideBySide(functions) if side_by_side else Here(notes, functions)
+    executor = SideBySide(functions) if side_by_side else LocalExecutor(notes, functions)
     with Lease(place) as lease:
         going = Run(Graph.of(steps), place, executor, attempts, notes, lease)
         going.go()

@@ -154,13 +154,13 @@ class Quantization:
         return self._ready_for_recipes(loaded, data)
 
     def _ready_for_recipes(self, recipes: "list[AnyRecipe]", data: Data) -> "Work[Quantized]":
-        from quantkit.onepass import asked
+        from quantkit.onepass import checks
 
-        asked.check(recipes, self.out, data.is_given, self.imatrix, self.engine, self.force)
+        checks.check(recipes, self.out, data.is_given, self.imatrix, self.engine, self.force)
         data.check()
         model = self._model()
         if model is not self.model:
-            asked.require_least_space(model, recipes, self.out)
+            checks.require_least_space(model, recipes, self.out)
 
         def work(progress: "Progress") -> Quantized:
             from quantkit.onepass.prepare import prepare

@@ -53,12 +53,12 @@ class Line:
     def ready(self, tell: Tell = silent) -> "Work[Outcome]":
         """Validate before a weight is read."""
         from quantkit.model.source import ModelSource
-        from quantkit.onepass import asked
+        from quantkit.onepass import checks
         from quantkit.onepass.mark import refuse_others
 
         recipes = load_recipes(self.recipes, self.engine)
-        asked.refuse_twice(recipes)
-        asked.check_learning(recipes, self.data.is_given, None, self.engine)
+        checks.refuse_twice(recipes)
+        checks.check_learning(recipes, self.data.is_given, None, self.engine)
         self.data.check()
         early.output(self.out)
         targets = [self.out / recipe.name for recipe in recipes]
@@ -66,7 +66,7 @@ class Line:
         refuse_others([one for one in targets if not (one / MANIFEST).is_file()], self.force)
         source = ModelSource.open(self.model, self.revision, self.trust_remote_code)
         check(self._asked)
-        asked.require_least_space(source, recipes, self.out)
+        checks.require_least_space(source, recipes, self.out)
 
         def work(progress: "Progress") -> "Outcome":
             from quantkit import pipeline

@@ -115,7 +115,7 @@ class Scoring:
         self, targets: "list[ModelSource | Checkpoint]", progress: "Progress"
     ) -> "list[Evaluation]":
         from quantkit.scoring.harness import sizes_of
-        from quantkit.scoring.until import score_until
+        from quantkit.scoring.sample_size import score_until
 
         def run(asked: Asked) -> "list[Evaluation]":
             trusting = self.models.trust_remote_code

@@ -107,7 +107,7 @@ class Served:
 
     def engine(self) -> "Engine":
         from quantkit.engine.vllm_job import Vllm
-        from quantkit.proof.served import Server
+        from quantkit.proof.server import Server
 
         if self.server is None:
             return Vllm(self.python, self.timeout)

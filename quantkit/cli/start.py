@@ -35,7 +35,7 @@ def sharing(device: str) -> "Iterator[tuple[Ranks | None, str]]":
     if place is None:
         yield None, device
         return
-    from quantkit.onepass.together import joined
+    from quantkit.onepass.distributed import joined
 
     with joined(place, device) as ranks:
         yield ranks, str(ranks.device)
@@ -67,10 +67,10 @@ def ask(call: "Call[T]") -> T:
 def load_lean(quiet: bool = False) -> None:
     """Load transformers without the parts that no command of this process uses."""
     from quantkit.cli import console
-    from quantkit.model import lean
+    from quantkit.model import lean_import
 
     with console.loading(quiet):
-        lean.load()
+        lean_import.load()
 
 
 @contextmanager

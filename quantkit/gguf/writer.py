@@ -15,7 +15,7 @@ import torch
 from gguf import GGUF_MAGIC, GGUF_VERSION, GGMLQuantizationType, GGUFValueType
 
 from quantkit.gguf.tensors import size_bytes as size_bytes
-from quantkit.model.placed import PlacedFile
+from quantkit.model.file_writer import FileWriter
 from quantkit.model.shards import as_bytes, to_host
 
 ALIGNMENT = 32
@@ -44,7 +44,7 @@ class GGUFFile:
         tensors: Iterable[tuple[str, Sequence[int], GGMLQuantizationType]],
     ) -> None:
         head, places, size = _layout(metadata, tensors)
-        self._file = PlacedFile(path, head, places, size)
+        self._file = FileWriter(path, head, places, size)
 
     def write(
         self, name: str, data: torch.Tensor | bytes | bytearray | memoryview, offset: int = 0
@@ -73,7 +73,7 @@ def _layout(
     places: dict[str, tuple[int, int]] = {}
     table, offset = [], 0
     for name, shape, kind in tensors:
-        assert name not in places, f"{name} stands in the table twice"
+        assert name not in places, f"{name} is in the table twice"
         places[name] = (offset, offset + size_bytes(shape, kind))
         # The fastest dimension comes first in GGUF, and last in torch.
         dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))

@@ -272,11 +272,11 @@ def solve(
                 scheme.kind == "fp4",
             )
             if stop < last:
-                _tell(remaining[:, stop:last], errors, factor.upper[start:stop, stop:last])
+                _compensate(remaining[:, stop:last], errors, factor.upper[start:stop, stop:last])
             found.append(errors)
         if last < columns:
             errors = torch.cat(found, 1) if len(found) > 1 else found[0]
-            _tell(remaining[:, last:], errors, factor.upper[first:last, last:])
+            _compensate(remaining[:, last:], errors, factor.upper[first:last, last:])
     del remaining
     values = torch.empty_like(chosen)
     values[:, factor.order] = chosen
@@ -285,7 +285,7 @@ def solve(
     return grid.QuantizedWeight(values, scale, zero_point, global_scale)
 
 
-def _tell(remaining: torch.Tensor, errors: torch.Tensor, upper: torch.Tensor) -> None:
+def _compensate(remaining: torch.Tensor, errors: torch.Tensor, upper: torch.Tensor) -> None:
     """Let the remaining columns compensate for errors."""
     from quantkit.methods import products
 

@@ -14,7 +14,7 @@ from quantkit.methods import gptq, products, rounding, scales
 from quantkit.methods.contract import Linears
 from quantkit.methods.statistics import Statistics
 from quantkit.mixed.candidates import Candidate
-from quantkit.mixed.files import GGUFCandidate
+from quantkit.mixed.gguf_candidates import GGUFCandidate
 from quantkit.numbers.activations import round_inputs
 from quantkit.schemes import WeightScheme
 from quantkit.tensorspec import TensorSpec

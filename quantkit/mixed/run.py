@@ -11,7 +11,7 @@ from quantkit.errors import DataError, UsageError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.gguf.layout import Layout
 from quantkit.mixed import budget as budgets
-from quantkit.mixed import candidates, files, page, sensitivity, targets, written
+from quantkit.mixed import candidates, gguf_candidates, page, recipe_file, sensitivity, targets
 from quantkit.mixed.budget import Budget, Choice
 from quantkit.mixed.table import FILE, Table
 from quantkit.model.source import ModelSource
@@ -87,7 +87,7 @@ def _measured(
         raise DataError(NO_DATA)
     among: Sequence[AnyCandidate]
     if formats.engine == "llama.cpp":
-        layout, among = Layout.of(source), files.named(formats.names)
+        layout, among = Layout.of(source), gguf_candidates.named(formats.names)
     else:
         layout, among = None, candidates.named(formats.names)
     job = _job(source, target, device, calibration, run)
@@ -159,7 +159,7 @@ def quantize(
         return Made(choice)
     run.progress.note(told(choice))
     beside = {
-        written.FILE: written.text(choice.recipe, budgets.comments(choice)),
+        recipe_file.FILE: recipe_file.text(choice.recipe, budgets.comments(choice)),
         FILE: table.text(),
     }
     how = replace(run, beside=beside)

@@ -18,7 +18,7 @@ from quantkit.gguf.layout import Layout
 from quantkit.gguf.tensors import EMBEDDING, HEAD
 from quantkit.methods.products import Halves, row_energies
 from quantkit.methods.statistics import Statistics
-from quantkit.mixed import files, rounding, units
+from quantkit.mixed import gguf_candidates, rounding, units
 from quantkit.mixed.candidates import Candidate
 from quantkit.mixed.probe import Outer, Probe, outer_weight
 from quantkit.mixed.rounding import AnyCandidate, Rows
@@ -235,7 +235,7 @@ def measure(
     (plan,) = job.plans
     kept = None if folder is None else journal.claim(folder, _key(job, candidates))
     watch = Watch(
-        units.fused(list(plan.quantized)) if layout is None else files.units(layout),
+        units.fused(list(plan.quantized)) if layout is None else gguf_candidates.units(layout),
         candidates,
         job.calibration.n_tokens,
         kept,
@@ -250,8 +250,12 @@ def measure(
             "changed one at a time; errors are relative to each unit's own output"
         )
     if layout is not None:
-        weights = {n: TensorSpec(n, "BF16", t.shape) for n, t in files.tensors(layout).items()}
-        return _table(job, watch, weights, files.other_bytes(layout), time.monotonic() - started)
+        weights = {
+            n: TensorSpec(n, "BF16", t.shape) for n, t in gguf_candidates.tensors(layout).items()
+        }
+        return _table(
+            job, watch, weights, gguf_candidates.other_bytes(layout), time.monotonic() - started
+        )
     quantized = {weight.name for weight in plan.quantized.values()}
     stored = job.source.tensors
     kept_specs = [spec for spec in plan.specs if spec.name in stored and spec.name not in quantized]
@@ -262,7 +266,7 @@ def measure(
 def _outer(calibration: CalibrationTokens, layout: Layout) -> Outer:
     """Embedding and head of a file."""
     embedding, head = EMBEDDING.removesuffix(".weight"), HEAD.removesuffix(".weight")
-    has_head = head in files.tensors(layout)
+    has_head = head in gguf_candidates.tensors(layout)
     return Outer(calibration.longest_first().ids, embedding, head if has_head else embedding)
 
 

@@ -8,7 +8,7 @@ from quantkit.gguf import conversion
 from quantkit.gguf import plan as gguf_plan
 from quantkit.gguf.layout import Layout
 from quantkit.gguf.writer import file_bytes
-from quantkit.mixed import candidates, files, written
+from quantkit.mixed import candidates, gguf_candidates, recipe_file
 from quantkit.mixed.table import Table
 from quantkit.model.architecture import Architecture
 from quantkit.model.headers import TensorSpec
@@ -38,7 +38,7 @@ class VLLM:
     def recipe(
         self, table: Table, choice: Sequence[int], name: str, summary: str
     ) -> AnyRecipe | None:
-        return written.recipe(table, choice, name, summary)
+        return recipe_file.recipe(table, choice, name, summary)
 
     def file_bytes(self, recipe: AnyRecipe | None) -> int:
         specs = self.stored
@@ -59,7 +59,7 @@ class LlamaCpp:
         return cls(source, Layout.of(source))
 
     def names(self, formats: Sequence[str]) -> list[str]:
-        return [one.name for one in files.named(formats)]
+        return [one.name for one in gguf_candidates.named(formats)]
 
     def is_rare(self, format: str) -> bool:
         return False
@@ -69,7 +69,7 @@ class LlamaCpp:
     ) -> AnyRecipe | None:
         if {table.formats[place] for place in choice} == {"BF16"}:
             return None
-        return files.recipe(table, choice, self.layout, name, summary)
+        return gguf_candidates.recipe(table, choice, self.layout, name, summary)
 
     def file_bytes(self, recipe: AnyRecipe | None) -> int:
         if recipe is None:

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 
 from quantkit.errors import SourceError
-from quantkit.model import experts, quick
+from quantkit.model import experts, fast_modules
 from quantkit.model.block_calls import ADDED, Call, Given, Recorder, Recording, Stop
 from quantkit.model.links import Links
 from quantkit.model.shards import StoredTensor
@@ -143,7 +143,7 @@ class Decoder:
         block.load_state_dict(cast, strict=True, assign=True)
         block.to(self.device)
         try:
-            with quick.quickened(block):
+            with fast_modules.accelerated(block):
                 yield block
         finally:
             # Buffers that no file holds, such as rotary frequencies, stay.

@@ -16,10 +16,10 @@ import torch
 from quantkit.model.dtypes import CODES as CODES
 from quantkit.model.dtypes import DTYPES as DTYPES
 from quantkit.model.dtypes import as_bytes as as_bytes
+from quantkit.model.file_writer import FileWriter
 from quantkit.model.headers import StoredTensor as StoredTensor
 from quantkit.model.headers import TensorSpec as TensorSpec
 from quantkit.model.headers import read_header as read_header
-from quantkit.model.placed import PlacedFile
 
 
 def to_host(tensor: torch.Tensor, wait: bool = True) -> torch.Tensor:
@@ -43,7 +43,7 @@ class ShardWriter:
         self.path = path
         self._specs = {spec.name: spec for spec in specs}
         head, places, size = _layout(self._specs.values())
-        self._file = PlacedFile(path, head, places, size, present)
+        self._file = FileWriter(path, head, places, size, present)
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Write a whole tensor."""

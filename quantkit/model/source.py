@@ -341,7 +341,7 @@ def check_kind(config: Mapping[str, Any], folder: Path, trust_remote_code: bool 
 def refuse_experts(config: Mapping[str, Any], folder: Path, reason: str) -> None:
     """Refuse MoE models where only dense ones work; `reason` ends the sentence."""
     if key := experts_key(config):
-        raise SourceError(f"{folder} is a mixture of experts ({key} in its config), {reason}")
+        raise SourceError(f"{folder} is an MoE model ({key} in its config), {reason}")
 
 
 def experts_key(config: Mapping[str, Any]) -> str | None:
@@ -366,7 +366,7 @@ def read_tensors(folder: Path) -> dict[str, StoredTensor]:
             raise SourceError(f"{folder / file} lacks {gone[0]}, which {INDEX} places there")
         for name, tensor in header.items():
             if name in tensors:
-                raise SourceError(f"{name} stands in {tensors[name].file.name} and in {file}")
+                raise SourceError(f"{name} is in {tensors[name].file.name} and in {file}")
             tensors[name] = tensor
     return tensors
 

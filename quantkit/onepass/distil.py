@@ -22,7 +22,7 @@ from quantkit.export.folder import FolderWriter
 from quantkit.model.block_calls import Call
 from quantkit.model.blocks import Decoder
 from quantkit.onepass import stored
-from quantkit.onepass.hidden import HiddenStates
+from quantkit.onepass.hidden_states import HiddenStates
 from quantkit.onepass.journal import Journal
 from quantkit.onepass.tuning import Scaled, can_tune, divided, falling, in_turn, ones, reproducible
 from quantkit.plan.checkpoint import Plan
@@ -72,7 +72,7 @@ def distil(
         except torch.OutOfMemoryError:
             progress.note(
                 f"{lesson.decoder.device} has no room for all blocks of {plan.recipe.name} at "
-                "once; its scales stay as each block left them"
+                "once; its scales are not tuned further"
             )
             found = {}
         journal.keep(FILE, found)

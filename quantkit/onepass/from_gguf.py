@@ -17,7 +17,7 @@ from quantkit.gguf.imatrix import ImportanceMatrix
 from quantkit.gguf.reader import read_file
 from quantkit.gguf.requantize import FileLayout
 from quantkit.onepass import mark, resume
-from quantkit.onepass.asked import refuse_twice
+from quantkit.onepass.checks import refuse_twice
 from quantkit.onepass.clock import Clock
 from quantkit.onepass.prepare import Run, announce, read_matrix
 from quantkit.progress import Progress

@@ -31,8 +31,8 @@ from quantkit.onepass.clock import Clock
 from quantkit.onepass.datafree import copy_tensor, require_finite
 from quantkit.onepass.delivery import Delivery
 from quantkit.onepass.estimate import TOKENS_PER_BATCH
-from quantkit.onepass.finished import Finished, Status
-from quantkit.onepass.hidden import HiddenStates
+from quantkit.onepass.finished_block import FinishedBlock, Status
+from quantkit.onepass.hidden_states import HiddenStates
 from quantkit.onepass.importance import Importance
 from quantkit.onepass.journal import Journal
 from quantkit.onepass.padding import Padding
@@ -183,7 +183,7 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
             for some in [visits] if ranks.size > 1 else [[visit] for visit in visits]:
                 for i, result in _quantize(some, wanted, done):
                     if ranks.is_first:
-                        finished = Finished(index, decoder, state, plans[i], result)
+                        finished = FinishedBlock(index, decoder, state, plans[i], result)
                         delivery.submit(partial(finished.deliver, writers[i], journals[i], status))
                 progress.advance(len(some))
     progress.finish()
@@ -216,7 +216,7 @@ def _distil(
             if stream.source is None:
                 wanted.progress.note(
                     f"{plan.recipe.name}: this model passes more than hidden states between its "
-                    "blocks, so that its scales stay as each block left them"
+                    "blocks, so its scales are not tuned further"
                 )
                 continue
             with wanted.own(i):

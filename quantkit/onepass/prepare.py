@@ -25,7 +25,7 @@ from quantkit.gguf.plan import AnyLayout, GGUFPlan
 from quantkit.model.architecture import EXPERT, Architecture
 from quantkit.model.source import ModelSource, refuse_experts
 from quantkit.model.tokenizer import load as load_tokenizer
-from quantkit.onepass import asked, llmcompressor, mark, resume
+from quantkit.onepass import checks, llmcompressor, mark, resume
 from quantkit.onepass.estimate import OFFLOAD, PROCESS_BYTES, Estimate, estimate, require_room
 from quantkit.onepass.ranks import Ranks
 from quantkit.plan import checkpoint as planning
@@ -180,7 +180,7 @@ def prepare(
     if run.offload not in OFFLOAD:
         raise UnknownName("offload mode", run.offload, OFFLOAD)
     given = calibration is not None
-    asked.check(recipes, out, given, imatrix, engine, force)
+    checks.check(recipes, out, given, imatrix, engine, force)
     where = devices.choose(device)
     weights = [recipe for recipe in recipes if isinstance(recipe, Recipe)]
     files = [recipe for recipe in recipes if isinstance(recipe, GGUFRecipe)]

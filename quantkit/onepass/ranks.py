@@ -3,7 +3,7 @@
 Every rank streams the same blocks and runs its share of the samples. Statistics are summed, so that
 all ranks hold those of all samples; the work on them is spread, and each result is sent to all.
 `Ranks` itself is the case of a single process without communication, so that the pass reads the
-same either way; `together.py` has the case of many.
+same either way; `distributed.py` has the case of many.
 """
 
 from collections.abc import Callable, Sequence

@@ -24,7 +24,7 @@ from quantkit.onepass.importance import Importance
 from quantkit.onepass.journal import Journal
 from quantkit.onepass.onepass import CalibratedOutcome, Pass, quantize_blocks
 from quantkit.onepass.prepare import CalibrationChoice, Job, Run, prepare
-from quantkit.onepass.worker import Errand, take_part
+from quantkit.onepass.worker import WorkerJob, take_part
 from quantkit.plan.checkpoint import Plan
 from quantkit.progress import Progress
 from quantkit.recipe import AnyRecipe
@@ -201,14 +201,14 @@ def _quantize(
     outcomes: dict[int, CalibratedOutcome] = {}
     free = [i for i, plan in enumerate(job.plans) if not plan.recipe.needs_calibration]
     learning = [i for i, plan in enumerate(job.plans) if plan.recipe.needs_calibration]
-    errand = Errand.of(job, [job.plans[i] for i in learning])
+    worker_job = WorkerJob.of(job, [job.plans[i] for i in learning])
     # Shared work comes first: the other ranks need not wait for the rest.
-    ranks.share(errand)
-    if errand.calibration is not None:
+    ranks.share(worker_job)
+    if worker_job.calibration is not None:
         wanted = Pass(
             job.source,
-            errand.plans,
-            errand.calibration,
+            worker_job.plans,
+            worker_job.calibration,
             job.device,
             [writers[i] for i in learning],
             [kept for kept in journals if kept is not None],

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from quantkit.model.block_calls import Call
-from quantkit.onepass.hidden import HiddenStates
+from quantkit.onepass.hidden_states import HiddenStates
 from quantkit.onepass.importance import Importance
 from quantkit.onepass.padding import Keep
 from quantkit.plan.checkpoint import Plan

@@ -22,7 +22,7 @@ import torch
 
 from quantkit import grid, numbers
 from quantkit.onepass.calibrated import Work
-from quantkit.onepass.hidden import HiddenStates
+from quantkit.onepass.hidden_states import HiddenStates
 from quantkit.onepass.padding import real
 from quantkit.onepass.result import BlockResult
 from quantkit.onepass.visit import Visit

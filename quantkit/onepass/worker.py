@@ -16,7 +16,7 @@ from quantkit.plan.checkpoint import Plan
 
 
 @dataclass(frozen=True)
-class Errand:
+class WorkerJob:
     """Everything that a rank must know."""
 
     fingerprint: str
@@ -28,7 +28,7 @@ class Errand:
     seeks_importance: bool
 
     @classmethod
-    def of(cls, job: Job, plans: list[Plan]) -> "Errand":
+    def of(cls, job: Job, plans: list[Plan]) -> "WorkerJob":
         learns = bool(plans) or job.seeks_importance
         calibration = job.calibration if learns else None
         mark = job.source_record.fingerprint
@@ -37,18 +37,18 @@ class Errand:
 
 def take_part(source: ModelSource, device: torch.device, offload: str, ranks: Ranks) -> None:
     """The work of every rank but the first: everything except preparing and writing."""
-    errand: Errand = ranks.share(None)
-    if errand.calibration is not None:
-        if source.fingerprint != errand.fingerprint:
+    job: WorkerJob = ranks.share(None)
+    if job.calibration is not None:
+        if source.fingerprint != job.fingerprint:
             raise SourceError(
                 f"{source.folder} is not the model that rank 0 has; give all machines the same"
             )
-        assert errand.cost is not None
-        if require_room(errand.cost, device, offload):
+        assert job.cost is not None
+        if require_room(job.cost, device, offload):
             offload = "always"
-        importance = Importance() if errand.seeks_importance else None
+        importance = Importance() if job.seeks_importance else None
         wanted = Pass(
-            source, errand.plans, errand.calibration, device, importance=importance, ranks=ranks
+            source, job.plans, job.calibration, device, importance=importance, ranks=ranks
         )
         quantize_blocks(wanted, offload)
     ranks.part()

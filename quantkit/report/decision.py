@@ -204,7 +204,7 @@ def _unpaired(key: str, baseline: Scorecard, card: Scorecard) -> Judgement:
         limit, told = MOST_DROP, f"may have fallen by up to {most_points(-worst)} points"
     if ends is None:
         reason = (
-            "has neither paired answers nor a standard error: keep the answers beside the scores"
+            "has neither paired answers nor a standard error: keep the answers next to the scores"
         )
         return Judgement(key, Answer.OPEN, reason)
     found = _worst(_answer(best, worst, limit), short)

@@ -82,7 +82,7 @@ def _warnings(report: Document) -> list[str]:
     if without:
         said.append(
             f"{_listed(without)}: the single answers are missing, so it is unknown whether its "
-            "differences are real; keep the Parquet files beside the scores."
+            "differences are real; keep the Parquet files next to the scores."
         )
     return said
 

@@ -11,7 +11,7 @@ from quantkit.export import verified
 from quantkit.export.manifest import Manifest, is_checkpoint
 from quantkit.export.verified import Verified
 from quantkit.scoring.evaluation import Evaluation, read_all
-from quantkit.scoring.made import made
+from quantkit.scoring.provenance import made
 
 
 def read(paths: Sequence[Path]) -> list[Evaluation]:

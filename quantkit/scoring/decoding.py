@@ -19,10 +19,10 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from quantkit.errors import HardwareError
-from quantkit.scoring import choosing
-from quantkit.scoring.choosing import Choice
+from quantkit.scoring import sampling
 from quantkit.scoring.rows import RowLayer, Rows, Unsupported, attending
 from quantkit.scoring.rules import Rules
+from quantkit.scoring.sampling import Choice
 
 CHECK_EVERY = 8
 """Tokens between two checks for ends of answers."""
@@ -133,7 +133,7 @@ class Decoder:
     ) -> Iterator[list[tuple[int, tuple[int, ...]]]]:
         """All of a group of prompts of similar length, the last of them first."""
         # The last token of a prompt is fed as the first step, and is not shared.
-        shared = choosing.shared([prompts[place] for place in waiting], own=2)
+        shared = sampling.shared([prompts[place] for place in waiting], own=2)
         prefix = self._prefix(prompts[waiting[0]][:shared]) if shared else None
         group = _Group(prompts, waiting, shared, prefix)
         longest = len(prompts[waiting[-1]])
@@ -165,7 +165,7 @@ class Decoder:
                     (place, answer)
                     for place, tokens in zip(snapshot.places, snapshot.rows(), strict=True)
                     if place in open_places
-                    and (answer := choosing.ended(tokens, batch.rules, text_of)) is not None
+                    and (answer := sampling.ended(tokens, batch.rules, text_of)) is not None
                 ]
                 if done:
                     open_places -= {place for place, _ in done}

@@ -18,10 +18,10 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from quantkit.errors import HardwareError, ScoreError
-from quantkit.scoring import choosing, decoding
-from quantkit.scoring.choosing import Choice
+from quantkit.scoring import decoding, sampling
 from quantkit.scoring.decoding import CHECK_EVERY, MOST_ROWS, PREFILL_TOKENS, Decoder
 from quantkit.scoring.rules import Rules
+from quantkit.scoring.sampling import Choice
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Generator:
             done = [
                 (row, answer)
                 for row in range(len(batch))
-                if (answer := choosing.ended(tokens[row], rules, text_of)) is not None
+                if (answer := sampling.ended(tokens[row], rules, text_of)) is not None
             ]
             if done:
                 yield [(batch.places[row], answer) for row, answer in done]

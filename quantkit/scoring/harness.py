@@ -24,7 +24,7 @@ from quantkit.scoring.answers import Outcome, Text
 from quantkit.scoring.asked import BACKENDS, Asked, Chat
 from quantkit.scoring.evaluation import Evaluation
 from quantkit.scoring.following import Followed, Prompts
-from quantkit.scoring.made import made
+from quantkit.scoring.provenance import made
 from quantkit.scoring.scorecard import Made, Score, Scorecard, Settings
 
 
@@ -74,12 +74,14 @@ def evaluate(
             lm: Any = EvaluatedModel(target, where, how, folder, progress, trust_remote_code)
             dtype, computed_on = str(lm.model.dtype).removeprefix("torch."), where
         else:
-            from quantkit.scoring import connected
+            from quantkit.scoring import connected_model
 
             if asked.server is None:
-                lm = connected.here(target, asked, folder, progress, trust_remote_code)
+                lm = connected_model.here(target, asked, folder, progress, trust_remote_code)
             else:
-                lm = connected.served(target, asked, folder, where, progress, trust_remote_code)
+                lm = connected_model.served(
+                    target, asked, folder, where, progress, trust_remote_code
+                )
             dtype, computed_on = "served" if asked.server else asked.backend, None
         try:
             results = lmeval.run(lm, loaded, asked.limit, asked.samples, asked.chat)
@@ -202,7 +204,7 @@ def _of_others(target: ForeignCheckpoint) -> dict[str, Any]:
             recipe_digest=target.config_digest,
             engine=declared.maker or "unknown",
             disk_bytes=sum(file.stat().st_size for file in files),
-            by_others=f"{declared.words}; made by {declared.maker or 'somebody who does not say'}",
+            by_others=f"{declared.words}; made by {declared.maker or 'an unknown tool'}",
         ),
     }
 

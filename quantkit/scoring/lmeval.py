@@ -16,7 +16,7 @@ from typing import Any
 
 from quantkit.errors import MissingDependency, ScoreError
 from quantkit.quiet import hushed
-from quantkit.scoring import box, task_names
+from quantkit.scoring import sandbox, task_names
 from quantkit.scoring.asked import Chat
 from quantkit.scoring.suites import FOLLOWED, OWN_TASKS, expanded, is_own, is_path
 
@@ -152,7 +152,7 @@ def run(
             apply_chat_template=chat.template,
             fewshot_as_multiturn=chat.multiturn,
             system_instruction=chat.system,
-            confirm_run_unsafe_code=box.CODE_EVAL.is_allowed,
+            confirm_run_unsafe_code=sandbox.CODE_EVAL.is_allowed,
         )
     assert results is not None
     return dict(results)
@@ -169,10 +169,10 @@ def allow_code(loaded: dict[str, Any], is_allowed: bool) -> None:
         if getattr(task, "UNSAFE_CODE", False) or getattr(task.config, "unsafe_code", False)
     ]
     if running and not is_allowed:
-        raise ScoreError(box.REFUSAL.format(task=f"task {running[0]}"))
+        raise ScoreError(sandbox.REFUSAL.format(task=f"task {running[0]}"))
     if running:
-        box.check()
-    box.CODE_EVAL.is_allowed = is_allowed
+        sandbox.check()
+    sandbox.CODE_EVAL.is_allowed = is_allowed
 
 
 @contextmanager
@@ -183,15 +183,15 @@ def _code_in_a_box() -> Iterator[None]:
     usual = evaluate.load
 
     def load(path: str, *more: Any, **options: Any) -> Any:
-        return box.CODE_EVAL if path == "code_eval" else usual(path, *more, **options)
+        return sandbox.CODE_EVAL if path == "code_eval" else usual(path, *more, **options)
 
     evaluate.load = load
-    box.CODE_EVAL.is_loading = True
+    sandbox.CODE_EVAL.is_loading = True
     try:
         yield
     finally:
         evaluate.load = usual
-        box.CODE_EVAL.is_loading = False
+        sandbox.CODE_EVAL.is_loading = False
 
 
 @contextmanager

@@ -147,7 +147,7 @@ def questions_needed(discordant: float, half_width: float) -> int:
     For the observed share of discordant pairs, and gains as frequent as losses: the widest case.
     """
     if not (0 <= discordant <= 1 and 0 < half_width < 1):
-        raise ScoreError("a share lies between 0 and 1, a half-width above 0 and below 1")
+        raise ScoreError("a share must be from 0 to 1, a half-width above 0 and below 1")
 
     def enough(n: int) -> bool:
         low, high = difference_interval(discordant * n / 2, discordant * n / 2, n)

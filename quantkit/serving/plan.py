@@ -137,7 +137,9 @@ def make(target: Target, demand: Demand, size: Size | None = None) -> Plan:
     if min(demand.count, demand.users or 1, demand.context or 1) < 1:
         raise EngineError("GPUs, users and context start at 1")
     if not 0 < demand.utilisation <= 1:
-        raise EngineError(f"a GPU's utilisation lies in (0, 1], not at {demand.utilisation}")
+        raise EngineError(
+            f"a GPU's utilisation must be above 0 and at most 1, not {demand.utilisation}"
+        )
     engine: Engine = "llama.cpp" if target.is_gguf else "vllm"
     notes = _refuse_unsupported(target.recipe, demand, engine)
     size = _size(target, demand) if size is None else _explained(target, demand, size)

@@ -165,7 +165,7 @@ class SweepSpec(_Strict):
         ):
             for name in sorted({n for n in names if names.count(n) > 1}):
                 hint = "" if what in ("recipes", "tasks") else "; give one of them a `name`"
-                yield f"{what}: {name} stands twice{hint}"
+                yield f"{what}: {name} is listed twice{hint}"
 
     def _orders(self) -> Iterator[str]:
         waits = {model.label: model.after for model in self.models}
@@ -220,7 +220,7 @@ def read(path: Path) -> SweepSpec:
     if not isinstance(data, dict):
         raise SweepError(f"{path} is not a sweep: it has no lines such as `models: [demo]`")
     if _refers_to_itself(data):
-        raise SweepError(f"{path} refers to itself: an alias stands inside what it names")
+        raise SweepError(f"{path} refers to itself: an alias is inside what it names")
     return validated(data, path)
 
 

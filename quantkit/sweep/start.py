@@ -44,24 +44,24 @@ def ready(
     if not resolve.needs_hub(spec, base):
         without_hub()
     if on == "ray":
-        from quantkit.sweep import on_ray
+        from quantkit.sweep import ray_cluster
 
-        return _on_ray(on_ray, spec, base, place, address, progress, dry)
-    from quantkit.sweep import driver, here
+        return _on_ray(ray_cluster, spec, base, place, address, progress, dry)
+    from quantkit.sweep import driver, local
 
-    prepared = driver.prepare(spec, base, place, lambda: here.devices(spec))
+    prepared = driver.prepare(spec, base, place, lambda: local.devices(spec))
     if not dry:
         from quantkit.sweep import data
 
         data.require(prepared)
     return Ready(
-        lambda: driver.run(prepared, here.Here(progress), progress),
+        lambda: driver.run(prepared, local.LocalExecutor(progress), progress),
         lambda: driver.estimated(prepared),
     )
 
 
 def _on_ray(
-    on_ray: Any,
+    ray_cluster: Any,
     spec: sweep_spec.SweepSpec,
     base: Path,
     place: Place,
@@ -71,7 +71,7 @@ def _on_ray(
 ) -> Ready:
     from quantkit.sweep import driver
 
-    cluster = on_ray.Cluster(address, spec.environment)
+    cluster = ray_cluster.Cluster(address, spec.environment)
     try:
         prepared = driver.prepare(spec, base, place, lambda: cluster.devices(spec))
         if not dry:

@@ -225,7 +225,7 @@ def _find_source(manifest: Manifest, result: Verification) -> ModelSource | None
         if is_local(name):
             result.record("source", [str(error)])
         result.left_out.append(
-            f"comparison with the source: {name} is not at hand; give it with --source"
+            f"comparison with the source: {name} is not available; give it with --source"
         )
         return None
 

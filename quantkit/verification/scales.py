@@ -20,7 +20,7 @@ from quantkit.model.blocks import Decoder
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.onepass import kvcache
-from quantkit.onepass.hidden import HiddenStates
+from quantkit.onepass.hidden_states import HiddenStates
 from quantkit.onepass.streams import Stream
 from quantkit.plan.checkpoint import Plan, sharing
 

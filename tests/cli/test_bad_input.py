@@ -122,7 +122,7 @@ def test_unsupported_kind(refused, tiny_model, edit_config, config, words):
 def test_mixture_of_experts(refused, tiny_model, edit_config, keys):
     folder = edit_config(tiny_model(), **keys)
     message = refused(folder)
-    assert message.startswith(f"{folder} is a mixture of experts")
+    assert message.startswith(f"{folder} is an MoE model")
     assert "finds no experts in it" in message
 
 

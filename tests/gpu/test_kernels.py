@@ -7,7 +7,7 @@ from quantkit import grid, numbers
 from quantkit.methods import gptq, products, refine, rounding, scales
 from quantkit.methods.contract import Linears
 from quantkit.methods.statistics import Statistics, magnitudes
-from quantkit.model import quick
+from quantkit.model import fast_modules
 from quantkit.numbers.activations import round_inputs
 from quantkit.recipe import ActivationScheme, WeightScheme
 from quantkit.scoring.distribution import Distribution, block_sums
@@ -260,8 +260,11 @@ def test_norms_and_gated_units_equal_their_twins(width):
     weight = (1 + torch.randn(width, device="cuda") / 3).bfloat16()
     gate, up = (torch.randn(2, 33, 3 * width, device="cuda").bfloat16() for _ in range(2))
     for found, expected in (
-        (quick.norm(states, weight, 1e-5), quick.norm(states.cpu(), weight.cpu(), 1e-5)),
-        (quick.gated(4 * gate, up), quick.gated(4 * gate.cpu(), up.cpu())),
+        (
+            fast_modules.norm(states, weight, 1e-5),
+            fast_modules.norm(states.cpu(), weight.cpu(), 1e-5),
+        ),
+        (fast_modules.gated(4 * gate, up), fast_modules.gated(4 * gate.cpu(), up.cpu())),
     ):
         assert (found.cpu() == expected).float().mean() > 0.99
         torch.testing.assert_close(found.cpu(), expected, rtol=2**-7, atol=1e-6)

@@ -6,10 +6,10 @@ from processes import free_port
 
 from quantkit import launch, recipe
 from quantkit.model.source import ModelSource
+from quantkit.onepass.distributed import Packed, joined, unpack
 from quantkit.onepass.prepare import CalibrationChoice, Run
 from quantkit.onepass.ranks import Ranks
 from quantkit.onepass.run import quantize
-from quantkit.onepass.together import Packed, joined, unpack
 
 pytestmark = pytest.mark.gpu
 NAMES = ("gptq-w4a16", "awq-gptq-w4a16+kv-fp8", "awq-w4a16", "fp8-static", "gguf-q4_k_m")

@@ -18,7 +18,7 @@ from quantkit.model.blocks import Decoder
 from quantkit.model.source import ModelSource
 from quantkit.onepass import calibrated
 from quantkit.onepass.collector import Collector
-from quantkit.onepass.finished import Finished
+from quantkit.onepass.finished_block import FinishedBlock
 from quantkit.onepass.prepare import CalibrationChoice
 from quantkit.onepass.run import quantize
 from quantkit.proof.run import Asked, prove
@@ -200,7 +200,7 @@ def test_a_mixture_s_gptq_goes_on_to_the_same_bytes(tiny_experts, tmp_path, monk
         return {n: f.sha256 for n, f in made.manifest.files.items() if n.endswith(".safetensors")}
 
     expected = make(tmp_path / "whole")
-    deliver, n_calls = Finished.deliver, []
+    deliver, n_calls = FinishedBlock.deliver, []
 
     def once(self, *arguments):
         n_calls.append(1)
@@ -209,7 +209,7 @@ def test_a_mixture_s_gptq_goes_on_to_the_same_bytes(tiny_experts, tmp_path, monk
         deliver(self, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Finished, "deliver", once)
+        patched.setattr(FinishedBlock, "deliver", once)
         with pytest.raises(KeyboardInterrupt):
             make(tmp_path / "stopped")
     assert make(tmp_path / "stopped") == expected

@@ -280,7 +280,7 @@ def test_a_stopped_run_goes_on_in_its_format(tiny_model, tmp_path, monkeypatch):
     model = tiny_model(vocab_size=4096, num_hidden_layers=3)
     names = ("gptq-w4a16 gptq", "awq-gptq-w4a16 awq")
     whole = make(model, tmp_path / "whole", *names, calibration=DATA)
-    deliver = onepass.Finished.deliver
+    deliver = onepass.FinishedBlock.deliver
 
     def until_full(finished, *rest):
         if finished.index == 2:
@@ -288,7 +288,7 @@ def test_a_stopped_run_goes_on_in_its_format(tiny_model, tmp_path, monkeypatch):
         deliver(finished, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(onepass.Finished, "deliver", until_full)
+        patch.setattr(onepass.FinishedBlock, "deliver", until_full)
         with pytest.raises(StorageError, match="is full"):
             make(model, tmp_path / "out", *names, calibration=DATA)
     again = make(model, tmp_path / "out", *names, calibration=DATA)

@@ -333,7 +333,7 @@ def test_answers_to_prompts_are_judged(rounded, tmp_path, demo):
 
 def test_written_answers_are_asked_for_until_it_is_certain(tmp_path, rounded, monkeypatch):
     """Beside chosen ones: both metrics have to be narrow enough."""
-    from quantkit.scoring import until
+    from quantkit.scoring import sample_size
     from quantkit.scoring.harness import sizes_of
 
     rows = [{"q": f"{i} +", "a": "="} for i in range(40)]
@@ -352,11 +352,11 @@ metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}
 metadata: {{version: 1}}
 """
     )
-    monkeypatch.setattr(until, "FIRST_ROUND", 8)
+    monkeypatch.setattr(sample_size, "FIRST_ROUND", 8)
     told = []
     targets = [ModelSource.open("demo"), rounded[0]]
     asked = Asked((str(tmp_path / "sums.yaml"),), cache=tmp_path / "cache")
-    found = until.score_until(
+    found = sample_size.score_until(
         lambda asked: [evaluate(target, asked, "cpu") for target in targets],
         asked,
         sizes_of(asked),

@@ -19,7 +19,7 @@ from quantkit.mixed.table import Table
 from quantkit.model.source import ModelSource
 from quantkit.onepass.prepare import CalibrationChoice, Run
 from quantkit.recipe import Recipe, load
-from quantkit.scoring.made import made as made_of
+from quantkit.scoring.provenance import made as made_of
 
 
 @pytest.fixture(scope="module")

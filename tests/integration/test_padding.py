@@ -17,7 +17,7 @@ from quantkit.model.skeleton import attentions
 from quantkit.model.source import ModelSource
 from quantkit.onepass import feeders, llmcompressor, onepass, prepare
 from quantkit.onepass.collector import Collector
-from quantkit.onepass.hidden import HiddenStates
+from quantkit.onepass.hidden_states import HiddenStates
 from quantkit.onepass.importance import Importance
 from quantkit.onepass.kvcache import Observer
 from quantkit.onepass.padding import Padding, real

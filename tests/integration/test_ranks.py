@@ -20,9 +20,9 @@ from quantkit import formats, grid, launch, resources
 from quantkit.errors import HardwareError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.shards import read_header
+from quantkit.onepass.distributed import joined
 from quantkit.onepass.lifeline import Lifeline
 from quantkit.onepass.ranks import Ranks, assign
-from quantkit.onepass.together import joined
 from quantkit.verification.checkpoint import verify
 
 NAMES = ["gptq-w4a16", "awq-gptq-w4a16+kv-fp8", "awq-w4a16", "fp8-static", "fp8-dynamic"]

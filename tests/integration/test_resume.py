@@ -111,7 +111,7 @@ def half(tmp_path_factory):
     folder = tmp_path_factory.mktemp("half")
     source = small_model(folder / "model")
     expected = run(source, folder / "whole")
-    deliver = onepass.Finished.deliver
+    deliver = onepass.FinishedBlock.deliver
 
     def until_full(finished, *rest):
         if finished.index == 2:
@@ -119,7 +119,7 @@ def half(tmp_path_factory):
         deliver(finished, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onepass.Finished, "deliver", until_full)
+        patch.setattr(onepass.FinishedBlock, "deliver", until_full)
         with pytest.raises(StorageError, match="is full"):
             run(source, folder / "out")
     return folder, expected
@@ -150,13 +150,13 @@ def stopped(half, copied, tmp_path, monkeypatch):
     """A copy of it that a test may go on with; blocks that are made from now on are counted."""
     folder, expected = half
     shutil.copytree(folder / "out", tmp_path / "out")
-    deliver, calls = onepass.Finished.deliver, []
+    deliver, calls = onepass.FinishedBlock.deliver, []
 
     def counted(finished, *rest):
         calls.append(finished.index)
         deliver(finished, *rest)
 
-    monkeypatch.setattr(onepass.Finished, "deliver", counted)
+    monkeypatch.setattr(onepass.FinishedBlock, "deliver", counted)
     return copied, tmp_path / "out", expected, calls
 
 

@@ -10,7 +10,7 @@ from fake_completions import MAX_LENGTH
 import quantkit
 from quantkit.cli.main import main
 from quantkit.errors import EngineError
-from quantkit.scoring import held
+from quantkit.scoring import server_identity
 
 PYTHON = """#!{python}
 print({answer!r})
@@ -55,7 +55,7 @@ def engine(tmp_path):
 def test_a_model_is_scored_in_vllm_that_is_started_and_ended(
     engine, short_demo, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(held, "N_PROMPTS", (8, 16))  # enough, and sooner
+    monkeypatch.setattr(server_identity, "N_PROMPTS", (8, 16))  # enough, and sooner
     how = {"tasks": ["python_docs"], "limit": 1, "max_length": MAX_LENGTH, "device": "cpu"}
     how["cache"] = tmp_path / "cache"
     folder = str(short_demo.folder)

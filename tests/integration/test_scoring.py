@@ -21,7 +21,7 @@ from quantkit.scoring.answering import Answerer
 from quantkit.scoring.asked import Asked
 from quantkit.scoring.evaluation import read_all
 from quantkit.scoring.harness import evaluate, sizes_of
-from quantkit.scoring.until import score_until
+from quantkit.scoring.sample_size import score_until
 
 N_QUESTIONS = 24
 TASK = "mmlu_anatomy"
@@ -270,7 +270,7 @@ def test_other_questions_are_not_compared(data, tmp_path, rounded):
 
 
 def test_questions_are_asked_until_it_is_certain(data, tmp_path, rounded, monkeypatch):
-    monkeypatch.setattr("quantkit.scoring.until.FIRST_ROUND", 8)
+    monkeypatch.setattr("quantkit.scoring.sample_size.FIRST_ROUND", 8)
     targets = [ModelSource.open("demo"), rounded]
     told = []
 

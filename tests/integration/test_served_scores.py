@@ -12,7 +12,7 @@ from quantkit.errors import ScoreError
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.onepass.run import quantize
 from quantkit.recipe import Recipe
-from quantkit.scoring import endpoint, following, harness, held, loading
+from quantkit.scoring import endpoint, following, harness, loading, server_identity
 from quantkit.scoring.asked import Asked
 
 ASKED = Asked(("python_docs",), samples={"python_docs": [1]}, max_length=MAX_LENGTH)
@@ -37,7 +37,7 @@ def _fake(demo, short_demo):
 def fake(_fake, monkeypatch):
     _fake.reset()
     monkeypatch.setattr(endpoint, "BACKOFF_S", 0.01)
-    monkeypatch.setattr(held, "N_PROMPTS", (8, 16))  # enough, and sooner
+    monkeypatch.setattr(server_identity, "N_PROMPTS", (8, 16))  # enough, and sooner
     return _fake
 
 
@@ -104,7 +104,7 @@ def test_answers_of_a_server_that_hides_its_start_are_not_kept(fake, tmp_path):
     for _ in range(2):
         fake.bodies.clear()
         assert scored(fake, tmp_path).card.cached == {}
-        assert n_scored(fake) > held.N_PROMPTS[0]
+        assert n_scored(fake) > server_identity.N_PROMPTS[0]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -20,7 +20,7 @@ ray = pytest.importorskip("ray", reason="ray is not installed: quantkit-llm[ray]
 def cluster():
     from ray import cloudpickle
 
-    from quantkit.sweep.on_ray import Cluster
+    from quantkit.sweep.ray_cluster import Cluster
 
     cloudpickle.register_pickle_by_value(sweeps)  # workers do not know the tests
     found = Cluster(n_cpus=2)
@@ -100,10 +100,10 @@ def test_what_no_node_has_is_told_before_the_start(cluster, tmp_path, resources,
 
 
 def test_a_folder_that_a_node_does_not_see_is_refused(cluster, tmp_path, monkeypatch):
-    from quantkit.sweep import on_ray
+    from quantkit.sweep import ray_cluster
 
     cluster.check(spec(), Place(tmp_path))
-    monkeypatch.setattr(on_ray, "_sees", lambda path: ("far-away", False))
+    monkeypatch.setattr(ray_cluster, "_sees", lambda path: ("far-away", False))
     with pytest.raises(StorageError, match="node far-away does not see"):
         cluster.check(spec(), Place(tmp_path))
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ from quantkit.hardware.gpus import find, load
 from quantkit.hardware.support import ENGINES, FORMATS, format_of, runs, where
 from quantkit.recipe import load as load_recipe
 from quantkit.report.hardware import runs_on
-from quantkit.scoring.made import made
+from quantkit.scoring.provenance import made
 from quantkit.scoring.scorecard import Scorecard, Settings
 
 GPUS = load()

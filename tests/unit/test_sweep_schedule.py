@@ -10,8 +10,8 @@ from sweeps import Workers, line, step
 
 from quantkit.errors import PolicyError, StorageError, SweepError
 from quantkit.sweep.graph import Graph
-from quantkit.sweep.here import Here
 from quantkit.sweep.lease import Lease
+from quantkit.sweep.local import LocalExecutor
 from quantkit.sweep.place import Place
 from quantkit.sweep.result import load
 from quantkit.sweep.schedule import Run
@@ -226,7 +226,12 @@ def test_a_driver_that_lost_its_lease_stops(tmp_path):
     with Lease(place) as lease:
         notes = sweeps.Notes()
         going = Run(
-            Graph.of(steps.values()), place, Here(notes, workers.functions), 3, notes, lease
+            Graph.of(steps.values()),
+            place,
+            LocalExecutor(notes, workers.functions),
+            3,
+            notes,
+            lease,
         )
         with pytest.raises(StorageError, match="taken over by another driver"):
             going.go()
@@ -245,7 +250,9 @@ def test_a_driver_that_lost_its_lease_in_the_last_step_touches_nothing_more(tmp_
 
     functions = Workers(fail=take_over).functions
     with Lease(place) as lease:
-        going = Run(Graph.of(line().values()), place, Here(notes, functions), 3, notes, lease)
+        going = Run(
+            Graph.of(line().values()), place, LocalExecutor(notes, functions), 3, notes, lease
+        )
         with pytest.raises(StorageError, match="taken over by another driver"):
             going.go()
     assert place.read("state.json") == b"of the other driver"

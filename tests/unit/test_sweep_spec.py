@@ -61,8 +61,8 @@ def test_names_alone_are_enough(tmp_path):
         ("device: cuda\nresources: {score: {gpus: 0}}", "gpus: 0 contradicts device: cuda"),
         ("device: tpu", "device: must be auto, cpu or cuda, not 'tpu'"),
         ("attempts: 0", "attempts: must be 1 or more, not 0"),
-        ("tasks: [a, a]", "tasks: a stands twice"),
-        ("models: [x/demo, demo]", "models: demo stands twice; give one of them a `name`"),
+        ("tasks: [a, a]", "tasks: a is listed twice"),
+        ("models: [x/demo, demo]", "models: demo is listed twice; give one of them a `name`"),
         ("models: [{model: a, after: [b]}, c]", "a comes after b, which is not a model here"),
         ("models: [{model: a, after: [a]}]", "a comes after a: none of them can start"),
         (

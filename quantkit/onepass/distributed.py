@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def joined(place: launch.Place, device: str) -> Iterator["Together"]:
+def joined(place: launch.Place, device: str) -> Iterator["DistributedRanks"]:
     """The ranks of this run, connected until everything that is shared is done.
 
     A failure of this rank is sent to the others. One of another is raised here.
@@ -47,7 +47,7 @@ def joined(place: launch.Place, device: str) -> Iterator["Together"]:
         raise
     store, _, _ = next(rendezvous("env://", place.rank, place.size))
     line = Lifeline.open(place.rank, place.size, store, launch.address())
-    ranks = Together(place, where, store, line)
+    ranks = DistributedRanks(place, where, store, line)
     try:
         yield ranks
         ranks.part()
@@ -97,7 +97,7 @@ def own_device(place: launch.Place, name: str) -> torch.device:
 
 
 @dataclass
-class Together(Ranks):
+class DistributedRanks(Ranks):
     """One of several processes."""
 
     place: launch.Place

@@ -18,7 +18,7 @@ from quantkit.progress import Progress
 from quantkit.storage import gib
 
 
-class Finished:
+class FinishedBlock:
     """A block that a recipe has quantised, on its way to disk and journal."""
 
     def __init__(

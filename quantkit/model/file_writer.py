@@ -19,7 +19,7 @@ FOLLOW_BYTES = 8 << 20
 FLUSH_BYTES = 256 << 20
 
 
-class PlacedFile:
+class FileWriter:
     """A file being written; it appears under `path` at once, so pass a scratch name."""
 
     def __init__(

@@ -93,11 +93,11 @@ class Cluster:
 
     def executor(
         self, spec: SweepSpec, progress: Progress, functions: Functions | None = None
-    ) -> "OnRay":
+    ) -> "RayExecutor":
         """The executor that runs jobs there."""
         has = any(node.get("GPU", 0) >= 1 for node in self._nodes().values())
         options = {kind: _options(spec.of(kind), self._gpus(spec, kind, has)) for kind in KINDS}
-        return OnRay(self._ray, options, progress, functions)
+        return RayExecutor(self._ray, options, progress, functions)
 
     def _nodes(self) -> dict[str, dict[str, float]]:
         """Resources of every node that is up, by its id."""
@@ -156,7 +156,7 @@ class Cluster:
 
 
 @dataclass
-class OnRay:
+class RayExecutor:
     """Runs jobs as tasks."""
 
     ray: Any

@@ -12,7 +12,7 @@ import pytest
 
 from quantkit.errors import ScoreError
 from quantkit.model.source import ModelSource
-from quantkit.scoring import box
+from quantkit.scoring import sandbox
 from quantkit.scoring.asked import Asked
 from quantkit.scoring.harness import evaluate
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the box is made
 
 @pytest.fixture(scope="module", autouse=True)
 def _box():
-    box.check()
+    sandbox.check()
 
 
 def test_a_sound_program_passes():
@@ -36,7 +36,7 @@ import os
 assert os.listdir() == ["notes.txt"]
 assert round(area(2), 3) == 12.566
 """
-    assert box.run(program) == box.Verdict(True)
+    assert sandbox.run(program) == sandbox.Verdict(True)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ assert round(area(2), 3) == 12.566
     ],
 )
 def test_programs_that_do_not_pass(program, why):
-    found = box.run(program)
+    found = sandbox.run(program)
     assert not found.passed
     assert why in found.why
 
@@ -89,7 +89,7 @@ ESCAPES = {
 
 @pytest.mark.parametrize("program", ESCAPES.values(), ids=ESCAPES)
 def test_no_way_out(program):
-    assert not box.run(program).passed
+    assert not sandbox.run(program).passed
     assert not Path("/tmp/quantkit-escape").exists()
 
 
@@ -99,13 +99,13 @@ def test_nobody_is_reached(tmp_path):
         server.settimeout(0.1)
         port = server.getsockname()[1]
         program = f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)"
-        assert not box.run(program).passed
+        assert not sandbox.run(program).passed
         with pytest.raises(TimeoutError):
             server.accept()
     secret = tmp_path / "secret"
     secret.write_text("x")
     for program in (f"open({str(secret)!r}).read()", f"import os; os.remove({str(secret)!r})"):
-        assert not box.run(program).passed
+        assert not sandbox.run(program).passed
     assert secret.read_text() == "x"
 
 
@@ -124,7 +124,7 @@ except OSError:
 else:
     raise AssertionError
 """
-        assert box.run(program).passed
+        assert sandbox.run(program).passed
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ else:
 def test_limits(program, why, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     started = time.monotonic()
-    found = box.run(program, seconds=1.5)
+    found = sandbox.run(program, seconds=1.5)
     assert not found.passed
     assert why in found.why
     assert time.monotonic() - started < 10
@@ -152,22 +152,22 @@ def test_threads_do_not_outlive_the_verdict(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     program = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"
     started = time.monotonic()
-    assert box.run(program).passed
+    assert sandbox.run(program).passed
     assert time.monotonic() - started < 10
     assert threading.active_count() < 50
 
 
 def test_a_machine_without_the_walls_runs_nothing(monkeypatch, tmp_path):
     """As on a kernel without Landlock: its call fails there."""
-    walls = Path(box.__file__).with_name("walls.py").read_text()
-    (tmp_path / "walls.py").write_text(walls.replace("= 444, 445, 446", "= 9444, 445, 446"))
-    monkeypatch.setattr(box, "__file__", str(tmp_path / "box.py"))
+    walls = Path(sandbox.__file__).with_name("sandbox_child.py").read_text()
+    (tmp_path / "sandbox_child.py").write_text(walls.replace("= 444, 445, 446", "= 9444, 445, 446"))
+    monkeypatch.setattr(sandbox, "__file__", str(tmp_path / "sandbox.py"))
     with pytest.raises(ScoreError, match=r"cannot be run on this machine: .*Landlock"):
-        box.run("assert True")
-    box.check.cache_clear()
+        sandbox.run("assert True")
+    sandbox.check.cache_clear()
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(ScoreError, match="needs Linux"):
-        box.check()
+        sandbox.check()
 
 
 SHARED = """
@@ -261,7 +261,7 @@ def test_code_is_run_only_where_it_is_allowed(tasks, tmp_path):
     with pytest.raises(ScoreError, match=r"like_humaneval runs code .* --allow-code"):
         evaluate(source, asked, "cpu")
     with pytest.raises(ScoreError, match="--allow-code"):  # one that does not say what it does
-        box.CODE_EVAL.compute(["assert True"], [["x = 1"]])
+        sandbox.CODE_EVAL.compute(["assert True"], [["x = 1"]])
 
 
 def test_maths_instructions_and_code_are_scored(tasks, tmp_path):
@@ -276,7 +276,7 @@ def test_maths_instructions_and_code_are_scored(tasks, tmp_path):
 
 
 def test_pass_at_k_is_that_of_its_definition():
-    verdicts = [box.Verdict(True), box.Verdict(False), box.Verdict(False)]
-    assert box.pass_at(1, verdicts) == pytest.approx(1 / 3)
-    assert box.pass_at(2, verdicts) == pytest.approx(2 / 3)
-    assert box.pass_at(3, verdicts) == 1
+    verdicts = [sandbox.Verdict(True), sandbox.Verdict(False), sandbox.Verdict(False)]
+    assert sandbox.pass_at(1, verdicts) == pytest.approx(1 / 3)
+    assert sandbox.pass_at(2, verdicts) == pytest.approx(2 / 3)
+    assert sandbox.pass_at(3, verdicts) == 1

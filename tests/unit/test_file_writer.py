@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from quantkit.model import placed
-from quantkit.model.placed import PlacedFile
+from quantkit.model import file_writer
+from quantkit.model.file_writer import FileWriter
 
 HEAD = b"head of twenty bytes"
 PLACES = {"a": (0, 1000), "b": (1024, 1500), "c": (1504, 9000), "empty": (9000, 9000)}
@@ -20,8 +20,8 @@ SIZE = 9008  # the last part is padded, too
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch):
-    monkeypatch.setattr(placed, "FOLLOW_BYTES", 512)
-    monkeypatch.setattr(placed, "FLUSH_BYTES", 1024)
+    monkeypatch.setattr(file_writer, "FOLLOW_BYTES", 512)
+    monkeypatch.setattr(file_writer, "FLUSH_BYTES", 1024)
 
 
 def pieces(seed):
@@ -44,7 +44,7 @@ def pieces(seed):
 @pytest.mark.parametrize("seed", range(5))
 def test_parts_in_any_order_from_any_thread_make_the_file_and_its_hash(tmp_path, seed):
     cut, expected = pieces(seed)
-    file = PlacedFile(tmp_path / "f", HEAD, PLACES, SIZE)
+    file = FileWriter(tmp_path / "f", HEAD, PLACES, SIZE)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda piece: file.write(*piece), cut))
     assert file.close() == hashlib.sha256(expected).hexdigest()
@@ -53,12 +53,12 @@ def test_parts_in_any_order_from_any_thread_make_the_file_and_its_hash(tmp_path,
 
 def test_a_writer_that_goes_on_hashes_what_was_there(tmp_path):
     cut, expected = pieces(0)
-    first = PlacedFile(tmp_path / "f", HEAD, PLACES, SIZE)
+    first = FileWriter(tmp_path / "f", HEAD, PLACES, SIZE)
     for piece in cut:
         if piece[0] == "b":
             first.write(*piece)
     first.abandon()
-    again = PlacedFile(tmp_path / "f", HEAD, PLACES, SIZE, present={"b"})
+    again = FileWriter(tmp_path / "f", HEAD, PLACES, SIZE, present={"b"})
     for piece in cut:
         if piece[0] != "b":
             again.write(*piece)
@@ -67,7 +67,7 @@ def test_a_writer_that_goes_on_hashes_what_was_there(tmp_path):
 
 def test_a_part_that_is_replaced_is_hashed_as_it_is_now(tmp_path):
     cut, expected = pieces(0)
-    file = PlacedFile(tmp_path / "f", HEAD, PLACES, SIZE)
+    file = FileWriter(tmp_path / "f", HEAD, PLACES, SIZE)
     for piece in cut:
         file.write(*piece)
     start, end = (len(HEAD) + at for at in PLACES["a"])
@@ -79,7 +79,7 @@ def test_a_part_that_is_replaced_is_hashed_as_it_is_now(tmp_path):
 
 def test_a_part_that_is_missing_is_named(tmp_path):
     cut, _ = pieces(0)
-    file = PlacedFile(tmp_path / "f", HEAD, PLACES, SIZE)
+    file = FileWriter(tmp_path / "f", HEAD, PLACES, SIZE)
     for piece in cut[:-1]:
         file.write(*piece)
     with pytest.raises(AssertionError, match=f"not written in full.*'{cut[-1][0]}'"):
@@ -96,9 +96,9 @@ def test_a_disk_that_fails_while_the_file_grows_fails_the_file(tmp_path, monkeyp
             time.sleep(seconds)
             raise error
 
-    monkeypatch.setattr(placed, "_flush", flush)
+    monkeypatch.setattr(file_writer, "_flush", flush)
     cut, _ = pieces(0)
-    file = PlacedFile(tmp_path / "f", HEAD, PLACES, SIZE)
+    file = FileWriter(tmp_path / "f", HEAD, PLACES, SIZE)
     for piece in cut:
         file.write(*piece)
     with pytest.raises(OSError, match="the disk is gone"):
@@ -115,9 +115,9 @@ def test_work_that_failed_leaves_no_thread(tmp_path, monkeypatch):
         os.fstat(file)
         is_open.append(True)
 
-    monkeypatch.setattr(placed, "_flush", flush)
+    monkeypatch.setattr(file_writer, "_flush", flush)
     before = threading.active_count()
-    file = PlacedFile(tmp_path / "f", HEAD, PLACES, SIZE)
+    file = FileWriter(tmp_path / "f", HEAD, PLACES, SIZE)
     for name in ("a", "b"):
         start, end = PLACES[name]
         file.write(name, bytes(end - start))

@@ -24,7 +24,7 @@ _same: dict[tuple[object, ...], bool] = {}
 
 
 @contextmanager
-def quickened(block: torch.nn.Module) -> Iterator[None]:
+def accelerated(block: torch.nn.Module) -> Iterator[None]:
     """Speed up the modules of a loaded block inside this context; on a GPU in bf16."""
     changed = []
     try:

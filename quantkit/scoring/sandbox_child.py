@@ -1,6 +1,6 @@
 """Runs one program that a model wrote, in a process that restricts itself first.
 
-`box.py` starts this file in a separate interpreter; it imports nothing of quantkit. Before the
+`sandbox.py` starts this file in a separate interpreter; it imports nothing of quantkit. Before the
 program runs, the process permanently gives up privileges, the network, other processes, and all
 files except Python's libraries, which it may read, and its own empty folder. System limits end it
 when it uses too much. If a restriction cannot be set up, that is reported, and nothing is run.

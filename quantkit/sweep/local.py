@@ -7,7 +7,7 @@ from quantkit.sweep.spec import SweepSpec
 from quantkit.sweep.worker import Functions, Job, Outcome, execute
 
 
-class Here:
+class LocalExecutor:
     """Runs one job at a time."""
 
     def __init__(self, progress: Progress, functions: Functions | None = None) -> None:

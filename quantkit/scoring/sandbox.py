@@ -1,6 +1,6 @@
 """A sandbox for programs that a model wrote: a restricted process with limits and an empty folder.
 
-`walls.py` describes the restrictions. Where the system cannot provide them, nothing is run.
+`sandbox_child.py` describes the restrictions. Where the system cannot provide them, nothing is run.
 """
 
 import json
@@ -69,7 +69,7 @@ def run(program: str, seconds: float = SECONDS) -> Verdict:
                     sys.executable,
                     "-I",
                     "-B",
-                    str(Path(__file__).with_name("walls.py")),
+                    str(Path(__file__).with_name("sandbox_child.py")),
                     str(writing),
                 ],
                 stdin=subprocess.PIPE,

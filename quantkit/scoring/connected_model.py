@@ -17,7 +17,7 @@ from quantkit.export.foreign_gguf import ForeignGGUF
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress
-from quantkit.scoring import cache, held
+from quantkit.scoring import cache, server_identity
 from quantkit.scoring.endpoint import Endpoint
 from quantkit.scoring.following import Prompts
 from quantkit.scoring.llamacpp import LlamaCpp
@@ -137,7 +137,7 @@ def served(
     known = None
     if facts is not None:
         known = folder / f"{cache.identity(_all_facts(target, facts))}.held.json"
-        model.served = held.read(known)
+        model.served = server_identity.read(known)
     else:
         progress.note(
             f"{server.url} does not report when its process started (/metrics), so its answers "
@@ -145,14 +145,14 @@ def served(
         )
     if model.served is None:
         try:
-            model.served = held.hold(
+            model.served = server_identity.hold(
                 target, server, device, progress, trust_remote_code, asked.max_length
             )
         except BaseException:
             model.close()
             raise
         if known is not None:
-            held.write(known, model.served)
+            server_identity.write(known, model.served)
     return model
 
 
