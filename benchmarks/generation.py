@@ -131,7 +131,7 @@ class Bench:
 
 
 def batch_sizes(bench: Bench) -> dict[str, Any]:
-    """Questions a second with each; one that does not fit is told, not left out."""
+    """Questions per second with each; one that does not fit is told, not left out."""
     import torch
 
     rows = []

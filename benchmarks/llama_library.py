@@ -1,4 +1,4 @@
-"""Tokens a second of one answer, by llama.cpp's shared libraries instead of its server.
+"""Tokens per second of one answer, by llama.cpp's shared libraries instead of its server.
 
     python benchmarks/llama_library.py FOLDER FILE.gguf [--n-gpu-layers N] [--threads N]
 
@@ -111,7 +111,7 @@ def n_physical() -> int:
 
 
 def rates(folder: Path, file: Path, n_gpu_layers: int, n_threads: int) -> dict[str, list[float]]:
-    """Tokens a second of every round but the first, which warms up: with threads that stay, and
+    """Tokens per second of every round but the first, which warms up: with threads that stay, and
     with threads that each step starts."""
     llama = load(folder)
     if n_gpu_layers and not llama.llama_supports_gpu_offload():

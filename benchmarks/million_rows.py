@@ -1,4 +1,4 @@
-"""A calibration set from a million rows of traffic: rows a second and peak memory.
+"""A calibration set from a million rows of traffic: rows per second and peak memory.
 
     python benchmarks/million_rows.py --model demo --out benchmarks/results/million_rows.json
 

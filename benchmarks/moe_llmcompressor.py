@@ -5,7 +5,7 @@
 Needs the extra `llmcompressor`, and is meant for a GPU. Makes two small models, quantises each
 with `--engine llmcompressor`, verifies the results, and prints the folders, the source first:
 
-    random   a Qwen 3 mixture of 8 experts with random weights; 2 of them answer
+    random   a random Qwen 3 MoE model with 8 experts, 2 of them active
     demo     the demo model with its MLPs divided among experts (Qwen 2), the same function as
              before, so that a serving engine that mixes up a tensor writes no sentences any more
 

@@ -1,4 +1,4 @@
-"""Seconds a block of GPTQ on a mixture of experts, blocks of Qwen3-30B-A3B's shape.
+"""Seconds per block of GPTQ on an MoE model, blocks of Qwen3-30B-A3B's shape.
 
     python benchmarks/moe_speed.py [--blocks 8 16] [--kill 8] [--out FILE] [--again]
 

@@ -104,7 +104,7 @@ def host_gb_s(n_threads: int | None = None) -> float:
 
 
 def predict(gpu: str, bandwidth: float | None) -> dict[str, Any]:
-    """Ranges of tokens a second for one user at every share."""
+    """Ranges of tokens per second for one user at every share."""
     from quantkit import recipe
     from quantkit.advise import efficiency, formats, kv, offload, parallel, speed, weights, work
     from quantkit.advise import shape as shapes
@@ -143,7 +143,7 @@ def predict(gpu: str, bandwidth: float | None) -> dict[str, Any]:
 
 
 def asked(url: str) -> float:
-    """Tokens a second of one answer, as the server counts them."""
+    """Tokens per second of one answer, as the server counts them."""
     body = {
         "prompt": list(range(5, 5 + PROMPT)),
         "n_predict": OUTPUT,

@@ -7,7 +7,7 @@ corpus    recall and precision by kind, on secrets and look-alikes of tests/reda
           the patterns were improved on that corpus, so forms that it lacks may fare worse
 sources   replacements a MB in the sources of Python's standard library, which hold no secrets but
           authors' addresses and sample IPs; --show prints them, the file does not repeat them
-speed     megabytes a second of one core, all kinds together, on the library's help pages (prose)
+speed     megabytes per second of one core, all kinds together, on the library's help pages (prose)
           and on its sources (code); processor time, so that a busy machine does not matter
 """
 

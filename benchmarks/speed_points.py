@@ -69,7 +69,7 @@ POINTS: list[tuple[str, str | None, list[int]]] = [
 
 
 def predict(gpu: str) -> dict[str, Any]:
-    """Configs of the models, and ranges of tokens a second for all users together."""
+    """Configs of the models, and ranges of tokens per second for all users together."""
     import quantkit
     from quantkit import formats as forms
     from quantkit.advise import efficiency, formats, shape, speed, weights, work

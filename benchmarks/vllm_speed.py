@@ -210,7 +210,7 @@ def with_ratios(models: dict[str, dict[str, Any]]) -> None:
 
 
 def show(models: dict[str, dict[str, Any]]) -> None:
-    """A table: tokens a second, and times the first's."""
+    """A table: tokens per second, and times the first's."""
     names = [n for n, f in next(iter(models.values())).items() if isinstance(f, dict)]
     print(f"{'model':28}" + "".join(f"{name:>22}" for name in names) + f"{'KV tokens':>14}")
     for model, found in models.items():

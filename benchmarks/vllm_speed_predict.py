@@ -3,7 +3,7 @@
     python benchmarks/vllm_speed_predict.py RESULT.json --gpu H200 [--model MODEL] [--out FILE]
 
 Runs in quantkit's own environment, while the measurement runs in vLLM's. Adds `predicted` to every
-model of the result: tokens a second and the ratio to the first model, each with the slow end, the
+model of the result: tokens per second and the ratio to the first model, each with the slow end, the
 typical value and the fast end. A ratio compares two models at the same end, since both run on the
 same device; so its range is narrower than that of the speeds.
 """
@@ -65,7 +65,7 @@ def format_of(name: str, is_first: bool) -> Format | None:
 
 
 def figures(case: speed.Case, measured: dict[str, Any]) -> dict[str, list[float]]:
-    """Tokens a second at the slow end, in the middle and at the fast end, by what was timed."""
+    """Tokens per second at the slow end, in the middle and at the fast end, by what was timed."""
     ends = efficiency.of(case.format.engine, case.gpu.vendor)
     timed = {f"decode_{one['batch']}": one for one in measured.get("cases", [])[:-1]}
     found = {}

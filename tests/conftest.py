@@ -170,7 +170,7 @@ def tiny_model(tmp_path: Path, _originals: Callable[..., Path]) -> Callable[...,
 
 @pytest.fixture
 def tiny_experts(tmp_path: Path) -> Path:
-    """A small random mixture of experts in the form of Qwen 3."""
+    """A small random MoE model in the form of Qwen 3."""
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 

@@ -58,7 +58,7 @@ def library() -> ctypes.CDLL:
 def quantize(
     x: torch.Tensor, kind: gguf.GGMLQuantizationType, importance: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """What ggml makes of x [rows, columns]: uint8 [rows, bytes of a row]."""
+    """What ggml makes of x [rows, columns]: uint8 [rows, bytes per row]."""
     rows, columns = x.shape
     block_columns, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     assert columns % block_columns == 0
@@ -84,7 +84,7 @@ def quantize(
 
 
 def dequantize(data: torch.Tensor, kind: gguf.GGMLQuantizationType) -> torch.Tensor:
-    """The numbers that bytes [rows, bytes of a row] stand for, float32 [rows, columns]."""
+    """The numbers that bytes [rows, bytes per row] stand for, float32 [rows, columns]."""
     return torch.from_numpy(gguf.quants.dequantize(data.cpu().contiguous().numpy(), kind))
 
 
@@ -94,7 +94,7 @@ def block_errors(
     kind: gguf.GGMLQuantizationType,
     weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Weighted squared error of every block, float64 [rows, blocks of a row]."""
+    """Weighted squared error of every block, float64 [rows, blocks per row]."""
     return _block_sums((dequantize(data, kind).double() - x.cpu().double()).square(), kind, weights)
 
 

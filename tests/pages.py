@@ -1,4 +1,4 @@
-"""Pages for tests: every kind of part, under names that want to be markup."""
+"""Pages for tests: every kind of part, under names that look like markup."""
 
 from quantkit.page.bars import Bar, bars
 from quantkit.page.document import Section, document

@@ -148,7 +148,7 @@ def _three_bits(folder: Path, source: Path) -> Path:
 
 
 def _experts(folder: Path, _: Path) -> Path:
-    """A small mixture, with eight experts of their own."""
+    """A small MoE model with eight experts."""
     from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
     source = folder.with_name(f"{folder.name}-source")

@@ -118,7 +118,7 @@ def formats_served() -> str:
 
 @region
 def experts_speed() -> str:
-    """Blocks of a large mixture."""
+    """Blocks of a large MoE model."""
     run = result("moe_speed-h200")
     told = [
         f"{one['n_blocks']} blocks at {seconds(one['seconds_a_block'])} each, "

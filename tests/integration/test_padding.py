@@ -1,4 +1,4 @@
-"""Samples of different lengths: what is padded is seen by nobody, and full sets are as ever."""
+"""Samples of different lengths: padding is ignored, and full sets are unchanged."""
 
 import hashlib
 

@@ -401,7 +401,7 @@ def vllm(folder: Path, log: Path) -> Iterator[str]:
     [
         # Noise of bf16 decides what rounds up, so single tokens differ by 0.12 in FP8 and 0.05 in
         # INT8 (root mean square); tolerances are four standard errors of the mean, or more.
-        # FP8 on a CPU goes through torch's reference at five tokens a second: hence few.
+        # FP8 on a CPU goes through torch's reference at five tokens per second: hence few.
         ("fp8-dynamic", 3, 250, 4e-2),
         ("int8-w8a8", None, None, 1e-3),
     ],

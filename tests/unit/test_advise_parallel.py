@@ -445,7 +445,7 @@ def test_a_plan_finds_a_way_of_its_own_where_layers_cannot_be_cut_over_all():
     assert found["--tensor-parallel-size"].words[1] == "2"
     assert made.where.startswith("2 x L40S")
     assert any("1 of the 3 GPUs is left idle: 32 heads" in note for note in made.notes)
-    # 70B in 8 bits wants all three.
+    # 70B in 8 bits needs all three.
     device = "A100 SXM 40GB"
     _, large = flags(shape.of("70B"), load("fp8-dynamic"), 3, device=device, context=8192)
     assert large["--pipeline-parallel-size"].words[1] == "3"

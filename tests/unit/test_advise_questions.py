@@ -186,7 +186,7 @@ def test_more_layers_on_the_gpu_are_faster_and_a_faster_host_is():
         for gpu, rate in (("RTX 4080", 89.6), ("RTX 4090", 89.6), ("RTX 4090", 180.0))
     ]
     assert speeds == sorted(speeds)
-    # Two thirds of 35 GiB from 90 GB/s: between one and five tokens a second.
+    # Two thirds of 35 GiB from 90 GB/s: between one and five tokens per second.
     assert 1 < speeds[1] < 5
 
 

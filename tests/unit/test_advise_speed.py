@@ -313,7 +313,7 @@ def typical_of(gpu):
 
 
 def test_engines_have_their_own_limits():
-    # Published: 28, 43, 68 and 75 tokens a second of an 18.3 GB file; the cap is in the middle.
+    # Published: 28, 43, 68 and 75 tokens per second of an 18.3 GB file; the cap is in the middle.
     slow = case("gguf-q4_k_m", GPUS["H200 SXM"])
     free = case("gguf-q4_k_m", replace(GPUS["H200 SXM"], compute_capability="8.9"))
     end = efficiency.LLAMA_CPP[efficiency.TYPICAL]

@@ -191,7 +191,7 @@ def test_a_failed_request_misses_every_target():
 
 
 def test_cost_is_the_price_of_the_hour_over_its_tokens():
-    # 1,000 tokens a second are 3.6 million an hour.
+    # 1,000 tokens per second are 3.6 million an hour.
     assert figures.cost_per_million(1000, 3.6, 1) == pytest.approx(1.0)
     assert figures.cost_per_million(1000, 3.6, 8) == pytest.approx(8.0)
     assert figures.cost_per_million(0, 3.6, 1) is None

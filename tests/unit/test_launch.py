@@ -1,4 +1,4 @@
-"""What torchrun tells a process, and which commands take it up."""
+"""What torchrun passes to a process, and which commands use it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The one table of what runs where, and that everybody who tells it reads it."""
+"""The one table of what runs where, and that everything that states it reads it."""
 
 import re
 
