@@ -91,7 +91,7 @@ def compare_memory(log: dict[str, Any], models: dict[str, list[Any]]) -> dict[st
 def compare_rate(rate: dict[str, Any], models: dict[str, list[Any]]) -> dict[str, Any]:
     """Our slow end, typical value and fast end."""
     of_model = shape_of(rate["model"], models)
-    form = formats.of(None if rate["format"] == formats.AS_IT_IS else load(rate["format"]))
+    form = formats.of(None if rate["format"] == formats.UNQUANTISED else load(rate["format"]))
     split = parallel.usual(form.recipe, rate.get("count", 1))
     case = speed.Case(of_model, work.of(of_model, form), form, gpus.find(rate["gpu"]), split)
     ends = efficiency.of(form.engine, case.gpu.vendor)

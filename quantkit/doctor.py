@@ -6,7 +6,7 @@ import shutil
 from importlib import metadata
 from pathlib import Path
 
-from quantkit.engine import here
+from quantkit.engine import installations
 
 PACKAGES = (
     "torch",
@@ -78,16 +78,16 @@ def _devices() -> dict[str, str]:
 
 def engines() -> dict[str, str]:
     """Optional engines: those installed and how to name them, or how to install them."""
-    server = here.llama_server()
+    server = installations.llama_server()
     found = {
-        "vllm": "; ".join(_told(one) for one in here.vllm(Path())),
+        "vllm": "; ".join(_told(one) for one in installations.vllm(Path())),
         "llama-server": "" if server is None else _told(server),
         **{name: _installed(name) or "" for name in ("xllamacpp", "llmcompressor")},
     }
     return {name: found[name] or f"not found ({what})" for name, what in ENGINES.items()}
 
 
-def _told(found: here.Found) -> str:
+def _told(found: installations.Found) -> str:
     return f"{found.version} ({found.option})" if found.option else found.version
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def hushed(*libraries: str) -> Iterator[None]:
+def only_errors(*libraries: str) -> Iterator[None]:
     """Let only errors of the named loggers through."""
     loggers = [logging.getLogger(name) for name in libraries]
     levels = [logger.level for logger in loggers]

@@ -22,7 +22,7 @@ from quantkit.errors import CheckpointError
 from quantkit.export import expert_layout
 from quantkit.export import folder as folders
 from quantkit.export.manifest import is_checkpoint, now, versions
-from quantkit.formats import declared, words
+from quantkit.formats import declared, packing
 from quantkit.formats.declared import DIALECTS, Dialect
 from quantkit.model.headers import StoredTensor, TensorSpec
 from quantkit.model.source import INDEX, read_config, read_tensors
@@ -214,12 +214,12 @@ def _packing(work: _Work) -> None:
             continue
         columns = _columns(work, name, scale, args)
         per = 32 // bits
-        if columns is None or packed.shape[1] == words.n_words(columns, bits):
+        if columns is None or packed.shape[1] == packing.n_words(columns, bits):
             continue
         if packed.shape[1] != -(-columns // per):
             continue  # neither layout: verify reports it
         fields = _unpadded(packed.read(), bits, per, columns)
-        work.replaced[packed.name] = words.pack(fields, bits)
+        work.replaced[packed.name] = packing.pack(fields, bits)
         work.changes.append(Change(packed.name, f"{bits}-bit integers packed densely"))
 
 

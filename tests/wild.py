@@ -17,7 +17,7 @@ from foreign import by_library, changed, configured, disowned, in_mxfp4, save_gp
 
 import quantkit
 from quantkit import resources
-from quantkit.formats import words
+from quantkit.formats import packing
 from quantkit.model.source import read_tensors
 
 LIBRARY = (
@@ -227,7 +227,7 @@ def _unlike_scheme(made: Path, folder: Path, source: Path) -> Path:
         made,
         folder,
         **{
-            f"{QUERY}.weight_packed": words.pack(values.to(torch.int8), 8),
+            f"{QUERY}.weight_packed": packing.pack(values.to(torch.int8), 8),
             f"{QUERY}.weight_scale": scale.to(torch.bfloat16),
         },
     )
@@ -289,7 +289,7 @@ def _padded(made: Path, folder: Path, source: Path) -> Path:
     for name, packed in stored.items():
         if name.endswith(".weight_packed"):
             columns = int(stored[name.replace("packed", "shape")][1])
-            fields = words.unpack(packed, 3, columns).to(torch.int64) + 4
+            fields = packing.unpack(packed, 3, columns).to(torch.int64) + 4
             fields = torch.nn.functional.pad(fields, (0, -columns % 10))
             fields = fields.reshape(len(fields), -1, 10)
             replaced[name] = sum(fields[..., i] << (3 * i) for i in range(10)).to(torch.int32)

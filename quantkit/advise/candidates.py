@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from quantkit.advise import (
-    dispatched,
     formats,
     offload,
     parallel,
     profiles,
     quality,
+    refusals,
     sizing,
     speculation,
     work,
@@ -25,7 +25,7 @@ from quantkit.advise.shape import ModelShape
 from quantkit.advise.sizing import Size
 from quantkit.advise.speculation import Speculation
 from quantkit.advise.speed import Load, Span, Speed
-from quantkit.advise.split import ANY, ONE, Split, Wish
+from quantkit.advise.split import ANY, ONE, Split, SplitConstraint
 from quantkit.errors import AdviceError, QuantkitError
 from quantkit.hardware.gpus import GPU
 from quantkit.hardware.support import Support, runs
@@ -53,7 +53,7 @@ class Catalogue:
     def __init__(self, shape: ModelShape, among: tuple[Format, ...] | None = None) -> None:
         self.shape = shape
         if among is None:
-            among = formats.considered(is_mixture=parallel.n_experts(shape) > 0)
+            among = formats.considered(is_moe=parallel.n_experts(shape) > 0)
         self.formats = among
         self._works: dict[str, work.Work | str] = {}
 
@@ -171,7 +171,7 @@ class Question:
     """The host's memory, if GGUF files may be partly offloaded to it."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Engines that cannot serve the request, and why."""
-    wish: Wish = ANY
+    constraint: SplitConstraint = ANY
     """Constraints on how GPUs share the model."""
 
     def __post_init__(self) -> None:
@@ -206,20 +206,20 @@ class Question:
             raise AdviceError("the price per hour must be a number above 0")
 
     def _check_wish(self) -> None:
-        wish, shape = self.wish, self.catalogue.shape
-        tensor, pipeline = (1 if n is None else n for n in (wish.tensor, wish.pipeline))
+        constraint, shape = self.constraint, self.catalogue.shape
+        tensor, pipeline = (1 if n is None else n for n in (constraint.tensor, constraint.pipeline))
         if min(tensor, pipeline) < 1:
             raise AdviceError("tensor and pipeline parallel start at 1")
         if tensor * pipeline > self.count:
             asked, needed = Split(tensor, pipeline), tensor * pipeline
             raise AdviceError(f"{asked} takes {needed}, and --count says {self.count}")
-        if wish.has_whole_experts and not parallel.n_experts(shape):
+        if constraint.has_whole_experts and not parallel.n_experts(shape):
             raise AdviceError(
                 f"{shape.label} is not a mixture of experts, so there is nothing to place by "
                 "expert; "
                 "leave out --expert-parallel"
             )
-        if wish.has_whole_experts and (self.count == 1 or wish.tensor == 1):
+        if constraint.has_whole_experts and (self.count == 1 or constraint.tensor == 1):
             raise AdviceError(
                 "expert parallel needs tensor parallel over 2 or more GPUs for the other layers; "
                 "raise "
@@ -336,10 +336,10 @@ def _candidate(question: Question, gpu: GPU, format: Format) -> Candidate:
         reason = made if isinstance(made, str) else support.reason
         return replace(candidate, problem=reason, lacks="support")
     if format.engine == "vllm" and (
-        refused := dispatched.refusal(catalogue.shape, format.recipe, gpu)
+        refused := refusals.refusal(catalogue.shape, format.recipe, gpu)
     ):
         return replace(candidate, problem=refused, lacks="support")
-    ways = parallel.ways_to_share(catalogue.shape, format.recipe, count, question.wish)
+    ways = parallel.ways_to_share(catalogue.shape, format.recipe, count, question.constraint)
     if not ways:
         reason = _no_way(question, format)
         return replace(candidate, problem=reason, lacks="support")
@@ -350,10 +350,10 @@ def _candidate(question: Question, gpu: GPU, format: Format) -> Candidate:
 
 def _no_way(question: Question, format: Format) -> str:
     """Why GPUs cannot share a model, or not under the constraints."""
-    shape, wish, usual = question.catalogue.shape, question.wish, format.recipe
-    if not wish.is_any:
+    shape, constraint, usual = question.catalogue.shape, question.constraint, format.recipe
+    if not constraint.is_any:
         return parallel.obstacle(shape, usual, parallel.usual(usual, question.count))
-    split = Split(wish.tensor or 1, wish.pipeline or 1, wish.has_whole_experts)
+    split = Split(constraint.tensor or 1, constraint.pipeline or 1, constraint.has_whole_experts)
     return (
         parallel.obstacle(shape, usual, split) or "the model cannot be split over the GPUs as asked"
     )

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import Any
 
 from quantkit.advise import words
-from quantkit.advise.across import Across
 from quantkit.advise.candidates import Candidate, Question
+from quantkit.advise.comparison import ModelComparison
 from quantkit.advise.recommendation import Recommendation
 from quantkit.advise.shape import ModelShape
 from quantkit.advise.speed import Span, Speed
@@ -15,7 +15,9 @@ VERSION = 1
 
 
 def to_json(
-    found: Sequence[Recommendation], across: Across | None = None, notes: Sequence[str] = ()
+    found: Sequence[Recommendation],
+    across: ModelComparison | None = None,
+    notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Answers to one question, on one or several kinds of GPU, or for several models."""
     question = found[0].question

@@ -8,18 +8,18 @@ from quantkit import resources
 from quantkit.hardware import support
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe, load, split_addition
 
-AS_IT_IS = "unquantised"
+UNQUANTISED = "unquantised"
 """Name of the model without a recipe."""
-AS_FILE = "gguf-bf16"
+UNQUANTISED_GGUF = "gguf-bf16"
 """Name of the recipe that leaves every number unchanged."""
 # One of each kind: others of the same kind take as much memory and time. For 4 bits, the one
 # that lost least in our own reports.
 FLOATS = ("fp8-dynamic", "fp8-block", "mxfp8", "nvfp4", "mxfp4")
 SERVED = (*FLOATS, "int8-w8a8", "gptq-w8a16", "awq-gptq-w4a16")
-SERVED_OF_MIXTURES = (*FLOATS, "gptq-w8a16", "gptq-w4a16")
+MOE_RECIPES = (*FLOATS, "gptq-w8a16", "gptq-w4a16")
 """Recipes that the native engine supports for MoE models."""
 FILES = (
-    AS_FILE, "gguf-q8_0", "gguf-q6_k", "gguf-q5_k_m", "gguf-q4_k_m", "gguf-iq4_xs",
+    UNQUANTISED_GGUF, "gguf-q8_0", "gguf-q6_k", "gguf-q5_k_m", "gguf-q4_k_m", "gguf-iq4_xs",
     "gguf-q3_k_m", "gguf-q2_k",
 )  # fmt: skip
 
@@ -44,7 +44,7 @@ class Format:
     @property
     def is_whole(self) -> bool:
         """Whether every number of the model is unchanged."""
-        return self.name in (AS_IT_IS, AS_FILE)
+        return self.name in (UNQUANTISED, UNQUANTISED_GGUF)
 
     @property
     def least_bits(self) -> int:
@@ -94,26 +94,26 @@ def of(recipe: AnyRecipe | None) -> Format:
     """The format that a recipe produces."""
     key = support.format_of(recipe)
     if recipe is None:
-        return Format(AS_IT_IS, None, key, "vllm")
+        return Format(UNQUANTISED, None, key, "vllm")
     if isinstance(recipe, GGUFRecipe):
         return Format(recipe.name, recipe, key, "llama.cpp")
     return Format(recipe.name, recipe, key, "vllm", recipe.kv_cache is not None)
 
 
-def considered(scored: Iterable[str] = (), is_mixture: bool = False) -> tuple[Format, ...]:
+def considered(scored: Iterable[str] = (), is_moe: bool = False) -> tuple[Format, ...]:
     """All formats that a recommendation chooses from, each also with an FP8 cache.
 
     Includes recipes that ship with quantkit and were `scored` in a report of the model.
     """
-    usual = _usual(is_mixture)
+    usual = _usual(is_moe)
     names, shipped = {one.name for one in usual}, resources.names("recipes")
     more = [name for name in scored if name not in names and split_addition(name)[0] in shipped]
     return (*usual, *(of(load(name)) for name in more))
 
 
 @cache
-def _usual(is_mixture: bool) -> tuple[Format, ...]:
-    bases = SERVED_OF_MIXTURES if is_mixture else SERVED
+def _usual(is_moe: bool) -> tuple[Format, ...]:
+    bases = MOE_RECIPES if is_moe else SERVED
     plain = [Recipe.load(base) for base in bases]
     found: list[AnyRecipe] = [r for recipe in plain for r in (recipe, recipe.plus("kv-fp8"))]
     found += map(load, FILES)

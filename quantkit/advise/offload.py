@@ -210,8 +210,8 @@ def estimate(case: Case, load: Load, offload: Offload) -> Speed:
 def step_seconds(case: Case, users: int, depth: int, end: Efficiency, offload: Offload) -> float:
     """One token for every user: the GPU's layers, then the host's, once per user."""
     together = min(users, end.together)
-    wanted = case.work.experts_wanted(together)
-    own = case.work.experts_wanted(1)
+    wanted = case.work.experts_needed(together)
+    own = case.work.experts_needed(1)
     gpu, host = offload.gpu_read, offload.host_read
     bits = case.format.kv_bits / 8
     values = sum(n * layer.values(depth) for layer, n in case.layers)

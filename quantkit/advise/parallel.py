@@ -14,7 +14,7 @@ from typing import Any
 
 from quantkit.advise import weights
 from quantkit.advise.shape import EMBEDDINGS, ModelShape, Sample
-from quantkit.advise.split import ONE, Split, Wish, stage_of_layers
+from quantkit.advise.split import ONE, Split, SplitConstraint, stage_of_layers
 from quantkit.families import geometry
 from quantkit.model.architecture import EXPERT
 from quantkit.model.headers import TensorSpec
@@ -258,23 +258,25 @@ def _kinds(shape: ModelShape, recipe: Recipe) -> dict[tuple[str, bool, int, int]
 
 
 def ways_to_share(
-    shape: ModelShape, recipe: AnyRecipe | None, count: int, wish: Wish
+    shape: ModelShape, recipe: AnyRecipe | None, count: int, constraint: SplitConstraint
 ) -> list[Split]:
     """Splits worth comparing, tensor parallel before pipelines; empty if there is none.
 
     They use as many GPUs as they can. If layers cannot be split over all of them, splits over fewer
     are included. Expert parallelism is used if experts cannot be split, or if it was requested.
     """
-    key = "ways", weights.digest(shape, recipe), count, wish
+    key = "ways", weights.digest(shape, recipe), count, constraint
     if key not in shape.made:
-        shape.made[key] = _ways(shape, recipe, count, wish)
+        shape.made[key] = _ways(shape, recipe, count, constraint)
     return list(shape.made[key])
 
 
-def _ways(shape: ModelShape, recipe: AnyRecipe | None, count: int, wish: Wish) -> list[Split]:
+def _ways(
+    shape: ModelShape, recipe: AnyRecipe | None, count: int, constraint: SplitConstraint
+) -> list[Split]:
     if isinstance(recipe, GGUFRecipe):
         whole = usual(recipe, count)
-        return [whole] if wish.allows(whole) and not obstacle(shape, recipe, whole) else []
+        return [whole] if constraint.allows(whole) and not obstacle(shape, recipe, whole) else []
     found = []
     # Heads and layers limit the split, however many GPUs there are.
     heads, n_layers = (shape.config[k] for k in ("num_attention_heads", "num_hidden_layers"))
@@ -282,7 +284,7 @@ def _ways(shape: ModelShape, recipe: AnyRecipe | None, count: int, wish: Wish) -
         for pipeline in range(min(count // tensor, n_layers), 0, -1):
             plain = Split(tensor, pipeline)
             for split in (plain, Split(tensor, pipeline, has_whole_experts=True)):
-                if wish.allows(split) and not obstacle(shape, recipe, split):
+                if constraint.allows(split) and not obstacle(shape, recipe, split):
                     found.append(split)
                     break
     most = max((split.n_gpus for split in found), default=0)

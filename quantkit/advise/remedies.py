@@ -49,7 +49,7 @@ def find(question: Question, gpu: GPU) -> list[Remedy]:
 def _find(question: Question, gpu: GPU) -> Iterator[Remedy]:
     if published := _published(question, gpu):
         yield published
-    if question.wish.is_any and (first := _first(question.but(wish=ANY), gpu)):
+    if question.constraint.is_any and (first := _first(question.but(constraint=ANY), gpu)):
         yield Remedy(
             "without --tensor-parallel and the like",
             first.format.name,
@@ -189,7 +189,7 @@ def _smaller_model(question: Question, gpu: GPU) -> Remedy | None:
         # What cannot fit by its bits alone need not be planned.
         among = [
             one
-            for one in formats.considered(is_mixture=parallel.n_experts(of_it) > 0)
+            for one in formats.considered(is_moe=parallel.n_experts(of_it) > 0)
             if of_it.n_parameters * one.least_bits // 8 < room
         ]
         if not among:

@@ -266,7 +266,7 @@ def of(model: str) -> ModelShape:
         return replace(found, folder=path)
     if path.is_file():
         return from_config(_read_json(path), _label(model, path.resolve().parent))
-    if (mixture := sizes.mixture_of(model)) is not None:
+    if (mixture := sizes.moe_of(model)) is not None:
         name, config = mixture
         form = "" if config["model_type"] == "gpt_oss" else " in Qwen 3's form"
         note = f"taken to have the layers of {name}{form}"

@@ -72,7 +72,7 @@ def parse(text: str) -> int | None:
     return number if 10**6 <= number <= 10**14 else None
 
 
-def mixture_of(text: str) -> tuple[str, dict[str, Any]] | None:
+def moe_of(text: str) -> tuple[str, dict[str, Any]] | None:
     """A published MoE model by its name, or by the sizes in it: `8x7B`, `30B-A3B`."""
     asked = text.strip().lower()
     for name, numbers in MIXTURES.items():

@@ -331,7 +331,7 @@ def _step_parts(
 def _reading(case: Case, tokens: int, end: Efficiency) -> float:
     """Seconds to read the layer weights that this many tokens need, on the fullest GPU."""
     work = case.work
-    wanted = work.experts_wanted(tokens)
+    wanted = work.experts_needed(tokens)
     dense, spread = work.read.dense - work.head_bytes, work.read.experts * wanted
     if case.split.has_whole_experts:
         spread *= experts.unevenness(wanted * work.n_experts, work.n_experts, case.shared)

@@ -37,7 +37,7 @@ ONE = Split()
 
 
 @dataclass(frozen=True)
-class Wish:
+class SplitConstraint:
     """Constraints on the split; None leaves a dimension open."""
 
     tensor: int | None = None
@@ -56,7 +56,7 @@ class Wish:
         )
 
 
-ANY = Wish()
+ANY = SplitConstraint()
 
 
 def stages(n_layers: int, n_stages: int) -> list[range]:

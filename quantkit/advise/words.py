@@ -269,7 +269,7 @@ def sharing(chosen: Candidate, question: Question) -> str:
     said = f"{split}{idle(split, count)}"
     others = sorted(chosen.others, key=lambda one: merit(one, question.objective))
     compared = [f"{one.split} {_would(one, question)}" for one in others]
-    because = "as you asked" if question.wish.is_any else ""
+    because = "as you asked" if question.constraint.is_any else ""
     whole = parallel.usual(chosen.format.recipe, count)
     if not because and split != whole:
         because = parallel.obstacle(question.catalogue.shape, chosen.format.recipe, whole)
@@ -307,7 +307,7 @@ def nothing_serves(found: Sequence[Candidate], question: Question) -> str:
     if tight:
         best = min(tight, key=lambda c: c.needed_bytes)
         return f"even {best.format.name} does not fit: {best.problem}"
-    if question.wish.is_any:
+    if question.constraint.is_any:
         return f"the GPUs cannot split it as asked: {found[0].problem}"
     return f"no known engine runs it there: {found[0].problem}"
 

@@ -44,13 +44,13 @@ class Work:
     is_head_own: bool = False
     """Whether the head is multiplied in the format's own arithmetic."""
 
-    def experts_wanted(self, n_tokens: int) -> float:
+    def experts_needed(self, n_tokens: int) -> float:
         """Share of experts that at least one of this many tokens needs."""
         return 1 - float((1 - self.n_chosen / self.n_experts) ** n_tokens)
 
     def bytes_read(self, n_tokens: int) -> float:
         """Bytes read by that many tokens together."""
-        return self.read.dense + self.read.experts * self.experts_wanted(n_tokens)
+        return self.read.dense + self.read.experts * self.experts_needed(n_tokens)
 
 
 def of(shape: ModelShape, format: Format) -> Work:
@@ -63,9 +63,9 @@ def of(shape: ModelShape, format: Format) -> Work:
         sizes = {spec.name: n * spec.size_bytes for spec, n in weights.counted(shape, recipe)}
         looked_up, last, experts = shape.embedding, shape.head.removesuffix("weight"), EXPERT
     n_experts = _first(shape, EXPERTS)
-    is_mixture = n_experts > 1
+    is_moe = n_experts > 1
     read = _part(
-        (size, is_mixture and experts.search(name) is not None)
+        (size, is_moe and experts.search(name) is not None)
         for name, size in sizes.items()
         if tied or name != looked_up
     )
@@ -94,13 +94,13 @@ def _multiplied(shape: ModelShape, recipe: Recipe | None) -> list[tuple[str, tup
     sample = weights.sample_of(shape, recipe)
     key = "multiplied", id(sample.shape)
     if key not in shape.made:
-        is_mixture = _first(shape, EXPERTS) > 1
+        is_moe = _first(shape, EXPERTS) > 1
         found = [
             (
                 t.name.removesuffix(".weight"),
                 (
                     t.n_elements * sample.count(t.name),
-                    is_mixture and EXPERT.search(t.name) is not None,
+                    is_moe and EXPERT.search(t.name) is not None,
                 ),
             )
             for t in sample.shape.tensors

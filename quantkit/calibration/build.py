@@ -16,8 +16,8 @@ from quantkit.calibration.choosing import figures, packing, selection
 from quantkit.calibration.choosing.candidates import Candidates
 from quantkit.calibration.choosing.packing import Sample
 from quantkit.calibration.choosing.selection import Choice, Shape
+from quantkit.calibration.images import Unusable, Vision
 from quantkit.calibration.overlap.contamination import EvaluationText
-from quantkit.calibration.pictures import Unusable, Vision
 from quantkit.calibration.pool import GatheredSource, Reading, describe, gather, require_rows
 from quantkit.calibration.reading.record import SKIP
 from quantkit.calibration.redaction.rows import redact_rows
@@ -29,7 +29,7 @@ from quantkit.home import expanded
 from quantkit.model.source import context_of, locate, read_config, text_config
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress
-from quantkit.quiet import hushed
+from quantkit.quiet import only_errors
 
 ENOUGH = 8
 """Candidate text to read, as a multiple of the set's size."""
@@ -99,7 +99,7 @@ def build(
     renderer.vision = _vision(gathered, model, spec, progress)
     gathered, redacted = redact_rows(gathered, spec, progress)
     folders = [_folder(source, reading.base) for source in spec.sources]
-    with hushed("transformers"):  # it warns about rows longer than the context, which are cut
+    with only_errors("transformers"):  # it warns about rows longer than the context, which are cut
         rendered = _render(gathered, renderer, spec.seed, reading.skip_bad, progress, folders)
     candidates = _candidates(rendered, gathered, model, spec.seed)
     pictured = any(item.piece.pictures for item in rendered)

@@ -20,10 +20,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from quantkit.calibration.choosing.figures import Figures
-from quantkit.calibration.named import FILE as FILE
-from quantkit.calibration.named import is_set as is_set
-from quantkit.calibration.named import require_set
-from quantkit.calibration.pictures import Picture
+from quantkit.calibration.images import Picture
+from quantkit.calibration.lookup import FILE as FILE
+from quantkit.calibration.lookup import is_set as is_set
+from quantkit.calibration.lookup import require_set
 from quantkit.calibration.spec import SetSpec
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError

@@ -6,7 +6,7 @@ from pathlib import Path
 from quantkit.calibration import calibration_set, spec
 from quantkit.calibration.build import Vocabulary, build
 from quantkit.calibration.calibration_set import CalibrationSet
-from quantkit.calibration.named import find as find
+from quantkit.calibration.lookup import find as find
 from quantkit.calibration.overlap.contamination import EvaluationText
 from quantkit.calibration.pool import Reading
 from quantkit.calibration.spec import SetSpec

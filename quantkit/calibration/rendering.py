@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.calibration import pictures as pictures_of
-from quantkit.calibration.pictures import Picture, Unusable, Vision
+from quantkit.calibration import images as pictures_of
+from quantkit.calibration.images import Picture, Unusable, Vision
 from quantkit.calibration.reading.messages import parsed
 from quantkit.calibration.reading.record import SKIP
 from quantkit.calibration.reading.row import Message, Row, content

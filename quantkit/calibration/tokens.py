@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from quantkit.calibration.pictures import Picture
+from quantkit.calibration.images import Picture
 from quantkit.errors import DataError
 
 

@@ -12,7 +12,7 @@ from quantkit.progress import Progress
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 """Receives a sentence for the user, before there is any progress to report."""
 Work = Callable[[Progress], T]
 
@@ -28,7 +28,7 @@ class Call(Protocol[T_co]):
     def needs_transformers(self) -> bool:
         """Whether the work loads models."""
 
-    def ready(self, tell: Tell) -> "Work[T_co]":
+    def ready(self, notify: Notify) -> "Work[T_co]":
         """Validate what can be validated at once; the returned function does the work."""
 
 

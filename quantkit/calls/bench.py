@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quantkit.calls import Tell, Work, early, hub, silent
+from quantkit.calls import Notify, Work, hub, silent, validation
 from quantkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Measuring:
     def needs_hub(self) -> bool:
         return hub.set_needs(self.traffic.calibration) or hub.any_named(self.checkpoints)
 
-    def ready(self, tell: Tell = silent) -> "Work[Bench]":
+    def ready(self, notify: Notify = silent) -> "Work[Bench]":
         """Validate before an engine is started."""
         from quantkit.bench import settings
         from quantkit.bench.model import Model
@@ -95,14 +95,14 @@ class Measuring:
         grid = settings.grid(list(self.sweep))
         for path in self.checkpoints:
             Model.of(path)
-        early.file(self.traffic.trace)
-        early.calibration(self.traffic.calibration)
-        early.output(self.out)
-        from quantkit.bench import asking, files, run
+        validation.file(self.traffic.trace)
+        validation.calibration(self.traffic.calibration)
+        validation.output(self.out)
+        from quantkit.bench import arguments, files, run
 
         if self.out is not None:
             files.refuse_existing(self.out, self.force)
-        target = asking.target(self.goal.ttft, self.goal.tpot, self.goal.attain)
+        target = arguments.target(self.goal.ttft, self.goal.tpot, self.goal.attain)
         served = run.models(list(self.checkpoints))
 
         def work(progress: "Progress") -> "Bench":
@@ -119,22 +119,22 @@ class Measuring:
 
     def _plan(self, served: "list[Model]", target: "Target | None", progress: "Progress") -> "Plan":
         """The requests and their arrival."""
-        from quantkit.bench import asking
+        from quantkit.bench import arguments
         from quantkit.bench.engines import n_gpus
         from quantkit.bench.measure import Plan
         from quantkit.bench.workloads import Recorded
 
         asked, offline = self.traffic, self.engine.offline
-        lengths = asking.Lengths(asked.prompt, asked.output, asked.shared_prefix)
-        recording = asking.Recording(asked.trace, asked.calibration, asked.requests, asked.seed)
+        lengths = arguments.Lengths(asked.prompt, asked.output, asked.shared_prefix)
+        recording = arguments.Recording(asked.trace, asked.calibration, asked.requests, asked.seed)
         first = served[0].path if served else None
-        sources = asking.sources(lengths, recording, first, progress)
+        sources = arguments.sources(lengths, recording, first, progress)
         recorded = sources[0] if isinstance(sources[0], Recorded) else None
         if offline and recorded:
             raise UsageError(
                 "--offline measures fixed lengths; --trace and --calibration need a server"
             )
-        loads = asking.loads(asked.concurrency, asked.rate, asked.arrivals, recorded, offline)
+        loads = arguments.loads(asked.concurrency, asked.rate, asked.arrivals, recorded, offline)
         return Plan(
             sources,
             loads,

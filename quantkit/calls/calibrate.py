@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quantkit.calls import Tell, Work, early, hub, silent
+from quantkit.calls import Notify, Work, hub, silent, validation
 from quantkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,17 +38,17 @@ class Build:
     def needs_hub(self) -> bool:
         return not hub.is_local(self.model) or hub.sources_need(self._wanted[0], self.tree)
 
-    def ready(self, tell: Tell = silent) -> "Work[CalibrationSet]":
+    def ready(self, notify: Notify = silent) -> "Work[CalibrationSet]":
         """Validate before a row is read."""
-        from quantkit.calibration import named
+        from quantkit.calibration import lookup
 
         wanted, base = self._wanted
         if self.out is not None:
-            early.new_folder(self.out, self.force, named.FILE)
-        early.models([self.model], self.revision)
+            validation.new_folder(self.out, self.force, lookup.FILE)
+        validation.models([self.model], self.revision)
         for path in self.files:
-            early.calibration(path)
-        early.tasks(hub.avoided_tasks(wanted.avoid), self.tree)
+            validation.calibration(path)
+        validation.tasks(hub.avoided_tasks(wanted.avoid), self.tree)
 
         def work(progress: "Progress") -> "CalibrationSet":
             from quantkit.calibration import loading
@@ -58,7 +58,7 @@ class Build:
             from quantkit.storage import claimed
 
             out = self.out
-            with nullcontext() if out is None else claimed(out, self.force, named.FILE):
+            with nullcontext() if out is None else claimed(out, self.force, lookup.FILE):
                 made = loading.make(
                     self.name or ", ".join(self.files),
                     wanted,
@@ -76,7 +76,7 @@ class Build:
     @cached_property
     def _wanted(self) -> "tuple[SetSpec, Path]":
         """The set with the overrides applied, and the base folder of its paths."""
-        from quantkit.calibration import named, spec
+        from quantkit.calibration import lookup, spec
         from quantkit.calibration.reading.files import is_data
 
         if "" in self.files:
@@ -85,7 +85,7 @@ class Build:
             raise UsageError("give a set's name, its YAML file, or --from with data of your own")
         if self.name is not None and self.files:
             raise UsageError(f"give the set {self.name} or --from with data of your own, not both")
-        found = named.find(self.name) if self.name else (spec.of_files(list(self.files)), Path())
+        found = lookup.find(self.name) if self.name else (spec.of_files(list(self.files)), Path())
         wanted, base = found
         changes = {key: value for key, value in self.changes.items() if value is not None}
         if base != Path() and "avoid" in changes:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quantkit.calls import Tell, Work, early, silent
+from quantkit.calls import Notify, Work, silent, validation
 from quantkit.storage import DEQUANTIZED
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ class Conversion:
     needs_hub = False
     needs_transformers = True
 
-    def ready(self, tell: Tell = silent) -> "Work[Checkpoint]":
+    def ready(self, notify: Notify = silent) -> "Work[Checkpoint]":
         """Refuse folders that quantkit did not write, and existing outputs."""
         from quantkit.export.manifest import Manifest
 
         Manifest.read(self.folder)
         if self.out is not None:
-            early.new_folder(self.out, self.force)
+            validation.new_folder(self.out, self.force)
 
         def work(progress: "Progress") -> "Checkpoint":
             from quantkit.conversion import convert
@@ -61,16 +61,16 @@ class Dequantization:
     def needs_hub(self) -> bool:
         return not self.path.exists()
 
-    def ready(self, tell: Tell = silent) -> "Work[Plain]":
+    def ready(self, notify: Notify = silent) -> "Work[Plain]":
         """Refuse existing outputs."""
         from quantkit.model.source import hub_file
 
         if (file := hub_file(str(self.path))) is not None:
             out = self.out or Path(f"{file.stem}-{self.to}")  # not into the hub's cache
-            return replace(self, path=file, out=out).ready(tell)
-        early.file(self.path)
+            return replace(self, path=file, out=out).ready(notify)
+        validation.file(self.path)
         if self.out is not None:
-            early.new_folder(self.out, self.force, DEQUANTIZED)
+            validation.new_folder(self.out, self.force, DEQUANTIZED)
 
         def work(progress: "Progress") -> "Plain":
             from quantkit.to_plain import convert
@@ -82,7 +82,7 @@ class Dequantization:
 
 
 @dataclass(frozen=True)
-class Mending:
+class Repair:
     """One call of `convert --repair`: a copy with all mechanical faults fixed."""
 
     folder: Path
@@ -94,10 +94,10 @@ class Mending:
     needs_hub = False
     needs_transformers = True
 
-    def ready(self, tell: Tell = silent) -> "Work[Repaired]":
+    def ready(self, notify: Notify = silent) -> "Work[Repaired]":
         """Refuse existing outputs."""
         if self.out is not None:
-            early.new_folder(self.out, self.force)
+            validation.new_folder(self.out, self.force)
 
         def work(progress: "Progress") -> "Repaired":
             from quantkit.repair import repair

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quantkit.calls import Tell, early, hub
+from quantkit.calls import Notify, hub, validation
 
 if TYPE_CHECKING:
     from quantkit.calibration.calibration_set import CalibrationSet
@@ -30,14 +30,14 @@ class Data:
     def check(self) -> None:
         """Refuse a set or file that does not exist."""
         if isinstance(self.calibration, str | Path):
-            early.calibration(str(self.calibration))
+            validation.calibration(str(self.calibration))
 
-    def or_default(self, model: Any, tell: Tell) -> "Data":
+    def or_default(self, model: Any, notify: Notify) -> "Data":
         """With one of the built-in sets if none was named."""
         if self.is_given:
             return self
         chosen = default_set(model)
-        tell(f"Calibrating on the set {chosen}; --calibration names another.")
+        notify(f"Calibrating on the set {chosen}; --calibration names another.")
         return replace(self, calibration=chosen)
 
     def choice(self) -> "CalibrationChoice | None":

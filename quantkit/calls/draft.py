@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quantkit.calls import Tell, Work, early, hub, silent
+from quantkit.calls import Notify, Work, hub, silent, validation
 from quantkit.errors import AdviceError
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ class Drafting:
         away = not (hub.is_local(self.target) and hub.is_local(self.draft))
         return away or hub.set_needs(self.text.calibration)
 
-    def ready(self, tell: Tell = silent) -> "Work[Draft]":
+    def ready(self, notify: Notify = silent) -> "Work[Draft]":
         """Validate before a model is loaded."""
-        early.models([self.target], self.revision)
-        early.models([self.draft])
-        early.calibration(self.text.calibration)
+        validation.models([self.target], self.revision)
+        validation.models([self.draft])
+        validation.calibration(self.text.calibration)
         if self.gpu is not None:
             from quantkit.hardware import gpus
 

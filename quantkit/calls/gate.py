@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quantkit.calls import Tell, Work, early, hub, silent
+from quantkit.calls import Notify, Work, hub, silent, validation
 from quantkit.errors import ScoreError
 
 if TYPE_CHECKING:
@@ -34,17 +34,17 @@ class Judging:
     def needs_hub(self) -> bool:
         return hub.any_named(self.checkpoints)
 
-    def ready(self, tell: Tell = silent) -> "Work[Verdict]":
+    def ready(self, notify: Notify = silent) -> "Work[Verdict]":
         """Refuse missing folders."""
         from quantkit.model.source import placed
 
         folders = [placed(one) for one in self.checkpoints]
-        early.folders(folders)
+        validation.folders(folders)
 
         def work(progress: "Progress") -> "Verdict":
             from quantkit.gating import policy as policies
+            from quantkit.gating.identity import check_folder
             from quantkit.gating.judge import judge
-            from quantkit.gating.scored import check_folder
 
             report = document(self.report)
             earlier = None if self.against is None else document(self.against)

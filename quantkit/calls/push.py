@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quantkit.calls import Tell, Work, silent
+from quantkit.calls import Notify, Work, silent
 from quantkit.errors import CheckpointError, StorageError, UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Push:
     needs_hub = True
     needs_transformers = True
 
-    def ready(self, tell: Tell = silent) -> "Work[Pushed]":
+    def ready(self, notify: Notify = silent) -> "Work[Pushed]":
         """Refuse a name that cannot be a repository, and a folder that is not a complete
         checkpoint.
         """
@@ -95,7 +95,7 @@ class Push:
         """URL of the files, and whether it is private: an existing repository stays as it is."""
         from huggingface_hub import HfApi
 
-        from quantkit.quiet import hushed
+        from quantkit.quiet import only_errors
 
         api = HfApi()
         url = str(api.create_repo(self.repo, private=not self.public, exist_ok=True))
@@ -104,7 +104,7 @@ class Push:
         progress.note(
             f"uploading {len(files)} files to {url}, which is {kind}; the same command resumes"
         )
-        with hushed("huggingface_hub"):
+        with only_errors("huggingface_hub"):
             api.upload_folder(
                 repo_id=self.repo,
                 folder_path=self.folder,

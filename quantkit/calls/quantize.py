@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantkit import launch
-from quantkit.calls import Tell, Work, early, hub, silent
+from quantkit.calls import Notify, Work, hub, silent, validation
 from quantkit.calls.data import Data, default_set
 from quantkit.errors import UsageError
 from quantkit.hardware.place import Place
@@ -122,35 +122,35 @@ class Quantization:
             and Path(model).is_file()
         )
 
-    def ready(self, tell: Tell = silent) -> "Work[Quantized]":
+    def ready(self, notify: Notify = silent) -> "Work[Quantized]":
         """Validate before a weight is read."""
         check_engine(self.engine)
         if isinstance(self.model, str) and ":" in self.model:
             from quantkit.model.source import hub_file
 
             if (file := hub_file(self.model)) is not None:
-                return replace(self, model=file).ready(tell)
+                return replace(self, model=file).ready(notify)
         if self.spending is not None:
-            return self._ready_to_spend(self.spending, tell)
+            return self._ready_to_spend(self.spending, notify)
         recipes, data = self.recipes, self.data
         if self.fit is not None:
-            from quantkit.advise import fitting
+            from quantkit.advise import recipe_choice
 
             if self.is_file:
                 raise UsageError(
                     "--fit cannot be combined with a GGUF file as MODEL; name a recipe"
                 )
-            chosen = fitting.choose(str(self.model), self.fit)
+            chosen = recipe_choice.choose(str(self.model), self.fit)
             recipes = [chosen.recipe]
             for reason in chosen.reasons:
-                tell(reason)
+                notify(reason)
         if self.is_file and self.engine != NATIVE:
             raise UsageError("--engine cannot be combined with a GGUF file as MODEL; leave it out")
         loaded = load_recipes(recipes, self.engine, self.format, self.tune)
         if self.is_file and not data.is_given and _are_files(loaded):
             return self._ready_for_file(loaded)
         if self.fit is not None and any(recipe.needs_calibration for recipe in loaded):
-            data = data.or_default(self.model, tell)
+            data = data.or_default(self.model, notify)
         return self._ready_for_recipes(loaded, data)
 
     def _ready_for_recipes(self, recipes: "list[AnyRecipe]", data: Data) -> "Work[Quantized]":
@@ -179,7 +179,7 @@ class Quantization:
 
         return work
 
-    def _ready_to_spend(self, spending: Spending, tell: Tell) -> "Work[Quantized]":
+    def _ready_to_spend(self, spending: Spending, notify: Notify) -> "Work[Quantized]":
         spending.check()
         if self.recipes:
             raise UsageError("--bits, --size and --mixed choose the formats; leave out --recipe")
@@ -199,9 +199,9 @@ class Quantization:
                 "name it with --sensitivity"
             )
         self.data.check()
-        early.output(self.out)
+        validation.output(self.out)
         model = self._model()
-        data = self.data.or_default(self.model, tell) if self.ours_by_default else self.data
+        data = self.data.or_default(self.model, notify) if self.ours_by_default else self.data
 
         def work(progress: "Progress") -> Quantized:
             from quantkit.mixed.run import Wanted, choose, quantize

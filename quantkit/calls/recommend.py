@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quantkit.calls import Tell, Work, hub, silent
+from quantkit.calls import Notify, Work, hub, silent
 from quantkit.calls.serve import Additions, Files
 from quantkit.errors import AdviceError, HardwareError, UsageError
 
@@ -31,7 +31,7 @@ class Place:
     host_memory: str | None = None
     host_bandwidth: str | None = None
 
-    def gpus(self, tell: Tell = silent) -> "list[GPU]":
+    def gpus(self, notify: Notify = silent) -> "list[GPU]":
         """The GPUs that were named, or the one that was described."""
         from quantkit.hardware import gpus
 
@@ -53,7 +53,7 @@ class Place:
         found = [gpus.find(name) for name in names]
         for name, gpu in zip(names, found, strict=True):
             if name != "auto" and (others := gpus.siblings(name)):
-                tell(f"{name} is taken as {gpu.name}; also known: {', '.join(others)}")
+                notify(f"{name} is taken as {gpu.name}; also known: {', '.join(others)}")
         return list({gpu.name: gpu for gpu in found}.values())
 
     def host(self, gpu: "GPU") -> "Host | None":
@@ -197,10 +197,10 @@ class Advising:
     def needs_hub(self) -> bool:
         return not all(map(hub.is_local, self.models))
 
-    def ready(self, tell: Tell = silent) -> "Work[Advised]":
+    def ready(self, notify: Notify = silent) -> "Work[Advised]":
         """Refuse conflicting options and outputs that cannot be written."""
         fleet = self.files.fleet()
-        gpus = self.place.gpus(tell)
+        gpus = self.place.gpus(notify)
         self._check(len(gpus))
         asked = self._asked(gpus)
 
@@ -230,7 +230,7 @@ class Advising:
 
     def _asked(self, gpus: "list[GPU]") -> "Asked":
         from quantkit.advise.candidates import Limits, check_objective
-        from quantkit.advise.split import Wish
+        from quantkit.advise.split import SplitConstraint
         from quantkit.engine.durations import seconds
         from quantkit.hardware import prices
         from quantkit.serving import adapters, questions
@@ -247,7 +247,9 @@ class Advising:
             models=tuple(self.models),
             gpus=tuple(gpus),
             count=load.count,
-            wish=Wish(load.tensor_parallel, load.pipeline_parallel, load.expert_parallel),
+            constraint=SplitConstraint(
+                load.tensor_parallel, load.pipeline_parallel, load.expert_parallel
+            ),
             context=load.context,
             answer=load.answer,
             users=load.users,

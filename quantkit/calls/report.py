@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quantkit.calls import Tell, Work, early, hub, silent
+from quantkit.calls import Notify, Work, hub, silent, validation
 from quantkit.errors import ScoreError
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ class Reporting:
     needs_hub = False
     needs_transformers = False
 
-    def ready(self, tell: Tell = silent) -> "Work[Report]":
+    def ready(self, notify: Notify = silent) -> "Work[Report]":
         """Refuse missing files."""
         paths = [one for one in self.scores if isinstance(one, Path)]
         for path in paths:
-            early.file(path)
-        early.output(self.out)
+            validation.file(path)
+        validation.output(self.out)
 
         def work(progress: "Progress") -> "Report":
             from quantkit.report import files, inputs, speed
@@ -84,7 +84,7 @@ class Describing:
     def needs_hub(self) -> bool:
         return hub.any_named(self.checkpoints)
 
-    def ready(self, tell: Tell = silent) -> "Work[list[Card]]":
+    def ready(self, notify: Notify = silent) -> "Work[list[Card]]":
         """Refuse folders and scores that cannot be read."""
         from quantkit.export.manifest import Manifest, is_checkpoint
         from quantkit.model.source import is_hub_id, placed

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quantkit.calls import Tell, Work, early, hub, silent
+from quantkit.calls import Notify, Work, hub, silent, validation
 from quantkit.calls.data import Data
 from quantkit.calls.quantize import load_recipes
 from quantkit.calls.score import Asked, check
@@ -50,7 +50,7 @@ class Line:
     def needs_transformers(self) -> bool:
         return self.engine == NATIVE
 
-    def ready(self, tell: Tell = silent) -> "Work[Outcome]":
+    def ready(self, notify: Notify = silent) -> "Work[Outcome]":
         """Validate before a weight is read."""
         from quantkit.model.source import ModelSource
         from quantkit.onepass import checks
@@ -60,7 +60,7 @@ class Line:
         checks.refuse_twice(recipes)
         checks.check_learning(recipes, self.data.is_given, None, self.engine)
         self.data.check()
-        early.output(self.out)
+        validation.output(self.out)
         targets = [self.out / recipe.name for recipe in recipes]
         # A checkpoint left here by an earlier run, or a part of one, may be resumed.
         refuse_others([one for one in targets if not (one / MANIFEST).is_file()], self.force)
@@ -110,12 +110,12 @@ class Measuring:
     def needs_hub(self) -> bool:
         return not hub.is_local(self.model) or self.data.needs_hub
 
-    def ready(self, tell: Tell = silent) -> "Work[Table]":
+    def ready(self, notify: Notify = silent) -> "Work[Table]":
         """Validate before a weight is read."""
         from quantkit.model.source import ModelSource
 
         self.data.check()
-        early.output(self.out)
+        validation.output(self.out)
         named: ModelSource | None = None
         if not self.model.lower().endswith(".gguf"):
             named = ModelSource.open(

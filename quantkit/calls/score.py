@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quantkit.calls import Tell, Work, early, hub, silent
+from quantkit.calls import Notify, Work, hub, silent, validation
 from quantkit.errors import ScoreError, UsageError
 from quantkit.scoring.asked import Asked as Asked
 from quantkit.scoring.asked import Chat as Chat
@@ -40,7 +40,7 @@ class Models:
     def check(self) -> None:
         """Refuse folders and names without a model."""
         named = [str(model) for model in self.named if isinstance(model, str | Path)]
-        early.models(named, self.revision if self.source is None else None)
+        validation.models(named, self.revision if self.source is None else None)
 
     @contextmanager
     def opened(self) -> "Iterator[tuple[list[ModelSource | Checkpoint], ModelSource | None]]":
@@ -85,13 +85,13 @@ class Scoring:
     def needs_hub(self) -> bool:
         return needs_hub(self.models, self.asked)
 
-    def ready(self, tell: Tell = silent) -> "Work[Scored]":
+    def ready(self, notify: Notify = silent) -> "Work[Scored]":
         """Validate before a model is loaded."""
         if self.asked.server is not None and len(self.models.given) != 1:
             raise UsageError("a server serves one model: give that model alone")
         self.models.check()
         check(self.asked)
-        early.output(self.out)
+        validation.output(self.out)
         before = None
         if self.baseline is not None:
             from quantkit.scoring.evaluation import Evaluation
@@ -144,12 +144,12 @@ class Comparison:
     def needs_hub(self) -> bool:
         return needs_hub(self.models, self.asked)
 
-    def ready(self, tell: Tell = silent) -> "Work[Report]":
+    def ready(self, notify: Notify = silent) -> "Work[Report]":
         """Validate before a model is loaded."""
         self.models.check()
-        early.source_among(map(str, self.models.named))
+        validation.source_among(map(str, self.models.named))
         check(self.asked)
-        early.output(self.out)
+        validation.output(self.out)
 
         def work(progress: "Progress") -> "Report":
             from quantkit.model.source import ModelSource
@@ -191,7 +191,7 @@ def check(asked: Asked) -> None:
         if asked.server is not None:
             raise UsageError("--backend vllm starts a server of its own: leave out --server")
         _vllm(asked.python)
-    early.tasks(asked.tasks, asked.data, asked.prompts)
+    validation.tasks(asked.tasks, asked.data, asked.prompts)
 
 
 def evaluated(

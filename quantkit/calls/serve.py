@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from quantkit.calls import Tell, Work, hub, silent
+from quantkit.calls import Notify, Work, hub, silent
 
 if TYPE_CHECKING:
     from quantkit.progress import Progress
@@ -115,7 +115,7 @@ class Planning:
     def needs_hub(self) -> bool:
         return hub.any_named([self.checkpoint])
 
-    def ready(self, tell: Tell = silent) -> "Work[Planned]":
+    def ready(self, notify: Notify = silent) -> "Work[Planned]":
         """All of it is quick: only the sizes of a checkpoint's files are read."""
         from quantkit.export.manifest import Manifest
 
@@ -172,7 +172,7 @@ class Emission:
     def needs_hub(self) -> bool:
         return self.planning.needs_hub
 
-    def ready(self, tell: Tell = silent) -> "Work[list[Path]]":
+    def ready(self, notify: Notify = silent) -> "Work[list[Path]]":
         """Refuse what cannot be written."""
         from quantkit.serving import emit, images
 
@@ -221,7 +221,7 @@ class Serving:
     def needs_hub(self) -> bool:
         return self.planning.needs_hub
 
-    def ready(self, tell: Tell = silent) -> "Work[None]":
+    def ready(self, notify: Notify = silent) -> "Work[None]":
         """Refuse a port that is taken, and a machine without the engine."""
         from quantkit.serving import server
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quantkit.calls import Tell, Work, early, hub, silent
+from quantkit.calls import Notify, Work, hub, silent, validation
 from quantkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Checkpoints:
         from quantkit.model.source import placed
 
         found = [placed(folder) for folder in self.folders]
-        early.folders(found)
+        validation.folders(found)
         return found
 
     def original(self) -> "ModelSource | Any":
@@ -72,7 +72,7 @@ class FileCheck:
     def needs_hub(self) -> bool:
         return self.checkpoints.needs_hub
 
-    def ready(self, tell: Tell = silent) -> "Work[list[Verification]]":
+    def ready(self, notify: Notify = silent) -> "Work[list[Verification]]":
         """Validate before a tensor is read."""
         folders = self.checkpoints.check()
         original = self.checkpoints.original()
@@ -133,7 +133,7 @@ class EngineCheck:
     def needs_hub(self) -> bool:
         return self.checkpoints.needs_hub
 
-    def ready(self, tell: Tell = silent) -> "Work[list[Proof]]":
+    def ready(self, notify: Notify = silent) -> "Work[list[Proof]]":
         """Refuse what no engine could answer."""
         served = self.served
         if served.server is not None:
@@ -146,7 +146,7 @@ class EngineCheck:
         elif served.model is not None:
             raise UsageError("--model needs --server")
         folders = self.checkpoints.check()
-        early.program(served.python)
+        validation.program(served.python)
         original = self.checkpoints.original()
 
         def work(progress: "Progress") -> "list[Proof]":
@@ -182,7 +182,7 @@ class RuleCheck:
     def needs_hub(self) -> bool:
         return hub.any_named(self.folders)
 
-    def ready(self, tell: Tell = silent) -> "Work[list[Prediction]]":
+    def ready(self, notify: Notify = silent) -> "Work[list[Prediction]]":
         """Refuse a GPU that is not in the table."""
         from quantkit.hardware.gpus import find
         from quantkit.model.source import placed

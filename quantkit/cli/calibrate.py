@@ -148,7 +148,7 @@ def inspect(
 
 def show(folder: Path, as_json: bool, n_samples: int) -> None:
     """A set's figures, charts, some samples and its weaknesses."""
-    from quantkit.calibration.named import require_set
+    from quantkit.calibration.lookup import require_set
     from quantkit.cli import console
 
     require_set(folder)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from quantkit.repair import Repaired
     from quantkit.to_plain import Plain
 
-MENDED_ONLY = "mxfp4"
+REPAIR_ONLY = "mxfp4"
 """gpt-oss's own format, which can be repaired but not written."""
 
 
@@ -27,7 +27,7 @@ def command(
             metavar="FORMAT",
             help="compressed-tensors, gptq, awq or fp8; modelopt or gguf for NVFP4; "
             "bf16, f16 or f32 dequantises.",
-            callback=one_of(*FORMATS, "gguf", MENDED_ONLY, *PLAIN),
+            callback=one_of(*FORMATS, "gguf", REPAIR_ONLY, *PLAIN),
         ),
     ],
     out: Annotated[
@@ -60,18 +60,18 @@ def command(
     integers, missing weight_shape, stray tensors, differing global scales of fused layers, experts
     in one tensor (gpt-oss's mxfp4: one by one). repaired.json lists every change.
     """
-    from quantkit.calls.convert import Conversion, Dequantization, Mending
+    from quantkit.calls.convert import Conversion, Dequantization, Repair
     from quantkit.cli import start
 
     if allow_rounding and not repair:
         raise typer.BadParameter("needs --repair", param_hint="--allow-rounding")
-    if to == MENDED_ONLY and not repair:
+    if to == REPAIR_ONLY and not repair:
         raise typer.BadParameter("mxfp4 needs --repair", param_hint="--to")
     if to in PLAIN and repair:
         raise typer.BadParameter("--repair keeps the format", param_hint="--to")
     if repair:
-        mending = Mending(checkpoint, to, out, allow_rounding, force)
-        _show_mended(start.run(mending, quiet, verbose), json)
+        mending = Repair(checkpoint, to, out, allow_rounding, force)
+        _show_repaired(start.run(mending, quiet, verbose), json)
         return
     if to in PLAIN:
         plain = Dequantization(checkpoint, to, out, trust_remote_code, force)
@@ -81,7 +81,7 @@ def command(
     _show(start.run(call, quiet, verbose), json)
 
 
-def _show_mended(mended: "Repaired", as_json: bool) -> None:
+def _show_repaired(mended: "Repaired", as_json: bool) -> None:
     from quantkit.cli import console
 
     if as_json:

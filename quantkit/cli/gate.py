@@ -41,7 +41,7 @@ def command(
     from quantkit.cli import gate_view, start
 
     view = gate_view.View(junit, markdown, json)
-    with view.telling_errors():
+    with view.report_errors():
         call = Judging(report, policy, against, checkpoint or [])
         verdict = start.ask(call)
         view.write(verdict)

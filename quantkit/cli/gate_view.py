@@ -29,7 +29,7 @@ class View:
     as_json: bool
 
     @contextmanager
-    def telling_errors(self) -> Iterator[None]:
+    def report_errors(self) -> Iterator[None]:
         """Errors that keep a report from being judged go to the same places as a verdict."""
         from quantkit.gating import github, junit, markdown
 

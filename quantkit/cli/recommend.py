@@ -233,6 +233,6 @@ def command(
     advised = start.ask(call)
     recommend_view.show(advised, html, json)
     if emit is not None:
-        serving_view.tell_files(advised.emitted())
+        serving_view.show_files(advised.emitted())
     if not any(one.chosen for one in advised.answers.found):
         raise typer.Exit(EXIT_GATE)  # for scripts

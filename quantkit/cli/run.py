@@ -69,7 +69,7 @@ def command(
         trust_remote_code,
         force,
     )
-    with start.telling_what_is_kept(out):
+    with start.report_kept(out):
         outcome = start.run(call, quiet, verbose)
     start.show(outcome, json)
     if not (json or quiet):

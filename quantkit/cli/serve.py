@@ -152,7 +152,7 @@ def command(
     view = serving_view.View(json)
     if emit is not None:
         files = start.run(calls.Emission(planning, check, dry_run), quiet)
-        serving_view.tell_files(files, only_named=dry_run)
+        serving_view.show_files(files, only_named=dry_run)
     elif dry_run:
         view.show(start.ask(planning))
     else:

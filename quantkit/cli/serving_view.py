@@ -36,7 +36,7 @@ def _short(words: tuple[str, ...]) -> str:
     return text if len(text) <= SHORT else words[0]
 
 
-def tell_files(paths: "Iterable[Path]", only_named: bool = False) -> None:
+def show_files(paths: "Iterable[Path]", only_named: bool = False) -> None:
     """The files that were written, or would be."""
     for path in paths:
         typer.echo(f"would write {path}" if only_named else path)

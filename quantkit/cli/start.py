@@ -74,7 +74,7 @@ def load_lean(quiet: bool = False) -> None:
 
 
 @contextmanager
-def telling_what_is_kept(out: Path) -> Iterator[None]:
+def report_kept(out: Path) -> Iterator[None]:
     """On Ctrl-C, report which results are finished and that the same command resumes."""
     try:
         yield

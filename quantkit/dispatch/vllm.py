@@ -5,7 +5,7 @@ Each function follows one of vLLM's own; the rule that a finding names says whic
 
 from collections.abc import Iterator
 
-from quantkit.dispatch import gptoss, loaders, sizes, stored, together
+from quantkit.dispatch import fusion, gptoss, loaders, sizes, storage
 from quantkit.dispatch.choices import choices, expert_choices
 from quantkit.dispatch.rules import (
     ARGUMENT_KEYS,
@@ -45,8 +45,8 @@ def findings(judged: Judged) -> list[Finding]:
         if any(one.is_fault for one in result):
             return result
     for check in (
-        _groups, sizes.model, together.fused, together.experts, gptoss.findings,
-        loaders.findings, stored.storage, stored.tensors, stored.scalars, stored.order,
+        _groups, sizes.model, fusion.fused, fusion.experts, gptoss.findings,
+        loaders.findings, storage.storage, storage.tensors, storage.scalars, storage.order,
         sizes.cache, sizes.heads, _kernels,
     ):  # fmt: skip
         result += [one for one in check(judged) if one.rule.id in holds]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import CheckpointError
-from quantkit.formats import words
+from quantkit.formats import packing
 from quantkit.formats.contract import Schemes, wide_inputs
 from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
 from quantkit.tensorspec import TensorSpec
@@ -36,7 +36,7 @@ def objection(
     kv_cache: KVCacheScheme | None,
 ) -> str | None:
     """None if vLLM reads it."""
-    if reason := words.objection(NAME, weights, activations, kv_cache):
+    if reason := packing.objection(NAME, weights, activations, kv_cache):
         return reason
     if weights.num_bits != BITS:
         return f"awq has 4 bits per weight; for {weights.num_bits} use gptq or compressed-tensors"
@@ -47,7 +47,7 @@ def objection(
 
 def misfit(rows: int, columns: int, recipe: Schemes) -> str | None:
     """Words are whole in both directions."""
-    return words.misfit(NAME, rows, columns, BITS)
+    return packing.misfit(NAME, rows, columns, BITS)
 
 
 def specs(module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:
@@ -75,8 +75,8 @@ def pack(
     if zeros is None:
         zeros = torch.zeros(weight.scale.shape, dtype=torch.int8, device=weight.scale.device)
     return {
-        f"{module}.qweight": words.pack(_arranged(weight.values.t(), ORDER), BITS),
-        f"{module}.qzeros": words.pack(_arranged(zeros.t(), ORDER), BITS),
+        f"{module}.qweight": packing.pack(_arranged(weight.values.t(), ORDER), BITS),
+        f"{module}.qzeros": packing.pack(_arranged(zeros.t(), ORDER), BITS),
         f"{module}.scales": weight.scale.t().half().contiguous(),
     }
 
@@ -88,7 +88,7 @@ def unpack(module: str, stored: Mapping[str, "torch.Tensor"], recipe: Schemes) -
     scales = stored[f"{module}.scales"]
     rows = scales.shape[1]
     values, zeros = (
-        _arranged(words.unpack(stored[f"{module}.{part}"], BITS, rows), INVERSE).t().contiguous()
+        _arranged(packing.unpack(stored[f"{module}.{part}"], BITS, rows), INVERSE).t().contiguous()
         for part in ("qweight", "qzeros")
     )
     zero_point: torch.Tensor | None = zeros

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quantkit import numbers
-from quantkit.formats import words
+from quantkit.formats import packing
 from quantkit.formats.contract import Schemes
 from quantkit.numbers import channel_scales
 from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
@@ -84,14 +84,14 @@ def specs(module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:
         if recipe.has_static_inputs:
             result.append(TensorSpec(f"{module}.input_scale", weight.dtype, (1,)))
         return result
-    n_words = words.n_words(columns, scheme.num_bits)
+    n_words = packing.n_words(columns, scheme.num_bits)
     result = [
         TensorSpec(f"{module}.weight_packed", "I32", (rows, n_words)),
         scale,
         TensorSpec(f"{module}.weight_shape", "I64", (2,)),
     ]
     if not scheme.symmetric:
-        packed = (words.n_words(rows, scheme.num_bits), tiles[1])
+        packed = (packing.n_words(rows, scheme.num_bits), tiles[1])
         result.append(TensorSpec(f"{module}.weight_zero_point", "I32", packed))
     return result
 
@@ -119,10 +119,10 @@ def pack(
     if layout(recipe) != "pack-quantized":
         result[f"{module}.weight"] = weight.values
         return result
-    result[f"{module}.weight_packed"] = words.pack(weight.values, scheme.num_bits)
+    result[f"{module}.weight_packed"] = packing.pack(weight.values, scheme.num_bits)
     result[f"{module}.weight_shape"] = torch.tensor(weight.values.shape)
     if weight.zero_point is not None:
-        packed = words.pack(weight.zero_point.t(), scheme.num_bits).t().contiguous()
+        packed = packing.pack(weight.zero_point.t(), scheme.num_bits).t().contiguous()
         result[f"{module}.weight_zero_point"] = packed
     return result
 
@@ -139,11 +139,11 @@ def unpack(module: str, stored: Mapping[str, "torch.Tensor"], recipe: Schemes) -
     if layout(recipe) != "pack-quantized":
         return QuantizedWeight(stored[f"{module}.weight"], scale, None)
     rows, columns = (int(n) for n in stored[f"{module}.weight_shape"])
-    values = words.unpack(stored[f"{module}.weight_packed"], scheme.num_bits, columns)
+    values = packing.unpack(stored[f"{module}.weight_packed"], scheme.num_bits, columns)
     zero_point = None
     if not scheme.symmetric:
         packed = stored[f"{module}.weight_zero_point"]
-        zero_point = words.unpack(packed.t(), scheme.num_bits, rows).t().contiguous()
+        zero_point = packing.unpack(packed.t(), scheme.num_bits, rows).t().contiguous()
     return QuantizedWeight(values, scale, zero_point)
 
 

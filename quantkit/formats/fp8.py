@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quantkit import numbers
-from quantkit.formats import words
+from quantkit.formats import packing
 from quantkit.formats.contract import Schemes, any_shape
 from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
 from quantkit.tensorspec import TensorSpec
@@ -43,7 +43,7 @@ def objection(
         )
     if activations is None:
         return "fp8 always rounds activations too; weights alone need compressed-tensors"
-    return words.per_head(NAME, kv_cache)
+    return packing.per_head(NAME, kv_cache)
 
 
 def specs(module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import CheckpointError
-from quantkit.formats import words
+from quantkit.formats import packing
 from quantkit.formats.contract import Schemes, wide_inputs
 from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
 from quantkit.tensorspec import TensorSpec
@@ -34,7 +34,7 @@ def objection(
     kv_cache: KVCacheScheme | None,
 ) -> str | None:
     """None if vLLM reads it."""
-    if reason := words.objection(NAME, weights, activations, kv_cache):
+    if reason := packing.objection(NAME, weights, activations, kv_cache):
         return reason
     if weights.num_bits not in (4, 8):
         return f"vLLM reads gptq with 4 or 8 bits; for {weights.num_bits} use compressed-tensors"
@@ -45,7 +45,7 @@ def objection(
 
 def misfit(rows: int, columns: int, recipe: Schemes) -> str | None:
     """Words are whole in both directions."""
-    return words.misfit(NAME, rows, columns, recipe.weights.num_bits)
+    return packing.misfit(NAME, rows, columns, recipe.weights.num_bits)
 
 
 def specs(module: str, weight: TensorSpec, recipe: Schemes) -> list[TensorSpec]:
@@ -76,8 +76,8 @@ def pack(
     device = weight.values.device
     zeros = torch.full((n_groups, rows), -1, dtype=torch.int8, device=device)
     return {
-        f"{module}.qweight": words.pack(weight.values, bits).t().contiguous(),
-        f"{module}.qzeros": words.pack(zeros, bits),
+        f"{module}.qweight": packing.pack(weight.values, bits).t().contiguous(),
+        f"{module}.qzeros": packing.pack(zeros, bits),
         f"{module}.scales": weight.scale.t().contiguous(),
         f"{module}.g_idx": _groups(columns, n_groups).to(device),
     }
@@ -97,9 +97,9 @@ def unpack(module: str, stored: Mapping[str, "torch.Tensor"], recipe: Schemes) -
     order = stored[f"{module}.g_idx"]
     if not torch.equal(order, _groups(columns, n_groups).to(order.device)):
         raise CheckpointError(f"{module}.g_idx does not list groups in order: it has an act-order")
-    if not (words.unpack(stored[f"{module}.qzeros"], bits, rows) == -1).all():
+    if not (packing.unpack(stored[f"{module}.qzeros"], bits, rows) == -1).all():
         raise CheckpointError(f"{module}.qzeros is not that of a symmetric layer")
-    return QuantizedWeight(words.unpack(packed.t(), bits, columns), scales.t().contiguous(), None)
+    return QuantizedWeight(packing.unpack(packed.t(), bits, columns), scales.t().contiguous(), None)
 
 
 def config(recipe: Schemes, ignore: list[str]) -> dict[str, Any]:

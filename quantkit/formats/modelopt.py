@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quantkit import numbers
-from quantkit.formats import compressed_tensors, words
+from quantkit.formats import compressed_tensors, packing
 from quantkit.formats.contract import Schemes
 from quantkit.schemes import ActivationScheme, KVCacheScheme, WeightScheme
 from quantkit.tensorspec import TensorSpec
@@ -34,7 +34,7 @@ def objection(
     """None for NVFP4."""
     if numbers.of(weights).tag != "nvfp4":
         return "modelopt is for NVFP4; for others use compressed-tensors"
-    return words.per_head(NAME, kv_cache)
+    return packing.per_head(NAME, kv_cache)
 
 
 def misfit(rows: int, columns: int, recipe: Schemes) -> str | None:

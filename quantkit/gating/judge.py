@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from fractions import Fraction
 
 from quantkit.errors import PolicyError, ScoreError
-from quantkit.gating import causes, fitting, words
+from quantkit.gating import causes, validation, words
 from quantkit.gating.case import Case
 from quantkit.gating.classes import class_of, size_of
 from quantkit.gating.confidence import HUGE, three_way
@@ -25,19 +25,19 @@ SAME = 1e-9
 
 def judge(document: Document, policy: Policy, earlier: Document | None = None) -> Verdict:
     """Check every candidate against the rules that name it."""
-    fitting.require_sound(document, "the report")
+    validation.require_sound(document, "the report")
     if earlier is not None:
         if not policy.against:
             raise PolicyError(
                 "the policy has no rules under `against`, which --against needs; add some, such as "
                 "`against: [{perplexity: {max_increase_pct: 0.5}}]`, or leave out --policy"
             )
-        fitting.require_sound(earlier, "the earlier report")
-        fitting.require_comparable(document, earlier)
+        validation.require_sound(earlier, "the earlier report")
+        validation.require_comparable(document, earlier)
     elif not policy.rules:
         raise PolicyError("all rules of the policy stand under `against`: give --against REPORT")
     rules = {"rules": policy.rules, "against": policy.against if earlier is not None else []}
-    fitting.require_fitting(document, rules)
+    validation.require_fitting(document, rules)
     checks: list[Check] = []
     figures: dict[str, list[Figure]] = {}
     floor = policy.evidence.floor

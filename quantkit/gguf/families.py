@@ -14,7 +14,7 @@ from quantkit.errors import SourceError
 from quantkit.families import FAMILIES, Family
 from quantkit.families.geometry import head_dim, n_kv_heads
 from quantkit.gguf.names import MODEL_ARCH_NAMES, Keys, RopeScalingType
-from quantkit.quiet import hushed
+from quantkit.quiet import only_errors
 
 if TYPE_CHECKING:
     from quantkit.gguf.writer import Value
@@ -41,7 +41,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     from transformers import AutoConfig
 
     try:
-        with hushed("transformers"):
+        with only_errors("transformers"):
             return AutoConfig.from_pretrained(folder).to_dict()
     except Exception as error:  # a config is untrusted input; anything may be wrong with it
         reason = " ".join(str(error).split())[:300] or type(error).__name__

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import QuantkitError, SourceError
-from quantkit.formats import declared, words
+from quantkit.formats import declared, packing
 from quantkit.model import bitsandbytes
 from quantkit.model.config import method_of
 from quantkit.model.derived import DerivedTensor, slice_of
@@ -256,7 +256,7 @@ def _words(
     rows, columns = (int(n) for n in shape.read().tolist())
     num_bits = width or (4 if tensor.shape[1] == -(-columns // 8) else 8)
     padded = -(-columns // (32 // num_bits))
-    if tensor.shape[1] not in (padded, words.n_words(columns, num_bits)):
+    if tensor.shape[1] not in (padded, packing.n_words(columns, num_bits)):
         raise SourceError(
             f"{tensor.file.parent}: {tensor.name} holds {columns} columns in {tensor.shape[1]} "
             f"words, which integers of {num_bits} bits do not fill; run quantkit verify"
@@ -279,8 +279,8 @@ def _from_words(
     packed, scale, *more = parents
     beside = dict(zip(order, more, strict=True))
     middle = float(1 << (num_bits - 1))
-    if 32 % num_bits and packed.shape[1] == words.n_words(columns, num_bits):
-        values = words.unpack(packed, num_bits, columns).float() + middle
+    if 32 % num_bits and packed.shape[1] == packing.n_words(columns, num_bits):
+        values = packing.unpack(packed, num_bits, columns).float() + middle
     else:
         values = _fields(packed, num_bits)[:, :columns].float()
     zero = None

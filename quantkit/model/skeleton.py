@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from quantkit.errors import SourceError
 from quantkit.model.headers import StoredTensor
 from quantkit.model.source import read_config
-from quantkit.quiet import hushed
+from quantkit.quiet import only_errors
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ def skeleton(
 
     require_countable(folder)
     try:
-        with hushed("transformers"), init_empty_weights(include_buffers=False):
+        with only_errors("transformers"), init_empty_weights(include_buffers=False):
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
             for part in (config, config.get_text_config()):
                 if hasattr(part, "quantization_config"):

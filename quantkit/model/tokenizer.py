@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.errors import SourceError
-from quantkit.quiet import hushed
+from quantkit.quiet import only_errors
 
 LONG_TEXTS = "sequence-length-is-longer-than-the-specified-maximum"
 
@@ -16,7 +16,7 @@ def load(folder: Path, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        with hushed("transformers"):
+        with only_errors("transformers"):
             found = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # untrusted files; anything may be wrong with them
         reason = " ".join(str(error).split())[:300] or type(error).__name__

@@ -29,7 +29,7 @@ from quantkit.onepass.external import Fold, Made, compare, folded_scales, others
 from quantkit.onepass.onepass import CalibratedOutcome
 from quantkit.plan.checkpoint import Plan
 from quantkit.progress import Progress
-from quantkit.quiet import hushed
+from quantkit.quiet import only_errors
 from quantkit.recipe import Recipe
 
 SERIES = "0.14"  # we hook methods that are not part of its public interface
@@ -294,7 +294,7 @@ def _listening(progress: Progress) -> Iterator[None]:
             progress.note(f"llm-compressor: {text}")
 
     with (
-        hushed("torch.fx", "transformers"),
+        only_errors("torch.fx", "transformers"),
         redirect_stdout(io.StringIO()),
         redirect_stderr(io.StringIO()),
     ):

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from quantkit.calibration.pictures import TYPES, Vision
+from quantkit.calibration.images import TYPES, Vision
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import HardwareError, MethodError, RecipeError
 from quantkit.export.folder import FolderWriter

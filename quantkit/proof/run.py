@@ -25,7 +25,7 @@ from quantkit.export.verified import Verified
 from quantkit.model.source import ModelSource, context_of, read_config
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress, Silent
-from quantkit.quiet import hushed
+from quantkit.quiet import only_errors
 from quantkit.scoring import agreement, attribution, prompts
 from quantkit.scoring.expected import Reference, references
 from quantkit.scoring.prompts import N_SCORED, Prompts
@@ -196,7 +196,7 @@ def ask(target: ModelSource | Checkpoint, engine: Engine, asked: Asked) -> Askin
         if target.manifest.weights_recipe.kv_cache is not None:
             settings["kv_cache_dtype"] = "fp8"
     config = read_config(target.folder)
-    with OURS, hushed("transformers"):  # long documents are truncated, which it cannot know
+    with OURS, only_errors("transformers"):  # long documents are truncated, which it cannot know
         tokenizer = load_tokenizer(target.folder, asked.trust_remote_code)
         context = min(context_of(config), engine.max_model_len or sys.maxsize)
         made = prompts.make(tokenizer, context, target.folder, asked.n_prompts)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.errors import MissingDependency, ScoreError
-from quantkit.quiet import hushed
+from quantkit.quiet import only_errors
 from quantkit.scoring import sandbox, task_names
 from quantkit.scoring.asked import Chat
 from quantkit.scoring.suites import FOLLOWED, OWN_TASKS, expanded, is_own, is_path
@@ -200,7 +200,7 @@ def quiet() -> Iterator[None]:
     # Set explicitly, the library neither falls back to one thread nor warns that it might.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     with (
-        hushed("lm_eval", "transformers", "datasets"),
+        only_errors("lm_eval", "transformers", "datasets"),
         redirect_stdout(StringIO()),
         redirect_stderr(StringIO()),
     ):

@@ -17,7 +17,7 @@ from quantkit.model.source import ModelSource, context_of, read_config
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.parsing import parse_json
 from quantkit.progress import Progress
-from quantkit.quiet import hushed
+from quantkit.quiet import only_errors
 from quantkit.scoring import agreement, attribution, prompts
 from quantkit.scoring.endpoint import Echo, Endpoint
 from quantkit.scoring.expected import Reference, references
@@ -90,7 +90,7 @@ class _Holding:
         told = server.max_model_len or (max_length + 2 if max_length else None)
         context = context_of(config)
         self._context = min(context, told) if told else context
-        with hushed("transformers"):  # long documents are truncated, which it cannot know
+        with only_errors("transformers"):  # long documents are truncated, which it cannot know
             self._tokenizer = load_tokenizer(target.folder, trust_remote_code)
 
     def compared(self, n_prompts: int) -> tuple[Agreement, Attribution | None]:

@@ -6,24 +6,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quantkit.advise import (
-    across,
+    comparison,
+    foreign,
     formats,
-    measured,
-    others,
+    measurements,
     parallel,
     quality,
     shape,
     speculation,
 )
-from quantkit.advise.across import Across
 from quantkit.advise.candidates import MIN_QUALITY, NO_LIMITS, Catalogue, Limits, Question
+from quantkit.advise.comparison import ModelComparison
 from quantkit.advise.formats import Format
 from quantkit.advise.memory import Beside
 from quantkit.advise.offload import Host
 from quantkit.advise.recommendation import Recommendation, recommend
 from quantkit.advise.shape import ModelShape
 from quantkit.advise.speculation import Speculation
-from quantkit.advise.split import ANY, Split, Wish
+from quantkit.advise.split import ANY, Split, SplitConstraint
 from quantkit.engine.speculation import HEADS
 from quantkit.errors import AdviceError
 from quantkit.hardware.gpus import GPU
@@ -63,7 +63,7 @@ class Asked:
     models: tuple[str, ...]
     gpus: tuple[GPU, ...]
     count: int | None = None
-    wish: Wish = ANY
+    constraint: SplitConstraint = ANY
     context: int | None = None
     answer: int | None = None
     users: int | None = None
@@ -95,7 +95,7 @@ class Answers:
     make: tuple[str, ...] = ()
     """The command that makes the checkpoint; empty where there is nothing to make."""
     make_draft: tuple[str, ...] = ()
-    across: Across | None = None
+    across: ModelComparison | None = None
     """Where several models were named."""
     notes: tuple[str, ...] = ()
 
@@ -137,10 +137,10 @@ def answer(asked: Asked) -> Answers:
     for model in models:
         if model.report is not None:
             path, document = model.report
-            notes += tuple(others.notes(document, path, asked.gpus))
+            notes += tuple(foreign.notes(document, path, asked.gpus))
     if len(models) > 1:
         reports = {m.shape.label: m.report[1] for m in models if m.report}
-        return Answers(tuple(found), across=across.compare(found, reports), notes=notes)
+        return Answers(tuple(found), across=comparison.compare(found, reports), notes=notes)
     if len(found) > 1 or found[0].chosen is None:
         return Answers(tuple(found), notes=notes)
     plan = _plan(found[0], models[0], asked, guess)
@@ -205,7 +205,7 @@ def _draft(asked: Asked, model: _Model) -> Draft:
 
 def _question(asked: Asked, model: _Model, guess: Draft | None) -> Question:
     of_model = model.shape
-    wish = asked.wish
+    constraint = asked.constraint
 
     def beside(split: Split, format: Format) -> Beside:
         own = None if guess is None else guess.made_for(format)
@@ -218,8 +218,8 @@ def _question(asked: Asked, model: _Model, guess: Draft | None) -> Question:
         users=asked.users,
         answer=asked.answer,
         # Specifying how GPUs share it also specifies how many there are.
-        count=asked.count or (wish.tensor or 1) * (wish.pipeline or 1),
-        wish=wish,
+        count=asked.count or (constraint.tensor or 1) * (constraint.pipeline or 1),
+        constraint=constraint,
         objective=asked.objective or "latency",
         min_quality=MIN_QUALITY if asked.min_quality is None else asked.min_quality,
         qualities=model.qualities,
@@ -291,10 +291,10 @@ def _notes(asked: Asked, found: Sequence[Recommendation], guess: Draft | None) -
 
 def _measured(question: Question, bench: Path, gpu: GPU) -> Question:
     """The question with what was measured under its own load; refused where nothing was."""
-    from quantkit.bench import measured as measurements
+    from quantkit.bench.measurements import measured
 
-    found = measurements.measured(bench)
-    known = measured.speeds(found, question, gpu)
+    found = measured(bench)
+    known = measurements.speeds(found, question, gpu)
     if not known.speeds:
         load = question.load(question.users or 1)
         raise AdviceError(

@@ -15,7 +15,7 @@ from typing import Any
 
 from quantkit.errors import HardwareError, MissingDependency, StorageError, SweepError
 from quantkit.progress import Progress
-from quantkit.quiet import hushed
+from quantkit.quiet import only_errors
 from quantkit.storage import gib
 from quantkit.sweep.expand import Devices
 from quantkit.sweep.graph import Step
@@ -52,7 +52,7 @@ class Cluster:
         if address is not None or environment:  # a local cluster has our code already
             more["runtime_env"] = _environment(environment or {})
         try:
-            with hushed("ray"):
+            with only_errors("ray"):
                 self._ray.init(
                     address=address or "local",
                     log_to_driver=False,

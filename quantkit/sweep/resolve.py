@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit import resources
-from quantkit.calibration import named
+from quantkit.calibration import lookup
 from quantkit.calibration import spec as set_spec
 from quantkit.calibration.reading import files
 from quantkit.calibration.reading.files import is_data
@@ -122,10 +122,10 @@ def needs_hub(spec: SweepSpec, base: Path) -> bool:
         return True
     for choice in spec.calibration:
         name = _beside(choice.set, base, "calibration")
-        if named.is_set(Path(name)) or (is_data(name) and not _is_shipped(name)):
+        if lookup.is_set(Path(name)) or (is_data(name) and not _is_shipped(name)):
             continue
         try:
-            wanted, _ = named.find(name)
+            wanted, _ = lookup.find(name)
         except QuantkitError:
             continue  # reported when names are resolved
         if wanted.avoid or any(source.kind == "hub" for source in wanted.sources):
@@ -168,13 +168,13 @@ def _set(choice: SetChoice, base: Path) -> Calibration:
     part = {"samples": choice.samples, "length": choice.length}
     if name == "-":
         raise DataError("a sweep reads no calibration set from standard input: give a file")
-    if named.is_set(Path(name)):
+    if lookup.is_set(Path(name)):
         from quantkit.calibration.calibration_set import read_manifest
 
         manifest = read_manifest(Path(name))
         decisive = {"built": manifest.digest, "files": manifest.files, **part}
         return Calibration(choice.label, decisive, {"folder": str(Path(name).absolute()), **part})
-    wanted, start = named.find(name)
+    wanted, start = lookup.find(name)
     if any(source.kind == "stdin" for source in wanted.sources):
         raise DataError(f"{name} reads standard input, which a sweep cannot; give a file")
     if wanted.avoid and (missing := [a for a in wanted.avoid if is_data(a)]):

@@ -81,7 +81,7 @@ def test_options_offer_what_there_is():
 
     from quantkit.advise.candidates import OBJECTIVES
     from quantkit.advise.profiles import PROFILES
-    from quantkit.bench.asking import ARRIVALS
+    from quantkit.bench.arguments import ARRIVALS
     from quantkit.cli.main import app
     from quantkit.engine.vllm_job import LEVELS
     from quantkit.onepass.estimate import OFFLOAD

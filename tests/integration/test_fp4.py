@@ -15,7 +15,7 @@ from quantkit import formats, grid, numbers
 from quantkit.conversion import convert
 from quantkit.errors import RecipeError
 from quantkit.export.checkpoint import Checkpoint
-from quantkit.formats import words
+from quantkit.formats import packing
 from quantkit.methods import gptq, products, scales
 from quantkit.methods.contract import Linears
 from quantkit.methods.rtn import RTN
@@ -105,10 +105,10 @@ def test_integers_lie_densely_as_in_the_reference_library(bits):
     half = 1 << (bits - 1)
     for columns in (32, 100, 256):
         values = torch.randint(-half, half, (7, columns), generator=generator).to(torch.int8)
-        packed = words.pack(values, bits)
+        packed = packing.pack(values, bits)
         assert torch.equal(packed, pack_to_int32(values, bits))
-        assert packed.shape[1] == words.n_words(columns, bits)
-        assert torch.equal(words.unpack(packed, bits, columns), values)
+        assert packed.shape[1] == packing.n_words(columns, bits)
+        assert torch.equal(packing.unpack(packed, bits, columns), values)
 
 
 def test_every_fp4_code_means_its_number_and_ties_go_to_even_codes():

@@ -17,7 +17,7 @@ from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.cli.main import main
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import FILE
-from quantkit.formats import words
+from quantkit.formats import packing
 from quantkit.gating import policy
 from quantkit.gating.judge import judge
 from quantkit.gating.verdict import Answer
@@ -90,7 +90,7 @@ def damaged(checkpoint, target, change, modules):
     for module in modules:
         quantized = checkpoint.quantized_weight(module)
         quantized.values.copy_(change(quantized.values))
-        packed = words.pack(quantized.values, scheme.num_bits)
+        packed = packing.pack(quantized.values, scheme.num_bits)
         stored[f"{module}.weight_packed"] = packed
         wanted = source.tensors[f"{module}.weight"].read().float()
         error = float((grid.dequantize(quantized, scheme) - wanted).norm() / wanted.norm())

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from quantkit import formats, grid, resources
 from quantkit.export.checkpoint import Checkpoint
-from quantkit.formats import words
+from quantkit.formats import packing
 from quantkit.methods.contract import Linears
 from quantkit.methods.rtn import RTN
 from quantkit.model.source import ModelSource
@@ -83,9 +83,9 @@ def test_packing_equals_the_reference(num_bits, columns):
     half = 1 << (num_bits - 1)
     generator = torch.Generator().manual_seed(columns)
     values = torch.randint(-half, half, (16, columns), generator=generator, dtype=torch.int8)
-    packed = words.pack(values, num_bits)
+    packed = packing.pack(values, num_bits)
     assert torch.equal(packed, pack_to_int32(values, num_bits))
-    assert torch.equal(words.unpack(packed, num_bits, columns), values)
+    assert torch.equal(packing.unpack(packed, num_bits, columns), values)
     assert torch.equal(unpack_from_int32(packed, num_bits, values.shape), values)
 
 

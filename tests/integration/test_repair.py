@@ -9,7 +9,7 @@ from tiny import READABLE, save_llama
 
 import quantkit
 from quantkit import opening
-from quantkit.formats import words
+from quantkit.formats import packing
 from quantkit.model.source import read_tensors
 
 MENDED = {
@@ -70,7 +70,7 @@ def test_dense_integers_are_those_that_were_padded(corpus, tmp_path, run_cli):
         assert same(value, after[name]), name
     packed = after[f"{wild.DOWN}.weight_packed"]
     columns = int(after[f"{wild.DOWN}.weight_shape"][1])
-    assert words.unpack(packed, 3, columns).abs().max() <= 4
+    assert packing.unpack(packed, 3, columns).abs().max() <= 4
 
 
 def test_other_widths_are_read_dense_and_padded(corpus):

@@ -12,7 +12,7 @@ from quantkit.advise.candidates import UNUSUAL, Catalogue, Question, evaluate, m
 from quantkit.advise.memory import GIB, fits
 from quantkit.advise.parallel import obstacle, stage_bytes, ways_to_share
 from quantkit.advise.recommendation import recommend
-from quantkit.advise.split import ANY, Split, Wish
+from quantkit.advise.split import ANY, Split, SplitConstraint
 from quantkit.advise.weights import weight_bytes
 from quantkit.errors import AdviceError
 from quantkit.hardware import gpus
@@ -259,7 +259,7 @@ def test_ways_use_all_gpus_or_cut_layers_over_as_many_as_divide(count, expected)
 
 def test_more_gpus_than_anybody_has_are_no_endless_search():
     most = 32 * LAYERS
-    found = ways_to_share(LLAMA, None, 10**9, Wish(tensor=8))
+    found = ways_to_share(LLAMA, None, 10**9, SplitConstraint(tensor=8))
     assert found[0] == Split(8, LAYERS)
     assert all(split.n_gpus <= most for split in found)
 
@@ -267,17 +267,17 @@ def test_more_gpus_than_anybody_has_are_no_endless_search():
 @pytest.mark.parametrize(
     ("wish", "expected"),
     [
-        (Wish(tensor=2), [Split(2, 2)]),
-        (Wish(pipeline=4), [Split(1, 4)]),
-        (Wish(tensor=4, pipeline=1), [Split(4)]),
-        (Wish(tensor=3), []),
-        (Wish(has_whole_experts=True), []),
+        (SplitConstraint(tensor=2), [Split(2, 2)]),
+        (SplitConstraint(pipeline=4), [Split(1, 4)]),
+        (SplitConstraint(tensor=4, pipeline=1), [Split(4)]),
+        (SplitConstraint(tensor=3), []),
+        (SplitConstraint(has_whole_experts=True), []),
     ],
 )
-def test_wishes_are_obeyed(wish, expected):
-    found = ways_to_share(LLAMA, None, 4, wish)
+def test_wishes_are_obeyed(constraint, expected):
+    found = ways_to_share(LLAMA, None, 4, constraint)
     assert [split for split in found if split.n_gpus == 4] == expected
-    assert all(wish.allows(split) for split in found)
+    assert all(constraint.allows(split) for split in found)
 
 
 def test_layers_and_files_of_llama_cpp_have_limits_of_their_own():
@@ -354,12 +354,12 @@ def test_one_line_tells_how_gpus_share_the_answer():
     assert words.sharing(by_name(ask()), ask()) == ""
     two = ask(count=2)
     assert words.sharing(by_name(two), two).startswith("tensor parallel over 2 GPUs; a pipeline")
-    wished = ask(count=4, wish=Wish(pipeline=2))
+    wished = ask(count=4, constraint=SplitConstraint(pipeline=2))
     told = words.sharing(by_name(wished), wished)
     assert told.startswith("tensor parallel over 2 in a pipeline of 2: as you asked")
     files = by_name(two, "gguf-q8_0")
     assert words.sharing(files, two) == "whole layers on each of the 2 GPUs, one after another"
-    alone = ask(count=3, wish=Wish(tensor=1, pipeline=1))
+    alone = ask(count=3, constraint=SplitConstraint(tensor=1, pipeline=1))
     assert "one GPU of the 3 (room for 2 more such servers)" in words.sharing(by_name(alone), alone)
 
 
@@ -367,11 +367,11 @@ def test_one_line_tells_how_gpus_share_the_answer():
     ("question", "said"),
     [
         (
-            {"count": 2, "wish": Wish(tensor=2, pipeline=2)},
+            {"count": 2, "wish": SplitConstraint(tensor=2, pipeline=2)},
             "pipeline of 2 takes 4, and --count says 2",
         ),
-        ({"wish": Wish(tensor=0)}, "start at 1"),
-        ({"count": 2, "wish": Wish(has_whole_experts=True)}, "not a mixture of experts"),
+        ({"wish": SplitConstraint(tensor=0)}, "start at 1"),
+        ({"count": 2, "wish": SplitConstraint(has_whole_experts=True)}, "not a mixture of experts"),
     ],
 )
 def test_wishes_that_make_no_sense_are_refused(question, said):
@@ -381,11 +381,16 @@ def test_wishes_that_make_no_sense_are_refused(question, said):
 
 def test_experts_want_gpus_that_cut_layers():
     with pytest.raises(AdviceError, match="tensor parallel over 2 or more"):
-        ask(MIXTURE, context=4096, count=4, wish=Wish(tensor=1, has_whole_experts=True))
+        ask(
+            MIXTURE,
+            context=4096,
+            count=4,
+            constraint=SplitConstraint(tensor=1, has_whole_experts=True),
+        )
 
 
 def test_a_wish_that_a_format_cannot_fulfil_leaves_it_out():
-    found = recommend(ask(count=3, wish=Wish(tensor=3)), gpus.find("L40S"))
+    found = recommend(ask(count=3, constraint=SplitConstraint(tensor=3)), gpus.find("L40S"))
     assert found.chosen is None
     problems = {c.format.name: c.problem for c in found.candidates}
     assert problems["fp8-dynamic"] == "32 heads cannot be divided over 3 GPUs"
@@ -393,7 +398,7 @@ def test_a_wish_that_a_format_cannot_fulfil_leaves_it_out():
     assert found.reason.startswith("the GPUs cannot split it as asked: 32 heads")
     way = found.remedies[0]
     assert way.change.startswith("without --tensor-parallel")
-    again = recommend(found.question.but(wish=ANY), gpus.find("L40S"))
+    again = recommend(found.question.but(constraint=ANY), gpus.find("L40S"))
     assert (way.format, way.says.split(" with ")[0]) == (
         again.chosen.format.name,
         f"another way to split it: {again.chosen.split}",
@@ -404,7 +409,13 @@ def test_whole_experts_wait_for_the_fullest_gpu():
     for users, is_slower in ((1, False), (256, True)):  # alone one waits for the CPU
         cut, whole = (
             by_name(
-                ask(MIXTURE, context=4096, users=users, count=4, wish=Wish(4, has_whole_experts=w)),
+                ask(
+                    MIXTURE,
+                    context=4096,
+                    users=users,
+                    count=4,
+                    constraint=SplitConstraint(4, has_whole_experts=w),
+                ),
                 "unquantised",
                 "L4",
             )

@@ -27,7 +27,7 @@ def smollm():
 
 
 def kept(name, model, measured=None):
-    recipe = None if name == formats.AS_IT_IS else load(name)
+    recipe = None if name == formats.UNQUANTISED else load(name)
     return quality.of(formats.of(recipe), model, measured or {})
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantkit.advise import document, measured, offload, page, parallel, shape, words
+from quantkit.advise import document, measurements, offload, page, parallel, shape, words
 from quantkit.advise.candidates import (
     OBJECTIVES,
     Catalogue,
@@ -246,7 +246,7 @@ class Bench:
 
 def test_a_bench_counts_under_the_load_in_question_only():
     question, gpu = ask(users=8), gpus.find("L40S")
-    known = measured.speeds([Bench()], question, gpu)
+    known = measurements.speeds([Bench()], question, gpu)
     question = question.but(measured=known)
     found = recommend(question, gpu)
     told = named(found)["fp8-dynamic"].speed
@@ -257,7 +257,7 @@ def test_a_bench_counts_under_the_load_in_question_only():
         Bench(concurrency=1), Bench(prompt_tokens=128), Bench(output_tokens=None),
         Bench(ttft_s=None), Bench(n_failed=1),
     )  # fmt: skip
-    assert measured.speeds(others, question, gpu).speeds == {}
+    assert measurements.speeds(others, question, gpu).speeds == {}
     # Nor is it taken for other users, contexts and GPUs, by which answers are compared.
     for changed, where in (
         (question.but(users=16), gpu),
@@ -279,7 +279,7 @@ def test_a_bench_counts_for_the_way_in_which_gpus_shared_the_model(sharing, spli
     question, gpu = ask(users=8, count=2), gpus.find("L40S")
     # Slower than any estimate, and the answer all the same: an estimate is not a measurement.
     seen = Bench(n_gpus=2, sharing=sharing, tpot_s=9.0, output_tokens_per_s=1.0)
-    known = measured.speeds([seen], question, gpu)
+    known = measurements.speeds([seen], question, gpu)
     found = next(
         c for c in evaluate(question.but(measured=known), gpu) if c.format.name == seen.model
     )
@@ -292,26 +292,26 @@ def test_a_bench_counts_for_the_way_in_which_gpus_shared_the_model(sharing, spli
 def test_several_copies_of_a_model_are_no_way_to_share_it():
     question, gpu = ask(users=8, count=2), gpus.find("L40S")
     copies = Bench(n_gpus=2, sharing=(1, 1, False))
-    assert measured.speeds([copies], question, gpu).speeds == {}
+    assert measurements.speeds([copies], question, gpu).speeds == {}
 
 
 def test_of_several_settings_the_fastest_counts():
     seen = [Bench(output_tokens_per_s=n) for n in (100.0, 300.0, 200.0)]
-    known = measured.speeds(seen, ask(users=8), gpus.find("L40S"))
+    known = measurements.speeds(seen, ask(users=8), gpus.find("L40S"))
     assert known.speeds["fp8-dynamic"].total.typical == 300.0
 
 
 def test_a_bench_of_another_model_is_refused():
     question, gpu = ask(users=8), gpus.find("L40S")
     own = parallel.bytes_per_gpu(question.catalogue.shape, load("fp8-dynamic"), 1)
-    assert measured.speeds([Bench(weight_bytes=own)], question, gpu).speeds
+    assert measurements.speeds([Bench(weight_bytes=own)], question, gpu).speeds
     with pytest.raises(AdviceError, match="another model was measured"):
-        measured.speeds([Bench(weight_bytes=own // 4)], question, gpu)
+        measurements.speeds([Bench(weight_bytes=own // 4)], question, gpu)
 
 
 def test_a_bench_needs_a_number_of_users_for_throughput():
     with pytest.raises(AdviceError, match="--users"):
-        measured.speeds([Bench()], ask(objective="throughput"), gpus.find("L40S"))
+        measurements.speeds([Bench()], ask(objective="throughput"), gpus.find("L40S"))
 
 
 @pytest.mark.parametrize("price", [0.0, -1.0, float("nan"), float("inf")])

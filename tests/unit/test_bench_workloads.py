@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from quantkit.bench import asking, choice, metrics, offline, settings, table, workloads
+from quantkit.bench import arguments, choice, metrics, offline, settings, table, workloads
 from quantkit.bench.arrivals import Load
 from quantkit.bench.record import Press, Rate, Row, Target, Workload
 from quantkit.bench.workloads import Fixed
@@ -275,29 +275,29 @@ def test_every_workload_has_its_own_choice():
     ("text", "value"), [("500ms", 0.5), ("2s", 2.0), ("0.25", 0.25), ("30 ms", 0.03)]
 )
 def test_times(text, value):
-    assert asking.seconds(text, "--ttft") == pytest.approx(value)
+    assert arguments.seconds(text, "--ttft") == pytest.approx(value)
 
 
 @pytest.mark.parametrize("text", ["", "fast", "-1s", "0", "0ms", "5 minutes", "."])
 def test_times_that_are_none(text):
     with pytest.raises(UsageError, match="--ttft takes a time"):
-        asking.seconds(text, "--ttft")
+        arguments.seconds(text, "--ttft")
 
 
 def test_loads():
-    assert asking.loads("1,8,1", "0.5", "constant", None, False) == [
+    assert arguments.loads("1,8,1", "0.5", "constant", None, False) == [
         Load("closed", concurrency=1),
         Load("closed", concurrency=8),
         Load("constant", rate=0.5),
     ]
-    assert asking.loads(None, None, "poisson", None, True) == [Load("batch", concurrency=1)]
+    assert arguments.loads(None, None, "poisson", None, True) == [Load("batch", concurrency=1)]
     for bad in ("0", "a", "1.5", ","):
         with pytest.raises(UsageError, match="--concurrency"):
-            asking.loads(bad, None, "poisson", None, False)
+            arguments.loads(bad, None, "poisson", None, False)
     for bad in ("0", "a", "inf", "nan", ","):
         with pytest.raises(UsageError, match="--rate"):
-            asking.loads(None, bad, "poisson", None, False)
+            arguments.loads(None, bad, "poisson", None, False)
     with pytest.raises(UsageError, match="--arrivals"):
-        asking.loads(None, "1", "sometimes", None, False)
+        arguments.loads(None, "1", "sometimes", None, False)
     with pytest.raises(UsageError, match="needs a server"):
-        asking.loads(None, "1", "poisson", None, True)
+        arguments.loads(None, "1", "poisson", None, True)

@@ -6,7 +6,7 @@ import pytest
 
 from quantkit import recipe as recipes
 from quantkit import resources
-from quantkit.advise import dispatched, shape
+from quantkit.advise import refusals, shape
 from quantkit.dispatch import prediction
 from quantkit.hardware import expert_kernels, gpus, kernels, support
 from quantkit.hardware.kernels import Asked, choose
@@ -48,7 +48,7 @@ def test_what_support_calls_impossible_is_what_the_rules_refuse(model, name):
     for gpu in DEVICES.values():
         if gpu.capability < 7.5:
             continue  # which vLLM's methods themselves refuse
-        refused = dispatched.refusal(model, recipe, gpu)
+        refused = refusals.refusal(model, recipe, gpu)
         assert (refused is not None) == (support.runs(gpu, key).how == "no"), (gpu.name, refused)
 
 

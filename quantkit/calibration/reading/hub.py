@@ -7,7 +7,7 @@ from typing import Any
 
 from quantkit.calibration.reading.record import Record
 from quantkit.errors import DataError
-from quantkit.quiet import hushed
+from quantkit.quiet import only_errors
 
 TOLD = 8
 """How many configs or splits an error names."""
@@ -25,7 +25,7 @@ def stream(
     `data` is a tree of such folders, for machines that reach no hub.
     """
     # The library retries the hub for half a minute and says so each time.
-    with hushed("datasets", "huggingface_hub"):
+    with only_errors("datasets", "huggingface_hub"):
         here = data is not None and (data / dataset).is_dir()
         place = str(data / dataset) if data is not None and here else dataset
         rows = _opened(place, config, split, None if here else revision)

@@ -12,7 +12,7 @@ from quantkit.model.source import context_of
 
 
 @dataclass(frozen=True)
-class Fitting:
+class RecipeChoice:
     """A recipe for a GPU."""
 
     recipe: str
@@ -20,13 +20,13 @@ class Fitting:
     """Full sentences."""
 
 
-def choose(model: str, place: Place) -> Fitting:
+def choose(model: str, place: Place) -> RecipeChoice:
     """The best built-in recipe with which a model fits; an error if none does."""
     device = gpus.find(place.gpu)
     of_model = shape.of(model)
     if of_model.assumed:
         raise AdviceError(f"{model} is only a size, with nothing to quantise; name a model")
-    every = formats.considered(is_mixture=parallel.n_experts(of_model) > 0)
+    every = formats.considered(is_moe=parallel.n_experts(of_model) > 0)
     among = tuple(format for format in every if not format.is_whole)
     tokens = min(8192, context_of(of_model.config)) if place.context is None else place.context
     found = recommend(
@@ -44,4 +44,4 @@ def choose(model: str, place: Place) -> Fitting:
     reasons = [f"{name} for {where}: {found.reason}"]
     if found.runner_up is not None:
         reasons.append(f"The runner-up is {found.runner_up.format.name}: {found.runner_up_reason}")
-    return Fitting(name, [*reasons, "`quantkit recommend` shows the details."])
+    return RecipeChoice(name, [*reasons, "`quantkit recommend` shows the details."])

@@ -18,7 +18,7 @@ OTHER = 1.5
 """Factor between weights in memory and in the file beyond which it is a different model."""
 
 
-class Seen(Protocol):
+class SpeedRecord(Protocol):
     """Results of a load generator for one model under one load."""
 
     @property
@@ -53,7 +53,7 @@ class Seen(Protocol):
     def n_failed(self) -> int: ...
 
 
-def speeds(found: Iterable[Seen], question: Question, gpu: GPU) -> Measurements:
+def speeds(found: Iterable[SpeedRecord], question: Question, gpu: GPU) -> Measurements:
     """What was measured on this GPU, with these users and lengths.
 
     Of several settings, the one with the most tokens per second.
@@ -65,46 +65,46 @@ def speeds(found: Iterable[Seen], question: Question, gpu: GPU) -> Measurements:
         )
     load = question.load(question.users or 1)
     formats = {format.name: format for format in question.catalogue.formats}
-    best: dict[str, Seen] = {}
-    for seen in found:
+    best: dict[str, SpeedRecord] = {}
+    for record in found:
         fits = (
-            seen.model in formats
-            and seen.gpu is not None
-            and normal(seen.gpu) in {normal(name) for name in (gpu.name, *gpu.aliases)}
-            and (seen.n_gpus, seen.concurrency) == (question.count, load.users)
+            record.model in formats
+            and record.gpu is not None
+            and normal(record.gpu) in {normal(name) for name in (gpu.name, *gpu.aliases)}
+            and (record.n_gpus, record.concurrency) == (question.count, load.users)
             # Several replicas are not a way to share a model.
-            and (seen.sharing is None or Split(*seen.sharing).n_gpus == question.count)
-            and _near(seen.prompt_tokens, load.prompt)
-            and _near(seen.output_tokens, load.answer)
-            and not seen.n_failed
+            and (record.sharing is None or Split(*record.sharing).n_gpus == question.count)
+            and _near(record.prompt_tokens, load.prompt)
+            and _near(record.output_tokens, load.answer)
+            and not record.n_failed
         )
-        if not fits or seen.ttft_s is None or seen.tpot_s is None:
+        if not fits or record.ttft_s is None or record.tpot_s is None:
             continue
-        _refuse_another(seen, formats[seen.model], question)
-        before = best.get(seen.model)
-        if before is None or seen.output_tokens_per_s > before.output_tokens_per_s:
-            best[seen.model] = seen
+        _refuse_another(record, formats[record.model], question)
+        before = best.get(record.model)
+        if before is None or record.output_tokens_per_s > before.output_tokens_per_s:
+            best[record.model] = record
     result = {
-        name: Speed.measured(seen.ttft_s, seen.tpot_s, seen.output_tokens_per_s, load.answer)
-        for name, seen in best.items()
-        if seen.ttft_s is not None and seen.tpot_s is not None
+        name: Speed.measured(record.ttft_s, record.tpot_s, record.output_tokens_per_s, load.answer)
+        for name, record in best.items()
+        if record.ttft_s is not None and record.tpot_s is not None
     }
-    splits = {name: Split(*seen.sharing) for name, seen in best.items() if seen.sharing}
+    splits = {name: Split(*record.sharing) for name, record in best.items() if record.sharing}
     return Measurements(gpu.name, question.count, load, result, splits)
 
 
-def _refuse_another(seen: Seen, format: Format, question: Question) -> None:
+def _refuse_another(record: SpeedRecord, format: Format, question: Question) -> None:
     """Refuse another model's measurements: they have the recipe's name, but other bytes."""
-    if not seen.weight_bytes:
+    if not record.weight_bytes:
         return
     shape, count = question.catalogue.shape, question.count
     expected = count * parallel.bytes_per_gpu(shape, format.recipe, count)
-    if not 1 / OTHER < seen.weight_bytes / expected < OTHER:
+    if not 1 / OTHER < record.weight_bytes / expected < OTHER:
         raise AdviceError(
-            f"another model was measured: its {seen.model} has {gib(seen.weight_bytes)} of "
+            f"another model was measured: its {record.model} has {gib(record.weight_bytes)} of "
             f"weights, that of {shape.label} has {gib(expected)}"
         )
 
 
-def _near(seen: int | None, asked: int) -> bool:
-    return seen is not None and abs(seen - asked) <= NEAR * max(asked, 1)
+def _near(record: int | None, asked: int) -> bool:
+    return record is not None and abs(record - asked) <= NEAR * max(asked, 1)

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from quantkit.errors import DataError
-from quantkit.quiet import hushed
+from quantkit.quiet import only_errors
 
 MOST_BYTES = 64 << 20
 """Largest image file."""
@@ -100,7 +100,7 @@ class Vision:
         try:
             from transformers import AutoProcessor
 
-            with hushed("transformers"):
+            with only_errors("transformers"):
                 found = AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code)
                 made = cls(found)
                 made.require_images()

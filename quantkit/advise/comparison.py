@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Across:
+class ModelComparison:
     """Accuracy of models in their chosen formats, on the tasks they have in common."""
 
     tasks: tuple[str, ...]
@@ -26,7 +26,7 @@ class Across:
         return max(self.accuracy, key=lambda name: self.accuracy[name], default=None)
 
 
-def compare(found: Sequence[Recommendation], reports: Mapping[str, "Document"]) -> Across:
+def compare(found: Sequence[Recommendation], reports: Mapping[str, "Document"]) -> ModelComparison:
     """What reports say about the chosen formats, by model name.
 
     No comparison is made if a model has no report or was scored on other questions.
@@ -35,34 +35,38 @@ def compare(found: Sequence[Recommendation], reports: Mapping[str, "Document"]) 
     names = [one.question.catalogue.shape.label for one in serving]
     if without := [name for name in names if name not in reports]:
         said = f"no report of {', '.join(without)}" if reports else "no reports were given"
-        return Across((), {}, said)
+        return ModelComparison((), {}, said)
     if not serving:
-        return Across((), {}, "no format fits for any of them")
+        return ModelComparison((), {}, "no format fits for any of them")
     entries = {}
     for name, one in zip(names, serving, strict=True):
         assert one.chosen is not None
         entry = _entry(reports[name], one.chosen.format.name)
         if entry is None:
-            return Across((), {}, f"the report of {name} does not cover {one.chosen.format.name}")
+            return ModelComparison(
+                (), {}, f"the report of {name} does not cover {one.chosen.format.name}"
+            )
         entries[name] = entry
     first = entries[names[0]]
     tasks = [task for task in first.settings.tasks if f"{task}/acc" in first.scores]
     for name, entry in entries.items():
         if different := _differences(first, entry, tasks):
-            return Across((), {}, f"{names[0]} and {name} were scored differently: {different}")
+            return ModelComparison(
+                (), {}, f"{names[0]} and {name} were scored differently: {different}"
+            )
     if not tasks:
-        return Across((), {}, "the reports have no accuracies")
+        return ModelComparison((), {}, "the reports have no accuracies")
     means = {
         name: sum(entry.scores[f"{task}/acc"].value for task in tasks) / len(tasks)
         for name, entry in entries.items()
     }
-    return Across(tuple(tasks), means)
+    return ModelComparison(tuple(tasks), means)
 
 
 def _entry(document: "Document", format: str) -> "Entry | None":
-    from quantkit.advise.formats import AS_FILE, AS_IT_IS
+    from quantkit.advise.formats import UNQUANTISED, UNQUANTISED_GGUF
 
-    if format in (AS_IT_IS, AS_FILE):
+    if format in (UNQUANTISED, UNQUANTISED_GGUF):
         return document.baseline
     return next((entry for entry in document.candidates if entry.recipe == format), None)
 

@@ -48,7 +48,7 @@ def folders(checkpoints: Iterable[Path]) -> None:
 
 def calibration(name: str | None) -> None:
     """A set of that name ships with quantkit, or there is data."""
-    from quantkit.calibration.named import find
+    from quantkit.calibration.lookup import find
     from quantkit.calibration.reading import files
     from quantkit.home import expanded
 

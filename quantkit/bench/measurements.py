@@ -7,7 +7,7 @@ from quantkit.bench import engines, record
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """The measured speed of a model under one load."""
 
     model: str
@@ -46,13 +46,13 @@ def _sharing(shared: tuple[int, int, bool] | None, row: record.Row) -> tuple[int
     return int(row.setting["tensor_parallel"]), shared[1], shared[2]
 
 
-def measured(path: Path) -> tuple[Measured, ...]:
+def measured(path: Path) -> tuple[Measurement, ...]:
     """The measurements in `bench.json`, or in a folder with one."""
     bench = record.read(path)
     given = bench.options.get("engine_arguments")
     shared = engines.sharing(list(map(str, given))) if isinstance(given, list) else None
     return tuple(
-        Measured(
+        Measurement(
             model=row.model,
             digest=row.digest,
             engine=bench.engine,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from quantkit import doctor
-from quantkit.engine import here
+from quantkit.engine import installations
 
 
 def environment(folder, distribution):
@@ -46,9 +46,9 @@ def test_one_environment_is_told_once_and_our_own_without_an_option(alone, monke
     (alone / "mine" / "bin" / "vllm").write_text("#!/bin/sh\n")
     (alone / "mine" / "bin" / "vllm").chmod(0o755)
     monkeypatch.setenv("PATH", str(alone / "mine" / "bin"))
-    assert [one.version for one in here.vllm(Path())] == ["0.32.0"]
+    assert [one.version for one in installations.vllm(Path())] == ["0.32.0"]
     monkeypatch.setattr(sys, "executable", str(alone / "mine" / "bin" / "python"))
-    assert [one.option for one in here.vllm(Path())] == [""]
+    assert [one.option for one in installations.vllm(Path())] == [""]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from quantkit.dispatch import together
+from quantkit.dispatch import fusion
 from quantkit.dispatch.layers import Layer
 from quantkit.dispatch.rules import (
     Consequence,
@@ -32,7 +32,7 @@ def storage(judged: Judged) -> Iterator[Finding]:
     odd: list[tuple[str, Consequence]] = []
     split = {
         shard
-        for one in together.fused(judged)
+        for one in fusion.fused(judged)
         for shard in dict(judged.checkpoint.fused).get(one.layer, ())
     }
     for name, layer in judged.checkpoint.linears.items():
