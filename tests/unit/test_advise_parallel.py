@@ -265,7 +265,7 @@ def test_more_gpus_than_anybody_has_are_no_endless_search():
 
 
 @pytest.mark.parametrize(
-    ("wish", "expected"),
+    ("constraint", "expected"),
     [
         (SplitConstraint(tensor=2), [Split(2, 2)]),
         (SplitConstraint(pipeline=4), [Split(1, 4)]),
@@ -274,7 +274,7 @@ def test_more_gpus_than_anybody_has_are_no_endless_search():
         (SplitConstraint(has_whole_experts=True), []),
     ],
 )
-def test_wishes_are_obeyed(constraint, expected):
+def test_constraints_are_obeyed(constraint, expected):
     found = ways_to_share(LLAMA, None, 4, constraint)
     assert [split for split in found if split.n_gpus == 4] == expected
     assert all(constraint.allows(split) for split in found)
@@ -367,11 +367,14 @@ def test_one_line_tells_how_gpus_share_the_answer():
     ("question", "said"),
     [
         (
-            {"count": 2, "wish": SplitConstraint(tensor=2, pipeline=2)},
+            {"count": 2, "constraint": SplitConstraint(tensor=2, pipeline=2)},
             "pipeline of 2 takes 4, and --count says 2",
         ),
-        ({"wish": SplitConstraint(tensor=0)}, "start at 1"),
-        ({"count": 2, "wish": SplitConstraint(has_whole_experts=True)}, "not a mixture of experts"),
+        ({"constraint": SplitConstraint(tensor=0)}, "start at 1"),
+        (
+            {"count": 2, "constraint": SplitConstraint(has_whole_experts=True)},
+            "not a mixture of experts",
+        ),
     ],
 )
 def test_wishes_that_make_no_sense_are_refused(question, said):

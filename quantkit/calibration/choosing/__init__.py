@@ -1,1 +1,1 @@
-"""From a pool of pieces to samples that stand for it."""
+"""Selection of samples that represent a pool of pieces."""

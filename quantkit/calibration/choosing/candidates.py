@@ -1,4 +1,4 @@
-"""The pieces that a set is chosen from, as numbers: token counts, cheap features, clusters."""
+"""The pieces that a set is selected from, as numbers: token counts, cheap features, clusters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,46 +9,46 @@ import numpy as np
 from quantkit.calibration.rendering import Piece
 
 WIDTH = 256
-"""Of a feature vector; n-grams are hashed into it with signs, so that collisions cancel."""
+"""Width of a feature vector; n-grams are hashed into it with signs, so that collisions cancel."""
 MASS = 0.99
 ROUNDS = 25
-"""Of Lloyd's algorithm; features change little after that."""
+"""Rounds of Lloyd's algorithm; features change little after that."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How often each piece has each of its tokens: rows of a sparse matrix."""
+    """Token counts of each piece: rows of a sparse matrix."""
 
     tokens: np.ndarray
     numbers: np.ndarray
     offsets: np.ndarray
 
     def of(self, piece: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and numbers of one piece."""
+        """Tokens and counts of one piece."""
         span = slice(self.offsets[piece], self.offsets[piece + 1])
         return self.tokens[span], self.numbers[span]
 
     def spans(self, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Places of the entries of some pieces, one after the other; and where each begins."""
+        """Indices of the entries of some pieces, concatenated; and where each begins."""
         starts, sizes = self.offsets[pieces], np.diff(self.offsets)[pieces]
         first = np.cumsum(sizes) - sizes
         return np.repeat(starts - first, sizes) + np.arange(sizes.sum()), first
 
     def histogram(self, pieces: np.ndarray, vocabulary: int) -> np.ndarray:
-        """Tokens of some pieces together."""
+        """Token counts of some pieces together."""
         where, _ = self.spans(pieces)
         return np.bincount(self.tokens[where], self.numbers[where], minlength=vocabulary)
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Pieces of all sources in one row."""
+    """Pieces of all sources, concatenated."""
 
     pieces: Sequence[Piece]
     source: np.ndarray
-    """The place of each piece's source ..."""
+    """Index of each piece's source."""
     shares: np.ndarray
-    """... and each source's share of the set's tokens."""
+    """Each source's share of the set's tokens."""
     vocabulary: int
     seed: int
 
@@ -58,7 +58,7 @@ class Candidates:
 
     @cached_property
     def divisible(self) -> np.ndarray:
-        """Which pieces may be taken up again where they were cut."""
+        """Which pieces may be continued where they were cut."""
         return np.array([piece.divisible for piece in self.pieces], dtype=bool)
 
     @cached_property
@@ -71,13 +71,13 @@ class Candidates:
 
     @cached_property
     def weights(self) -> np.ndarray:
-        """What each piece stands for, so that sources have their shares of tokens: sums to 1."""
+        """Weight of each piece, such that sources have their shares of tokens: sums to 1."""
         tokens = np.bincount(self.source, self.lengths, minlength=len(self.shares))
         return self.lengths * (self.shares / np.maximum(tokens, 1))[self.source]
 
     @cached_property
     def histogram(self) -> np.ndarray:
-        """The pool's token frequencies: what the set should look like."""
+        """The pool's token frequencies: the target for the set."""
         total = np.zeros(self.vocabulary)
         for index, share in enumerate(self.shares):
             mine = self.counts.histogram(np.flatnonzero(self.source == index), self.vocabulary)
@@ -94,7 +94,7 @@ class Candidates:
 
     @cached_property
     def features(self) -> np.ndarray:
-        """One direction a piece, from its tokens and pairs of tokens; rare ones count more."""
+        """One unit vector per piece, from its tokens and token pairs; rare ones count more."""
         flat = np.concatenate([piece.ids for piece in self.pieces]).astype(np.uint64)
         owner = np.repeat(np.arange(len(self.pieces)), self.lengths)
         pair = flat[:-1] * np.uint64(0x9E3779B97F4A7C15) + flat[1:] + np.uint64(1)
@@ -106,7 +106,7 @@ class Candidates:
         return made / np.maximum(norms, 1e-12)
 
     def _hashed(self, grams: np.ndarray, owners: np.ndarray) -> np.ndarray:
-        """Square roots of counts times the logarithm of rarity, hashed; each piece of norm 1."""
+        """Square roots of counts times log rarity, hashed; each piece normalised to 1."""
         _, gram = np.unique(grams, return_inverse=True)
         width = int(gram.max(initial=0)) + 1
         keys, numbers = np.unique(owners * width + gram, return_counts=True)
@@ -123,8 +123,8 @@ class Candidates:
     def clusters(self, n_clusters: int) -> np.ndarray:
         """The cluster of each piece; neighbouring numbers are neighbouring clusters.
 
-        k-means by cosine, with centres on the sphere. scikit-learn has it by Euclidean distance
-        only, and its sums depend on version and threads: which samples a set has must not.
+        Spherical k-means by cosine. scikit-learn only has Euclidean distance, and its sums depend
+        on version and threads: the selection of samples must not.
         """
         features, rng = self.features, np.random.default_rng(self.seed)
         centres = features[_spread(features, min(n_clusters, len(features)), rng)]
@@ -143,7 +143,7 @@ class Candidates:
 
 
 def _spread(features: np.ndarray, n: int, rng: np.random.Generator) -> list[int]:
-    """Places of pieces far from each other, as k-means++ draws them."""
+    """Indices of pieces far from each other, drawn as in k-means++."""
     chosen = [int(rng.integers(len(features)))]
     distance = 1 - features @ features[chosen[0]]
     for _ in range(n - 1):
@@ -155,7 +155,7 @@ def _spread(features: np.ndarray, n: int, rng: np.random.Generator) -> list[int]
 
 
 def _chain(centres: np.ndarray) -> np.ndarray:
-    """An order in which each centre is followed by the nearest that is left."""
+    """An order in which each centre is followed by the nearest remaining one."""
     alike = centres @ centres.T
     order, left = [0], np.ones(len(centres), bool)
     left[0] = False

@@ -1,4 +1,4 @@
-"""How well a set stands for the pool it was chosen from, in a few numbers."""
+"""How well a set represents the pool it was selected from, in a few numbers."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ class Figures(BaseModel):
     token_distance: float
     """Jensen-Shannon distance of token frequencies, with logarithms of base 2."""
     vocabulary_coverage: float
-    """Of the tokens that make up 99% of the pool, the share that the set has."""
+    """Share of the tokens that make up 99% of the pool which the set contains."""
     length_distance: float
     """Kolmogorov-Smirnov distance of the lengths of pieces."""
     source_distance: float
@@ -24,7 +24,7 @@ class Figures(BaseModel):
     cluster_distance: float
     """Total variation distance of the clusters' shares of pieces."""
     cluster_coverage: float
-    """Of the pool, the share that lies in clusters which the set has something of."""
+    """Share of the pool in clusters that the set covers."""
 
 
 BETTER_HIGH = ("vocabulary_coverage", "cluster_coverage")

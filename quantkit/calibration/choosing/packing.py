@@ -1,4 +1,4 @@
-"""Pieces in samples of one length: several in one, or one each with padding behind it."""
+"""Packs pieces into samples of one length: several in one, or one each with padding."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Part:
-    """A piece in a sample, or a stretch of it."""
+    """A piece in a sample, or part of one."""
 
     piece: int
     n_tokens: int
     start: int = 0
 
     def of(self, ids: np.ndarray) -> np.ndarray:
-        """Its tokens, of those of its piece."""
+        """Its tokens, given those of its piece."""
         return ids[self.start : self.start + self.n_tokens]
 
 
@@ -31,12 +31,12 @@ def pack(
     length: int,
     divisible: np.ndarray | None = None,
 ) -> list[Sample]:
-    """Fill samples; the last piece of each is cut at its end, by as little as can be found.
+    """Fill samples; the last piece of each is cut at its end, by as little as possible.
 
-    A sample begins with the piece whose turn it is and is closed with the one or two others that
-    fit best. Spare pieces follow where the others do not suffice, and then the ends that were cut
-    off, of pieces that may begin anywhere. Returns fewer samples than asked for when those do not
-    suffice either; the last may then be short.
+    A sample begins with the next piece in turn and is closed with the one or two others that fit
+    best. Spare pieces follow if the others do not suffice, and then the ends that were cut off, of
+    pieces that may begin anywhere. Returns fewer samples than requested if those do not suffice
+    either; the last may then be short.
     """
     left = _Left(pieces, lengths)
     reserve = deque(spare)
@@ -82,7 +82,7 @@ class _Left:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest piece that there was."""
+        """Tokens of the longest piece."""
         return int(self._lengths[-1])
 
     def _take(self, *places: int) -> list[int]:
@@ -92,7 +92,7 @@ class _Left:
         return taken
 
     def next(self) -> int:
-        """The piece whose turn it is."""
+        """The next piece in turn."""
         while True:
             place = self._turns.popleft()
             if self._there[place]:
@@ -117,14 +117,14 @@ class _Left:
 
 
 def pad(pieces: Sequence[int], lengths: np.ndarray) -> list[Sample]:
-    """One piece a sample."""
+    """One piece per sample."""
     return [(Part(piece, int(lengths[piece])),) for piece in pieces]
 
 
 def arrays(
     samples: Sequence[Sample], ids: Sequence[np.ndarray], length: int, padding: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens [samples, length] and how many of each sample are real."""
+    """Tokens [samples, length] and the number of real ones in each sample."""
     tokens = np.full((len(samples), length), padding, np.int32)
     lengths = np.zeros(len(samples), np.int32)
     for place, sample in enumerate(samples):

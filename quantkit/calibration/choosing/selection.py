@@ -1,10 +1,11 @@
-"""Which pieces make a set that stands for the whole pool.
+"""Selects the pieces of a set that represents the whole pool.
 
-Each source gets its share of samples. Its pieces are laid out by cluster and, within a cluster, by
-length, and the row is cut into as many stretches as pieces are wanted: one comes from each, so that
-sources, topics and lengths have their due parts by construction. Within its stretch a piece is
-first the one nearest to the middle; then pieces are exchanged for others of their stretch for as
-long as the set's token frequencies come closer to the pool's (in Jensen-Shannon divergence).
+Each source gets its share of samples. Its pieces are ordered by cluster and, within a cluster, by
+length, and the sequence is divided into as many strata as pieces are needed: one comes from each,
+so that sources, topics and lengths are represented proportionally by construction. Within its
+stratum the initial piece is the one nearest to the middle; then pieces are exchanged for others of
+their stratum as long as the set's token frequencies come closer to the pool's (in Jensen-Shannon
+divergence).
 """
 
 from collections.abc import Sequence
@@ -20,30 +21,30 @@ from quantkit.errors import DataError
 SWEEPS = 4
 LENGTH_BINS = 32
 LENGTHS = 4.0
-"""What lengths are worth, against tokens, where a piece is a sample: few have to show them all."""
+"""Weight of lengths, relative to tokens, if a piece is a sample: few have to represent them all."""
 PIECES_PER_CLUSTER = 4
 CLUSTERS = (8, 256)
 COVERAGE = 0.05
-"""What it is worth, against the divergence, to have every common token at least once."""
+"""Weight, relative to the divergence, of having every common token at least once."""
 SPARE = 1.02
-"""Pieces are chosen for a little more than is needed: the last of a sample is cut."""
+"""Slightly more pieces than needed are selected: the last of a sample is cut."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Samples, and where each chosen piece comes from."""
+    """Samples, and where each selected piece comes from."""
 
     samples: list[Sample]
     clusters: np.ndarray
-    """Of all candidates."""
+    """Clusters of all candidates."""
     n_clusters: int
     why: dict[int, str]
-    """A few words on each chosen piece."""
+    """A short reason for each selected piece."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is asked for."""
+    """The requested number and length of samples."""
 
     n_samples: int
     length: int
@@ -61,7 +62,7 @@ class Shape:
     def samples(
         self, chosen: Sequence[int], spare: Sequence[int], candidates: Candidates, n: int
     ) -> list[Sample]:
-        """The chosen pieces in samples; spare ones follow where they do not suffice."""
+        """The selected pieces in samples; spare ones follow if they do not suffice."""
         lengths = candidates.lengths
         if self.packs:
             divisible = candidates.divisible
@@ -70,7 +71,7 @@ class Shape:
 
 
 def cover(candidates: Candidates, shape: Shape) -> Choice:
-    """Samples that stand for the pool."""
+    """Samples that represent the pool."""
     quotas = _quotas(shape.shares(candidates), shape.n_samples)
     wanted = [_n_pieces(candidates, s, quota, shape) for s, quota in enumerate(quotas)]
     n_clusters = int(np.clip(sum(wanted) // PIECES_PER_CLUSTER, *CLUSTERS))
@@ -94,7 +95,7 @@ def cover(candidates: Candidates, shape: Shape) -> Choice:
 
 
 def at_random(candidates: Candidates, shape: Shape, seed: int, exact: bool = False) -> list[Sample]:
-    """Samples drawn by chance alone: what any other tool would take.
+    """Random samples: what any other tool would use.
 
     Sources have their shares on average, or as exactly as whole samples allow.
     """
@@ -114,7 +115,7 @@ def at_random(candidates: Candidates, shape: Shape, seed: int, exact: bool = Fal
 
 
 def require_enough(candidates: Candidates, shape: Shape, names: list[str], what: list[str]) -> None:
-    """Refuse a set that cannot be filled, and say what there is and what took the rest."""
+    """Refuse a set that cannot be filled, and report what there is and what removed the rest."""
     for s, quota in enumerate(_quotas(shape.shares(candidates), shape.n_samples)):
         mine = candidates.source == s
         if shape.packs:
@@ -145,7 +146,7 @@ def require_full(
     names: list[str],
     what: list[str],
 ) -> None:
-    """Refuse samples that did not become as many as asked for, as ends of pieces were lost."""
+    """Refuse an incomplete set, if too many ends of pieces were lost."""
     if not shape.packs:
         return
     full = [s for s in samples if sum(part.n_tokens for part in s) == shape.length]
@@ -166,7 +167,7 @@ def require_full(
 def _reasons(
     candidates: Candidates, samples: list[Sample], stretches: list[np.ndarray]
 ) -> dict[int, str]:
-    """What each piece in the samples stands for."""
+    """What each piece in the samples represents."""
     stands_for = {
         piece: (len(stretch), lengths.min(), lengths.max())
         for stretch in stretches
@@ -190,7 +191,7 @@ def _quotas(shares: np.ndarray, n_samples: int) -> list[int]:
 
 
 def _n_pieces(candidates: Candidates, source: int, quota: int, shape: Shape) -> int:
-    """Pieces that fill a source's samples, as long as they are on average."""
+    """Pieces that fill a source's samples, at their average length."""
     mine = candidates.lengths[candidates.source == source]
     if not quota:
         return 0
@@ -206,22 +207,22 @@ def _middle(candidates: Candidates, stretch: np.ndarray) -> int:
 def _exchange(
     candidates: Candidates, stretches: list[np.ndarray], chosen: list[int], packs: bool
 ) -> list[int]:
-    """Exchange pieces within their stretches while that brings the set closer to the pool.
+    """Exchange pieces within their strata while that brings the set closer to the pool.
 
-    The divergence is a sum over tokens, and over bins of lengths; an exchange changes only those
-    that its two pieces have.
+    The divergence is a sum over tokens and over length bins; an exchange changes only those of its
+    two pieces.
     """
     counts, tokens = candidates.counts, _Balance(candidates.histogram, candidates.common)
     tokens.start(counts.histogram(np.array(chosen), candidates.vocabulary))
-    # Packed samples are of one length, so that sources have their shares of tokens anyway; others
-    # have them only if the lengths of each source are right.
+    # Packed samples have one length, so sources have their shares of tokens anyway; others have
+    # them only if the lengths of each source are right.
     bins, due = _length_bins(candidates, by_source=not packs)
     price = 1.0 if packs else LENGTHS
     lengths = _Balance(due)
     lengths.start(np.bincount(bins[chosen], minlength=len(due)).astype(float))
     for _ in range(SWEEPS):
         changed = 0
-        # What a token costs on average, so that long pieces are not worse for being long.
+        # The average cost of a token, so that long pieces are not penalised for their length.
         each = tokens.mean_cost
         for place, stretch in enumerate(stretches):
             if len(stretch) < 2:
@@ -244,7 +245,7 @@ def _exchange(
 
 
 class _Balance:
-    """How far counts are from the frequencies that are due: Jensen-Shannon, term by term."""
+    """Distance of counts from their target frequencies: Jensen-Shannon, term by term."""
 
     def __init__(self, due: np.ndarray, common: np.ndarray | None = None) -> None:
         self._due = due
@@ -253,21 +254,21 @@ class _Balance:
             self._bonus[common] = COVERAGE / len(common)
 
     def start(self, counts: np.ndarray) -> None:
-        """Begin with these counts; their sum stays what counts are divided by."""
+        """Start with these counts; they stay normalised by their sum."""
         self._counts, self._total = counts, float(counts.sum())
 
     @property
     def mean_cost(self) -> float:
-        """The divergence, as the part of each count."""
+        """The divergence per count."""
         places = np.flatnonzero(self._due)
         return float(self._terms(places, self._counts[places]).sum()) / 2 / self._total
 
     def add(self, places: np.ndarray, numbers: np.ndarray, sign: int = 1) -> None:
-        """Count more, or less, at places that differ."""
+        """Add or subtract counts at distinct indices."""
         self._counts[places] += sign * numbers
 
     def gain(self, places: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """What adding would change, place by place."""
+        """The change from adding, per index."""
         before = self._counts[places]
         return self._terms(places, before + numbers) - self._terms(places, before)
 
@@ -280,7 +281,7 @@ class _Balance:
 
 
 def _length_bins(candidates: Candidates, by_source: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The bin of each piece by its length, and the share of pieces that each bin is due.
+    """The length bin of each piece, and the target share of each bin.
 
     The bins are those of all pieces, or of each source by itself.
     """

@@ -1,1 +1,1 @@
-"""What rows share with each other, and with what models are scored on."""
+"""Overlap of rows with each other, and with evaluation data."""

@@ -1,7 +1,7 @@
-"""Rows by keys, millions of them in few bytes each: what near-duplicates are looked up in.
+"""An index of millions of rows by key, in few bytes each, used to look up near-duplicates.
 
-A key of 32 bits and the number of its row make one integer, and sorted arrays of these are all
-that is kept. Different things may share a key, so whoever finds a row has to compare.
+A key of 32 bits and its row number make one integer, and only sorted arrays of these are kept.
+Different items may share a key, so callers have to compare the rows they find.
 """
 
 from typing import Any
@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from quantkit.calibration.overlap.shingles import Hashes, Places
 
-MOST = 16  # rows of a key that are given: text from a template would pair every row with all others
+MOST = 16  # rows returned per key: text from a template would pair every row with all others
 
 Values = npt.NDArray[Any]
 Pairs = tuple[Places, Places]
-"""Places of the later rows, and numbers of the earlier."""
+"""Indices of the later rows, and numbers of the earlier ones."""
 
 _HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 _EMPTY: Hashes = np.empty(0, np.uint64)
@@ -28,29 +28,31 @@ class Index:
         self._runs: list[Hashes] = []
 
     def add(self, keys: Hashes, rows: Places) -> None:
-        """Every run is at least twice as long as the next, so rows are merged a few times only."""
+        """Every run is at least twice as long as the next, so rows are merged only a few times."""
         run = np.sort(packed(keys, rows))
         while self._runs and len(self._runs[-1]) < 2 * len(run):
-            # A stable sort finds the two sorted halves and merges them.
+            # A stable sort detects the two sorted halves and merges them.
             run = np.sort(np.concatenate([self._runs.pop(), run]), kind="stable")
         if len(run):
             self._runs.append(run)
 
     def find(self, keys: Hashes) -> Pairs:
-        """Places in `keys` and rows with the same key."""
-        order = np.argsort(keys)  # so that one search begins in the cache where the last ended
+        """Indices into `keys`, and rows with the same key."""
+        order = np.argsort(
+            keys
+        )  # sorted, so that each search begins in the cache where the last ended
         found = [_matches(run, keys[order]) for run in (_EMPTY, *self._runs)]
         places, rows = (np.concatenate(part) for part in zip(*found, strict=True))
         return order[places], rows
 
     @property
     def size_bytes(self) -> int:
-        """Of all runs."""
+        """Size of all runs."""
         return sum(run.nbytes for run in self._runs)
 
 
 class Column:
-    """An array that grows at its end, in place: a copy would take its memory twice."""
+    """An array that grows in place at its end: a copy would take its memory twice."""
 
     def __init__(self, dtype: npt.DTypeLike, width: int | None = None) -> None:
         self._array = np.empty((0,) if width is None else (0, width), dtype)
@@ -66,17 +68,17 @@ class Column:
 
     @property
     def values(self) -> Values:
-        """A view that lasts until the next append."""
+        """A view that is valid until the next append."""
         return self._array[: self._n]
 
     @property
     def size_bytes(self) -> int:
-        """With the room to grow."""
+        """Including spare capacity."""
         return self._array.nbytes
 
 
 def packed(high: Values, low: Values) -> Hashes:
-    """Two numbers below 2^32 as one, in whose order the first counts more."""
+    """Two numbers below 2^32 as one, with the first as the high bits."""
     return high.astype(np.uint64) << _HALF | low.astype(np.uint64)
 
 
@@ -86,7 +88,7 @@ def unpacked(both: Hashes) -> Pairs:
 
 
 def _matches(run: Hashes, keys: Hashes) -> Pairs:
-    """Places in sorted keys, and rows of a run with the same key: the first few of each."""
+    """Indices into sorted keys, and rows of a run with the same key: the first few of each."""
     first = np.searchsorted(run, keys << _HALF)
     hit = np.flatnonzero(first < len(run))
     hit = hit[run[first[hit]] >> _HALF == keys[hit]]

@@ -1,7 +1,7 @@
-"""Overlap with evaluation data: rows that share words in a row with what a model is scored on.
+"""Contamination: rows that share a run of words with evaluation data.
 
-Thirteen words are the length that GPT-3's authors took (Brown et al. 2020, appendix C): shorter
-runs are common phrases, longer ones miss what was copied with a slip.
+Thirteen words is the length that GPT-3's authors used (Brown et al. 2020, appendix C): shorter runs
+are common phrases, longer ones miss copies with a typo.
 """
 
 import hashlib
@@ -15,34 +15,34 @@ import numpy.typing as npt
 from quantkit.calibration.overlap.shingles import Hashes, portions, shingles, words
 
 N_WORDS = 13
-SPARSE = 8  # slots for every n-gram at the least: most others are told by an empty slot
+SPARSE = 8  # minimum number of slots per n-gram: most others then hit an empty slot
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluationText:
-    """All n-grams of texts that a model will be scored on.
+    """All n-grams of the evaluation texts.
 
-    A text of fewer words counts as a whole: only a row that says the same, and no more, shares it.
+    A shorter text counts as a whole: only a row with exactly the same words shares it.
     """
 
     n: int
     ngrams: Hashes
-    """Sorted, each once."""
+    """Sorted and unique."""
 
     @classmethod
     def of(cls, texts: Iterable[str], n: int = N_WORDS) -> "EvaluationText":
-        """Of all these texts."""
+        """From all these texts."""
         parts = [np.unique(shingles(words(portion), n).hashes) for portion in portions(texts)]
         return cls(n, np.unique(np.concatenate([np.empty(0, np.uint64), *parts])))
 
     @classmethod
     def joined(cls, parts: "Sequence[EvaluationText]") -> "EvaluationText":
-        """Of several in one."""
+        """The union of several."""
         return cls(parts[0].n, np.unique(np.concatenate([part.ngrams for part in parts])))
 
     @cached_property
     def digest(self) -> str:
-        """The same for the same n-grams, in whatever order the texts came."""
+        """Equal for the same n-grams, in whatever order the texts came."""
         return hashlib.sha256(
             f"{self.n} ".encode() + self.ngrams.astype("<u8").tobytes()
         ).hexdigest()

@@ -1,10 +1,10 @@
-"""Near-duplicates among millions of rows, batch by batch, in memory that distinct rows alone fill.
+"""Near-duplicates among millions of rows, batch by batch; memory grows only with distinct rows.
 
-Two texts are alike by the Jaccard similarity of their sets of three words in a row, which MinHash
-estimates: the share of `N_PERMUTATIONS` random orders in which both sets have the same first
-element (Broder 1997). Rows that agree in a whole band of orders are candidates (locality-sensitive
-hashing), found in sorted arrays; a candidate is confirmed by what is kept of its signature, the low
-eight bits of every order.
+Similarity is the Jaccard similarity of two texts' sets of word trigrams, which MinHash estimates:
+the share of `N_PERMUTATIONS` random orders in which both sets have the same first element (Broder
+1997). Rows that agree in a whole band of orders are candidates (locality-sensitive hashing), found
+in sorted arrays; a candidate is confirmed by the stored part of its signature, the low eight bits
+of every order.
 """
 
 from array import array
@@ -37,10 +37,10 @@ HALF = np.uint64(32)
 
 
 class Seen:
-    """Finds near-duplicates of rows that came before, batch by batch, in bounded memory.
+    """Finds near-duplicates of earlier rows, batch by batch, in bounded memory.
 
-    Rows that are duplicates are not kept, so a row has to be like one that was itself kept. Of a
-    bucket that holds more than `MOST` rows the first are looked at; equal texts are found always.
+    Duplicates are not kept, so a row has to match one that was itself kept. In a bucket of more
+    than `MOST` rows only the first are compared; equal texts are always found.
     """
 
     def __init__(self, threshold: float = 0.8, seed: int = 0) -> None:
@@ -54,7 +54,7 @@ class Seen:
         self._band_rows = band_rows(threshold)
         n_bands = N_PERMUTATIONS // self._band_rows
         self._bands = [Index() for _ in range(n_bands + 1)]
-        """The last is of whole signatures: whatever the buckets, equal texts are found."""
+        """The last one indexes whole signatures: equal texts are found whatever the buckets."""
         self._by_prefix = Index()
         self._signatures = Column(np.uint8, N_PERMUTATIONS)
         self._prefixes = Column(np.uint64)
@@ -62,7 +62,7 @@ class Seen:
         self._n_rows = 0
 
     def add(self, texts: Sequence[str], prefixes: Sequence[str | None]) -> Places:
-        """The running number of the earlier row that each one duplicates, or -1.
+        """The number of the earlier row that each one duplicates, or -1.
 
         Rows with an equal prefix are duplicates too, unless it is None.
         """
@@ -75,7 +75,7 @@ class Seen:
 
     @property
     def size_bytes(self) -> int:
-        """Memory for all that is kept."""
+        """Memory of everything kept."""
         columns = sum(c.size_bytes for c in (self._signatures, self._prefixes, self._numbers))
         return columns + sum(index.size_bytes for index in (*self._bands, self._by_prefix))
 
@@ -101,7 +101,7 @@ class Seen:
         return originals
 
     def _of_before(self, bands: Hashes, marks: "Marks") -> Pairs:
-        """Rows of a batch, and places of kept rows that they are like."""
+        """Rows of a batch, and indices of similar kept rows."""
         candidates = [index.find(keys) for index, keys in zip(self._bands, bands, strict=True)]
         has = np.flatnonzero(marks.prefixes)
         places, rows = self._by_prefix.find(marks.prefixes[has] >> HALF)
@@ -109,7 +109,7 @@ class Seen:
         return self._confirmed([*candidates, (has[places], rows)], marks, kept)
 
     def _of_batch(self, bands: Hashes, marks: "Marks") -> Pairs:
-        """Rows of a batch, and earlier ones of it that they are like."""
+        """Rows of a batch, and similar earlier ones in it."""
         candidates = [_with_equal_keys(keys) for keys in bands]
         has = np.flatnonzero(marks.prefixes)
         later, earlier = _with_equal_keys(marks.prefixes[has] >> HALF)
@@ -126,7 +126,7 @@ class Seen:
         self._numbers.append(numbers)
 
     def _band_keys(self, whole: npt.NDArray[np.uint32]) -> Hashes:
-        """32 bits for every band and for the whole of all rows' signatures [bands + 1, rows]."""
+        """32-bit keys of every band and of the whole signature of all rows [bands + 1, rows]."""
         products = whole * _multipliers()
         starts = np.arange(0, N_PERMUTATIONS - self._band_rows + 1, self._band_rows)
         stop = starts[-1] + self._band_rows
@@ -134,7 +134,7 @@ class Seen:
         return mixed(np.concatenate([by_band.T, products.sum(1)[None]])) >> HALF
 
     def _confirmed(self, candidates: list[Pairs], batch: "Marks", known: "Marks") -> Pairs:
-        """Those of the pairs that are alike, each once."""
+        """The pairs that are similar, each once."""
         both = np.unique(np.concatenate([packed(*pairs) for pairs in candidates]))
         later, earlier = unpacked(both)
         alike = np.empty(len(both), np.bool_)
@@ -147,15 +147,15 @@ class Seen:
 
 
 class Marks(NamedTuple):
-    """By which rows are compared."""
+    """What rows are compared by."""
 
     signatures: npt.NDArray[np.uint8]
     """The low eight bits of every permutation [rows, permutations]."""
     prefixes: Hashes
-    """0 where there is none."""
+    """0 if there is none."""
 
     def at(self, rows: Places) -> "Marks":
-        """Of some rows."""
+        """Those of some rows."""
         return Marks(self.signatures[rows], self.prefixes[rows])
 
 
@@ -165,16 +165,16 @@ def signatures(texts: Sequence[str], seed: int) -> npt.NDArray[np.uint32]:
     matrix = RMinHash.digest_matrix_from_flat_token_hashes(
         parts.hashes, parts.offsets.astype(np.uint64), N_PERMUTATIONS, seed
     )
-    # By way of `array`, which reads lists of integers twice as fast as numpy does.
+    # Through `array`, which reads lists of integers twice as fast as numpy does.
     rows = b"".join(array("I", row) for row in matrix.to_rows())
     return np.frombuffer(rows, np.uint32).reshape(len(texts), N_PERMUTATIONS)
 
 
 def band_rows(threshold: float) -> int:
-    """How many permutations make a band: as many as still find pairs a little above the threshold.
+    """Permutations per band: as many as still find pairs a little above the threshold.
 
-    A pair of similarity s agrees in a band of r with s^r. What is found too much is compared and
-    let go; what is not found is lost.
+    A pair of similarity s agrees in a band of r with probability s^r. False candidates are compared
+    and dropped; missed ones are lost.
     """
     similarity = threshold + (1 - threshold) / 4
     rows = 1
@@ -184,7 +184,7 @@ def band_rows(threshold: float) -> int:
 
 
 def prefix_of(row: Row) -> str | None:
-    """How a conversation begins, by which threads of one tree are known.
+    """The beginning of a conversation, which identifies threads of one tree.
 
     It ends with the turn in which the user has said eight words in all: many chats begin with "hi".
     """
@@ -193,7 +193,7 @@ def prefix_of(row: Row) -> str | None:
     turns, said = [], ""
     for message in row.messages:
         role, text = str(message.get("role", "")), " ".join(content(message).lower().split())
-        # The same question about another image is another one.
+        # The same question about another image is a different one.
         turns.append(f"{role}: {text}{''.join(message.get('images', ()))}")
         if role == "user":
             said += f" {text}"
@@ -203,12 +203,12 @@ def prefix_of(row: Row) -> str | None:
 
 
 def _found(similarity: float, rows: int) -> float:
-    """The chance that a pair agrees in at least one band."""
+    """The probability that a pair agrees in at least one band."""
     return float(1 - (1 - similarity**rows) ** (N_PERMUTATIONS // rows))
 
 
 def _with_equal_keys(keys: Hashes) -> Pairs:
-    """Rows of one batch, and earlier ones of it with the same key."""
+    """Rows of one batch, and earlier ones in it with the same key."""
     index = Index()
     index.add(keys, np.arange(len(keys)))
     later, earlier = index.find(keys)
@@ -216,10 +216,10 @@ def _with_equal_keys(keys: Hashes) -> Pairs:
 
 
 def _stay(n: int, later: Places, earlier: Places) -> npt.NDArray[np.bool_]:
-    """Which rows stay: those that are like none that stays before them."""
+    """Which rows stay: those that match no earlier row that stays."""
     stays = np.ones(n, np.bool_)
     while True:
-        # A row is right once all before it are, so every round settles one more at the least.
+        # A row is settled once all before it are, so every round settles at least one more.
         lost = np.zeros(n, np.bool_)
         lost[later[stays[earlier]]] = True
         if np.array_equal(lost, ~stays):
@@ -238,7 +238,7 @@ def _multipliers() -> Hashes:
 
 
 def _hash(prefix: str | None) -> int:
-    """64 bits, never 0: that is for none."""
+    """64 bits, never 0, which stands for none."""
     if prefix is None:
         return 0
     raw = prefix.encode("utf-8", "surrogatepass")

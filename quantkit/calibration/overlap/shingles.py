@@ -1,12 +1,12 @@
 """Hashes of the words of many texts, and of runs of words, without a Python loop over words.
 
-A word is a run of letters and digits in lower case; punctuation and symbols only part words. Where
-a script sets no spaces (Chinese, Japanese, Thai and the like) every character is a word, or a
-paragraph would be one; so is every character beyond the basic plane, emoji above all.
+A word is a run of letters and digits in lower case; punctuation and symbols only separate words. In
+scripts without spaces (Chinese, Japanese, Thai and the like) every character is a word, or a
+paragraph would be one; so is every character beyond the basic plane, mainly emoji.
 
-A polynomial of a batch's bytes is summed up from its beginning, modulo 2^64. The difference of two
-sums, divided by the base to the power of where it starts, depends on the bytes between alone: a
-word's hash wherever it stands. An odd base has an inverse, so the division is a product.
+A polynomial over a batch's bytes is accumulated modulo 2^64. The difference of two prefix sums,
+divided by the base to the power of its start, depends only on the bytes in between: the hash of a
+word at any position. An odd base has an inverse, so the division is a product.
 """
 
 import re
@@ -25,11 +25,11 @@ Bytes = npt.NDArray[np.uint8]
 PIECE = 1 << 15  # bytes at a time, so that sums of eight bytes each stay in a core's cache
 PORTION_TEXTS, PORTION_CHARACTERS = 1 << 13, 1 << 23
 BASE = 0x9E3779B97F4A7C15
-BREAK, LETTER, ALONE = 0, 1, 2  # what a character does to a word: end it, go on with it, be one
+BREAK, LETTER, ALONE = 0, 1, 2  # effect of a character: ends a word, continues it, is one
 NO_SPACES = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u31ff\u3400-\u9fff\uf900-\ufaff\uff66-\uff9f"
 )
-TAIL = b"\n\n"  # ends a last word, and can be looked at behind any character
+TAIL = b"\n\n"  # ends a last word, and can be read past any character
 _SPACE = re.compile(rb"[ \n\t\r]")
 ASTRAL = "\U00010000-\U0010ffff"
 _WORD = re.compile(rf"(?=[^\W_])[{NO_SPACES}]|[{ASTRAL}]|[^\W_{NO_SPACES}{ASTRAL}]+")
@@ -44,8 +44,8 @@ class Words:
 
 
 def words(texts: Sequence[str]) -> Words:
-    """The hash of every word; equal words have equal hashes in whatever batch."""
-    # Text by text: a single accent would make the lower case of a whole batch a slow one.
+    """The hash of every word; equal words have equal hashes in any batch."""
+    # Text by text: a single accent would make lower-casing a whole batch slow.
     encoded = [text.lower().encode("utf-8", "surrogatepass") for text in texts]
     sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
     raw = b"\n".join(encoded)
@@ -61,7 +61,7 @@ def words(texts: Sequence[str]) -> Words:
 
 
 def shingles(words: Words, n: int) -> Words:
-    """Hashes of all n words in a row; a text with fewer gives one of all that it has."""
+    """Hashes of all runs of n words; a shorter text gives one of all its words."""
     lengths = np.diff(words.offsets)
     counts = np.where(lengths == 0, 0, np.maximum(lengths - n + 1, 1))
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -76,7 +76,7 @@ def shingles(words: Words, n: int) -> Words:
 
 
 def portions(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Texts in lists that are worth a batch and small in memory, in their order."""
+    """Texts in batches of reasonable size and small memory, in their order."""
     portion: list[str] = []
     n_characters = 0
     for text in texts:
@@ -90,7 +90,7 @@ def portions(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def has_words(text: str, n: int) -> bool:
-    """Whether one text has at least n words, without a look at the rest."""
+    """Whether a text has at least n words, without reading the rest."""
     found = _WORD.finditer(text)
     return all(next(found, None) is not None for _ in range(n))
 
@@ -106,7 +106,7 @@ def mixed(hashes: Hashes) -> Hashes:
 
 
 def _pieces(raw: bytes) -> Iterator[tuple[int, int]]:
-    """Where to cut bytes that are too many at once: at a space, which is part of no word."""
+    """Where to split bytes that are too many at once: at a space, which is part of no word."""
     begin = 0
     while begin < len(raw):
         space = _SPACE.search(raw, begin + PIECE)
@@ -116,7 +116,7 @@ def _pieces(raw: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _bounds(raw: Bytes) -> tuple[Places, Places]:
-    """Where words begin and end, of bytes that end with `TAIL`."""
+    """Where words begin and end in bytes that end with `TAIL`."""
     inside = _ascii_kinds().take(raw)
     leads = np.flatnonzero(raw >= 0xC0)
     alone, after = _mark(raw, leads, inside) if len(leads) else (leads, leads)
@@ -125,7 +125,7 @@ def _bounds(raw: Bytes) -> tuple[Places, Places]:
         edges = np.concatenate([[0], edges])
     if not len(alone):
         return edges[::2], edges[1::2]
-    # A character that is a word begins one where another may end, and the other way round.
+    # A character that is a word begins one where another may end, and vice versa.
     starts, stops = np.zeros((2, len(raw)), np.bool_)
     starts[edges[::2]] = stops[edges[1::2]] = True
     starts[alone] = stops[after] = True
@@ -135,7 +135,7 @@ def _bounds(raw: Bytes) -> tuple[Places, Places]:
 
 
 def _mark(raw: Bytes, leads: Places, inside: npt.NDArray[np.bool_]) -> tuple[Places, Places]:
-    """Take what parts words out of `inside`; where characters that are words begin and end."""
+    """Remove separators from `inside`; returns where single-character words begin and end."""
     lead, second, third = (raw.take(leads + k).astype(np.uint16) for k in range(3))
     two = (lead & 0x1F) << 6 | (second & 0x3F)
     three = lead << 12 | (second & 0x3F) << 6 | (third & 0x3F)  # sixteen bits drop the mark
@@ -152,7 +152,7 @@ def _mark(raw: Bytes, leads: Places, inside: npt.NDArray[np.bool_]) -> tuple[Pla
 
 
 def _spans(values: Hashes, first: Places, last: Places) -> Hashes:
-    """The hash of values[first:last] for every pair, the same wherever equal values stand."""
+    """The hash of values[first:last] for every pair, equal for equal values at any position."""
     up, down = _powers(1 << max(PIECE, len(values)).bit_length())
     sums = np.zeros(len(values) + 1, np.uint64)
     np.cumsum(values * up[: len(values)], out=sums[1:])
@@ -164,7 +164,7 @@ def _spans(values: Hashes, first: Places, last: Places) -> Hashes:
 
 @cache
 def _powers(n: int) -> tuple[Hashes, Hashes]:
-    """Of the base and of its inverse, for n a power of two."""
+    """Powers of the base and of its inverse, for n a power of two."""
     return _geometric(BASE, n), _geometric(pow(BASE, -1, 1 << 64), n)
 
 
@@ -179,24 +179,24 @@ def _geometric(base: int, n: int) -> Hashes:
 
 @cache
 def _byte_values() -> Hashes:
-    """Bytes as numbers without any likeness to each other."""
+    """Bytes as unrelated random numbers."""
     return mixed(np.arange(1, 257, dtype=np.uint64) * np.uint64(BASE))
 
 
 @cache
 def _ascii_kinds() -> npt.NDArray[np.bool_]:
-    """Whether a byte is inside a word, those beyond ASCII for the time being."""
+    """Whether a byte is inside a word; bytes beyond ASCII are, provisionally."""
     return np.array([byte >= 128 or chr(byte).isalnum() for byte in range(256)])
 
 
 @cache
 def _kinds() -> npt.NDArray[np.uint8]:
-    """What every character of the basic plane does to a word."""
+    """The effect of every character of the basic plane on a word."""
     return np.array([_kind(chr(point)) for point in range(1 << 16)], np.uint8)
 
 
 def _kind(character: str) -> int:
-    # Marks are accents and vowels on letters; Unicode has them apart.
+    # Marks are accents and vowels on letters; Unicode has them as separate characters.
     if not character.isalnum() and unicodedata.category(character)[0] != "M":
         return BREAK
     return ALONE if re.match(f"[{NO_SPACES}]", character) else LETTER

@@ -1,1 +1,1 @@
-"""Rows out of files, hubs and logs of every usual kind."""
+"""Reads rows from files, hubs and logs in all common formats."""

@@ -1,4 +1,4 @@
-"""Rows out of files: JSON, tables and plain text, packed or not, one row at a time.
+"""Reads rows from files: JSON, tables and plain text, compressed or not, one row at a time.
 
 Memory stays small whatever the size of a file; only a `.json` that is one document is read whole,
 and refused above a gigabyte.
@@ -33,7 +33,7 @@ PARQUET = ".parquet"
 
 
 def _json_or_text(lines: Iterable[bytes], reading: Reading) -> Iterator[Record]:
-    """What it is shows in the first line that is not blank."""
+    """Decided by the first line that is not blank."""
     lines = iter(lines)
     read = []
     for line in lines:
@@ -57,12 +57,12 @@ FORMATS: dict[str, Format] = {
     ".log": _json_or_text,
 }
 KNOWN = f"{', '.join((*FORMATS, PARQUET))}, each also compressed ({' or '.join(PACKINGS)})"
-# They stand beside data and speak about it.
+# Files that accompany data and describe it.
 ABOUT = ("readme", "license", "dataset_info", "dataset_infos")
 
 
 def find(path: Path | str) -> list[Path]:
-    """The files that a path stands for: itself, those of a folder, or those of a pattern."""
+    """The files a path refers to: itself, those in a folder, or those matching a pattern."""
     path = expanded(path)
     if path.is_dir():
         found = _of_folder(path)
@@ -76,7 +76,7 @@ def find(path: Path | str) -> list[Path]:
         found = []
         for match in matched:
             found += _of_folder(match) if match.is_dir() else [match]
-        # `**` finds a folder as well as what is in it.
+        # `**` finds a folder as well as its contents.
         known = sorted({file for file in found if _is_known(file)})
         found = [file for file in known if not _is_about(file)] or known
     if not found:
@@ -87,7 +87,7 @@ def find(path: Path | str) -> list[Path]:
 def read(
     path: Path, skip_bad: bool = False, on_bad: OnBad = pass_over, name: str | None = None
 ) -> Iterator[Record]:
-    """The rows of one file; `name` is what their places begin with, else the file's own name."""
+    """The rows of one file; their places begin with `name`, by default the file's own name."""
     reading = Reading(str(path), name or path.name, skip_bad, on_bad)
     with explained(reading.path):
         ending, packing = _ending(path)
@@ -108,7 +108,7 @@ def read(
 def read_stream(
     stream: BinaryIO, name: str, skip_bad: bool = False, on_bad: OnBad = pass_over
 ) -> Iterator[Record]:
-    """The rows of standard input: JSON or plain text, told by how it begins, packed or not."""
+    """The rows of standard input: JSON or plain text, detected by content, compressed or not."""
     reading = Reading(name, name, skip_bad, on_bad)
     with explained(name):
         plain = unpacked(stream, "")
@@ -118,7 +118,7 @@ def read_stream(
 
 
 def _lines(stream: BinaryIO, reading: Reading) -> Iterator[bytes]:
-    """Lines as long as a row can be; a longer one is bad, and never in memory as a whole.
+    """Lines no longer than a row can be; a longer one is bad, and never in memory as a whole.
 
     A small compressed file may hold a line of any length.
     """
@@ -129,7 +129,7 @@ def _lines(stream: BinaryIO, reading: Reading) -> Iterator[bytes]:
             while line and not line.endswith(b"\n"):
                 line = stream.readline(MAX_ROW_BYTES)
             reading.bad(number, f"it is longer than {MAX_ROW_BYTES >> 20} MiB, too long for a row")
-            line = b"\n"  # so that those after it keep their numbers
+            line = b"\n"  # so that later lines keep their numbers
         yield line
 
 
@@ -140,7 +140,7 @@ def _is_json(line: bytes) -> bool:
 
 
 def _some(records: Iterator[Record], reading: Reading) -> Iterator[Record]:
-    """The records, unless there are none for no reason told."""
+    """The records; an error if there are none and no reason was reported."""
     first = next(records, None)
     if first is not None:
         yield first
@@ -150,7 +150,7 @@ def _some(records: Iterator[Record], reading: Reading) -> Iterator[Record]:
 
 
 def _matching(pattern: Path) -> list[Path]:
-    # Path.glob takes no absolute patterns and finds hidden files.
+    # Path.glob does not accept absolute patterns and finds hidden files.
     return [Path(name) for name in sorted(glob.glob(str(pattern), recursive=True))]  # noqa: PTH207
 
 
@@ -178,7 +178,7 @@ def _is_known(path: Path) -> bool:
 
 
 def _ending(path: Path) -> tuple[str, str]:
-    """How the file is to be read, and how it is packed."""
+    """The file's format, and its compression."""
     name, packing = path.name.lower(), ""
     if name.endswith(PACKINGS):
         name, _, last = name.rpartition(".")
@@ -190,7 +190,7 @@ def _ending(path: Path) -> tuple[str, str]:
 
 
 def is_data(name: str) -> bool:
-    """Whether a name stands for data: a folder that is there, a pattern, or a known ending."""
+    """Whether a name refers to data: an existing folder, a pattern, or a known extension."""
     try:
         _ending(Path(name))
     except DataError:

@@ -1,4 +1,4 @@
-"""Rows of a dataset on the Hugging Face hub, as they come over the line."""
+"""Streams rows of a dataset on the Hugging Face hub."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from quantkit.errors import DataError
 from quantkit.quiet import only_errors
 
 TOLD = 8
-"""How many configs or splits an error names."""
+"""Most configs or splits that an error names."""
 
 
 def stream(
@@ -20,11 +20,11 @@ def stream(
     revision: str | None,
     data: Path | None = None,
 ) -> Iterator[Record]:
-    """The rows of one split; a folder of that name stands in for the hub, as in `datasets`.
+    """The rows of one split; a folder of that name takes the hub's place, as in `datasets`.
 
-    `data` is a tree of such folders, for machines that reach no hub.
+    `data` is a tree of such folders, for machines without access to the hub.
     """
-    # The library retries the hub for half a minute and says so each time.
+    # The library retries the hub for half a minute and reports each attempt.
     with only_errors("datasets", "huggingface_hub"):
         here = data is not None and (data / dataset).is_dir()
         place = str(data / dataset) if data is not None and here else dataset
@@ -35,7 +35,7 @@ def stream(
             try:
                 value = next(rows, None)
             except Exception as error:
-                # Every file format and every network layer below has errors of its own.
+                # Every file format and network layer below has errors of its own.
                 raise DataError(
                     f"{name}: row {number + 1} cannot be read ({_first_line(error)}); "
                     "repair the dataset, or download it and give it as a `files` source"
@@ -74,7 +74,7 @@ def _opened(
     except (OSError, datasets.exceptions.DatasetsError) as error:
         raise DataError(f"{what} cannot be read: {_first_line(error)}") from error
     except RuntimeError as error:
-        # So the library refuses datasets that are programs.
+        # This is how the library refuses datasets that are programs.
         raise DataError(f"{what} cannot be read: {_first_line(error)}") from error
     return iter(rows)
 
@@ -85,7 +85,7 @@ def _load(dataset: str, config: str | None, split: str, revision: str | None) ->
     rows = datasets.load_dataset(
         dataset, name=config, split=split, revision=revision, streaming=True
     )
-    # Pictures and sound stay as they are stored; nobody here looks at them.
+    # Images and audio stay encoded; nothing here decodes them.
     return rows.decode(False) if rows.features else rows
 
 
@@ -121,7 +121,7 @@ def _unreachable(what: str) -> str:
 
 
 def _no_such_part(what: str, config: str | None, split: str, error: ValueError) -> str:
-    """`datasets` tells the known names at the end of its sentence."""
+    """`datasets` lists the known names at the end of its message."""
     said = str(error)
     if "split" in said.lower():
         missing = f"{what} has no split {split}"

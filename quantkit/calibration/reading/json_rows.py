@@ -1,4 +1,4 @@
-"""Rows of JSON: one a line, or a list of them as one document."""
+"""Reads rows of JSON: one per line, or a list of them as one document."""
 
 import itertools
 import json
@@ -16,7 +16,7 @@ LISTS = frozenset({
     "data", "rows", "examples", "samples", "items", "records", "instances", "entries",
     "documents", "texts", "results", "conversations", "train", "validation", "test",
 })
-"""Fields under which a document keeps its rows."""
+"""Fields in which a document keeps its rows."""
 OF_A_ROW = frozenset({
     "messages", "conversation", "tools", "functions", "choices", "prompt", "chosen", "rejected",
 })
@@ -26,7 +26,7 @@ ROWS = (dict, str, list)
 
 
 def json_lines(lines: Iterable[bytes], reading: Reading) -> Iterator[Record]:
-    """One row a line; blank lines count but say nothing."""
+    """One row per line; blank lines count but are skipped."""
     loads, name = orjson.loads, reading.name
     for number, line in enumerate(lines, 1):
         try:
@@ -89,7 +89,7 @@ def _joined(lines: Iterable[bytes], reading: Reading) -> bytes:
 
 
 def _one_a_line(first: bytes, second: bytes) -> bool:
-    """Whether two lines are rows of their own: no JSON document goes on with a `{` after one."""
+    """Whether two lines are separate rows: no JSON document continues with a `{` after one."""
     first, second = first.strip(), second.strip()
     if first.startswith(b"{"):
         return second.startswith(b"{")
@@ -131,7 +131,7 @@ def _no_row(value: Any) -> str:
 
 
 def _leniently(raw: bytes) -> Any:
-    """What Python writes and orjson refuses: NaN, and halves of characters that logs cut off."""
+    """Parse what Python writes and orjson refuses: NaN, and lone surrogates from truncated logs."""
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
@@ -149,6 +149,6 @@ def _leniently(raw: bytes) -> Any:
         raise ValueError(f"broken JSON at {line}column {error.colno} ({error.msg})") from error
     except RecursionError as error:
         raise ValueError("JSON that is nested too deep") from error
-    # Halves of surrogate pairs have no UTF-8; pairs come together on the way.
+    # Lone surrogates have no UTF-8; pairs are joined on the way.
     written = json.dumps(value, ensure_ascii=False).encode("utf-16-le", "surrogatepass")
     return json.loads(written.decode("utf-16-le", "replace"))

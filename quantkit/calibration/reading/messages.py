@@ -1,4 +1,4 @@
-"""Messages of many dialects as the OpenAI API has them, with the plain contents templates take."""
+"""Normalises messages of many dialects to the OpenAI API's form, with contents as plain text."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -33,11 +33,11 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class Malformed(ValueError):
-    """A message or a tool that cannot be one; says which and why."""
+    """An invalid message or tool; says which and why."""
 
 
 def normalise(given: Sequence[Any], first: int = 1) -> list[dict[str, Any]]:
-    """Messages with known roles and text for content; of images their references are kept."""
+    """Messages with known roles and text as content; of images only references are kept."""
     return [_message(number, message) for number, message in enumerate(given, first)]
 
 
@@ -63,7 +63,7 @@ def _message(number: int, given: Any) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise Malformed(f"message {number} is {_kind(given)}, not an object")
     if len(given) == 2 and given.get("role") in OURS and type(given.get("content")) is str:
-        return dict(given)  # nearly all messages are so, and there are millions
+        return dict(given)  # fast path for nearly all of millions of messages
     role = given.get("role") or given.get("from")
     if not isinstance(role, str):
         raise Malformed(f"message {number} has no role")
@@ -81,7 +81,7 @@ def _message(number: int, given: Any) -> dict[str, Any]:
     if content is None and known == "assistant":
         content = given.get("refusal") or ("" if calls or reasoning else None)
     elif content is None and known == "tool":
-        content = ""  # a tool may have nothing to say
+        content = ""  # a tool may return nothing
     if role in CALLS and isinstance(content, str) and (written := _written_calls(content)):
         calls, content = [*calls, *written], ""
     message: dict[str, Any] = {"role": known, "content": _text(number, content)}
@@ -101,7 +101,7 @@ def _text(number: int, content: Any) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list) and all(isinstance(part, str | dict) for part in content):
-        # A line break between parts is what vLLM puts there.
+        # vLLM puts a line break between parts, too.
         return "\n".join(text for part in content if (text := _part(part)))
     if content is None:
         raise Malformed(f"message {number} has no content")
@@ -109,7 +109,7 @@ def _text(number: int, content: Any) -> str:
 
 
 def _images(content: Any) -> list[str]:
-    """References to the images of a message; where in the text they stood is not kept."""
+    """References to the images of a message; their position in the text is not kept."""
     found = []
     for part in content if isinstance(content, list) else ():
         if not isinstance(part, dict) or part.get("type") not in IMAGE_PARTS:
@@ -133,7 +133,7 @@ def _calls(number: int, given: Mapping[str, Any]) -> list[dict[str, Any]]:
     if isinstance(calls, str):
         calls = parsed(calls)
     if not calls:
-        # The older way to call one function.
+        # The older form of a single function call.
         calls = [once] if isinstance(once := given.get("function_call"), dict) else []
     if not isinstance(calls, list):
         raise Malformed(f"the tool calls of message {number} are {_kind(calls)}, not a list")
@@ -144,14 +144,14 @@ def _calls(number: int, given: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _written_calls(text: str) -> list[dict[str, Any]]:
-    """The calls that ShareGPT writes as JSON into a turn; none when it is not JSON."""
+    """The calls that ShareGPT writes as JSON into a turn; none if it is not JSON."""
     value = parsed(text)
     made = [_call(call) for call in (value if isinstance(value, list) else [value])]
     return [] if None in made else [call for call in made if call]
 
 
 def _call(given: Any) -> dict[str, Any] | None:
-    """A call as the API has it, with its arguments as a JSON text."""
+    """A call in the API's form, with its arguments as JSON text."""
     if not isinstance(given, dict):
         return None
     function = given.get("function", given)
@@ -167,7 +167,7 @@ def _call(given: Any) -> dict[str, Any] | None:
 
 
 def tools(given: Any) -> list[dict[str, Any]]:
-    """Tools as the API has them: under `function`, whatever the dialect."""
+    """Tools in the API's form: under `function`, whatever the dialect."""
     if isinstance(given, str):
         if not given.strip():
             return []
@@ -187,7 +187,7 @@ def tools(given: Any) -> list[dict[str, Any]]:
 
 
 def parsed(text: str) -> Any:
-    """An object or a list that was written into a text; None when it holds neither."""
+    """An object or a list written as text; None if it holds neither."""
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:

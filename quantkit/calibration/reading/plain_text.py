@@ -1,11 +1,11 @@
-"""Documents of plain text: consecutive lines, parted at blank ones where there are any."""
+"""Splits plain text into documents: consecutive lines, separated at blank ones if there are any."""
 
 from collections.abc import Iterable, Iterator
 
 from quantkit.calibration.reading.record import Reading, Record
 
 TEXT_CHARACTERS = 8000
-"""A document ends before it grows beyond this; only a single line may be longer."""
+"""A document ends before it exceeds this; only a single line may be longer."""
 LINE_CHARACTERS = 200_000
 """No article is as long as this: such a line is a whole file without line breaks."""
 
@@ -13,7 +13,7 @@ LINE_CHARACTERS = 200_000
 def documents(lines: Iterable[bytes], reading: Reading) -> Iterator[Record]:
     """Pieces of a text file, each placed at the line where it begins.
 
-    One article a line is a usual layout, so a line is cut only if it is far longer than that.
+    One article per line is a common layout, so a line is cut only if it is far longer than that.
     """
     gathered = _Gathered(reading.name)
     for number, raw in enumerate(lines, 1):
@@ -38,7 +38,7 @@ def documents(lines: Iterable[bytes], reading: Reading) -> Iterator[Record]:
 
 
 def _parts(line: str) -> Iterator[str]:
-    """A long line whole; one beyond measure cut between words."""
+    """A long line whole; an excessively long one split between words."""
     start = 0
     while len(line) > LINE_CHARACTERS and len(line) - start > TEXT_CHARACTERS:
         space = line.rfind(" ", start, start + TEXT_CHARACTERS) + 1
@@ -49,14 +49,14 @@ def _parts(line: str) -> Iterator[str]:
 
 
 class _Gathered:
-    """Lines that will be a document."""
+    """Lines of the current document."""
 
     def __init__(self, name: str) -> None:
         self.size = 0
         self._name = name
         self._lines: list[tuple[int, str]] = []
         self._paragraph = 0
-        """How many of them come before the last blank one."""
+        """Number of lines before the last blank one."""
 
     def add(self, number: int, line: str) -> None:
         blank = not line.strip()
@@ -68,7 +68,7 @@ class _Gathered:
         self.size += len(line) + 1
 
     def cut(self) -> Iterator[Record]:
-        """Part with the lines before the last blank one, or with all."""
+        """Emit the lines before the last blank one, or all."""
         if not self._paragraph:
             yield from self.flush()
             return
@@ -79,7 +79,7 @@ class _Gathered:
             self.add(number, line)
 
     def flush(self) -> Iterator[Record]:
-        """Part with all lines."""
+        """Emit all lines."""
         lines, self._lines = self._lines, []
         self.size = self._paragraph = 0
         while lines and not lines[-1][1].strip():

@@ -1,8 +1,8 @@
-"""Text that every Python has on board: language topics, docstrings and sources of its library.
+"""Text bundled with Python: language topics, docstrings and sources of its library.
 
-It feeds the demo: calibration and training read the split `train`, scoring reads `heldout`.
-Nothing is stored; the documents come from the interpreter that runs. A topic or a top-level
-module belongs to one split by a hash of its name, so the split is the same for every Python.
+It feeds the demo: calibration and training read the split `train`, scoring reads `heldout`. Nothing
+is stored; the documents come from the running interpreter. A topic or a top-level module is
+assigned to a split by a hash of its name, so the split is the same for every Python.
 """
 
 import ast
@@ -20,10 +20,10 @@ Split = Literal["train", "heldout"]
 
 # Not documentation-like, generated, or missing from many installations.
 SKIPPED = frozenset({"encodings", "pydoc_data", "site-packages", "__phello__", "__pycache__"})
-# Present in some Pythons only: training may use them, the demo's own texts must not differ by them.
+# Present in some Pythons only: usable for training, but the demo's own texts must not vary.
 OPTIONAL = frozenset({"distutils", "ensurepip", "idlelib", "lib2to3", "test", "turtledemo"})
 BODIES = ("body", "handlers", "orelse", "finalbody", "cases")
-"""Where a statement holds others, in the order of its fields."""
+"""Fields of a statement that hold others, in order."""
 HELDOUT_SHARE = 0.1
 # Chosen so that the held-out tenth has well-known topics and modules that no release removed.
 SPLIT_SEED = 3
@@ -31,7 +31,7 @@ SPLIT_SEED = 3
 
 @dataclass(frozen=True)
 class Document:
-    """One text with the name it goes by, such as `topic:assert` or `docstrings:json.decoder`."""
+    """One text and its name, such as `topic:assert` or `docstrings:json.decoder`."""
 
     name: str
     kind: Kind
@@ -84,13 +84,13 @@ def sources(split: Split, optional: bool = False) -> Iterator[Document]:
 
 @cache
 def train() -> tuple[Document, ...]:
-    """What the demo is calibrated on; read once, since parsing the whole library takes seconds."""
+    """The demo's calibration text; read once, since parsing the whole library takes seconds."""
     return (*topics("train"), *docstrings("train"))
 
 
 @cache
 def heldout() -> tuple[Document, ...]:
-    """What the demo is scored on: topics and docstrings that it never trained on."""
+    """The demo's evaluation text: topics and docstrings that it was not trained on."""
     return (*topics("heldout"), *docstrings("heldout"))
 
 

@@ -1,15 +1,15 @@
-"""What a row is, told by its fields: a chat, an instruction, plain text, or a server's log.
+"""Recognises rows by their fields: a chat, an instruction, plain text, or a server's log.
 
     messages                         OpenAI chat, with `tools` beside it
     conversations                    ShareGPT: from/value
     instruction, input, output       Alpaca
     instruction, context, response   Dolly
-    question, answer, context        question answering, SQuAD among it
+    question, answer, context        question answering, including SQuAD
     prompt, completion / chosen      completions and preferences; both may be messages
     request, body, payload, ...      logs, with the answer under `response`
     text, content, document, ...     plain text
 
-The first that fits is taken, in the order of the code; `columns` decides where names differ.
+The first match in the order of the code wins; `columns` decides where names differ.
 """
 
 import json
@@ -32,14 +32,14 @@ from quantkit.errors import DataError, UnknownName
 
 SHOWN_CHARACTERS = 200
 QUOTES = "; the row is "
-"""Stands in an error before what the row says."""
+"""Precedes the row's content in an error."""
 CHATS = ("messages", "conversations", "conversation", "dialog", "dialogue")
 TEXTS = (
     *("text", "content", "document", "page", "body", "code", "article", "passage"),
     *("markdown", "raw_content", "page_content"),
 )
 ANSWERS = ("completion", "response", "chosen", "output", "answer", "text")
-# The question, what belongs to it, and where its answer may stand, best first.
+# The question, its context, and where its answer may be, best first.
 INSTRUCTIONS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("instruction", ("input", "context"), ("output", "response", "completion", "answer")),
     ("question", ("context", "input"), ("answer", "answers", "response", "output")),
@@ -48,7 +48,7 @@ INSTRUCTIONS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("input", (), ("output", "target")),
 )
 NEEDS_ANSWER = ("inputs", "input")
-"""Names that mean a question only when an answer is there."""
+"""Names that mean a question only if there is an answer."""
 COLUMNS = frozenset(
     {*CHATS, *TEXTS, *server_logs.REQUESTS, *server_logs.BESIDE, "tools", "system"}
     | {name for ask, more, said in INSTRUCTIONS for name in (ask, *more, *said)}
@@ -56,19 +56,19 @@ COLUMNS = frozenset(
 
 
 Found = dict[str, Any]
-"""What a shape finds in a row: `messages` and `tools`, or `text`."""
+"""What is found in a row: `messages` and `tools`, or `text`."""
 
 
 class Unrecognised(DataError):
-    """A row whose fields mean nothing known, or whose messages are wrong."""
+    """A row with unknown fields, or with invalid messages."""
 
 
 class Empty(DataError):
-    """A row that is understood and says nothing."""
+    """A row that was recognised but is empty."""
 
 
 class _Nothing(Exception):
-    """A shape was recognised and is empty; carries what is."""
+    """A recognised but empty field; carries its name."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ class Recogniser:
 
     source: str
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Our name of a field -> theirs; dots reach into objects: `request.body.messages`."""
+    """Our field name -> theirs; dots reach into objects: `request.body.messages`."""
     kind: Kind | None = None
-    """Take only this, where a row could be read in several ways."""
+    """Accept only this kind, if a row could be read in several ways."""
 
     def __post_init__(self) -> None:
         for name in self.columns:
@@ -114,13 +114,13 @@ class Recogniser:
             try:
                 found = shape(value)
             except _Nothing as error:
-                # Tables have all columns in all rows, and fill those that a row is about.
+                # Tables have all columns in every row, and fill only those that apply.
                 empty = empty or error
                 continue
             if found is not None:
                 return Row(self.source, place, kind, **found)
         if isinstance(inner := value.get("row"), dict):
-            # The hub's viewer hands rows out in an object each.
+            # The hub's viewer wraps each row in an object.
             return self._row(place, inner)
         if empty:
             raise empty
@@ -144,7 +144,7 @@ class Recogniser:
 
 
 def reach(value: Any, path: str) -> Any:
-    """What stands at a dotted path, through objects, lists and JSON written as text."""
+    """The value at a dotted path, through objects, lists and JSON written as text."""
     if isinstance(value, dict) and path in value:
         return value[path]
     for part in path.split("."):
@@ -160,13 +160,13 @@ def reach(value: Any, path: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A row for people, shortened."""
+    """A row for display, shortened."""
     text = json.dumps(_short(value), ensure_ascii=False, default=str)
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
 
 
 def _short(value: Any) -> Any:
-    """The beginning of a value, so that a row of megabytes is not written to be cut."""
+    """The beginning of a value, so that a row of megabytes is not formatted only to be cut."""
     if isinstance(value, dict):
         return {str(key)[:40]: _short(held) for key, held in list(value.items())[:20]}
     if isinstance(value, list):
@@ -191,7 +191,7 @@ def _chat(row: Mapping[str, Any]) -> Found | None:
         before = [{"role": "user", "content": prompt}]
     for key in ANSWERS:
         if are_messages(said := row.get(key)):
-            # Preferences hold the whole chat, or only what answers the prompt.
+            # Preferences hold the whole chat, or only the answer to the prompt.
             answers_only = said[0].get("role", said[0].get("from")) in ("assistant", "gpt")
             return _finished([*before, *said] if answers_only else said, row)
     if are_messages(prompt):
@@ -212,7 +212,7 @@ def _logged_chat(row: Mapping[str, Any]) -> Found | None:
 def _finished(
     given: Sequence[Any], beside: Mapping[str, Any], log: Mapping[str, Any] | None = None
 ) -> Found:
-    """Messages in our form, with the answer from a log behind them when they wait for one."""
+    """Messages in our form, followed by the answer from a log if they end with the user."""
     messages = normalise(given)
     if log and messages[-1]["role"] != "assistant" and (answer := server_logs.answer(log)):
         messages += normalise([answer], first=len(messages) + 1)
@@ -249,7 +249,7 @@ def _instruction(row: Mapping[str, Any]) -> Found | None:
 
 
 def _said(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """The answer of a row; None when it has no field for one."""
+    """The answer of a row; None if it has no field for one."""
     for name in names:
         if name not in row:
             continue
@@ -257,7 +257,7 @@ def _said(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
         if isinstance(said, dict) and "choices" in said:
             said = server_logs.answer({"response": said}) or ""
         if isinstance(said, dict):
-            # SQuAD keeps every annotator's answer, and where it stands in the text.
+            # SQuAD keeps every annotator's answer, and its position in the text.
             said = said.get("text", said.get("content"))
         if isinstance(said, list):
             said = next((one for one in said if isinstance(one, str)), "")
@@ -269,7 +269,7 @@ def _said(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
 
 
 def _completion(row: Mapping[str, Any]) -> Found | None:
-    """A logged completion, whose prompt reached the model as it is, without a template."""
+    """A logged completion, whose prompt reached the model without a template."""
     logged = server_logs.request(row)
     prompt = logged.get("prompt") if logged else None
     if isinstance(prompt, list) and prompt:

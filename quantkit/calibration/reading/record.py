@@ -1,4 +1,4 @@
-"""One row as its file has it, and what becomes of rows that cannot be read."""
+"""One row as stored in its file, and the handling of unreadable rows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,19 +7,21 @@ from typing import Any
 from quantkit.errors import DataError
 
 MAX_ROW_BYTES = 1 << 28
-"""Of one row, in its file. Longer than any document; a damaged or hostile file may hold more."""
+"""Most bytes of a row in its file. Longer than any document; a damaged or hostile file may hold
+more.
+"""
 MAX_DOCUMENT_BYTES = 1 << 30
-"""Of a JSON document, which is read whole."""
+"""Most bytes of a JSON document, which is read whole."""
 SKIP = "`quantkit calibrate build --skip-bad` leaves it out"
-"""Advice that holds whichever command reads the row."""
+"""Advice that is valid whichever command reads the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One row, before anybody knows what its fields mean."""
+    """One row, before its fields are interpreted."""
 
     place: str
-    """Where it stands, for people: `traffic.jsonl:17`."""
+    """Its location for display: `traffic.jsonl:17`."""
     value: Any
     """A dict for a row with fields, a list for a bare list of messages, a str for plain text."""
 
@@ -36,21 +38,21 @@ OnBad = Callable[[Trouble], None]
 
 
 def pass_over(trouble: Trouble) -> None:
-    """Do nothing about a row that was left out."""
+    """Ignore a row that was left out."""
 
 
 @dataclass
 class Reading:
-    """One file while it is read: names its rows and decides on bad ones."""
+    """One file while it is read: names its rows and handles bad ones."""
 
     path: str
-    """As errors name it."""
+    """Its name in errors."""
     name: str
-    """As the places of its rows name it."""
+    """Its name in the places of its rows."""
     skip_bad: bool = False
     on_bad: OnBad = pass_over
     n_bad: int = 0
-    """How many rows were left out."""
+    """Number of rows left out."""
 
     def bad(self, number: int, reason: str, unit: str = "line") -> None:
         """Report a row that cannot be read, or stop at it."""
@@ -60,7 +62,7 @@ class Reading:
         self.on_bad(Trouble(f"{self.name}:{number}", reason))
 
     def bad_file(self, reason: str) -> None:
-        """Report a file that holds nothing, or stop at it."""
+        """Report a file without content, or stop at it."""
         if not self.skip_bad:
             raise DataError(f"{self.path} {reason}; {SKIP}")
         self.on_bad(Trouble(self.name, f"the file {reason}"))

@@ -1,4 +1,4 @@
-"""One row of a source, recognised: a chat, an instruction or plain text."""
+"""One recognised row of a source: a chat, an instruction or plain text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,23 +6,23 @@ from typing import Any, Literal
 
 Kind = Literal["chat", "instruction", "text"]
 Message = Mapping[str, Any]
-"""As the OpenAI API has it: `role`, `content`, and for tools `tool_calls` and the like."""
+"""In the OpenAI API's form: `role`, `content`, and for tools `tool_calls` and the like."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one row says, and where it stands."""
+    """The content and location of one row."""
 
     source: str
     """The name of its source in the spec."""
     place: str
-    """Where it stands, for people: `traffic.jsonl:17`."""
+    """Its location for display: `traffic.jsonl:17`."""
     kind: Kind
     messages: Sequence[Message] = ()
-    """Of a chat, or of an instruction as a chat of one turn."""
+    """Messages of a chat, or of an instruction as a chat of one turn."""
     tools: Sequence[Mapping[str, Any]] = field(default=())
     text: str = ""
-    """Of a plain text."""
+    """Content of a plain text."""
 
     @property
     def has_images(self) -> bool:
@@ -31,13 +31,13 @@ class Row:
 
     @property
     def without_images(self) -> "Row":
-        """The same as text alone."""
+        """The same with text only."""
         kept = [{k: v for k, v in m.items() if k != "images"} for m in self.messages]
         return replace(self, messages=kept)
 
     @property
     def plain(self) -> str:
-        """All that people and models said, one turn below the other."""
+        """Everything that was said, one turn below the other."""
         if self.kind == "text":
             return self.text
         return "\n\n".join(said for m in self.messages if (said := content(m)))

@@ -1,4 +1,4 @@
-"""Logs of OpenAI-compatible servers: the request in a row, and the answer that was given to it."""
+"""Logs of OpenAI-compatible servers: the request in a row, and its answer."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,19 +8,19 @@ from quantkit.calibration.reading.messages import are_messages, parsed
 REQUESTS = ("request", "request_body", "body", "kwargs", "payload", "input", "params", "json")
 ANSWERS = ("response", "response_body", "output", "body", "result", "message", "chunks")
 BESIDE = ("response", "response_body", "output", "result", "completion")
-"""Where a row keeps the answer beside the request; a text there is the answer itself."""
+"""Fields that hold the answer beside the request; a text there is the answer itself."""
 SAID = ("content", "tool_calls", "function_call", "refusal")
 REPLY = ("choices", "error", "object", "usage", "body")
 DEPTH = 4
 
 
 def request(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The body with `messages` or `prompt` that a row of a log holds."""
+    """The body with `messages` or `prompt` in a log row."""
     return _request(row, DEPTH)
 
 
 def answer(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What the assistant answered, where a row keeps it beside the request."""
+    """The assistant's answer, if a row keeps it beside the request."""
     for key in BESIDE:
         if found := _answer(said := row.get(key), DEPTH):
             return found
@@ -59,7 +59,7 @@ def _answer(value: Any, depth: int) -> Mapping[str, Any] | None:
     if isinstance(choices, list) and choices and isinstance(choices[0], dict):
         first = choices[0]
         if isinstance(message := first.get("message"), dict):
-            # An answer that was cut off while the model reasoned says nothing.
+            # An answer that was cut off during reasoning says nothing.
             said = any(message.get(key) for key in SAID)
             return {"role": "assistant", **message} if said else None
         if isinstance(first.get("text"), str):
@@ -74,13 +74,13 @@ def _answer(value: Any, depth: int) -> Mapping[str, Any] | None:
 
 
 def _is_reply(text: str) -> bool:
-    """Whether a text is what the server sent; other JSON is what a model was asked to write."""
+    """Whether a text is the server's response; other JSON is what a model was asked to write."""
     value = parsed(text)
     return bool(_events(text)) or (isinstance(value, dict) and any(key in value for key in REPLY))
 
 
 def _events(text: str) -> list[Any]:
-    """The chunks of a stream that was logged as it went over the wire."""
+    """The chunks of a stream that was logged verbatim."""
     if not text.lstrip().startswith("data:"):
         return []
     lines = (line.strip() for line in text.splitlines())
@@ -92,7 +92,7 @@ def _events(text: str) -> list[Any]:
 
 
 def _joined(chunks: Iterable[Any]) -> Mapping[str, Any] | None:
-    """The message that the chunks of a stream add up to."""
+    """The message that a stream's chunks add up to."""
     content: list[str] = []
     reasoning: list[str] = []
     calls: dict[int, dict[str, Any]] = {}
@@ -122,7 +122,7 @@ def _joined(chunks: Iterable[Any]) -> Mapping[str, Any] | None:
 
 
 def _add_call(calls: dict[int, dict[str, Any]], piece: Mapping[str, Any]) -> None:
-    """The first piece of a call names it, those after it carry its arguments."""
+    """The first piece of a call names it, later ones carry its arguments."""
     call = calls.setdefault(
         piece.get("index", 0), {"type": "function", "function": {"name": "", "arguments": ""}}
     )

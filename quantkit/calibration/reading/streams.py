@@ -1,4 +1,4 @@
-"""Files as streams of UTF-8 bytes: unpacked, and without a byte order mark."""
+"""Files as streams of UTF-8 bytes: decompressed, and without a byte order mark."""
 
 import codecs
 import gzip
@@ -12,10 +12,10 @@ from quantkit.errors import DataError
 
 BUFFER_BYTES = 1 << 20
 PACKED_BYTES = 1 << 16
-"""Compressed bytes taken at once; a small piece may unpack to a thousand times its size."""
+"""Compressed bytes read at once; a small piece may expand to a thousand times its size."""
 MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 PACKINGS = (".gz", ".zst")
-# The mark of UTF-32 begins with the one of UTF-16.
+# UTF-32's mark begins with that of UTF-16.
 WIDE_MARKS = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -25,7 +25,7 @@ WIDE_MARKS = {
 
 
 def unpacked(raw: BinaryIO, packing: str) -> io.BufferedReader:
-    """What a file holds; `packing` is its last ending, or empty."""
+    """A file's content; `packing` is its last extension, or empty."""
     if packing == ".gz":
         return io.BufferedReader(_Plain(gzip.GzipFile(fileobj=raw)), BUFFER_BYTES)
     if packing == ".zst":
@@ -34,13 +34,13 @@ def unpacked(raw: BinaryIO, packing: str) -> io.BufferedReader:
 
 
 def packing_of(stream: io.BufferedReader) -> str:
-    """The packing of a stream without a name, told by its first bytes."""
+    """The compression of a stream without a name, detected by its first bytes."""
     head = stream.peek(4)
     return next((ending for magic, ending in MAGIC.items() if head.startswith(magic)), "")
 
 
 def as_utf8(stream: io.BufferedReader) -> io.BufferedReader:
-    """Drop the byte order mark, and recode what is marked as wider than UTF-8."""
+    """Drop the byte order mark, and recode UTF-16 and UTF-32."""
     head = stream.peek(4)[:4]
     if head.startswith(codecs.BOM_UTF8):
         stream.read(len(codecs.BOM_UTF8))
@@ -52,7 +52,7 @@ def as_utf8(stream: io.BufferedReader) -> io.BufferedReader:
 
 @contextmanager
 def explained(path: str) -> Iterator[None]:
-    """Say in one sentence why a file cannot be read to its end."""
+    """Explain in one sentence why a file cannot be read to its end."""
     try:
         yield
     except EOFError as error:
@@ -71,10 +71,10 @@ def explained(path: str) -> Iterator[None]:
 
 
 class _Plain(io.RawIOBase):
-    """Another stream, which stays open when this one is collected."""
+    """Another stream, which stays open when this one is garbage-collected."""
 
     def __init__(self, stream: Any) -> None:
-        # The first reads once, the second waits until the buffer is full.
+        # The first reads once, the second blocks until the buffer is full.
         self._fill = getattr(stream, "readinto1", None) or stream.readinto
 
     def readable(self) -> bool:
@@ -85,7 +85,7 @@ class _Plain(io.RawIOBase):
 
 
 class _Chunks(io.RawIOBase):
-    """A stream of pieces that are made on the way."""
+    """A stream of chunks that are produced on the fly."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)
@@ -107,7 +107,7 @@ class _Chunks(io.RawIOBase):
 
 
 def _unzstd(raw: BinaryIO) -> Iterator[bytes]:
-    # The package's own stream reader ends quietly where a file is cut off.
+    # The package's own stream reader ends silently at the end of a truncated file.
     import zstandard
 
     maker = zstandard.ZstdDecompressor(max_window_size=1 << 31)

@@ -1,4 +1,4 @@
-"""Rows of tables: CSV, tab-separated values and Parquet."""
+"""Reads rows of tables: CSV, tab-separated values and Parquet."""
 
 import csv
 import shutil
@@ -12,12 +12,12 @@ from quantkit.calibration.reading.record import MAX_ROW_BYTES, Reading, Record
 from quantkit.errors import DataError
 
 BATCH_ROWS = 256
-"""Rows of Parquet that are Python objects at once; a row may be megabytes."""
+"""Rows of Parquet held as Python objects at once; a row may be megabytes."""
 SPOOL_BYTES = 64 << 20
 
 
 class _Decoded:
-    """Lines of text for the csv module, which remember the first fault since the last row."""
+    """Decoded lines for the csv module, which remember the first fault since the last row."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
         self._lines = iter(lines)
@@ -96,7 +96,7 @@ def parquet(file: Path | BinaryIO, reading: Reading) -> Iterator[Record]:
 
     number = 0
     try:
-        # Without `pre_buffer` pages are read as they are needed, not a row group at once.
+        # Without `pre_buffer` pages are read as needed, not a row group at once.
         with ParquetFile(file, buffer_size=1 << 20, pre_buffer=False) as table:
             for batch in table.iter_batches(BATCH_ROWS):
                 for value in _values(batch, number, reading):
@@ -134,7 +134,7 @@ def _values(batch: Any, before: int, reading: Reading) -> Iterator[dict[str, Any
 
 @contextmanager
 def spooled(stream: BinaryIO) -> Iterator[BinaryIO]:
-    """A packed Parquet file, whose end must be read first, on disk when it is large."""
+    """A compressed Parquet file, whose end must be read first; on disk if it is large."""
     with tempfile.SpooledTemporaryFile(SPOOL_BYTES) as spool:
         shutil.copyfileobj(stream, spool, 1 << 20)
         spool.seek(0)

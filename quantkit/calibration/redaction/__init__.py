@@ -1,1 +1,1 @@
-"""Takes personal and secret strings out of text before it is kept."""
+"""Removes personal data and secrets from text before it is stored."""

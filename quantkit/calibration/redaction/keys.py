@@ -1,7 +1,7 @@
-"""Keys, tokens and passwords: the part of `redact` that is about secrets.
+"""Keys, tokens and passwords: the part of `redact` that finds secrets.
 
-Three ways of knowing one: the prefix that its issuer gave it, the place where it stands (a header,
-a URL, a key file), and the name that it is assigned to, if the value is as random as a secret.
+Three ways to recognise one: its issuer's prefix, its location (a header, a URL, a key file), and
+the name it is assigned to, if the value is as random as a secret.
 """
 
 import math
@@ -14,7 +14,7 @@ from itertools import chain
 Span = tuple[int, int]
 
 # `re` skips fast to a literal, slowly to one of several characters: so every pattern that runs over
-# a whole text starts with a literal, and what stands in front of it is read backwards.
+# a whole text starts with a literal, and what precedes it is read backwards.
 _BEFORE_UNDERSCORE = (
     (4, "gh[pousr]_", "[A-Za-z0-9]{30,255}"),
     (11, "github_pat_", "[A-Za-z0-9_]{36,255}"),
@@ -32,7 +32,7 @@ _BEFORE_DASH = (
     (5, "glrt-", "[A-Za-z0-9_=.-]{18,}"),
     (5, "xox[abeoprs]-", "[A-Za-z0-9-]{10,}"),
     (5, "xapp-", "[A-Za-z0-9-]{20,}"),
-    # Without a digit it is a class of a style sheet.
+    # Without a digit it is a style sheet class.
     (3, "[sr]k-", "(?=[A-Za-z_-]{0,60}[0-9])[A-Za-z0-9_-]{20,}"),
     (5, "pypi-", "Ag[A-Za-z0-9_-]{50,}"),
     (4, "key-", "[a-f0-9]{32}"),
@@ -73,11 +73,11 @@ _NO_SECRET = re.compile(
     r"placeholder|todo|str\b|string|self\.|os\.|process\.|env\.|config\.|settings\.|secrets\.|"
     r"data:|https?:|/|\./|~/)"
 )
-"""How a value starts that stands for a secret, or for where to get one."""
+"""How a placeholder for a secret starts, or a reference to where it is stored."""
 
 
 def find_keys(text: str) -> Iterator[Span]:
-    """Secrets of all ways of knowing them; what they are assigned to stays."""
+    """Secrets found in any of the three ways; the names they are assigned to stay."""
     spans = [*_by_shape(text), *_by_place(text), *_by_name(text)]
     yield from sorted(spans, key=lambda span: (span[0], -span[1]))
 
@@ -112,7 +112,7 @@ def _by_place(text: str) -> Iterator[Span]:
             yield found.span(1)
 
 
-# A name stands before `:`, `=` or `>`, maybe in quotes; it is read backwards from there.
+# A name precedes `:`, `=` or `>`, maybe in quotes; it is read backwards from there.
 _ASSIGNMENTS = [re.compile(rf"{mark}(?<=[\w\"'\])\\ ].)[>=]?(?![>=])") for mark in ":=>"]
 _NAME_BACKWARDS = re.compile(r"[ \t]{0,4}[\"'\\\])]{0,4}((?i:yek )[\w-]{3,12}|[\w.-]{3,48})")
 _PASSWORD = re.compile(
@@ -140,7 +140,7 @@ _FLAG = re.compile(
 
 @lru_cache(maxsize=4096)
 def _role(name: str) -> str:
-    """What a name says of its value: `password`, `token` or nothing."""
+    """What a name says about its value: `password`, `token` or nothing."""
     name = name.lower()
     if _PASSWORD.search(name):
         return "password"
@@ -181,7 +181,7 @@ _CODE = re.compile(r"[A-Za-z_][\w.]*[(\[]|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+$|[A-Z]
 
 
 def _like_a_password(value: str) -> bool:
-    """Not a word, a call or a stand-in: something with a digit or a sign in it."""
+    """Not a word, a call or a placeholder: something with a digit or a symbol in it."""
     if len(value) < 6 or _NO_SECRET.match(value) or _CODE.match(value):
         return False
     n_kinds = sum(bool(kind.search(value)) for kind in (_DIGIT, _LOWER, _UPPER, _SIGN))
@@ -189,18 +189,18 @@ def _like_a_password(value: str) -> bool:
 
 
 def _random(value: str) -> bool:
-    """Whether the value is long and mixed as no word and no number is."""
+    """Whether the value is long and mixed, unlike a word or a number."""
     if len(value) < 16 or _NO_SECRET.match(value) or _CODE.match(value):
         return False
     return _mixed(value) and _entropy(value) >= 3.0
 
 
 def _mixed(value: str) -> bool:
-    """Digits and letters both, and no words in snake_case with a number."""
+    """Both digits and letters, and not snake_case words with a number."""
     return bool(_LETTER.search(value)) and len(_DIGIT.findall(value)) > len(value) // 24
 
 
 def _entropy(value: str) -> float:
-    """Bits a character."""
+    """Bits per character."""
     shares = [n / len(value) for n in Counter(value).values()]
     return -sum(share * math.log2(share) for share in shares)

@@ -1,12 +1,12 @@
-"""Payment cards and phone numbers: the parts of `redact` that are about digits.
+"""Payment cards and phone numbers: the part of `redact` that finds digits.
 
-A text is searched once for runs of digits and the marks between them. Dates are cut out of a run,
-and what is left is compared with the ways in which cards and phones are written.
+A text is searched once for runs of digits and separators. Dates are cut out of a run, and the rest
+is compared with the ways in which cards and phones are written.
 
-Phones are found by patterns of our own, not by the library `phonenumbers`: that must be told the
-country of a text, and logs do not name one. On the corpus of `tests/redaction_corpus.py` it
-finds half of the numbers without a country. Asked for the countries of the corpus one by one it
-finds fewer than these patterns do, takes look-alikes along that they leave, and is slower by far.
+Phones are found by our own patterns, not by the library `phonenumbers`: that needs the country of a
+text, and logs do not name one. On the corpus of `tests/redaction_corpus.py` it finds half of the
+numbers without a country. Tried with the countries of the corpus one by one it finds fewer than
+these patterns do, matches look-alikes that they leave, and is far slower.
 """
 
 import re
@@ -15,7 +15,7 @@ from functools import lru_cache
 
 Span = tuple[int, int]
 
-# Marks of a run as people type them; other spaces and dashes are turned into these two.
+# Separators as people type them; other spaces and dashes are turned into these two.
 _RUN = re.compile("[+(0-9][0-9 +()./\u00a0\u202f\u2010-\u2013-]{6,}+")
 _PLAIN_MARKS = {0xA0: " ", 0x202F: " "} | dict.fromkeys(range(0x2010, 0x2014), "-")
 _DATE = re.compile(
@@ -26,7 +26,7 @@ _DATE = re.compile(
 
 @lru_cache(maxsize=1)
 def _runs(text: str) -> tuple[tuple[int, str], ...]:
-    """Where digits stand together, without dates; asked for twice, for cards and for phones."""
+    """Runs of digits, without dates; used twice, for cards and for phones."""
     runs = []
     for found in _RUN.finditer(text):
         start, run = found.start(), found.group().translate(_PLAIN_MARKS)
@@ -71,7 +71,7 @@ _CARD = re.compile(
 _CARD_WORD = re.compile(
     r"(?i)card|visa|credit|debit|amex|master|\bcc\b|\bpan\b|karte|carte|tarjeta"
 )
-# First digits and lengths that the issuers have been given.
+# First digits and lengths assigned to the issuers.
 _ISSUERS = (
     (range(4, 5), 1, (13, 16, 19)),  # Visa
     (range(51, 56), 2, (16,)),  # Mastercard
@@ -101,7 +101,7 @@ def luhn(digits: str) -> bool:
 
 @lru_cache(maxsize=10_000)
 def _issued(first_four: str) -> frozenset[int]:
-    """How long the cards are that begin so."""
+    """Lengths of the cards that begin with these digits."""
     return frozenset(
         length
         for prefixes, n, lengths in _ISSUERS
@@ -126,7 +126,7 @@ def find_cards(text: str) -> Iterator[Span]:
                 digits, end = digits[:16], at + found.start("rest")
             if not _valid(digits) or not _stands_alone(text, start, end):
                 continue
-            # A plain one of 13 is as likely the code of a product.
+            # A plain one of 13 digits is as likely a product code.
             if (
                 len(digits) == 13
                 and end - start == 13
@@ -153,7 +153,7 @@ _INTERNATIONAL = re.compile(
     r"(?<![0-9+])(?:\+|00(?=[1-9][0-9]{0,2}[ ./(-]))[ (]{0,2}"
     r"[1-9](?:[ ./()-]{0,3}[0-9]){6,14}(?![0-9])"
 )
-# By country, as written at home; a single space between groups may be any of the marks.
+# By country, in national form; a single space between groups may be any separator.
 _NATIONAL = tuple(
     re.compile(pattern)
     for pattern in (
@@ -226,7 +226,7 @@ def _ends_well(text: str, end: int) -> bool:
 
 
 def _among_numbers(run: str, start: int, end: int) -> bool:
-    """Whether other numbers stand beside it, as in a table or an IBAN."""
+    """Whether other numbers are beside it, as in a table or an IBAN."""
     left, right = run[max(0, start - 2) : start], run[end : end + 2]
     if re.search(r"[0-9][-./+(]$", left) or re.match(r"[-./+][0-9]", right):
         return True
@@ -234,7 +234,7 @@ def _among_numbers(run: str, start: int, end: int) -> bool:
 
 
 def _announced(text: str, at: int, run: str) -> Span | None:
-    """A number of any form behind a word such as `phone:`."""
+    """A number of any form after a word such as `phone:`."""
     digits = re.match(r"\(?[0-9](?:[ ./()-]{0,2}[0-9]){6,14}(?![0-9])", run)
     if not digits or not _PHONE_WORD.search(_before(text, at)):
         return None

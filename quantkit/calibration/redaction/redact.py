@@ -1,4 +1,4 @@
-"""Personal and secret strings of a text, replaced by placeholders before anything is written.
+"""Replaces personal data and secrets in a text by placeholders before anything is written.
 
     email   Jane <jane+list@example.org>          ->  Jane <[EMAIL]>
     phone   call +49 30 1234567                   ->  call [PHONE]
@@ -7,13 +7,13 @@
     ip      198.51.100.7, 2001:db8::7             ->  [IP], [IP]
 
 Each kind is found by its shape, by a check of its own (Luhn, `ipaddress`, entropy) and by the words
-in front of it, so that dates, versions, hashes and prices stay. Nothing is looked up anywhere.
+before it, so that dates, versions, hashes and prices stay. Nothing is looked up online.
 
-Not attempted, because shape alone does not tell: names, postal addresses, dates of birth, bank
-accounts, passport, tax and patient numbers, number plates, user names, bare phone digits that
-nothing announces, and whatever is disguised on purpose ("jane at example dot org"). Addresses that
-say nothing about anyone (loopback, netmasks, x.0.0.0) stay. Redaction lowers the risk of keeping a
-text; it does not make the text anonymous.
+Not attempted, because shape alone is not enough: names, postal addresses, dates of birth, bank
+accounts, passport, tax and patient numbers, number plates, user names, bare phone digits without a
+label, and whatever is disguised on purpose ("jane at example dot org"). Addresses that identify
+nobody (loopback, netmasks, x.0.0.0) stay. Redaction lowers the risk of keeping a text; it does not
+make the text anonymous.
 """
 
 import re
@@ -28,20 +28,20 @@ from quantkit.errors import UnknownName
 Span = tuple[int, int]
 
 MOST_PASSES = 8
-"""A replacement may free its neighbour. Two passes are usual, the second of which finds nothing."""
+"""A replacement may expose its neighbour. Usually the second of two passes finds nothing."""
 
 
 @dataclass(frozen=True)
 class Redacted:
-    """A text without what was found in it."""
+    """A text with its findings replaced."""
 
     text: str
     counts: Mapping[str, int]
-    """Replacements of every kind that was asked for."""
+    """Replacements per requested kind."""
 
 
-# Patterns that are searched for start with a rare character: `re` skips to it quickly, and what
-# stands in front is read backwards from there.
+# Patterns start with a rare character: `re` skips to it quickly, and what precedes it is read
+# backwards from there.
 _DOMAIN = re.compile(
     r"(?:@|%40)"
     r"((?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,10}"
@@ -68,7 +68,7 @@ def find_emails(text: str) -> Iterator[Span]:
         if not local or domain.rpartition(".")[2] in _FILE_ENDINGS:  # icon@2x.png
             continue
         if domain.startswith("self.") or (local == "git" and text[end : end + 1] in ":/"):
-            continue  # a product of matrices; a remote of git
+            continue  # a matrix product; a git remote
         yield at - len(local), end
 
 
@@ -98,7 +98,7 @@ def _ipv4(text: str) -> Iterator[Span]:
         if first in (0, 127) or not any(others) or (first, others[0]) == (255, 255):
             continue
         if _IPV4_NO_START.search(before):
-            # Java writes host/address:port; a browser's version stands after a slash, too.
+            # Java writes host/address:port; a browser's version follows a slash, too.
             if not (before.endswith("/") and re.match(r":[0-9]", text[end : end + 2])):
                 continue
         elif _NUMBERING.search(before):
@@ -118,7 +118,7 @@ _IPV6_IN_USE = tuple(
         ("2000::/3", "fc00::/7", "fe80::/10", "ff00::/8", "64:ff9b::/96", "::ffff:0:0/96"),
     )
 )
-"""What is assigned; leaves out `a::b` of C++, `x[1::2]` of Python, and hardware addresses."""
+"""Assigned ranges; excludes `a::b` of C++, `x[1::2]` of Python, and hardware addresses."""
 
 
 def _ipv6(text: str) -> Iterator[Span]:
@@ -159,11 +159,11 @@ _FINDERS: Mapping[str, Callable[[str], Iterable[Span]]] = {
 }
 KINDS: tuple[str, ...] = tuple(_FINDERS)
 _ORDER = ("key", "email", "ip", "card", "phone")
-"""Keys hold everything else, such as the password in a URL; phones have the loosest shape."""
+"""Keys contain everything else, such as the password in a URL; phones have the loosest shape."""
 
 
 def redact(text: str, kinds: Collection[str] = KINDS) -> Redacted:
-    """Replace what is found of some kinds; doing so a second time changes nothing."""
+    """Replace the findings of some kinds; a second call changes nothing."""
     for kind in kinds:
         if kind not in KINDS:
             raise UnknownName("kind of redaction", kind, KINDS)

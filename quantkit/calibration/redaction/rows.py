@@ -1,4 +1,4 @@
-"""Private things in the rows of a set: replaced where asked for, else warned of."""
+"""Personal data in the rows of a set: replaced on request, otherwise a warning."""
 
 import json
 from collections import Counter
@@ -13,13 +13,13 @@ from quantkit.calibration.spec import SetSpec
 from quantkit.progress import Progress
 
 LOOKED_AT, LOOKED_INTO = 500, 10_000
-"""Rows of a file, and characters of each, in which private things are looked for unasked."""
+"""Rows per file, and characters of each, that are checked for personal data by default."""
 
 
 def redact_rows(
     gathered: list[GatheredSource], spec: SetSpec, progress: Progress
 ) -> tuple[list[GatheredSource], Counter[str]]:
-    """The same rows with what must not be written replaced, before anything else sees them."""
+    """The same rows with personal data replaced, before anything else sees them."""
     counts: Counter[str] = Counter()
     if not spec.redact:
         _warn_of_personal_data(gathered, spec, progress)
@@ -28,7 +28,7 @@ def redact_rows(
     progress.start("redact", sum(len(source.rows) for source in gathered), "rows")
 
     def opened(value: Any) -> Any:
-        """A call's arguments as text without escapes, behind which anything could hide."""
+        """A call's arguments as text without escapes, which could hide anything."""
         try:
             known = json.loads(value) if isinstance(value, str) else value
         except (ValueError, RecursionError):
@@ -69,7 +69,7 @@ def redact_rows(
 def _warn_of_personal_data(
     gathered: list[GatheredSource], spec: SetSpec, progress: Progress
 ) -> None:
-    """Look into some rows of people's own files, which will be written as they are."""
+    """Check some rows of the user's own files, which will be written as they are."""
     for source, wanted in zip(gathered, spec.sources, strict=True):
         if wanted.kind not in ("files", "stdin"):
             continue
