@@ -38,9 +38,7 @@ class Index:
 
     def find(self, keys: Hashes) -> Pairs:
         """Indices into `keys`, and rows with the same key."""
-        order = np.argsort(
-            keys
-        )  # sorted, so that each search begins in the cache where the last ended
+        order = np.argsort(keys)  # each search then begins in the cache where the last ended
         found = [_matches(run, keys[order]) for run in (_EMPTY, *self._runs)]
         places, rows = (np.concatenate(part) for part in zip(*found, strict=True))
         return order[places], rows
