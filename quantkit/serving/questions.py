@@ -291,7 +291,7 @@ def _notes(asked: Asked, found: Sequence[Recommendation], guess: Draft | None) -
 
 def _measured(question: Question, bench: Path, gpu: GPU) -> Question:
     """The question with what was measured under its own load; refused where nothing was."""
-    from quantkit.bench.measurements import measured
+    from quantkit.bench.measured import measured
 
     found = measured(bench)
     known = measurements.speeds(found, question, gpu)

@@ -12,7 +12,7 @@ from processes import gone
 
 from quantkit.bench import cpu, record
 from quantkit.bench.engines import Program, n_gpus, sharing, started, weight_bytes_in
-from quantkit.bench.measurements import measured
+from quantkit.bench.measured import measured
 from quantkit.engine import process
 from quantkit.errors import EngineError
 
