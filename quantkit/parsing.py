@@ -94,7 +94,7 @@ def _check_nodes(top: Any, yaml: Any) -> None:
             return known
         line = f"line {node.start_mark.line + 1}"
         if id(node) in above:
-            raise ValueError(f"it refers to itself: an alias stands inside what it names ({line})")
+            raise ValueError(f"it refers to itself: an alias is inside the node it names ({line})")
         if depth > MAX_DEPTH:
             raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels ({line})")
         total = 1
@@ -123,7 +123,7 @@ def _whole(text: str) -> int:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:MAX_DIGITS]} is beyond all numbers")
+        raise ValueError(f"{text[:MAX_DIGITS]} is out of range")
     return value
 
 

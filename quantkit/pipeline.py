@@ -58,7 +58,7 @@ def run(
     with output_folder(out):
         finished = [] if force else finished_before(source, recipes, out, calibration, run.engine)
         for checkpoint in finished:
-            progress.note(f"{checkpoint.manifest.name}: taken up as it was finished before")
+            progress.note(f"{checkpoint.manifest.name}: already finished, reused")
             mark.discard(checkpoint.folder)  # left by a run that was stopped at the very end
             card.existing(checkpoint.folder)  # refuse a card that cannot be updated before any work
         have = {checkpoint.manifest.name for checkpoint in finished}

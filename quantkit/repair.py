@@ -102,7 +102,7 @@ def repair(
     progress = progress or Silent()
     if is_checkpoint(path):
         raise CheckpointError(
-            f"{path} is quantkit's own: a damaged one is made again, not mended; --repair is for "
+            f"{path} is quantkit's own: quantise the source again instead; --repair is for "
             "checkpoints of other tools"
         )
     config = read_config(path)

@@ -80,7 +80,7 @@ class WeightScheme(Strict):
         if self.strategy == "tensor_group":
             return "strategy tensor_group is for NVFP4: type float"
         if self.strategy == "tensor":
-            return "integers with one scale a tensor lose too much; use channel or group"
+            return "integers with one scale per tensor lose too much; use channel or group"
         if isinstance(self.group_size, int) and self.group_size not in (32, 64, 128):
             return f"group_size {self.group_size}: vLLM takes 32, 64 or 128 (or auto)"
         if not self.symmetric and self.num_bits not in (4, 8):

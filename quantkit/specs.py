@@ -86,7 +86,7 @@ def read_yaml(path: Path, wrong: type[QuantkitError]) -> Any:
                 name = getattr(key, "value", None)
                 if isinstance(name, str) and name != "<<" and name in seen:
                     line = key.start_mark.line + 1
-                    raise wrong(f"{path}: {_key(name)} stands twice, again in line {line}")
+                    raise wrong(f"{path}: {_key(name)} appears twice, again in line {line}")
                 seen.add(name if isinstance(name, str) else None)
             return super().construct_mapping(node, deep)
 

@@ -50,7 +50,7 @@ def plan_of(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> GG
     if checkpoint.scales:
         raise CheckpointError(
             f"{checkpoint.folder} has scales folded into its layers, so its GGUF file could not "
-            "be held against the source; quantise with a recipe that folds none"
+            "be compared with the source; quantise with a recipe that folds none"
         )
     layout = Layout.of_folder(folder, trust_remote_code)
     _require_blocks(checkpoint, layout)

@@ -104,7 +104,7 @@ def _opened(path: Path, dtype: str, trust_remote_code: bool) -> ModelSource:
     given = read_config(path)
     method = method_of(given)
     if method is None:
-        raise SourceError(f"{path} is not quantised, so there is nothing to take back")
+        raise SourceError(f"{path} is not quantised, so there is nothing to dequantise")
     check_kind(plain_config(given), path, trust_remote_code)
     # Fused experts are not split: names stay those that loaders know.
     stored = read_tensors(path)

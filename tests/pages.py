@@ -149,7 +149,7 @@ def calibration_set(**changes):
             "n_tokens": 32,
             "cut": number % 2 == 0,
             "cluster": number % 3,
-            "why": f"stands for {STYLE}",
+            "why": f"represents {STYLE}",
             "text": f"piece {number} {SCRIPT} {SVG}",
         }
         for number in range(24)

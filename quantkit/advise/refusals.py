@@ -64,9 +64,9 @@ def _unlike(specs: list[TensorSpec]) -> list[TensorSpec]:
     """Tensors of one block of each kind."""
     blocks: dict[int | None, tuple[list[tuple[Any, ...]], list[TensorSpec]]] = {}
     for spec in specs:
-        before, number, behind = at_block(spec.name)
+        before, number, rest = at_block(spec.name)
         kinds, held = blocks.setdefault(number, ([], []))
-        kinds.append((before, behind, spec.dtype, spec.shape))
+        kinds.append((before, rest, spec.dtype, spec.shape))
         held.append(spec)
     unlike = {tuple(kinds): held for kinds, held in reversed(blocks.values())}
     return [spec for held in unlike.values() for spec in held]

@@ -177,9 +177,9 @@ class ModelShape:
         thin, n_experts = self.thin
         blocks: dict[Block, list[Hashable]] = {}
         for tensor in thin.tensors:
-            before, number, behind = at_block(tensor.name)
+            before, number, rest = at_block(tensor.name)
             if number is not None:
-                kind = behind, tensor.dtype, tensor.shape, tensor.is_linear
+                kind = rest, tensor.dtype, tensor.shape, tensor.is_linear
                 blocks.setdefault((before, number), []).append(kind)
         alike: dict[Hashable, list[Block]] = {}
         for block, kinds in blocks.items():
@@ -266,8 +266,8 @@ def of(model: str) -> ModelShape:
         return replace(found, folder=path)
     if path.is_file():
         return from_config(_read_json(path), _label(model, path.resolve().parent))
-    if (mixture := sizes.moe_of(model)) is not None:
-        name, config = mixture
+    if (moe := sizes.moe_of(model)) is not None:
+        name, config = moe
         form = "" if config["model_type"] == "gpt_oss" else " in Qwen 3's form"
         note = f"taken to have the layers of {name}{form}"
         return from_config(config, model.strip(), assumed=True, note=note)
@@ -317,8 +317,8 @@ def _with_experts(thin: ModelShape, n_experts: int) -> ModelShape:
         parts = [(t, t.name.partition(".experts.0.")) for t in run]
         for number in range(n_experts):
             tensors += [
-                Tensor(f"{before}.experts.{number}.{behind}", t.dtype, t.shape, t.is_linear)
-                for t, (before, _, behind) in parts
+                Tensor(f"{before}.experts.{number}.{rest}", t.dtype, t.shape, t.is_linear)
+                for t, (before, _, rest) in parts
             ]
     if len(tensors) == len(thin.tensors):
         return thin

@@ -56,7 +56,7 @@ def _facts(bench: Bench) -> list[Fact]:
         found.append(Fact(f"{1000 * min(first):.3g} ms", "to the first token, at best (median)"))
     steps = [row.tpot_s.p50 for row in good if row.tpot_s]
     if steps:
-        found.append(Fact(f"{1000 * min(steps):.3g} ms", "a token, at best (median)"))
+        found.append(Fact(f"{1000 * min(steps):.3g} ms", "per token, at best (median)"))
     failed = sum(row.n_failed for row in bench.rows)
     found.append(
         Fact(f"{failed:,} of {sum(r.n_requests for r in bench.rows):,}", "requests failed")

@@ -103,9 +103,7 @@ def _attributed(found: "Verified") -> str:
     """Whether the engine served the checkpoint or its source, and how certain that is."""
     whose = found.attribution
     if whose is None:
-        return (
-            "not held against the unquantised source, which is not at hand: give it with --source"
-        )
+        return "not compared with the unquantised source: name it with --source"
     served = {
         "checkpoint": "the checkpoint is served, not its unquantised source",
         "source": "the unquantised source is served, not the checkpoint",

@@ -295,7 +295,7 @@ RULES = (
           "quantise the source model with a GGUF recipe, such as gguf-q4_k_m",
           "src/llama-model-loader.cpp", engine="llama.cpp"),
     Rule("nan-group-scale", ("garbage", "accuracy"),
-          "A group's scale in E4M3 is NaN, which `quantkit verify` finds and no header tells: "
+          "A group's scale in E4M3 is NaN, which `quantkit verify` finds and headers do not show: "
           "kernels that multiply in FP4 answer NaN; Marlin in BF16 takes it for a number from 512 "
           "to 960, so that 16 weights are wrong", "download again, or quantise the source model",
           "layers/quantization/utils/marlin_utils_fp4.py: nvfp4_marlin_process_scales; "

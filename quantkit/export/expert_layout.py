@@ -126,8 +126,8 @@ def fuse(stored: Mapping[str, StoredTensor]) -> tuple[Stored, list[Change]]:
             taken |= {parent.name for parent in parents}
             changes.append((new, f"joined from those of {len(found)} experts"))
     kept = {name: tensor for name, tensor in stored.items() if name not in taken}
-    mixtures = {block for block, part in experts if part == "weight_packed"}
-    if left := [n for n in kept if (m := APART.match(n)) and m["block"] in mixtures]:
+    moe_blocks = {block for block, part in experts if part == "weight_packed"}
+    if left := [n for n in kept if (m := APART.match(n)) and m["block"] in moe_blocks]:
         raise CheckpointError(
             f"{left[0]} does not fit gpt-oss's MXFP4, which has blocks, scales and biases; "
             "quantise the source model"

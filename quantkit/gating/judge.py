@@ -35,7 +35,7 @@ def judge(document: Document, policy: Policy, earlier: Document | None = None) -
         validation.require_sound(earlier, "the earlier report")
         validation.require_comparable(document, earlier)
     elif not policy.rules:
-        raise PolicyError("all rules of the policy stand under `against`: give --against REPORT")
+        raise PolicyError("all rules of the policy are under `against`: give --against REPORT")
     rules = {"rules": policy.rules, "against": policy.against if earlier is not None else []}
     validation.require_fitting(document, rules)
     checks: list[Check] = []

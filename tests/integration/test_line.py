@@ -204,7 +204,7 @@ def test_a_second_run_takes_up_what_is_finished(demo, samples):
         run=Run(Listener()),
     )
     assert len(outcome.report.candidates) == 2
-    assert sum("finished before" in note for note in notes) == 2
+    assert sum("already finished" in note for note in notes) == 2
     assert sum("scored before" in note for note in notes) == 3
 
 

@@ -170,7 +170,7 @@ def test_without_its_source_a_checkpoint_is_not_held_against_it(
     command = ["verify", folder, "--backend", "vllm", "--python", python, "--prompts", 1, "-q"]
     result = run_cli(command)
     assert result.code == 0, result.stderr
-    assert "not held against the unquantised source" in result.stdout
+    assert "not compared with the unquantised source" in result.stdout
 
 
 @pytest.mark.slow

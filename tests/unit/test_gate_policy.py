@@ -111,9 +111,9 @@ missing: pass
         ("rules: [{5: {max: 1}}]", "5: neither a metric"),
         (
             "rules:\n  - kl_mean: {max: 1}\n    kl_mean: {max: 9}",
-            "kl_mean stands twice, again in line 3",
+            "kl_mean appears twice, again in line 3",
         ),
-        ("rules: [{kl_mean: {max: 1, max: 9}}]", "max stands twice"),
+        ("rules: [{kl_mean: {max: 1, max: 9}}]", "max appears twice"),
         ("rules: [{size: 8B, mmlu: {max_drop: 1}}]", "rules.0.size: must be under-1B, 1B-4B,"),
         ("rules: [{kl_mean: {max: 1}}]\nevidence: {document: 2}", "did you mean documents?"),
         ("rules: [{kl_mean: {max: 1}}]\nevidence: {tokens: -2}", "evidence.tokens: must be 0 or"),

@@ -29,7 +29,7 @@ MERGED = "a0: &a0 {x: 1}\n" + "".join(
         ('{"\\udfff": 1}', "half a character"),
         ('{"a": NaN}', "NaN is not a number"),
         ('{"a": -Infinity}', "not a number"),
-        ('{"a": 1e999}', "beyond all numbers"),
+        ('{"a": 1e999}', "out of range"),
         ('{"a": %s}' % ("1" * 401), "401 digits"),
         ('{"a": 1}'.encode("utf-16"), "UTF-16"),
         (b'{"a": "\xff"}', "not UTF-8"),

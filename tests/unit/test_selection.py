@@ -127,7 +127,9 @@ def test_every_chosen_piece_says_what_it_stands_for():
     used = {part.piece for sample in choice.samples for part in sample}
     assert set(choice.why) == used
     for number in used:
-        words = re.fullmatch(r"stands for (\d+) alike of (\d+) to (\d+) tokens", choice.why[number])
+        words = re.fullmatch(
+            r"represents (\d+) similar pieces of (\d+) to (\d+) tokens", choice.why[number]
+        )
         n, shortest, longest = map(int, words.groups())
         assert n >= 1
         assert shortest <= candidates.lengths[number] <= longest

@@ -96,7 +96,7 @@ def test_what_was_given_is_shown_short_and_in_one_line():
     ("text", "words"),
     [
         ("a: [1", "is not valid YAML at line 1"),
-        ("a: 1\nb: {c: 1, c: 2}", ": c stands twice, again in line 2"),
+        ("a: 1\nb: {c: 1, c: 2}", ": c appears twice, again in line 2"),
         ("a: !!python/object/apply:os.getcwd []", "is not valid YAML"),
     ],
 )

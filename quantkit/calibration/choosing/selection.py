@@ -177,7 +177,7 @@ def _reasons(
     reasons = {}
     for part in (part for sample in samples for part in sample):
         n, shortest, longest = stands_for[part.piece]
-        reasons[part.piece] = f"stands for {n} alike of {shortest} to {longest} tokens"
+        reasons[part.piece] = f"represents {n} similar pieces of {shortest} to {longest} tokens"
     return reasons
 
 

@@ -57,10 +57,10 @@ def find_emails(text: str) -> Iterator[Span]:
         return
     for found in _DOMAIN.finditer(text):
         at, end = found.span()
-        behind = _LOCAL_BACKWARDS.match(text[max(0, at - 64) : at][::-1])
-        if not behind:
+        local_part = _LOCAL_BACKWARDS.match(text[max(0, at - 64) : at][::-1])
+        if not local_part:
             continue
-        local = behind.group()[::-1]
+        local = local_part.group()[::-1]
         if local[0] in "nrt" and text[: at - len(local)].endswith("\\"):
             local = local[1:]  # the rest of an escape such as \n
         local = local.lstrip(".+%&'~-")
