@@ -106,5 +106,5 @@ def _refuse_another(record: SpeedRecord, format: Format, question: Question) -> 
         )
 
 
-def _near(record: int | None, asked: int) -> bool:
-    return record is not None and abs(record - asked) <= NEAR * max(asked, 1)
+def _near(measured: int | None, asked: int) -> bool:
+    return measured is not None and abs(measured - asked) <= NEAR * max(asked, 1)
