@@ -69,13 +69,16 @@ def page() -> str:
     recipes = [load(name) for name in resources.names("recipes")]
     plain = [recipe for recipe in recipes if isinstance(recipe, Recipe)]
     rows = [_row(recipe) for recipe in plain]
-    files = ", ".join(f"`{r.name}`" for r in recipes if isinstance(r, GGUFRecipe))
+    files = [recipe for recipe in recipes if isinstance(recipe, GGUFRecipe)]
+    usual = ", ".join(f"`{file.name}`" for file in files if file.method is None)
+    by_gptq = ", ".join(f"`{file.name}`" for file in files if file.method is not None)
     table = "\n".join([HEADING, *rows])
     added = "\n".join(f"- `+{name}` {meaning}." for name, meaning in ADDITIONS.items())
     return (
-        f"{INTRODUCTION}\n{NUMBERS}\n{table}\n\nFor {support.where('gguf')}: {files}; each is what "
-        "llama.cpp's own quantiser writes for that type.\n\n## Additions\n\nBehind the name of any "
-        f"recipe but GGUF's, as in `-r nvfp4+kv-fp8`:\n\n{added}\n\n{REFUSED}"
+        f"{INTRODUCTION}\n{NUMBERS}\n{table}\n\nFor {support.where('gguf')}: {usual}; each is what "
+        "llama.cpp's own quantiser writes for that type. The same types and sizes, with levels by "
+        f"GPTQ: {by_gptq}.\n\n## Additions\n\nAppended to any recipe except GGUF, as in "
+        f"`-r nvfp4+kv-fp8`:\n\n{added}\n\n{REFUSED}"
     )
 
 

@@ -7,7 +7,7 @@ largest tensors in flight, not by the model's size.
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -60,6 +60,7 @@ def write(
     importance: Mapping[str, torch.Tensor],
     device: torch.device,
     progress: Progress,
+    solved: Mapping[str, Callable[[], torch.Tensor]] | None = None,
 ) -> tuple[dict[str, float], str]:
     """Write a file; returns the relative error of every quantised layer and the file's hash.
 
@@ -71,6 +72,10 @@ def write(
     errors: dict[str, float] = {}
 
     def convert(tensor: GGUFTensor) -> None:
+        if solved and tensor.name in solved:
+            file.write(tensor.name, solved[tensor.name]())
+            progress.advance(math.prod(tensor.shape))
+            return
         error = _convert(tensor, plan, file, importance.get(tensor.name), device)
         if error is not None:
             errors[layer_of(tensor)] = error

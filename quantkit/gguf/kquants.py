@@ -10,6 +10,7 @@ llama.cpp's imatrix) it weights by importance * sqrt(mean square of the super-bl
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from gguf import GGMLQuantizationType
@@ -31,8 +32,7 @@ def q2_k(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
     levels, (d, scales), (dmin, minima) = fitted
     packed = scales | minima << 4
     levels = _round_affine(groups, (d, packed & 15), (dmin, packed >> 4), levels, 3)
-    low = search.pack(levels, 2, 2)
-    return search.join(packed, low, search.half_bytes(d), search.half_bytes(dmin))
+    return search.join(packed, *_two_bits(levels), search.half_bytes(d), search.half_bytes(dmin))
 
 
 def q3_k(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
@@ -50,23 +50,22 @@ def q3_k(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
         d = d.half()
     scales = scales.to(torch.uint8)
     levels = _round_symmetric(groups, d, scales.int() - 32, levels, 4)
-    high, low = search.pack(levels >> 2, 1), search.pack(levels & 3, 2, 2)
     halves, quarters = search.pack(scales & 15, 4), search.pack(scales >> 4, 2)
-    return search.join(high, low, halves, quarters, search.half_bytes(d))
+    return search.join(*_three_bits(levels), halves, quarters, search.half_bytes(d))
 
 
 def q4_k(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
     """4 bits; groups of 32, each with a scale and a minimum of 6 bits."""
     factors = search.candidates(range(21), 0.1, -1.0, 15)
     fields, levels = _four_or_five(x, importance, 15, factors)
-    return search.join(*fields, search.pack(levels, 4, 4))
+    return search.join(*fields, *_four_bits(levels))
 
 
 def q5_k(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
     """5 bits; groups of 32, each with a scale and a minimum of 6 bits."""
     factors = search.candidates(range(16), 0.1, -0.5, 31)
     fields, levels = _four_or_five(x, importance, 31, factors)
-    return search.join(*fields, search.pack(levels >> 4, 1), search.pack(levels & 15, 4, 4))
+    return search.join(*fields, *_five_bits(levels))
 
 
 def q6_k(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
@@ -79,8 +78,7 @@ def q6_k(x: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
     d, scales = _by_extreme(scale, 128)
     levels = _round_symmetric(groups, d, scales, levels, 32)
     fields = (
-        search.pack(levels & 15, 4, 2),
-        search.pack(levels >> 4, 2, 2),
+        *_six_bits(levels),
         scales.to(torch.int8).view(torch.uint8),
         search.half_bytes(d),
     )
@@ -96,6 +94,61 @@ KINDS: dict[GGMLQuantizationType, Callable[[torch.Tensor, torch.Tensor | None], 
     GGMLQuantizationType.Q6_K: q6_k,
 }
 """x float32 [rows, columns], importance float32 [columns] or None; out uint8 [rows, bytes]."""
+
+
+def _two_bits(levels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (search.pack(levels, 2, 2),)
+
+
+def _three_bits(levels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return search.pack(levels >> 2, 1), search.pack(levels & 3, 2, 2)
+
+
+def _four_bits(levels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (search.pack(levels, 4, 4),)
+
+
+def _five_bits(levels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return search.pack(levels >> 4, 1), search.pack(levels & 15, 4, 4)
+
+
+def _six_bits(levels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return search.pack(levels & 15, 4, 2), search.pack(levels >> 4, 2, 2)
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Where a super-block keeps the levels of its weights."""
+
+    first: int
+    """The byte they begin at ..."""
+    last: int
+    """... and the byte after them."""
+    zero: int
+    """The level that stands for a multiple of zero, of types without a minimum."""
+    top: int
+    pack: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
+
+
+LEVELS = {
+    GGMLQuantizationType.Q2_K: Levels(16, 80, 0, 3, _two_bits),
+    GGMLQuantizationType.Q3_K: Levels(0, 96, 4, 7, _three_bits),
+    GGMLQuantizationType.Q4_K: Levels(16, 144, 0, 15, _four_bits),
+    GGMLQuantizationType.Q5_K: Levels(16, 176, 0, 31, _five_bits),
+    GGMLQuantizationType.Q6_K: Levels(0, 192, 32, 63, _six_bits),
+}
+
+
+def with_levels(
+    data: torch.Tensor, kind: GGMLQuantizationType, levels: torch.Tensor
+) -> torch.Tensor:
+    """The same blocks, bytes [rows, bytes of a row], with other levels uint8 [rows, columns]."""
+    rows, columns = levels.shape
+    place = LEVELS[kind]
+    planes = levels.view(-1, search.SUPER).t().contiguous().view(search.SUPER, rows, -1)
+    found = data.view(rows, columns // search.SUPER, -1).clone()
+    found[:, :, place.first : place.last] = torch.cat(place.pack(planes)).permute(1, 2, 0)
+    return found.view(rows, -1)
 
 
 def _four_or_five(

@@ -20,6 +20,8 @@ FLOATS = {
 }
 AT_ONCE = 1 << 22
 """Weights dequantised per call."""
+Steps = tuple[torch.Tensor, torch.Tensor]
+"""Scales and minima of the groups of a block, [n, groups]: weight = level * scale - minimum."""
 
 
 def dequantize(data: torch.Tensor, kind: GGMLQuantizationType) -> torch.Tensor:
@@ -92,37 +94,53 @@ def _grouped(values: torch.Tensor, scale: torch.Tensor, low: torch.Tensor) -> to
     return (grouped * scale[:, :, None] - low[:, :, None]).flatten(1)
 
 
-def q4_k(blocks: torch.Tensor) -> torch.Tensor:
+def _q4_k_steps(blocks: torch.Tensor) -> Steps:
     scales, mins = _scales_and_mins(blocks[:, 4:16])
+    return scales * _half(blocks[:, :2]), mins * _half(blocks[:, 2:4])
+
+
+def q4_k(blocks: torch.Tensor) -> torch.Tensor:
     # Each 32 bytes hold one group in their low nibbles and the next in their high ones.
     parts = blocks[:, 16:].reshape(-1, 32)
     values = _nibbles(parts).view(len(blocks), 256)
-    return _grouped(values, scales * _half(blocks[:, :2]), mins * _half(blocks[:, 2:4]))
+    return _grouped(values, *_q4_k_steps(blocks))
 
 
 def q5_k(blocks: torch.Tensor) -> torch.Tensor:
-    scales, mins = _scales_and_mins(blocks[:, 4:16])
     values = _nibbles(blocks[:, 48:].reshape(-1, 32)).view(len(blocks), 256)
     values = values + 16 * _shifted(blocks[:, 16:48], list(range(8)), 1).flatten(1)
-    return _grouped(values, scales * _half(blocks[:, :2]), mins * _half(blocks[:, 2:4]))
+    return _grouped(values, *_q4_k_steps(blocks))
+
+
+def _q2_k_steps(blocks: torch.Tensor) -> Steps:
+    packed = blocks[:, :16]
+    scale = (packed & 15).float() * _half(blocks[:, 80:82])
+    return scale, (packed >> 4).float() * _half(blocks[:, 82:84])
 
 
 def q2_k(blocks: torch.Tensor) -> torch.Tensor:
-    packed = blocks[:, :16]
     values = _shifted(blocks[:, 16:80].reshape(-1, 32), [0, 2, 4, 6], 3).float()
-    scale = (packed & 15).float() * _half(blocks[:, 80:82])
-    low = (packed >> 4).float() * _half(blocks[:, 82:84])
-    return _grouped(values.reshape(len(blocks), 256), scale, low)
+    return _grouped(values.reshape(len(blocks), 256), *_q2_k_steps(blocks))
 
 
-def q3_k(blocks: torch.Tensor) -> torch.Tensor:
-    low, packed = blocks[:, 32:96].reshape(-1, 32), blocks[:, 96:108]
-    values = _shifted(low, [0, 2, 4, 6], 3).reshape(len(blocks), 256).float()
-    values = values - 4 * (1 - _shifted(blocks[:, :32], list(range(8)), 1).flatten(1).float())
+def _q3_k_steps(blocks: torch.Tensor) -> Steps:
+    packed = blocks[:, 96:108]
     lower = _shifted(packed[:, :8], [0, 4], 15).flatten(1)
     upper = _shifted(packed[:, 8:], [0, 2, 4, 6], 3).flatten(1)
     scale = ((lower | (upper << 4)).float() - 32) * _half(blocks[:, 108:])
-    return _grouped(values, scale, torch.zeros_like(scale))
+    return scale, torch.zeros_like(scale)
+
+
+def q3_k(blocks: torch.Tensor) -> torch.Tensor:
+    low = blocks[:, 32:96].reshape(-1, 32)
+    values = _shifted(low, [0, 2, 4, 6], 3).reshape(len(blocks), 256).float()
+    values = values - 4 * (1 - _shifted(blocks[:, :32], list(range(8)), 1).flatten(1).float())
+    return _grouped(values, *_q3_k_steps(blocks))
+
+
+def _q6_k_steps(blocks: torch.Tensor) -> Steps:
+    scale = blocks[:, 192:208].contiguous().view(torch.int8).float() * _half(blocks[:, 208:])
+    return scale, torch.zeros_like(scale)
 
 
 def q6_k(blocks: torch.Tensor) -> torch.Tensor:
@@ -130,8 +148,7 @@ def q6_k(blocks: torch.Tensor) -> torch.Tensor:
     lower = _shifted(blocks[:, :128].reshape(-1, 64), [0, 4], 15).reshape(n, 256)
     upper = _shifted(blocks[:, 128:192].reshape(-1, 32), [0, 2, 4, 6], 3).reshape(n, 256)
     values = (lower | (upper << 4)).float() - 32
-    scale = blocks[:, 192:208].contiguous().view(torch.int8).float() * _half(blocks[:, 208:])
-    return _grouped(values, scale, torch.zeros_like(scale))
+    return _grouped(values, *_q6_k_steps(blocks))
 
 
 def _nonlinear(blocks: torch.Tensor) -> torch.Tensor:
@@ -176,3 +193,18 @@ KINDS: dict[GGMLQuantizationType, Callable[[torch.Tensor], torch.Tensor]] = {
     GGMLQuantizationType.IQ4_XS: iq4_xs,
     GGMLQuantizationType.NVFP4: nvfp4,
 }
+
+STEPS: dict[GGMLQuantizationType, Callable[[torch.Tensor], Steps]] = {
+    GGMLQuantizationType.Q2_K: _q2_k_steps,
+    GGMLQuantizationType.Q3_K: _q3_k_steps,
+    GGMLQuantizationType.Q4_K: _q4_k_steps,
+    GGMLQuantizationType.Q5_K: _q4_k_steps,
+    GGMLQuantizationType.Q6_K: _q6_k_steps,
+}
+
+
+def steps(data: torch.Tensor, kind: GGMLQuantizationType) -> Steps:
+    """Scales and minima of K-quants, float32 [rows, groups], from bytes [rows, bytes of a row]."""
+    size = GGML_QUANT_SIZES[kind][1]
+    scale, low = STEPS[kind](data.reshape(-1, size))
+    return scale.view(len(data), -1), low.view(len(data), -1)

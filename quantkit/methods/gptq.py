@@ -245,13 +245,36 @@ def solve(
     from quantkit import grid, numbers
 
     number = numbers.of(scheme)
+    steps = number.steps(scale, global_scale)
+    zeros = zero_point.float() if zero_point is not None else None
+    is_fp4 = scheme.kind == "fp4"
+    values = codes(weight, factor, steps, zeros, number.limits, is_fp4)
+    if is_fp4:
+        values = values.view(torch.uint8)
+    return grid.QuantizedWeight(values, scale, zero_point, global_scale)
+
+
+def codes(
+    weight: torch.Tensor,
+    factor: Factor,
+    steps: torch.Tensor,
+    zeros: torch.Tensor | None,
+    limits: tuple[float, float],
+    is_fp4: bool = False,
+) -> torch.Tensor:
+    """GPTQ's codes, int8 [rows, columns], where weight = (code - zero) * step.
+
+    Steps and zeros are float32 [rows, groups of a row].
+    """
+    import torch
+
     columns = weight.shape[1]
-    tile = factor.order // (columns // scale.shape[1])
+    tile = factor.order // (columns // steps.shape[1])
     remaining = weight.index_select(1, factor.order)
-    scales = number.steps(scale, global_scale).contiguous()
-    zeros = zero_point.float().contiguous() if zero_point is not None else None
+    steps = steps.contiguous()
+    zeros = zeros.contiguous() if zeros is not None else None
     chosen = torch.empty_like(remaining, dtype=torch.int8)
-    bottom, top = number.limits
+    bottom, top = limits
     on_gpu = weight.device.type == "cuda"
     update = kernel() if on_gpu else update_block
     panel = PANEL if on_gpu else BLOCK
@@ -264,12 +287,12 @@ def solve(
                 remaining[:, start:stop],
                 chosen[:, start:stop],
                 factor.upper[start:stop, start:stop],
-                scales,
+                steps,
                 zeros,
                 tile[start:stop],
                 bottom,
                 top,
-                scheme.kind == "fp4",
+                is_fp4,
             )
             if stop < last:
                 _compensate(remaining[:, stop:last], errors, factor.upper[start:stop, stop:last])
@@ -280,9 +303,7 @@ def solve(
     del remaining
     values = torch.empty_like(chosen)
     values[:, factor.order] = chosen
-    if scheme.kind == "fp4":
-        values = values.view(torch.uint8)
-    return grid.QuantizedWeight(values, scale, zero_point, global_scale)
+    return values
 
 
 def _compensate(remaining: torch.Tensor, errors: torch.Tensor, upper: torch.Tensor) -> None:

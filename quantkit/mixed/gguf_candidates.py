@@ -105,5 +105,5 @@ def recipe(
         for (ending, format), numbers in groups.items()
     }
     most = max(sizes, key=sizes.__getitem__)
-    data = {"name": name, "summary": summary, "gguf": BASES[KINDS[most]]}
+    data = {"name": name, "summary": summary, "gguf": BASES[KINDS[most]], "method": "gptq"}
     return GGUFRecipe.validated({**data, "tensors": plain | patterns}, name)

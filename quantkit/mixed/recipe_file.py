@@ -68,7 +68,9 @@ def text(made: AnyRecipe, comments: Sequence[str]) -> str:
     lines = [f"# {line}".rstrip() for line in comments]
     lines += [f"name: {made.name}", f"summary: {json.dumps(made.summary)}"]
     if isinstance(made, GGUFRecipe):
-        lines += [f"gguf: {made.gguf}", "tensors:"]
+        lines.append(f"gguf: {made.gguf}")
+        lines += [f"method: {made.method}"] if made.method is not None else []
+        lines.append("tensors:")
         lines += [f"  {json.dumps(pattern)}: {kind}" for pattern, kind in made.tensors.items()]
         return "\n".join(lines) + "\n"
     lines += [f"method: {made.method}", f"weights: {_flow(made.weights)}"]

@@ -33,7 +33,7 @@ def check_learning(
 ) -> None:
     """Check that recipes get the data they need, and that nothing is given that none uses."""
     files = [recipe for recipe in recipes if isinstance(recipe, GGUFRecipe)]
-    learning = [r for r in recipes if r not in files and r.needs_calibration]
+    learning = [recipe for recipe in recipes if recipe.needs_calibration]
     if learning and not calibrated:
         raise DataError(
             f"recipe {learning[0].name} needs calibration data: give --calibration, a set's name "

@@ -74,8 +74,9 @@ def estimate(
     device: torch.device,
     n_ranks: int = 1,
     speeds: tuple[float, float] | None = None,
+    n_files: int = 0,
 ) -> Estimate:
-    """The cost of the pass that these calibrated recipes need.
+    """The cost of the pass that these calibrated recipes need, and `n_files` GGUF files by GPTQ.
 
     `speeds` are those of a device that is not present: operations per second of a large product in
     the compute dtype, and in float32.
@@ -94,7 +95,9 @@ def estimate(
     wide = max(columns for _, columns in block.values())
     bytes_each = 2 if device.type == "cuda" else 4
     own = [plan for plan in plans if plan.recipe.propagates]
-    shared = len(own) < len(plans) or not plans  # without a recipe, importance is gathered
+    shared = (
+        len(own) < len(plans) or not plans or n_files > 0
+    )  # without a recipe, importance is gathered
     n_streams = len(own) + shared
     following = sum(plan.recipe.follows_source for plan in own)  # the source's states are kept too
     squares = n_streams if n_ranks > 1 else 1
@@ -121,6 +124,8 @@ def estimate(
         + max(solving, running),
     )
     costs = [solving_cost(plan.recipe, *group) for plan in plans for group in groups]
+    by_gptq = methods.find("gptq")
+    costs += [by_gptq.cost(*group) for _ in range(n_files) for group in groups]
     most = _longest_share(costs, n_ranks)
     products, solves = most.fast, most.slow
     forwards: float = n_streams + len(own) + following

@@ -43,6 +43,12 @@ def quantize_file(
                 f"recipe {recipe.name} needs a model in Hugging Face form; from {path.name} only "
                 "GGUF files can be made"
             )
+        if recipe.method is not None:
+            raise RecipeError(
+                f"recipe {recipe.name} learns from calibration data, which needs a model in "
+                f"Hugging Face form; convert {path.name} to one with quantkit convert --to bf16, "
+                f"or use gguf-{recipe.gguf.lower()}"
+            )
     mark.refuse_others([out / recipe.name for recipe in recipes], force)
     layout = FileLayout.of(read_file(path), requantize)
     matrix = read_matrix(run.imatrix, layout, progress) if run.imatrix else None

@@ -5,7 +5,7 @@ block is finished. Hidden states are not stored; finished blocks are replayed fr
 tensors.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -76,6 +76,13 @@ class Journal:
         if not path.is_file():
             return None
         return {name: tensor.read() for name, tensor in read_header(path).items()}
+
+    def kept_parts(self, name: str) -> dict[str, Callable[[], torch.Tensor]]:
+        """The same, each tensor read when asked for; empty where none got that far."""
+        path = self._folder / name
+        if not path.is_file():
+            return {}
+        return {name: tensor.read for name, tensor in read_header(path).items()}
 
     def _path(self, index: int) -> Path:
         return self._folder / f"{index:05d}.json"

@@ -108,8 +108,13 @@ class Job:
     def learns(self, plan: Plan | GGUFPlan) -> bool:
         """Whether calibration affects what is written."""
         if isinstance(plan, GGUFPlan):
-            return self.seeks_importance
+            return self.seeks_importance or plan.recipe.needs_calibration
         return plan.recipe.needs_calibration
+
+    @property
+    def files_by_gram(self) -> list[GGUFPlan]:
+        """Files whose levels are chosen in the pass."""
+        return [plan for plan in self.files if plan.recipe.needs_calibration]
 
     @property
     def everything(self) -> list[tuple[Path, Plan | GGUFPlan]]:
@@ -184,7 +189,12 @@ def prepare(
     where = devices.choose(device)
     weights = [recipe for recipe in recipes if isinstance(recipe, Recipe)]
     files = [recipe for recipe in recipes if isinstance(recipe, GGUFRecipe)]
-    learning = [recipe for recipe in weights if recipe.needs_calibration]
+    learning = [recipe for recipe in recipes if recipe.needs_calibration]
+    if ranks.size > 1 and (alone := [recipe for recipe in files if recipe.needs_calibration]):
+        raise HardwareError(
+            f"recipe {alone[0].name} chooses a file's levels in a single process; run it without "
+            "torchrun"
+        )
     if engine != NATIVE:
         llmcompressor.check(weights, where, progress)
     architecture = _architecture(source, progress)
@@ -204,7 +214,11 @@ def prepare(
     every: list[Plan | GGUFPlan] = [*plans, *gguf_plans]
     for plan in every:
         progress.note(announce(plan, len(architecture.linears) + len(architecture.routers)))
-    size = sum(plan.size_bytes for plan in every)
+    # Blocks that the pass has finished stay beside a file until it is complete.
+    size = sum(
+        plan.size_bytes * (1 + (isinstance(plan, GGUFPlan) and plan.recipe.needs_calibration))
+        for plan in every
+    )
     require_space(out, size)
     record = manifest.source_record(
         source.place,
@@ -311,12 +325,17 @@ def _calibrated(
                 "--engine, or give a set of texts"
             )
         return replace(job, calibration=found)
-    cost = estimate(architecture, learners, found, job.device, ranks.size)
+    cost = estimate(
+        architecture,
+        learners,
+        found,
+        job.device,
+        ranks.size,
+        n_files=len(job.files_by_gram),
+    )
     cost = replace(cost, n_local_ranks=ranks.local_size)
     on_host = require_room(cost, job.device, run.offload)
-    there = [
-        mark.blocks_done(t) for t, p in zip(job.targets, job.plans, strict=True) if p in learners
-    ]
+    there = [mark.blocks_done(t) for t, plan in job.everything if plan.recipe.needs_calibration]
     done = 0 if run.force else min(there, default=0)
     cost = replace(cost, seconds=cost.seconds * (1 - REPLAYED * done / cost.n_blocks))
     progress.note(_announce_cost(cost, on_host, job.device, disk_bytes))

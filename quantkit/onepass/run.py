@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from quantkit.model.source import ModelSource
 from quantkit.onepass import llmcompressor, mark, resume
 from quantkit.onepass.clock import Clock
 from quantkit.onepass.datafree import quantize_tensors
+from quantkit.onepass.gguf_levels import FileLevels, Levels
 from quantkit.onepass.importance import Importance
 from quantkit.onepass.journal import Journal
 from quantkit.onepass.onepass import CalibratedOutcome, Pass, quantize_blocks
@@ -30,6 +32,14 @@ from quantkit.progress import Progress
 from quantkit.recipe import AnyRecipe
 from quantkit.registry import NATIVE
 from quantkit.storage import scratch_folder, write_text
+
+
+@dataclass(frozen=True)
+class ForFiles:
+    """What the pass gathers for GGUF files; None where no file asks for it."""
+
+    importance: Importance | None
+    levels: Levels | None
 
 
 def quantize(
@@ -63,9 +73,11 @@ def quantize(
             for target, resumable in zip(job.targets, job.resumable, strict=True)
         ]
         file_scratches = [
-            stack.enter_context(scratch_folder(target, force, False)) for target in job.file_targets
+            stack.enter_context(scratch_folder(target, force, plan.recipe.needs_calibration))
+            for target, plan in zip(job.file_targets, job.files, strict=True)
         ]
         journals = _open_journals(job, scratches, progress)
+        learnt = ForFiles(importance, _open_levels(job, file_scratches, progress, clock))
         with ExitStack() as writing:
             writers = [
                 writing.enter_context(
@@ -74,7 +86,7 @@ def quantize(
                 for scratch, plan, kept in zip(scratches, job.plans, journals, strict=True)
             ]
             mode = "always" if job.on_host else run.offload
-            outcomes = _quantize(job, writers, journals, run, mode, importance, clock)
+            outcomes = _quantize(job, writers, journals, run, mode, learnt, clock)
             clock.lap("tensors")
         clock.lap("flush")
         made = {checkpoint.label: checkpoint for checkpoint in job.finished}
@@ -98,7 +110,7 @@ def quantize(
         for scratch, target, file in zip(file_scratches, job.file_targets, job.files, strict=True):
             for name, text in run.beside.items():
                 write_text(scratch / name, text)
-            record = _write_file(job, file, scratch, importance, progress, clock, ranks.size)
+            record = _write_file(job, file, scratch, learnt, progress, clock, ranks.size)
             card.write(scratch, record, old=cards[target])
             folder.write_manifest(scratch, record)
             mark.mark(scratch, resume.key_of(job, file))
@@ -112,12 +124,14 @@ def _write_file(
     job: Job,
     plan: GGUFPlan,
     scratch: Path,
-    importance: Importance | None,
+    learnt: ForFiles,
     progress: Progress,
     clock: Clock,
     n_ranks: int,
 ) -> Manifest:
     """Write a GGUF file, and next to it what makes it a checkpoint like the others."""
+    importance = learnt.importance
+    found = learnt.levels.of(plan) if learnt.levels is not None else None
     matrix = job.matrix
     if importance is not None:
         matrix = _matrix(job, plan, importance)
@@ -128,11 +142,15 @@ def _write_file(
     assert job.layout is not None
     described = conversion.metadata(job.layout, plan.recipe, job.source)
     with clock.of(plan.recipe.name):
-        errors, digest = conversion.write(plan, path, described, weights, job.device, progress)
+        solved = found.blocks if found else None
+        errors, digest = conversion.write(
+            plan, path, described, weights, job.device, progress, solved
+        )
         folder.copy_side_files(scratch, job.source)
         files = folder.hash_files(scratch, {path.name: digest})
     clock.lap(plan.recipe.name)
     layers = {name: Layer(relative_error=error) for name, error in errors.items()}
+    layers |= found.journal.layers if found else {}
     perplexity = importance.perplexity if importance is not None else None
     return manifest_of(job, plan, layers, files, clock, perplexity, n_ranks)
 
@@ -171,13 +189,28 @@ def _open_journals(job: Job, scratches: list[Path], progress: Progress) -> list[
     return journals
 
 
+def _open_levels(
+    job: Job, scratches: list[Path], progress: Progress, clock: Clock
+) -> Levels | None:
+    """What the pass chooses for files; None where no recipe asks for it."""
+    files = []
+    for plan, scratch in zip(job.files, scratches, strict=True):
+        if not plan.recipe.needs_calibration:
+            continue
+        kept = Journal.open(scratch, resume.key_of(job, plan))
+        if kept.n_done:
+            progress.note(f"{plan.recipe.name}: going on after {kept.n_done} finished blocks")
+        files.append(FileLevels(plan, kept))
+    return Levels(files, clock) if files else None
+
+
 def _quantize(
     job: Job,
     writers: list[folder.FolderWriter],
     journals: list[Journal | None],
     run: Run,
     offload: str,
-    importance: Importance | None,
+    learnt: ForFiles,
     clock: Clock,
 ) -> list[CalibratedOutcome]:
     """Data-free recipes from one read of the tensors, the others from one pass over the blocks."""
@@ -212,10 +245,11 @@ def _quantize(
             job.device,
             [writers[i] for i in learning],
             [kept for kept in journals if kept is not None],
-            importance,
+            learnt.importance,
             progress,
             ranks,
-            clock=clock,
+            learnt.levels,
+            clock,
         )
         results = quantize_blocks(wanted, offload)
         outcomes |= dict(zip(learning, results, strict=True))

@@ -29,7 +29,7 @@ class WorkerJob:
 
     @classmethod
     def of(cls, job: Job, plans: list[Plan]) -> "WorkerJob":
-        learns = bool(plans) or job.seeks_importance
+        learns = bool(plans or job.files_by_gram) or job.seeks_importance
         calibration = job.calibration if learns else None
         mark = job.source_record.fingerprint
         return cls(mark, plans, calibration, job.cost, job.seeks_importance)

@@ -1,7 +1,7 @@
 """A recipe for llama.cpp: one GGUF file of one of its types."""
 
 import re
-from typing import Any, ClassVar
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -30,9 +30,17 @@ class GGUFRecipe(Named):
     """llama.cpp's file type, such as Q4_K_M."""
     tensors: dict[str, str] = Field({})
     """Types of single tensors, by patterns that match their GGUF names."""
+    method: Literal["gptq"] | None = None
+    """How the levels of K-quants are chosen: `gptq`; left out, as llama.cpp rounds them."""
 
-    needs_calibration: ClassVar[bool] = False
-    """Data is optional: it is used where available."""
+    @property
+    def needs_calibration(self) -> bool:
+        """Without a method data is optional: it is used where available."""
+        return self.method is not None
+
+    def _decisive(self, content: dict[str, Any]) -> dict[str, Any]:
+        # Recipes without a method keep the digest they had before there was one.
+        return {key: value for key, value in content.items() if key != "method" or value}
 
     def tuned(self) -> "GGUFRecipe":
         """Refused: gradients cannot tune llama.cpp's block types."""
@@ -69,8 +77,14 @@ class GGUFRecipe(Named):
     def explain(self) -> str:
         """What the recipe does, in words."""
         others = ", ".join(f"{kind} for {pattern}" for pattern, kind in self.tensors.items())
+        data = "Needs no data; with --calibration or --imatrix errors are weighted by the inputs."
+        if self.method is not None:
+            data = (
+                "Needs --calibration: GPTQ chooses the levels of K-quants on llama.cpp's scales; "
+                "the file has the same size and loses less."
+            )
         return (
             f"One GGUF file of type {self.gguf} for llama.cpp and what is built on it, with types "
             f"chosen tensor by tensor as llama.cpp does{f', but {others}' if others else ''}.\n"
-            "Needs no data; with --calibration or --imatrix errors are weighted by the inputs."
+            f"{data}"
         )

@@ -31,6 +31,31 @@ def best_bits() -> str:
 
 
 @region
+def gguf_best() -> str:
+    """The record of the larger machine, where there are two."""
+    name = next(n for n in ("gguf_best-h200", "gguf_best-cpu") if (RESULTS / f"{n}.json").is_file())
+    run = result(name)
+    rows = [
+        [
+            f"`{recipe}-{kind}`",
+            f"{one['tensor_bytes']:,}",
+            f"{one['perplexity']:.2f}",
+            number(one["kl_mean"]),
+            f"{100 * one['top1_agreement']:.1f}%",
+        ]
+        for kind, pair in run["types"].items()
+        for recipe, one in (("gguf", pair["llama.cpp"]), ("gguf-best", pair["quantkit"]))
+    ]
+    told = (
+        f"{run['model']} (perplexity {run['source']['perplexity']:.2f}), calibrated on "
+        f"{run['calibration']}, {run['windows']} windows of {run['length']} tokens of held-out "
+        f"text ({link('recorded', name)}, {run['device']}); both files of a type from one pass."
+    )
+    head = ["", "bytes of tensors:", "perplexity:", "KL:", "same first token:"]
+    return f"{paragraph(told)}\n\n" + table(head, rows)
+
+
+@region
 def drift() -> str:
     """What the correction for drifted inputs did on a real model, before it was deleted."""
     name = "drift-h200"

@@ -17,6 +17,7 @@ PROGRAMS = {
     "drift": "fp4.py",
     "families": "families.py",
     "fp4": "fp4.py",
+    "gguf_best": "gguf_best.py",
     "faults": "tests/faults/campaign.py",
     "frontier": "frontier.py",
     "generation": "generation.py",

@@ -24,7 +24,11 @@ from quantkit.scoring.harness import evaluate
 from quantkit.verification.checkpoint import verify
 
 pytestmark = pytest.mark.usefixtures("demo_is_short")
-NAMES = [name for name in resources.names("recipes") if name.startswith("gguf-")]
+NAMES = [
+    name
+    for name in resources.names("recipes")
+    if name.startswith("gguf-") and not load(name).needs_calibration
+]
 TEXT = CalibrationChoice("python-docs", 16, 128)
 TOKENS = list(range(40, 72))
 # Of the divergence between both, in nats. llama.cpp also rounds what goes into layers, to 8 bits or

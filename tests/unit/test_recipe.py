@@ -399,7 +399,17 @@ def test_fp8_weights_are_only_rounded(tmp_path, method):
 
 def test_every_gguf_type_has_a_recipe():
     made = [load(name) for name in resources.names("recipes")]
-    assert sorted(r.gguf for r in made if isinstance(r, GGUFRecipe)) == sorted(GGUF_TYPES)
+    files = [recipe for recipe in made if isinstance(recipe, GGUFRecipe)]
+    assert sorted(file.gguf for file in files if file.method is None) == sorted(GGUF_TYPES)
+
+
+def test_a_file_by_gptq_has_a_digest_of_its_own_and_says_what_it_needs():
+    usual, best = load("gguf-q3_k_m"), load("gguf-best-q3_k_m")
+    assert usual.digest != best.digest
+    assert (usual.needs_calibration, best.needs_calibration) == (False, True)
+    assert "--calibration" in best.explain()
+    with pytest.raises(RecipeError, match="method"):
+        GGUFRecipe.validated({**usual.public(), "method": "awq"}, "there")
 
 
 @pytest.mark.parametrize(
