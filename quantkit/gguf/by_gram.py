@@ -12,6 +12,8 @@ import torch
 from gguf import GGMLQuantizationType
 
 from quantkit.gguf import blocks, kquants, values
+from quantkit.gguf.plan import GGUFPlan
+from quantkit.gguf.tensors import GGUFTensor
 from quantkit.methods import gptq, products
 from quantkit.methods.columns import Factor
 from quantkit.methods.statistics import Statistics
@@ -20,6 +22,16 @@ KINDS = frozenset(kquants.LEVELS)
 """Types whose levels GPTQ can choose."""
 TINY = 1e-20
 """Stands for a scale of zero, by which nothing can be divided: all its levels mean the same."""
+
+
+def chosen(plan: GGUFPlan) -> dict[str, GGUFTensor]:
+    """Tensors whose levels GPTQ chooses, by the linears that they hold."""
+    return {
+        part.removesuffix(".weight"): tensor
+        for tensor in plan.layout.tensors
+        if tensor.module is not None and plan.kinds[tensor.name] in KINDS
+        for part in tensor.parts
+    }
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class Collector:
 
     def complete(self, ranks: Ranks | None = None) -> None:
         """All batches have been seen; add what other ranks saw."""
-        if ranks is not None:
+        if ranks is not None and self.linears:  # without, the block is copied as it is
             self._add_up(ranks)
         for statistics in self.statistics.values():
             statistics.complete()

@@ -30,15 +30,6 @@ class FileLevels:
     plan: GGUFPlan
     journal: Journal
 
-    def tensors(self) -> dict[str, GGUFTensor]:
-        """Tensors whose levels GPTQ chooses, by the linears that they hold."""
-        return {
-            part.removesuffix(".weight"): tensor
-            for tensor in self.plan.layout.tensors
-            if tensor.module is not None and self.plan.kinds[tensor.name] in by_gram.KINDS
-            for part in tensor.parts
-        }
-
     @property
     def blocks(self) -> dict[str, Callable[[], torch.Tensor]]:
         """Bytes of what is solved, by the names of tensors in the file."""
@@ -91,7 +82,7 @@ class Levels:
     def __init__(self, files: Sequence[FileLevels], clock: Clock) -> None:
         self._files = files
         self._clock = clock
-        self._tensors = [file.tensors() for file in files]
+        self._tensors = [by_gram.chosen(file.plan) for file in files]
         self.modules = frozenset(module for found in self._tensors for module in found)
 
     @property
@@ -126,7 +117,8 @@ class Levels:
                         made[i].add(tensor, f"{module}.weight", solved)
         for i in pending:
             journal = self._files[i].journal
-            journal.keep(_name(visit.index), made[i].bytes())
+            if data := made[i].bytes():
+                journal.keep(_name(visit.index), data)
             journal.record(visit.index, made[i].layers(), {}, [])
 
     def finish(self, decoder: Decoder, calibration: CalibrationTokens) -> None:

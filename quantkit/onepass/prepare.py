@@ -18,6 +18,7 @@ from quantkit.dispatch import prediction
 from quantkit.errors import DataError, HardwareError, RecipeError, SourceError, UnknownName
 from quantkit.export import manifest
 from quantkit.export.checkpoint import Checkpoint
+from quantkit.gguf import by_gram
 from quantkit.gguf import plan as gguf_plan
 from quantkit.gguf.imatrix import ImportanceMatrix
 from quantkit.gguf.layout import Layout
@@ -211,6 +212,9 @@ def prepare(
     matrix = read_matrix(imatrix, layout, progress) if imatrix and layout else None
     weighted = calibration is not None or matrix is not None
     gguf_plans = [gguf_plan.make(layout, recipe, weighted) for recipe in files] if layout else []
+    for file in gguf_plans:
+        if file.recipe.needs_calibration and not by_gram.chosen(file):
+            file.notes.append("no layer is stored as a K-quant, so GPTQ has nothing to choose")
     every: list[Plan | GGUFPlan] = [*plans, *gguf_plans]
     for plan in every:
         progress.note(announce(plan, len(architecture.linears) + len(architecture.routers)))

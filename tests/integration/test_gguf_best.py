@@ -8,7 +8,7 @@ import pytest
 import torch
 from gguf import GGUFReader
 from llamacpp import next_token, serve
-from tiny import cut_demo, with_tokenizer
+from tiny import READABLE, cut_demo, save_llama, with_tokenizer
 
 from quantkit.errors import DataError, HardwareError, RecipeError
 from quantkit.model.source import ModelSource
@@ -165,3 +165,13 @@ def test_experts_have_levels_of_their_own(tmp_path):
     layer = ours.manifest.layers["model.layers.0.mlp.experts.up_proj"]
     assert layer.damping is not None
     assert not verify(ours.folder, source).faults
+
+
+def test_a_model_without_k_quants_says_so_and_gets_the_usual_file(tmp_path):
+    """Rows of 128, which blocks of 256 do not divide."""
+    save_llama(tmp_path / "model", **READABLE, num_hidden_layers=1, intermediate_size=128)
+    source = ModelSource.open(str(with_tokenizer(tmp_path / "model")))
+    names = ("gguf-best-q4_k_m", "gguf-q4_k_m")
+    ours, theirs = quantize(source, [load(n) for n in names], tmp_path / "out", "cpu", TEXT)
+    assert any("no layer is stored as a K-quant" in note for note in ours.manifest.notes)
+    assert ours.gguf.path.read_bytes() == theirs.gguf.path.read_bytes()
