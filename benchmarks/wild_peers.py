@@ -44,7 +44,7 @@ LLM_COMPRESSOR = {
     "llmcompressor-nvfp4a16": "NVFP4A16", "llmcompressor-mxfp4a16": "MXFP4A16",
     "llmcompressor-mixture": "W4A16",
 }  # fmt: skip
-TRANSFORMERS = ("transformers-fp8",)
+TRANSFORMERS = ("transformers-fp8", "transformers-nf4", "transformers-nf4-mixture")
 UNLIKE = ("W8A8",)
 """Inputs that the library rounds by |x|/127.5, and vLLM and quantkit by |x|/127: not rounded."""
 WITHIN = {"auto-round": 5e-3, "llmcompressor": 1e-3, "transformers": 1e-3}
@@ -145,13 +145,20 @@ def by_llm_compressor(name: str, source: Path, folder: Path) -> tuple[Path, Any]
 
 
 def by_transformers(name: str, source: Path, folder: Path) -> tuple[Path, Any]:
-    """FP8 in blocks by transformers itself; its kernels need a GPU, so it dequantises."""
-    from transformers import FineGrainedFP8Config
+    """By transformers itself: NF4 through bitsandbytes, or FP8 in blocks, which needs a GPU."""
+    from transformers import BitsAndBytesConfig, FineGrainedFP8Config
 
-    loaded(source, quantization_config=FineGrainedFP8Config()).save_pretrained(folder)
+    config: Any = FineGrainedFP8Config()
+    if "nf4" in name:
+        config = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+        )
+    loaded(source, quantization_config=config).save_pretrained(folder)
     for path in source.iterdir():
         if not (folder / path.name).exists() and path.suffix != ".safetensors":
             shutil.copyfile(path, folder / path.name)
+    if "nf4" in name:
+        return folder, loaded(folder)
     return folder, loaded(folder, quantization_config=FineGrainedFP8Config(dequantize=True))
 
 
