@@ -28,7 +28,7 @@ TOKENS = list(range(40, 72))
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    return ModelSource.open(str(cut_demo(tmp_path_factory.mktemp("models") / "model", 3)))
+    return ModelSource.open(str(cut_demo(tmp_path_factory.mktemp("models") / "model", 2)))
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_a_stopped_run_resumes_and_ends_in_the_same_bytes(source, made, tmp_path
     see = gguf_levels.Levels.see
 
     def stop(self, visit, found):
-        if len(seen) == 2:
+        if len(seen) == 1:
             raise KeyboardInterrupt
         seen.append(visit.index)
         see(self, visit, found)
@@ -120,7 +120,7 @@ def test_a_stopped_run_resumes_and_ends_in_the_same_bytes(source, made, tmp_path
         lambda self, visit, found: (again.append(visit.index), see(self, visit, found))[1],
     )
     (resumed,) = quantize(source, recipe, tmp_path, "cpu", TEXT)
-    assert (seen, again) == ([0, 1], [2])
+    assert (seen, again) == ([0], [1])
     assert resumed.gguf.path.read_bytes() == made["gguf-best-q2_k"].gguf.path.read_bytes()
     assert resumed.manifest.layers == made["gguf-best-q2_k"].manifest.layers
     assert not (resumed.folder / "journal").exists()
