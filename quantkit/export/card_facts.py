@@ -114,6 +114,7 @@ def tags(manifest: Manifest) -> list[str]:
     recipe = manifest.recipe
     if isinstance(recipe, GGUFRecipe):
         found = ["quantized", "gguf", recipe.gguf.lower()]
+        found += [recipe.method] if recipe.method is not None else []
         return [*found, *(["imatrix"] if IMATRIX in manifest.files else []), "llama.cpp"]
     weights, inputs = recipe.weights, recipe.input_activations
     scheme = f"w{weights.num_bits}a{inputs.num_bits if inputs else 16}"

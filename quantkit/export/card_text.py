@@ -68,7 +68,12 @@ def _how(manifest: Manifest) -> str:
         words.append(methods.find(recipe.method).explanation)
     else:
         words = [plain(recipe.explain().splitlines()[0])]
-        if imatrix.FILE in manifest.files:
+        if recipe.method is not None:
+            words.append(
+                "GPTQ chose the levels of K-quants on llama.cpp's scales: each column of a layer "
+                "compensates for the errors of those before it, judged by the layer's inputs."
+            )
+        elif imatrix.FILE in manifest.files:
             words.append(
                 f"Rounding errors were weighted by how much inputs matter (`{imatrix.FILE}`)."
             )

@@ -125,6 +125,12 @@ def test_gguf_is_for_llama_cpp():
     assert "vllm serve" not in text
 
 
+def test_a_file_by_gptq_says_so():
+    text = card_of(manifest_of("gguf-best-q3_k_m"))
+    assert keys_of(text)["tags"] == ["quantized", "gguf", "q3_k_m", "gptq", "llama.cpp"]
+    assert "GPTQ chose the levels" in text
+
+
 def test_no_scores_no_model_index():
     text = card_of(manifest_of())
     assert "model-index" not in keys_of(text)
