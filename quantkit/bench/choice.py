@@ -53,7 +53,7 @@ def words(target: Target) -> str:
     if target.ttft_s is not None:
         parts.append(f"first tokens within {_time(target.ttft_s)}")
     if target.tpot_s is not None:
-        parts.append(f"{_time(target.tpot_s)} a token")
+        parts.append(f"{_time(target.tpot_s)} per token")
     return f"{' and '.join(parts)} for {100 * target.share:g}% of requests"
 
 

@@ -129,7 +129,7 @@ class _Taking:
         told = self._counted.get("completion_tokens")
         n_output = told if isinstance(told, int) else len(self._pieces)
         n_prompt = self._counted.get("prompt_tokens")
-        # vLLM's last token may be half a character, which is no text. llama.cpp ends with one more
+        # vLLM's last token may be half a character, which is not text. llama.cpp ends with one more
         # empty chunk.
         if self._last is not None and n_output > len(self._pieces):
             self._pieces.append(self._last)

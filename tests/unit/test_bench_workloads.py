@@ -240,7 +240,7 @@ def test_the_fastest_setting_within_the_target_is_taken():
     ]
     (found,) = choice.choose(rows, Target(ttft_s=0.5, tpot_s=0.03))
     assert found.setting == {"max_num_seqs": "64"}
-    assert "first tokens within 500 ms and 30 ms a token for 99% of requests" in found.reason
+    assert "first tokens within 500 ms and 30 ms per token for 99% of requests" in found.reason
     (found,) = choice.choose(rows, None)
     assert found.setting == {"max_num_seqs": "256"}
 
