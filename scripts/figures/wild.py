@@ -79,13 +79,13 @@ def wild_peers() -> str:
         [f"`{name}`", one["package"], one["read_as"], f"{one['mean_nats']:.4f}"]
         for name, one in found["checkpoints"].items()
     ]
-    limits = found["within_nats"]
+    worst, roundings = found["within"].values()
     told = (
         f"Written by the tools themselves on the demo model and a small mixture, read by quantkit "
         f"and by the tool's own library: {found['equal']} of {found['of']} give the same "
-        f"log-probabilities ({link('recorded', 'wild_peers-cpu')}; within {limits['llmcompressor']}"
-        f" nats per token, AutoRound's reader, which computes in float16, within "
-        f"{limits['auto-round']})."
+        f"log-probabilities ({link('recorded', 'wild_peers-cpu')}; every token within {worst} nats. "
+        f"AutoRound's layers compute in float16; there both readers do, and are on average within "
+        f"{roundings} times what float16 itself moves)."
     )
     head = ["checkpoint", "written by", "read as", "nats apart:"]
     return f"{paragraph(told)}\n\n{table(head, rows)}"
