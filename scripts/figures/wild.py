@@ -83,9 +83,9 @@ def wild_peers() -> str:
     told = (
         f"Written by the tools themselves on the demo model and a small mixture, read by quantkit "
         f"and by the tool's own library: {found['equal']} of {found['of']} give the same "
-        f"log-probabilities ({link('recorded', 'wild_peers-cpu')}; every token within {worst} nats. "
-        f"AutoRound's layers compute in float16; there both readers do, and are on average within "
-        f"{roundings} times what float16 itself moves)."
+        f"log-probabilities ({link('recorded', 'wild_peers-cpu')}; every token within {worst} "
+        f"nats. AutoRound's layers compute in float16; there both readers do, and are on average "
+        f"within {roundings} times what float16 itself moves)."
     )
     head = ["checkpoint", "written by", "read as", "nats apart:"]
     return f"{paragraph(told)}\n\n{table(head, rows)}"
