@@ -1,4 +1,4 @@
-"""Notes on a report's checkpoints from other tools, which no recipe of ours produces."""
+"""Notes on a report's checkpoints from other tools, which none of our recipes produces."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
