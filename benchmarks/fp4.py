@@ -4,12 +4,13 @@
         [--recipes NAME ...] [--peer] [--windows 64 --length 512] [--samples N]
 
 Makes every recipe from one pass (what --work holds already is taken as it is), with --peer also
-llm-compressor's own NVFP4A16 and MXFP4A16 (without data) and NVFP4 (with the same calibration
-tokens), and compares all with the source on whole windows of --text (without it, of the held-out
-documentation that the task python_docs scores): perplexity, exact KL divergence over the whole
-vocabulary and top-1 agreement. Checkpoints are read by quantkit, inputs rounded as kernels do it;
-the peer's by compressed-tensors' own code, inputs rounded likewise by their stored scales. `floor`
-is the source with rounded inputs and its own weights: what no rounding of weights can undo.
+llm-compressor's own NVFP4A16, MXFP4A16 and MXFP4 (without data) and NVFP4 (with the same
+calibration tokens), and compares all with the source on whole windows of --text (without it, of
+the held-out documentation that the task python_docs scores): perplexity, exact KL divergence over
+the whole vocabulary and top-1 agreement. Checkpoints are read by quantkit, inputs rounded as
+kernels do it; the peer's by compressed-tensors' own code, inputs rounded likewise (NVFP4's by their
+stored scales). `floor` is the source with rounded inputs and its own weights: what no rounding of
+weights can undo.
 
 Seconds of a block of an 8B: benchmarks/one_pass.py --runs nvfp4 mxfp4 w4afp8. Served by vLLM:
 benchmarks/vllm_proof.py DIR WORK/made/* --python VLLM.
@@ -40,7 +41,9 @@ RECIPES = (
     "nvfp4-a16", "rtn-nvfp4-a16", "mxfp4-a16", "rtn-mxfp4-a16", "nvfp4", "mxfp4", "mxfp8",
     "w4afp8", "gptq-w4a16", "gptq-w3a16", "gptq-w2a16",
 )  # fmt: skip
-PEERS = ("NVFP4A16", "MXFP4A16", "NVFP4")
+PEERS = ("NVFP4A16", "MXFP4A16", "NVFP4", "MXFP4")
+ROUNDED = {"NVFP4": ".input_global_scale", "MXFP4": ".weight_scale"}
+"""Peers that round inputs, and a tensor that every layer of theirs has."""
 FLOORS = ("nvfp4", "mxfp4", "mxfp8", "w4afp8")
 """Recipes whose rounding of inputs is also measured alone."""
 
@@ -94,18 +97,22 @@ def calibration_rows(args: argparse.Namespace) -> torch.Tensor:
     return load_tokens(args.source, Architecture.of(args.source.folder), data).ids
 
 
-def round_peer_inputs(model: Any, folder: Path) -> None:
-    """Inputs of the peer's layers, by the global scales that it stored."""
+def round_peer_inputs(model: Any, folder: Path, scheme: str) -> None:
+    """Inputs of the peer's layers: NVFP4's by the global scales that it stored, MXFP4's by none."""
     from safetensors import safe_open
 
-    scheme = Recipe.load("nvfp4").input_activations
-    assert scheme is not None
+    if scheme not in ROUNDED:
+        return
+    inputs, ending = Recipe.load(scheme.lower()).input_activations, ROUNDED[scheme]
+    assert inputs is not None
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as stored:
             for name in stored.keys():  # noqa: SIM118
-                if name.endswith(".input_global_scale"):
+                if name.endswith(ending):
                     linear = model.get_submodule(name.rpartition(".")[0])
-                    activations.attach(linear, scheme, stored.get_tensor(name))
+                    has_scale = ending == ".input_global_scale"
+                    scale = stored.get_tensor(name) if has_scale else None
+                    activations.attach(linear, inputs, scale)
 
 
 def floor(args: argparse.Namespace, name: str, device: torch.device) -> Any:
@@ -164,7 +171,7 @@ def main() -> None:
         rows = calibration_rows(args) if scheme == "NVFP4" else None
         folder = make_peer(args, scheme, rows)
         model = load_plain(args.source.folder, folder, device).to(loading.compute_dtype(device))
-        round_peer_inputs(model, folder)
+        round_peer_inputs(model, folder, scheme)
         record(f"llmcompressor-{scheme}", model)
 
 

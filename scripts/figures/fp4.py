@@ -1,14 +1,58 @@
 """FP4 beside llm-compressor's, and 4-bit inputs beside their floor (benchmarks/fp4.py)."""
 
+import re
+
 from figures.regions import link, number, paragraph, region, result, table
 
 PEERS = {"nvfp4-a16": "llmcompressor-NVFP4A16", "mxfp4-a16": "llmcompressor-MXFP4A16"}
+BITS = {3: "groups of 128", 2: "groups of 64"}
+TOOLS = {
+    "quantkit-gptq": "`gptq-w{bits}a16`",
+    "llmcompressor-gptq": "llm-compressor GPTQ",
+    "autoround-0": "AutoRound, `iters=0`",
+}
 
 
 @region
 def fp4() -> str:
     """Every row; what has a peer says what share of its divergence it has."""
     return _told("fp4-demo-h200")
+
+
+@region
+def fp4_real() -> str:
+    """The same on a real model, and what 4-bit inputs leave above their floor."""
+    rows = result("fp4-qwen-h200")["rows"]
+    floor = rows["floor of nvfp4"]["kl_mean"]
+    ours, theirs = (rows[name]["kl_mean"] - floor for name in ("nvfp4", "llmcompressor-NVFP4"))
+    wider = rows["w4afp8"]["perplexity"] / rows["gptq-w4a16"]["perplexity"] - 1
+    more = paragraph(
+        f"Above its floor `nvfp4` has {ours / theirs:.0%} of the KL that llm-compressor's NVFP4 "
+        f"has. The perplexity of `w4afp8` is {wider:.1%} above that of `gptq-w4a16`."
+    )
+    return f"{_told('fp4-qwen-h200')}\n\n{more}"
+
+
+@region
+def low_bits() -> str:
+    """Two and three bits beside other tools' roundings that do not train."""
+    run = result("low-bits-qwen-h200")
+    ((name, model),) = run["models"].items()
+    source, rows = model["source"]["perplexity"], []
+    for one in model["rows"]:
+        if "kl_mean" not in one:
+            continue
+        tool = TOOLS[re.sub(r"-w\d$", "", one["run"])].format(bits=one["bits"])
+        change = f"{100 * (one['perplexity'] / source - 1):+.1f}%"
+        rows.append(
+            [f"{one['bits']} bits, {BITS[one['bits']]}", tool, change, number(one["kl_mean"])]
+        )
+    told = (
+        f"{name} ({model['origin']}), {model['tokens']['samples']} x {model['tokens']['length']:,} "
+        f"tokens of calibration, {model['windows']} windows of {model['length']:,} tokens of "
+        f"WikiText-2 ({link('recorded', 'low-bits-qwen-h200')}, {run['device']})."
+    )
+    return f"{paragraph(told)}\n\n{table(['', 'by', 'perplexity:', 'KL:'], rows)}"
 
 
 @region

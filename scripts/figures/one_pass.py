@@ -98,6 +98,29 @@ def whole_model() -> str:
 
 
 @region
+def whole_model_stages() -> str:
+    """Where the seconds of the whole command go, for the shape of a 1.5B."""
+    run = result("whole_model-1.5b-h200")
+    aims = {1: "20 s", 8: "45 s"}
+    rows = []
+    for one in run["runs"]:
+        stages, n_recipes = one["stages"]["main"], len(one["recipes"])
+        named = [stages[name] for name in STAGES]
+        rest = sum(stages.values()) - sum(named)
+        what = "`gptq-w4a16`" if n_recipes == 1 else f"{n_recipes} recipes, one of them GGUF"
+        times = [seconds(value) for value in (one["seconds"], *named, rest)]
+        rows.append([f"{what}, {one['caches']} caches", *times, aims[n_recipes]])
+    head = ["", "command:", *(f"{name}:" for name in STAGES), "the rest:", "aim:"]
+    told = paragraph(
+        f"A 1.5B's shape by stages ({link('measured', 'whole_model-1.5b-h200')}). {run['note']}"
+    )
+    return f"{told}\n\n{table(head, rows)}"
+
+
+STAGES = ("imports", "calibration text", "kernel compilation", "blocks", "closing")
+
+
+@region
 def quality_4_bits() -> str:
     """Our own recipes; what other tools make of the same model is measured by quality.py."""
     run = result("quality-smollm2-h200")["perplexity"]

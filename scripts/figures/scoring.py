@@ -95,6 +95,18 @@ def answers() -> str:
     run = result("generation-h200")
     ours, theirs, same = run["ours"], run["lm_eval"], run["same"]
     exact = "exact_match,strict-match"
+    more = ""
+    if found := run.get("exactness"):
+        more += (
+            f" In float32, where rounding decides nothing, {found['other_answers']} of "
+            f"{found['answers']} answers differ."
+        )
+    if found := run.get("following"):
+        more += (
+            f" Comparing a candidate with {found['answers']} answers of "
+            f"{found['answer_tokens'] // found['answers']} tokens takes "
+            f"{number(found['in_forward_passes'])} plain forward passes over them (aim 1.3)."
+        )
     return paragraph(
         f"{run['task'].upper()}, {ours['questions']:,} questions, five-shot, greedy, "
         f"{run['model']} in bfloat16 on one {run['device']}: {seconds(ours['seconds'])} by "
@@ -103,5 +115,5 @@ def answers() -> str:
         f"({times(ours['times_faster'])} as fast; aim 5). Right are "
         f"{ours['scores'][exact]:.1%} and {theirs['scores'][exact]:.1%}: in 16 bits batches of "
         f"another shape round otherwise, and of {same['looked_into']} answers that differ "
-        f"{same['between_the_two_likeliest']} part between the two likeliest tokens."
+        f"{same['between_the_two_likeliest']} part between the two likeliest tokens.{more}"
     )

@@ -26,6 +26,7 @@ PROGRAMS = {
     "gguf_quality": "gguf_quality.py",
     "gguf_writing": "gguf_writing.py",
     "kv_capacity": "kv_capacity.py",
+    "low-bits": "frontier.py",
     "million_rows": "million_rows.py",
     "moe_speed": "moe_speed.py",
     "off_grid": "off_grid.py",
