@@ -1,7 +1,7 @@
 """What FP4 costs: KL of quantkit's and of llm-compressor's checkpoints on the same tokens.
 
     python benchmarks/fp4.py --model DIR --calibration SET --work DIR --out FILE [--text FILE]
-        [--recipes NAME ...] [--peer] [--windows 64 --length 512] [--samples N]
+        [--recipes NAME ...] [--peer [SCHEME ...]] [--windows 64 --length 512] [--samples N]
 
 Makes every recipe from one pass (what --work holds already is taken as it is), with --peer also
 llm-compressor's own NVFP4A16, MXFP4A16 and MXFP4 (without data) and NVFP4 (with the same
@@ -134,7 +134,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--text", type=Path)
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
-    parser.add_argument("--peer", action="store_true", help="llm-compressor's, too")
+    parser.add_argument(
+        "--peer", nargs="*", choices=PEERS, help="llm-compressor's, too: all, or these"
+    )
     parser.add_argument("--windows", type=int, default=64)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--samples", type=int)
@@ -167,7 +169,7 @@ def main() -> None:
         record(name, loading.load(Checkpoint.open(args.work / "made" / name), device))
         if name in FLOORS:
             record(f"floor of {name}", floor(args, name, device))
-    for scheme in PEERS if args.peer else ():
+    for scheme in () if args.peer is None else args.peer or PEERS:
         rows = calibration_rows(args) if scheme == "NVFP4" else None
         folder = make_peer(args, scheme, rows)
         model = load_plain(args.source.folder, folder, device).to(loading.compute_dtype(device))

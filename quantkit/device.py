@@ -83,6 +83,16 @@ def available_host_bytes() -> int | None:
     return min(found) if found else None
 
 
+def free_bytes(device: "torch.device") -> int | None:
+    """Memory that tensors on a device can still take; None if the system does not report it."""
+    import torch
+
+    if device.type != "cuda":
+        return available_host_bytes()
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0] + held)
+
+
 def out_of_memory(error: BaseException) -> str | None:
     """One sentence if an error, or its cause, is a lack of memory; otherwise None."""
     found: BaseException | None = error

@@ -16,6 +16,7 @@ from functools import cached_property
 
 import torch
 
+from quantkit import device as devices
 from quantkit import formats, grid, numbers
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.export.folder import FolderWriter
@@ -34,6 +35,8 @@ MOMENTUM = 0.9
 """Momentum: the share of the mean gradient that later steps keep."""
 POSITIONS = 1024
 """Tokens whose logits are in memory at once."""
+WORKING = 1.25
+"""Memory per code: a byte each, and what one block takes in turn."""
 FILE = "distilled.safetensors"
 """In the journal: the scales that were found, before any is written."""
 
@@ -68,8 +71,10 @@ def distil(
     found = journal.kept(FILE)
     if found is None:
         try:
-            found = _learn(lesson, plan, writer, progress)
+            found = _learn(lesson, plan, writer, progress) if _has_room(lesson, plan) else None
         except torch.OutOfMemoryError:
+            found = None
+        if found is None:
             progress.note(
                 f"{lesson.decoder.device} has no room for all blocks of {plan.recipe.name} at "
                 "once; its scales are not tuned further"
@@ -81,6 +86,13 @@ def distil(
     writer.flush()
     for module in {name.rpartition(".")[0] for name in found}:
         _remeasure(lesson.decoder, module, plan, writer, journal)
+
+
+def _has_room(lesson: Lesson, plan: Plan) -> bool:
+    """Whether the codes of all blocks fit beside what is there, with some room to work."""
+    free = devices.free_bytes(lesson.decoder.device)
+    n_codes = sum(tensor.n_elements for tensor in plan.quantized.values())
+    return free is None or n_codes * WORKING < free
 
 
 def _learn(

@@ -9,7 +9,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -55,6 +55,15 @@ class Estimate:
     """Processes that share the samples; bytes are per process, seconds for all together."""
     n_local_ranks: int = 1
     """Those of them that share this machine's memory."""
+    distilling_bytes: int = 0
+    """On the device while the scales of all blocks are distilled, without hidden states."""
+
+    def with_distilling(self, free: int | None, on_host: bool) -> "Estimate":
+        """With the memory of distillation, if it fits: it is left out where it does not."""
+        needed = self.distilling_bytes + (0 if on_host else self.hidden_bytes)
+        if free is not None and needed > free:
+            return self
+        return replace(self, working_bytes=max(self.working_bytes, self.distilling_bytes))
 
     def device_bytes(self, on_host: bool) -> int:
         """Device memory, with or without hidden states on it."""
@@ -116,12 +125,11 @@ def estimate(
     resident = 0
     if distilled:  # codes of all blocks, and the input of each for the backward pass
         resident = n_blocks * (parameters + bytes_each * batch * narrow) + 2 * running
-    working = max(
-        resident,
+    working = (
         2 * parameters * bytes_each
         # Several ranks solve all streams of a block at once.
         + 4 * sum(columns * columns for _, columns in groups) * squares
-        + max(solving, running),
+        + max(solving, running)
     )
     costs = [solving_cost(plan.recipe, *group) for plan in plans for group in groups]
     by_gptq = methods.find("gptq")
@@ -146,6 +154,7 @@ def estimate(
         2 * parameters,
         seconds,
         n_ranks,
+        distilling_bytes=resident,
     )
 
 

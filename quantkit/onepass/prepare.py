@@ -339,6 +339,7 @@ def _calibrated(
     )
     cost = replace(cost, n_local_ranks=ranks.local_size)
     on_host = require_room(cost, job.device, run.offload)
+    cost = cost.with_distilling(devices.free_bytes(job.device), on_host)
     there = [mark.blocks_done(t) for t, plan in job.everything if plan.recipe.needs_calibration]
     done = 0 if run.force else min(there, default=0)
     cost = replace(cost, seconds=cost.seconds * (1 - REPLAYED * done / cost.n_blocks))

@@ -74,6 +74,7 @@ def drift() -> str:
 
 
 WORDS = {
+    "distil": "{} passes of distilled scales",
     "tune": "{} gradient steps",
     "signed": "signed scales",
     "sweeps": "{} sweeps",
@@ -87,24 +88,38 @@ WORDS = {
 @region
 def best_bits_real() -> str:
     """The same ideas on a real model; recipes as they were then, see each row's commit."""
-    run = result("best_bits-smollm2-h200")
+    return _of_a_real_model(
+        "best_bits-smollm2-h200",
+        " Recipes are those before this table, with two sweeps, without signed scales at 4 bits "
+        "and with GPTQ's matrix damped by 0.01; `best-w4a16` had AWQ's scales, signed ones and six "
+        "sweeps.",
+    )
+
+
+@region
+def best_bits_distilled() -> str:
+    """What distilled scales add to the presets as they are since."""
+    return _of_a_real_model(
+        "best_bits-distil-h200", " `best-w4a16` here is without distilled scales unless it says so."
+    )
+
+
+def _of_a_real_model(name: str, more: str) -> str:
+    run = result(name)
     rows = sorted(run["rows"].items(), key=lambda item: (item[1]["recipe"], -item[1]["kl_mean"]))
     told = [
         [
-            f"`{row['recipe']}`{_changes(json.loads(name))}",
+            f"`{row['recipe']}`{_changes(json.loads(asked))}",
             f"{row['perplexity']:.2f}",
             number(row["kl_mean"]),
             f"{row['top1_agreement']:.1%}",
         ]
-        for name, row in rows
+        for asked, row in rows
     ]
     text = paragraph(
         f"{run['model']} ({run['origin']}), groups of {run['group_size']}, calibrated on "
         f"{run['samples']} x {run['calibration_length']:,} tokens, {run['windows']} windows of "
-        f"{run['length']:,} tokens of WikiText-2 ({link('recorded', 'best_bits-smollm2-h200')}, "
-        f"{run['device']}). Recipes are those before this table, with two sweeps, without signed "
-        "scales at 4 bits and with GPTQ's matrix damped by 0.01; `best-w4a16` had AWQ's scales, "
-        "signed ones and six sweeps."
+        f"{run['length']:,} tokens of WikiText-2 ({link('recorded', name)}, {run['device']}).{more}"
     )
     head = ["", "perplexity:", "KL:", "same first token:"]
     return f"{text}\n\n{table(head, told)}"

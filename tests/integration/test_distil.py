@@ -8,6 +8,7 @@ from quantkit.errors import RecipeError
 from quantkit.export.folder import FolderWriter
 from quantkit.model.source import ModelSource
 from quantkit.onepass import distil, onepass
+from quantkit.onepass.estimate import Estimate
 from quantkit.onepass.prepare import CalibrationChoice, Run
 from quantkit.onepass.run import quantize
 from quantkit.progress import Silent
@@ -142,6 +143,21 @@ def test_a_run_stopped_amid_the_scales_ends_in_the_same_bytes(made, monkeypatch)
             made("stopped", 2)
     monkeypatch.setattr(distil, "_learn", None)  # what was found is not sought again
     assert same(weights(made("stopped", 2)), expected)
+
+
+def test_a_device_without_room_for_all_blocks_keeps_the_scales_and_says_so(made, monkeypatch):
+    monkeypatch.setattr(distil.devices, "free_bytes", lambda _: 1000)
+    notes = Notes()
+    assert same(weights(made("no room", 1, notes)), weights(made("none", None)))
+    (told,) = [text for text in notes.said if "not tuned further" in text]
+    assert "gptq-w2a16" in told
+
+
+def test_memory_of_distillation_counts_where_it_fits():
+    cost = Estimate(2, 64, 1, 10, 100, 20, 1.0, distilling_bytes=500)
+    assert cost.with_distilling(505, on_host=True).device_bytes(on_host=True) == 500
+    assert cost.with_distilling(505, on_host=False).device_bytes(on_host=False) == 110
+    assert cost.with_distilling(None, on_host=False).device_bytes(on_host=False) == 510
 
 
 def test_recipes_that_round_activations_are_refused(made):
