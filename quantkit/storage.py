@@ -25,6 +25,11 @@ IMATRIX = "imatrix.gguf"
 """The importance matrix stored beside a GGUF file that was made with it."""
 
 
+def gguf_files(folder: Path) -> list[Path]:
+    """The GGUF files of a folder that hold models: all but importance matrices."""
+    return [file for file in sorted(folder.glob("*.gguf")) if not file.name.startswith("imatrix")]
+
+
 @contextmanager
 def guarded(path: Path) -> Iterator[None]:
     """Turn the operating system's write errors below `path` into one clear sentence."""

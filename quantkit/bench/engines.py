@@ -20,6 +20,7 @@ from quantkit.engine import vllm_program
 from quantkit.engine.process import Child
 from quantkit.errors import EngineError
 from quantkit.parsing import parse_json
+from quantkit.storage import gguf_files
 
 START_TIMEOUT_S = 900.0
 POLL_S = 0.25
@@ -119,7 +120,7 @@ def gguf_file(path: Path) -> Path:
     """The GGUF file in a folder; of several parts the first."""
     if path.is_file():
         return path
-    found = sorted(path.glob("*.gguf"))
+    found = [file for file in gguf_files(path) if not file.name.startswith("mmproj")]
     if not found:
         raise EngineError(f"{path} holds no GGUF file, which llama.cpp needs; use --backend vllm")
     return found[0]

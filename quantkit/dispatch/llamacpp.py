@@ -6,6 +6,7 @@ from pathlib import Path
 
 from quantkit.dispatch.rules import Finding, found
 from quantkit.errors import QuantkitError
+from quantkit.storage import gguf_files
 
 REMOVED = {4, 5, 31, 32, 33, 36, 37, 38}
 """Type numbers that ggml no longer reads (ggml/include/ggml.h)."""
@@ -16,7 +17,7 @@ def files_of(path: Path) -> list[Path]:
     """The GGUF files of a folder, or the file itself; the first part of split ones."""
     if path.suffix == ".gguf":
         return [path]
-    files = sorted(path.glob("*.gguf")) if path.is_dir() else []
+    files = gguf_files(path) if path.is_dir() else []
     return [one for one in files if not re.search(r"-0*[2-9]\d*-of-\d+\.gguf$", one.name)]
 
 

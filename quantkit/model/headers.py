@@ -85,8 +85,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         end += tensor.size_bytes
     if end != size:
         raise ShardError(
-            f"{path} is truncated or corrupt: its header describes {end} bytes, it has {size}; "
-            "copy or download it again"
+            f"{path} is truncated or corrupt: its header describes {end:,} bytes, it has "
+            f"{size:,}; copy or download it again"
         )
     return tensors
 

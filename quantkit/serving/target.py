@@ -13,9 +13,7 @@ from quantkit.errors import CheckpointError, SourceError
 from quantkit.model.source import placed, read_config, read_tensors
 from quantkit.parsing import parse_json
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
-from quantkit.storage import MANIFEST
-
-IMATRIX = "imatrix.gguf"
+from quantkit.storage import IMATRIX, MANIFEST, gguf_files
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ def open_target(path: Path) -> Target:
         raise CheckpointError(f"there is no folder {path}; give a checkpoint folder or a GGUF file")
     can_chat = (path / "chat_template.jinja").is_file() or _has_template(path)
     own = _read(path / MANIFEST) if (path / MANIFEST).is_file() else None
-    files = [f for f in sorted(path.glob("*.gguf")) if f.name != IMATRIX]
+    files = gguf_files(path)
     if own is None:
         if files and not any(path.glob("*.safetensors")):
             if len(files) > 1:

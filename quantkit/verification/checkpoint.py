@@ -261,7 +261,8 @@ def file_faults(path: Path, manifest: Manifest) -> Iterator[str]:
         if name not in found:
             yield f"{name} is missing"
         elif found[name].size_bytes != file.size_bytes:
-            yield f"{name} has {found[name].size_bytes} bytes, its manifest says {file.size_bytes}"
+            size = found[name].size_bytes
+            yield f"{name} has {size:,} bytes, its manifest says {file.size_bytes:,}"
         elif found[name].sha256 != file.sha256:
             yield f"{name} was changed after it was written (sha256 differs)"
     for name in found:

@@ -247,3 +247,21 @@ def test_rows_just_longer_than_a_sample_are_named(run_cli, tmp_path):
     assert "--length 63" in note
     longer = run_cli([*build, "--length", "160", "-o", tmp_path / "b"])
     assert "just longer" not in longer.stderr
+
+
+def test_an_importance_matrix_is_not_taken_for_the_model(run_cli, demo_made, tmp_path):
+    import torch
+
+    from quantkit.bench import engines
+    from quantkit.gguf.imatrix import ImportanceMatrix
+
+    folder = shutil.copytree(demo_made / "gguf-q8_0", tmp_path / "made")
+    (model,) = folder.glob("*.gguf")
+    later = model.rename(folder / "qwen-Q8_0.gguf")  # sorted after imatrix.gguf
+    name = "blk.0.ffn_up.weight"
+    matrix = ImportanceMatrix({name: torch.rand(1, 256)}, {name: torch.tensor([512])}, ("a.txt",))
+    matrix.write(folder / "imatrix.gguf")
+    assert engines.gguf_file(folder) == later
+    result = run_cli(["verify", folder, "--for", "llama.cpp"])
+    assert "imatrix.gguf" not in result.stdout + result.stderr
+    assert "verdict: loads" in result.stdout
