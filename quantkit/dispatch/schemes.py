@@ -8,6 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from quantkit.dispatch.layers import VISION, Checkpoint, Layer
+from quantkit.formats import declared
+from quantkit.numbers import Plain, label
 from quantkit.tensorspec import TensorSpec
 
 ACTIVATION_FORMATS = (
@@ -22,7 +24,8 @@ MODELOPT = {
     "MXFP8": "mxfp8",
     "MIXED_PRECISION": "mixed",
 }
-MXFP4_FP8 = "mxfp4, fp8 inputs"
+FP8_INPUTS = Plain("float", 8)
+MXFP4_FP8 = label(Plain("float", 4, "group", 32), FP8_INPUTS)
 
 
 @dataclass(frozen=True)
@@ -218,23 +221,24 @@ class Judged:
                 return None
             bits = 8 if section.get("load_in_8bit") else 4
             kind = "int8" if bits == 8 else str(section.get("bnb_4bit_quant_type") or "fp4")
-            return Scheme("bitsandbytes", f"bitsandbytes {kind}", bits)
+            return Scheme("bitsandbytes", f"{declared.BITSANDBYTES} {kind.upper()}", bits)
         if self.ignoring(inside) is not None or VISION.search(inside):
             return None
         if self.method in ("fp8", "fbgemm_fp8"):
             if section.get("weight_block_size"):
-                return Scheme("fp8-block", "fp8 blocks")
+                return Scheme("fp8-block", _fp8("block"))
             static = section.get("activation_scheme") == "static"
             per_tensor = self.method == "fp8"
             share = "tensor" if per_tensor else "channel"
-            return Scheme("fp8", f"fp8 {share}", static=static, per_tensor=per_tensor)
+            return Scheme("fp8", _fp8(share, static), static=static, per_tensor=per_tensor)
         if self.method == "modelopt":
             kind = MODELOPT.get(self.algorithm, "")
             if kind in ("", "mixed"):
                 return None if not layer.is_quantized else Scheme(_stored_kind(layer), "mixed")
             bits, size = (4, 16) if kind.startswith("nvfp4") else (8, -1)
             plain = self.algorithm == "FP8"
-            return Scheme(kind, self.algorithm.lower(), bits, size, static=plain, per_tensor=plain)
+            tag = _modelopt(self.algorithm)
+            return Scheme(kind, tag, bits, size, static=plain, per_tensor=plain)
         return None
 
     @cached_property
@@ -254,10 +258,27 @@ def _stored_kind(layer: Layer) -> str:
     return "nvfp4" if layer.parts["weight"].dtype == "U8" else "fp8"
 
 
+def _integer(bits: int, group: int) -> Plain:
+    return Plain("int", bits, "channel") if group == -1 else Plain("int", bits, "group", group)
+
+
+def _fp8(strategy: str, static: bool = False) -> str:
+    return label(Plain("float", 8, strategy), FP8_INPUTS, static=static)
+
+
+def _modelopt(algorithm: str) -> str:
+    """The label of one of ModelOpt's algorithms."""
+    if algorithm == "MXFP8":
+        return label(Plain("float", 8, "group", 32), FP8_INPUTS)
+    (bits, kind, strategy, size), inputs = declared.MODELOPT[algorithm]
+    held = None if inputs is None else Plain("float", inputs.get("num_bits", 8))
+    static = inputs is declared.FP8_TENSOR
+    return label(Plain(kind, bits, strategy, size), held, static=static)
+
+
 def _integers(bits: int, size: Any, symmetric: bool, act_order: bool) -> Scheme:
     group = -1 if size in (None, -1, 0) else int(size)
-    share = "channel" if group == -1 else f"g{group}"
-    tag = f"int{bits} {share}{'' if symmetric else ' asymmetric'}{' act-order' * act_order}"
+    tag = label(_integer(bits, group), None, symmetric) + " act-order" * act_order
     return Scheme("wna16", tag, bits, group, symmetric, act_order)
 
 
@@ -275,25 +296,26 @@ def compressed(
     if is_float and bits == 4 and strategy == "tensor_group" and size == 16:
         if inputs is not None and inputs.get("strategy") != "tensor_group":
             raise Unsupported("no-scheme", "NVFP4 weights with inputs that are not NVFP4")
-        return Scheme("nvfp4" if inputs else "nvfp4-a16", "nvfp4", 4, 16)
+        nvfp4 = Plain("float", 4, strategy, size)
+        kind = "nvfp4" if inputs else "nvfp4-a16"
+        return Scheme(kind, label(nvfp4, nvfp4 if inputs else None), 4, 16)
     if is_float and strategy == "group" and size == 32 and bits in (4, 8):
         if bits == 8 and str(weights.get("scale_dtype")).removeprefix("torch.") != "uint8":
             raise Unsupported("no-scheme", "FP8 in groups of 32 without scale_dtype torch.uint8")
-        rounded = bits == 4 and inputs is not None and inputs.get("num_bits", 8) == 8
-        return Scheme(f"mxfp{bits}", MXFP4_FP8 if rounded else f"mxfp{bits}", bits, 32)
+        held = Plain("float", inputs.get("num_bits", 8)) if inputs else None
+        return Scheme(f"mxfp{bits}", label(Plain("float", bits, "group", 32), held), bits, 32)
     order = weights.get("actorder")
     act_order = order in ("group", "dynamic", True)
     if inputs and bits == 4 and kind == "int" and inputs.get("type") == "float":
         if capability in (None, 90) and strategy == "group":
-            return Scheme(
-                "w4afp8", f"int4 g{size}, fp8 inputs", 4, size or -1, symmetric, act_order
-            )
+            tag = label(Plain("int", 4, "group", size), FP8_INPUTS, symmetric)
+            return Scheme("w4afp8", tag, 4, size or -1, symmetric, act_order)
         raise Unsupported(
             "no-scheme", "4-bit integers with FP8 inputs run on compute capability 9.0 alone"
         )
     if inputs and version >= (0, 26) and _has_integer_inputs(weights, inputs, form, strategy):
-        share = "channel" if strategy == "channel" else f"g{size}"
-        tag = f"int{bits} {share}, int{inputs.get('num_bits', 8)} inputs"
+        held = Plain("int", inputs.get("num_bits", 8))
+        tag = label(Plain("int", bits, strategy, size), held, symmetric)
         return Scheme("int-inputs", tag, bits, size or -1, symmetric)
     if not inputs and kind == "int" and strategy in ("channel", "group"):
         if form != "pack-quantized":
@@ -307,20 +329,22 @@ def compressed(
     if form in ACTIVATION_FORMATS:
         if is_float and bits == 8 and symmetric and strategy in ("tensor", "channel", "block"):
             if not inputs:
-                return Scheme("fp8-a16", f"fp8 {strategy}, 16-bit inputs")
+                return Scheme("fp8-a16", label(Plain("float", 8, strategy), None))
             static = not inputs.get("dynamic")
             if strategy == "block":
-                return Scheme("fp8-block", "fp8 blocks")
+                return Scheme("fp8-block", _fp8("block"))
             if not static or inputs.get("strategy") in (None, "tensor"):
                 per_tensor = strategy == "tensor"
-                return Scheme("fp8", f"fp8 {strategy}", static=static, per_tensor=per_tensor)
+                return Scheme("fp8", _fp8(strategy, static), static=static, per_tensor=per_tensor)
         if inputs and kind == "int" and bits == inputs.get("num_bits", 8) == 8 and symmetric:
             fits = inputs.get("strategy") == ("token" if inputs.get("dynamic") else "tensor")
             if strategy in ("tensor", "channel") and fits:
-                return Scheme("int8", f"int8 {strategy}", static=not inputs.get("dynamic"))
+                static = not inputs.get("dynamic")
+                tag = label(Plain("int", 8, strategy), Plain("int", 8), static=static)
+                return Scheme("int8", tag, static=static)
     numbers = f"{'fp' if is_float else kind}{bits} {strategy}"
-    held = "16-bit inputs" if not inputs else f"{inputs.get('num_bits', 8)}-bit inputs"
-    raise Unsupported("no-scheme", f"{numbers} with {held} in format {form}")
+    rounded = "16-bit inputs" if not inputs else f"{inputs.get('num_bits', 8)}-bit inputs"
+    raise Unsupported("no-scheme", f"{numbers} with {rounded} in format {form}")
 
 
 def _has_integer_inputs(

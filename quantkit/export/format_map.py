@@ -38,12 +38,10 @@ def _add_pattern(found: dict[tuple[str, str], list[int]], pattern: str, format: 
 
 
 def label(part: Recipe) -> str:
-    """A short label of the numbers, such as `W4A16, groups of 64`."""
+    """A short label of the numbers, such as `W4A16 g64`."""
     weights, inputs = part.weights, part.input_activations
-    if weights.type == "float":
-        return numbers.of(weights).tag.upper()
-    name = f"W{weights.num_bits}A{inputs.num_bits if inputs else 16}"
-    return f"{name}, groups of {weights.group_size}" if weights.group_size else name
+    static = inputs is not None and inputs.dynamic is False
+    return numbers.label(weights, inputs, weights.symmetric, static)
 
 
 def ranges(blocks: Iterable[int]) -> str:

@@ -12,10 +12,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from quantkit import numbers
 from quantkit.errors import CheckpointError
 from quantkit.schemes import ActivationScheme, runs_as
 
 EVERY = ("Linear",)
+BITSANDBYTES = "bitsandbytes"
 FP8_TOKEN = {"type": "float", "strategy": "token", "dynamic": True}
 FP8_TENSOR = {"type": "float", "strategy": "tensor", "dynamic": False}
 FP8_GROUPS = {"type": "float", "strategy": "group", "group_size": 128, "dynamic": True}
@@ -57,19 +59,6 @@ class Weights:
     kind: str = ""
     """A number format that no recipe has: a ggml type, or one of bitsandbytes."""
 
-    @property
-    def tag(self) -> str:
-        """Such as `int4 g128`, `fp8 channel` or `Q4_K`."""
-        if self.kind:
-            return self.kind
-        if self.strategy == "tensor_group":
-            return "nvfp4"
-        if self.type == "float" and self.group_size == 32:
-            return f"mxfp{self.num_bits}"
-        share = f"g{self.group_size}" if self.group_size else self.strategy
-        zero = "" if self.symmetric else " asymmetric"
-        return f"{'fp' if self.type == 'float' else 'int'}{self.num_bits} {share}{zero}"
-
 
 @dataclass(frozen=True)
 class Part:
@@ -81,21 +70,19 @@ class Part:
     """None if inputs stay in 16 bits."""
 
     @property
-    def tag(self) -> str:
-        if self.weights.kind:
-            return self.weights.kind
-        if self.inputs is None:
-            return f"{self.weights.tag}, 16-bit inputs"
-        kind = "fp" if self.inputs.type == "float" else "int"
-        when = "static" if self.inputs.dynamic is False else "dynamic"
-        return f"{self.weights.tag}, {kind}{self.inputs.num_bits} {when} inputs"
+    def label(self) -> str:
+        """Such as `W4A16 g128`, `FP8 per channel` or `Q4_K`."""
+        static = self.inputs is not None and self.inputs.dynamic is False
+        return self.weights.kind or numbers.label(
+            self.weights, self.inputs, self.weights.symmetric, static
+        )
 
     @property
     def runs_as(self) -> str | None:
         """One of `hardware.support.FORMATS`; None if it has no row there."""
         if kind := self.weights.kind:
-            return None if kind.startswith("bnb ") else "gguf"
-        return runs_as(self.weights.tag, self.weights, self.inputs)
+            return None if kind.startswith(BITSANDBYTES) else "gguf"
+        return runs_as(numbers.of(self.weights).tag, self.weights, self.inputs)
 
 
 @dataclass(frozen=True)
@@ -140,8 +127,9 @@ class Declared:
 
     @property
     def words(self) -> str:
-        """A short summary, such as `gptq: int4 g128, 16-bit inputs`."""
-        parts = list(dict.fromkeys(part.tag for part in self.parts))
+        """A short summary, such as `gptq: W4A16 g128`."""
+        labels = (part.label.removeprefix(f"{self.method} ") for part in self.parts)
+        parts = list(dict.fromkeys(labels))
         cache = "; FP8 KV cache" if self.kv_cache else ""
         return f"{self.method}: {'; '.join(parts)}{cache}"
 
@@ -315,13 +303,15 @@ def _bitsandbytes(found: Mapping[str, Any]) -> Read:
     """Blocks of 64 unless the files say otherwise; LLM.int8() splits its inputs at run time."""
     names = tuple(found.get("llm_int8_skip_modules") or ())
     if found.get("load_in_8bit"):
-        return (Part(EVERY, Weights(8, "int", "channel", kind="bnb int8")),), names
+        return (Part(EVERY, Weights(8, "int", "channel", kind=f"{BITSANDBYTES} INT8")),), names
     if not found.get("load_in_4bit", True):
         raise ValueError("neither load_in_4bit nor load_in_8bit is set")
     kind = str(found.get("bnb_4bit_quant_type", "fp4"))
     if kind not in ("nf4", "fp4"):
         raise ValueError(f"bnb_4bit_quant_type {kind}: nf4 and fp4 are supported")
-    return (Part(EVERY, Weights(4, "float", "group", 64, kind=f"bnb {kind}")),), names
+    return (
+        Part(EVERY, Weights(4, "float", "group", 64, kind=f"{BITSANDBYTES} {kind.upper()}")),
+    ), names
 
 
 def _same(entry: str, module: str) -> bool:

@@ -140,7 +140,7 @@ def _config_faults(files: _Files) -> Iterator[str]:
         elif entry is None and part is not None and known.dialect.by_config:
             by_default = not known.dialect.spells_out and module in never
             if module not in tied and not by_default:
-                yield f"{module} is stored in 16 bits, and declared as {part.weights.tag}{hint}"
+                yield f"{module} is stored in 16 bits, and declared as {part.label}{hint}"
 
 
 def _names(files: _Files, entry: str) -> bool:
@@ -179,7 +179,7 @@ def _tensor_faults(files: _Files) -> Iterator[str]:
                 yield f"{module}.{name} is missing"
             elif shapes and found.shape not in shapes:
                 yield (
-                    f"{module}.{name} is {list(found.shape)}, {part.weights.tag} makes it "
+                    f"{module}.{name} is {list(found.shape)}, {part.label} makes it "
                     f"{list(shapes[0])}"
                 )
         name, told = _told_shape(files, module)
@@ -291,7 +291,7 @@ def _kind(files: _Files, module: str) -> str:
     if module not in files.quantized:
         return "in 16 bits"
     part = files.declared.part(module)
-    return "in undeclared numbers" if part is None else part.tag
+    return "in undeclared numbers" if part is None else part.label
 
 
 def _scale_faults(files: _Files) -> Iterator[str]:
@@ -424,19 +424,19 @@ def _unfolded_error(original: torch.Tensor, weight: torch.Tensor) -> float:
 
 def dear(errors: Mapping[str, float], foreign: ForeignCheckpoint) -> Iterator[str]:
     """Layers that lost more than their number format costs, or much more than the others."""
-    by_tag: dict[str, list[float]] = {}
+    by_label: dict[str, list[float]] = {}
     for module, error in errors.items():
-        by_tag.setdefault(foreign.part(module).weights.tag, []).append(error)
+        by_label.setdefault(foreign.part(module).label, []).append(error)
     for module, error in errors.items():
-        weights = foreign.part(module).weights
-        limit = _limit(weights)
-        usual = statistics.median(by_tag[weights.tag])
+        part = foreign.part(module)
+        limit = _limit(part.weights)
+        usual = statistics.median(by_label[part.label])
         if not math.isfinite(error) or error > limit:
-            yield f"{module} is {error:.3f} off its source; {weights.tag} costs {limit} at most"
-        elif len(by_tag[weights.tag]) >= 4 and error > STANDS_OUT * usual:
+            yield f"{module} is {error:.3f} off its source; {part.label} costs {limit} at most"
+        elif len(by_label[part.label]) >= 4 and error > STANDS_OUT * usual:
             yield (
                 f"{module} is {error:.4f} off its source, {error / usual:.1f} times as much as "
-                f"layers of {weights.tag} are here"
+                f"layers of {part.label} are here"
             )
 
 

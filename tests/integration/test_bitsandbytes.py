@@ -45,7 +45,7 @@ def made(model, tmp_path_factory):
 @pytest.mark.parametrize(("bits", "kind", "most"), [(4, "nf4", 0.12), (8, "int8", 0.012)])
 def test_they_are_scored_verified_and_foretold(model, made, bits, kind, most):
     found = opening.find(str(made[bits]), None, False)
-    assert found.declared.words == f"bitsandbytes: bnb {kind}"
+    assert found.declared.words == f"bitsandbytes: {kind.upper()}"
     assert found.declared.maker == "bitsandbytes"
     with torch.no_grad():
         logits = loading.load(found, torch.device("cpu"))(torch.arange(1, 33)[None]).logits
@@ -63,7 +63,7 @@ def test_they_are_scored_verified_and_foretold(model, made, bits, kind, most):
 def test_a_report_says_who_made_it(model, made, tmp_path):
     report = quantkit.compare([model, made[4]], tasks="python_docs", limit=1, device="cpu")
     (theirs,) = report.document.candidates
-    assert theirs.made.by_others == "bitsandbytes: bnb nf4; made by bitsandbytes"
+    assert theirs.made.by_others == "bitsandbytes: NF4; made by bitsandbytes"
     assert "vLLM has it before 0.28" in theirs.gpus
 
 
@@ -73,7 +73,7 @@ def test_a_report_says_who_made_it(model, made, tmp_path):
         ("weight.absmax", None, "weight.absmax is missing", "bnb-state"),
         ("weight.quant_state.bitsandbytes__nf4", None, "bitsandbytes__nf4 is missing", "bnb-state"),
         ("weight.absmax", "nan", "1 of 512 scales is NaN", None),
-        ("weight.absmax", "short", "[511], bnb nf4 makes it [512]", None),
+        ("weight.absmax", "short", "[511], bitsandbytes NF4 makes it [512]", None),
         ("weight.quant_state.bitsandbytes__nf4", "shape", "says [256, 128], not [128, 256]", None),
     ],
 )

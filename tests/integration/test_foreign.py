@@ -20,13 +20,13 @@ PRESETS = [
     "MXFP4", "MXFP4A16", "MXFP8",
 ]  # fmt: skip
 OURS = [
-    ("rtn-w4a16", "gptq", "gptq: int4 g128, 16-bit inputs"),
-    ("rtn-w4a16", "awq", "awq: int4 g128 asymmetric, 16-bit inputs"),
-    ("int8-w8a8", None, "compressed-tensors: int8 channel, int8 dynamic inputs"),
-    ("fp8-block", "fp8", "fp8: fp8 block, fp8 dynamic inputs"),
-    ("fp8-tensor", "fp8", "fp8: fp8 tensor, fp8 dynamic inputs"),
-    ("fp8-static", "fp8", "fp8: fp8 tensor, fp8 static inputs"),
-    ("nvfp4", "modelopt", "modelopt: nvfp4, fp4 dynamic inputs"),
+    ("rtn-w4a16", "gptq", "gptq: W4A16 g128"),
+    ("rtn-w4a16", "awq", "awq: W4A16 g128 asymmetric"),
+    ("int8-w8a8", None, "compressed-tensors: W8A8 per channel"),
+    ("fp8-block", "fp8", "fp8: FP8 blocks"),
+    ("fp8-tensor", "fp8", "fp8: FP8 per tensor"),
+    ("fp8-static", "fp8", "fp8: FP8 per tensor, static activations"),
+    ("nvfp4", "modelopt", "modelopt: NVFP4"),
 ]
 CPU = torch.device("cpu")
 
@@ -90,7 +90,7 @@ def test_a_report_holds_them_against_the_source_and_says_whose_they_are(
     ran = run_cli(["score", model, ours.folder, theirs, *asked, "-o", scores])
     assert ran.code == 0, ran.stderr
     card = json.loads((scores / "theirs.json").read_bytes())
-    assert card["recipe"] == "gptq: int4 g128, 16-bit inputs"
+    assert card["recipe"] == "gptq: W4A16 g128"
     assert card["made"]["engine"] == "GPTQModel 4.0.0"
     mine = json.loads((scores / f"{ours.label}.json").read_bytes())
     for name, score in mine["scores"].items():
@@ -101,7 +101,7 @@ def test_a_report_holds_them_against_the_source_and_says_whose_they_are(
     ran = run_cli(["report", scores, "-o", report])
     assert ran.code == 0, ran.stderr
     (note,) = json.loads((report / "report.json").read_bytes())["notes"]
-    assert "theirs was not made by quantkit (gptq: int4 g128, 16-bit inputs; made by GPTQ" in note
+    assert "theirs was not made by quantkit (gptq: W4A16 g128; made by GPTQ" in note
     assert "by architecture and vocabulary" in note
     assert "GPTQModel 4.0.0" in (report / "report.html").read_text()
     assert run_cli(["gate", report]).code in (0, 1)

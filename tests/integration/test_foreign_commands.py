@@ -172,7 +172,7 @@ def test_card_keeps_what_people_wrote_and_adds_what_was_measured(
     assert "Made with love." in text
     assert "license: apache-2.0" in text
     assert "not by quantkit" in text
-    assert "compressed-tensors: fp8 channel, fp8 dynamic inputs" in text
+    assert "compressed-tensors: FP8 per channel" in text
     assert "python_docs" in text
     assert "model-index" in text
     of_file = (lone.parent / "README.md").read_text()

@@ -115,8 +115,8 @@ DAMAGE = [
     (negative, f"{DOWN}.weight_scale: 1 of 256 scales is negative"),
     (truncated, "is truncated or corrupt"),
     (other_prefix, "`ignore` has language_model.lm_head, which is not a module of this model"),
-    (unlike, "different schemes: q_proj in 16 bits, k_proj int4 g128, 16-bit inputs"),
-    (other_groups, f"{DOWN}.weight_scale is [128, 2], int4 g64 makes it [128, 4]"),
+    (unlike, "different schemes: q_proj in 16 bits, k_proj W4A16 g128"),
+    (other_groups, f"{DOWN}.weight_scale is [128, 2], W4A16 g64 makes it [128, 4]"),
 ]
 
 
@@ -135,7 +135,7 @@ def test_one_bad_layer_stands_out(model, library, tmp_path):
     assert quantkit.verify(broken).faults == []
     (fault,) = quantkit.verify(broken, source=model).faults
     assert fault.startswith(f"weights: {DOWN} is 0.09")
-    assert "times as much as layers of fp8 channel are here" in fault
+    assert "times as much as layers of FP8 per channel are here" in fault
 
 
 def test_zero_scales_are_damage_in_wide_types_only():

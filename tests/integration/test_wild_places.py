@@ -93,7 +93,7 @@ def test_a_hub_id_in_the_cache_and_a_hub_out_of_reach(theirs, tmp_path):
     reference.write_text("a" * 40)
     found = from_hub(theirs, tmp_path, HF_HUB_OFFLINE="1")
     assert found.returncode == 0, found.stderr
-    assert found.stdout.strip() == "compressed-tensors: int4 g128, 16-bit inputs"
+    assert found.stdout.strip() == "compressed-tensors: W4A16 g128"
 
 
 @pytest.fixture

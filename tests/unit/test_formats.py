@@ -152,3 +152,37 @@ def test_one_scale_a_row_is_one_group():
         "a.scales": (1, 256),
         "a.g_idx": (512,),
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gptq-w4a16", "W4A16 g128"),
+        ("awq-w4a16", "W4A16 g128 asymmetric"),
+        ("int8-w8a8", "W8A8 per channel"),
+        ("fp8-dynamic", "FP8 per channel"),
+        ("fp8-static", "FP8 per tensor, static activations"),
+        ("fp8-block", "FP8 blocks"),
+        ("mxfp8", "MXFP8"),
+        ("nvfp4", "NVFP4"),
+        ("mxfp4-a16", "MXFP4-A16"),
+        ("w4afp8", "W4AFP8 g128"),
+    ],
+)
+def test_a_format_has_one_label_in_cards_checks_and_predictions(name, expected):
+    from quantkit.dispatch.schemes import compressed
+    from quantkit.export import format_map
+    from quantkit.formats import declared
+
+    recipe = Recipe.load(name)
+    weights = recipe.weights.model_copy(
+        update={"group_size": 128} if recipe.weights.group_size == "auto" else {}
+    )
+    recipe = recipe.model_copy(update={"weights": weights})
+    assert format_map.label(recipe) == expected
+    config = formats.of(recipe).config(recipe, ["lm_head"])
+    assert [p.label for p in declared.of({"quantization_config": config}, "here").parts] == [
+        expected
+    ]
+    (group,) = config["config_groups"].values()
+    assert compressed(group, config["format"], (0, 32), 90).tag == expected
