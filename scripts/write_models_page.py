@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.families import FAMILIES
+from quantkit.hardware.gpus import label
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "families.json"
@@ -132,9 +133,9 @@ class Engine:
         n_tried = sum(bool(found["recipes"]) for found in self.families.values())
         recorded = self.result["recorded"]
         return (
-            f"In {self.title} on {self.result['device']}, {agree} of {len(tried)} checkpoints of "
-            f"{n_tried} families agree; every checkpoint of {len(own)} families does. "
-            f"{recorded['date']}, commit {recorded['commit']}."
+            f"In {self.title} on {label(self.result['device'])}, {agree} of {len(tried)} "
+            f"checkpoints of {n_tried} families agree; every checkpoint of {len(own)} families "
+            f"does. {recorded['date']}, commit {recorded['commit']}."
         )
 
     def cell(self, name: str) -> str:

@@ -10,6 +10,7 @@ from quantkit.advise.offload import Offload
 from quantkit.advise.ranking import TIE, kept_step
 from quantkit.advise.speed import Span
 from quantkit.advise.split import Split
+from quantkit.engine import label
 from quantkit.hardware.gpus import GPU
 from quantkit.storage import gib
 
@@ -216,7 +217,7 @@ def reason(chosen: Candidate, serving: Sequence[Candidate], question: Question) 
     if kept_step(best) < kept_step(chosen):
         return f"{said}; {best.format.name} is barely better and keeps less quality"
     if best.format.engine != chosen.format.engine:
-        return f"{said}; {best.format.name} is barely better and needs {best.format.engine}"
+        return f"{said}; {best.format.name} is barely better and needs {label(best.format.engine)}"
     return said
 
 
@@ -229,7 +230,7 @@ def _least(said: str, chosen: Candidate, serving: Sequence[Candidate]) -> str:
         return said.replace(BEST["memory"], "the least memory of those in the report,", 1)
     but = "keeps less" if kept_step(best) < kept_step(chosen) else "keeps as much"
     if but == "keeps as much" and best.format.engine != chosen.format.engine:
-        but = f"needs {best.format.engine}"
+        but = f"needs {label(best.format.engine)}"
     said = said.replace(BEST["memory"], "barely more than the least memory", 1)
     return f"{said}; {best.format.name} takes {gib(best.needed_bytes)} and {but}"
 
@@ -248,7 +249,7 @@ def against(second: Candidate, chosen: Candidate, question: Question) -> str:
     if question.qualities and _is_prior(second) and not _is_prior(chosen):
         said += "; not in the report"
     if second.format.engine != chosen.format.engine:
-        said += f"; served by {second.format.engine}"
+        said += f"; served by {label(second.format.engine)}"
     return said
 
 

@@ -6,6 +6,7 @@ from markupsafe import Markup
 
 from quantkit.bench import choice, compare, table
 from quantkit.bench.record import Bench, Row
+from quantkit.engine import label
 from quantkit.page import lines, scatter
 from quantkit.page.document import Section, document
 from quantkit.page.parts import Fact, details, facts, notices
@@ -206,7 +207,7 @@ def _refusals(bench: Bench) -> list[str | Markup]:
 
 def _how(bench: Bench) -> Markup:
     told = {
-        "Engine": f"{bench.engine} {bench.engine_version or ''}".strip(),
+        "Engine": f"{label(bench.engine)} {bench.engine_version or ''}".strip(),
         "Hardware": bench.machine.name,
         "Latencies": "from when a request was due, so that waiting for a slow server counts",
         "Throughput": "of requests that were answered in full, the mean of repetitions",

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quantkit.errors import ScoreError
+from quantkit.hardware.gpus import label
 from quantkit.parsing import parse_json
 from quantkit.specs import as_record, json_problem
 
@@ -187,7 +188,7 @@ class Machine(Record):
         """Short name of the serving hardware."""
         if self.client_only:
             return "unknown hardware"
-        kinds = {gpu: self.gpus.count(gpu) for gpu in self.gpus}
+        kinds = {label(gpu): self.gpus.count(gpu) for gpu in self.gpus}
         shown = [f"{n} x {gpu}" if n > 1 else gpu for gpu, n in kinds.items()]
         return ", ".join(shown) or f"{self.n_cpus} CPU cores ({self.processor})"
 

@@ -14,6 +14,7 @@ from quantkit.bench.engines import Program
 from quantkit.bench.measure import Plan, measure
 from quantkit.bench.model import Model
 from quantkit.bench.record import Bench, Machine, Refusal, Row
+from quantkit.engine import label
 from quantkit.errors import EngineError
 from quantkit.export.manifest import now
 from quantkit.progress import Progress
@@ -77,7 +78,7 @@ def engine_run(
         progress.note(cpu.sentence(program.environment))
     for number, (model, setting) in enumerate(product(served, settings), start=1):
         shown = " ".join(f"{name}={value}" for name, value in setting.items()) or "default flags"
-        progress.note(f"{model.name}, {shown}: starting {program.engine}")
+        progress.note(f"{model.name}, {shown}: starting {label(program.engine)}")
         log = kept.logs / f"{number:02}-{Path(model.name).name}.log" if kept.logs else None
         try:
             _one(program, model, setting, how, log, found)

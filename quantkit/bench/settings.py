@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from quantkit.engine import speculation
+from quantkit.engine import label, speculation
 from quantkit.engine.speculation import Kind
 from quantkit.errors import EngineError, UnknownName, UsageError
 
@@ -47,7 +47,7 @@ def flags(setting: Setting, engine: str) -> list[str]:
     found: list[str] = []
     for name, value in setting.items():
         if name not in known:
-            raise EngineError(f"{engine} has no flag for {name}; leave it out of the sweep")
+            raise EngineError(f"{label(engine)} has no flag for {name}; leave it out of the sweep")
         found += known[name](value)
     return found
 

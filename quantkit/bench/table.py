@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quantkit.bench.record import Bench, Choice, Distribution, Row
+from quantkit.engine import label
 from quantkit.storage import gib
 
 UNKNOWN = "\N{EN DASH}"
@@ -154,7 +155,7 @@ def header(bench: Bench) -> str:
     """Engine, hardware and, if there is only one, the workload."""
     version = f" {bench.engine_version}" if bench.engine_version else ""
     asked = {lengths(row): row.workload for row in bench.rows}
-    line = f"{bench.engine}{version} on {bench.machine.name}"
+    line = f"{label(bench.engine)}{version} on {bench.machine.name}"
     if len(asked) != 1:
         return line
     shown, workload = next(iter(asked.items()))

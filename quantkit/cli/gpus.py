@@ -9,7 +9,23 @@ from quantkit.cli.options import AsJson
 if TYPE_CHECKING:
     from quantkit.hardware.gpus import GPU, Source
 
-UNITS = "Dense peak rates in TFLOPS (INT8: TOPS), summed up in 32 bits."
+FIGURES = {
+    "year": "year",
+    "memory_gb": "memory, GB",
+    "memory_bytes": "memory, bytes",
+    "bandwidth_gb_s": "bandwidth, GB/s",
+    "fp16_tflops": "16-bit, TFLOPS",
+    "fp8_tflops": "FP8, TFLOPS",
+    "int8_tops": "INT8, TOPS",
+    "fp4_tflops": "FP4, TFLOPS",
+    "link_gb_s": "link, GB/s",
+    "link_gpus": "GPUs on one link",
+    "pcie": "PCIe",
+    "tdp_watts": "power, W",
+    "compute_capability": "compute",
+}
+"""Labels of a GPU's figures."""
+UNITS = "Peak rates are dense, accumulated in 32 bits, in TFLOPS (INT8: TOPS)."
 HEADINGS = ("GPU", "GB", "GB/s", "16-bit", "FP8", "INT8", "FP4", "compute")
 
 
@@ -63,26 +79,46 @@ def _public(gpu: "GPU") -> dict[str, Any]:
 
 def _show(gpu: "GPU") -> None:
     from quantkit.cli import console
-    from quantkit.hardware.gpus import FIGURES
-    from quantkit.hardware.support import ENGINES, FORMATS, runs
+    from quantkit.engine import label
+    from quantkit.hardware.support import ENGINES
     from quantkit.storage import gib
 
-    typer.echo(f"{gpu.name} ({gpu.vendor}, {gpu.generation})")
+    typer.echo(f"{gpu.name} ({gpu.maker}, {gpu.generation})")
     if gpu.note:
         console.say(gpu.note)
     known = [f for f in FIGURES if getattr(gpu, f) is not None]
     kept = f"; the driver keeps {gib(gpu.driver_bytes)}" if gpu.driver_bytes else ""
-    rows = [(f, str(getattr(gpu, f)), gpu.rests_on(f)) for f in known]
+    rows = [(FIGURES[f], _shown(f, getattr(gpu, f)), gpu.rests_on(f)) for f in known]
     rows.append(("to plan with", gib(gpu.usable_bytes), f"what programs see{kept}"))
-    console.print_table(("figure", "value", "rests on"), rows, words=(0, 2))
+    console.print_table(("figure", "value", "source"), rows, words=(0, 2))
     console.say(UNITS)
     for engine in ENGINES:
-        lines = [(f, ": ".join(runs(gpu, f, engine))) for f in FORMATS]
-        console.print_lines(f"In {engine}", lines)
+        console.print_lines(f"In {label(engine)}", _formats(gpu, engine))
     console.print_lines("Sources", [("-", _source(source)) for source in gpu.sources])
+
+
+def _shown(figure: str, value: object) -> str:
+    return f"{value:,}" if isinstance(value, int | float) and figure != "year" else str(value)
+
+
+def _formats(gpu: "GPU", engine: str) -> list[tuple[str, str]]:
+    """Each format that runs, then those that do not, by their reason."""
+    from quantkit.hardware.support import FORMATS, runs
+
+    lines: list[tuple[str, str]] = []
+    refused: dict[str, list[str]] = {}
+    for format in FORMATS:
+        how, reason = runs(gpu, format, engine)
+        if how == "no":
+            refused.setdefault(reason, []).append(format)
+        else:
+            lines.append((format, f"{how}: {reason}"))
+    return lines + [("no", f"{', '.join(names)}: {reason}") for reason, names in refused.items()]
 
 
 def _source(source: "Source") -> str:
     kind = f"{source.kind}, read in a copy" if source.copied else source.kind
     note = f" ({source.note})" if source.note else ""
-    return f"{kind}: {', '.join(source.gives)}{note} {source.url}"
+    labels = (FIGURES.get(figure, figure).partition(",")[0] for figure in source.gives)
+    given = ", ".join(dict.fromkeys(labels))
+    return f"{kind}: {given}{note} {source.url}"

@@ -32,8 +32,10 @@ def end(found: "Sequence[Prediction]", as_json: bool) -> None:
 
 
 def _engine(found: "Prediction") -> str:
+    from quantkit.engine import label
+
     where = f" on {found.gpu}" if found.gpu else ""
-    return f"{'vLLM' if found.engine == 'vllm' else found.engine} {found.version}".strip() + where
+    return f"{label(found.engine)} {found.version}".strip() + where
 
 
 def _show(found: "Prediction", many: bool) -> None:

@@ -39,6 +39,7 @@ class View:
     def show_proof(self, proof: "Proof") -> None:
         """The same, and the engine's result."""
         from quantkit.export.verified import FILE
+        from quantkit.hardware.gpus import label
 
         if self.as_json:
             return
@@ -47,7 +48,8 @@ class View:
         found = proof.verified
         if found is None:
             return
-        where = f"{found.version}, {found.device}" + (f", {found.dtype}" if found.dtype else "")
+        where = f"{found.version}, {label(found.device)}"
+        where += f", {found.dtype}" if found.dtype else ""
         mark = "ok " if found.ok else "?  " if found.undecided else "off"
         console.say(f"{mark}       vLLM {where}: {LEVELS[found.level]}", hang=10)
         if found.texts:

@@ -13,7 +13,7 @@ from quantkit.export.card_scores import scores
 from quantkit.export.manifest import Manifest
 from quantkit.export.verified import Verified
 from quantkit.gguf import imatrix
-from quantkit.hardware import support
+from quantkit.hardware import gpus, support
 from quantkit.recipe import GGUFRecipe, Recipe
 from quantkit.registry import NATIVE
 from quantkit.storage import duration, gib
@@ -110,7 +110,7 @@ def _conversion(manifest: Manifest) -> str:
 
 
 def _took(manifest: Manifest) -> str:
-    return f"in {duration(manifest.seconds)} on {manifest.device}"
+    return f"in {duration(manifest.seconds)} on {gpus.label(manifest.device)}"
 
 
 def _yaml(recipe: dict[str, object]) -> str:

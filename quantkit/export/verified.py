@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from quantkit.engine import label
 from quantkit.errors import CheckpointError
+from quantkit.hardware import gpus
 from quantkit.parsing import parse_json
 from quantkit.specs import as_record
 from quantkit.storage import write_json
@@ -102,7 +104,7 @@ class Verified(Record):
     @property
     def sentence(self) -> str:
         """For cards, reports and terminals."""
-        engine = f"{NAMES.get(self.engine, self.engine)} {self.version} on {self.device}"
+        engine = f"{label(self.engine)} {self.version} on {gpus.label(self.device)}"
         if not self.ok:
             verb = "is not proven" if self.undecided else "fails"
             return f"{verb} in {engine}: {'; '.join(self.faults)}"
@@ -138,13 +140,10 @@ class Verified(Record):
         """A cell of a table."""
         what = {"config": "config", "generate": "text", "logprobs": "log-probabilities"}[self.level]
         word = what if self.ok else f"{what} {'undecided' if self.undecided else 'wrong'}"
-        return f"{NAMES.get(self.engine, self.engine)} {self.version}: {word}"
+        return f"{label(self.engine)} {self.version}: {word}"
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
-
-
-NAMES = {"vllm": "vLLM"}
 
 
 def write(folder: Path, record: Verified) -> None:

@@ -19,7 +19,11 @@ KINDS = (
     "third party",
 )  # fmt: skip
 """Kinds of pages that figures are taken from. Product briefs and product pages are datasheets."""
-VENDORS = ("nvidia", "amd", "intel", "apple", "cpu", "unknown")
+VENDORS = {
+    "nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "apple": "Apple", "cpu": "CPU",
+    "unknown": "unknown vendor",
+}  # fmt: skip
+"""Vendors, and their labels."""
 # Brands, trade marks and the like, which people write or leave out.
 NOISE = re.compile(
     r"\((r|tm)\)|nvidia|geforce|quadro|tesla|rtx|amd|instinct|radeon|rx(?=\s?\d)"
@@ -87,6 +91,11 @@ class GPU:
     """Figures derived from others, and how."""
     unverified: tuple[str, ...] = ()
     """Figures for which no page was found."""
+
+    @property
+    def maker(self) -> str:
+        """The vendor's label."""
+        return VENDORS[self.vendor]
 
     @property
     def usable_bytes(self) -> int:
@@ -190,6 +199,13 @@ def find(name: str) -> GPU:
         "`quantkit gpus` lists all of them. For any other, call `quantkit recommend` with its "
         "figures: --memory 24GB --bandwidth 1008GB/s.",
     )
+
+
+def label(device: str) -> str:
+    """A device's label: drivers say `NVIDIA H200`, and tables `H200`, also of `2 x NVIDIA H200`."""
+    count, times, name = device.rpartition(" x ")
+    found = _by_name(name)
+    return device if found is None else f"{count}{times}{found.name}"
 
 
 def siblings(name: str) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quantkit.engine import label
 from quantkit.errors import DataError, UsageError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.gguf.layout import Layout
@@ -116,8 +117,8 @@ def choose(source: ModelSource, wanted: Wanted, table: Table) -> Choice:
         )
     if table.engine != wanted.engine:
         raise DataError(
-            f"the table is for {table.engine}, not for {wanted.engine}; make one with `quantkit "
-            f"sensitivity --for {wanted.engine}`"
+            f"the table is for {label(table.engine)}, not for {label(wanted.engine)}; make one "
+            f"with `quantkit sensitivity --for {wanted.engine}`"
         )
     target = targets.of(source, wanted.engine)
     return budgets.choose(table, wanted.budget, target, wanted.formats)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from quantkit import metrics
+from quantkit.hardware import gpus
 from quantkit.page.document import Section, document
 from quantkit.page.parts import Fact, details, facts, notices
 from quantkit.page.table import Cell, Column, table
@@ -243,7 +244,7 @@ def _how(report: Document) -> list[str | Markup]:
     rows = [
         [
             entry.name,
-            entry.device,
+            gpus.label(entry.device),
             entry.created,
             entry.made.calibration or "" if entry.made else "",
             Markup("<code>{}</code>").format(entry.digest[:16]),

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quantkit.bench import table as bench_table
+from quantkit.engine import label
 from quantkit.page.scale import Axis
 from quantkit.page.scatter import Point, scatter
 from quantkit.page.table import Cell, Column, table
@@ -89,7 +90,8 @@ def rows(speeds: Sequence[Speed]) -> list[list[str]]:
 def how(speeds: Sequence[Speed]) -> str:
     """How they were measured, in a sentence."""
     where = dict.fromkeys(
-        f"{one.engine} {one.engine_version or ''}".strip() + f" on {one.hardware}" for one in speeds
+        f"{label(one.engine)} {one.engine_version or ''}".strip() + f" on {one.hardware}"
+        for one in speeds
     )
     return (
         f"Measured with quantkit bench, {'; '.join(where)}. Times in milliseconds, from when a "

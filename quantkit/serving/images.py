@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from quantkit.engine import label
 from quantkit.engine.vllm_program import VERSION
 from quantkit.errors import EngineError, HardwareError
 from quantkit.serving.plan import Plan
@@ -71,7 +72,7 @@ def image_for(plan: Plan, asked: str | None = None) -> str:
     images = VLLM_IMAGES if plan.engine == "vllm" else LLAMA_CPP_IMAGES
     if vendor not in images:
         raise HardwareError(
-            f"there is no default image of {plan.engine} for {plan.demand.gpu.name} ({vendor}); "
+            f"there is no default image of {label(plan.engine)} for {plan.demand.gpu.name}; "
             "name one with --image, or serve it without a container"
         )
     return images[vendor] if asked is None else images[vendor].partition(":")[0] + asked

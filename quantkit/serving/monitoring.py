@@ -8,9 +8,10 @@ slots and tokens, but neither its cache nor times to first token.
 from dataclasses import dataclass
 from typing import Any
 
+from quantkit import engine
 from quantkit.serving.fleet import Targets
 from quantkit.serving.kubernetes import label, waiting_threshold
-from quantkit.serving.plan import NAMES, Plan
+from quantkit.serving.plan import Plan
 from quantkit.serving.yamltext import dump
 
 FULL_CACHE = 0.9
@@ -68,7 +69,7 @@ def grafana(plan: Plan, targets: Targets | None = None) -> dict[str, Any]:
     }
     return {
         "uid": f"quantkit-{label(plan.target.name)}"[:40],
-        "title": f"{plan.target.name} in {NAMES[plan.engine]}",
+        "title": f"{plan.target.name} in {engine.label(plan.engine)}",
         "tags": ["quantkit", plan.engine],
         "timezone": "browser",
         "schemaVersion": 39,
@@ -94,7 +95,7 @@ def alerts(plan: Plan, targets: Targets | None = None) -> str:
         for alert in found
     ]
     data = {"groups": [{"name": f"quantkit-{label(plan.target.name)}", "rules": rules}]}
-    first = f"# Alerts of {plan.target.name} in {NAMES[plan.engine]}; written by quantkit.\n"
+    first = f"# Alerts of {plan.target.name} in {engine.label(plan.engine)}; written by quantkit.\n"
     return first + dump([data])
 
 

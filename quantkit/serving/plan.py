@@ -14,6 +14,7 @@ from quantkit.advise.profiles import Profile, find, is_large
 from quantkit.advise.shape import ModelShape
 from quantkit.advise.sizing import Size
 from quantkit.advise.split import ANY, Split
+from quantkit.engine import label
 from quantkit.errors import EngineError, HardwareError, UnknownName
 from quantkit.hardware import support
 from quantkit.recipe import AnyRecipe, GGUFRecipe
@@ -26,7 +27,6 @@ from quantkit.serving.target import Target
 from quantkit.storage import gib
 
 Engine = Literal["vllm", "llama.cpp"]
-NAMES: dict[Engine, str] = {"vllm": "vLLM", "llama.cpp": "llama.cpp"}
 PROGRAMS: dict[Engine, tuple[str, ...]] = {
     "vllm": ("vllm", "serve"),
     "llama.cpp": ("llama-server", "-m"),
@@ -188,7 +188,7 @@ def _refuse_unsupported(recipe: AnyRecipe | None, demand: Demand, engine: Engine
             notes.append(f"{name}: {reason}; it may still run")
         elif how == "no":
             raise HardwareError(
-                f"{gpu.name} does not run {name} in {engine}: {reason}; "
+                f"{gpu.name} does not run {name} in {label(engine)}: {reason}; "
                 "`quantkit gpus NAME` shows what it runs"
             )
         elif how == "emulated":

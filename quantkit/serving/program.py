@@ -4,10 +4,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from quantkit.engine import vllm_program
+from quantkit.engine import label, vllm_program
 from quantkit.errors import EngineError
 from quantkit.hardware.gpus import GPU
-from quantkit.serving.plan import NAMES, Engine
+from quantkit.serving.plan import Engine
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ def look(engine: Engine, python: Path | None = None, own: Path | None = None) ->
     """The same, or None where there is none."""
     if engine == "llama.cpp":
         place = str(own) if own is not None else shutil.which("llama-server")
-        return None if place is None else Program((place, "-m"), NAMES[engine])
+        return None if place is None else Program((place, "-m"), label(engine))
     found = vllm_program.find(python)
-    return None if found is None else Program(found.words, NAMES[engine], found.version)
+    return None if found is None else Program(found.words, label(engine), found.version)
 
 
 def missing(engine: Engine) -> str:
@@ -79,7 +79,7 @@ def how_to_install(engine: Engine, gpu: GPU) -> str:
             f"install {package}`; then add `--python vllm-env/bin/python`."
         )
     return (
-        f"To install vLLM for {gpu.name} ({gpu.vendor}), see "
+        f"To install vLLM for {gpu.name} ({gpu.maker}), see "
         "https://docs.vllm.ai/en/latest/getting_started/installation/; then name its Python with "
         "--python."
     )

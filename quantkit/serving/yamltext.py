@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from quantkit.serving.plan import NAMES, Plan
+from quantkit.engine import label
+from quantkit.serving.plan import Plan
 
 
 def dump(documents: Sequence[Any]) -> str:
@@ -24,7 +25,7 @@ def dump(documents: Sequence[Any]) -> str:
 
 def head(plan: Plan, *lines: str) -> str:
     """A comment on what a file is, and why the engine has its flags."""
-    first = f"{plan.target.name} in {NAMES[plan.engine]} for {plan.where}; written by quantkit."
+    first = f"{plan.target.name} in {label(plan.engine)} for {plan.where}; written by quantkit."
     told = [flag for flag in plan.flags if flag.name not in ("--host", "--port")]
     wide = max(len(flag.name) for flag in told)
     flags = [f"  {flag.name:{wide}}  {flag.why}" for flag in told]

@@ -254,7 +254,8 @@ def _of_bitsandbytes(
     }
     name = bitsandbytes.state_name(f"{module}.weight", files.tensors)
     if name is None:
-        return found | {f"weight.{bitsandbytes.STATE}{weights.kind.removeprefix('bnb ')}": ()}
+        kind = weights.kind.rpartition(" ")[2].lower()
+        return found | {f"weight.{bitsandbytes.STATE}{kind}": ()}
     state = bitsandbytes.read_state(files.tensors[name])
     n_blocks = -(-rows * columns // state.block_size)
     found["weight.absmax"] = ((n_blocks,),)

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from figures.regions import RESULTS, link, number, paragraph, region, result, table
+from quantkit.hardware.gpus import label
 
 PLACES = ("best_bits-h200", "best_bits-cpu")
 
@@ -25,7 +26,7 @@ def best_bits() -> str:
     told = (
         f"{run['model']}, calibrated on {run['calibration']}, compared with the source on "
         f"{run['windows']} windows of {run['length']} tokens of held-out text "
-        f"({link('recorded', name)}, {run['device']})."
+        f"({link('recorded', name)}, {label(run['device'])})."
     )
     return f"{paragraph(told)}\n\n" + table(["", "perplexity:", "KL:", "same first token:"], rows)
 
@@ -49,7 +50,8 @@ def gguf_best() -> str:
     told = (
         f"{run['model']} (perplexity {run['source']['perplexity']:.2f}), calibrated on "
         f"{run['calibration']}, {run['windows']} windows of {run['length']} tokens of held-out "
-        f"text ({link('recorded', name)}, {run['device']}); both files of a type from one pass."
+        f"text ({link('recorded', name)}, {label(run['device'])}); both files "
+        "of a type from one pass."
     )
     head = ["", "bytes of tensors:", "perplexity:", "KL:", "same first token:"]
     return f"{paragraph(told)}\n\n" + table(head, rows)
@@ -67,8 +69,8 @@ def drift() -> str:
     ]
     told = (
         f"{run['model']} ({run['origin']}), {run['windows']} windows of {run['length']} tokens of "
-        f"WikiText-2 ({link('recorded', name)}, {run['device']}). `floor` is the source's own "
-        "weights with rounded inputs; gptq-w3 had no correction, the others had it."
+        f"WikiText-2 ({link('recorded', name)}, {label(run['device'])}). `floor` is the "
+        "source's own weights with rounded inputs; gptq-w3 had no correction, the others had it."
     )
     return f"{paragraph(told)}\n\n" + table(["", "perplexity:", "KL:"], rows)
 
@@ -119,7 +121,8 @@ def _of_a_real_model(name: str, more: str) -> str:
     text = paragraph(
         f"{run['model']} ({run['origin']}), groups of {run['group_size']}, calibrated on "
         f"{run['samples']} x {run['calibration_length']:,} tokens, {run['windows']} windows of "
-        f"{run['length']:,} tokens of WikiText-2 ({link('recorded', name)}, {run['device']}).{more}"
+        f"{run['length']:,} tokens of WikiText-2 ({link('recorded', name)}, "
+        f"{label(run['device'])}).{more}"
     )
     head = ["", "perplexity:", "KL:", "same first token:"]
     return f"{text}\n\n{table(head, told)}"

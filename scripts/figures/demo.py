@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from figures.regions import ROOT, number, paragraph, region, result, table
+from quantkit.hardware.gpus import label
 
 MODEL = ROOT / "quantkit" / "_data" / "demo-model"
 SHOWN = ("rtn-w8a16", "fp8-dynamic", "rtn-w4a16")
@@ -55,7 +56,7 @@ def demo_model_facts() -> str:
         [
             "training",
             f"{settings['steps']:,} steps of {tokens:,} tokens, AdamW, {run['seconds']} seconds on "
-            f"one {run['device'].removeprefix('NVIDIA ')}; every figure is in `training.json`",
+            f"one {label(run['device'])}; every figure is in `training.json`",
         ],
     ]
     return table(["", ""], rows)

@@ -3,6 +3,7 @@
 import re
 
 from figures.regions import link, number, paragraph, region, result, table
+from quantkit.hardware.gpus import label
 
 PEERS = {"nvfp4-a16": "llmcompressor-NVFP4A16", "mxfp4-a16": "llmcompressor-MXFP4A16"}
 BITS = {3: "groups of 128", 2: "groups of 64"}
@@ -73,7 +74,7 @@ def _told(name: str) -> str:
     told = (
         f"{run['model']}, calibrated on {run['calibration']}, compared with the source on "
         f"{run['windows']} windows of {run['length']} tokens of held-out text "
-        f"({link('recorded', name)}, {run['device']})."
+        f"({link('recorded', name)}, {label(run['device'])})."
     )
     if "note" in run:
         told += f" Since then: {run['note']}."

@@ -1,6 +1,7 @@
 """Scoring against lm-eval and against plain forward passes (benchmarks/scoring.py)."""
 
 from figures.regions import gib, number, paragraph, region, result, seconds, table, times
+from quantkit.hardware.gpus import label
 
 
 @region
@@ -109,7 +110,7 @@ def answers() -> str:
         )
     return paragraph(
         f"{run['task'].upper()}, {ours['questions']:,} questions, five-shot, greedy, "
-        f"{run['model']} in bfloat16 on one {run['device']}: {seconds(ours['seconds'])} by "
+        f"{run['model']} in bfloat16 on one {label(run['device'])}: {seconds(ours['seconds'])} by "
         f"`quantkit score`, {seconds(theirs['seconds'])} by lm-eval's `hf` at a batch size of "
         f"{theirs['batch_size']}, its best of {len(run['batch_sizes']['rows'])} "
         f"({times(ours['times_faster'])} as fast; aim 5). Right are "

@@ -3,6 +3,7 @@
 from typing import Any
 
 from figures.regions import RESULTS, FigureError, link, region, result, table
+from quantkit.hardware.gpus import label
 
 # Result files by the beginning of their names; the longest that fits counts.
 PROGRAMS = {
@@ -81,7 +82,9 @@ def machine(name: str, run: dict[str, Any]) -> str:
     device = one.get("device") or ("NVIDIA H200" if name.endswith("-h200") else "")
     if told is None and device.startswith("cpu ("):
         return str(device.removeprefix("cpu (").removesuffix(")"))
-    return f"{device}, {processor}" if device.startswith("NVIDIA") else processor
+    if processor == device:
+        return label(device)
+    return f"{label(device)}, {processor}" if device.startswith("NVIDIA") else processor
 
 
 def recorded(name: str, run: dict[str, Any]) -> tuple[str, str]:

@@ -46,7 +46,7 @@ def named(found):
     [
         ("RTX 4090", {}, "awq-gptq-w4a16"),
         ("L40S", {}, "awq-gptq-w4a16"),
-        ("H200 SXM", {}, "fp8-dynamic"),
+        ("H200", {}, "fp8-dynamic"),
         ("H100 SXM", {"objective": "throughput", "users": 64}, "fp8-dynamic+kv-fp8"),
         ("A100 SXM 80GB", {"objective": "throughput", "users": 64}, "int8-w8a8+kv-fp8"),
         ("H100 SXM", {"objective": "quality"}, "unquantised"),

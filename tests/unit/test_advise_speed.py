@@ -275,7 +275,7 @@ def test_where_memory_is_fast_unpacking_holds_4_bits_back():
         theirs = [
             measured[n][f"decode_{users}"]["step_s"] for n in ("awq-gptq-w4a16", "fp8-static")
         ]
-        ours = [typical(n, "H200 SXM", users, 96) for n in ("awq-gptq-w4a16", "fp8-dynamic")]
+        ours = [typical(n, "H200", users, 96) for n in ("awq-gptq-w4a16", "fp8-dynamic")]
         assert theirs[0] > theirs[1]
         assert ours[0] > ours[1]
         assert ours == pytest.approx(theirs, rel=0.2)
@@ -314,8 +314,8 @@ def typical_of(gpu):
 
 def test_engines_have_their_own_limits():
     # Published: 28, 43, 68 and 75 tokens per second of an 18.3 GB file; the cap is in the middle.
-    slow = case("gguf-q4_k_m", GPUS["H200 SXM"])
-    free = case("gguf-q4_k_m", replace(GPUS["H200 SXM"], compute_capability="8.9"))
+    slow = case("gguf-q4_k_m", GPUS["H200"])
+    free = case("gguf-q4_k_m", replace(GPUS["H200"], compute_capability="8.9"))
     end = efficiency.LLAMA_CPP[efficiency.TYPICAL]
     assert step_seconds(slow, 1, 64, end) > 1.5 * step_seconds(free, 1, 64, end)
     # Users of llama.cpp wait for each other beyond a few, but not to have kernels launched.

@@ -19,6 +19,7 @@ from quantkit.hardware.gpus import (
     describe,
     detect,
     find,
+    label,
     load,
     normal,
     parse_bytes,
@@ -380,7 +381,7 @@ def test_one_in_detail(run_cli):
     result = run_cli(["gpus", "rtx 3090"])
     assert result.code == 0
     for words in (
-        "fp16_tflops",
+        "16-bit, TFLOPS",
         "derived: 328 * 1695e6 * 512 / 1e12",
         "vendor white paper, read in a copy",
         "the driver keeps 512.0 MiB",
@@ -417,3 +418,16 @@ def test_command_is_quick_and_needs_no_torch():
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     # The processor's time, which a busy machine does not change.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("2 x NVIDIA L40S", "2 x L40S"),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("cpu (aarch64, 2 threads)", "cpu (aarch64, 2 threads)"),
+    ],
+)
+def test_a_gpu_has_one_label_whatever_its_driver_calls_it(device, expected):
+    assert label(device) == expected

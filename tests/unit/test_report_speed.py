@@ -81,7 +81,7 @@ def test_speeds_are_in_all_three_forms(report, tmp_path):
     text = markdown.render(found)
     assert "## How fast they serve" in text
     assert "1,234 (2 of 10 failed)" in text
-    assert "vllm 1.2.3 on NVIDIA H200" in text
+    assert "vLLM 1.2.3 on H200" in text
     page = html.render(read, "1")
     assert "How fast they serve" in page
     assert "54,321" in page
