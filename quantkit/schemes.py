@@ -120,15 +120,18 @@ class ActivationScheme(Strict):
     """Number format that a layer's inputs are rounded to at run time."""
 
     num_bits: Literal[4, 8] = 8
+    """Bits per activation."""
     type: Literal["int", "float"]
+    """Integers, or floats: FP8 (E4M3), NVFP4, MXFP4, MXFP8."""
     symmetric: Literal[True] = True
+    """Without zero points."""
     strategy: Literal["token", "tensor", "group", "tensor_group"]
-    """One scale for each token, one for all, or one for `group_size` channels of each token."""
+    """What shares one scale: a token, all tokens (`tensor`) or `group_size` channels of a token."""
     group_size: Literal[16, 32, 128] | None = None
     """Channels that share a scale: 128 for FP8 in blocks, 32 for MX, 16 for NVFP4."""
     dynamic: bool | Literal["local"]
-    """Scales measured at run time; otherwise they come from calibration. `local`: those of groups
-    are measured, the one for all comes from calibration."""
+    """Whether scales are measured at run time or come from calibration. `local`: group scales are
+    measured, the tensor's scale comes from calibration."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "ActivationScheme":
@@ -169,11 +172,14 @@ class KVCacheScheme(Strict):
     """Number format of keys and values: FP8 with fixed scales, as vLLM serves it."""
 
     num_bits: Literal[8] = 8
+    """Bits per key or value."""
     type: Literal["float"] = "float"
+    """FP8 (E4M3)."""
     symmetric: Literal[True] = True
+    """Without zero points."""
     strategy: Literal["tensor", "attn_head"] = "tensor"
-    """One scale for the keys of a layer and one for its values, or one for each of their heads,
-    which vLLM computes with FlashAttention alone."""
+    """One scale for the keys of a layer and one for its values, or one per head, which vLLM
+    supports with FlashAttention only."""
     dynamic: Literal[False] = False
     """Scales come from calibration."""
 

@@ -31,9 +31,11 @@ class Group(Strict):
     targets: list[str]
     """Module names, or `re:` and a pattern."""
     weights: WeightScheme
+    """The number format of their weights."""
     input_activations: ActivationScheme | None = None
+    """The number format of their inputs; none leaves them in 16 bits."""
     method: str | None = None
-    """None: the recipe's."""
+    """How their weights are quantised; none: by the recipe's method."""
 
 
 class Recipe(Named):

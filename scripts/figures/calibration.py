@@ -51,9 +51,9 @@ def domains_summed_up() -> str:
     }
     told = ", ".join(f"{percent(share, 0)} ({domain})" for domain, share in shares.items())
     return paragraph(
-        f"With a matching set the recommended recipe, AWQ-GPTQ, loses only a part of what it loses "
-        f"with wrong ones: {told}. Here a mix lies between; in an earlier run with other "
-        "encyclopaedia text, among the figures, a mix did better than a matching set on chat."
+        f"With a matching set, AWQ-GPTQ, the recommended recipe, loses only part of what it loses "
+        f"with sets of other domains: {told}. A mix is in between here; in an earlier run with "
+        "different encyclopaedia text a mix did better on chat than a matching set."
     )
 
 
@@ -99,8 +99,8 @@ def chosen() -> str:
     text = paragraph(
         f"A pool of {sum(read.values()):,} rows ({told}; OASST1, Dolly, C4, Wikipedia and the "
         f"training questions of GSM8K), rendered for SmolLM2-135M; {alike} near-duplicates were "
-        f"left out. {first['n_samples']} samples of {first['length']:,} tokens, against the mean "
-        f"of 20 random draws from the same pool ({link('results', 'calibration_choice')}):"
+        f"left out. {first['n_samples']} samples of {first['length']:,} tokens, compared with the "
+        f"mean of 20 random draws from the same pool ({link('results', 'calibration_choice')}):"
     )
     rows = []
     for name, (what, share, good) in FIGURES.items():

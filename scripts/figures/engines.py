@@ -80,9 +80,9 @@ def proof_again() -> str:
     found = run["models"]
     agree = sum(one["ok"] for one in found.values())
     return paragraph(
-        f"Made anew since ({link('measured', 'vllm-proof-again-h200')}): {agree} of "
-        f"{len(found)} agree, at {span(map(ratio, found.values()), lambda x: f'{x:.2f} times')} "
-        "the difference that rounding makes; that run ended before the source's own row."
+        f"A later run ({link('measured', 'vllm-proof-again-h200')}): {agree} of {len(found)} "
+        f"agree, at {span(map(ratio, found.values()), lambda x: f'{x:.2f} times')} the difference "
+        "that rounding makes; it ended before the source's own row."
     )
 
 
@@ -109,9 +109,9 @@ def formats_served() -> str:
     text = paragraph(
         f"{count(len(made)).capitalize()} checkpoints of the demo model in {engine(found)} on an "
         f"H200 ({link('measured', 'vllm-formats-h200')}): "
-        f"{sum(one['ok'] for one in made.values())} agree, and the unquantised source, served in "
-        f"their place, is found out {caught} times. "
-        "`power` is how often that test would do so."
+        f"{sum(one['ok'] for one in made.values())} agree. When the unquantised source was served "
+        f"in their place, the test noticed it {caught} times; `power` is the estimated probability "
+        "of that."
     )
     return f"{text}\n\n{table(head, rows)}"
 

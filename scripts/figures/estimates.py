@@ -54,12 +54,13 @@ def kv_capacity() -> str:
     large = [row for row in caches() if row["recipe"] == "bf16" and row["model"] == "8B-shaped"]
     share = span((extra(row) / taken(row) for row in large), lambda x: percent(x, 0))
     return items(
-        f"KV cache: we compute {cache_gap(run['rows'])} fewer tokens than vLLM {run['vllm']} has, "
-        f"in {count(len(run['rows']))} eager settings (SmolLM2-135M and an 8B's shape in bf16, FP8 "
-        f"and 4 bits, 16- and 8-bit cache), and {cache_gap(run['compiled'])} in "
-        f"{count(len(run['compiled']))} as a server starts, with CUDA graphs. Aim 3%.",
-        f"Beside the cache we count {span(map(extra, caches()), lambda x: f'{x:.2f} GiB')} more "
-        f"than vLLM takes, {share} of what an 8B in bf16 takes there.",
+        f"KV cache: the estimate is {cache_gap(run['rows'])} fewer tokens than vLLM {run['vllm']} "
+        f"has, in {count(len(run['rows']))} eager settings (SmolLM2-135M and an 8B's shape in "
+        f"bf16, FP8 and 4 bits, 16- and 8-bit cache), and {cache_gap(run['compiled'])} in "
+        f"{count(len(run['compiled']))} with CUDA graphs, as a server starts. Aim 3%.",
+        f"Memory without the cache: the estimate is "
+        f"{span(map(extra, caches()), lambda x: f'{x:.2f} GiB')} more than vLLM takes, {share} of "
+        "what an 8B in bf16 takes.",
     )
 
 
@@ -115,7 +116,7 @@ def speed_points() -> str:
             )
     left = n_points - len(rows)
     told = (
-        f"{n_inside} of {len(rows)} points lie in their range, with a median error of "
+        f"{n_inside} of {len(rows)} points are within their range, with a median error of "
         f"{median(errors):.0%} ({link('predicted', 'speed_points-predicted')}, "
         f"{link('measured', 'speed_points-h200')})"
         + (f"; {left} more are not measured yet." if left else ".")
@@ -141,7 +142,7 @@ def offload() -> str:
         if has_started:
             row.append(f"{max(point[started]):,.0f}" if started in point else "")
         rows.append(row)
-    told = f"The host's memory is read at {found['host_gb_s']:.0f} GB/s"
+    told = f"Host memory is read at {found['host_gb_s']:.0f} GB/s"
     links = link("predicted", "offload-predicted")
     if is_measured:
         links += f", {link('measured', 'offload-h200')}"
@@ -170,9 +171,9 @@ def speed_before() -> str:
         for case, what in CASES.items()
     ]
     return paragraph(
-        f"For 4 bits the roofline had said {', '.join(told[:-1])} and {told[-1]}, and was too fast "
-        "for decoding. Its limit for unpacking was then set from this run, so for 4 bits the "
-        "ranges above are not an independent prediction."
+        f"For 4 bits the roofline had predicted {', '.join(told[:-1])} and {told[-1]}, too fast "
+        "for decoding. Its limit for unpacking was then set from this run, so the ranges for 4 "
+        "bits above are not an independent prediction."
     )
 
 
@@ -260,20 +261,20 @@ def published() -> str:
     logs = ", ".join(f"{log['model']} in {log['vllm']} ({log['used_off']:+.2%})" for log in far)
     return items(
         f"**Memory.** Weights are within {at_most(summary['weights_within'], 1)} of what vLLM "
-        f"logged in {summary['weights']} starts. All memory but the cache is within "
+        f"logged in {summary['weights']} starts. Memory without the cache is within "
         f"{at_most(worst(new, 'used_off'), 1)} in {within(new, 'used_off', 0.05)} logs of vLLM "
         f"0.15 to 0.21, {pairs(new)}, on up to {count(max(log.get('count', 1) for log in new))} "
-        "GPUs. What vLLM takes beside weights is known to us from these logs, so they are not a "
-        f"test of that; the H200 above is. Of older logs {within(old, 'used_off', 0.05)} are "
-        f"within 5%; the others are {logs}. No MoE model was checked.",
-        f"**Speed at batch 1.** Of the figures of vLLM 0.10 to 0.23, "
+        "GPUs. vLLM's own overhead was fitted to these logs, so only the H200 above tests that "
+        f"part. Of the older logs, {within(old, 'used_off', 0.05)} are within 5%; the others are "
+        f"{logs}. No MoE model was checked.",
+        f"**Speed at batch size 1.** Of the figures for vLLM 0.10 to 0.23, "
         f"{within(speed['new'], 'off', NEAR)} are within {at_most(worst(speed['new'], 'off'))} "
         f"({within(speed['new'], 'off', 0.1)} within 10%): {pairs(speed['new'])} from RTX 3090 to "
-        "H100 and Jetson Thor, and no constant was chosen by them. Of llama.cpp's, "
+        "H100 and Jetson Thor, none of which was used to fit a constant. Of those for llama.cpp, "
         f"{within(speed['llama.cpp'], 'off', NEAR)} are within 25%; the misses are {misses}. Of "
-        f"vLLM 0.4.2 and 0.6.3 on A100, an older engine that took several milliseconds between "
-        f"steps, {within(speed['old'], 'off', NEAR)} are; for the rest we predict too much, up to "
-        f"{times(1 + fast['off'])} the published speed ({fast['model']}).",
+        f"those for vLLM 0.4.2 and 0.6.3 on A100, an older engine that took several milliseconds "
+        f"between steps, {within(speed['old'], 'off', NEAR)} are within 25%; the others are "
+        f"overestimated, by up to {times(1 + fast['off'])} ({fast['model']}).",
     )
 
 
@@ -294,20 +295,21 @@ def how_far_off() -> str:
     far = max(speeds, key=lambda one: one[3]["typical"] / one[4])
     intro = f"Measured in vLLM {run['vllm']} on an H200 ([all figures](measured.md#estimates)):"
     found = items(
-        f"vLLM's KV cache holds {more} more tokens than we say, in {count(len(caches()))} settings "
-        f"({link('results', 'kv_capacity-h200')}). What it takes beside the cache is less than we "
-        f"say, by {span(map(extra, caches()), lambda x: f'{x:.1f} GiB')}.",
-        f"An 8B's shape in {count(len(formats()))} formats beside bf16, decoding for 1 and 64 "
-        "users and reading a prompt, runs at the ratio to bf16 that we give or within "
-        f"{at_most(max(-low, high))} of its nearer end, except FP8 in blocks, up to "
-        f"{at_most(-blocks)} below: its fastest kernels, DeepGEMM's, were off. For 4 bits that is "
-        "not a test: we had been too fast there, and set the limit for unpacking from this run "
+        f"vLLM's KV cache holds {more} more tokens than estimated, in {count(len(caches()))} "
+        f"settings ({link('results', 'kv_capacity-h200')}). Its memory without the cache is "
+        f"{span(map(extra, caches()), lambda x: f'{x:.1f} GiB')} less than estimated.",
+        f"For an 8B's shape in {count(len(formats()))} formats, decoding for 1 and 64 users and "
+        "reading a prompt, the measured speed relative to bf16 is within the estimated range or "
+        f"at most {at_most(max(-low, high))} outside it, except for FP8 blocks, which are up to "
+        f"{at_most(-blocks)} slower: DeepGEMM, their fastest kernel, was not used. The 4-bit "
+        "figures are not a test, because the limit for unpacking was set from this run "
         f"({link('results', 'vllm-speed-h200')}).",
-        f"Shapes of 1B and 3B were the test of that: of {len(speeds)} speeds in bf16, FP8 and 4 "
-        f"bits {'all' if inside == len(speeds) else inside} lay between our ends and {sum(close)} "
-        f"were within 25%. The worst is {far[0].removeprefix('llama-').upper()} with "
-        f"{CASES[far[2]]}, {percent(far[3]['typical'] / far[4] - 1, 0)} too fast: the CPU that "
-        f"prepares steps sets the pace there, which is in the estimate since "
+        f"Shapes of 1B and 3B are the test of that limit: of {len(speeds)} speeds in bf16, FP8 and "
+        f"4 bits, {'all' if inside == len(speeds) else inside} are within the range and "
+        f"{sum(close)} within 25% of the typical value. The worst is "
+        f"{far[0].removeprefix('llama-').upper()} with {CASES[far[2]]}, overestimated by "
+        f"{percent(far[3]['typical'] / far[4] - 1, 0)}: there the CPU that prepares the steps is "
+        "the bottleneck, which the estimate has included since "
         f"({link('results', 'vllm-speed-small-h200')}).",
     )
     return f"{intro}\n\n{found}"

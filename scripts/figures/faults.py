@@ -25,9 +25,9 @@ def faults_mutations() -> str:
     found = result("faults")["mutations"]
     shown = table(["damaged", *VERDICTS], _rows("mutations", VERDICTS))
     return (
-        f"{shown}\n\nSeeds {_seeds('mutations')}. The longest took {found['longest_s']:.1f} s of a "
-        f"processor, and the most memory was {found['most_memory']:.2f} times that of a good input "
-        "of the same kind."
+        f"{shown}\n\nSeeds {_seeds('mutations')}. The longest took {found['longest_s']:.1f} s of "
+        f"CPU time; the largest peak memory was {found['most_memory']:.2f} times that of an intact "
+        "input of the same kind."
     )
 
 

@@ -51,7 +51,7 @@ def low_bits() -> str:
     told = (
         f"{name} ({model['origin']}), {model['tokens']['samples']} x {model['tokens']['length']:,} "
         f"tokens of calibration, {model['windows']} windows of {model['length']:,} tokens of "
-        f"WikiText-2 ({link('recorded', 'low-bits-qwen-h200')}, {run['device']})."
+        f"WikiText-2 ({link('recorded', 'low-bits-qwen-h200')}, {label(run['device'])})."
     )
     return f"{paragraph(told)}\n\n{table(['', 'by', 'perplexity:', 'KL:'], rows)}"
 

@@ -33,8 +33,8 @@ def gguf_identity() -> str:
     same = {min(one["identical"] for one in found) for found in (h200, cpu)}
     told = "all blocks are" if same == {1.0} else f"at least {percent(min(same), 3)} of blocks are"
     return paragraph(
-        f"Of {types} types, of normal, heavy-tailed and real weights, with importance and without, "
-        f"{told} byte for byte what ggml writes, on the H200 and on a CPU. Aim 99.9%."
+        f"For {types} types, with normal, heavy-tailed and real weights, with and without "
+        f"importance, {told} byte for byte what ggml writes, on the H200 and on a CPU. Aim 99.9%."
     )
 
 
@@ -49,11 +49,11 @@ def gguf_writing() -> str:
     return items(
         f"Writing Q4_K_M of {number(run['weights'] / 1e9)} billion weights, from the model on disk "
         f"to the file on disk, takes {seconds(run['seconds']['again'])}: it reads "
-        f"{gb(run['read_bytes'])} and writes {gb(run['written_bytes'])}. Reading and writing as "
-        f"many plain bytes takes {seconds(plain)}, so files bound it "
-        f"({times(run['times_the_plain_bytes'])} that).",
-        f"Its parts, done one after another: {shares}.",
-        f"While one thread both hashed and flushed it took {seconds(before['seconds']['again'])}, "
+        f"{gb(run['read_bytes'])} and writes {gb(run['written_bytes'])}. Plain reading and "
+        f"writing of as many bytes takes {seconds(plain)}, so it is bound by the files "
+        f"({times(run['times_the_plain_bytes'])} that time).",
+        f"Shares of its parts when they run one after another: {shares}.",
+        f"Before flushing had a thread of its own it took {seconds(before['seconds']['again'])}, "
         f"{times(before['times_the_plain_bytes'])} the plain bytes of that run.",
     )
 
@@ -99,13 +99,13 @@ def gguf_llamacpp() -> str:
     asked = sum(one["prompts"] for one in rounded)
     names = ", ".join(name.removeprefix("gguf-").upper() for name in logits)
     return items(
-        f"{run['tokens']['same_ids']} of {run['tokens']['texts']} texts become the same tokens as "
-        "by transformers.",
+        f"{run['tokens']['same_ids']} of {run['tokens']['texts']} texts are tokenised as by "
+        "transformers.",
         f"Log-probabilities of the next token after {plain['prompts']} prompts differ from ours by "
-        f"{plain['llama_cpp_to_ours']['mean']:.4f} nats in the mean for F16 "
+        f"{plain['llama_cpp_to_ours']['mean']:.4f} nats on average for F16 "
         f"({plain['llama_cpp_to_ours']['largest']:.4f} at most), and by {here} for {names} "
         f"({largest:.2f} at most), with the same first choice for {first} of {asked} prompts.",
-        "llama.cpp rounds what layers see to 8 bits. The same rounding moves our own answers as "
-        f"far, by {moved}, though not to the same place, since roundings that differ early flip "
-        f"later ones: from there llama.cpp is {away} away.",
+        "llama.cpp rounds the inputs of layers to 8 bits. The same rounding moves our own "
+        f"log-probabilities as far, by {moved}, but not to the same values, since an early "
+        f"difference in rounding changes later ones: llama.cpp differs from those by {away}.",
     )

@@ -56,8 +56,8 @@ def scoring_exactness() -> str:
     run = result("scoring-h200")
     same, exact = run["mmlu"]["same"], run["exactness"]["float32, ours against lm_eval's"]
     return paragraph(
-        f"Of {same['answers']:,} answers {same['other_answers'] or 'none'} differ from lm-eval's. "
-        f"Log-probabilities in bf16 differ by {same['gap_median']:.4f} in the median and "
+        f"Of {same['answers']:,} answers, {same['other_answers'] or 'none'} differ from lm-eval's. "
+        f"Log-probabilities in bf16 differ by a median of {same['gap_median']:.4f} and by "
         f"{same['gap_largest']:.4f} at most; in float32, on {exact['answers']} questions, by "
         f"{exact['gap_largest']:.1e} at most."
     )
@@ -84,9 +84,9 @@ def divergence() -> str:
     disk = text["disk_bytes"]
     beside = paragraph(
         f"A model against itself gives {text['largest_kl_against_itself']:g} at all "
-        f"{text['compared_positions']:,} compared positions of WikiText-2. Kept of the source for "
-        f"that: {number(disk['reference'] / 2**20)} MiB of hidden states and "
-        f"{number(disk['head'] / 2**20)} MiB for its output layer, once for all texts."
+        f"{text['compared_positions']:,} compared positions of WikiText-2. The comparison stores "
+        f"{number(disk['reference'] / 2**20)} MiB of the source's hidden states and, once for all "
+        f"texts, {number(disk['head'] / 2**20)} MiB for its output layer."
     )
     return f"{table(head, rows)}\n\n{beside}"
 
@@ -113,8 +113,8 @@ def answers() -> str:
         f"{run['model']} in bfloat16 on one {label(run['device'])}: {seconds(ours['seconds'])} by "
         f"`quantkit score`, {seconds(theirs['seconds'])} by lm-eval's `hf` at a batch size of "
         f"{theirs['batch_size']}, its best of {len(run['batch_sizes']['rows'])} "
-        f"({times(ours['times_faster'])} as fast; aim 5). Right are "
-        f"{ours['scores'][exact]:.1%} and {theirs['scores'][exact]:.1%}: in 16 bits batches of "
-        f"another shape round otherwise, and of {same['looked_into']} answers that differ "
-        f"{same['between_the_two_likeliest']} part between the two likeliest tokens.{more}"
+        f"({times(ours['times_faster'])} as fast; aim 5). The scores are "
+        f"{ours['scores'][exact]:.1%} and {theirs['scores'][exact]:.1%}: in 16 bits, batches of "
+        f"another shape round differently, and {same['between_the_two_likeliest']} of "
+        f"{same['looked_into']} differing answers part where the two likeliest tokens are close.{more}"
     )

@@ -11,7 +11,7 @@ def suite() -> str:
     words = paragraph(
         f"Its {found['n_tests']:,} tests take {number(found['seconds'] / 60)} minutes{was} on "
         f"{found['cores']} cores ({found['machine']}; {link('every file', 'suite', '')}). The "
-        "longest, each with what it is the first to need:"
+        "longest, each including the fixtures that it is the first to use:"
     )
     rows = [
         [f"`{one['test'].removeprefix('tests/')}`", f"{one['seconds']:.0f}"]

@@ -33,12 +33,12 @@ def wild_in_vllm() -> str:
         these = [one for _, one in tried if one["foretold"]["verdict"] == verdict]
         rows.append([words, f"{len(these)}", f"{sum(one['agrees'] for one in these)}"])
     told = (
-        f"Foretold by quantkit, then loaded by vLLM {found['version']} on an {found['gpu']}: "
-        f"{found['agree']} of {found['of']} as foretold ({link('recorded', 'wild-h200')})."
+        f"Predicted by quantkit, then loaded by vLLM {found['version']} on an {found['gpu']}: "
+        f"{found['agree']} of {found['of']} as predicted ({link('recorded', 'wild-h200')})."
     )
     for name, one in tried:
         if not one["agrees"]:
-            told += f" Not so `{name}`: foretold {one['foretold']['verdict']}, found "
+            told += f" The exception is `{name}`: predicted {one['foretold']['verdict']}, found "
             told += one["found"]["outcome"]
             if (apart := one["found"].get("nats_apart")) is not None:
                 told += f", {apart} nats per token from the sound one"
@@ -47,11 +47,11 @@ def wild_in_vllm() -> str:
     if again["outcomes"]["commit"] != found["recorded"]["commit"]:
         raise FigureError("wild-h200-judged.json is of another run: benchmarks/wild.py --judge")
     told += (
-        f" Since that was seen, its rule was read again in vLLM's source: the rules of commit "
-        f"`{again['recorded']['commit']}` say {again['agree']} of the same {again['of']} outcomes "
-        f"({link('judged', 'wild-h200-judged')}, without another run of vLLM)."
+        f" That rule has since been corrected from vLLM's source: the rules of commit "
+        f"`{again['recorded']['commit']}` predict {again['agree']} of the same {again['of']} "
+        f"outcomes ({link('judged', 'wild-h200-judged')}, without another run of vLLM)."
     )
-    return f"{paragraph(told)}\n\n" + table(["foretold", "checkpoints:", "found so:"], rows)
+    return f"{paragraph(told)}\n\n" + table(["predicted", "checkpoints:", "found:"], rows)
 
 
 @region
@@ -62,7 +62,7 @@ def wild_on_cpu() -> str:
     others = [name for name, one in rows.items() if not one["agrees"]]
     told = (
         f"vLLM {found['version']} without a GPU ({found['machine']}, {found['dtype']}), by the "
-        f"rules of its version alone: {found['agree']} of {found['of']} as foretold "
+        f"rules of its version only: {found['agree']} of {found['of']} as predicted "
         f"({link('recorded', 'wild-cpu')})."
     )
     if others:
@@ -81,11 +81,11 @@ def wild_peers() -> str:
     ]
     worst, roundings = found["within"].values()
     told = (
-        f"Written by the tools themselves on the demo model and a small mixture, read by quantkit "
-        f"and by the tool's own library: {found['equal']} of {found['of']} give the same "
-        f"log-probabilities ({link('recorded', 'wild_peers-cpu')}; every token within {worst} "
-        f"nats. AutoRound's layers compute in float16; there both readers do, and are on average "
-        f"within {roundings} times what float16 itself moves)."
+        f"Checkpoints of the demo model and a small MoE model, written by the tools themselves, "
+        f"then read by quantkit and by the tool's own library: {found['equal']} of {found['of']} "
+        f"give the same log-probabilities ({link('recorded', 'wild_peers-cpu')}), every token "
+        f"within {worst} nats. AutoRound's layers compute in float16; for those both readers do, "
+        f"and their average difference is within {roundings} times float16's own rounding."
     )
     head = ["checkpoint", "written by", "read as", "nats apart:"]
     return f"{paragraph(told)}\n\n{table(head, rows)}"
