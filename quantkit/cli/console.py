@@ -135,7 +135,7 @@ def lines_text(heading: str, lines: Sequence[tuple[str, str]]) -> str:
     screen = Screen()  # the same width as for tables
     columns = screen.width if screen.is_terminal else None
     beside = max((len(name) for name, _ in lines), default=0) + 2
-    if columns is not None and columns - beside < NARROW:
+    if columns is not None and columns - beside < max(NARROW, columns // 2):
         beside = 2  # names so long that sentences go below them
     room = None if columns is None else columns - beside
     told = [heading if columns is None else typer.style(heading, bold=True)]

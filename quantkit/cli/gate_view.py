@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ class View:
 
 def _screen(verdict: "Verdict") -> str:
     """A table, a sentence on everything that did not pass, and the verdict last."""
-    from quantkit.cli import console
+    from quantkit.cli import console, wrapping
     from quantkit.gating import words
     from quantkit.gating.text import plain
     from quantkit.gating.verdict import Answer
@@ -105,4 +106,4 @@ def _screen(verdict: "Verdict") -> str:
             parts.append(console.lines_text(f"{answer}:", words.reasons(found)))
     if verdict.notes:
         parts.append(console.lines_text("notes:", [("-", note) for note in verdict.notes]))
-    return "\n\n".join([*parts, words.last_line(verdict)])
+    return "\n\n".join([*parts, wrapping.fitted(words.last_line(verdict), sys.stdout)])

@@ -1,4 +1,4 @@
-"""`quantkit recipes`, `recipes show` and `recipes validate`."""
+"""`quantkit recipes`, `recipes list`, `recipes show` and `recipes validate`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,7 @@ from quantkit.cli.options import AsJson
 from quantkit.errors import EXIT_OK, QuantkitError, RecipeError
 
 app = typer.Typer(
-    help="List, explain and check recipes.",
+    help="List, explain and check recipes; without a command, list them.",
     invoke_without_command=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -17,10 +17,15 @@ app = typer.Typer(
 
 
 @app.callback()
-def list_recipes(context: typer.Context, json: AsJson = False) -> None:
+def list_by_default(context: typer.Context, json: AsJson = False) -> None:
+    """List, explain and check recipes; without a command, list them."""
+    if not context.invoked_subcommand:
+        list_recipes(json)
+
+
+@app.command("list")
+def list_recipes(json: AsJson = False) -> None:
     """List the recipes that ship with quantkit."""
-    if context.invoked_subcommand:
-        return
     from quantkit import resources
     from quantkit.cli import console
     from quantkit.recipe import ADDITIONS, GGUFRecipe, load

@@ -265,3 +265,10 @@ def test_an_importance_matrix_is_not_taken_for_the_model(run_cli, demo_made, tmp
     result = run_cli(["verify", folder, "--for", "llama.cpp"])
     assert "imatrix.gguf" not in result.stdout + result.stderr
     assert "verdict: loads" in result.stdout
+
+
+def test_recipes_are_listed_with_and_without_the_word(run_cli):
+    listed = run_cli(["recipes", "list"])
+    assert listed.code == 0
+    assert listed.stdout == run_cli(["recipes"]).stdout
+    assert json.loads(run_cli(["recipes", "list", "--json"]).stdout)
