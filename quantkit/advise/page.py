@@ -8,6 +8,7 @@ from quantkit import __version__
 from quantkit.advise import efficiency, words
 from quantkit.advise.candidates import Candidate
 from quantkit.advise.recommendation import Recommendation
+from quantkit.engine import label as engine_label
 from quantkit.page.document import Section, document
 from quantkit.page.heatmap import heatmap
 from quantkit.page.parts import Fact, details, facts, notices
@@ -40,7 +41,7 @@ def _one(found: Recommendation) -> str:
         Section("Why", _why(found)),
         Section("Formats that serve", [_formats(serving, chosen)] if serving else []),
         Section("Speed and quality", [_picture(found)] if len(serving) > 1 else []),
-        Section("Formats that do not fit", [_rest(found)]),
+        Section("Formats left out", [_rest(found)]),
         Section("What was assumed", _assumed(found)),
     ]
     lead = f"Serve it as {chosen.format.name}." if chosen else "No format fits this load."
@@ -134,7 +135,7 @@ def _facts(chosen: Candidate) -> list[Fact]:
         if speed.first_token is not None:
             shown.append(Fact(words.span_of_seconds(speed.first_token), "to the first token"))
     if fit is not None:
-        shown.append(Fact(f"{fit.users:,}", "users have room"))
+        shown.append(Fact(f"{fit.users:,}", "users fit"))
     shown.append(Fact(words.kept(chosen), "of the quality kept"))
     if chosen.cost is not None:
         shown.append(Fact(words.span(chosen.cost), "per million tokens"))
@@ -150,7 +151,7 @@ def _why(found: Recommendation) -> list[str | Markup]:
     if found.runner_up is not None:
         parts.append(f"The runner-up is {found.runner_up.format.name}: {found.runner_up_reason}.")
     if found.changes:
-        parts.append(notices("Another question, another answer", list(found.changes)))
+        parts.append(notices("What would change the choice", list(found.changes)))
     return parts
 
 
@@ -213,7 +214,7 @@ def _picture(found: Recommendation) -> Markup:
             c.format.name,
             c.speed.each.typical,
             c.quality.recovery,
-            group=c.format.engine,
+            group=engine_label(c.format.engine),
         )
         for c in found.candidates
         if c.speed is not None and c.quality is not None and c.lacks != "support"
@@ -231,7 +232,7 @@ def _rest(found: Recommendation) -> Markup:
     rows = [[c.format.name, c.problem] for c in found.candidates if not c.serves]
     if not rows:
         return Markup()
-    return table("And why", [Column("Format"), Column("Reason")], rows, dense=True)
+    return table("Why each was left out", [Column("Format"), Column("Reason")], rows, dense=True)
 
 
 def _assumed(found: Recommendation) -> list[str | Markup]:

@@ -35,7 +35,7 @@ def render(found: CalibrationSet) -> str:
     said = warnings(found)
     one = len(said) == 1
     return document(
-        manifest.name,
+        _title(manifest),
         [
             Section("Does it represent the pool?", _figures(manifest)),
             Section("Lengths", _lengths(manifest)),
@@ -54,6 +54,13 @@ def render(found: CalibrationSet) -> str:
         footer=f"Written by quantkit {manifest.version}. Nothing on this page is loaded from "
         "elsewhere.",
     )
+
+
+def _title(manifest: Manifest) -> str:
+    """Its name; the sources' names where that lists whole paths."""
+    if "/" not in manifest.name:
+        return manifest.name
+    return ", ".join(source.name for source in manifest.sources)
 
 
 def _facts(manifest: Manifest) -> list[Fact]:

@@ -1,5 +1,6 @@
 """A value for every pair of two things as shades, such as layers and their kinds of weights."""
 
+import math
 from collections.abc import Sequence
 
 from markupsafe import Markup
@@ -11,8 +12,10 @@ from quantkit.page.table import Cell, Column, table
 
 Values = Sequence[Sequence[float | None]]
 PALEST = 0.07
-LONGEST = 110
+LONGEST = 165
 """Maximum width of a name."""
+LINE = 12
+"""Height of a line of names."""
 STRIP = 220
 
 
@@ -25,10 +28,14 @@ def heatmap(
     *,
     note: str = "",
 ) -> Markup:
-    """A figure of `values[row][column]`; the longer side runs across, on a phone down."""
+    """A figure of `values[row][column]`; the longer side runs across, but down on a phone and where
+    its names would collide.
+    """
 
     def draw(width: int) -> Markup:
-        if (width >= WIDE) == (len(columns) >= len(rows)):
+        across, down = (columns, rows) if len(columns) >= len(rows) else (rows, columns)
+        is_across = width >= WIDE and _have_room(across, width - _margin(down, width))
+        if is_across == (len(columns) >= len(rows)):
             return _draw(width, title, rows, columns, values, axis)
         turned = [[line[place] for line in values] for place in range(len(columns))]
         return _draw(width, title, columns, rows, turned, axis)
@@ -36,12 +43,22 @@ def heatmap(
     return figure(title, draw, _numbers(title, rows, columns, values, axis), note=note)
 
 
+def _have_room(names: Sequence[str], width: float) -> bool:
+    """Whether every vertical name can be shown; of numbers some are enough."""
+    return all(name.isdecimal() for name in names) or width / max(1, len(names)) >= LINE
+
+
+def _margin(rows: Sequence[str], width: int) -> float:
+    """Width of the rows' names."""
+    return min(max(map(svg.text_width, rows), default=0), LONGEST, width / 3) + 8
+
+
 def _draw(
     width: int, title: str, rows: Sequence[str], columns: Sequence[str], values: Values, axis: Axis
 ) -> Markup:
-    left = min(max(map(svg.text_width, rows), default=0), LONGEST) + 8
+    left = _margin(rows, width)
     cell_width = min((width - left) / max(1, len(columns)), 64)
-    cell_height = 22 if len(rows) <= 16 else 12
+    cell_height = 22 if len(rows) <= 16 else LINE
     flat = [value for line in values for value in line]
     shades = scale(flat, axis, 0, STRIP, 3)
     drawn, top = _column_names(columns, left, cell_width)
@@ -85,16 +102,14 @@ def _opacity(share: float) -> float:
 
 
 def _column_names(columns: Sequence[str], left: float, width: float) -> tuple[list[Markup], float]:
-    """Names above their columns, and their height: horizontal, vertical, or only some of the
-    numbers.
-    """
+    """Names above their columns, and their height: horizontal, vertical, or only some of them."""
     widest = max(map(svg.text_width, columns), default=0)
     every = 1
     if widest > width - 4:
         if not all(name.isdecimal() for name in columns):
             room = min(widest, LONGEST)
             drawn = []
-            for place, name in enumerate(columns):
+            for place, name in list(enumerate(columns))[:: math.ceil(LINE / width)]:
                 x = left + (place + 0.5) * width + 4
                 drawn.append(
                     svg.element(

@@ -5,12 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from quantkit.page.markup import render
 
 LONG = 24
 """In characters; longer texts get more width, and wrap."""
+NAME = 16
+"""In characters; longer names may be broken."""
+DOT = Markup(".<wbr>")
 SHADES = 8
 """Steps of `Cell.shade`, as in the style sheet."""
 
@@ -36,6 +39,13 @@ class Cell:
     tone: Literal["", "good", "bad", "quiet"] = ""
     shade: float | None = None
     """From 0 to 1: how dark its background is."""
+
+    @property
+    def shown(self) -> Markup:
+        """Its text; a long name may be broken after its dots."""
+        text = escape(self.text)
+        is_name = len(self.text) > NAME and " " not in self.text
+        return text if isinstance(self.text, Markup) or not is_name else text.replace(".", DOT)
 
     @property
     def order(self) -> str | None:

@@ -214,7 +214,8 @@ def _verdicts(report: Document) -> list[str | Markup]:
         return []
     return [
         "Candidates answer the same questions as the source, so answers are compared one by one; "
-        "p-values are adjusted for the number of candidates (Holm). Grey is what is not shown.",
+        "p-values are adjusted for the number of candidates (Holm). Differences in grey are "
+        "not significant.",
         *parts,
     ]
 

@@ -160,3 +160,17 @@ def test_the_main_table_of_a_report_is_seen_whole(browser, width):
     )
     assert hidden <= 0
     assert not browser.is_too_wide()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_names_of_many_columns_do_not_touch(browser, width):
+    from quantkit.page.document import Section, document
+    from quantkit.page.heatmap import heatmap
+    from quantkit.page.scale import Axis
+
+    formats = [f"awq-gptq-w{n}a16+kv-fp8" for n in range(20)]
+    gpus = [f"RTX {n} Super" for n in range(90)]
+    values = [[float(1 + x + y) for x in range(len(gpus))] for y in range(len(formats))]
+    drawn = heatmap("Speed", formats, gpus, values, Axis("tokens/s"))
+    browser.show(document("Many", [Section("Overview", [drawn])]), width)
+    assert browser.run(TOUCHING) == []
