@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transcripts import form, shown
 
 from quantkit.draft import acceptance, speedup
 from quantkit.draft.measure import Asked, measure
@@ -201,10 +202,18 @@ def test_speed_ups_may_be_those_of_a_gpu(run_cli, four_bits):
     # A model this small is launched longer than it is read, and so is its draft.
     assert found["ways"]["temperature-0"]["best_speedup"] < 1.2
     assert found["ways"]["sampled"]["stderr"] is None
-    assert "nan" not in run_cli(command).stdout
+    told = run_cli(command).stdout
+    assert "nan" not in told
+    (output,) = shown("serving.md", "python-docs --gpu L40S").values()
+    assert _rows(output) == _rows(run_cli([*command, "--gpu", "l40s"]).stdout)
     refused = run_cli([*command, "--users", 2])
     assert refused.code == 2
     assert "--gpu" in refused.stderr
+
+
+def _rows(text):
+    """What each row is called, and every line that is not a row."""
+    return [line.partition(" #")[0].replace("none", "#") for line in form(text)]
 
 
 def test_the_source_as_its_own_draft_is_always_right():
