@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "mkdocs.yml"
+SCRIPTS = ROOT / "scripts" / "site"
 HOME = Path("README.md")
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#]*)(#[^)\s]*)?(\))")
 FENCE = re.compile(r"^```.*?^```", re.S | re.M)
@@ -92,6 +93,8 @@ def build(out: Path) -> int:
         if dead := staged(pages):
             print("links that lead nowhere:", *dead, sep="\n  ")
             return 1
+        for script in SCRIPTS.glob("*.js"):
+            shutil.copyfile(script, pages / script.name)
         config = Path(folder) / "mkdocs.yml"
         config.write_text(CONFIG.read_text(encoding="utf-8") + f"docs_dir: {pages}\n")
         command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
