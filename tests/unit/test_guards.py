@@ -198,9 +198,17 @@ def test_command_table_of_the_readme_is_complete():
         assert f"| `quantkit {name}" in text, name
 
 
-def test_no_registry_hosts_or_machine_paths_in_tracked_files():
+@pytest.mark.parametrize(
+    ("pattern", "places"),
+    [
+        (r"(^|[^a-z.])/(tmp|root|home)/[a-z]", ["quantkit", "docs"]),
+        (r"^(<<<<<<<|>>>>>>>) ", ["."]),
+    ],
+    ids=["machine paths", "conflict markers"],
+)
+def test_no_machine_paths_or_conflict_markers_in_tracked_files(pattern, places):
     listing = subprocess.run(
-        ["git", "grep", "-nE", r"(^|[^a-z.])/(tmp|root|home)/[a-z]", "--", "quantkit", "docs"],
+        ["git", "grep", "-nE", pattern, "--", *places],
         cwd=ROOT,
         capture_output=True,
         text=True,
