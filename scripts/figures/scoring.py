@@ -116,5 +116,6 @@ def answers() -> str:
         f"({times(ours['times_faster'])} as fast; aim 5). The scores are "
         f"{ours['scores'][exact]:.1%} and {theirs['scores'][exact]:.1%}: in 16 bits, batches of "
         f"another shape round differently, and {same['between_the_two_likeliest']} of "
-        f"{same['looked_into']} differing answers part where the two likeliest tokens are close.{more}"
+        f"{same['looked_into']} differing answers part where the two likeliest tokens are "
+        f"close.{more}"
     )
