@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
 
-    from quantkit.draft.measure import Asked, prompts_of
+    from quantkit.draft.measure import DraftOptions, prompts_of
     from quantkit.draft.measure import measure as predict
     from quantkit.engine.process import run
     from quantkit.engine.vllm_job import ENVIRONMENT
@@ -95,7 +95,7 @@ def main() -> None:
     from quantkit.model.source import ModelSource
 
     target, draft = ModelSource.open(args.target), Checkpoint.open(args.draft)
-    asked = Asked(args.calibration, args.samples, args.prompt, args.tokens)
+    asked = DraftOptions(args.calibration, args.samples, args.prompt, args.tokens)
     predicted = predict(target, draft, asked, args.device)
     samples, _ = prompts_of(target, asked)
     rows = []

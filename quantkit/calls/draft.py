@@ -64,11 +64,11 @@ class Drafting:
 
     def _measure(self, progress: "Progress") -> "Draft":
         from quantkit import opening
-        from quantkit.draft.measure import Asked, measure
+        from quantkit.draft.measure import DraftOptions, measure
         from quantkit.scoring import evaluation_text
 
         text, trusting = self.text, self.trust_remote_code
-        asked = Asked(
+        asked = DraftOptions(
             text.calibration,
             text.samples,
             text.prompt,

@@ -30,7 +30,7 @@ WAYS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Chances]] =
 
 
 @dataclass(frozen=True)
-class Asked:
+class DraftOptions:
     """How much text to measure on, and of which kind."""
 
     calibration: str
@@ -98,7 +98,7 @@ class Draft:
 def measure(
     target: Target,
     draft: Target,
-    asked: Asked,
+    asked: DraftOptions,
     device: str = "auto",
     progress: Progress | None = None,
     trust_remote_code: bool = False,
@@ -154,7 +154,7 @@ def _require_one_vocabulary(target: Target, draft: Target, trust_remote_code: bo
 
 
 def prompts_of(
-    target: Target, asked: Asked, trust_remote_code: bool = False
+    target: Target, asked: DraftOptions, trust_remote_code: bool = False
 ) -> tuple[torch.Tensor, CalibrationTokens]:
     """Samples [rows, tokens] long enough for a prompt and its continuation."""
     length = asked.n_prompt + asked.n_tokens
@@ -178,7 +178,7 @@ def prompts_of(
 
 @torch.no_grad()
 def _chances(
-    big: Any, small: Any, samples: torch.Tensor, asked: Asked, progress: Progress
+    big: Any, small: Any, samples: torch.Tensor, asked: DraftOptions, progress: Progress
 ) -> dict[str, Chances]:
     """Acceptance probabilities of every mode, each on the text it is defined for."""
     heats = {0.0 if name == "temperature-0" else asked.temperature for name in WAYS}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transcripts import form, shown
 
 from quantkit.draft import acceptance, speedup
-from quantkit.draft.measure import Asked, measure
+from quantkit.draft.measure import DraftOptions, measure
 from quantkit.draft.speedup import Costs
 from quantkit.errors import DataError, SourceError
 from quantkit.model.source import ModelSource
@@ -218,7 +218,7 @@ def _rows(text):
 
 def test_the_source_as_its_own_draft_is_always_right():
     demo = ModelSource.open("demo")
-    found = measure(demo, demo, Asked("python-docs", 2, 16, 12), "cpu")
+    found = measure(demo, demo, DraftOptions("python-docs", 2, 16, 12), "cpu")
     assert found.ways["temperature-0"].acceptance == 1
     assert found.ways["sampled"].acceptance == pytest.approx(1, abs=1e-5)
     assert found.ways["sampled"].steps[7].tokens == pytest.approx(9, abs=1e-3)
@@ -228,7 +228,7 @@ def test_the_source_as_its_own_draft_is_always_right():
 def test_the_text_of_the_set_can_be_taken_as_it_is(four_bits):
     from quantkit.export.checkpoint import Checkpoint
 
-    asked = Asked("python-docs", 4, 32, 24, on_text=True)
+    asked = DraftOptions("python-docs", 4, 32, 24, on_text=True)
     found = measure(ModelSource.open("demo"), Checkpoint.open(four_bits), asked, "cpu")
     assert found.on_text
     assert 0.6 < found.ways["sampled"].acceptance < 1
@@ -237,7 +237,7 @@ def test_the_text_of_the_set_can_be_taken_as_it_is(four_bits):
 def test_another_vocabulary_is_refused(tiny_model, tmp_path):
     demo, other = ModelSource.open("demo"), tiny_model()
     with pytest.raises(SourceError, match=r"logits for 256 tokens and demo for 4,096"):
-        measure(demo, ModelSource.open(str(other)), Asked("python-docs"))
+        measure(demo, ModelSource.open(str(other)), DraftOptions("python-docs"))
     file = other / "tokenizer.json"
     told = json.loads(file.read_text())
     words = told["model"]["vocab"]
@@ -245,13 +245,13 @@ def test_another_vocabulary_is_refused(tiny_model, tmp_path):
     words[one], words[two] = words[two], words[one]
     file.write_text(json.dumps(told))
     with pytest.raises(SourceError, match="another vocabulary"):
-        measure(demo, ModelSource.open(str(other)), Asked("python-docs"))
+        measure(demo, ModelSource.open(str(other)), DraftOptions("python-docs"))
 
 
 def test_continuations_must_hold_a_step():
     demo = ModelSource.open("demo")
     with pytest.raises(DataError, match="more than 8 tokens"):
-        measure(demo, demo, Asked("python-docs", 2, 16, 8), "cpu")
+        measure(demo, demo, DraftOptions("python-docs", 2, 16, 8), "cpu")
 
 
 def test_on_a_gpu_a_draft_is_worth_less_the_more_users_there_are():
