@@ -39,7 +39,7 @@ from quantkit.export.verified import Verified
 from quantkit.hardware import gpus
 from quantkit.model.source import ModelSource
 from quantkit.progress import Silent
-from quantkit.proof.run import Asked, ask, compare, prove
+from quantkit.proof.run import ProofOptions, ask, compare, prove
 
 RESULT = Path(__file__).parent / "results" / "families-vllm-h200.json"
 RECIPE = "gptq-w4a16"
@@ -389,7 +389,7 @@ def in_vllm(folder: Path, source: Path, engine: Small) -> tuple[dict[str, Any], 
     """A checkpoint in vLLM: loads, agrees, or why not; and what the engine says of itself."""
     try:
         (proof,) = prove(
-            [folder], engine, Asked(n_prompts=N_PROMPTS), ModelSource.open(str(source))
+            [folder], engine, ProofOptions(n_prompts=N_PROMPTS), ModelSource.open(str(source))
         )
     except Exception as error:
         return {"loads": False, "agrees": False, "reason": families.words(error)}, {}
@@ -408,7 +408,7 @@ def in_vllm(folder: Path, source: Path, engine: Small) -> tuple[dict[str, Any], 
 
 def source_in_vllm(source: Path, engine: Small) -> dict[str, Any]:
     """The 16-bit model in vLLM, which tells a family that it cannot run from a bad checkpoint."""
-    asked = Asked(n_prompts=N_PROMPTS)
+    asked = ProofOptions(n_prompts=N_PROMPTS)
     try:
         told = compare(ask(ModelSource.open(str(source)), engine, asked), asked, Silent())
     except QuantkitError as error:

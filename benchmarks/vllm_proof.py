@@ -35,7 +35,7 @@ from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.verified import Verified
 from quantkit.model.source import ModelSource
 from quantkit.progress import Silent
-from quantkit.proof.run import Asked, Asking, Sources, ask, compare, prove
+from quantkit.proof.run import EngineAnswer, ProofOptions, Sources, ask, compare, prove
 
 MADE = {
     "rtn-w8a16": (),
@@ -75,12 +75,16 @@ def figures(record: Verified) -> dict[str, Any]:
 
 
 def source_instead(
-    folder: Path, asking: Asking, prompts_digest: str | None, asked: Asked, sources: Sources
+    folder: Path,
+    asking: EngineAnswer,
+    prompts_digest: str | None,
+    asked: ProofOptions,
+    sources: Sources,
 ) -> dict[str, Any]:
     """What comes of the source's answers when they pass for a checkpoint's."""
     if asking.prompts.digest != prompts_digest:
         return {"caught": None, "problem": "the source was asked about other prompts"}
-    pretended = Asking(Checkpoint.open(folder), asking.prompts, asking.answer)
+    pretended = EngineAnswer(Checkpoint.open(folder), asking.prompts, asking.answer)
     found = compare(pretended, asked, Silent(), sources)
     whose = None if found.attribution is None else found.attribution.model_dump(mode="json")
     return {"caught": not found.ok, "faults": found.faults, "attribution": whose}
@@ -120,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     engine = Vllm(args.python, args.timeout, args.engine)
     # The source has an engine of its own beside the others, so there are always several.
     jobs = max(2, args.jobs)
-    asked = Asked("logprobs", args.prompts, args.device, args.dtype, jobs=jobs)
+    asked = ProofOptions("logprobs", args.prompts, args.device, args.dtype, jobs=jobs)
     source = ModelSource.open(args.source)
     folders = list(args.folders)
     if args.make is not None:
@@ -136,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             show(proof.folder.name, told, started)
             keep(args, source, models, started)
         try:
-            asking: Asking = first.result()
+            asking: EngineAnswer = first.result()
             told = figures(compare(asking, asked, Silent()))
         except QuantkitError as error:
             told = {"ok": False, "problem": str(error)}

@@ -151,13 +151,15 @@ class EngineCheck:
 
         def work(progress: "Progress") -> "list[Proof]":
             from quantkit.gguf.source import open_model
-            from quantkit.proof.run import Asked, prove
+            from quantkit.proof.run import ProofOptions, prove
 
             source = original
             if isinstance(source, str | Path):
                 source = open_model(str(source), requantize=True)
             trusting = self.checkpoints.trust_remote_code
-            asked = Asked(self.level, self.prompts, self.device, self.dtype, self.jobs, trusting)
+            asked = ProofOptions(
+                self.level, self.prompts, self.device, self.dtype, self.jobs, trusting
+            )
             proofs = []
             for proof in prove(folders, served.engine(), asked, source, progress):
                 proofs.append(proof)

@@ -49,7 +49,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProofOptions:
     """How thorough the check is, and its settings."""
 
     level: str = "logprobs"
@@ -91,7 +91,7 @@ class Proof:
 def prove(
     folders: Sequence[Path],
     engine: Engine,
-    asked: Asked,
+    asked: ProofOptions,
     source: ModelSource | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Proof]:
@@ -123,7 +123,7 @@ class Sources:
         self._known: dict[tuple[str, str, torch.dtype], Reference] = {}
 
     def reference(
-        self, checkpoint: Checkpoint, made: Prompts, asked: Asked, dtype: torch.dtype
+        self, checkpoint: Checkpoint, made: Prompts, asked: ProofOptions, dtype: torch.dtype
     ) -> Reference | None:
         """The reference for the prompts that were read; None where the source is not available."""
         manifest = checkpoint.manifest
@@ -145,12 +145,16 @@ class _Begun:
 
     folder: Path
     checks: Verification
-    asking: "Asking | None" = None
+    asking: "EngineAnswer | None" = None
     problem: str | None = None
 
 
 def _begin(
-    folder: Path, engine: Engine, asked: Asked, source: ModelSource | None, progress: Progress
+    folder: Path,
+    engine: Engine,
+    asked: ProofOptions,
+    source: ModelSource | None,
+    progress: Progress,
 ) -> _Begun:
     with OURS:
         checks = verify(folder, source, progress, asked.trust_remote_code)
@@ -163,7 +167,7 @@ def _begin(
         return _Begun(folder, checks, problem=str(error))
 
 
-def _finish(begun: _Begun, asked: Asked, sources: Sources, progress: Progress) -> Proof:
+def _finish(begun: _Begun, asked: ProofOptions, sources: Sources, progress: Progress) -> Proof:
     folder, checks = begun.folder, begun.checks
     if begun.asking is None:
         return Proof(folder, checks, problem=begun.problem)
@@ -176,7 +180,7 @@ def _finish(begun: _Begun, asked: Asked, sources: Sources, progress: Progress) -
 
 
 @dataclass(frozen=True)
-class Asking:
+class EngineAnswer:
     """What was asked about which model, and the answer."""
 
     target: ModelSource | Checkpoint
@@ -184,7 +188,7 @@ class Asking:
     answer: Answer
 
 
-def ask(target: ModelSource | Checkpoint, engine: Engine, asked: Asked) -> Asking:
+def ask(target: ModelSource | Checkpoint, engine: Engine, asked: ProofOptions) -> EngineAnswer:
     """Put the questions of a level to an engine; what cannot be compared is refused first."""
     settings: dict[str, Any] = {}
     if isinstance(target, Checkpoint):
@@ -211,11 +215,11 @@ def ask(target: ModelSource | Checkpoint, engine: Engine, asked: Asked) -> Askin
         asked.jobs > 1,
         settings,
     )
-    return Asking(target, made, engine.ask(job))
+    return EngineAnswer(target, made, engine.ask(job))
 
 
 def compare(
-    asking: Asking, asked: Asked, progress: Progress, sources: Sources | None = None
+    asking: EngineAnswer, asked: ProofOptions, progress: Progress, sources: Sources | None = None
 ) -> Verified:
     """Judge an answer; without `sources`, whether the source is being served is not checked."""
     answer, made, target = asking.answer, asking.prompts, asking.target

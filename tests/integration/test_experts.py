@@ -21,7 +21,7 @@ from quantkit.onepass.collector import Collector
 from quantkit.onepass.finished_block import FinishedBlock
 from quantkit.onepass.prepare import CalibrationChoice
 from quantkit.onepass.run import quantize
-from quantkit.proof.run import Asked, prove
+from quantkit.proof.run import ProofOptions, prove
 from quantkit.recipe import load as recipe
 from quantkit.scoring import loading
 from quantkit.verification.checkpoint import verify
@@ -319,7 +319,7 @@ def test_real_vllm_agrees_on_a_mixture(tmp_path):
     choice = CalibrationChoice("python-docs", 32, 128)
     (made,) = quantize(source, [recipe("gptq-w4a16")], tmp_path / "o", "cpu", calibration=choice)
     engine = Vllm(Path(os.environ["QUANTKIT_VLLM_PYTHON"]), timeout=1800)
-    (proof,) = prove([made.folder], engine, Asked(n_prompts=16))
+    (proof,) = prove([made.folder], engine, ProofOptions(n_prompts=16))
     assert proof.ok, proof.to_json()
 
 

@@ -30,7 +30,7 @@ from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.onepass.prepare import CalibrationChoice
 from quantkit.onepass.run import quantize
-from quantkit.proof.run import Asked, prove
+from quantkit.proof.run import ProofOptions, prove
 from quantkit.recipe import Recipe
 from quantkit.report import inputs
 from quantkit.scoring import agreement, prompts
@@ -243,12 +243,12 @@ def test_swapped_shards_never_reach_the_engine(tiny_model, tmp_path, python, run
 
 def test_levels_go_only_as_far_as_asked(folder, python, monkeypatch):
     engine = Vllm(python)
-    (proof,) = prove([folder], engine, Asked("config"))
+    (proof,) = prove([folder], engine, ProofOptions("config"))
     assert proof.ok
     assert proof.verified is not None
     assert (proof.verified.texts, proof.verified.read) == ([], None)
     monkeypatch.setenv("FAKE_VLLM", "canned")
-    (proof,) = prove([folder], engine, Asked("generate", n_prompts=8))
+    (proof,) = prove([folder], engine, ProofOptions("generate", n_prompts=8))
     assert proof.verified is not None
     assert (len(proof.verified.texts), proof.verified.read) == (8, None)
 
@@ -275,7 +275,7 @@ def test_engines_that_fail_say_why_in_one_sentence(
 
 def test_an_engine_that_hangs_is_ended(folder, python, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM", "hang")
-    (proof,) = prove([folder], Vllm(python, timeout=5), Asked("generate", n_prompts=8))
+    (proof,) = prove([folder], Vllm(python, timeout=5), ProofOptions("generate", n_prompts=8))
     assert proof.problem is not None
     assert "did not end within 5 s" in proof.problem
     assert not (folder / verified.FILE).exists()
@@ -325,7 +325,7 @@ def test_several_checkpoints_in_one_call(made, tmp_path, python, run_cli):
 
 
 def test_card_and_report_show_it_until_the_checkpoint_changes(folder, python, tmp_path):
-    (proof,) = prove([folder], Vllm(python), Asked("config"))
+    (proof,) = prove([folder], Vllm(python), ProofOptions("config"))
     assert proof.verified is not None
     assert proof.ok
     record = Manifest.read(folder)
@@ -465,7 +465,7 @@ def test_real_vllm_agrees_with_our_reference(tmp_path, recipe, n_prompts):
         calibration=CalibrationChoice("python-docs", 8, 128),
     )
     engine = Vllm(Path(os.environ["QUANTKIT_VLLM_PYTHON"]), timeout=1800)
-    (proof,) = prove([made.folder], engine, Asked(n_prompts=n_prompts))
+    (proof,) = prove([made.folder], engine, ProofOptions(n_prompts=n_prompts))
     assert proof.ok, proof.to_json()
     assert proof.verified is not None
     assert any(text.strip() for text in proof.verified.texts)
