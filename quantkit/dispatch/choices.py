@@ -7,7 +7,7 @@ from quantkit.dispatch import gptoss
 from quantkit.dispatch.schemes import MXFP4_FP8, Judged, Scheme, columns_of, is_readable
 from quantkit.families import SILU
 from quantkit.hardware import expert_kernels, kernels
-from quantkit.hardware.kernels import Asked
+from quantkit.hardware.kernels import KernelQuery
 
 GATES = ("gate_proj", "w1")
 """Names of an expert's first layer, if it has a gate."""
@@ -50,7 +50,7 @@ def choices(judged: Judged) -> Iterator[Choice]:
         rows, columns = sum(shape[0] for shape in shapes), shapes[0][1]
         if scheme.kind == "wna16" and (known := columns_of(layer, scheme)):
             columns = known
-        asked = Asked(
+        asked = KernelQuery(
             scheme.kind, rows, columns, judged.capability, judged.version, scheme.bits,
             scheme.group_size, scheme.symmetric, scheme.act_order, scheme.static, scheme.per_tensor,
             judged.method,
@@ -76,7 +76,7 @@ def expert_choices(judged: Judged) -> Iterator[Choice]:
         rows, columns = first.shape(scheme.bits, judged.method == "awq")
         if scheme.kind == "wna16" and (known := columns_of(first, scheme)):
             columns = known
-        asked = Asked(
+        asked = KernelQuery(
             scheme.kind, rows, columns, judged.capability, judged.version, scheme.bits,
             scheme.group_size, scheme.symmetric, scheme.act_order, scheme.static, scheme.per_tensor,
             judged.method,
@@ -84,13 +84,13 @@ def expert_choices(judged: Judged) -> Iterator[Choice]:
         yield _of_experts(block, scheme, asked)
     for block, (rows, columns) in gptoss.blocks(judged).items():
         scheme = Scheme("gpt-oss", "mxfp4", 4, gptoss.GROUP)
-        yield _of_experts(block, scheme, Asked(
+        yield _of_experts(block, scheme, KernelQuery(
             scheme.kind, rows, columns, judged.capability, judged.version, 4, gptoss.GROUP,
             method=judged.method,
         ))  # fmt: skip
 
 
-def _of_experts(block: str, scheme: Scheme, asked: Asked) -> Choice:
+def _of_experts(block: str, scheme: Scheme, asked: KernelQuery) -> Choice:
     kernel, slow = expert_kernels.choose(asked) or (None, "")
     named = None if kernel is None else f"{kernel} for experts"
     return Choice(block, scheme, asked.rows, asked.columns, named, slow)

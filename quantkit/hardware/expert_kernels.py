@@ -19,8 +19,8 @@ from quantkit.hardware.kernels import (
     FP8_SLOW,
     MARLIN_GROUPS,
     MXFP8_SLOW,
-    Asked,
     Kernel,
+    KernelQuery,
     Version,
 )
 
@@ -29,20 +29,20 @@ READ: tuple[Version, ...] = (FIRST, (0, 32))
 COMPRESSED = "compressed-tensors"
 
 
-def _hopper(a: Asked) -> bool:
+def _hopper(a: KernelQuery) -> bool:
     return a.capability == 90
 
 
-def _blackwell(a: Asked) -> bool:
+def _blackwell(a: KernelQuery) -> bool:
     """Data-centre Blackwell, family 10.x."""
     return 100 <= a.capability < 110
 
 
-def _desk(a: Asked) -> bool:
+def _desk(a: KernelQuery) -> bool:
     return 120 <= a.capability < 130
 
 
-def _marlin(a: Asked) -> bool:
+def _marlin(a: KernelQuery) -> bool:
     """`check_moe_marlin_supports_layer`: rows are an expert's intermediate size, columns its
     inputs.
     """
@@ -51,17 +51,17 @@ def _marlin(a: Asked) -> bool:
     return known and a.capability >= 75 and a.columns % 128 == 0 and a.rows % size == 0
 
 
-def _is_static(a: Asked) -> bool:
+def _is_static(a: KernelQuery) -> bool:
     return a.static and a.per_tensor
 
 
-def _weights_only(before: str) -> Callable[[Asked], str]:
+def _weights_only(before: str) -> Callable[[KernelQuery], str]:
     """What is said before Blackwell; Blackwell's other GPUs have the cores, vLLM no kernel."""
     other = "weights only: vLLM's own kernels for experts in MX formats are for 10.x"
     return lambda asked: before if asked.capability < 100 else other
 
 
-def _words(words: str) -> Callable[[Asked], str]:
+def _words(words: str) -> Callable[[KernelQuery], str]:
     return lambda asked: words
 
 
@@ -118,7 +118,7 @@ LISTS: dict[str, tuple[Kernel, ...]] = {
         Kernel("Marlin MXFP8", lambda a: a.capability >= 80, _weights_only(MXFP8_SLOW)),
     ),
 }  # fmt: skip
-UNSURE: dict[str, Callable[[Asked], bool]] = {
+UNSURE: dict[str, Callable[[KernelQuery], bool]] = {
     # Whether CUTLASS' grouped product is available depends on the build of 0.26.
     "fp8": lambda a: (
         a.capability >= 100
@@ -143,7 +143,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 """Which of those lists each method uses."""
 
 
-def choose(asked: Asked) -> tuple[str, str] | None:
+def choose(asked: KernelQuery) -> tuple[str, str] | None:
     """The kernel's name and why it is slow, if it is; None: not known here."""
     if asked.kind not in KINDS.get(asked.method, ()) or asked.version < FIRST:
         return None
@@ -157,7 +157,7 @@ def choose(asked: Asked) -> tuple[str, str] | None:
     return answers.pop() if len(answers) == 1 else None
 
 
-def _at(asked: Asked) -> tuple[str, str] | None:
+def _at(asked: KernelQuery) -> tuple[str, str] | None:
     unsure = UNSURE.get(asked.kind)
     if asked.kind not in LISTS or (unsure is not None and unsure(asked)):
         return None

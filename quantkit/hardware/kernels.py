@@ -15,7 +15,7 @@ NEWEST: Version = (0, 32)
 
 
 @dataclass(frozen=True)
-class Asked:
+class KernelQuery:
     """A layer as the kernel choice sees it."""
 
     kind: str
@@ -39,23 +39,23 @@ class Asked:
 @dataclass(frozen=True)
 class Kernel:
     name: str
-    fits: Callable[[Asked], bool]
-    slow: Callable[[Asked], str] = lambda asked: ""
+    fits: Callable[[KernelQuery], bool]
+    slow: Callable[[KernelQuery], str] = lambda asked: ""
     """Why it is a fallback; empty for the kernel that the format is meant for."""
     since: Version = (0, 0)
     before: Version = (9, 0)
     """The first version without it."""
 
 
-def _never(asked: Asked) -> str:
+def _never(asked: KernelQuery) -> str:
     return ""
 
 
-def _words(words: str) -> Callable[[Asked], str]:
+def _words(words: str) -> Callable[[KernelQuery], str]:
     return lambda asked: words
 
 
-def _machete(a: Asked) -> bool:
+def _machete(a: KernelQuery) -> bool:
     return (
         a.capability == 90
         and not (a.method == "awq" and a.version < (0, 24))  # only Marlin before that
@@ -66,12 +66,12 @@ def _machete(a: Asked) -> bool:
     )
 
 
-def _allspark(a: Asked) -> bool:
+def _allspark(a: KernelQuery) -> bool:
     plain = a.bits == 8 and a.symmetric and not a.act_order and a.group_size == -1
     return plain and 80 <= a.capability < 90 and a.columns % 16 == 0 and a.rows % 16 == 0
 
 
-def _marlin(a: Asked) -> bool:
+def _marlin(a: KernelQuery) -> bool:
     known = a.bits in ((4, 8) if a.symmetric else (4,)) and a.group_size in MARLIN_GROUPS
     if not known or a.capability < 75:
         return False
@@ -80,26 +80,26 @@ def _marlin(a: Asked) -> bool:
     return True
 
 
-def _triton(a: Asked) -> bool:
+def _triton(a: KernelQuery) -> bool:
     group = a.group_size in (-1, 32, 64, 128, a.columns)
     return a.bits == 4 and a.rows % 8 == 0 and group and not a.act_order
 
 
-def _before(capability: int, words: str) -> Callable[[Asked], str]:
+def _before(capability: int, words: str) -> Callable[[KernelQuery], str]:
     return lambda asked: words if asked.capability < capability else ""
 
 
-def _prefers_humming(a: Asked) -> bool:
+def _prefers_humming(a: KernelQuery) -> bool:
     """Where Humming comes before Marlin, from 0.32 on: on Hopper."""
     return a.capability == 90
 
 
-def _marlin_fp8(a: Asked) -> bool:
+def _marlin_fp8(a: KernelQuery) -> bool:
     """Until 0.28 only without FP8 tensor cores; since then wherever no earlier candidate fits."""
     return a.capability >= 75 and (a.capability < 89 or a.version >= (0, 29))
 
 
-def _without_cores(a: Asked) -> bool:
+def _without_cores(a: KernelQuery) -> bool:
     """compressed-tensors' FP8 with 16-bit inputs: its weight-only scheme."""
     return a.method == "compressed-tensors" and 75 <= a.capability < 89
 
@@ -192,7 +192,7 @@ MODELOPT_FP8_MINIMUM = {(0, 0): 89, (0, 27): 80}
 MODELOPT_MXFP8_MINIMUM = 80
 
 
-def choose(asked: Asked) -> tuple[str, str] | None:
+def choose(asked: KernelQuery) -> tuple[str, str] | None:
     """The kernel's name and why it is slow, if it is; None where no kernel takes the layer."""
     for kernel in LISTS[asked.kind]:
         if kernel.since <= asked.version < kernel.before and kernel.fits(asked):
@@ -219,4 +219,4 @@ def usual(format: str, capability: float) -> tuple[str, str] | None:
     if number < max(MINIMUM[kind], METHOD_MINIMUM["compressed-tensors"]):
         return None
     method = "compressed-tensors"
-    return choose(Asked(kind, LAYER, LAYER, number, NEWEST, bits, size, method=method))
+    return choose(KernelQuery(kind, LAYER, LAYER, number, NEWEST, bits, size, method=method))

@@ -9,7 +9,7 @@ from quantkit import resources
 from quantkit.advise import refusals, shape
 from quantkit.dispatch import prediction
 from quantkit.hardware import expert_kernels, gpus, kernels, support
-from quantkit.hardware.kernels import Asked, choose
+from quantkit.hardware.kernels import KernelQuery, choose
 from quantkit.tensorspec import TensorSpec
 
 DEVICES = {
@@ -75,27 +75,27 @@ def test_recommend_does_not_offer_what_the_rules_refuse():
     ("asked", "versions"),
     [
         (
-            Asked("fp8-block", 4096, 4096, 89, (0, 0), method="fp8"),
+            KernelQuery("fp8-block", 4096, 4096, 89, (0, 0), method="fp8"),
             {(0, 26): "Triton FP8 blocks", (0, 28): "Triton FP8 blocks", (0, 29): "Marlin FP8"},
         ),
         (
-            Asked("wna16", 4096, 4096, 80, (0, 0), bits=8),
+            KernelQuery("wna16", 4096, 4096, 80, (0, 0), bits=8),
             {(0, 26): "AllSpark", (0, 30): "AllSpark", (0, 31): "Marlin"},
         ),
         (
-            Asked("wna16", 4096 + 64, 4096, 90, (0, 0), bits=4, group_size=128),
+            KernelQuery("wna16", 4096 + 64, 4096, 90, (0, 0), bits=4, group_size=128),
             {(0, 26): "Marlin", (0, 31): "Marlin", (0, 32): "Humming"},
         ),
         (
-            Asked("nvfp4", 4096, 4096, 90, (0, 0), group_size=16),
+            KernelQuery("nvfp4", 4096, 4096, 90, (0, 0), group_size=16),
             {(0, 31): "Marlin FP4", (0, 32): "Humming FP4"},
         ),
         (
-            Asked("nvfp4-a16", 4096, 4096, 100, (0, 0), group_size=16),
+            KernelQuery("nvfp4-a16", 4096, 4096, 100, (0, 0), group_size=16),
             {(0, 29): "Marlin FP4", (0, 30): "FlashInfer CuTe DSL NVFP4 W4A16"},
         ),
         (
-            Asked("fp8", 4096, 4096, 80, (0, 0), method="compressed-tensors"),
+            KernelQuery("fp8", 4096, 4096, 80, (0, 0), method="compressed-tensors"),
             {(0, 24): "Marlin FP8", (0, 25): "Humming FP8"},
         ),
     ],
@@ -145,7 +145,7 @@ def test_kernels_change_with_versions(asked, versions):
 def test_experts_get_the_first_backend_that_takes_them(kind, capability, version, changes, kernel):
     bits = 4 if kind in ("wna16", "nvfp4", "mxfp4") else 8
     sizes = {"rows": 768, "columns": 2048, "bits": bits} | changes
-    asked = Asked(
+    asked = KernelQuery(
         kind, capability=capability, version=version, method="compressed-tensors", **sizes
     )
     found = expert_kernels.choose(asked)
@@ -194,7 +194,7 @@ def test_experts_of_other_methods(method, kind, capability, changes, at_26, at_3
     bits = 4 if kind.startswith(("wna16", "nvfp4")) else 8
     sizes = {"rows": 768, "columns": 2048, "bits": bits} | changes
     for version, kernel in (((0, 26), at_26), ((0, 32), at_32)):
-        found = expert_kernels.choose(Asked(kind, capability=capability, version=version,
+        found = expert_kernels.choose(KernelQuery(kind, capability=capability, version=version,
                                             method=method, **sizes))  # fmt: skip
         assert (found[0] if found else None) == kernel
 
@@ -331,7 +331,9 @@ def test_turing_has_no_kernel_for_mxfp8():
     """vLLM picks Marlin from 7.5 on, which has E8M0 scales in BF16 alone."""
     for gpu, kernel in (("T4", None), ("A100", "Marlin MXFP8")):
         capability = round(10 * gpus.find(gpu).capability)
-        asked = Asked("mxfp8", 4096, 4096, capability, (0, 26), 8, 32, method="compressed-tensors")
+        asked = KernelQuery(
+            "mxfp8", 4096, 4096, capability, (0, 26), 8, 32, method="compressed-tensors"
+        )
         assert (choose(asked) or (None,))[0] == kernel
     section = {"quant_method": "modelopt", "quant_algo": "MXFP8"}
     refused = mixture(mxfp8, section, "0.26", "T4")

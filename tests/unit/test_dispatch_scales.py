@@ -5,7 +5,7 @@ import torch
 
 from quantkit.dispatch import scales
 from quantkit.hardware import gpus, kernels
-from quantkit.hardware.kernels import Asked
+from quantkit.hardware.kernels import KernelQuery
 
 LARGEST = 448.0
 
@@ -55,5 +55,5 @@ def test_marlin_takes_nan_for_a_number_in_bf16_and_for_nan_in_fp16(nan):
 )
 def test_the_consequence_follows_from_the_kernel(gpu, dtype, consequence):
     capability = round(gpus.find(gpu).capability * 10)
-    chosen = kernels.choose(Asked("nvfp4", 4096, 4096, capability, (0, 26), 4, 16))
+    chosen = kernels.choose(KernelQuery("nvfp4", 4096, 4096, capability, (0, 26), 4, 16))
     assert scales.of_nan("a layer", chosen[0], dtype, capability).consequence == consequence
