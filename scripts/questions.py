@@ -9,7 +9,7 @@ from quantkit.advise.offload import Host
 from quantkit.advise.recommendation import Recommendation
 from quantkit.hardware import gpus
 from quantkit.serving import device
-from quantkit.serving.questions import Answers, Asked, Drafting, answer
+from quantkit.serving.questions import Answers, Drafting, Query, answer
 
 MIXTURE = {"dtype": "bfloat16", "head_dim": 128, "num_experts_per_tok": 8, "num_experts": 128}
 # From the config.json of each on the hub.
@@ -37,13 +37,13 @@ GIB = 1 << 30
 K = 1 << 10
 
 
-def on(gpu: str, model: str, **more: object) -> Asked:
+def on(gpu: str, model: str, **more: object) -> Query:
     """A question on one kind of GPU."""
     found = device.cpu(64 * GIB) if gpu == "cpu" else gpus.find(gpu)
-    return Asked((model,), (found,), in_depth=False, **more)  # type: ignore[arg-type]
+    return Query((model,), (found,), in_depth=False, **more)  # type: ignore[arg-type]
 
 
-QUESTIONS: list[tuple[str, Asked]] = [
+QUESTIONS: list[tuple[str, Query]] = [
     ("Chat with an 8B on a T4", on("T4", "8B")),
     ("Chat with an 8B on an RTX 4060, 8 GB", on("RTX 4060", "8B")),
     ("Chat with an 8B on an RTX 4090", on("RTX 4090", "8B")),
@@ -103,7 +103,7 @@ def table(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def _ask(asked: Asked, place: str) -> Answers:
+def _ask(asked: Query, place: str) -> Answers:
     from dataclasses import replace
 
     found = answer(replace(asked, models=(place,)))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from quantkit.progress import Progress
     from quantkit.report.document import Document
     from quantkit.serving.fleet import Fleet
-    from quantkit.serving.questions import Answers, Asked
+    from quantkit.serving.questions import Answers, Query
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Evidence:
 class Advised:
     """The result."""
 
-    asked: "Asked"
+    asked: "Query"
     answers: "Answers"
     files: Files
     fleet: "Fleet"
@@ -228,7 +228,7 @@ class Advising:
         if not is_one and known.sensitivity is not None:
             raise UsageError("--sensitivity is for one model on one GPU")
 
-    def _asked(self, gpus: "list[GPU]") -> "Asked":
+    def _asked(self, gpus: "list[GPU]") -> "Query":
         from quantkit.advise.candidates import Limits, check_objective
         from quantkit.advise.split import SplitConstraint
         from quantkit.engine.durations import seconds
@@ -243,7 +243,7 @@ class Advising:
             drafting = questions.Drafting(
                 more.draft, self.acceptance, more.draft_tokens, more.draft_sampling
             )
-        return questions.Asked(
+        return questions.Query(
             models=tuple(self.models),
             gpus=tuple(gpus),
             count=load.count,
@@ -269,7 +269,7 @@ class Advising:
             host=self.place.host(gpus[0]),
         )
 
-    def _mixed(self, asked: "Asked") -> "Advice | None":
+    def _mixed(self, asked: "Query") -> "Advice | None":
         """Mixed formats that fit the GPU's memory."""
         if self.evidence.sensitivity is None:
             return None

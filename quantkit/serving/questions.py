@@ -57,7 +57,7 @@ class Drafting:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Query:
     """Everything that a question of `recommend` may specify."""
 
     models: tuple[str, ...]
@@ -118,7 +118,7 @@ class _Model:
         return str(path.parent) if path.is_file() else self.text
 
 
-def answer(asked: Asked) -> Answers:
+def answer(asked: Query) -> Answers:
     """All answers to a question."""
     if len(asked.models) > 1 and len(asked.gpus) > 1:
         raise AdviceError("several models are compared on one GPU; name one with --gpu")
@@ -148,7 +148,7 @@ def answer(asked: Asked) -> Answers:
     return Answers(tuple(found), plan, make, make_draft, notes=notes)
 
 
-def _models(asked: Asked) -> list[_Model]:
+def _models(asked: Query) -> list[_Model]:
     """The given models, each with the report about it."""
     models = [_Model(text, shape.of(text)) for text in asked.models]
     if not asked.reports:
@@ -188,7 +188,7 @@ def _report(given: "Path | Document") -> "tuple[str, Document]":
     return str(path), read(path)
 
 
-def _draft(asked: Asked, model: _Model) -> Draft:
+def _draft(asked: Query, model: _Model) -> Draft:
     assert asked.drafting is not None
     wanted = asked.drafting
     served = targets.planned(model.shape, None, model.source)
@@ -203,7 +203,7 @@ def _draft(asked: Asked, model: _Model) -> Draft:
     return found
 
 
-def _question(asked: Asked, model: _Model, guess: Draft | None) -> Question:
+def _question(asked: Query, model: _Model, guess: Draft | None) -> Question:
     of_model = model.shape
     constraint = asked.constraint
 
@@ -233,7 +233,7 @@ def _question(asked: Asked, model: _Model, guess: Draft | None) -> Question:
     )
 
 
-def _for_gpu(question: Question, asked: Asked, gpu: GPU) -> Question:
+def _for_gpu(question: Question, asked: Query, gpu: GPU) -> Question:
     """For a GPU of unknown bandwidth, only the memory fit can be determined."""
     if gpu.bandwidth_gb_s > 0:
         return question
@@ -244,14 +244,14 @@ def _for_gpu(question: Question, asked: Asked, gpu: GPU) -> Question:
     return question.but(objective=asked.objective or "quality")
 
 
-def _speculation(asked: Asked, guess: Draft | None) -> Speculation | None:
+def _speculation(asked: Query, guess: Draft | None) -> Speculation | None:
     if asked.drafting is None or guess is None or asked.drafting.acceptance is None:
         return None
     accepted = speculation.acceptance(asked.drafting.acceptance, asked.drafting.sampling)
     return Speculation(accepted, guess.pass_seconds, asked.drafting.n_tokens)
 
 
-def _refused(asked: Asked, guess: Draft | None) -> dict[str, str]:
+def _refused(asked: Query, guess: Draft | None) -> dict[str, str]:
     """Engines that cannot take the draft or adapters."""
     if asked.adapters:
         return {"llama.cpp": "the adapters are folders, and llama.cpp takes them as GGUF files"}
@@ -260,13 +260,13 @@ def _refused(asked: Asked, guess: Draft | None) -> dict[str, str]:
     return {}
 
 
-def _price(asked: Asked, gpu: GPU) -> float | None:
+def _price(asked: Query, gpu: GPU) -> float | None:
     if asked.gpu_hour is not None:
         return asked.gpu_hour
     return None if asked.prices is None else asked.prices.of(gpu)
 
 
-def _notes(asked: Asked, found: Sequence[Recommendation], guess: Draft | None) -> list[str]:
+def _notes(asked: Query, found: Sequence[Recommendation], guess: Draft | None) -> list[str]:
     notes = []
     if guess is not None and asked.drafting is not None and asked.drafting.acceptance is None:
         notes.append(
@@ -305,7 +305,7 @@ def _measured(question: Question, bench: Path, gpu: GPU) -> Question:
     return question.but(measured=known)
 
 
-def _plan(found: Recommendation, model: _Model, asked: Asked, guess: Draft | None) -> Plan | None:
+def _plan(found: Recommendation, model: _Model, asked: Query, guess: Draft | None) -> Plan | None:
     """How to serve the answer."""
     chosen, question = found.chosen, found.question
     assert chosen is not None
@@ -334,7 +334,7 @@ def _plan(found: Recommendation, model: _Model, asked: Asked, guess: Draft | Non
 
 
 def _commands(
-    found: Recommendation, model: _Model, asked: Asked, guess: Draft | None
+    found: Recommendation, model: _Model, asked: Query, guess: Draft | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The commands that make the checkpoint, and the file of its draft."""
     assert found.chosen is not None

@@ -15,14 +15,14 @@ from quantkit.advise.speed import Case, Load, prompt_seconds
 from quantkit.errors import AdviceError, CheckpointError, UsageError
 from quantkit.hardware import gpus, prices
 from quantkit.serving import adapters, device, questions
-from quantkit.serving.questions import Asked, Drafting, answer
+from quantkit.serving.questions import Drafting, Query, answer
 
 GIB = 1 << 30
 
 
 def ask(models="8B", gpu="L40S", **more):
     names = (models,) if isinstance(models, str) else models
-    return answer(Asked(names, (gpus.find(gpu),), **more))
+    return answer(Query(names, (gpus.find(gpu),), **more))
 
 
 def chosen(found):
@@ -83,7 +83,7 @@ def test_what_draft_measured_is_taken_and_the_better_way_of_drafting(tmp_path):
 
 def test_the_cache_of_a_draft_is_in_fp8_where_the_targets_is():
     small = questions._draft(
-        Asked(("8B",), (), drafting=Drafting("1B")), questions._Model("8B", shape.of("8B"))
+        Query(("8B",), (), drafting=Drafting("1B")), questions._Model("8B", shape.of("8B"))
     )
     assert small.beside(1, 8).token_bytes * 2 == small.beside(1, 16).token_bytes
     found = ask("8B", "L40S", drafting=Drafting("1B", "0.7"))
@@ -276,7 +276,7 @@ def test_prompts_and_answers_have_prices_that_add_up(tmp_path):
     path.write_text("date: 2026-11-01\ncurrency: USD\nper_hour:\n  l40s: 1.2\n  H200: 3.5\n")
     known = prices.read(path)
     assert (known.date, known.of(gpus.find("L40S"))) == (datetime.date(2026, 11, 1), 1.2)
-    asked = Asked(("8B",), (gpus.find("L40S"), gpus.find("H200"), gpus.find("T4")), prices=known)
+    asked = Query(("8B",), (gpus.find("L40S"), gpus.find("H200"), gpus.find("T4")), prices=known)
     many = answer(asked)
     costs = [one.chosen.cost and one.chosen.cost.typical for one in many.found]
     assert costs[0] == pytest.approx(chosen(ask("8B", gpu_hour=1.2)).cost.typical)
@@ -292,7 +292,7 @@ def test_prompts_and_answers_have_prices_that_add_up(tmp_path):
 
 
 def test_memory_alone_tells_what_fits():
-    found = answer(Asked(("7B",), (gpus.describe("8GB", None),)))
+    found = answer(Query(("7B",), (gpus.describe("8GB", None),)))
     one = chosen(found)
     assert one.speed is None
     serving = [c for c in found.found[0].candidates if c.serves]
@@ -303,7 +303,7 @@ def test_memory_alone_tells_what_fits():
 
 
 def test_a_cpu_is_a_device_too():
-    found = answer(Asked(("8B",), (device.cpu(64 * GIB),)))
+    found = answer(Query(("8B",), (device.cpu(64 * GIB),)))
     assert chosen(found).format.engine == "llama.cpp"
     assert "bandwidth of 2 x DDR5-5600 is assumed" in " ".join(found.found[0].notes)
     assert 2 < chosen(found).speed.each.typical < 25

@@ -10,7 +10,7 @@ from quantkit.advise.candidates import OBJECTIVES, Limits
 from quantkit.advise.offload import Host
 from quantkit.errors import QuantkitError
 from quantkit.hardware import gpus
-from quantkit.serving.questions import Asked, Drafting, answer
+from quantkit.serving.questions import Drafting, Query, answer
 
 GPUS = [gpu.name for gpu in gpus.load()]
 SMALL_DRAFTS = {
@@ -31,7 +31,7 @@ def questions(draw):
         drafting = Drafting(text, draw(st.sampled_from(["0.4", "0.7", "0.9", None])))
     seconds = st.sampled_from([None, None, 0.02, 0.2, 2.0, 20.0])
     host = draw(st.sampled_from([None, None, Host(89.6, 64 * GIB), Host(300.0, 512 * GIB)]))
-    return Asked(
+    return Query(
         models=(model,),
         gpus=(gpus.find(draw(st.sampled_from(GPUS))),),
         count=draw(st.sampled_from([1, 1, 1, 2, 3, 4, 8])),
@@ -151,7 +151,7 @@ def _check_plan(plan, chosen, asked):
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.integers(1, 1 << 21), st.integers(1, 400), st.sampled_from(["1B", "8B"]))
 def test_questions_are_answered_or_refused_in_a_sentence(context, users, model):
-    asked = Asked(
+    asked = Query(
         (model,), (gpus.find("L40S"),), context=context, users=users, in_depth=False,
         shared_prefix=context // 3,
     )  # fmt: skip

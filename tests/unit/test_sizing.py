@@ -46,7 +46,7 @@ def test_the_plan_has_the_memory_that_the_recommendation_has(model, gpu, context
     if found.chosen is None:
         pytest.skip("nothing serves it")
     for candidate in (c for c in found.candidates if c.serves):
-        asked = questions.Asked((model,), (gpus.find(gpu),))
+        asked = questions.Query((model,), (gpus.find(gpu),))
         of_it = questions._Model(model, of_model)
         plan = questions._plan(replace(found, chosen=candidate), of_it, asked, None)
         assert plan.size.fit == candidate.fit
