@@ -148,14 +148,14 @@ def _named(sweep: Resolved, step: Step) -> AnyRecipe:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _TaskSize:
     n_tokens: int
     is_text: bool
     """Scored whole, with the source's predictions stored."""
 
 
 @cache
-def _questions(task: str, limit: int | None) -> _Asked | None:
+def _questions(task: str, limit: int | None) -> _TaskSize | None:
     """The size of a task; None where its data is not available."""
     try:
         with lmeval.quiet():
@@ -175,7 +175,7 @@ def _questions(task: str, limit: int | None) -> _Asked | None:
     n = min(limit or n_documents, n_documents)
     characters += sum(contexts.values())
     is_text = bool(requests) and requests[0].request_type == "loglikelihood_rolling"
-    return _Asked(int(characters / CHARACTERS_PER_TOKEN * n / looked_at), is_text)
+    return _TaskSize(int(characters / CHARACTERS_PER_TOKEN * n / looked_at), is_text)
 
 
 @cache
